@@ -1,0 +1,14 @@
+"""The client half of every algorithm, by its name in the catalog."""
+
+from __future__ import annotations
+
+from client_app.algorithms.base import ClientAlgorithm
+from client_app.algorithms.fedavg import FedAvg
+from client_app.algorithms.fedproto import FedProto
+from client_app.algorithms.local import Local
+
+ALGORITHMS: dict[str, type[ClientAlgorithm]] = {
+    "local": Local,
+    "fedavg": FedAvg,
+    "fedproto": FedProto,
+}

@@ -1,0 +1,38 @@
+"""The client's side of an algorithm: hooks, in the order in which `client_app/app.py` calls them.
+
+receive -> (evaluate with `prototypes_for_prediction`) -> loss, once per batch -> upload
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+from torch.nn import functional
+
+from client_app.site import Site
+from client_app.training import LossTerms
+from protofl_common.messages import Payload
+from protofl_common.prototypes import Prototypes
+
+
+class ClientAlgorithm:
+    """Local training alone: every hook of the simplest algorithm, to be overridden."""
+
+    def __init__(self, site: Site) -> None:
+        self.site = site
+        self.settings = site.settings.algorithm
+        self.model = site.model
+
+    def receive(self, payload: Payload) -> None:
+        """Take in what the server sent; in the first round of some algorithms that is nothing."""
+
+    def prototypes_for_prediction(self) -> Prototypes | None:
+        """Prototypes to predict with by nearest prototype, on the device; None: the head alone predicts."""
+        return None
+
+    def loss(self, features_BD: Tensor, logits_BC: Tensor, labels_B: Tensor) -> LossTerms:
+        """Named scalar terms of a batch, whose sum is minimised: features z = f(x), logits g(z)."""
+        return {"cross-entropy": functional.cross_entropy(logits_BC, labels_B)}
+
+    def upload(self) -> Payload:
+        """What goes to the server after training; the catalog's row says what may."""
+        return Payload()

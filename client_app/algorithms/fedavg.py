@@ -1,0 +1,24 @@
+"""FedAvg (McMahan et al., AISTATS 2017), client half: train the global model on the client's own data.
+
+Other half: `server_app/strategies/fedavg.py`.
+Down: the weights w of the global model. Up: the weights w_i after local training. Stays: nothing but the data.
+Buffers (batch-normalisation statistics) travel and are averaged with the weights.
+"""
+
+from __future__ import annotations
+
+from client_app.algorithms.base import ClientAlgorithm
+from protofl_common.messages import Payload
+
+
+class FedAvg(ClientAlgorithm):
+    """Cross-entropy, starting each round from the global model."""
+
+    def receive(self, payload: Payload) -> None:
+        """Become the global model."""
+        if payload.weights is not None:
+            self.model.load_state_dict(payload.weights)
+
+    def upload(self) -> Payload:
+        """The whole model."""
+        return Payload(weights=dict(self.model.state_dict()))

@@ -1,0 +1,150 @@
+"""The ClientApp: unpack -> algorithm -> pack. One exchange per round carries evaluation and training.
+
+Every handler returns a Message, whatever happens: a failure becomes an error reply with its reason, for which the
+server does not wait.
+"""
+
+from __future__ import annotations
+
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from flwr.app import Context, Error, Message, RecordDict
+from flwr.clientapp import ClientApp
+
+from client_app.algorithms import ALGORITHMS
+from client_app.algorithms.base import ClientAlgorithm
+from client_app.evaluation import evaluate
+from client_app.site import Site
+from client_app.state import ClientState, StateError, flatten_optimizer, restore_optimizer
+from client_app.training import TrainingError, make_optimizer, train
+from protofl_common.datasets import DataError
+from protofl_common.messages import (
+    Instructions,
+    RefusedMessage,
+    Report,
+    pack_payload,
+    pack_report,
+    pack_site_card,
+    unpack_instructions,
+    unpack_payload,
+)
+from protofl_common.options import SettingsError
+from protofl_common.seeding import derive_seed
+
+app = ClientApp()
+
+EXPECTED_ERRORS = (SettingsError, DataError, StateError, TrainingError, RefusedMessage)
+ERROR_CODE = 2
+"""Flower's code for "the ClientApp raised an exception"."""
+
+
+@app.query()
+def introduce(message: Message, context: Context) -> Message:
+    """Before the first round: who this site is. Prepares the data, so that what is wrong with them shows now."""
+    return _answer(message, lambda: RecordDict({"site": pack_site_card(Site(context).card())}))
+
+
+@app.train()
+def train_round(message: Message, context: Context) -> Message:
+    """A round: evaluate what was received, train, upload."""
+    return _answer(message, lambda: _train_round(message, context))
+
+
+@app.evaluate()
+def final_evaluation(message: Message, context: Context) -> Message:
+    """After the last round: evaluate only."""
+    return _answer(message, lambda: _final_evaluation(message, context))
+
+
+def _train_round(message: Message, context: Context) -> RecordDict:
+    clock = Stopwatch()
+    with clock("load"):
+        site, instructions, algorithm, state = _open(message, context)
+        _ = site.train_set, site.test_set
+    correct: dict[str, int] = {}
+    if instructions.evaluate:
+        with clock("evaluate"):
+            correct = _evaluate(site, algorithm)
+    settings = site.settings.training
+    with clock("train"):
+        optimizer = make_optimizer(site.model, settings)
+        if settings.keep_optimizer and state is not None:
+            restore_optimizer(optimizer, state.optimizer)
+        seed = derive_seed(site.settings.run.seed, "train", site.name, instructions.round)
+        losses = train(site.model, optimizer, site.train_set, algorithm.loss, settings, seed)
+    with clock("prototypes"):
+        upload = algorithm.upload()
+    with clock("save"):
+        kept = flatten_optimizer(optimizer) if settings.keep_optimizer else {}
+        after = ClientState(site.run_id, instructions.round, site.arch, site.model.state_dict(), kept)
+        site.state_file(instructions.run_name).save(after)
+    content = pack_payload(upload, site.settings.row.up)
+    content["report"] = pack_report(_report(site, instructions, correct, losses, clock))
+    return content
+
+
+def _final_evaluation(message: Message, context: Context) -> RecordDict:
+    clock = Stopwatch()
+    with clock("load"):
+        site, instructions, algorithm, _ = _open(message, context)
+        _ = site.test_set
+    with clock("evaluate"):
+        correct = _evaluate(site, algorithm)
+    return RecordDict({"report": pack_report(_report(site, instructions, correct, {}, clock))})
+
+
+def _open(message: Message, context: Context) -> tuple[Site, Instructions, ClientAlgorithm, ClientState | None]:
+    """The site as it last was, with what the server sent taken in."""
+    site = Site(context)
+    instructions = unpack_instructions(message.content)
+    state = site.restore(instructions.run_name)
+    algorithm = ALGORITHMS[site.settings.run.algo](site)
+    algorithm.receive(unpack_payload(message.content, site.settings.row.down, site.limits, required=False))
+    return site, instructions, algorithm, state
+
+
+def _evaluate(site: Site, algorithm: ClientAlgorithm) -> dict[str, int]:
+    settings = site.settings.training
+    among = site.train_set.labels.unique() if settings.predict_among == "own" else None
+    prototypes = algorithm.prototypes_for_prediction()
+    return evaluate(site.model, site.test_set, settings.eval_batch_size, prototypes, among)
+
+
+def _report(
+    site: Site, instructions: Instructions, correct: dict[str, int], losses: dict[str, float], clock: Stopwatch
+) -> Report:
+    return Report(
+        round=instructions.round,
+        train_samples=len(site.data.train_labels),
+        test_samples=len(site.data.test_labels),
+        correct=correct,
+        losses=losses,
+        seconds=clock.seconds,
+    )
+
+
+def _answer(message: Message, work: Callable[[], RecordDict]) -> Message:
+    """The reply with what ``work`` returns, or an error reply with the reason it did not."""
+    try:
+        return Message(work(), reply_to=message)
+    except EXPECTED_ERRORS as error:
+        return Message(Error(ERROR_CODE, str(error)), reply_to=message)
+    except Exception as error:
+        traceback.print_exc()
+        return Message(Error(ERROR_CODE, f"{type(error).__name__}: {error}"), reply_to=message)
+
+
+class Stopwatch:
+    """Seconds per phase."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    @contextmanager
+    def __call__(self, phase: str) -> Iterator[None]:
+        start = time.perf_counter()
+        yield
+        self.seconds[phase] = time.perf_counter() - start

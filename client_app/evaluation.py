@@ -1,0 +1,46 @@
+"""THE passes without gradient: evaluation and class prototypes."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from client_app.data import LabelledImages
+from protofl_common.models import SplitModel
+from protofl_common.prototypes import ClassMeans, Prototypes, nearest_label
+
+
+@torch.inference_mode()
+def evaluate(
+    model: SplitModel,
+    data: LabelledImages,
+    batch_size: int,
+    prototypes: Prototypes | None = None,
+    among: Tensor | None = None,
+) -> dict[str, int]:
+    """Correct predictions on ``data``: ``head`` (argmax of the logits) and, given prototypes, ``prototype``.
+
+    ``among`` [K] int64: the labels that nearest-prototype prediction may choose from (None: all).
+    """
+    model.eval()
+    hits: dict[str, Tensor] = {}
+    for images, labels in zip(data.images.split(batch_size), data.labels.split(batch_size), strict=True):
+        features = model.body(images)
+        predictions = {"head": model.head(features).argmax(1)}
+        if prototypes is not None and len(prototypes):
+            predictions["prototype"] = nearest_label(features, prototypes, among)
+        for name, predicted in predictions.items():
+            hits[name] = hits.get(name, 0) + (predicted == labels).sum()
+    return {name: int(count) for name, count in hits.items()}
+
+
+@torch.inference_mode()
+def local_prototypes(
+    model: SplitModel, data: LabelledImages, batch_size: int, num_classes: int, dim: int
+) -> Prototypes:
+    """The mean feature of each class of ``data`` under the model as it is now (FedProto Eq. 1)."""
+    model.eval()
+    means = ClassMeans(num_classes, dim, data.labels.device)
+    for images, labels in zip(data.images.split(batch_size), data.labels.split(batch_size), strict=True):
+        means.add(model.body(images), labels)
+    return means.result()

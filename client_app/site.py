@@ -1,0 +1,150 @@
+"""One site: who it is, its settings, its data, its model and the file that keeps it."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from pathlib import Path
+
+import torch
+from flwr.app import Context
+
+from client_app.data import LabelledImages, to_device
+from client_app.state import ClientState, StateFile
+from protofl_common.datasets import ClientData, open_client_data
+from protofl_common.messages import Limits, SiteCard, template_of
+from protofl_common.models import SplitModel, build_model
+from protofl_common.models.groups import architecture_of
+from protofl_common.options import SettingsError
+from protofl_common.seeding import derive_seed
+from protofl_common.settings import Settings
+
+
+class Site:
+    """Built anew for every message from Flower's context; nothing is read before it is needed.
+
+    Raises
+    ------
+    SettingsError
+        If the run configuration or this node's ``--node-config`` is wrong.
+    """
+
+    def __init__(self, context: Context) -> None:
+        node = dict(context.node_config)
+        self.run_id = context.run_id
+        self.settings = Settings.from_run_config(context.run_config, node)
+        self.partition = _whole(node, "partition-id", 0)
+        self.num_partitions = _whole(node, "num-partitions", 0)
+        if "site-name" not in node and "partition-id" not in node:
+            raise SettingsError("node-config: give partition-id and num-partitions, or a site-name")
+        self.name = str(node.get("site-name", f"site-{self.partition}"))
+        if not self.name or any(letter in self.name for letter in "/\\\0") or self.name.startswith("."):
+            raise SettingsError(f"node-config: site-name = {self.name!r} must be a plain name without slashes")
+        self.wanted_domain = str(node.get("domain", ""))
+        self.arch = self._architecture(pinned="arch" in node)
+        self.device = _device(self.settings.machine.device)
+        if self.settings.machine.threads:
+            torch.set_num_threads(self.settings.machine.threads)
+
+    def _architecture(self, pinned: bool) -> str:
+        """This site's own ``arch``, or the group's; algorithms that average weights use the group's first."""
+        model, row = self.settings.model, self.settings.row
+        if model.arch and (pinned or not row.shares_weights):
+            return model.arch
+        return model.arch or architecture_of(model.models, 0 if row.shares_weights else self.partition)
+
+    @cached_property
+    def data(self) -> ClientData:
+        """This site's share of the data, as bytes."""
+        return open_client_data(
+            self.settings.data,
+            seed=self.settings.run.seed,
+            partition=self.partition,
+            num_partitions=max(1, self.num_partitions),
+            domain=self.wanted_domain,
+        )
+
+    @cached_property
+    def train_set(self) -> LabelledImages:
+        """Training images and labels on the device."""
+        return to_device(self.data.train_images, self.data.train_labels, self.data, self.device)
+
+    @cached_property
+    def test_set(self) -> LabelledImages:
+        """Test images and labels on the device."""
+        return to_device(self.data.test_images, self.data.test_labels, self.data, self.device)
+
+    @cached_property
+    def model(self) -> SplitModel:
+        """A freshly initialised model; every site draws its own weights."""
+        _, channels, size, _ = self.data.train_images.shape
+        model = build_model(
+            self.arch,
+            in_channels=channels,
+            image_size=size,
+            num_classes=len(self.data.classes),
+            feature_dim=self.settings.model.feature_dim,
+            seed=derive_seed(self.settings.run.seed, "model", self.name),
+        )
+        return model.to(self.device)
+
+    @property
+    def num_classes(self) -> int:
+        """C, of the whole data set."""
+        return len(self.data.classes)
+
+    @property
+    def limits(self) -> Limits:
+        """What this site accepts from the server."""
+        weights = template_of(self.model.state_dict()) if self.settings.row.down.weights else {}
+        return Limits(self.num_classes, self.settings.model.feature_dim, weights=weights)
+
+    def state_file(self, run_name: str) -> StateFile:
+        """Where this site keeps itself during the run ``run_name``."""
+        machine = self.settings.machine
+        root = Path(machine.state_dir) if machine.state_dir else Path(self.settings.run.out_dir)
+        return StateFile(root / run_name / "clients", self.name)
+
+    def restore(self, run_name: str) -> ClientState | None:
+        """Load the model as this site last left it, if it has taken part in this run before."""
+        state = self.state_file(run_name).load(self.run_id, self.arch, self.device)
+        if state is not None:
+            self.model.load_state_dict(state.model)
+        return state
+
+    def card(self) -> SiteCard:
+        """How this site introduces itself."""
+        _, channels, size, _ = self.data.train_images.shape
+        return SiteCard(
+            name=self.name,
+            partition=self.partition,
+            num_partitions=self.num_partitions,
+            domain=self.data.domain,
+            arch=self.arch,
+            in_channels=channels,
+            image_size=size,
+            parameters=sum(parameter.numel() for parameter in self.model.parameters()),
+            train_samples=len(self.data.train_labels),
+            test_samples=len(self.data.test_labels),
+            classes=self.data.classes,
+        )
+
+
+def _whole(node: dict[str, object], key: str, default: int) -> int:
+    value = node.get(key, default)
+    if not isinstance(value, int) or value < 0:
+        raise SettingsError(f"node-config: {key} = {value!r} must be a whole number at least 0")
+    return value
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise SettingsError(
+            f"device = {name!r}: not usable here ({reason}); choose auto, cpu, cuda or cuda:N"
+        ) from error
+    return device

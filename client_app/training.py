@@ -1,0 +1,81 @@
+"""THE training loop: every algorithm trains through it, and gives it only a loss."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor, nn
+
+from client_app.data import LabelledImages
+from protofl_common.models import SplitModel
+from protofl_common.settings import TrainingSettings
+
+LossTerms = dict[str, Tensor]
+Loss = Callable[[Tensor, Tensor, Tensor], LossTerms]
+"""(features [B, D], logits [B, C], labels [B]) -> named scalar terms; their sum is minimised."""
+
+
+class TrainingError(RuntimeError):
+    """Training broke down; the message says where and what to try."""
+
+
+def make_optimizer(model: nn.Module, settings: TrainingSettings) -> torch.optim.Optimizer:
+    """The optimizer of the settings, over the parameters that train."""
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    if settings.optimizer == "adam":
+        return torch.optim.Adam(parameters, lr=settings.lr, weight_decay=settings.weight_decay)
+    return torch.optim.SGD(parameters, lr=settings.lr, momentum=settings.momentum, weight_decay=settings.weight_decay)
+
+
+def train(
+    model: SplitModel,
+    optimizer: torch.optim.Optimizer,
+    data: LabelledImages,
+    loss: Loss,
+    settings: TrainingSettings,
+    seed: int,
+) -> dict[str, float]:
+    """Train ``model`` in place for ``local-epochs`` epochs.
+
+    Returns the mean over all samples seen of each loss term and of their ``total``. Raises TrainingError if the
+    loss stops being finite.
+    """
+    torch.manual_seed(seed)  # dropout
+    generator = torch.Generator().manual_seed(seed)
+    joined = any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules())
+    sums: dict[str, Tensor] = {}
+    model.train()
+    for epoch in range(settings.local_epochs):
+        for images, labels in shuffled_batches(data, settings.batch_size, generator, no_single=joined):
+            features = model.body(images)
+            terms = loss(features, model.head(features), labels)
+            total = torch.stack(list(terms.values())).sum() if len(terms) > 1 else next(iter(terms.values()))
+            optimizer.zero_grad(set_to_none=True)
+            total.backward()
+            optimizer.step()
+            for name, value in {**terms, "total": total}.items():
+                weighted = value.detach() * len(labels)
+                sums[name] = sums[name] + weighted if name in sums else weighted
+        if not torch.isfinite(sums["total"]):
+            raise TrainingError(f"the loss is no longer finite in local epoch {epoch + 1}; try a smaller lr")
+    seen = len(data) * settings.local_epochs
+    return {name: value.item() / seen for name, value in sums.items()}
+
+
+def shuffled_batches(
+    data: LabelledImages, batch_size: int, generator: torch.Generator, no_single: bool = False
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """One epoch: the data in a new random order, cut into batches; the last may be smaller.
+
+    ``no_single`` joins a last batch of one sample to the one before it: batch normalisation cannot use it alone.
+    """
+    order = torch.randperm(len(data), generator=generator).to(data.labels.device)
+    images, labels = data.images[order], data.labels[order]
+    sizes = [batch_size] * (len(data) // batch_size)
+    if rest := len(data) % batch_size:
+        if rest == 1 and no_single and sizes:
+            sizes[-1] += 1
+        else:
+            sizes.append(rest)
+    yield from zip(images.split(sizes), labels.split(sizes), strict=True)

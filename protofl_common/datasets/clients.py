@@ -1,0 +1,78 @@
+"""A client's own data: what the rest of the project asks this package for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from protofl_common.datasets.checks import check_data_settings
+from protofl_common.datasets.division import client_share
+from protofl_common.datasets.raw import Images, Ints
+from protofl_common.datasets.store import StoredData, open_data
+
+if TYPE_CHECKING:
+    from protofl_common.settings import DataSettings
+
+
+@dataclass(frozen=True)
+class ClientData:
+    """The samples of one client, in memory.
+
+    Attributes
+    ----------
+    train_images, test_images
+        uint8 [n, channels, H, W]; no sample is in both.
+    train_labels, test_labels
+        int64 [n], indices into ``classes``.
+    classes
+        Class names of the whole data set, of which the client may hold a few only.
+    domain
+        The client's domain; "" when the data have none, or when the client's samples are of several.
+    mean, std
+        Per channel, of the images scaled to [0, 1], over the whole data set (a constant channel has std 1).
+    """
+
+    train_images: Images
+    train_labels: Ints
+    test_images: Images
+    test_labels: Ints
+    classes: tuple[str, ...]
+    domain: str
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+
+def open_client_data(
+    settings: DataSettings, *, seed: int, partition: int, num_partitions: int, domain: str = ""
+) -> ClientData:
+    """The data of client ``partition`` of ``num_partitions``; the same arguments give the same samples.
+
+    ``domain`` is what the client's own configuration says it holds. With the partitions ``own``, ``feature-shift``
+    and ``feature-label-shift`` the client then gets that domain as if it were its only client, whatever its
+    partition id. The first call on a machine decodes the data set into the cache; later ones take milliseconds.
+
+    Raises
+    ------
+    DataError
+        When the data cannot be read or divided as asked.
+    """
+    check_data_settings(settings)
+    data = open_data(settings)
+    share = client_share(data, settings, seed=seed, client=partition, clients=num_partitions, domain=domain)
+    return ClientData(
+        train_images=np.asarray(data.images)[share.train],
+        train_labels=np.asarray(data.labels)[share.train],
+        test_images=np.asarray(data.images)[share.test],
+        test_labels=np.asarray(data.labels)[share.test],
+        classes=data.classes,
+        domain=_domain_name(data, share.train),
+        mean=data.mean,
+        std=data.std,
+    )
+
+
+def _domain_name(data: StoredData, rows: Ints) -> str:
+    present = np.unique(np.asarray(data.domains)[rows])
+    return data.domain_names[present[0]] if data.domain_names and len(present) == 1 else ""

@@ -1,0 +1,172 @@
+"""From a data set to each client's training and test samples; the result is cached beside the data.
+
+Steps: choose the pool (``test-from``, ``total-samples``), divide it (``partition``), split and cap each share.
+"""
+
+from __future__ import annotations
+
+import os
+import zipfile
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from protofl_common.datasets.partitions import DIVIDE, DOMAIN_PARTITIONS
+from protofl_common.datasets.pool import Pool
+from protofl_common.datasets.raw import DataError, Ints
+from protofl_common.datasets.shares import balanced, proportional, split
+from protofl_common.datasets.store import StoredData, cache_root, digest, locked
+from protofl_common.seeding import derive_seed
+
+if TYPE_CHECKING:
+    from protofl_common.settings import DataSettings
+
+FORMAT = 1
+"""Raised whenever the same settings come to mean another division."""
+NOT_SHAPING = frozenset(("dataset", "data_dir", "download", "cache_dir", "image_size", "classes"))
+"""The data settings that the division does not depend on, except through the data themselves."""
+
+
+@dataclass(frozen=True)
+class Share:
+    """One client's rows of the data set, int64 [n], in rising order."""
+
+    train: Ints
+    test: Ints
+
+
+def client_share(
+    data: StoredData, settings: DataSettings, *, seed: int, client: int, clients: int, domain: str = ""
+) -> Share:
+    """The rows of client ``client`` of ``clients``; ``domain`` is what the client says of itself.
+
+    A client that is alone (partition ``own``, or one that names its domain) is client 0 of 1, whoever it is.
+
+    Raises
+    ------
+    DataError
+        When the data cannot be divided like this.
+    """
+    if settings.partition == "own" or domain:
+        client, clients = 0, 1
+    if not 0 <= client < clients:
+        raise DataError(f"partition-id = {client}: must be from 0 to num-partitions - 1 = {clients - 1}")
+    shaping = {name: value for name, value in asdict(settings).items() if name not in NOT_SHAPING}
+    key = digest(FORMAT, seed, clients, domain, shaping)
+    file = cache_root(settings) / f"{data.key}-division-{key}.npz"
+    share = _opened(file, client)
+    if share is None:
+        with locked(cache_root(settings) / data.key):
+            if _opened(file, client) is None:
+                _write(file, divide(data, settings, seed=seed, clients=clients, domain=domain))
+        share = _opened(file, client)
+    if share is None:
+        raise DataError(f"cache-dir: {file} cannot be read back after writing it; is the disk full?")
+    return share
+
+
+def divide(data: StoredData, settings: DataSettings, *, seed: int, clients: int, domain: str = "") -> list[Share]:
+    """Every client's share. All randomness comes from ``seed``, one stream for each purpose and client."""
+    pool = _pool(data, settings, seed)
+    if domain:
+        pool, settings = _only(pool, settings, domain), replace(settings, clients_per_domain="")
+    if settings.partition in DOMAIN_PARTITIONS and not pool.domain_names:
+        raise DataError(f"partition = {settings.partition!r}: dataset {settings.dataset!r} has no domains")
+    least = 2 if settings.test_from == "split" else 1
+    if len(pool.rows) < least * clients:
+        raise DataError(_too_few(f"{len(pool.rows)} samples are too few for {clients} clients", settings))
+    rng = np.random.default_rng(derive_seed(seed, "partition", settings.partition, domain))
+    positions = DIVIDE[settings.partition](pool, settings, clients, rng)
+    for client, share in enumerate(positions):
+        if len(share) < least:
+            raise DataError(_too_few(f"client {client} of {clients} would have {len(share)} samples", settings))
+    finish = _split if settings.test_from == "split" else _with_official_test
+    return [
+        finish(data, pool.rows[share], settings, np.random.default_rng(derive_seed(seed, "share", client, domain)))
+        for client, share in enumerate(positions)
+    ]
+
+
+def _pool(data: StoredData, settings: DataSettings, seed: int) -> Pool:
+    """What is divided: all samples, or the official training part; ``total-samples`` of them, drawn at random."""
+    rows = np.arange(len(data.labels))
+    if settings.test_from == "official":
+        if not np.any(data.official):
+            raise DataError(
+                f"test-from = 'official': dataset {settings.dataset!r} has no official test part; use split"
+            )
+        rows = np.flatnonzero(data.official == 0)
+    if settings.total_samples > len(rows):
+        raise DataError(f"total-samples = {settings.total_samples}: there are only {len(rows)}; use at most that, or 0")
+    if settings.total_samples:
+        rng = np.random.default_rng(derive_seed(seed, "total-samples"))
+        rows = np.sort(rng.choice(rows, size=settings.total_samples, replace=False))
+    return Pool(rows, np.asarray(data.labels)[rows], np.asarray(data.domains)[rows], data.domain_names)
+
+
+def _only(pool: Pool, settings: DataSettings, domain: str) -> Pool:
+    """The pool's samples of the domain that a client says it has."""
+    allowed = ("own", *DOMAIN_PARTITIONS)
+    if settings.partition not in allowed:
+        raise DataError(f"domain = {domain!r}: has no meaning with partition {settings.partition!r}, only {allowed}")
+    if domain not in pool.domain_names:
+        known = ", ".join(pool.domain_names) or "none"
+        raise DataError(f"domain = {domain!r}: dataset {settings.dataset!r} has no such domain; its domains: {known}")
+    return pool.only(domain)
+
+
+def _split(data: StoredData, rows: Ints, settings: DataSettings, rng: np.random.Generator) -> Share:
+    """Split by ``train-fraction``; training samples beyond ``train-samples`` are used for testing."""
+    labels = np.asarray(data.labels)[rows]
+    train, test = split(labels, settings.train_fraction, rng)
+    kept, surplus = balanced(labels[train], settings.train_samples, rng)
+    test = np.concatenate([test, train[surplus]])
+    test = test[proportional(labels[test], settings.test_samples, rng)]
+    return Share(np.sort(rows[train[kept]]), np.sort(rows[test]))
+
+
+def _with_official_test(data: StoredData, rows: Ints, settings: DataSettings, rng: np.random.Generator) -> Share:
+    """Train on the share, test on the official test samples of its classes, which clients have in common."""
+    labels = np.asarray(data.labels)
+    train = rows[balanced(labels[rows], settings.train_samples, rng)[0]]
+    test = np.flatnonzero((np.asarray(data.official) == 1) & np.isin(labels, labels[train]))
+    test = test[proportional(labels[test], settings.test_samples, rng)]
+    if not len(test):
+        held = sorted({data.classes[label] for label in labels[train]})
+        raise DataError(f"test-from = 'official': the official test part has no sample of classes {', '.join(held)}")
+    return Share(np.sort(train), test)
+
+
+def _too_few(what: str, settings: DataSettings) -> str:
+    return (
+        f"partition = {settings.partition!r}: {what} (each needs one for training and one for testing); "
+        "use fewer clients (num-partitions), a larger total-samples or another partition"
+    )
+
+
+def _opened(file: Path, client: int) -> Share | None:
+    """The client's share from the cache file, or None when there is none or it is damaged."""
+    try:
+        with np.load(file) as saved:
+            parts = [
+                saved[name][saved[f"{name}_starts"][client] : saved[f"{name}_starts"][client + 1]]
+                for name in ("train", "test")
+            ]
+        return Share(*parts)
+    except (OSError, ValueError, KeyError, IndexError, EOFError, zipfile.BadZipFile):
+        return None
+
+
+def _write(file: Path, shares: list[Share]) -> None:
+    """All shares, concatenated, and where each client's begins; the caller holds the lock of the data."""
+    partial = file.with_name(f"{file.name}.partial.npz")
+    np.savez(
+        partial,
+        train=np.concatenate([share.train for share in shares]),
+        train_starts=np.cumsum([0, *(len(share.train) for share in shares)]),
+        test=np.concatenate([share.test for share in shares]),
+        test_starts=np.cumsum([0, *(len(share.test) for share in shares)]),
+    )
+    os.replace(partial, file)

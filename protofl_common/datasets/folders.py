@@ -1,0 +1,129 @@
+"""A user's own images: ``image-folder`` reads CLASS/image, ``domain-folder`` DOMAIN/CLASS/image.
+
+Images may lie in folders below CLASS, too. Files whose extension is not among `EXTENSIONS`, and names that begin
+with a dot, are skipped. Every image is made RGB and stretched to a square.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from protofl_common.datasets.raw import DataError, Images, RawData
+
+if TYPE_CHECKING:
+    from protofl_common.settings import DataSettings
+
+EXTENSIONS = frozenset((".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"))
+DEFAULT_SIZE = 64
+"""Pixels a side when ``image-size`` is 0: photographs have no common size of their own."""
+
+
+def data_dir_of(settings: DataSettings) -> Path:
+    """The folder ``data-dir``.
+
+    Raises
+    ------
+    DataError
+        When it is not given or is no folder.
+    """
+    if not settings.data_dir:
+        raise DataError(f"data-dir = '': dataset {settings.dataset!r} needs files; set data-dir to their folder")
+    root = Path(settings.data_dir).expanduser().absolute()
+    if not root.is_dir():
+        raise DataError(f"data-dir = {settings.data_dir!r}: there is no such folder (dataset {settings.dataset!r})")
+    return root
+
+
+def locate(settings: DataSettings) -> tuple[Path]:
+    """What to look at to know whether the data changed: everything in ``data-dir``."""
+    return (data_dir_of(settings),)
+
+
+def read_image_folder(settings: DataSettings) -> RawData:
+    """CLASS/image below ``data-dir``: one kind of images, without domains."""
+    root = data_dir_of(settings)
+    return _read_trees(settings, root, {"": root})
+
+
+def read_domain_folder(settings: DataSettings) -> RawData:
+    """DOMAIN/CLASS/image below ``data-dir``: domains in the order of their sorted names."""
+    root = data_dir_of(settings)
+    return _read_trees(settings, root, {folder.name: folder for folder in _folders(root)})
+
+
+def class_names(classes: str) -> tuple[str, ...]:
+    """The names in the setting ``classes``, in label order.
+
+    Raises
+    ------
+    DataError
+        When a name is empty or stands twice.
+    """
+    names = tuple(name.strip() for name in classes.split(",")) if classes else ()
+    if "" in names or len(set(names)) < len(names):
+        raise DataError(f"classes = {classes!r}: must be different names, separated by commas")
+    return names
+
+
+def square_rgb(image: Any, size: int) -> Images:
+    """A PIL image as uint8 [3, size, size], stretched with PIL's bilinear filter."""
+    rgb = image.convert("RGB").resize((size, size), resample=2)  # Image.Resampling.BILINEAR
+    return np.asarray(rgb).transpose(2, 0, 1)
+
+
+def _read_image(file: Path, size: int) -> Images:
+    """One image file as uint8 [3, size, size].
+
+    Raises
+    ------
+    DataError
+        When PIL cannot read the file.
+    """
+    from PIL import Image
+
+    try:
+        with Image.open(file) as image:
+            return square_rgb(image, size)
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        raise DataError(f"{file} is not a readable image ({error}); repair or remove it") from error
+
+
+def _read_trees(settings: DataSettings, root: Path, trees: dict[str, Path]) -> RawData:
+    files = [
+        (file, folder.name, domain)
+        for domain, (_, tree) in enumerate(sorted(trees.items()))
+        for folder in _folders(tree)
+        for file in _images(folder)
+    ]
+    if not files:
+        layout = "DOMAIN/CLASS/image" if settings.dataset == "domain-folder" else "CLASS/image"
+        raise DataError(f"data-dir = {settings.data_dir!r}: no images laid out as {layout} in {root}")
+    classes = class_names(settings.classes) or tuple(sorted({name for _, name, _ in files}))
+    for file, name, _ in files:
+        if name not in classes:
+            raise DataError(f"classes = {settings.classes!r} does not list the folder {name!r} (of {file})")
+    size = settings.image_size or DEFAULT_SIZE
+    return RawData(
+        images=np.stack([_read_image(file, size) for file, _, _ in files]),
+        labels=np.array([classes.index(name) for _, name, _ in files], dtype=np.int64),
+        domains=np.array([domain for _, _, domain in files], dtype=np.int64),
+        official=np.zeros(len(files), dtype=np.uint8),
+        classes=classes,
+        domain_names=tuple(name for name in sorted(trees) if name),
+    )
+
+
+def _folders(root: Path) -> list[Path]:
+    return sorted(entry for entry in root.iterdir() if entry.is_dir() and not entry.name.startswith("."))
+
+
+def _images(folder: Path) -> Iterable[Path]:
+    return sorted(
+        file
+        for file in folder.rglob("*")
+        if file.suffix.lower() in EXTENSIONS and not file.name.startswith(".") and file.is_file()
+    )

@@ -1,0 +1,30 @@
+"""The legal values of ``dataset`` and ``partition``, each with a line that explains it (no heavy imports here)."""
+
+from __future__ import annotations
+
+DATASETS: dict[str, str] = {
+    "digits": "scikit-learn's 1,797 handwritten digits, 8×8 grey (embedded)",
+    "digit-domains": "digits in five looks: scanned, printed, photo, inverted, coloured; 28×28 RGB (embedded)",
+    "mnist": "MNIST, 28×28 grey",
+    "fashion-mnist": "Fashion-MNIST, 28×28 grey",
+    "kmnist": "Kuzushiji-MNIST, 28×28 grey",
+    "emnist": "EMNIST balanced, 28×28 grey, 47 classes",
+    "usps": "USPS digits, 16×16 grey",
+    "svhn": "Street View House Numbers, 32×32 RGB",
+    "cifar10": "CIFAR-10, 32×32 RGB",
+    "cifar100": "CIFAR-100, 32×32 RGB",
+    "flowers102": "Oxford Flowers-102, RGB",
+    "image-folder": "a folder of your own: CLASS/image",
+    "domain-folder": "a folder of your own: DOMAIN/CLASS/image (Office-10, DomainNet)",
+}
+
+PARTITIONS: dict[str, str] = {
+    "iid": "samples dealt out at random",
+    "dirichlet": "each class divided over the clients by Dir(alpha): the papers' practical setting",
+    "pathological": "classes-per-client classes each, in unequal amounts",
+    "n-way-k-shot": "about ways classes with about shots samples each (FedProto)",
+    "feature-shift": "one domain per client, all classes",
+    "label-shift": "all domains mixed, each client its own class proportions from Dir(alpha)",
+    "feature-label-shift": "one domain per client, and its own class proportions from Dir(alpha)",
+    "own": "no division: all data in data-dir (or all of its domain) are this client's own",
+}

@@ -1,0 +1,41 @@
+"""How the samples of a data set are divided among clients: one function for each legal value of ``partition``.
+
+Every function takes the pool of samples to divide, the settings, the number of clients and a random generator, and
+returns for each client the positions (int64) of its share in the pool. Shares are disjoint, except where
+`n_way_k_shot` says otherwise. The same generator state gives the same shares.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from protofl_common.datasets.class_partitions import label_shift, n_way_k_shot, pathological
+from protofl_common.datasets.domain_partitions import feature_label_shift, feature_shift
+from protofl_common.datasets.flower_partitions import dirichlet, iid
+from protofl_common.datasets.pool import Pool, Shares
+from protofl_common.datasets.shares import Generator
+
+if TYPE_CHECKING:
+    from protofl_common.settings import DataSettings
+
+
+def own(pool: Pool, settings: DataSettings, clients: int, rng: Generator) -> Shares:
+    """Everything for the one client there is."""
+    return [np.arange(len(pool.rows))]
+
+
+DIVIDE: dict[str, Callable[[Pool, DataSettings, int, Generator], Shares]] = {
+    "iid": iid,
+    "dirichlet": dirichlet,
+    "pathological": pathological,
+    "n-way-k-shot": n_way_k_shot,
+    "feature-shift": feature_shift,
+    "label-shift": label_shift,
+    "feature-label-shift": feature_label_shift,
+    "own": own,
+}
+DOMAIN_PARTITIONS = ("feature-shift", "feature-label-shift")
+"""The partitions that need data with domains."""

@@ -1,0 +1,47 @@
+"""What every source of data delivers, and the error that every step from file to client raises."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Images = NDArray[np.uint8]
+Ints = NDArray[np.int64]
+
+
+class DataError(ValueError):
+    """Data cannot be read or divided as asked; the message names the key, the value and what would be right."""
+
+
+@dataclass(frozen=True)
+class RawData:
+    """A whole data set, decoded.
+
+    Attributes
+    ----------
+    images
+        uint8 [N, channels, H, W].
+    labels
+        int64 [N], indices into ``classes``.
+    domains
+        int64 [N], indices into ``domain_names``; all 0 when the data have no domains.
+    official
+        uint8 [N]: 1 for the samples of the official test part, 0 for all others.
+    classes, domain_names
+        Names in the order of the indices; ``domain_names`` is empty when the data have no domains.
+    """
+
+    images: Images
+    labels: Ints
+    domains: Ints
+    official: Images
+    classes: tuple[str, ...]
+    domain_names: tuple[str, ...] = ()
+
+
+def without_domains(images: Images, labels: Ints, official: Images, classes: tuple[str, ...]) -> RawData:
+    """Raw data of one kind only; labels of any integer type are made int64."""
+    labels = np.asarray(labels, dtype=np.int64)
+    return RawData(np.ascontiguousarray(images), labels, np.zeros_like(labels), official, classes)

@@ -1,0 +1,66 @@
+"""Stratified dealing, splitting and capping: pure functions on the labels int64 [n] of some samples.
+
+All return positions into those labels (int64), and draw from the generator they are given.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from protofl_common.datasets.raw import Ints
+
+Generator = np.random.Generator
+
+
+def by_class(labels: Ints, rng: Generator) -> list[Ints]:
+    """The positions of each class that occurs, in the order of the labels, shuffled within the class."""
+    shuffled = rng.permutation(len(labels))
+    return [shuffled[labels[shuffled] == label] for label in np.unique(labels)]
+
+
+def dealt_evenly(labels: Ints, clients: int, rng: Generator) -> list[Ints]:
+    """Shares of (nearly) equal size and equal class proportions; needs a sample at least."""
+    deck = np.concatenate(by_class(labels, rng))
+    return [deck[client::clients] for client in range(clients)]
+
+
+def split(labels: Ints, train_fraction: float, rng: Generator) -> tuple[Ints, Ints]:
+    """Training and test positions; ``train_fraction`` of every class, rounded, is for training.
+
+    A class of two samples or more has at least one on either side. A single sample is for training, except that
+    one of them is for testing when there would be no test sample at all. Needs two samples.
+    """
+    train, test = [], []
+    for positions in by_class(labels, rng):
+        count = len(positions)
+        cut = min(max(round(train_fraction * count), 1), max(count - 1, 1))
+        train.append(positions[:cut])
+        test.append(positions[cut:])
+    for_training, for_testing = np.concatenate(train), np.concatenate(test)
+    if not len(for_testing):
+        return for_training[:-1], for_training[-1:]
+    return for_training, for_testing
+
+
+def balanced(labels: Ints, limit: int, rng: Generator) -> tuple[Ints, Ints]:
+    """At most ``limit`` positions (0: all) with as equal class counts as possible, and the positions left over."""
+    turns = np.empty(len(labels))
+    for positions in by_class(labels, rng):
+        turns[positions] = np.arange(len(positions))
+    return _first(turns, limit, rng)
+
+
+def proportional(labels: Ints, limit: int, rng: Generator) -> Ints:
+    """At most ``limit`` positions (0: all) with about the class proportions of ``labels``."""
+    turns = np.empty(len(labels))
+    for positions in by_class(labels, rng):
+        turns[positions] = (np.arange(len(positions)) + rng.random()) / len(positions)
+    return _first(turns, limit, rng)[0]
+
+
+def _first(turns: NDArray[np.float64], limit: int, rng: Generator) -> tuple[Ints, Ints]:
+    """The ``limit`` positions with the lowest turn (0: all), ties at random, and the others; both in rising order."""
+    order = np.lexsort((rng.random(len(turns)), turns))
+    limit = limit or len(turns)
+    return np.sort(order[:limit]), np.sort(order[limit:])

@@ -1,0 +1,143 @@
+"""Decoded data sets on disk: read once per machine, then opened memory-mapped by every client process.
+
+A data set is a folder ``DATASET-KEY`` in the cache, with ``images.npy``, ``labels.npy``, ``domains.npy``,
+``official.npy`` (see `RawData`) and ``meta.json``. Its key covers everything that its content depends on. It is
+built by one process at a time, under a temporary name; an entry that is damaged is built anew.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from protofl_common.datasets.images import channel_statistics, resized
+from protofl_common.datasets.raw import DataError, RawData
+from protofl_common.datasets.sources import SOURCES
+
+if TYPE_CHECKING:
+    from protofl_common.settings import DataSettings
+
+FORMAT = 1
+"""Raised whenever the content of the files, or what a source delivers, changes."""
+ARRAYS = ("images", "labels", "domains", "official")
+
+
+@dataclass(frozen=True)
+class StoredData(RawData):
+    """Raw data opened from the cache, their arrays memory-mapped and read-only."""
+
+    key: str = ""
+    mean: tuple[float, ...] = ()
+    std: tuple[float, ...] = ()
+
+
+def open_data(settings: DataSettings) -> StoredData:
+    """The data set of ``settings``, from the cache; reads and decodes it first where the cache has none.
+
+    Raises
+    ------
+    DataError
+        When the data cannot be read.
+    """
+    key = data_key(settings)
+    folder = cache_root(settings) / key
+    found = _opened(folder)
+    if found is None:
+        with locked(folder):
+            found = _opened(folder) or _built(folder, settings)
+    return found
+
+
+def cache_root(settings: DataSettings) -> Path:
+    """``cache-dir``, else ``protofl`` in the user's cache folder; made if need be."""
+    user_cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    root = Path(settings.cache_dir).expanduser().absolute() if settings.cache_dir else user_cache / "protofl"
+    root.mkdir(parents=True, exist_ok=True)
+    return root
+
+
+def locked(entry: Path) -> Any:
+    """A lock held by whoever builds the cache entry ``entry``; freed by the system when its holder dies."""
+    from filelock import FileLock
+
+    return FileLock(entry.with_name(f"{entry.name}.lock"))
+
+
+def digest(*parts: object) -> str:
+    """16 hexadecimal digits that stand for ``parts`` (plain values only)."""
+    return hashlib.sha256(json.dumps(parts, default=str).encode()).hexdigest()[:16]
+
+
+@lru_cache(maxsize=64)
+def data_key(settings: DataSettings) -> str:
+    """The name of the data set's cache entry.
+
+    The files are listed once per process: a process does not notice that a folder changes while it runs.
+
+    Raises
+    ------
+    DataError
+        When the files are missing.
+    """
+    locate = SOURCES[settings.dataset].locate
+    listing = [_listing(path) for path in locate(settings)] if locate else []
+    return f"{settings.dataset}-{digest(FORMAT, settings.dataset, settings.image_size, settings.classes, listing)}"
+
+
+def _listing(path: Path) -> list[tuple[str, int, int]]:
+    """Path, size and time of change of ``path`` and of every file below it, sorted."""
+    files = [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.is_file())
+    return [(str(file), (stat := file.stat()).st_size, stat.st_mtime_ns) for file in files]
+
+
+def _opened(folder: Path) -> StoredData | None:
+    """The cache entry, or None when there is none or it is damaged."""
+    try:
+        meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
+        arrays = {name: np.load(folder / f"{name}.npy", mmap_mode="r") for name in ARRAYS}
+        if any(len(array) != meta["samples"] for array in arrays.values()):
+            return None
+        return StoredData(
+            **arrays,
+            key=folder.name,
+            classes=tuple(meta["classes"]),
+            domain_names=tuple(meta["domain_names"]),
+            mean=tuple(meta["mean"]),
+            std=tuple(meta["std"]),
+        )
+    except (OSError, ValueError, KeyError, TypeError, EOFError):
+        return None
+
+
+def _built(folder: Path, settings: DataSettings) -> StoredData:
+    """Read the data set and write its cache entry; the caller holds the entry's lock."""
+    raw = SOURCES[settings.dataset].read(settings)
+    raw = replace(raw, images=resized(raw.images, settings.image_size))
+    mean, std = channel_statistics(raw.images)
+    partial = folder.with_name(f"{folder.name}.partial")
+    for leftover in (partial, folder):
+        shutil.rmtree(leftover, ignore_errors=True)
+    partial.mkdir()
+    for name in ARRAYS:
+        np.save(partial / f"{name}.npy", getattr(raw, name))
+    meta = {
+        "samples": len(raw.labels),
+        "classes": raw.classes,
+        "domain_names": raw.domain_names,
+        "mean": mean,
+        "std": std,
+    }
+    (partial / "meta.json").write_text(json.dumps(meta), encoding="utf-8")
+    partial.replace(folder)
+    found = _opened(folder)
+    if found is None:
+        raise DataError(f"cache-dir: {folder} cannot be read back after writing it; is the disk full?")
+    return found

@@ -1,0 +1,305 @@
+"""The wire: typed payloads to and from Flower's ``RecordDict``.
+
+Both directions of an exchange are declared in the catalog as a :class:`~protofl_common.catalog.Crossing`. Packing
+anything undeclared is a programming error; unpacking checks every name, shape, dtype and range and raises
+:class:`RefusedMessage` with the reason. Arrays travel as raw little-endian bytes: no pickle, and 4 bytes a number.
+
+Records of a message
+    ``prototypes``  means [P, D] float32, labels [P] int64, and counts [P] int64 where declared
+    ``weights``     the model's state dict, where declared
+    ``round``       server to client: :class:`Instructions`
+    ``report``      client to server: :class:`Report`, scalars only
+    ``site``        client to server, once: :class:`SiteCard`
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+from torch import Tensor
+
+from protofl_common.catalog import Crossing
+from protofl_common.prototypes import Prototypes
+
+RAW = "raw-little-endian"
+_DTYPES: dict[str, np.dtype[Any]] = {"float32": np.dtype("<f4"), "int64": np.dtype("<i8")}
+_MAX_SCALARS = 64
+
+Weights = dict[str, Tensor]
+_Card = TypeVar("_Card", "Instructions", "SiteCard")
+
+
+class RefusedMessage(ValueError):
+    """What arrived is not what the catalog declares; the message says what is wrong with it."""
+
+
+@dataclass(frozen=True)
+class Payload:
+    """What the algorithms exchange."""
+
+    prototypes: Prototypes | None = None
+    weights: Weights | None = None
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a receiver accepts."""
+
+    num_classes: int
+    feature_dim: int
+    max_norm: float = math.inf
+    weights: Mapping[str, tuple[str, tuple[int, ...]]] = field(default_factory=dict)
+    """Name -> (dtype, shape) of every array of the model, where weights are exchanged."""
+
+
+@dataclass(frozen=True)
+class Instructions:
+    """What the server asks of a client."""
+
+    round: int
+    """From 1; the final evaluation carries the number of the last round."""
+    run_name: str
+    evaluate: bool
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a client says of its round: scalars only."""
+
+    round: int
+    train_samples: int
+    test_samples: int
+    correct: dict[str, int] = field(default_factory=dict)
+    """Correct test predictions per inference, ``head`` and ``prototype``, with what was received."""
+    losses: dict[str, float] = field(default_factory=dict)
+    """Mean over the round's training samples: ``total`` and each of its terms."""
+    seconds: dict[str, float] = field(default_factory=dict)
+    """Per phase of the client's round."""
+
+
+@dataclass(frozen=True)
+class SiteCard:
+    """How a site introduces itself, once, before the first round."""
+
+    name: str
+    partition: int
+    num_partitions: int
+    domain: str
+    arch: str
+    in_channels: int
+    image_size: int
+    parameters: int
+    train_samples: int
+    test_samples: int
+    classes: tuple[str, ...]
+
+
+# -- payloads --------------------------------------------------------------------------------------------------------
+
+
+def pack_payload(payload: Payload, crossing: Crossing) -> RecordDict:
+    """The declared parts of ``payload`` as array records; ValueError if it holds anything undeclared."""
+    prototypes, weights = payload.prototypes, payload.weights
+    if prototypes is not None and not crossing.prototypes:
+        raise ValueError("prototypes are not declared for this direction")
+    if prototypes is not None and prototypes.counts is not None and not crossing.counts:
+        raise ValueError("class counts are not declared for this direction")
+    if weights is not None and not crossing.weights:
+        raise ValueError("weights are not declared for this direction")
+    content = RecordDict()
+    if prototypes is not None:
+        arrays = {"means": prototypes.means, "labels": prototypes.labels}
+        if prototypes.counts is not None:
+            arrays["counts"] = prototypes.counts
+        content["prototypes"] = _array_record(arrays)
+    if weights is not None:
+        content["weights"] = _array_record(weights)
+    return content
+
+
+def unpack_payload(content: RecordDict, crossing: Crossing, limits: Limits, required: bool) -> Payload:
+    """The checked payload of a message; ``required``: every declared part must be there.
+
+    Raises
+    ------
+    RefusedMessage
+        For an undeclared or missing record or array, a wrong dtype or shape, NaN or infinity, a label out of range
+        or twice, a count below 1, a norm above the limit.
+    """
+    declared = {"prototypes": crossing.prototypes, "weights": crossing.weights}
+    for name in content.array_records:
+        if not declared.get(name):
+            raise RefusedMessage(f"an undeclared array record {name!r}")
+    for name, wanted in declared.items():
+        if wanted and required and name not in content.array_records:
+            raise RefusedMessage(f"no {name}")
+    prototypes = weights = None
+    if "prototypes" in content.array_records:
+        prototypes = _unpack_prototypes(content.array_records["prototypes"], crossing, limits)
+    if "weights" in content.array_records:
+        weights = _unpack_weights(content.array_records["weights"], limits)
+    return Payload(prototypes, weights)
+
+
+def payload_bytes(content: RecordDict) -> int:
+    """Bytes of all arrays in a message, as they travel."""
+    return sum(len(array.data) for record in content.array_records.values() for array in record.values())
+
+
+def template_of(weights: Weights) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """Name -> (dtype, shape): what `Limits.weights` compares with."""
+    return {name: (_dtype_name(value), tuple(value.shape)) for name, value in weights.items()}
+
+
+def _unpack_prototypes(record: ArrayRecord, crossing: Crossing, limits: Limits) -> Prototypes:
+    wanted = {"means", "labels", "counts"} if crossing.counts else {"means", "labels"}
+    if set(record) != wanted:
+        raise RefusedMessage(f"prototypes with the arrays {sorted(record)} instead of {sorted(wanted)}")
+    means = _tensor(record["means"], "prototype means", "float32", (None, limits.feature_dim))
+    rows = len(means)
+    labels = _tensor(record["labels"], "prototype labels", "int64", (rows,))
+    counts = _tensor(record["counts"], "prototype counts", "int64", (rows,)) if crossing.counts else None
+    if not 1 <= rows <= limits.num_classes:
+        raise RefusedMessage(f"{rows} prototypes for {limits.num_classes} classes")
+    if int(labels.min()) < 0 or int(labels.max()) >= limits.num_classes:
+        raise RefusedMessage(f"a label outside 0..{limits.num_classes - 1}")
+    if len(set(labels.tolist())) < rows:
+        raise RefusedMessage("two prototypes with the same label")
+    if counts is not None and int(counts.min()) < 1:
+        raise RefusedMessage("a count below 1")
+    norm = float(torch.linalg.vector_norm(means.double(), dim=1).max())
+    if norm > limits.max_norm:
+        raise RefusedMessage(f"a prototype of norm {norm:.3g}, above {limits.max_norm:g} (max-prototype-norm)")
+    return Prototypes(means, labels, counts)
+
+
+def _unpack_weights(record: ArrayRecord, limits: Limits) -> Weights:
+    if set(record) != set(limits.weights):
+        odd = sorted(set(record) ^ set(limits.weights))
+        raise RefusedMessage(f"weights that do not fit the model: {', '.join(odd[:3])}{' …' if odd[3:] else ''}")
+    return {
+        name: _tensor(record[name], f"weights {name}", dtype, shape) for name, (dtype, shape) in limits.weights.items()
+    }
+
+
+def _array_record(arrays: Mapping[str, Tensor]) -> ArrayRecord:
+    return ArrayRecord({name: _array(value) for name, value in arrays.items()})
+
+
+def _array(value: Tensor) -> Array:
+    dtype = _dtype_name(value)
+    if dtype not in _DTYPES:
+        raise ValueError(f"cannot send {value.dtype}; the wire carries {', '.join(_DTYPES)}")
+    data = value.detach().cpu().contiguous().numpy().astype(_DTYPES[dtype], copy=False).tobytes()
+    return Array(dtype=dtype, shape=tuple(value.shape), stype=RAW, data=data)
+
+
+def _tensor(array: Array, what: str, dtype: str, shape: tuple[int | None, ...]) -> Tensor:
+    """Decode one array, whose dtype and shape must be those given (None: any length)."""
+    if array.stype != RAW or array.dtype != dtype:
+        raise RefusedMessage(f"{what}: {array.stype} {array.dtype} instead of {RAW} {dtype}")
+    fits = len(array.shape) == len(shape) and all(w in (None, g) for g, w in zip(array.shape, shape, strict=True))
+    if not fits or any(length < 0 for length in array.shape):
+        wanted = "×".join("any" if length is None else str(length) for length in shape)
+        raise RefusedMessage(f"{what}: shape {'×'.join(map(str, array.shape))} instead of {wanted}")
+    if len(array.data) != math.prod(array.shape) * _DTYPES[dtype].itemsize:
+        raise RefusedMessage(f"{what}: {len(array.data)} bytes do not fill the shape {tuple(array.shape)}")
+    values = np.frombuffer(array.data, dtype=_DTYPES[dtype]).reshape(array.shape)
+    if dtype == "float32" and not np.isfinite(values).all():
+        raise RefusedMessage(f"{what}: NaN or infinity")
+    return torch.from_numpy(values.astype(_DTYPES[dtype].newbyteorder("="), copy=True))
+
+
+def _dtype_name(value: Tensor) -> str:
+    return str(value.dtype).removeprefix("torch.")
+
+
+# -- scalars ---------------------------------------------------------------------------------------------------------
+
+
+def pack_instructions(instructions: Instructions) -> ConfigRecord:
+    """The record ``round`` of a message to a client."""
+    return ConfigRecord(dataclasses.asdict(instructions))
+
+
+def unpack_instructions(content: RecordDict) -> Instructions:
+    """The record ``round``; RefusedMessage if it is missing or malformed."""
+    return _from_config(Instructions, content, "round")
+
+
+def pack_site_card(card: SiteCard) -> ConfigRecord:
+    """The record ``site`` of an introduction."""
+    values = dataclasses.asdict(card)
+    return ConfigRecord(values | {"classes": list(card.classes)})
+
+
+def unpack_site_card(content: RecordDict) -> SiteCard:
+    """The record ``site``; RefusedMessage if it is missing or malformed."""
+    card = _from_config(SiteCard, content, "site")
+    return dataclasses.replace(card, classes=tuple(card.classes))
+
+
+def pack_report(report: Report) -> MetricRecord:
+    """The record ``report`` of a reply: dictionaries become dotted names."""
+    flat: dict[str, Any] = {}
+    for name, value in dataclasses.asdict(report).items():
+        if isinstance(value, dict):
+            flat |= {f"{name}.{key}": number for key, number in value.items()}
+        else:
+            flat[name] = value
+    return MetricRecord(flat)
+
+
+def unpack_report(content: RecordDict, expected_round: int) -> Report:
+    """The record ``report``, checked.
+
+    Raises
+    ------
+    RefusedMessage
+        If it is missing or malformed, from another round (a replay), has a number that is not finite, or claims
+        more correct predictions than test samples.
+    """
+    if set(content.metric_records) != {"report"} or content.config_records:
+        raise RefusedMessage("records other than a report")
+    flat = dict(content.metric_records["report"])
+    if len(flat) > _MAX_SCALARS:
+        raise RefusedMessage(f"a report of {len(flat)} numbers")
+    plain: dict[str, int] = {}
+    nested: dict[str, dict[str, float]] = {"correct": {}, "losses": {}, "seconds": {}}
+    for name, value in flat.items():
+        if isinstance(value, list) or not math.isfinite(value):
+            raise RefusedMessage(f"a report whose {name} is not a finite number")
+        group, _, key = name.partition(".")
+        if key and group in nested:
+            nested[group][key] = value
+        elif name in ("round", "train_samples", "test_samples") and isinstance(value, int) and value >= 0:
+            plain[name] = value
+        else:
+            raise RefusedMessage(f"a report with the odd entry {name} = {value!r}")
+    if len(plain) < 3:
+        raise RefusedMessage("an incomplete report")
+    if plain["round"] != expected_round:
+        raise RefusedMessage(f"a reply to round {plain['round']} in round {expected_round}")
+    correct = {name: int(value) for name, value in nested["correct"].items()}
+    if any(not 0 <= value <= plain["test_samples"] for value in correct.values()):
+        raise RefusedMessage("more correct predictions than test samples")
+    return Report(**plain, correct=correct, losses=nested["losses"], seconds=nested["seconds"])
+
+
+def _from_config(kind: type[_Card], content: RecordDict, name: str) -> _Card:
+    record = content.config_records.get(name)
+    fields = {field.name: str(field.type) for field in dataclasses.fields(kind)}
+    if record is None or set(record) != set(fields):
+        raise RefusedMessage(f"no complete record {name!r}")
+    kinds = {"int": int, "str": str, "bool": bool, "tuple[str, ...]": list}
+    for key, value in record.items():
+        if type(value) is not kinds[fields[key]]:
+            raise RefusedMessage(f"{name}.{key} is {value!r}")
+    return kind(**record)  # type: ignore[arg-type]

@@ -1,0 +1,44 @@
+"""Figures over clients, and sizes of things."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+
+def over_clients(accuracies: Sequence[float], test_samples: Sequence[int]) -> dict[str, float]:
+    """What the papers report of per-client accuracies in [0, 1], clients in any order.
+
+    ``mean`` (as the papers average), ``weighted`` (by test samples), ``worst-10%`` (mean of the worst tenth of the
+    clients, at least one), ``std`` (population). Empty input gives an empty dict.
+    """
+    if not accuracies:
+        return {}
+    mean = math.fsum(accuracies) / len(accuracies)
+    total = sum(test_samples)
+    weighted = math.fsum(a * n for a, n in zip(accuracies, test_samples, strict=True)) / total if total else mean
+    tenth = sorted(accuracies)[: max(1, len(accuracies) // 10)]
+    return {
+        "mean": mean,
+        "weighted": weighted,
+        "worst-10%": math.fsum(tenth) / len(tenth),
+        "std": math.sqrt(math.fsum((a - mean) ** 2 for a in accuracies) / len(accuracies)),
+    }
+
+
+def human_bytes(size: float) -> str:
+    """1536 -> ``1.5 kB`` (steps of 1000)."""
+    for unit in ("B", "kB", "MB"):
+        if size < 1000:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1000
+    return f"{size:.1f} GB"
+
+
+def human_seconds(seconds: float) -> str:
+    """75 -> ``1m15s``."""
+    if seconds < 60:
+        return f"{seconds:.1f}s" if seconds < 10 else f"{seconds:.0f}s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}h{minutes:02d}m" if hours else f"{minutes}m{rest:02d}s"

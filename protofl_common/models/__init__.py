@@ -1,0 +1,23 @@
+"""Client models: a body x -> z in R^D and a head z -> logits. See ``groups`` for the architectures.
+
+``build_model`` and ``SplitModel`` load on first use, so that importing the names in ``groups`` loads no torch.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from protofl_common.models.build import build_model
+    from protofl_common.models.split import SplitModel
+
+__all__ = ["SplitModel", "build_model"]
+
+_HOMES = {"SplitModel": "protofl_common.models.split", "build_model": "protofl_common.models.build"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)

@@ -1,0 +1,135 @@
+"""Plain SGD of wide linear layers inside the backward pass, without ever storing their gradients.
+
+With small batches a wide layer's step is a matter of memory traffic: its gradient, as large as the weight, is written,
+read again by the optimizer and thrown away. But the gradient is a product gᵀx of two thin matrices (g [B, out] the
+gradient of the layer's outputs, x [B, in] its inputs), and a matrix product can add to its target:
+
+    no momentum:  W ← (1 − lr·λ) W − lr·gᵀx
+    momentum μ:   M ← μ M + gᵀx + λ W,   W ← W − lr·M                        (λ: weight decay)
+
+This is the step of ``torch.optim.SGD``, up to the rounding of the last bit. It is taken from blocks of rows that fit
+into a core's own cache, just after the block has served for the gradient of the inputs, gW.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+MIN_WEIGHTS = 2**17
+"""Smaller layers gain nothing."""
+BLOCK_ROWS, BLOCK_FROM = 32, 2**21
+"""Layers of at least ``BLOCK_FROM`` weights are processed ``BLOCK_ROWS`` rows at a time, smaller ones at once."""
+
+
+@contextmanager
+def fused_linears(
+    model: nn.Module, optimizer: torch.optim.Optimizer, min_weights: int = MIN_WEIGHTS
+) -> Iterator[list[nn.Linear]]:
+    """While this lasts, ``backward`` itself updates the wide linear weights of ``model``; ``step`` does the rest.
+
+    Nothing else changes for the caller: learning rate, momentum and weight decay are those of the weight's parameter
+    group, momentum is kept in ``optimizer.state``, the keys of both state dicts stay the same, and forward passes in
+    evaluation mode or without gradient are the ordinary ones. Yields the layers concerned: none if the optimizer is
+    not SGD (or a Nesterov, dampened, maximising one), none on a GPU.
+
+    A saved state of the optimizer must be loaded before this begins, not during.
+
+    Not for training that looks at the gradients (clipping, DP-SGD) or calls ``backward`` several times before a
+    step. A layer used twice in one forward pass, or a loss that also depends on the weight itself, is a RuntimeError.
+    """
+    layers = _fusible(model, optimizer, min_weights)
+    for layer, group in layers:
+        layer.weight.grad = None
+        layer.forward = partial(_forward, layer, optimizer.state, group)  # type: ignore[method-assign]
+    check = optimizer.register_step_pre_hook(partial(_refuse_gradients, [layer for layer, _ in layers]))
+    try:
+        yield [layer for layer, _ in layers]
+    finally:
+        check.remove()
+        for layer, _ in layers:
+            del layer.forward
+
+
+def _fusible(
+    model: nn.Module, optimizer: torch.optim.Optimizer, min_weights: int
+) -> list[tuple[nn.Linear, dict[str, Any]]]:
+    """The layers to treat, each with its weight's parameter group."""
+    if type(optimizer) is not torch.optim.SGD:
+        return []
+    plain = [g for g in optimizer.param_groups if not (g["nesterov"] or g["dampening"] or g["maximize"])]
+    group_of = {id(weight): group for group in plain for weight in group["params"]}
+    return [
+        (layer, group_of[id(layer.weight)])
+        for layer in model.modules()
+        if type(layer) is nn.Linear
+        and id(layer.weight) in group_of
+        and layer.weight.requires_grad
+        and layer.weight.device.type == "cpu"
+        and layer.weight.numel() >= min_weights
+    ]
+
+
+def _refuse_gradients(layers: list[nn.Linear], *_: Any) -> None:
+    if any(layer.weight.grad is not None for layer in layers):
+        raise RuntimeError("a fused linear weight has a gradient from elsewhere: train without fused_linears")
+
+
+def _forward(layer: nn.Linear, state: dict[Tensor, Any], group: dict[str, Any], x: Tensor) -> Tensor:
+    """x [B, in] -> [B, out]."""
+    if not (torch.is_grad_enabled() and layer.training):
+        return F.linear(x, layer.weight, layer.bias)
+    output: Tensor = _LinearWithSgd.apply(x, layer.weight, layer.bias, state, group)
+    return output
+
+
+class _LinearWithSgd(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, state: dict[Tensor, Any], group: dict[str, Any]
+    ) -> Tensor:
+        ctx.save_for_backward(x, weight)  # as saved tensors: autograd notices if the weight has changed in between
+        ctx.weight, ctx.state, ctx.group = weight, state, group
+        return F.linear(x, weight, bias)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, Tensor | None, None, None]:
+        x, weight = ctx.saved_tensors
+        momentum = _momentum_buffer(ctx.weight, ctx.state, ctx.group)
+        grad_x = torch.zeros_like(x)
+        rows = BLOCK_ROWS if weight.numel() >= BLOCK_FROM else len(weight)
+        for start in range(0, len(weight), rows):
+            block = slice(start, start + rows)
+            grad_x.addmm_(grad[:, block], weight[block])
+            _step(weight[block], None if momentum is None else momentum[block], grad[:, block].T, x, ctx.group)
+        return grad_x, None, grad.sum(0) if ctx.needs_input_grad[2] else None, None, None
+
+
+def _momentum_buffer(weight: Tensor, state: dict[Tensor, Any], group: dict[str, Any]) -> Tensor | None:
+    """The buffer that ``torch.optim.SGD`` itself would use; None without momentum."""
+    if group["momentum"] == 0:
+        return None
+    if state[weight].get("momentum_buffer") is None:
+        state[weight]["momentum_buffer"] = torch.zeros_like(weight)
+    buffer: Tensor = state[weight]["momentum_buffer"]
+    return buffer
+
+
+def _step(weight: Tensor, momentum: Tensor | None, grad_T: Tensor, x: Tensor, group: dict[str, Any]) -> None:
+    """The step of the formulas above, in place, on some rows of a weight."""
+    lr, decay = group["lr"], group["weight_decay"]
+    if momentum is None:
+        weight.addmm_(grad_T, x, beta=1 - lr * decay, alpha=-lr)
+        return
+    momentum.addmm_(grad_T, x, beta=group["momentum"])
+    if decay:
+        momentum.add_(weight, alpha=decay)
+    weight.add_(momentum, alpha=-lr)

@@ -1,0 +1,114 @@
+"""Typed options: from a flat run configuration to frozen dataclasses, with errors a person can act on.
+
+A section is a frozen dataclass whose fields are made by :func:`option`. A field ``batch_size`` reads the key
+``batch-size``; a trailing underscore (``lambda_``) only avoids a Python keyword. Defaults do not live here: they
+stand in ``[tool.flwr.app.config]`` of ``pyproject.toml``, so every key of a section must be present.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any, TypeVar, get_type_hints
+
+Scalar = bool | int | float | str
+Section = TypeVar("Section")
+
+
+class SettingsError(ValueError):
+    """One or more settings are wrong; the message has one line per setting."""
+
+
+def option(
+    *,
+    choices: Iterable[str] | None = None,
+    minimum: float | None = None,
+    maximum: float | None = None,
+    above: float | None = None,
+) -> Any:
+    """A dataclass field with its legal values: ``choices``, or a range (``above`` is exclusive)."""
+    legal = {"choices": None if choices is None else tuple(choices)}
+    return dataclasses.field(metadata=legal | {"minimum": minimum, "maximum": maximum, "above": above})
+
+
+def key_of(field_name: str) -> str:
+    """``batch_size`` -> ``batch-size``, ``lambda_`` -> ``lambda``."""
+    return field_name.rstrip("_").replace("_", "-")
+
+
+def keys_of(section: type, prefix: str = "") -> list[str]:
+    """The run-config keys that ``section`` reads, in order."""
+    return [prefix + key_of(field.name) for field in dataclasses.fields(section)]
+
+
+def read_section(
+    section: type[Section], config: Mapping[str, Scalar], problems: list[str], prefix: str = ""
+) -> Section | None:
+    """Build ``section`` from ``config``; on any problem append lines to ``problems`` and return None."""
+    hints = get_type_hints(section)
+    values: dict[str, Scalar] = {}
+    for field in dataclasses.fields(section):  # type: ignore[arg-type]
+        key = prefix + key_of(field.name)
+        if key not in config:
+            problems.append(f"{key}: missing from the configuration")
+            continue
+        value, problem = _checked(config[key], hints[field.name], field.metadata)
+        if problem:
+            problems.append(f"{key} = {config[key]!r}: {problem}")
+        else:
+            values[field.name] = value
+    if len(values) < len(dataclasses.fields(section)):  # type: ignore[arg-type]
+        return None
+    return section(**values)
+
+
+def unknown_keys(config: Mapping[str, Scalar], known: Iterable[str]) -> list[str]:
+    """A line for each key of ``config`` that no section reads, with the nearest known key."""
+    known = list(known)
+    lines = []
+    for key in config:
+        if key not in known:
+            near = difflib.get_close_matches(key, known, n=1)
+            lines.append(f"{key}: unknown key" + (f"; did you mean {near[0]}?" if near else ""))
+    return lines
+
+
+def _checked(value: Scalar, wanted: type, legal: Mapping[str, Any]) -> tuple[Any, str]:
+    """``(value, "")`` in the wanted type, or ``(None, what is wrong and what would be right)``."""
+    choices = legal.get("choices")
+    if choices is not None and value not in choices:
+        near = difflib.get_close_matches(str(value), choices, n=1)
+        hint = f" (did you mean {near[0]}?)" if near else ""
+        return None, f"choose one of {', '.join(choices)}{hint}"
+    if wanted is float and isinstance(value, int) and not isinstance(value, bool):
+        value = float(value)
+    if not isinstance(value, wanted) or (isinstance(value, bool) and wanted is not bool):
+        names = {int: "a whole number", float: "a number", bool: "true or false", str: "a string"}
+        return None, f"must be {names[wanted]}{_range_text(legal)}"
+    if isinstance(value, (int, float)) and not isinstance(value, bool) and not _in_range(value, legal):
+        return None, f"must be a number{_range_text(legal)}"
+    return value, ""
+
+
+def _in_range(value: float, legal: Mapping[str, Any]) -> bool:
+    low, high, above = legal.get("minimum"), legal.get("maximum"), legal.get("above")
+    return (
+        math.isfinite(value)
+        and (low is None or value >= low)
+        and (high is None or value <= high)
+        and (above is None or value > above)
+    )
+
+
+def _range_text(legal: Mapping[str, Any]) -> str:
+    low, high, above = legal.get("minimum"), legal.get("maximum"), legal.get("above")
+    parts = []
+    if above is not None:
+        parts.append(f"above {above:g}")
+    if low is not None:
+        parts.append(f"at least {low:g}")
+    if high is not None:
+        parts.append(f"at most {high:g}")
+    return " " + " and ".join(parts) if parts else ""

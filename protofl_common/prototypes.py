@@ -1,0 +1,127 @@
+"""Class prototypes: computing, merging and predicting with them.
+
+Symbols: N samples, P prototypes, C classes, D feature dimension.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Prototypes:
+    """Prototypes with their classes; a class nobody holds is simply absent."""
+
+    means: Tensor
+    """[P, D] float32."""
+    labels: Tensor
+    """[P] int64, in [0, C)."""
+    counts: Tensor | None = None
+    """[P] int64: how many samples each prototype is the mean of; None where they are not told."""
+
+    def __len__(self) -> int:
+        return int(self.labels.numel())
+
+    def to(self, device: torch.device) -> Prototypes:
+        """The same prototypes on ``device``."""
+        counts = None if self.counts is None else self.counts.to(device)
+        return Prototypes(self.means.to(device), self.labels.to(device), counts)
+
+    def without_counts(self) -> Prototypes:
+        """The same prototypes, not telling how many samples stand behind them."""
+        return Prototypes(self.means, self.labels)
+
+
+class ClassMeans:
+    """Running class means: one `index_add` per batch, so a pass over the data keeps no features."""
+
+    def __init__(self, num_classes: int, dim: int, device: torch.device | None = None) -> None:
+        self.sums_CD = torch.zeros(num_classes, dim, device=device)
+        self.counts_C = torch.zeros(num_classes, dtype=torch.int64, device=device)
+
+    def add(self, features_ND: Tensor, labels_N: Tensor) -> None:
+        """Take in a batch: features [N, D] and labels [N] int64."""
+        self.sums_CD.index_add_(0, labels_N, features_ND.to(self.sums_CD.dtype))
+        self.counts_C += torch.bincount(labels_N, minlength=len(self.counts_C))
+
+    def result(self) -> Prototypes:
+        """The mean of each class seen so far (FedProto Eq. 1), in label order, on the CPU."""
+        labels_P = torch.nonzero(self.counts_C).flatten()
+        counts_P = self.counts_C[labels_P]
+        means_PD = self.sums_CD[labels_P] / counts_P.unsqueeze(1)
+        return Prototypes(means_PD.cpu(), labels_P.cpu(), counts_P.cpu())
+
+
+def class_means(features_ND: Tensor, labels_N: Tensor, num_classes: int) -> Prototypes:
+    """The mean feature of each class present (FedProto Eq. 1)."""
+    means = ClassMeans(num_classes, features_ND.shape[1], features_ND.device)
+    means.add(features_ND, labels_N)
+    return means.result()
+
+
+def merge_by_class(sets: Sequence[Prototypes], weighting: str, previous: Prototypes | None = None) -> Prototypes:
+    """One prototype per class: the mean over the clients that hold the class (FedProto Eq. 4).
+
+    Parameters
+    ----------
+    sets
+        The clients' prototypes, in an order that does not depend on when they arrived.
+    weighting
+        ``"counts"``: by the samples behind each prototype, so the result is the mean over all clients' samples of
+        the class. ``"uniform"``: every client weighs the same. Eq. 4's further factor 1/\\|N_c\\| is left out: with it
+        a prototype would shrink with the number of clients (the weights already sum to 1).
+    previous
+        Prototypes to keep for classes that nobody sent this time (partial participation).
+    """
+    merged: dict[int, Tensor] = {}
+    weights: dict[int, float] = {}
+    for prototypes in sets:
+        if weighting == "counts" and prototypes.counts is None:
+            raise ValueError("weighting by counts needs the counts of every client")
+        for index, label in enumerate(prototypes.labels.tolist()):
+            counts = prototypes.counts
+            weight = float(counts[index]) if weighting == "counts" and counts is not None else 1.0
+            term = weight * prototypes.means[index].double()
+            merged[label] = merged[label] + term if label in merged else term
+            weights[label] = weights.get(label, 0.0) + weight
+    means = {label: (total / weights[label]).float() for label, total in merged.items()}
+    if previous is not None:
+        kept = dict(zip(previous.labels.tolist(), previous.means, strict=True))
+        means = kept | means
+    return from_mapping(means)
+
+
+def from_mapping(means: dict[int, Tensor]) -> Prototypes:
+    """``{label: mean [D]}`` -> prototypes in label order."""
+    labels = sorted(means)
+    if not labels:
+        return Prototypes(torch.zeros(0, 0), torch.zeros(0, dtype=torch.int64))
+    return Prototypes(torch.stack([means[label] for label in labels]), torch.tensor(labels, dtype=torch.int64))
+
+
+def by_class(prototypes: Prototypes, num_classes: int) -> tuple[Tensor, Tensor]:
+    """Prototypes, one per class, as a table: ``(means [C, D], held [C] bool)``; rows not held are zero."""
+    dim = prototypes.means.shape[1] if len(prototypes) else 0
+    table_CD = prototypes.means.new_zeros(num_classes, dim)
+    held_C = torch.zeros(num_classes, dtype=torch.bool, device=prototypes.means.device)
+    table_CD[prototypes.labels] = prototypes.means
+    held_C[prototypes.labels] = True
+    return table_CD, held_C
+
+
+def nearest_label(features_ND: Tensor, prototypes: Prototypes, among: Tensor | None = None) -> Tensor:
+    """The label [N] of the prototype nearest in Euclidean distance (FedProto Eq. 2).
+
+    ``among`` [K] int64 restricts the choice to these labels, where any of them has a prototype.
+    """
+    means, labels = prototypes.means, prototypes.labels
+    if among is not None:
+        chosen = torch.isin(labels, among)
+        if bool(chosen.any()):
+            means, labels = means[chosen], labels[chosen]
+    distances_NP = torch.cdist(features_ND, means, compute_mode="donot_use_mm_for_euclid_dist")
+    return labels[distances_NP.argmin(dim=1)]

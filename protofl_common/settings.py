@@ -1,0 +1,189 @@
+"""The settings of a run: one frozen dataclass per section, built from Flower's flat ``run_config``.
+
+``Settings.from_run_config`` checks every key at once and raises one :class:`SettingsError` with a line per problem.
+Some sections may be overridden by a client's ``--node-config`` (`NODE_KEYS`): facts about its own site.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from protofl_common.catalog import CATALOG, Algorithm
+from protofl_common.datasets.names import DATASETS, PARTITIONS
+from protofl_common.models.groups import ARCHITECTURES, GROUPS
+from protofl_common.options import Scalar, SettingsError, keys_of, option, read_section, unknown_keys
+
+NODE_KEYS = ("data-dir", "domain", "arch", "state-dir", "device", "site-name")
+"""What a site says of itself with ``--node-config`` (beside Flower's ``partition-id`` and ``num-partitions``)."""
+
+
+@dataclass(frozen=True)
+class RunSettings:
+    """The run itself."""
+
+    algo: str = option(choices=CATALOG)
+    rounds: int = option(minimum=1)
+    seed: int = option(minimum=0)
+    run_name: str = option()
+    out_dir: str = option()
+
+
+@dataclass(frozen=True)
+class FederationSettings:
+    """Who takes part, and how long the server waits."""
+
+    num_clients: int = option(minimum=0)
+    participation: float = option(above=0, maximum=1)
+    min_replies: int = option(minimum=1)
+    join_timeout: float = option(above=0)
+    round_timeout: float = option(above=0)
+    evaluate_every: int = option(minimum=1)
+    max_prototype_norm: float = option(above=0)
+
+
+@dataclass(frozen=True)
+class DataSettings:
+    """Which data, and how they are divided among the clients."""
+
+    dataset: str = option(choices=DATASETS)
+    data_dir: str = option()
+    download: bool = option()
+    cache_dir: str = option()
+    image_size: int = option(minimum=0)
+    classes: str = option()
+    partition: str = option(choices=PARTITIONS)
+    alpha: float = option(above=0)
+    classes_per_client: int = option(minimum=1)
+    ways: int = option(minimum=1)
+    ways_stdev: int = option(minimum=0)
+    shots: int = option(minimum=1)
+    shots_stdev: int = option(minimum=0)
+    clients_per_domain: str = option()
+    total_samples: int = option(minimum=0)
+    train_samples: int = option(minimum=0)
+    test_samples: int = option(minimum=0)
+    test_from: str = option(choices=("split", "official"))
+    train_fraction: float = option(above=0, maximum=0.99)
+
+
+@dataclass(frozen=True)
+class ModelSettings:
+    """Which networks."""
+
+    models: str = option(choices=GROUPS)
+    arch: str = option(choices=("", *ARCHITECTURES))
+    feature_dim: int = option(minimum=1)
+
+
+@dataclass(frozen=True)
+class TrainingSettings:
+    """Local training and evaluation."""
+
+    local_epochs: int = option(minimum=1)
+    batch_size: int = option(minimum=1)
+    optimizer: str = option(choices=("sgd", "adam"))
+    lr: float = option(above=0)
+    momentum: float = option(minimum=0, maximum=0.9999)
+    weight_decay: float = option(minimum=0)
+    keep_optimizer: bool = option()
+    eval_batch_size: int = option(minimum=1)
+    predict_among: str = option(choices=("all", "own"))
+
+
+@dataclass(frozen=True)
+class MachineSettings:
+    """The machine a client runs on."""
+
+    device: str = option()
+    threads: int = option(minimum=0)
+    state_dir: str = option()
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Everything a run needs to know; ``algorithm`` holds the settings of the chosen algorithm only."""
+
+    run: RunSettings
+    federation: FederationSettings
+    data: DataSettings
+    model: ModelSettings
+    training: TrainingSettings
+    machine: MachineSettings
+    algorithm: Any
+
+    @property
+    def row(self) -> Algorithm:
+        """The catalog's row of the chosen algorithm."""
+        return CATALOG[self.run.algo]
+
+    @classmethod
+    def from_run_config(
+        cls, run_config: Mapping[str, Scalar], node_config: Mapping[str, Scalar] | None = None
+    ) -> Settings:
+        """Check every key of ``run_config`` (and a node's overrides of it) and build the settings.
+
+        Raises
+        ------
+        SettingsError
+            With one line for each unknown key, missing key, wrong type, and value out of range or not among its
+            choices.
+        """
+        config = dict(run_config)
+        overrides = {key: value for key, value in (node_config or {}).items() if key in NODE_KEYS}
+        config |= {key: value for key, value in overrides.items() if key in config}
+        problems = unknown_keys(config, known_keys())
+        sections = {name: read_section(section, config, problems) for name, section in SECTIONS.items()}
+        tables = {
+            name: read_section(row.settings, config, problems, prefix=f"{name}.") for name, row in CATALOG.items()
+        }
+        if problems:
+            raise SettingsError("\n".join(problems))
+        return cls(**sections, algorithm=tables[str(config["algo"])])  # type: ignore[arg-type]
+
+
+SECTIONS: dict[str, type] = {
+    "run": RunSettings,
+    "federation": FederationSettings,
+    "data": DataSettings,
+    "model": ModelSettings,
+    "training": TrainingSettings,
+    "machine": MachineSettings,
+}
+
+
+def known_keys() -> list[str]:
+    """Every key that the run configuration holds, algorithm tables included, in the order of ``pyproject.toml``."""
+    general = [key for section in SECTIONS.values() for key in keys_of(section)]
+    return general + [key for name, row in CATALOG.items() for key in keys_of(row.settings, f"{name}.")]
+
+
+def default_run_config() -> dict[str, Scalar]:
+    """The defaults, read from ``[tool.flwr.app.config]`` and flattened as Flower does (``fedproto.lambda``)."""
+    pyproject = Path(__file__).resolve().parents[1] / "pyproject.toml"
+    return flatten(tomllib.loads(pyproject.read_text(encoding="utf-8"))["tool"]["flwr"]["app"]["config"])
+
+
+def flatten(table: Mapping[str, Any], prefix: str = "") -> dict[str, Scalar]:
+    """Nested TOML tables -> dotted keys."""
+    flat: dict[str, Scalar] = {}
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            flat |= flatten(value, f"{prefix}{key}.")
+        else:
+            flat[prefix + key] = value
+    return flat
+
+
+def to_run_config(settings: Settings) -> dict[str, Scalar]:
+    """The inverse of ``from_run_config``: the keys of the run, without those of algorithms not chosen."""
+    flat: dict[str, Scalar] = {}
+    for name, section in SECTIONS.items():
+        flat |= dict(zip(keys_of(section), dataclasses.astuple(getattr(settings, name)), strict=True))
+    prefix = f"{settings.run.algo}."
+    keys = keys_of(type(settings.algorithm), prefix)
+    return flat | dict(zip(keys, dataclasses.astuple(settings.algorithm), strict=True))

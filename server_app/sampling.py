@@ -1,0 +1,26 @@
+"""Which clients take part in a round: seeded, by the sites' own names, independent of Flower's random node ids."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+import numpy as np
+
+from protofl_common.seeding import derive_seed
+
+
+def in_order(sites: Iterable[str]) -> list[str]:
+    """Sites in natural order: ``site-2`` before ``site-10``."""
+    return sorted(sites, key=lambda name: re.sub(r"\d+", lambda number: number.group().zfill(12), name))
+
+
+def sample_sites(sites: Iterable[str], participation: float, seed: int, server_round: int) -> list[str]:
+    """``max(1, round(participation · m))`` of the m sites, without replacement, in natural order."""
+    ordered = in_order(sites)
+    number = max(1, round(participation * len(ordered)))
+    if number == len(ordered):
+        return ordered
+    generator = np.random.default_rng(derive_seed(seed, "sampling", server_round))
+    chosen = generator.choice(len(ordered), size=number, replace=False)
+    return [ordered[index] for index in sorted(chosen)]

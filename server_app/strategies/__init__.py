@@ -1,0 +1,14 @@
+"""The server half of every algorithm, by its name in the catalog."""
+
+from __future__ import annotations
+
+from server_app.strategies.base import ServerStrategy
+from server_app.strategies.fedavg import FedAvg
+from server_app.strategies.fedproto import FedProto
+from server_app.strategies.local import Local
+
+STRATEGIES: dict[str, type[ServerStrategy]] = {
+    "local": Local,
+    "fedavg": FedAvg,
+    "fedproto": FedProto,
+}

@@ -1,0 +1,111 @@
+"""The training loop: batches, exact steps, and its errors."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+from torch.nn import functional
+
+from client_app.data import LabelledImages
+from client_app.training import TrainingError, make_optimizer, shuffled_batches, train
+from protofl_common.models import SplitModel, build_model
+from protofl_common.settings import Settings, TrainingSettings, default_run_config
+
+
+def settings(**changes: object) -> TrainingSettings:
+    return dataclasses.replace(Settings.from_run_config(default_run_config()).training, **changes)  # type: ignore[arg-type]
+
+
+def some_data(n: int = 23) -> LabelledImages:
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randn(n, 1, 8, 8, generator=generator)
+    return LabelledImages(images, torch.randint(0, 4, (n,), generator=generator))
+
+
+def some_model(arch: str = "cnn4") -> SplitModel:
+    return build_model(arch, in_channels=1, image_size=8, num_classes=4, feature_dim=6, seed=1)
+
+
+def cross_entropy(z: torch.Tensor, logits: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+    return {"cross-entropy": functional.cross_entropy(logits, labels)}
+
+
+def test_an_epoch_visits_every_sample_once_in_an_order_of_its_own() -> None:
+    data = LabelledImages(torch.arange(23.0).view(23, 1, 1, 1), torch.arange(23))
+    generator = torch.Generator().manual_seed(5)
+    first = list(shuffled_batches(data, 10, generator))
+    second = list(shuffled_batches(data, 10, generator))
+    assert [len(labels) for _, labels in first] == [10, 10, 3]
+    for images, labels in first:
+        assert torch.equal(images.flatten(), labels.float())
+    orders = [torch.cat([labels for _, labels in epoch]).tolist() for epoch in (first, second)]
+    assert orders[0] != orders[1]
+    assert sorted(orders[0]) == sorted(orders[1]) == list(range(23))
+
+
+def test_a_last_batch_of_one_joins_its_neighbour_when_asked() -> None:
+    data = some_data(21)
+    generator = torch.Generator()
+    assert [len(labels) for _, labels in shuffled_batches(data, 10, generator)] == [10, 10, 1]
+    assert [len(labels) for _, labels in shuffled_batches(data, 10, generator, no_single=True)] == [10, 11]
+
+
+def test_batch_normalisation_survives_a_rest_of_one() -> None:
+    model = some_model("resnet10")
+    losses = train(model, make_optimizer(model, settings()), some_data(11), cross_entropy, settings(), seed=3)
+    assert losses["total"] > 0
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_training_equals_a_plain_loop(optimizer: str) -> None:
+    chosen = settings(optimizer=optimizer, momentum=0.9, weight_decay=1e-3, local_epochs=2, lr=0.05)
+    data, ours, plain = some_data(), some_model(), some_model()
+    losses = train(ours, make_optimizer(ours, chosen), data, cross_entropy, chosen, seed=7)
+
+    kinds = {"sgd": lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9, weight_decay=1e-3)}
+    kinds["adam"] = lambda p: torch.optim.Adam(p, lr=0.05, weight_decay=1e-3)  # type: ignore[assignment]
+    step = kinds[optimizer](plain.parameters())
+    generator = torch.Generator().manual_seed(7)
+    total = 0.0
+    for _ in range(2):
+        order = torch.randperm(23, generator=generator)
+        for start in range(0, 23, 10):
+            batch = order[start : start + 10]
+            loss = functional.cross_entropy(plain(data.images[batch]), data.labels[batch])
+            step.zero_grad()
+            loss.backward()
+            step.step()
+            total += loss.item() * len(batch)
+    assert losses["total"] == pytest.approx(total / 46, rel=1e-5)
+    for (name, a), b in zip(ours.state_dict().items(), plain.state_dict().values(), strict=True):
+        torch.testing.assert_close(a, b, msg=name)
+
+
+def test_terms_are_summed_and_reported_by_name() -> None:
+    def two_terms(z: torch.Tensor, logits: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"a": logits.square().mean(), "b": 2 * z.square().mean()}
+
+    model = some_model()
+    losses = train(model, make_optimizer(model, settings()), some_data(), two_terms, settings(), seed=1)
+    assert losses["total"] == pytest.approx(losses["a"] + losses["b"], rel=1e-5)
+
+
+def test_the_same_seed_gives_the_same_model_with_dropout_too() -> None:
+    models = [some_model("mnist-cnn") for _ in range(3)]
+    for model, seed in zip(models, (4, 4, 5), strict=True):
+        train(model, make_optimizer(model, settings()), some_data(), cross_entropy, settings(), seed=seed)
+    same, other = [
+        all(torch.equal(a, b) for a, b in zip(models[0].parameters(), model.parameters(), strict=True))
+        for model in models[1:]
+    ]
+    assert same
+    assert not other
+
+
+def test_a_loss_that_explodes_is_an_error_that_says_what_to_try() -> None:
+    chosen = settings(lr=1e12)
+    model = some_model()
+    with pytest.raises(TrainingError, match="local epoch 1; try a smaller lr"):
+        train(model, make_optimizer(model, chosen), some_data(), cross_entropy, chosen, seed=1)

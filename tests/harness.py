@@ -1,0 +1,96 @@
+"""An in-process federation: the real ServerApp and ClientApp code, without Ray, SuperLink or processes."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from flwr.app import Context, Message, RecordDict
+from flwr.serverapp import Grid
+from flwr.supercore.task_identity import TaskIdentity
+
+from client_app.app import app as client_app
+from protofl_common.settings import default_run_config
+from server_app.app import main as server_main
+
+RUN_ID = 4711
+Tamper = Callable[[Message, Message], Message | None]
+"""(message, honest reply) -> the reply that arrives, or None for no reply."""
+
+
+class LocalGrid(Grid):
+    """Delivers each message to the ClientApp at once, in this process."""
+
+    def __init__(self, run_config: dict[str, Any], nodes: dict[int, dict[str, Any]], tamper: Tamper | None = None):
+        TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, RUN_ID, 1
+        self.run_config, self.nodes, self.tamper = run_config, nodes, tamper
+        self.log: list[tuple[Message, Message]] = []
+        self._ready: dict[str, Message] = {}
+
+    def set_run(self, run: Any) -> None: ...
+
+    @property
+    def run(self) -> Any:
+        return None
+
+    def create_message(self, *args: Any, **kwargs: Any) -> Message:
+        raise NotImplementedError
+
+    def get_node_ids(self) -> Iterable[int]:
+        return list(self.nodes)
+
+    def push_messages(self, messages: Iterable[Message]) -> list[str]:
+        ids = []
+        for message in messages:
+            message.metadata.__dict__["_message_id"] = str(uuid.uuid4())
+            node = message.metadata.dst_node_id
+            context = Context(RUN_ID, node, self.nodes[node], RecordDict(), self.run_config)
+            reply: Message | None = client_app(message, context)
+            reply.metadata.__dict__["_src_node_id"] = node
+            self.log.append((message, reply))
+            if self.tamper is not None:
+                reply = self.tamper(message, reply)
+            if reply is not None:
+                self._ready[message.metadata.message_id] = reply
+            ids.append(message.metadata.message_id)
+        return ids
+
+    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+        return [self._ready.pop(key) for key in list(message_ids) if key in self._ready]
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
+        return self.pull_messages(self.push_messages(messages))
+
+
+class Outcome:
+    """What a run left behind, and what crossed the wire."""
+
+    def __init__(self, folder: Path, grid: LocalGrid) -> None:
+        self.folder, self.grid = folder, grid
+        self.summary = json.loads((folder / "summary.json").read_text())
+        self.rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def run_config(tmp_path: Path, **overrides: Any) -> dict[str, Any]:
+    """The defaults, small, in ``tmp_path``: ``batch_size=4`` sets ``batch-size``, ``fedproto__lambda`` a dotted key."""
+    small = {"rounds": 2, "out-dir": str(tmp_path / "runs"), "cache-dir": str(tmp_path / "cache"), "join-timeout": 20.0}
+    named = {key.replace("__", ".").replace("_", "-"): value for key, value in overrides.items()}
+    return default_run_config() | small | named
+
+
+def run_federation(
+    config: dict[str, Any],
+    clients: int = 4,
+    tamper: Tamper | None = None,
+    nodes: dict[int, dict[str, Any]] | None = None,
+) -> Outcome:
+    """Run the ServerApp's main on ``clients`` in-process clients and read the results."""
+    default_nodes = {1000 + i: {"partition-id": i, "num-partitions": clients} for i in range(clients)}
+    grid = LocalGrid(config, nodes or default_nodes, tamper)
+    context = Context(RUN_ID, 0, {}, RecordDict(), config)
+    server_main(grid, context)
+    (folder,) = [path for path in Path(config["out-dir"]).iterdir() if (path / "summary.json").exists()]
+    return Outcome(folder, grid)

@@ -1,0 +1,229 @@
+"""What the sources deliver: shapes, labels, domains, and errors that name the key."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from sklearn.datasets import load_digits
+
+from protofl_common.datasets import DataError
+from protofl_common.datasets.digits_domains import DOMAINS
+from protofl_common.datasets.images import channel_statistics, resized
+from protofl_common.datasets.names import DATASETS, PARTITIONS
+from protofl_common.datasets.partitions import DIVIDE
+from protofl_common.datasets.sources import SOURCES
+from protofl_common.datasets.store import open_data
+
+from .conftest import MakeSettings, write_image
+
+
+def test_every_name_has_its_function() -> None:
+    assert list(SOURCES) == list(DATASETS)
+    assert list(DIVIDE) == list(PARTITIONS)
+
+
+def test_digits_are_scikit_learns(data_settings: MakeSettings) -> None:
+    data, original = open_data(data_settings(dataset="digits")), load_digits()
+    assert data.images.shape == (1797, 1, 8, 8)
+    assert data.images.dtype == np.uint8
+    np.testing.assert_array_equal(data.labels, original.target)
+    np.testing.assert_allclose(data.images[:, 0] / 255 * 16, original.images, atol=0.04)
+    assert data.domain_names == ()
+
+
+def test_digit_domains_are_balanced(data_settings: MakeSettings) -> None:
+    data = open_data(data_settings(dataset="digit-domains"))
+    assert data.images.shape[1:] == (3, 28, 28)
+    assert data.domain_names == ("scanned", "printed", "photo", "inverted", "coloured")
+    counts = np.array([np.bincount(data.labels[data.domains == d], minlength=10) for d in range(5)])
+    assert (counts == 50).all()
+
+
+def test_digit_domains_do_not_repeat_an_image_and_look_different(data_settings: MakeSettings) -> None:
+    data = open_data(data_settings(dataset="digit-domains"))
+    assert len({image.tobytes() for image in data.images}) == len(data.images)
+    brightness = {name: data.images[data.domains == d].mean() for d, name in enumerate(DOMAINS)}
+    assert brightness["scanned"] < 80 < 140 < brightness["inverted"] < brightness["printed"]
+    colour = {name: np.ptp(data.images[data.domains == d], axis=1).mean() for d, name in enumerate(DOMAINS)}
+    assert colour["scanned"] == colour["inverted"] == 0
+    assert colour["coloured"] > 30
+    assert colour["photo"] > 20
+
+
+def test_digit_domains_are_the_same_whenever_they_are_made(data_settings: MakeSettings) -> None:
+    settings = data_settings(dataset="digit-domains")
+    np.testing.assert_array_equal(SOURCES["digit-domains"].read(settings).images, open_data(settings).images)
+
+
+def test_statistics_are_numpys(data_settings: MakeSettings) -> None:
+    data = open_data(data_settings(dataset="digit-domains"))
+    scaled = np.asarray(data.images) / 255
+    np.testing.assert_allclose(data.mean, scaled.mean(axis=(0, 2, 3)), atol=1e-9)
+    np.testing.assert_allclose(data.std, scaled.std(axis=(0, 2, 3)), atol=1e-9)
+    assert channel_statistics(np.full((2, 1, 3, 3), 51, np.uint8)) == ((pytest.approx(0.2),), (1.0,))
+
+
+def test_image_size_resizes_any_source(data_settings: MakeSettings, mnist_dir: Path) -> None:
+    assert open_data(data_settings(dataset="digits", image_size=16)).images.shape[1:] == (1, 16, 16)
+    small = data_settings(dataset="mnist", data_dir=str(mnist_dir), image_size=14)
+    assert open_data(small).images.shape == (500, 1, 14, 14)
+
+
+def test_resizing_keeps_constant_images_and_the_size_that_is_right() -> None:
+    grey = np.full((3, 1, 8, 8), 77, dtype=np.uint8)
+    assert (resized(grey, 20) == 77).all()
+    assert resized(grey, 8) is grey
+    assert resized(grey, 0) is grey
+
+
+def test_torchvision_set_has_both_parts(data_settings: MakeSettings, mnist_dir: Path) -> None:
+    data = open_data(data_settings(dataset="mnist", data_dir=str(mnist_dir)))
+    assert data.images.shape == (500, 1, 28, 28)
+    np.testing.assert_array_equal(data.official, np.arange(500) >= 400)
+    np.testing.assert_array_equal(data.images[:, 0, 0, :2].astype(int) @ [256, 1], np.arange(500))
+    assert len(data.classes) == 10
+
+
+class FakeSet:
+    """One part of a data set as torchvision's classes present it: two samples with the labels 1 and 0."""
+
+    def __init__(self, root: str, train: bool = True, split: str = "train") -> None:
+        self.labels = [1, 0]
+
+
+class FakeCifar(FakeSet):
+    data = np.arange(2 * 32 * 32 * 3, dtype=np.uint8).reshape(2, 32, 32, 3)
+    classes = ("plane", "car")
+
+
+class FakeSvhn(FakeSet):
+    data = FakeCifar.data.transpose(0, 3, 1, 2)
+
+
+class FakeFlowers(FakeSet):
+    data_: ClassVar = [(Image.fromarray(image).resize((50, 40)), 0) for image in FakeCifar.data]
+
+    def __iter__(self) -> Iterator[tuple[Image.Image, int]]:
+        return iter(self.data_)
+
+
+class EMNIST(FakeSet):
+    data = torch.from_numpy(FakeCifar.data[:, :, :, 0])
+
+
+@pytest.mark.parametrize(
+    ("dataset", "cls", "fake", "parts", "shape"),
+    [
+        ("cifar10", "CIFAR10", FakeCifar, 2, (3, 32, 32)),
+        ("svhn", "SVHN", FakeSvhn, 2, (3, 32, 32)),
+        ("flowers102", "Flowers102", FakeFlowers, 3, (3, 64, 64)),
+        ("emnist", "EMNIST", EMNIST, 2, (1, 32, 32)),
+    ],
+)
+def test_torchvision_layouts(
+    data_settings: MakeSettings,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    dataset: str,
+    cls: str,
+    fake: type,
+    parts: int,
+    shape: tuple[int, ...],
+) -> None:
+    monkeypatch.setattr(f"torchvision.datasets.{cls}", fake)
+    raw = SOURCES[dataset].read(data_settings(dataset=dataset, data_dir=str(tmp_path)))
+    assert raw.images.shape == (2 * parts, *shape)
+    assert raw.images.flags.c_contiguous
+    np.testing.assert_array_equal(raw.labels, [1, 0] * parts)
+    np.testing.assert_array_equal(raw.official, [0, 0] * (parts - 1) + [1, 1])
+    assert raw.classes == (("plane", "car") if dataset == "cifar10" else tuple("0123456789"))
+    if dataset in ("cifar10", "svhn"):
+        np.testing.assert_array_equal(raw.images[0], FakeCifar.data[0].transpose(2, 0, 1))
+    if dataset == "emnist":
+        np.testing.assert_array_equal(raw.images[0, 0], FakeCifar.data[0, :, :, 0].T)
+
+
+def test_torchvision_set_may_lie_in_a_folder_of_its_own(data_settings: MakeSettings, mnist_dir: Path) -> None:
+    nested = mnist_dir / "MNIST" / "MNIST"
+    nested.mkdir()
+    (mnist_dir / "MNIST" / "raw").rename(nested / "raw")
+    assert len(open_data(data_settings(dataset="mnist", data_dir=str(mnist_dir))).labels) == 500
+
+
+def test_domain_folder(data_settings: MakeSettings, domain_dir: Path) -> None:
+    (domain_dir / "photo" / "cat" / "notes.txt").write_text("not an image")
+    (domain_dir / "photo" / "cat" / ".hidden.png").write_text("not an image either")
+    (domain_dir / ".git" / "cat").mkdir(parents=True)
+    data = open_data(data_settings(dataset="domain-folder", data_dir=str(domain_dir)))
+    assert data.images.shape == (40, 3, 64, 64)
+    assert data.classes == ("cat", "dog", "owl")
+    assert data.domain_names == ("photo", "sketch")
+    np.testing.assert_array_equal(np.bincount(data.labels), [16, 16, 8])
+    assert (data.images[data.domains == 0, 2] == 200).all()
+    assert (data.images[data.domains == 1, 0] == 200).all()
+
+
+def test_image_folder_with_classes_in_the_order_given(data_settings: MakeSettings, domain_dir: Path) -> None:
+    where = {"dataset": "image-folder", "data_dir": str(domain_dir / "sketch"), "image_size": 12}
+    data = open_data(data_settings(**where, classes="owl, dog, cat, fox"))
+    assert data.images.shape == (24, 3, 12, 12)
+    assert data.classes == ("owl", "dog", "cat", "fox")
+    np.testing.assert_array_equal(np.bincount(data.labels, minlength=4), [8, 8, 8, 0])
+    assert data.domain_names == ()
+
+
+def test_class_folder_not_in_classes(data_settings: MakeSettings, domain_dir: Path) -> None:
+    settings = data_settings(dataset="domain-folder", data_dir=str(domain_dir), classes="cat,dog")
+    with pytest.raises(DataError, match=r"classes = 'cat,dog' does not list the folder 'owl'"):
+        open_data(settings)
+
+
+def test_unreadable_image_is_named(data_settings: MakeSettings, domain_dir: Path) -> None:
+    (domain_dir / "photo" / "dog" / "broken.jpg").write_bytes(b"\xff\xd8\xff nothing")
+    with pytest.raises(DataError, match=r"photo/dog/broken\.jpg is not a readable image"):
+        open_data(data_settings(dataset="domain-folder", data_dir=str(domain_dir)))
+
+
+def test_cut_off_image_is_named(data_settings: MakeSettings, domain_dir: Path) -> None:
+    file = domain_dir / "photo" / "dog" / "0.png"
+    file.write_bytes(file.read_bytes()[:50])
+    with pytest.raises(DataError, match=r"dog/0\.png is not a readable image"):
+        open_data(data_settings(dataset="domain-folder", data_dir=str(domain_dir)))
+
+
+@pytest.mark.parametrize("dataset", ["mnist", "usps", "image-folder", "domain-folder"])
+def test_data_dir_missing_or_empty(data_settings: MakeSettings, tmp_path: Path, dataset: str) -> None:
+    with pytest.raises(DataError, match=rf"data-dir = ''.*'{dataset}'"):
+        open_data(data_settings(dataset=dataset))
+    with pytest.raises(DataError, match=r"data-dir = .*there is no such folder"):
+        open_data(data_settings(dataset=dataset, data_dir=str(tmp_path / "nowhere")))
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(DataError, match="data-dir = "):
+        open_data(data_settings(dataset=dataset, data_dir=str(tmp_path / "empty")))
+
+
+def test_missing_torchvision_file_says_how_to_get_it(data_settings: MakeSettings, mnist_dir: Path) -> None:
+    (mnist_dir / "MNIST" / "raw" / "t10k-labels-idx1-ubyte").unlink()
+    with pytest.raises(DataError, match=r"'mnist': MNIST/raw/t10k-labels.* or download = true"):
+        open_data(data_settings(dataset="mnist", data_dir=str(mnist_dir)))
+
+
+def test_damaged_torchvision_file(data_settings: MakeSettings, mnist_dir: Path) -> None:
+    (mnist_dir / "MNIST" / "raw" / "train-images-idx3-ubyte").write_bytes(b"\x00\x00\x08\x03\x00")
+    with pytest.raises(DataError, match="'mnist': torchvision cannot read"):
+        open_data(data_settings(dataset="mnist", data_dir=str(mnist_dir)))
+
+
+def test_a_changed_folder_is_read_anew(data_settings: MakeSettings, domain_dir: Path) -> None:
+    settings = data_settings(dataset="domain-folder", data_dir=str(domain_dir))
+    assert len(open_data(settings).labels) == 40
+    write_image(domain_dir / "photo" / "cat" / "new.png", (1, 2, 3))
+    later = replace(settings, alpha=0.2)  # another process, as far as the memory of listings goes
+    assert len(open_data(later).labels) == 41

@@ -1,0 +1,112 @@
+"""The cache: built once, mapped into memory, rebuilt when damaged."""
+
+from __future__ import annotations
+
+import multiprocessing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from protofl_common.datasets import ClientData, open_client_data
+from protofl_common.datasets.store import cache_root, data_key, open_data
+from protofl_common.settings import DataSettings
+
+from .conftest import MakeSettings
+
+
+def _first(settings: DataSettings) -> ClientData:
+    return open_client_data(settings, seed=3, partition=0, num_partitions=4)
+
+
+def test_arrays_are_mapped_and_the_clients_are_copies(data_settings: MakeSettings) -> None:
+    settings = data_settings(dataset="digits", partition="iid")
+    assert isinstance(open_data(settings).images, np.memmap)
+    client = _first(settings)
+    for array in (client.train_images, client.train_labels, client.test_images, client.test_labels):
+        assert type(array) is np.ndarray
+        assert array.base is None
+    assert client.train_labels.dtype == client.test_labels.dtype == np.int64
+
+
+@pytest.mark.parametrize("damage", ["truncate", "delete", "meta", "garbage"])
+def test_damaged_entry_is_rebuilt(data_settings: MakeSettings, tmp_path: Path, damage: str) -> None:
+    settings = data_settings(dataset="digits", partition="iid", cache_dir=str(tmp_path))
+    before = _first(settings)
+    entry = tmp_path / data_key(settings)
+    images = entry / "images.npy"
+    if damage == "truncate":
+        images.write_bytes(images.read_bytes()[:5000])
+    elif damage == "delete":
+        images.unlink()
+    elif damage == "meta":
+        (entry / "meta.json").write_text('{"samples": 1797')
+    else:
+        (entry / "labels.npy").write_bytes(b"garbage")
+    after = _first(settings)
+    np.testing.assert_array_equal(before.train_images, after.train_images)
+    np.testing.assert_array_equal(before.test_labels, after.test_labels)
+
+
+def test_damaged_division_is_rebuilt(data_settings: MakeSettings, tmp_path: Path) -> None:
+    settings = data_settings(dataset="digits", partition="iid", cache_dir=str(tmp_path))
+    before = _first(settings)
+    (division,) = tmp_path.glob("*.npz")
+    division.write_bytes(division.read_bytes()[:700])
+    np.testing.assert_array_equal(before.train_images, _first(settings).train_images)
+
+
+def test_leftovers_of_a_killed_process_do_no_harm(data_settings: MakeSettings, tmp_path: Path) -> None:
+    settings = data_settings(dataset="digits", partition="iid", cache_dir=str(tmp_path))
+    partial = tmp_path / f"{data_key(settings)}.partial"
+    partial.mkdir()
+    (partial / "images.npy").write_bytes(b"half")
+    assert len(_first(settings).train_labels) == 30
+    assert not partial.exists()
+
+
+def test_cache_follows_the_users_cache_folder(
+    data_settings: MakeSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert cache_root(data_settings(cache_dir="")) == tmp_path / "protofl"
+
+
+def test_one_division_serves_all_clients(data_settings: MakeSettings, tmp_path: Path) -> None:
+    settings = data_settings(dataset="digits", partition="iid", cache_dir=str(tmp_path))
+    for client in range(4):
+        open_client_data(settings, seed=3, partition=client, num_partitions=4)
+    assert len(list(tmp_path.glob("*.npz"))) == 1
+    open_client_data(settings, seed=4, partition=0, num_partitions=4)
+    assert len(list(tmp_path.glob("*.npz"))) == 2
+
+
+def _race(settings: DataSettings, barrier: Any, log: str, results: Any) -> None:
+    from protofl_common.datasets import sources
+
+    read = sources.read_digits
+
+    def counted(these: DataSettings) -> Any:
+        with Path(log).open("a") as file:
+            file.write("read\n")
+        return read(these)
+
+    sources.SOURCES["digits"] = sources.Source(counted, num_classes=10)
+    barrier.wait(timeout=30)
+    results.put(int(_first(settings).train_labels.sum()))
+
+
+def test_two_processes_build_the_cache_once(data_settings: MakeSettings, tmp_path: Path) -> None:
+    settings = data_settings(dataset="digits", partition="iid", cache_dir=str(tmp_path / "cache"))
+    context = multiprocessing.get_context("fork")
+    barrier, results, log = context.Barrier(2), context.Queue(), tmp_path / "log"
+    workers = [context.Process(target=_race, args=(settings, barrier, str(log), results)) for _ in range(2)]
+    for worker in workers:
+        worker.start()
+    sums = [results.get(timeout=60) for _ in workers]
+    for worker in workers:
+        worker.join(timeout=60)
+        assert worker.exitcode == 0
+    assert sums[0] == sums[1] == int(_first(settings).train_labels.sum())
+    assert log.read_text() == "read\n"

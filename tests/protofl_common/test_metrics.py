@@ -1,0 +1,28 @@
+"""Figures over clients by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from protofl_common.metrics import human_bytes, human_seconds, over_clients
+
+
+def test_over_clients_by_hand() -> None:
+    figures = over_clients([0.5, 1.0, 0.0], [10, 30, 60])
+    assert figures["mean"] == pytest.approx(0.5)
+    assert figures["weighted"] == pytest.approx((5 + 30 + 0) / 100)
+    assert figures["worst-10%"] == 0.0
+    assert figures["std"] == pytest.approx((1 / 6) ** 0.5)
+
+
+def test_worst_tenth_of_twenty_is_two() -> None:
+    assert over_clients([i / 20 for i in range(20)], [1] * 20)["worst-10%"] == pytest.approx(0.025)
+
+
+def test_nobody_gives_nothing() -> None:
+    assert over_clients([], []) == {}
+
+
+def test_human_units() -> None:
+    assert [human_bytes(size) for size in (0, 999, 1536, 2.5e6, 4e9)] == ["0 B", "999 B", "1.5 kB", "2.5 MB", "4.0 GB"]
+    assert [human_seconds(seconds) for seconds in (1.25, 42, 75, 3720)] == ["1.2s", "42s", "1m15s", "1h02m"]

@@ -1,0 +1,81 @@
+"""What holds for the whole house: twins, import rules, one training loop, what may leave a client."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+from flwr.app import MessageType
+
+from client_app.algorithms import ALGORITHMS
+from protofl_common.catalog import CATALOG
+from protofl_common.messages import Limits, unpack_payload, unpack_report
+from server_app.strategies import STRATEGIES
+from tests.harness import run_config, run_federation
+
+ROOT = Path(__file__).parents[1]
+FLOWER_ROOMS = {"messages.py"}
+"""Files of protofl_common that may import flwr; its mathematics may not."""
+
+
+def imports_of(path: Path) -> set[str]:
+    names = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            names |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names.add(node.module.partition(".")[0])
+    return names
+
+
+def test_catalog_and_both_dictionaries_have_the_same_keys() -> None:
+    assert list(CATALOG) == list(ALGORITHMS) == list(STRATEGIES)
+
+
+@pytest.mark.parametrize("algo", CATALOG)
+def test_twins_stand_in_files_of_the_same_name_and_point_to_each_other(algo: str) -> None:
+    client, server = f"client_app/algorithms/{algo}.py", f"server_app/strategies/{algo}.py"
+    assert server in (ROOT / client).read_text(encoding="utf-8").split('"""')[1]
+    assert client in (ROOT / server).read_text(encoding="utf-8").split('"""')[1]
+    for path in (client, server):
+        assert len((ROOT / path).read_text(encoding="utf-8").splitlines()) <= 130, f"{path} has outgrown its room"
+
+
+def test_client_and_server_never_import_each_other() -> None:
+    for path in (ROOT / "client_app").rglob("*.py"):
+        assert "server_app" not in imports_of(path), path
+    for path in (ROOT / "server_app").rglob("*.py"):
+        assert "client_app" not in imports_of(path), path
+
+
+def test_shared_code_imports_neither_side_and_its_mathematics_no_flower() -> None:
+    for path in (ROOT / "protofl_common").rglob("*.py"):
+        found = imports_of(path)
+        assert not found & {"client_app", "server_app"}, path
+        assert "flwr" not in found or path.name in FLOWER_ROOMS, path
+
+
+def test_there_is_one_training_loop() -> None:
+    loops = [path.name for path in (ROOT / "client_app").rglob("*.py") if ".backward(" in path.read_text("utf-8")]
+    assert loops == ["training.py"]
+
+
+@pytest.mark.parametrize("algo", CATALOG)
+def test_nothing_but_the_declared_upload_and_a_report_leaves_a_client(algo: str, tmp_path: Path) -> None:
+    outcome = run_federation(run_config(tmp_path, algo=algo, rounds=2), clients=3)
+    row = CATALOG[algo]
+    for message, reply in outcome.grid.log:
+        if message.metadata.message_type == MessageType.QUERY:
+            assert set(reply.content) == {"site"}
+            continue
+        training = message.metadata.message_type == MessageType.TRAIN
+        unpack_report(reply.content, expected_round=int(message.content["round"]["round"]))
+        crossing = row.up if training else type(row.up)()
+        sent = reply.content.array_records
+        expected = {name for name in ("prototypes", "weights") if getattr(crossing, name)}
+        assert set(sent) == expected
+        weights = {}
+        if "weights" in sent:
+            weights = {name: (array.dtype, array.shape) for name, array in sent["weights"].items()}
+        unpack_payload(reply.content, crossing, Limits(10, 64, weights=weights), required=training)

@@ -1,0 +1,302 @@
+"""Whole runs in one process: results, repetition, faults, and rubbish from clients."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from flwr.app import Error, Message, MessageType, RecordDict
+from safetensors.torch import load_file
+
+from client_app import app as client_module
+from protofl_common.catalog import CATALOG
+from protofl_common.datasets import DataError
+from protofl_common.options import SettingsError
+from protofl_common.settings import Settings, default_run_config, flatten
+from server_app.federation import FederationError
+from tests.harness import Tamper, run_config, run_federation
+
+
+def without_times(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The rows as far as they must repeat: everything but seconds."""
+
+    def clean(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: clean(entry) for key, entry in value.items() if key != "seconds"}
+        return value
+
+    return [clean(row) for row in rows]
+
+
+@pytest.mark.parametrize("algo", CATALOG)
+def test_a_run_leaves_complete_results(algo: str, tmp_path: Path) -> None:
+    config = run_config(tmp_path, algo=algo, rounds=3, run_name="mine")
+    outcome = run_federation(config, clients=5)
+    assert outcome.folder.name == "mine"
+    assert [row["kind"] for row in outcome.rows] == ["round", "round", "round", "final"]
+    assert [row["evaluated-after-round"] for row in outcome.rows] == [0, 1, 2, 3]
+    assert all(row["valid"] == 5 and len(row["clients"]) == 5 for row in outcome.rows)
+    assert "head" in outcome.summary["accuracy"]
+    assert ("prototype" in outcome.summary["accuracy"]) == (algo == "fedproto")
+    saved = flatten(tomllib.loads((outcome.folder / "settings.toml").read_text()))
+    assert Settings.from_run_config(default_run_config() | saved) == Settings.from_run_config(config)
+    assert (outcome.folder / "prototypes.safetensors").exists() == (algo == "fedproto")
+    assert (outcome.folder / "weights.safetensors").exists() == (algo == "fedavg")
+    assert len(list((outcome.folder / "clients").iterdir())) == 5
+
+
+@pytest.mark.parametrize("algo", CATALOG)
+def test_training_helps(algo: str, tmp_path: Path) -> None:
+    config = run_config(tmp_path, algo=algo, rounds=10, dataset="digits", partition="iid", train_samples=0, lr=0.05)
+    outcome = run_federation(config, clients=3)
+    for kind, figures in outcome.summary["accuracy"].items():
+        assert figures["mean"] > 0.6, kind
+    assert outcome.rows[0]["accuracy"]["head"]["mean"] < 0.4
+
+
+def test_the_same_seed_gives_identical_metrics_and_another_does_not(tmp_path: Path) -> None:
+    runs = [
+        run_federation(run_config(tmp_path / name, participation=0.5, rounds=3, seed=seed), clients=6)
+        for name, seed in (("a", 1), ("b", 1), ("c", 2))
+    ]
+    first, again, other = (without_times(run.rows) for run in runs)
+    assert first == again
+    assert first != other
+    means = [load_file(run.folder / "prototypes.safetensors")["means"] for run in runs]
+    assert torch.equal(means[0], means[1])
+
+
+def test_node_ids_do_not_matter(tmp_path: Path) -> None:
+    facts = [{"partition-id": i, "num-partitions": 4} for i in range(4)]
+    forward = {100 + i: dict(one) for i, one in enumerate(facts)}
+    backward = {900 - i: dict(one) for i, one in reversed(list(enumerate(facts)))}
+    runs = [
+        run_federation(run_config(tmp_path / name, participation=0.5), nodes=nodes)
+        for name, nodes in (("f", forward), ("b", backward))
+    ]
+    assert without_times(runs[0].rows) == without_times(runs[1].rows)
+
+
+def test_bytes_on_the_wire_meet_the_papers_formula(tmp_path: Path) -> None:
+    """4 bytes × D × (Σ C_i + m·C), plus 8 bytes a label and, up, 8 bytes a count (FedTGP Table 5, FedProto Eq. 4)."""
+    dim, clients = 64, 6
+    config = run_config(tmp_path, partition="pathological", classes_per_client=3, rounds=2, feature_dim=dim)
+    outcome = run_federation(config, clients=clients)
+    row = outcome.rows[1]
+    sent = [
+        len(reply.content.array_records["prototypes"]["labels"].data) // 8
+        for message, reply in outcome.grid.log
+        if message.metadata.message_type == MessageType.TRAIN and message.metadata.group_id == "2"
+    ]
+    known = len(load_file(outcome.folder / "prototypes.safetensors")["labels"])
+    assert len(sent) == clients
+    numbers = 4 * dim * (sum(sent) + clients * known)
+    labels_and_counts = 8 * (sum(sent) + clients * known) + 8 * sum(sent)
+    assert row["bytes"]["up"] + row["bytes"]["down"] == numbers + labels_and_counts
+    assert row["bytes"]["up"] + row["bytes"]["down"] - labels_and_counts <= 1.05 * numbers
+
+
+def test_private_state_lives_where_the_site_says(tmp_path: Path) -> None:
+    nodes = {i: {"partition-id": i, "num-partitions": 2, "state-dir": str(tmp_path / f"disk{i}")} for i in (0, 1)}
+    outcome = run_federation(run_config(tmp_path), nodes={7 + node: facts for node, facts in nodes.items()})
+    for i in (0, 1):
+        assert [path.name for path in (tmp_path / f"disk{i}").rglob("*.safetensors")] == [f"site-{i}.safetensors"]
+    assert not (outcome.folder / "clients").exists()
+
+
+def test_optimizer_state_is_kept_when_asked(tmp_path: Path) -> None:
+    kept = run_federation(run_config(tmp_path / "kept", keep_optimizer=True, rounds=3))
+    fresh = run_federation(run_config(tmp_path / "fresh", rounds=3))
+    assert any(name.startswith("optimizer.") for name in load_file(next((kept.folder / "clients").iterdir())))
+    assert not any(name.startswith("optimizer.") for name in load_file(next((fresh.folder / "clients").iterdir())))
+    assert kept.rows[2]["losses"] != fresh.rows[2]["losses"]
+
+
+def test_evaluation_can_be_sparser(tmp_path: Path) -> None:
+    outcome = run_federation(run_config(tmp_path, rounds=5, evaluate_every=2))
+    assert [bool(row["accuracy"]) for row in outcome.rows] == [True, False, True, False, True, True]
+
+
+# -- faults and rubbish ----------------------------------------------------------------------------------------------
+
+
+def on_round(number: int, node: int, change: Any) -> Tamper:
+    """Replace one client's training reply of one round by ``change(message, reply)``."""
+
+    def tamper(message: Message, reply: Message) -> Message | None:
+        meta = message.metadata
+        hit = meta.message_type == MessageType.TRAIN and meta.group_id == str(number) and meta.dst_node_id == node
+        return change(message, reply) if hit else reply
+
+    return tamper
+
+
+def from_node(message: Message, reply: Message) -> Message:
+    reply.metadata.__dict__["_src_node_id"] = message.metadata.dst_node_id
+    return reply
+
+
+def fails(message: Message, reply: Message) -> Message:
+    return from_node(message, Message(Error(0, "actor died"), reply_to=message))
+
+
+def sends_nan(message: Message, reply: Message) -> Message:
+    record = reply.content.array_records["prototypes"]
+    array = record["means"]
+    array.data = b"\xff" * len(array.data)
+    return reply
+
+
+def sends_nothing_in_it(message: Message, reply: Message) -> Message:
+    return from_node(message, Message(RecordDict(), reply_to=message))
+
+
+def never_answers(message: Message, reply: Message) -> None:
+    return None
+
+
+@pytest.mark.parametrize(
+    ("change", "kind", "said"),
+    [
+        (fails, "failed", "actor died"),
+        (sends_nan, "refused", "NaN or infinity"),
+        (sends_nothing_in_it, "refused", "records other than a report"),
+        (never_answers, "missing", ""),
+    ],
+)
+def test_a_client_in_trouble_costs_its_own_reply_only(change: Any, kind: str, said: str, tmp_path: Path) -> None:
+    config = run_config(tmp_path, rounds=3, round_timeout=3.0 if kind == "missing" else 60.0)
+    outcome = run_federation(config, clients=4, tamper=on_round(2, 1002, change))
+    assert outcome.summary["trouble"] == {**dict.fromkeys(("failed", "refused", "missing"), 0), kind: 1}
+    second = outcome.rows[1]
+    assert "site-2" in second[kind]
+    assert said in str(second[kind])
+    assert second["valid"] == 3
+    assert [row["valid"] for row in outcome.rows] == [4, 3, 4, 4]
+
+
+def test_a_replayed_reply_is_refused(tmp_path: Path) -> None:
+    old: list[Message] = []
+
+    def tamper(message: Message, reply: Message) -> Message:
+        if message.metadata.message_type == MessageType.TRAIN and message.metadata.dst_node_id == 1000:
+            old.append(reply)
+            if len(old) == 2:
+                return from_node(message, Message(old[0].content, reply_to=message))
+        return reply
+
+    outcome = run_federation(run_config(tmp_path), tamper=tamper)
+    assert outcome.rows[1]["refused"] == {"site-0": "a reply to round 1 in round 2"}
+
+
+def test_refused_replies_do_not_touch_the_prototypes(tmp_path: Path) -> None:
+    """A run in which site-3's replies are all rubbish equals the mean over the other three."""
+
+    def tamper(message: Message, reply: Message) -> Message:
+        train = message.metadata.message_type == MessageType.TRAIN
+        return sends_nan(message, reply) if train and message.metadata.dst_node_id == 1003 else reply
+
+    outcome = run_federation(run_config(tmp_path, rounds=1), tamper=tamper)
+    found = load_file(outcome.folder / "prototypes.safetensors")["means"]
+    assert torch.isfinite(found).all()
+    assert outcome.summary["trouble"]["refused"] == 1
+
+
+def test_rounds_with_too_few_replies_change_nothing_and_three_end_the_run(tmp_path: Path) -> None:
+    config = run_config(tmp_path, rounds=6, min_replies=3, run_name="void")
+
+    def tamper(message: Message, reply: Message) -> Message:
+        late = message.metadata.message_type == MessageType.TRAIN and int(message.metadata.group_id) >= 2
+        return fails(message, reply) if late and message.metadata.dst_node_id in (1000, 1001) else reply
+
+    with pytest.raises(FederationError, match="3 rounds in a row had fewer valid replies than min-replies"):
+        run_federation(config, clients=4, tamper=tamper)
+    rows = [json.loads(line) for line in (Path(config["out-dir"]) / "void" / "metrics.jsonl").read_text().splitlines()]
+    assert [row["void"] for row in rows] == [False, True, True, True]
+
+
+def test_a_bug_in_a_client_is_an_error_reply_not_silence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*args: object) -> None:
+        raise ZeroDivisionError("oops")
+
+    monkeypatch.setattr(client_module, "train", broken)
+    outcome = run_federation(run_config(tmp_path, rounds=1, min_replies=1), clients=2)
+    assert outcome.rows[0]["failed"] == dict.fromkeys(("site-0", "site-1"), "ZeroDivisionError: oops")
+
+
+# -- before any client trains ----------------------------------------------------------------------------------------
+
+
+def expect_refusal(kind: type[Exception], said: str, config: dict[str, Any], **kwargs: Any) -> None:
+    trained: list[str] = []
+
+    def watch(message: Message, reply: Message) -> Message:
+        trained.append(message.metadata.message_type)
+        return reply
+
+    with pytest.raises(kind) as caught:
+        run_federation(config, tamper=watch, **kwargs)
+    assert said in str(caught.value)
+    assert MessageType.TRAIN not in trained
+
+
+def test_a_wrong_setting_ends_the_run_before_any_client_is_asked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    expect_refusal(SettingsError, "lr = 'abc'", run_config(tmp_path, lr="abc"))
+    assert "lr = 'abc': must be a number above 0" in capsys.readouterr().out
+
+
+def test_missing_data_are_told_once_before_training(tmp_path: Path) -> None:
+    config = run_config(tmp_path, dataset="mnist", partition="iid", data_dir=str(tmp_path / "nowhere"))
+    expect_refusal(FederationError, "nowhere", config)
+
+
+def test_a_partition_that_does_not_fit_the_data_set_is_told(tmp_path: Path) -> None:
+    expect_refusal(DataError, "feature-shift", run_config(tmp_path, dataset="digits"))
+
+
+def test_an_existing_run_name_is_not_overwritten(tmp_path: Path) -> None:
+    config = run_config(tmp_path, run_name="once")
+    run_federation(config)
+    expect_refusal(SettingsError, "run-name = 'once'", config)
+    expect_refusal(SettingsError, "plain folder name", config | {"run-name": "../x"})
+
+
+@pytest.mark.parametrize(
+    ("facts", "said"),
+    [
+        ({}, "give partition-id and num-partitions, or a site-name"),
+        ({"partition-id": "x", "num-partitions": 2}, "partition-id = 'x'"),
+        ({"site-name": "../../etc"}, "site-name"),
+        ({"partition-id": 1, "num-partitions": 2, "arch": "vgg"}, "arch = 'vgg': choose one of"),
+        ({"partition-id": 1, "num-partitions": 2, "device": "gpu"}, "device = 'gpu': not usable here"),
+        ({"partition-id": 1, "num-partitions": 2, "domain": "mars"}, "mars"),
+        ({"partition-id": 0, "num-partitions": 2}, "two clients call themselves site-0"),
+    ],
+)
+def test_a_wrong_node_config_is_told_before_training(facts: dict[str, Any], said: str, tmp_path: Path) -> None:
+    nodes = {11: {"partition-id": 0, "num-partitions": 2}, 12: facts}
+    expect_refusal(FederationError, said, run_config(tmp_path, join_timeout=5.0), nodes=nodes)
+
+
+def test_too_few_clients_are_told_after_the_join_timeout(tmp_path: Path) -> None:
+    config = run_config(tmp_path, num_clients=5, join_timeout=1.0)
+    expect_refusal(FederationError, "3 of 5 clients were ready after 1 s (join-timeout)", config, clients=3)
+
+
+def test_sites_without_a_number_of_partitions_need_num_clients(tmp_path: Path) -> None:
+    nodes = {1: {"site-name": "north", "partition-id": 0}}
+    expect_refusal(FederationError, "num-clients = 0", run_config(tmp_path, join_timeout=1.0), nodes=nodes)
+
+
+def test_fedavg_uses_one_architecture_for_all_and_refuses_sites_that_insist(tmp_path: Path) -> None:
+    outcome = run_federation(run_config(tmp_path / "a", algo="fedavg", rounds=1))
+    assert len({client["arch"] for client in outcome.summary["clients"].values()}) == 1
+    nodes: dict[int, dict[str, Any]] = {node: {"partition-id": node, "num-partitions": 2} for node in (0, 1)}
+    nodes[1]["arch"] = "mnist-cnn"
+    expect_refusal(FederationError, "the sites differ in arch", run_config(tmp_path / "b", algo="fedavg"), nodes=nodes)

@@ -1,0 +1,122 @@
+"""FedProto through the whole system against an independent script of plain PyTorch and NumPy loops.
+
+The script shares with the system only what is not the algorithm: the clients' data, their initial weights and the
+seeds of the batch orders. Losses, steps, prototypes, aggregation and inference are written again, sample by sample.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from protofl_common.datasets import open_client_data
+from protofl_common.models import build_model
+from protofl_common.seeding import derive_seed
+from protofl_common.settings import Settings
+from tests.harness import run_config, run_federation
+
+ARCHS = ("cnn4", "htcnn-3", "cnn4")  # no dropout, so that both draw the same random numbers
+
+
+class PlainClient:
+    def __init__(self, settings: Settings, index: int) -> None:
+        data = open_client_data(settings.data, seed=settings.run.seed, partition=index, num_partitions=3)
+        mean, std = (np.array(values, np.float32).reshape(1, -1, 1, 1) for values in (data.mean, data.std))
+        self.x, self.x_test = (
+            torch.from_numpy((images.astype(np.float32) / 255 - mean) / std)
+            for images in (data.train_images, data.test_images)
+        )
+        self.y, self.y_test = data.train_labels.tolist(), data.test_labels.tolist()
+        self.name, self.seed = f"site-{index}", settings.run.seed
+        self.model = build_model(
+            ARCHS[index],
+            in_channels=3,
+            image_size=28,
+            num_classes=10,
+            feature_dim=16,
+            seed=derive_seed(self.seed, "model", self.name),
+        )
+        self.lam, self.lr, self.momentum = settings.algorithm.lambda_, settings.training.lr, settings.training.momentum
+
+    def train(self, number: int, protos: dict[int, np.ndarray]) -> None:
+        order = torch.randperm(
+            len(self.y),
+            generator=torch.Generator().manual_seed(derive_seed(self.seed, "train", self.name, number)),
+        ).tolist()
+        velocity = [torch.zeros_like(p) for p in self.model.parameters()]
+        for start in range(0, len(order), 10):
+            batch = order[start : start + 10]
+            z = self.model.body(self.x[batch])
+            logp = torch.log_softmax(self.model.head(z), dim=1)
+            loss = -sum(logp[row, self.y[i]] for row, i in enumerate(batch)) / len(batch)
+            for label in {self.y[i] for i in batch}:
+                if label in protos:
+                    own = torch.stack([z[row] for row, i in enumerate(batch) if self.y[i] == label]).mean(0)
+                    apart = own - torch.from_numpy(protos[label])
+                    loss = loss + self.lam * (apart * apart).sum().sqrt()
+            gradients = torch.autograd.grad(loss, list(self.model.parameters()))
+            with torch.no_grad():
+                for p, g, v in zip(self.model.parameters(), gradients, velocity, strict=True):
+                    v.mul_(self.momentum).add_(g)
+                    p.sub_(self.lr * v)
+
+    def prototypes(self) -> dict[int, tuple[np.ndarray, int]]:
+        with torch.no_grad():
+            z = self.model.body(self.x).numpy().astype(np.float64)
+        found = {}
+        for label in sorted(set(self.y)):
+            rows = [i for i, y in enumerate(self.y) if y == label]
+            found[label] = (z[rows].sum(0) / len(rows), len(rows))
+        return found
+
+    def accuracies(self, protos: dict[int, np.ndarray]) -> tuple[float, float]:
+        with torch.no_grad():
+            z = self.model.body(self.x_test)
+            head = self.model.head(z).argmax(1).tolist()
+        labels = sorted(protos)
+        nearest = []
+        for row in z.numpy().astype(np.float64):
+            nearest.append(labels[int(np.argmin([np.sqrt(((row - protos[label]) ** 2).sum()) for label in labels]))])
+        hits = [[a == b for a, b in zip(found, self.y_test, strict=True)] for found in (nearest, head)]
+        return float(np.mean(hits[0])), float(np.mean(hits[1]))
+
+
+def aggregate(sets: list[dict[int, tuple[np.ndarray, int]]], weighting: str) -> dict[int, np.ndarray]:
+    merged = {}
+    for label in {label for one in sets for label in one}:
+        held = [one[label] for one in sets if label in one]
+        weights = [count if weighting == "counts" else 1 for _, count in held]
+        total = sum(weight * mean for weight, (mean, _) in zip(weights, held, strict=True))
+        merged[label] = (total / sum(weights)).astype(np.float32)
+    return merged
+
+
+@pytest.mark.parametrize("weighting", ["counts", "uniform"])
+def test_two_rounds_equal_an_independent_script(weighting: str, tmp_path: Path) -> None:
+    config = run_config(
+        tmp_path, rounds=2, feature_dim=16, fedproto__weighting=weighting, partition="label-shift", alpha=0.5
+    )
+    nodes = {i: {"partition-id": i, "num-partitions": 3, "arch": arch} for i, arch in enumerate(ARCHS, start=0)}
+    outcome = run_federation(config, nodes={node + 50: facts for node, facts in nodes.items()})
+
+    clients = [PlainClient(Settings.from_run_config(config), index) for index in range(3)]
+    protos: dict[int, np.ndarray] = {}
+    for number in (1, 2):
+        for client in clients:
+            client.train(number, protos)
+        protos = aggregate([client.prototypes() for client in clients], weighting)
+
+    found = load_file(outcome.folder / "prototypes.safetensors")
+    assert found["labels"].tolist() == sorted(protos)
+    for label, mean in zip(found["labels"].tolist(), found["means"].numpy(), strict=True):
+        np.testing.assert_allclose(mean, protos[label], rtol=1e-4, atol=1e-5)
+    for client in clients:
+        nearest, head = client.accuracies(protos)
+        reported = outcome.summary["accuracy-of-clients"][client.name]
+        one = 1.01 / len(client.y_test)  # a borderline sample may fall to the other side
+        assert reported["prototype"] == pytest.approx(nearest, abs=one)
+        assert reported["head"] == pytest.approx(head, abs=one)
