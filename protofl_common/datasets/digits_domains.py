@@ -72,8 +72,8 @@ def _photo_look(ink: Ink, others: list[Ink], rng: np.random.Generator) -> Pixels
     """Absolute difference of the strokes and a piece of a photograph, as in MNIST-M (Ganin et al., 2016)."""
     photo = _photographs()[rng.integers(2)]
     top, left = (int(rng.integers(limit - SIDE)) for limit in photo.shape[:2])
-    piece: Pixels = photo[top : top + SIDE, left : left + SIDE]
-    return np.abs(piece - ink[..., None])
+    difference: Pixels = np.abs(photo[top : top + SIDE, left : left + SIDE] - ink[..., None])
+    return difference
 
 
 def _inverted_look(ink: Ink, others: list[Ink], rng: np.random.Generator) -> Pixels:

@@ -51,6 +51,8 @@ def client_share(
     """
     if settings.partition == "own" or domain:
         client, clients = 0, 1
+    if clients < 1:
+        raise DataError(f"num-partitions = {clients}: must say among how many clients the data are divided")
     if not 0 <= client < clients:
         raise DataError(f"partition-id = {client}: must be from 0 to num-partitions - 1 = {clients - 1}")
     shaping = {name: value for name, value in asdict(settings).items() if name not in NOT_SHAPING}
@@ -68,12 +70,13 @@ def client_share(
 
 
 def divide(data: StoredData, settings: DataSettings, *, seed: int, clients: int, domain: str = "") -> list[Share]:
-    """Every client's share. All randomness comes from ``seed``, one stream for each purpose and client."""
+    """Every client's share; the settings have passed `check_data_settings`.
+
+    All randomness comes from ``seed``, one stream for each purpose and client.
+    """
     pool = _pool(data, settings, seed)
     if domain:
         pool, settings = _only(pool, settings, domain), replace(settings, clients_per_domain="")
-    if settings.partition in DOMAIN_PARTITIONS and not pool.domain_names:
-        raise DataError(f"partition = {settings.partition!r}: dataset {settings.dataset!r} has no domains")
     least = 2 if settings.test_from == "split" else 1
     if len(pool.rows) < least * clients:
         raise DataError(_too_few(f"{len(pool.rows)} samples are too few for {clients} clients", settings))
@@ -93,10 +96,6 @@ def _pool(data: StoredData, settings: DataSettings, seed: int) -> Pool:
     """What is divided: all samples, or the official training part; ``total-samples`` of them, drawn at random."""
     rows = np.arange(len(data.labels))
     if settings.test_from == "official":
-        if not np.any(data.official):
-            raise DataError(
-                f"test-from = 'official': dataset {settings.dataset!r} has no official test part; use split"
-            )
         rows = np.flatnonzero(data.official == 0)
     if settings.total_samples > len(rows):
         raise DataError(f"total-samples = {settings.total_samples}: there are only {len(rows)}; use at most that, or 0")

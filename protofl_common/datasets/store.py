@@ -11,10 +11,12 @@ import hashlib
 import json
 import os
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -47,8 +49,7 @@ def open_data(settings: DataSettings) -> StoredData:
     DataError
         When the data cannot be read.
     """
-    key = data_key(settings)
-    folder = cache_root(settings) / key
+    folder = cache_root(settings) / data_key(settings)
     found = _opened(folder)
     if found is None:
         with locked(folder):
@@ -57,23 +58,35 @@ def open_data(settings: DataSettings) -> StoredData:
 
 
 def cache_root(settings: DataSettings) -> Path:
-    """``cache-dir``, else ``protofl`` in the user's cache folder; made if need be."""
+    """``cache-dir``, else ``protofl`` in the user's cache folder; `locked` makes it."""
     user_cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    root = Path(settings.cache_dir).expanduser().absolute() if settings.cache_dir else user_cache / "protofl"
-    root.mkdir(parents=True, exist_ok=True)
-    return root
+    return Path(settings.cache_dir).expanduser().absolute() if settings.cache_dir else user_cache / "protofl"
 
 
-def locked(entry: Path) -> Any:
-    """A lock held by whoever builds the cache entry ``entry``; freed by the system when its holder dies."""
+@contextmanager
+def locked(entry: Path) -> Iterator[None]:
+    """Hold the lock of the cache entry ``entry`` while building it; the system frees it when its holder dies.
+
+    Raises
+    ------
+    DataError
+        When the cache folder cannot be written.
+    """
     from filelock import FileLock
 
-    return FileLock(entry.with_name(f"{entry.name}.lock"))
+    try:
+        entry.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(entry.with_name(f"{entry.name}.lock")):
+            yield
+    except OSError as error:
+        raise DataError(
+            f"cache-dir: {entry.parent} cannot be written ({error}); set cache-dir to a folder with room"
+        ) from error
 
 
 def digest(*parts: object) -> str:
     """16 hexadecimal digits that stand for ``parts`` (plain values only)."""
-    return hashlib.sha256(json.dumps(parts, default=str).encode()).hexdigest()[:16]
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
 
 
 @lru_cache(maxsize=64)
@@ -94,8 +107,18 @@ def data_key(settings: DataSettings) -> str:
 
 def _listing(path: Path) -> list[tuple[str, int, int]]:
     """Path, size and time of change of ``path`` and of every file below it, sorted."""
-    files = [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.is_file())
-    return [(str(file), (stat := file.stat()).st_size, stat.st_mtime_ns) for file in files]
+    if path.is_file():
+        return [_stamp(path, path.stat())]
+    found: list[tuple[str, int, int]] = []
+    for folder, subfolders, _ in os.walk(path, followlinks=True):
+        subfolders.sort()
+        with os.scandir(folder) as entries:
+            found += sorted(_stamp(entry, entry.stat()) for entry in entries if entry.is_file())
+    return found
+
+
+def _stamp(file: os.PathLike[str], stat: os.stat_result) -> tuple[str, int, int]:
+    return os.fspath(file), stat.st_size, stat.st_mtime_ns
 
 
 def _opened(folder: Path) -> StoredData | None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from protofl_common.datasets.folders import DEFAULT_SIZE, data_dir_of, square_rgb
-from protofl_common.datasets.raw import DataError, Images, RawData, without_domains
+from protofl_common.datasets.raw import DataError, Images, Ints, RawData, without_domains
 
 if TYPE_CHECKING:
     from protofl_common.settings import DataSettings
@@ -137,8 +137,7 @@ def _images(dataset: Any, size: int) -> Images:
     return pixels.transpose(0, 3, 1, 2) if pixels.shape[-1] == 3 else pixels
 
 
-def _labels(dataset: Any) -> Any:
-    for name in ("targets", "labels", "_labels"):
-        if hasattr(dataset, name):
-            return np.asarray(getattr(dataset, name))
-    raise DataError(f"torchvision's {type(dataset).__name__} has no labels")
+def _labels(dataset: Any) -> Ints:
+    """int64 [N], under whichever name the class keeps them."""
+    names = ("targets", "labels", "_labels")
+    return np.asarray(next(getattr(dataset, name) for name in names if hasattr(dataset, name)), dtype=np.int64)

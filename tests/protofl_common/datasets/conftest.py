@@ -16,6 +16,9 @@ from protofl_common.settings import DataSettings, Settings, default_run_config
 MakeSettings = Callable[..., DataSettings]
 OpenAll = Callable[..., list[ClientData]]
 
+WHOLE = {"train_samples": 0, "test_samples": 0}
+"""No caps: every sample of a share is for training or for testing."""
+
 
 @pytest.fixture(scope="session")
 def cache_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -83,3 +86,12 @@ def write_image(file: Path, colour: tuple[int, int, int]) -> None:
 def identities(images: np.ndarray) -> set[bytes]:
     """A set with every image's bytes: stands for which samples these are."""
     return {image.tobytes() for image in images}
+
+
+def counts(client: ClientData) -> np.ndarray:
+    """Samples of each class, training and test together."""
+    return np.bincount(np.concatenate([client.train_labels, client.test_labels]), minlength=len(client.classes))
+
+
+def held(client: ClientData) -> set[int]:
+    return set(client.train_labels.tolist()) | set(client.test_labels.tolist())

@@ -75,6 +75,11 @@ def test_data_that_cannot_be_divided_as_asked(
         open_client_data(settings, seed=1, partition=0, num_partitions=clients, domain=domain)
 
 
+def test_number_of_clients_not_given(data_settings: MakeSettings) -> None:
+    with pytest.raises(DataError, match="num-partitions = 0"):
+        open_client_data(data_settings(), seed=1, partition=0, num_partitions=0)
+
+
 @pytest.mark.parametrize("partition", [-1, 5])
 def test_partition_id_out_of_range(data_settings: MakeSettings, partition: int) -> None:
     with pytest.raises(DataError, match=f"partition-id = {partition}: must be from 0 to num-partitions - 1 = 4"):

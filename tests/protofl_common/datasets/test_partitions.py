@@ -7,25 +7,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from protofl_common.datasets import ClientData, open_client_data
+from protofl_common.datasets import open_client_data
 from protofl_common.datasets.division import divide
 from protofl_common.datasets.store import open_data
 
-from .conftest import MakeSettings, OpenAll, identities
+from .conftest import WHOLE, MakeSettings, OpenAll, counts, held, identities
 
 COMMON = ("iid", "dirichlet", "pathological", "n-way-k-shot", "label-shift")
 ON_DOMAINS = ("iid", "dirichlet", "label-shift", "feature-shift", "feature-label-shift")
 EACH = [("digits", partition) for partition in COMMON] + [("digit-domains", partition) for partition in ON_DOMAINS]
-WHOLE = {"train_samples": 0, "test_samples": 0}
-
-
-def counts(client: ClientData) -> np.ndarray:
-    """Samples of each class, training and test together."""
-    return np.bincount(np.concatenate([client.train_labels, client.test_labels]), minlength=len(client.classes))
-
-
-def held(client: ClientData) -> set[int]:
-    return set(client.train_labels.tolist()) | set(client.test_labels.tolist())
 
 
 @pytest.mark.parametrize("clients", [2, 10, 20])
@@ -151,6 +141,14 @@ def test_a_named_domain_is_all_the_clients_own(data_settings: MakeSettings, part
     np.testing.assert_array_equal(one.train_images, two.train_images)
 
 
+def test_a_named_domain_with_its_own_class_proportions(data_settings: MakeSettings) -> None:
+    settings = data_settings(dataset="digit-domains", partition="feature-label-shift", **WHOLE)
+    client = open_client_data(settings, seed=1, partition=7, num_partitions=20, domain="photo")
+    assert client.domain == "photo"
+    assert counts(client).max() == 50
+    assert counts(client).sum() < 400
+
+
 def test_own_is_everything_whoever_asks(data_settings: MakeSettings, domain_dir: Path) -> None:
     settings = data_settings(dataset="image-folder", data_dir=str(domain_dir / "sketch"), partition="own", **WHOLE)
     client = open_client_data(settings, seed=1, partition=99, num_partitions=2)
@@ -174,36 +172,3 @@ def test_feature_label_shift_has_one_domain_and_its_own_proportions(open_all: Op
         assert counts(client).max() == 50
         assert counts(client).sum() < 400
     assert len({tuple(counts(client)) for client in everyone}) == 5
-
-
-def test_training_cap_is_balanced_and_the_rest_is_for_testing(open_all: OpenAll) -> None:
-    for client in open_all(5, dataset="digit-domains", partition="feature-shift", train_samples=35, test_samples=0):
-        assert sorted(np.bincount(client.train_labels)) == [3] * 5 + [4] * 5
-        assert len(client.test_labels) == 500 - 35
-
-
-def test_test_cap_keeps_proportions(open_all: OpenAll) -> None:
-    for client in open_all(5, dataset="digit-domains", partition="feature-shift", test_samples=50):
-        assert len(client.train_labels) == 30
-        assert set(np.bincount(client.test_labels)) <= {4, 5, 6}
-        assert len(client.test_labels) == 50
-
-
-def test_total_samples_are_drawn_before_dividing(open_all: OpenAll) -> None:
-    everyone = open_all(4, dataset="digits", partition="iid", total_samples=100, **WHOLE)
-    assert [counts(client).sum() for client in everyone] == [25] * 4
-
-
-def test_official_test_part(open_all: OpenAll, mnist_dir: Path) -> None:
-    """The made-up MNIST has images 0…399 for training and 400…499 for testing, of class number mod 10."""
-    official = {"dataset": "mnist", "data_dir": str(mnist_dir), "test_from": "official"}
-    everyone = open_all(5, **official, partition="pathological", **WHOLE)
-    numbers = [client.train_images[:, 0, 0, :2].astype(int) @ [256, 1] for client in everyone]
-    np.testing.assert_array_equal(np.sort(np.concatenate(numbers)), np.arange(400))
-    for client in everyone:
-        tests = client.test_images[:, 0, 0, :2].astype(int) @ [256, 1]
-        assert set(tests) == {number for number in range(400, 500) if number % 10 in held(client)}
-    capped = open_all(5, **official, partition="iid", train_samples=20, test_samples=30, total_samples=390)
-    for client in capped:
-        assert (np.bincount(client.train_labels) == 2).all()
-        assert (np.bincount(client.test_labels) == 3).all()

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import ClassVar
 
 import numpy as np
 import pytest
-import torch
-from PIL import Image
 from sklearn.datasets import load_digits
 
 from protofl_common.datasets import DataError
@@ -83,80 +79,6 @@ def test_resizing_keeps_constant_images_and_the_size_that_is_right() -> None:
     assert resized(grey, 0) is grey
 
 
-def test_torchvision_set_has_both_parts(data_settings: MakeSettings, mnist_dir: Path) -> None:
-    data = open_data(data_settings(dataset="mnist", data_dir=str(mnist_dir)))
-    assert data.images.shape == (500, 1, 28, 28)
-    np.testing.assert_array_equal(data.official, np.arange(500) >= 400)
-    np.testing.assert_array_equal(data.images[:, 0, 0, :2].astype(int) @ [256, 1], np.arange(500))
-    assert len(data.classes) == 10
-
-
-class FakeSet:
-    """One part of a data set as torchvision's classes present it: two samples with the labels 1 and 0."""
-
-    def __init__(self, root: str, train: bool = True, split: str = "train") -> None:
-        self.labels = [1, 0]
-
-
-class FakeCifar(FakeSet):
-    data = np.arange(2 * 32 * 32 * 3, dtype=np.uint8).reshape(2, 32, 32, 3)
-    classes = ("plane", "car")
-
-
-class FakeSvhn(FakeSet):
-    data = FakeCifar.data.transpose(0, 3, 1, 2)
-
-
-class FakeFlowers(FakeSet):
-    data_: ClassVar = [(Image.fromarray(image).resize((50, 40)), 0) for image in FakeCifar.data]
-
-    def __iter__(self) -> Iterator[tuple[Image.Image, int]]:
-        return iter(self.data_)
-
-
-class EMNIST(FakeSet):
-    data = torch.from_numpy(FakeCifar.data[:, :, :, 0])
-
-
-@pytest.mark.parametrize(
-    ("dataset", "cls", "fake", "parts", "shape"),
-    [
-        ("cifar10", "CIFAR10", FakeCifar, 2, (3, 32, 32)),
-        ("svhn", "SVHN", FakeSvhn, 2, (3, 32, 32)),
-        ("flowers102", "Flowers102", FakeFlowers, 3, (3, 64, 64)),
-        ("emnist", "EMNIST", EMNIST, 2, (1, 32, 32)),
-    ],
-)
-def test_torchvision_layouts(
-    data_settings: MakeSettings,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    dataset: str,
-    cls: str,
-    fake: type,
-    parts: int,
-    shape: tuple[int, ...],
-) -> None:
-    monkeypatch.setattr(f"torchvision.datasets.{cls}", fake)
-    raw = SOURCES[dataset].read(data_settings(dataset=dataset, data_dir=str(tmp_path)))
-    assert raw.images.shape == (2 * parts, *shape)
-    assert raw.images.flags.c_contiguous
-    np.testing.assert_array_equal(raw.labels, [1, 0] * parts)
-    np.testing.assert_array_equal(raw.official, [0, 0] * (parts - 1) + [1, 1])
-    assert raw.classes == (("plane", "car") if dataset == "cifar10" else tuple("0123456789"))
-    if dataset in ("cifar10", "svhn"):
-        np.testing.assert_array_equal(raw.images[0], FakeCifar.data[0].transpose(2, 0, 1))
-    if dataset == "emnist":
-        np.testing.assert_array_equal(raw.images[0, 0], FakeCifar.data[0, :, :, 0].T)
-
-
-def test_torchvision_set_may_lie_in_a_folder_of_its_own(data_settings: MakeSettings, mnist_dir: Path) -> None:
-    nested = mnist_dir / "MNIST" / "MNIST"
-    nested.mkdir()
-    (mnist_dir / "MNIST" / "raw").rename(nested / "raw")
-    assert len(open_data(data_settings(dataset="mnist", data_dir=str(mnist_dir))).labels) == 500
-
-
 def test_domain_folder(data_settings: MakeSettings, domain_dir: Path) -> None:
     (domain_dir / "photo" / "cat" / "notes.txt").write_text("not an image")
     (domain_dir / "photo" / "cat" / ".hidden.png").write_text("not an image either")
@@ -207,18 +129,6 @@ def test_data_dir_missing_or_empty(data_settings: MakeSettings, tmp_path: Path, 
     (tmp_path / "empty").mkdir()
     with pytest.raises(DataError, match="data-dir = "):
         open_data(data_settings(dataset=dataset, data_dir=str(tmp_path / "empty")))
-
-
-def test_missing_torchvision_file_says_how_to_get_it(data_settings: MakeSettings, mnist_dir: Path) -> None:
-    (mnist_dir / "MNIST" / "raw" / "t10k-labels-idx1-ubyte").unlink()
-    with pytest.raises(DataError, match=r"'mnist': MNIST/raw/t10k-labels.* or download = true"):
-        open_data(data_settings(dataset="mnist", data_dir=str(mnist_dir)))
-
-
-def test_damaged_torchvision_file(data_settings: MakeSettings, mnist_dir: Path) -> None:
-    (mnist_dir / "MNIST" / "raw" / "train-images-idx3-ubyte").write_bytes(b"\x00\x00\x08\x03\x00")
-    with pytest.raises(DataError, match="'mnist': torchvision cannot read"):
-        open_data(data_settings(dataset="mnist", data_dir=str(mnist_dir)))
 
 
 def test_a_changed_folder_is_read_anew(data_settings: MakeSettings, domain_dir: Path) -> None:

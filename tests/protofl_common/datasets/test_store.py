@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import multiprocessing
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from protofl_common.datasets import ClientData, open_client_data
+from protofl_common.datasets import ClientData, DataError, open_client_data
 from protofl_common.datasets.store import cache_root, data_key, open_data
 from protofl_common.settings import DataSettings
 
@@ -73,6 +75,12 @@ def test_cache_follows_the_users_cache_folder(
     assert cache_root(data_settings(cache_dir="")) == tmp_path / "protofl"
 
 
+def test_cache_that_cannot_be_written(data_settings: MakeSettings, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("not a folder")
+    with pytest.raises(DataError, match=r"cache-dir: .* cannot be written"):
+        open_data(data_settings(dataset="digits", cache_dir=str(tmp_path / "file")))
+
+
 def test_one_division_serves_all_clients(data_settings: MakeSettings, tmp_path: Path) -> None:
     settings = data_settings(dataset="digits", partition="iid", cache_dir=str(tmp_path))
     for client in range(4):
@@ -110,3 +118,11 @@ def test_two_processes_build_the_cache_once(data_settings: MakeSettings, tmp_pat
         assert worker.exitcode == 0
     assert sums[0] == sums[1] == int(_first(settings).train_labels.sum())
     assert log.read_text() == "read\n"
+
+
+def test_importing_the_package_stays_cheap() -> None:
+    """A client process imports it in every round."""
+    heavy = ("torch", "torchvision", "datasets", "flwr_datasets", "sklearn", "matplotlib", "PIL")
+    code = f"import sys, protofl_common.datasets; print([name for name in {heavy} if name in sys.modules])"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "[]"
