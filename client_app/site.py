@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
 
@@ -129,7 +130,7 @@ class Site:
         )
 
 
-def _whole(node: dict[str, object], key: str, default: int) -> int:
+def _whole(node: Mapping[str, object], key: str, default: int) -> int:
     value = node.get(key, default)
     if not isinstance(value, int) or value < 0:
         raise SettingsError(f"node-config: {key} = {value!r} must be a whole number at least 0")

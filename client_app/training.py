@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 
 import torch
 from torch import Tensor, nn
 
 from client_app.data import LabelledImages
 from protofl_common.models import SplitModel
+from protofl_common.models.fused_linear import fused_linears
 from protofl_common.settings import TrainingSettings
 
 LossTerms = dict[str, Tensor]
@@ -35,30 +37,33 @@ def train(
     loss: Loss,
     settings: TrainingSettings,
     seed: int,
+    fused: bool = True,
 ) -> dict[str, float]:
     """Train ``model`` in place for ``local-epochs`` epochs.
 
-    Returns the mean over all samples seen of each loss term and of their ``total``. Raises TrainingError if the
-    loss stops being finite.
+    ``fused`` lets wide layers take their SGD step inside the backward pass: the same step, faster, for losses that
+    depend on the weights only through the layers' outputs. Returns the mean over all samples seen of each loss term
+    and of their ``total``. Raises TrainingError if the loss stops being finite.
     """
     torch.manual_seed(seed)  # dropout
     generator = torch.Generator().manual_seed(seed)
     joined = any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules())
     sums: dict[str, Tensor] = {}
     model.train()
-    for epoch in range(settings.local_epochs):
-        for images, labels in shuffled_batches(data, settings.batch_size, generator, no_single=joined):
-            features = model.body(images)
-            terms = loss(features, model.head(features), labels)
-            total = torch.stack(list(terms.values())).sum() if len(terms) > 1 else next(iter(terms.values()))
-            optimizer.zero_grad(set_to_none=True)
-            total.backward()
-            optimizer.step()
-            for name, value in {**terms, "total": total}.items():
-                weighted = value.detach() * len(labels)
-                sums[name] = sums[name] + weighted if name in sums else weighted
-        if not torch.isfinite(sums["total"]):
-            raise TrainingError(f"the loss is no longer finite in local epoch {epoch + 1}; try a smaller lr")
+    with fused_linears(model, optimizer) if fused else nullcontext():
+        for epoch in range(settings.local_epochs):
+            for images, labels in shuffled_batches(data, settings.batch_size, generator, no_single=joined):
+                features = model.body(images)
+                terms = loss(features, model.head(features), labels)
+                total = torch.stack(list(terms.values())).sum() if len(terms) > 1 else next(iter(terms.values()))
+                optimizer.zero_grad(set_to_none=True)
+                total.backward()
+                optimizer.step()
+                for name, value in {**terms, "total": total}.items():
+                    weighted = value.detach() * len(labels)
+                    sums[name] = sums[name] + weighted if name in sums else weighted
+            if not torch.isfinite(sums["total"]):
+                raise TrainingError(f"the loss is no longer finite in local epoch {epoch + 1}; try a smaller lr")
     seen = len(data) * settings.local_epochs
     return {name: value.item() / seen for name, value in sums.items()}
 

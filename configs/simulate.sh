@@ -5,6 +5,7 @@ set -eu
 clients=$1
 config=${2:-}
 port=$FLWR_LOCAL_SUPERLINK_HTTP_API_PORT
+python -m protofl_common.check "$config"
 mkdir -p "$FLWR_HOME"
 
 flower-superlink --insecure --simulation --host 127.0.0.1 --port "$port" \

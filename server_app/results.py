@@ -16,7 +16,7 @@ import json
 import os
 import platform
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -183,19 +183,20 @@ def _accuracies(reports: dict[str, Report]) -> dict[str, dict[str, float]]:
 
 def _mean_losses(reports: dict[str, Report]) -> dict[str, float]:
     """Each loss term, averaged over the clients by training samples."""
-    totals: Counter[str] = Counter()
+    totals: dict[str, float] = defaultdict(float)
     samples = sum(report.train_samples for report in reports.values() if report.losses)
     for report in reports.values():
         for name, value in report.losses.items():
-            totals[name] += value * report.train_samples / samples  # type: ignore[assignment]
+            totals[name] += value * report.train_samples / samples
     return dict(totals)
 
 
 def _phase_totals(reports: dict[str, Report]) -> dict[str, float]:
     """Seconds of each phase, summed over the clients."""
-    totals: Counter[str] = Counter()
+    totals: dict[str, float] = defaultdict(float)
     for report in reports.values():
-        totals.update(report.seconds)  # type: ignore[arg-type]
+        for phase, seconds in report.seconds.items():
+            totals[phase] += seconds
     return dict(totals)
 
 

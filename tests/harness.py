@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tempfile
 import uuid
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -17,6 +18,7 @@ from protofl_common.settings import default_run_config
 from server_app.app import main as server_main
 
 RUN_ID = 4711
+_CACHE = tempfile.TemporaryDirectory()  # of decoded data, for all tests of a process
 Tamper = Callable[[Message, Message], Message | None]
 """(message, honest reply) -> the reply that arrives, or None for no reply."""
 
@@ -76,7 +78,13 @@ class Outcome:
 
 def run_config(tmp_path: Path, **overrides: Any) -> dict[str, Any]:
     """The defaults, small, in ``tmp_path``: ``batch_size=4`` sets ``batch-size``, ``fedproto__lambda`` a dotted key."""
-    small = {"rounds": 2, "out-dir": str(tmp_path / "runs"), "cache-dir": str(tmp_path / "cache"), "join-timeout": 20.0}
+    small = {
+        "rounds": 2,
+        "local-epochs": 1,
+        "out-dir": str(tmp_path / "runs"),
+        "cache-dir": str(tmp_path / "cache"),
+        "join-timeout": 20.0,
+    }
     named = {key.replace("__", ".").replace("_", "-"): value for key, value in overrides.items()}
     return default_run_config() | small | named
 

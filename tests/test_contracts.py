@@ -15,7 +15,7 @@ from server_app.strategies import STRATEGIES
 from tests.harness import run_config, run_federation
 
 ROOT = Path(__file__).parents[1]
-FLOWER_ROOMS = {"messages.py"}
+FLOWER_ROOMS = {"messages.py", "check.py"}
 """Files of protofl_common that may import flwr; its mathematics may not."""
 
 

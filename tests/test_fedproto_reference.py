@@ -40,7 +40,20 @@ class PlainClient:
             feature_dim=16,
             seed=derive_seed(self.seed, "model", self.name),
         )
-        self.lam, self.lr, self.momentum = settings.algorithm.lambda_, settings.training.lr, settings.training.momentum
+        self.lr, self.momentum, self.fedproto = settings.training.lr, settings.training.momentum, settings.algorithm
+
+    def regulariser(self, z: torch.Tensor, labels: list[int], protos: dict[int, np.ndarray]) -> torch.Tensor:
+        """Eq. 6 by the letter (l2 of class means, summed), or the authors' mean squared error per sample."""
+        total = torch.zeros(())
+        if self.fedproto.granularity == "class":
+            for label in set(labels) & set(protos):
+                own = torch.stack([z[row] for row, y in enumerate(labels) if y == label]).mean(0)
+                total = total + ((own - torch.from_numpy(protos[label])) ** 2).sum().sqrt()
+            return total
+        for row, label in enumerate(labels):
+            if label in protos:
+                total = total + ((z[row] - torch.from_numpy(protos[label])) ** 2).mean() / len(labels)
+        return total
 
     def train(self, number: int, protos: dict[int, np.ndarray]) -> None:
         order = torch.randperm(
@@ -53,11 +66,7 @@ class PlainClient:
             z = self.model.body(self.x[batch])
             logp = torch.log_softmax(self.model.head(z), dim=1)
             loss = -sum(logp[row, self.y[i]] for row, i in enumerate(batch)) / len(batch)
-            for label in {self.y[i] for i in batch}:
-                if label in protos:
-                    own = torch.stack([z[row] for row, i in enumerate(batch) if self.y[i] == label]).mean(0)
-                    apart = own - torch.from_numpy(protos[label])
-                    loss = loss + self.lam * (apart * apart).sum().sqrt()
+            loss = loss + self.fedproto.lambda_ * self.regulariser(z, [self.y[i] for i in batch], protos)
             gradients = torch.autograd.grad(loss, list(self.model.parameters()))
             with torch.no_grad():
                 for p, g, v in zip(self.model.parameters(), gradients, velocity, strict=True):
@@ -95,11 +104,14 @@ def aggregate(sets: list[dict[int, tuple[np.ndarray, int]]], weighting: str) -> 
     return merged
 
 
-@pytest.mark.parametrize("weighting", ["counts", "uniform"])
-def test_two_rounds_equal_an_independent_script(weighting: str, tmp_path: Path) -> None:
-    config = run_config(
-        tmp_path, rounds=2, feature_dim=16, fedproto__weighting=weighting, partition="label-shift", alpha=0.5
-    )
+@pytest.mark.parametrize(
+    ("weighting", "distance", "granularity"), [("counts", "l2", "class"), ("uniform", "mse", "sample")]
+)
+def test_two_rounds_equal_an_independent_script(
+    weighting: str, distance: str, granularity: str, tmp_path: Path
+) -> None:
+    config = run_config(tmp_path, rounds=2, feature_dim=16, lr=0.02, partition="label-shift", alpha=0.5)
+    config |= {"fedproto.weighting": weighting, "fedproto.distance": distance, "fedproto.granularity": granularity}
     nodes = {i: {"partition-id": i, "num-partitions": 3, "arch": arch} for i, arch in enumerate(ARCHS, start=0)}
     outcome = run_federation(config, nodes={node + 50: facts for node, facts in nodes.items()})
 

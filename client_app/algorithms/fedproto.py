@@ -9,8 +9,9 @@ Inference (Eq. 2)   the label of the nearest global prototype in L2; the head's 
 
 Down: global prototypes. Up: local prototypes and how many samples stand behind each. Stays: model and optimizer.
 
-Deviations: C_i^(j) of Eq. 6 is taken over the batch (`granularity = "class"`), since Eq. 1's mean over all data
-cannot be differentiated batch by batch. The authors' code has ``granularity = "sample"``, ``distance = "mse"``.
+Deviations: the mean of Eq. 1 over all data cannot be differentiated batch by batch. ``granularity = "class"`` takes
+C_i^(j) of Eq. 6 over the batch; ``"sample"`` (default; the authors' code, with ``distance = "mse"``) takes every
+sample's feature. Eq. 6 by the letter (``"class"``, ``"l2"``) overpowers the cross-entropy at λ = 1: ALGORITHMS.md.
 The first round has no global prototypes, and so no second term.
 """
 

@@ -93,7 +93,7 @@ class Connection:
         self.port, self.env = port, env
 
     def run(self, *options: str, timeout: float = 300) -> tuple[str, str]:
-        """``flwr run . here --stream``; its output, and the status that ``flwr ls`` reports."""
+        """``flwr run . here --stream``: its output, and the status of the last run (``refused`` if there is none)."""
         command = ["flwr", "run", ".", "here", "--stream", *options]
         done = subprocess.run(command, cwd=ROOT, env=self.env, capture_output=True, text=True, timeout=timeout)
         listed = subprocess.run(
@@ -104,7 +104,7 @@ class Connection:
             text=True,
             timeout=60,
         )
-        output = done.stdout + done.stderr
+        output = re.sub(r"\x1b\[[0-9;]*m", "", done.stdout + done.stderr)
         assert listed.returncode == 0, output + listed.stdout + listed.stderr
         runs = json.loads(listed.stdout)["runs"]
-        return re.sub(r"\x1b\[[0-9;]*m", "", output), runs[0]["status"]
+        return output, runs[0]["status"] if runs else "refused"

@@ -1,0 +1,147 @@
+"""The yardstick: what a FedProto round costs in bare PyTorch, without any federation.
+
+Two processes of one thread each share the clients, largest first. Models are plain ``nn.Sequential`` of the eight CNNs
+of HtCNN8, trained by ``torch.optim.SGD``; data lie ready as float tensors; nothing is stored, sent or checked. Every
+client's round is: one epoch of cross-entropy plus FedProto's term, class means after training, evaluation by head and
+by nearest prototype, the last two at batch 500.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import time
+from dataclasses import dataclass
+from multiprocessing.queues import Queue
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from protofl_common.datasets import open_client_data
+from protofl_common.models.groups import architecture_of
+from protofl_common.settings import Settings
+
+HIDDEN = {"1": (), "2": (), "3": (512,), "4": (512,), "5": (1024,), "6": (1024,), "7": (1024, 512), "8": (1024, 512)}
+
+
+def plain_htcnn(arch: str, dim: int, classes: int) -> tuple[nn.Sequential, nn.Linear]:
+    """Body and head of one of HtCNN8's networks for 1×28×28 images."""
+    number = arch.removeprefix("htcnn-")
+    layers: list[nn.Module] = [nn.Conv2d(1, 32, 5), nn.ReLU(), nn.MaxPool2d(2)]
+    width = 32 * 12 * 12
+    if int(number) % 2 == 0:
+        layers += [nn.Conv2d(32, 64, 5), nn.ReLU(), nn.MaxPool2d(2)]
+        width = 64 * 4 * 4
+    layers.append(nn.Flatten())
+    for out in (*HIDDEN[number], dim):
+        layers += [nn.Linear(width, out), nn.ReLU()]
+        width = out
+    return nn.Sequential(*layers), nn.Linear(dim, classes)
+
+
+@dataclass
+class BareClient:
+    """A client's tensors and model, as a worker holds them."""
+
+    x: Tensor
+    y: Tensor
+    x_test: Tensor
+    y_test: Tensor
+    body: nn.Sequential
+    head: nn.Linear
+
+    @classmethod
+    def open(cls, settings: Settings, index: int, clients: int) -> BareClient:
+        data = open_client_data(settings.data, seed=settings.run.seed, partition=index, num_partitions=clients)
+
+        def floats(images: object) -> Tensor:
+            return (torch.from_numpy(images).float() / 255 - data.mean[0]) / data.std[0]
+
+        body, head = plain_htcnn(
+            architecture_of(settings.model.models, index), settings.model.feature_dim, len(data.classes)
+        )
+        labels = torch.from_numpy(data.train_labels), torch.from_numpy(data.test_labels)
+        return cls(floats(data.train_images), labels[0], floats(data.test_images), labels[1], body, head)
+
+    def round(self, table: Tensor | None, held: Tensor | None, lr: float, batch_size: int) -> tuple[Tensor, Tensor]:
+        """Train, class means, evaluate; the means [C, D] and counts [C]."""
+        optimizer = torch.optim.SGD([*self.body.parameters(), *self.head.parameters()], lr=lr)
+        order = torch.randperm(len(self.y))
+        for batch in order.split(batch_size):
+            z = self.body(self.x[batch])
+            loss = F.cross_entropy(self.head(z), self.y[batch])
+            if table is not None:
+                one_hot = F.one_hot(self.y[batch], len(table)).float()
+                counts = one_hot.sum(0)
+                means = one_hot.T @ z / counts.clamp(min=1)[:, None]
+                loss = loss + ((means - table).square().mean(1) * (held & (counts > 0))).sum()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        with torch.inference_mode():
+            sums, counts = (
+                torch.zeros(self.head.out_features, self.head.in_features),
+                torch.bincount(self.y, minlength=10),
+            )
+            for x, y in zip(self.x.split(500), self.y.split(500), strict=True):
+                sums.index_add_(0, y, self.body(x))
+            for x, y in zip(self.x_test.split(500), self.y_test.split(500), strict=True):
+                z = self.body(x)
+                (self.head(z).argmax(1) == y).sum()
+                if table is not None:
+                    (torch.cdist(z, table).argmin(1) == y).sum()
+        return sums / counts.clamp(min=1)[:, None], counts
+
+
+def _work(settings: Settings, clients: int, jobs: Queue, done: Queue) -> None:
+    torch.set_num_threads(1)
+    held = [BareClient.open(settings, index, clients) for index in range(clients)]
+    done.put("ready")
+    while (job := jobs.get()) is not None:
+        index, table, mask = job
+        means, counts = held[index].round(table, mask, settings.training.lr, settings.training.batch_size)
+        done.put((means.numpy(), counts.numpy()))
+
+
+class BareFederation:
+    """Two workers that live as long as this does."""
+
+    def __init__(self, settings: Settings, clients: int, workers: int = 2) -> None:
+        spawn = multiprocessing.get_context("spawn")
+        self.jobs, self.done = spawn.Queue(), spawn.Queue()
+        arguments = (settings, clients, self.jobs, self.done)
+        self.workers = [spawn.Process(target=_work, args=arguments, daemon=True) for _ in range(workers)]
+        for worker in self.workers:
+            worker.start()
+        for _ in self.workers:
+            self.done.get()
+        sizes = [
+            len(
+                open_client_data(
+                    settings.data, seed=settings.run.seed, partition=i, num_partitions=clients
+                ).train_labels
+            )
+            for i in range(clients)
+        ]
+        self.order = sorted(range(clients), key=lambda index: -sizes[index])
+        self.table: Tensor | None = None
+        self.held: Tensor | None = None
+
+    def round(self) -> float:
+        """One round of all clients; its wall-clock seconds."""
+        start = time.perf_counter()
+        for index in self.order:
+            self.jobs.put((index, self.table, self.held))
+        replies = [self.done.get() for _ in self.order]
+        counts = torch.stack([torch.from_numpy(count) for _, count in replies]).float()
+        means = torch.stack([torch.from_numpy(mean) for mean, _ in replies])
+        self.table = (means * counts[:, :, None]).sum(0) / counts.sum(0).clamp(min=1)[:, None]
+        self.held = counts.sum(0) > 0
+        return time.perf_counter() - start
+
+    def close(self) -> None:
+        """End the workers."""
+        for _ in self.workers:
+            self.jobs.put(None)
+        for worker in self.workers:
+            worker.join()
