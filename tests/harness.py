@@ -82,7 +82,7 @@ def run_config(tmp_path: Path, **overrides: Any) -> dict[str, Any]:
         "rounds": 2,
         "local-epochs": 1,
         "out-dir": str(tmp_path / "runs"),
-        "cache-dir": str(tmp_path / "cache"),
+        "cache-dir": _CACHE.name,
         "join-timeout": 20.0,
     }
     named = {key.replace("__", ".").replace("_", "-"): value for key, value in overrides.items()}
