@@ -11,7 +11,6 @@ A run's folder holds
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import platform
@@ -21,15 +20,14 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
 from safetensors.torch import save_file
 
 from protofl_common.messages import Report
-from protofl_common.metrics import human_bytes, human_seconds, over_clients
+from protofl_common.metrics import over_clients
 from protofl_common.options import SettingsError
 from protofl_common.prototypes import Prototypes
 from protofl_common.settings import Settings, to_run_config
+from server_app.screen import final_table, round_line, say
 from server_app.strategies.base import Outcome, ServerStrategy
 
 ACCURACIES = ("prototype", "head")
@@ -65,9 +63,9 @@ class Results:
         cards = strategy.federation.cards.values()
         archs = Counter(card.arch for card in cards)
         train, test = sum(card.train_samples for card in cards), sum(card.test_samples for card in cards)
-        _say(f"{len(cards)} clients · {train} training and {test} test samples · {strategy.num_classes} classes")
-        _say("models: " + ", ".join(f"{number} × {arch}" for arch, number in sorted(archs.items())))
-        _say("accuracies of a round are those of what the clients received at its start, before its training")
+        say(f"{len(cards)} clients · {train} training and {test} test samples · {strategy.num_classes} classes")
+        say("models: " + ", ".join(f"{number} × {arch}" for arch, number in sorted(archs.items())))
+        say("accuracies of a round are those of what the clients received at its start, before its training")
 
     def add_round(self, number: int, outcome: Outcome, seconds: dict[str, float], figures: dict[str, Any]) -> None:
         """A training round."""
@@ -77,13 +75,7 @@ class Results:
         self._note(row, outcome)
         rounds = self.settings.run.rounds
         left = (time.monotonic() - self.started) / number * (rounds - number)
-        parts = [f"round {number:>{len(str(rounds))}}/{rounds}"]
-        if "total" in row.get("losses", {}):
-            parts.append(f"loss {row['losses']['total']:.3f}")
-        parts += _accuracy_texts(row)
-        parts.append(f"↑{human_bytes(outcome.bytes_up)} ↓{human_bytes(outcome.bytes_down)}")
-        parts.append(f"{human_seconds(seconds['total'])}, {human_seconds(left)} to go")
-        _say("  ".join(parts))
+        say(round_line(row, rounds, left))
 
     def finish(self, number: int, outcome: Outcome, seconds: dict[str, float], strategy: ServerStrategy) -> None:
         """The final evaluation, after round ``number``: print the table, write the summary and what was learnt."""
@@ -95,8 +87,8 @@ class Results:
             save_file(strategy.global_weights, self.folder / "weights.safetensors")
         summary = self._summary(row, strategy)
         _write_whole(self.folder / "summary.json", json.dumps(summary, indent=2, ensure_ascii=False) + "\n")
-        _say(_table(summary))
-        _say(f"results: {self.folder}")
+        say(final_table(summary))
+        say(f"results: {self.folder}")
 
     @staticmethod
     def _row(kind: str, number: int, evaluated: int, outcome: Outcome, seconds: dict[str, float]) -> dict[str, Any]:
@@ -130,10 +122,10 @@ class Results:
         for kind, sites in troubles.items():
             self.trouble[kind] += len(sites)
             for site, reason in sites.items():
-                _say(f"  {kind}: {site}: {reason}")
+                say(f"  {kind}: {site}: {reason}")
         if outcome.void:
             least = self.settings.federation.min_replies
-            _say(f"  void: {len(outcome.reports)} valid replies, fewer than min-replies = {least}; nothing was merged")
+            say(f"  void: {len(outcome.reports)} valid replies, fewer than min-replies = {least}; nothing was merged")
 
     def _summary(self, final: dict[str, Any], strategy: ServerStrategy) -> dict[str, Any]:
         rounds = [row for row in self.rows if row["kind"] == "round"]
@@ -206,34 +198,6 @@ def _best(rows: list[dict[str, Any]], kind: str) -> dict[str, float]:
     return {"mean": best["accuracy"][kind]["mean"], "after-round": best["evaluated-after-round"]}
 
 
-def _accuracy_texts(row: dict[str, Any]) -> list[str]:
-    texts = [f"{kind} {100 * figures['mean']:.1f}%" for kind, figures in row["accuracy"].items()]
-    if texts:
-        first = next(iter(row["accuracy"].values()))
-        texts.append(f"worst {100 * first['worst-10%']:.1f}%")
-    return texts
-
-
-def _table(summary: dict[str, Any]) -> str:
-    table = Table(title=f"{summary['algorithm']} on {summary['dataset']} after {summary['rounds']} rounds")
-    table.add_column("accuracy of")
-    for column in ("mean", "by samples", "worst 10 %", "std", "best mean"):
-        table.add_column(column, justify="right")
-    for kind, figures in summary["accuracy"].items():
-        best = summary["best-accuracy"][kind]
-        cells = [f"{100 * figures[name]:.2f}" for name in ("mean", "weighted", "worst-10%", "std")]
-        table.add_row(kind, *cells, f"{100 * best['mean']:.2f} @{best['after-round']}")
-    trouble = ", ".join(f"{number} {kind}" for kind, number in summary["trouble"].items() if number) or "none"
-    sizes = summary["bytes"]
-    table.caption = (
-        f"{human_bytes(sizes['up'])} up, {human_bytes(sizes['down'])} down · "
-        f"{human_seconds(summary['seconds'])} · lost replies: {trouble}"
-    )
-    text = io.StringIO()
-    Console(file=text, width=100).print(table)
-    return text.getvalue().rstrip()
-
-
 def _versions() -> dict[str, str]:
     return {name: version(name) for name in ("flwr", "torch", "numpy")} | {"python": platform.python_version()}
 
@@ -255,7 +219,3 @@ def _write_whole(path: Path, text: str) -> None:
     beside = path.with_suffix(".tmp")
     beside.write_text(text, encoding="utf-8")
     os.replace(beside, path)
-
-
-def _say(text: str) -> None:
-    print(text, flush=True)
