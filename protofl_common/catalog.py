@@ -36,7 +36,22 @@ class FedProtoSettings:
     lambda_: float = option(minimum=0)
     weighting: str = option(choices=("counts", "uniform"))
     distance: str = option(choices=("l2", "squared-l2", "l1", "mse"))
-    granularity: str = option(choices=("class", "sample"))
+    granularity: str = option(choices=("class", "class-mean", "sample"))
+
+
+@dataclass(frozen=True)
+class FedTGPSettings:
+    """``[tool.flwr.app.config.fedtgp]``."""
+
+    lambda_: float = option(minimum=0)
+    distance: str = option(choices=("l2", "squared-l2", "l1", "mse"))
+    granularity: str = option(choices=("class", "class-mean", "sample"))
+    margin: str = option(choices=("adaptive", "nearest", "fixed", "none"))
+    margin_threshold: float = option(minimum=0)
+    transform: bool = option()
+    server_epochs: int = option(minimum=1)
+    server_lr: float = option(above=0)
+    server_batch_size: int = option(minimum=0)
 
 
 @dataclass(frozen=True)
@@ -76,5 +91,12 @@ CATALOG: dict[str, Algorithm] = {
         settings=FedProtoSettings,
         down=Crossing(prototypes=True),
         up=Crossing(prototypes=True, counts=True),
+    ),
+    "fedtgp": Algorithm(
+        title="FedTGP",
+        paper="Zhang et al., AAAI 2024",
+        settings=FedTGPSettings,
+        down=Crossing(prototypes=True),
+        up=Crossing(prototypes=True),
     ),
 }

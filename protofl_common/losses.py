@@ -26,18 +26,53 @@ def prototype_alignment(
         d: ``l2`` ‖a−b‖₂ · ``squared-l2`` ‖a−b‖₂² · ``l1`` ‖a−b‖₁ · ``mse`` ‖a−b‖₂²/D.
     granularity
         ``class``: C_i^(j) is the mean of the batch's features of class j, summed over the classes j of the batch.
+        ``class-mean``: the same, averaged over those of them that have a prototype (FedTGP's E_c, Eq. 11).
         ``sample``: d of every single sample to its class's prototype, divided by B (the authors' code, with ``mse``).
     """
-    if granularity == "class":
+    if granularity in ("class", "class-mean"):
         one_hot_BC = torch.nn.functional.one_hot(labels_B, len(held_C)).to(features_BD.dtype)
         counts_C = one_hot_BC.sum(0)
         means_CD = (one_hot_BC.T @ features_BD) / counts_C.clamp(min=1).unsqueeze(1)
         apart_C = _distance(means_CD - prototypes_CD, distance)
-        return (apart_C * (held_C & (counts_C > 0))).sum()
+        counted_C = held_C & (counts_C > 0)
+        total = (apart_C * counted_C).sum()
+        return total if granularity == "class" else total / counted_C.sum().clamp(min=1)
     if granularity == "sample":
         apart_B = _distance(features_BD - prototypes_CD[labels_B], distance)
         return (apart_B * held_C[labels_B]).sum() / len(labels_B)
-    raise ValueError(f"granularity is {granularity!r}, not class or sample")
+    raise ValueError(f"granularity is {granularity!r}, not class, class-mean or sample")
+
+
+def margin_contrast(samples_PD: Tensor, labels_P: Tensor, targets_KD: Tensor, margin: float) -> Tensor:
+    """FedTGP's contrastive loss with margin (Eq. 10), averaged over client prototypes; a scalar.
+
+    −log [ e^{−(φ(p, t_y)+δ)} / ( e^{−(φ(p, t_y)+δ)} + Σ_{k≠y} e^{−φ(p, t_k)} ) ], φ the Euclidean distance.
+
+    Parameters
+    ----------
+    samples_PD, labels_P
+        Client prototypes p and which row of the targets is theirs, int64 in [0, K).
+    targets_KD
+        One trainable prototype t_k per class.
+    margin
+        δ ≥ 0.
+    """
+    distances_PK = torch.cdist(samples_PD, targets_KD, compute_mode="donot_use_mm_for_euclid_dist")
+    own_PK = torch.nn.functional.one_hot(labels_P, len(targets_KD)).to(distances_PK.dtype)
+    return torch.nn.functional.cross_entropy(-(distances_PK + margin * own_PK), labels_P)
+
+
+def largest_distance(centres_KD: Tensor) -> float:
+    """max_{k≠l} φ(q_k, q_l), FedTGP's adaptive margin before its threshold (Eq. 9); 0 for fewer than two centres."""
+    return float(torch.cdist(centres_KD, centres_KD).max()) if len(centres_KD) > 1 else 0.0
+
+
+def largest_nearest_distance(centres_KD: Tensor) -> float:
+    """max_k min_{l≠k} φ(q_k, q_l): the margin of FedTGP's authors' code; 0 for fewer than two centres."""
+    if len(centres_KD) < 2:
+        return 0.0
+    apart_KK = torch.cdist(centres_KD, centres_KD)
+    return float(apart_KK.fill_diagonal_(float("inf")).min(dim=1).values.max())
 
 
 def _distance(difference_ND: Tensor, distance: str) -> Tensor:

@@ -41,11 +41,12 @@ def test_a_run_leaves_complete_results(algo: str, tmp_path: Path) -> None:
     assert [row["evaluated-after-round"] for row in outcome.rows] == [0, 1, 2, 3]
     assert all(row["valid"] == 5 and len(row["clients"]) == 5 for row in outcome.rows)
     assert "head" in outcome.summary["accuracy"]
-    assert ("prototype" in outcome.summary["accuracy"]) == (algo == "fedproto")
+    with_prototypes = CATALOG[algo].down.prototypes
+    assert ("prototype" in outcome.summary["accuracy"]) == with_prototypes
     saved = flatten(tomllib.loads((outcome.folder / "settings.toml").read_text()))
     assert Settings.from_run_config(default_run_config() | saved) == Settings.from_run_config(config)
-    assert (outcome.folder / "prototypes.safetensors").exists() == (algo == "fedproto")
-    assert (outcome.folder / "weights.safetensors").exists() == (algo == "fedavg")
+    assert (outcome.folder / "prototypes.safetensors").exists() == with_prototypes
+    assert (outcome.folder / "weights.safetensors").exists() == CATALOG[algo].down.weights
     assert len(list((outcome.folder / "clients").iterdir())) == 5
 
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 from client_app.algorithms.base import ClientAlgorithm
 from client_app.algorithms.fedavg import FedAvg
 from client_app.algorithms.fedproto import FedProto
+from client_app.algorithms.fedtgp import FedTGP
 from client_app.algorithms.local import Local
 
 ALGORITHMS: dict[str, type[ClientAlgorithm]] = {
     "local": Local,
     "fedavg": FedAvg,
     "fedproto": FedProto,
+    "fedtgp": FedTGP,
 }

@@ -5,10 +5,12 @@ from __future__ import annotations
 from server_app.strategies.base import ServerStrategy
 from server_app.strategies.fedavg import FedAvg
 from server_app.strategies.fedproto import FedProto
+from server_app.strategies.fedtgp import FedTGP
 from server_app.strategies.local import Local
 
 STRATEGIES: dict[str, type[ServerStrategy]] = {
     "local": Local,
     "fedavg": FedAvg,
     "fedproto": FedProto,
+    "fedtgp": FedTGP,
 }

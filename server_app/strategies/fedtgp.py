@@ -1,0 +1,90 @@
+"""FedTGP (Zhang et al., AAAI 2024), server half: trainable global prototypes, held apart by an adaptive margin.
+
+Other half: `client_app/algorithms/fedtgp.py`.
+Symbols: Ṕ^c ∈ R^D a trainable vector per class; F = FC(D, D) → ReLU → FC(D, D); P̂^c = F(Ṕ^c) what goes down;
+P_i^c the round's client prototypes (`samples_PD`); Q^c their unweighted mean per class; S = `server-epochs`.
+
+Margin (Eq. 9)      δ(t) = min( max_{c≠c'} φ(Q^c, Q^c'), τ )
+Loss (Eq. 10)       −log [ e^{−(φ(P_i^c, P̂^c)+δ)} / ( e^{−(φ(P_i^c, P̂^c)+δ)} + Σ_{c'≠c} e^{−φ(P_i^c, P̂^{c'})} ) ]
+Training            S epochs of plain SGD over the client prototypes of the round, in shuffled minibatches
+
+Ablations by setting: ``margin = "none"`` (SCL, Eq. 6), ``"fixed"`` (Eq. 7), ``transform = false`` (w/o F).
+
+Deviations: the paper does not say what becomes of classes that nobody holds; here they take no part in the loss and are
+not sent until some client has sent one. Ṕ and F live on between rounds, so a class that nobody sent this time keeps its
+prototype. ``margin = "nearest"`` is the authors' code: the largest distance of a Q^c to its nearest neighbour.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from protofl_common.losses import largest_distance, largest_nearest_distance, margin_contrast
+from protofl_common.messages import Payload
+from protofl_common.prototypes import Prototypes, class_means
+from protofl_common.seeding import derive_seed
+from server_app.federation import Federation
+from server_app.strategies.base import ServerStrategy, Upload
+
+
+class FedTGP(ServerStrategy):
+    """Keeps Ṕ, F and which classes have been seen; in the first round there is nothing to send."""
+
+    def __init__(self, federation: Federation, run_name: str) -> None:
+        super().__init__(federation, run_name)
+        dim, seed = self.settings.model.feature_dim, derive_seed(self.settings.run.seed, "fedtgp")
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            self.vectors_CD = nn.Parameter(torch.randn(self.num_classes, dim))
+            layers = [nn.Linear(dim, dim), nn.ReLU(), nn.Linear(dim, dim)] if self.algorithm.transform else []
+            self.transform = nn.Sequential(*layers)
+        self.generator = torch.Generator().manual_seed(seed)
+        self.optimizer = torch.optim.SGD([self.vectors_CD, *self.transform.parameters()], lr=self.algorithm.server_lr)
+        self.seen_C = torch.zeros(self.num_classes, dtype=torch.bool)
+
+    def payload_down(self) -> Payload:
+        """P̂ of the classes seen so far."""
+        return Payload(prototypes=self.global_prototypes)
+
+    @property
+    def global_prototypes(self) -> Prototypes | None:
+        """P̂ of the classes seen so far; None before the first round."""
+        if not self.seen_C.any():
+            return None
+        with torch.no_grad():
+            return Prototypes(self.transform(self.vectors_CD[self.seen_C]), torch.nonzero(self.seen_C).flatten())
+
+    def merge(self, uploads: list[Upload]) -> dict[str, float]:
+        """S epochs on the round's client prototypes; the last epoch's mean loss and the margin."""
+        sets = [upload.payload.prototypes for upload in uploads if upload.payload.prototypes is not None]
+        samples_PD, labels_P = torch.cat([one.means for one in sets]), torch.cat([one.labels for one in sets])
+        self.seen_C[labels_P] = True
+        margin = self.margin(samples_PD, labels_P)
+        row_of_C = self.seen_C.cumsum(0) - 1
+        loss = 0.0
+        for _ in range(self.algorithm.server_epochs):
+            loss = self._epoch(samples_PD, row_of_C[labels_P], margin)
+        return {"server-loss": loss, "margin": margin}
+
+    def margin(self, samples_PD: Tensor, labels_P: Tensor) -> float:
+        """δ of the round (Eq. 9), or that of an ablation."""
+        kind, threshold = str(self.algorithm.margin), float(self.algorithm.margin_threshold)
+        if kind in ("none", "fixed"):
+            return threshold if kind == "fixed" else 0.0
+        centres_KD = class_means(samples_PD, labels_P, self.num_classes).means
+        measure = largest_distance if kind == "adaptive" else largest_nearest_distance
+        return min(measure(centres_KD), threshold)
+
+    def _epoch(self, samples_PD: Tensor, rows_P: Tensor, margin: float) -> float:
+        """One pass in shuffled minibatches; the mean loss."""
+        total = 0.0
+        order = torch.randperm(len(rows_P), generator=self.generator)
+        for batch in order.split(self.algorithm.server_batch_size or len(order)):
+            targets_KD = self.transform(self.vectors_CD[self.seen_C])
+            loss = margin_contrast(samples_PD[batch], rows_P[batch], targets_KD, margin)
+            self.optimizer.zero_grad()
+            loss.backward()
+            self.optimizer.step()
+            total += loss.item() * len(batch)
+        return total / len(rows_P)
