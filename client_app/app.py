@@ -101,7 +101,7 @@ def _open(message: Message, context: Context) -> tuple[Site, Instructions, Clien
     site = Site(context)
     instructions = unpack_instructions(message.content)
     state = site.restore(instructions.run_name)
-    algorithm = ALGORITHMS[site.settings.run.algo](site)
+    algorithm = ALGORITHMS[site.settings.run.algo](site, instructions.round)
     algorithm.receive(unpack_payload(message.content, site.settings.row.down, site.limits, required=False))
     return site, instructions, algorithm, state
 

@@ -55,6 +55,13 @@ class FedTGPSettings:
 
 
 @dataclass(frozen=True)
+class ProtoFedSettings:
+    """``[tool.flwr.app.config.protofed]``."""
+
+    prototypes: str = option(choices=("last-round", "every-round"))
+
+
+@dataclass(frozen=True)
 class Algorithm:
     """One row."""
 
@@ -98,5 +105,12 @@ CATALOG: dict[str, Algorithm] = {
         settings=FedTGPSettings,
         down=Crossing(prototypes=True),
         up=Crossing(prototypes=True),
+    ),
+    "protofed": Algorithm(
+        title="ProtoFed",
+        paper="Qiao et al., Prototype Helps Federated Learning, 2023",
+        settings=ProtoFedSettings,
+        down=Crossing(weights=True, prototypes=True),
+        up=Crossing(weights=True, prototypes=True),
     ),
 }

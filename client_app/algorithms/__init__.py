@@ -7,10 +7,12 @@ from client_app.algorithms.fedavg import FedAvg
 from client_app.algorithms.fedproto import FedProto
 from client_app.algorithms.fedtgp import FedTGP
 from client_app.algorithms.local import Local
+from client_app.algorithms.protofed import ProtoFed
 
 ALGORITHMS: dict[str, type[ClientAlgorithm]] = {
     "local": Local,
     "fedavg": FedAvg,
     "fedproto": FedProto,
     "fedtgp": FedTGP,
+    "protofed": ProtoFed,
 }

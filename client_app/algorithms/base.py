@@ -8,6 +8,7 @@ from __future__ import annotations
 from torch import Tensor
 from torch.nn import functional
 
+from client_app.evaluation import local_prototypes
 from client_app.site import Site
 from client_app.training import LossTerms
 from protofl_common.messages import Payload
@@ -17,8 +18,9 @@ from protofl_common.prototypes import Prototypes
 class ClientAlgorithm:
     """Local training alone: every hook of the simplest algorithm, to be overridden."""
 
-    def __init__(self, site: Site) -> None:
+    def __init__(self, site: Site, round_number: int) -> None:
         self.site = site
+        self.round = round_number
         self.settings = site.settings.algorithm
         self.model = site.model
 
@@ -32,6 +34,12 @@ class ClientAlgorithm:
     def loss(self, features_BD: Tensor, logits_BC: Tensor, labels_B: Tensor) -> LossTerms:
         """Named scalar terms of a batch, whose sum is minimised: features z = f(x), logits g(z)."""
         return {"cross-entropy": functional.cross_entropy(logits_BC, labels_B)}
+
+    def local_prototypes(self) -> Prototypes:
+        """The class means of this client's training data under its model as it is now: one pass."""
+        settings = self.site.settings
+        batch_size, dim = settings.training.eval_batch_size, settings.model.feature_dim
+        return local_prototypes(self.model, self.site.train_set, batch_size, self.site.num_classes, dim)
 
     def upload(self) -> Payload:
         """What goes to the server after training; the catalog's row says what may."""

@@ -20,7 +20,6 @@ from __future__ import annotations
 from torch import Tensor
 
 from client_app.algorithms.base import ClientAlgorithm
-from client_app.evaluation import local_prototypes
 from client_app.training import LossTerms
 from protofl_common.losses import prototype_alignment
 from protofl_common.messages import Payload
@@ -60,12 +59,4 @@ class FedProto(ClientAlgorithm):
 
     def upload(self) -> Payload:
         """The local prototypes (Eq. 1), from one pass over the training data after training."""
-        settings = self.site.settings
-        prototypes = local_prototypes(
-            self.model,
-            self.site.train_set,
-            settings.training.eval_batch_size,
-            self.site.num_classes,
-            settings.model.feature_dim,
-        )
-        return Payload(prototypes=prototypes)
+        return Payload(prototypes=self.local_prototypes())

@@ -24,5 +24,4 @@ class FedTGP(FedProto):
 
     def upload(self) -> Payload:
         """The local prototypes alone."""
-        prototypes = super().upload().prototypes
-        return Payload(prototypes=None if prototypes is None else prototypes.without_counts())
+        return Payload(prototypes=self.local_prototypes().without_counts())

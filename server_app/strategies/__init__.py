@@ -7,10 +7,12 @@ from server_app.strategies.fedavg import FedAvg
 from server_app.strategies.fedproto import FedProto
 from server_app.strategies.fedtgp import FedTGP
 from server_app.strategies.local import Local
+from server_app.strategies.protofed import ProtoFed
 
 STRATEGIES: dict[str, type[ServerStrategy]] = {
     "local": Local,
     "fedavg": FedAvg,
     "fedproto": FedProto,
     "fedtgp": FedTGP,
+    "protofed": ProtoFed,
 }

@@ -1,6 +1,6 @@
-"""The server's side of a round, once for all algorithms: a Flower ``Strategy`` with three small hooks.
+"""The server's side of a round, once for all algorithms: a Flower ``Strategy`` with small hooks.
 
-    payload_down -> (clients) -> merge, and at the end prototypes and weights to keep
+    payload_down -> (clients) -> expected_up -> merge, and at the end prototypes and weights to keep
 
 The base makes the messages, checks every reply against what the catalog declares, counts what it refuses, and
 collects the clients' reports. An algorithm's file holds only its own mathematics.
@@ -15,6 +15,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricReco
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
+from protofl_common.catalog import Crossing
 from protofl_common.messages import (
     Instructions,
     Limits,
@@ -82,6 +83,10 @@ class ServerStrategy(Strategy):
     def payload_down(self) -> Payload:
         """What every client receives at the start of a round and at the final evaluation."""
         return Payload()
+
+    def expected_up(self, server_round: int) -> Crossing:
+        """What every reply of this round must hold: all that the catalog declares, unless an algorithm says less."""
+        return self.row.up
 
     def merge(self, uploads: list[Upload]) -> dict[str, float]:
         """The server's step on the round's valid uploads, in the order of the sites; figures to report."""
@@ -163,7 +168,7 @@ class ServerStrategy(Strategy):
         self.outcome.bytes_up += payload_bytes(reply.content)
         try:
             report = unpack_report(reply.content, server_round)
-            crossing = self.row.up if training else type(self.row.up)()
+            crossing = self.expected_up(server_round) if training else Crossing()
             payload = unpack_payload(reply.content, crossing, self.limits(), required=training)
         except RefusedMessage as refusal:
             self.outcome.refused[site] = str(refusal)

@@ -1,0 +1,44 @@
+"""ProtoFed (Qiao et al., "Prototype Helps Federated Learning", 2023), client half: FedAvg that predicts by prototypes.
+
+Other half: `server_app/strategies/protofed.py`.
+Symbols: f the body of the model; ỹ_{i,j} client i's prototype of class j, ȳ_j the global one.
+
+Training            as FedAvg, cross-entropy (Eq. 1)
+Upload (Eq. 2)      ỹ_{i,j} = mean of f(x) over this client's samples of class j, in the last round, with the weights
+Inference (Eq. 4)   the label of the nearest ȳ_j in L2 under the global model; its classifier is reported beside it
+
+Down: weights, and prototypes once there are any. Up: weights, and in the last round prototypes *without* counts.
+
+Deviations: the paper's curves predict by prototypes after every round: ``prototypes = "every-round"``. The text does not
+say whether ỹ is taken from the model before or after local training; its Algorithm 1 updates first, and so do we.
+"""
+
+from __future__ import annotations
+
+from client_app.algorithms.fedavg import FedAvg
+from protofl_common.messages import Payload
+from protofl_common.prototypes import Prototypes
+
+
+class ProtoFed(FedAvg):
+    """FedAvg that also sends class means when it is time."""
+
+    global_prototypes: Prototypes | None = None
+
+    def receive(self, payload: Payload) -> None:
+        """Become the global model, and keep the global prototypes."""
+        super().receive(payload)
+        if payload.prototypes is not None:
+            self.global_prototypes = payload.prototypes.to(self.site.device)
+
+    def prototypes_for_prediction(self) -> Prototypes | None:
+        """The global prototypes (Eq. 4)."""
+        return self.global_prototypes
+
+    def upload(self) -> Payload:
+        """The model, and the local prototypes when it is time."""
+        weights = super().upload().weights
+        last = self.round == self.site.settings.run.rounds
+        if last or self.settings.prototypes == "every-round":
+            return Payload(prototypes=self.local_prototypes().without_counts(), weights=weights)
+        return Payload(weights=weights)

@@ -1,0 +1,45 @@
+"""ProtoFed (Qiao et al., "Prototype Helps Federated Learning", 2023), server half: FedAvg plus the mean of prototypes.
+
+Other half: `client_app/algorithms/protofed.py`.
+Symbols: ỹ_{i,j} client i's prototype of class j; φ the clients that hold the class.
+
+Weights             as FedAvg
+Prototypes (Eq. 3)  ȳ_j = (1 / |φ|) Σ_{i∈φ} ỹ_{i,j}, in the last round or in every round (`protofed.prototypes`)
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from protofl_common.catalog import Crossing
+from protofl_common.messages import Payload
+from protofl_common.prototypes import Prototypes, merge_by_class
+from server_app.strategies.base import Upload
+from server_app.strategies.fedavg import FedAvg
+
+
+class ProtoFed(FedAvg):
+    """Keeps the global model and, once clients have sent some, the global prototypes."""
+
+    prototypes: Prototypes | None = None
+
+    def payload_down(self) -> Payload:
+        """The global model and prototypes."""
+        return Payload(prototypes=self.prototypes, weights=self.weights)
+
+    def expected_up(self, server_round: int) -> Crossing:
+        """Weights in every round, prototypes when it is time."""
+        last = server_round == self.settings.run.rounds
+        return dataclasses.replace(self.row.up, prototypes=last or self.algorithm.prototypes == "every-round")
+
+    def merge(self, uploads: list[Upload]) -> dict[str, float]:
+        """The mean model and Eq. 3."""
+        sets = [upload.payload.prototypes for upload in uploads if upload.payload.prototypes is not None]
+        if sets:
+            self.prototypes = merge_by_class(sets, "uniform", self.prototypes)
+        return super().merge(uploads)
+
+    @property
+    def global_prototypes(self) -> Prototypes | None:
+        """The global prototypes."""
+        return self.prototypes

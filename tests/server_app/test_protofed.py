@@ -1,0 +1,60 @@
+"""ProtoFed: FedAvg's weights to the last bit, and Eq. 3's plain mean of what the clients' models make of their data."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from flwr.app import MessageType
+from safetensors.torch import load_file
+
+from protofl_common.datasets import open_client_data
+from protofl_common.models import build_model
+from protofl_common.settings import Settings
+from tests.harness import run_config, run_federation
+
+
+def test_its_weights_are_fedavgs(tmp_path: Path) -> None:
+    runs = [
+        run_federation(run_config(tmp_path / algo, algo=algo, protofed__prototypes="every-round"))
+        for algo in ("fedavg", "protofed")
+    ]
+    weights = [load_file(run.folder / "weights.safetensors") for run in runs]
+    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+
+
+@pytest.mark.parametrize(("when", "rounds"), [("last-round", ["3"]), ("every-round", ["1", "2", "3"])])
+def test_prototypes_travel_when_it_is_time_and_without_counts(when: str, rounds: list[str], tmp_path: Path) -> None:
+    config = run_config(tmp_path, algo="protofed", protofed__prototypes=when, rounds=3)
+    outcome = run_federation(config, clients=2)
+    with_prototypes = set()
+    for message, reply in outcome.grid.log:
+        if message.metadata.message_type == MessageType.TRAIN and "prototypes" in reply.content:
+            with_prototypes.add(message.metadata.group_id)
+            assert set(reply.content["prototypes"]) == {"means", "labels"}
+    assert sorted(with_prototypes) == rounds
+    assert "prototype" in outcome.summary["accuracy"]
+    assert ("prototype" in outcome.rows[1]["accuracy"]) == (when == "every-round")
+
+
+def test_equation_3_by_plain_code(tmp_path: Path) -> None:
+    config = run_config(tmp_path, algo="protofed", partition="pathological", classes_per_client=4, rounds=1)
+    outcome = run_federation(config, clients=3)
+    settings = Settings.from_run_config(config)
+    means: dict[int, list[torch.Tensor]] = {}
+    for index in range(3):
+        data = open_client_data(settings.data, seed=settings.run.seed, partition=index, num_partitions=3)
+        model = build_model("cnn4", in_channels=3, image_size=28, num_classes=10, feature_dim=64, seed=0).eval()
+        state = load_file(outcome.folder / "clients" / f"site-{index}.safetensors")
+        model.load_state_dict({name.removeprefix("model."): value for name, value in state.items()})
+        x = torch.from_numpy(data.train_images).float() / 255
+        x = (x - torch.tensor(data.mean).view(3, 1, 1)) / torch.tensor(data.std).view(3, 1, 1)
+        with torch.no_grad():
+            z = model.body(x)
+        for label in set(data.train_labels.tolist()):
+            means.setdefault(label, []).append(z[torch.from_numpy(data.train_labels) == label].mean(0))
+    found = load_file(outcome.folder / "prototypes.safetensors")
+    assert found["labels"].tolist() == sorted(means)
+    for label, mean in zip(found["labels"].tolist(), found["means"], strict=True):
+        torch.testing.assert_close(mean, torch.stack(means[label]).mean(0), rtol=1e-4, atol=1e-5)
