@@ -7,10 +7,10 @@ Training            as FedAvg, cross-entropy (Eq. 1)
 Upload (Eq. 2)      ỹ_{i,j} = mean of f(x) over this client's samples of class j, in the last round, with the weights
 Inference (Eq. 4)   the label of the nearest ȳ_j in L2 under the global model; its classifier is reported beside it
 
-Down: weights, and prototypes once there are any. Up: weights, and in the last round prototypes *without* counts.
+Down: weights, and prototypes once there are any. Up: weights, in the last round also prototypes, never counts.
 
-Deviations: the paper's curves predict by prototypes after every round: ``prototypes = "every-round"``. The text does not
-say whether ỹ is taken from the model before or after local training; its Algorithm 1 updates first, and so do we.
+Deviations: the paper's curves predict by prototypes after every round: ``prototypes = "every-round"``. The text does
+not say whether ỹ is taken from the model before or after local training; its Algorithm 1 updates first, and so do we.
 """
 
 from __future__ import annotations
