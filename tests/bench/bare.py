@@ -71,10 +71,8 @@ class BareClient:
             z = self.body(self.x[batch])
             loss = F.cross_entropy(self.head(z), self.y[batch])
             if table is not None:
-                one_hot = F.one_hot(self.y[batch], len(table)).float()
-                counts = one_hot.sum(0)
-                means = one_hot.T @ z / counts.clamp(min=1)[:, None]
-                loss = loss + ((means - table).square().mean(1) * (held & (counts > 0))).sum()
+                apart = (z - table[self.y[batch]]).square().mean(1)
+                loss = loss + (apart * held[self.y[batch]]).sum() / len(batch)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
