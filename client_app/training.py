@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
 
 import torch
 from torch import Tensor, nn
@@ -37,20 +36,19 @@ def train(
     loss: Loss,
     settings: TrainingSettings,
     seed: int,
-    fused: bool = True,
 ) -> dict[str, float]:
     """Train ``model`` in place for ``local-epochs`` epochs.
 
-    ``fused`` lets wide layers take their SGD step inside the backward pass: the same step, faster, for losses that
-    depend on the weights only through the layers' outputs. Returns the mean over all samples seen of each loss term
-    and of their ``total``. Raises TrainingError if the loss stops being finite.
+    Wide layers take their SGD step inside the backward pass: the same step, faster, for losses that depend on the
+    weights only through the layers' outputs (any other is a RuntimeError). Returns the mean over all samples seen of
+    each loss term and of their ``total``. Raises TrainingError if the loss stops being finite.
     """
     torch.manual_seed(seed)  # dropout
     generator = torch.Generator().manual_seed(seed)
     joined = any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules())
     sums: dict[str, Tensor] = {}
     model.train()
-    with fused_linears(model, optimizer) if fused else nullcontext():
+    with fused_linears(model, optimizer):
         for epoch in range(settings.local_epochs):
             for images, labels in shuffled_batches(data, settings.batch_size, generator, no_single=joined):
                 features = model.body(images)

@@ -11,6 +11,10 @@ from dataclasses import dataclass
 
 from protofl_common.options import option
 
+DISTANCES = ("l2", "squared-l2", "l1", "mse")
+GRANULARITIES = ("class", "class-mean", "sample")
+"""How `losses.prototype_alignment` may measure; one choice for every algorithm that uses it."""
+
 
 @dataclass(frozen=True)
 class Crossing:
@@ -35,8 +39,8 @@ class FedProtoSettings:
 
     lambda_: float = option(minimum=0)
     weighting: str = option(choices=("counts", "uniform"))
-    distance: str = option(choices=("l2", "squared-l2", "l1", "mse"))
-    granularity: str = option(choices=("class", "class-mean", "sample"))
+    distance: str = option(choices=DISTANCES)
+    granularity: str = option(choices=GRANULARITIES)
 
 
 @dataclass(frozen=True)
@@ -44,8 +48,8 @@ class FedTGPSettings:
     """``[tool.flwr.app.config.fedtgp]``."""
 
     lambda_: float = option(minimum=0)
-    distance: str = option(choices=("l2", "squared-l2", "l1", "mse"))
-    granularity: str = option(choices=("class", "class-mean", "sample"))
+    distance: str = option(choices=DISTANCES)
+    granularity: str = option(choices=GRANULARITIES)
     margin: str = option(choices=("adaptive", "nearest", "fixed", "none"))
     margin_threshold: float = option(minimum=0)
     transform: bool = option()
@@ -59,6 +63,10 @@ class ProtoFedSettings:
     """``[tool.flwr.app.config.protofed]``."""
 
     prototypes: str = option(choices=("last-round", "every-round"))
+
+    def due(self, server_round: int, rounds: int) -> bool:
+        """Whether clients send prototypes in this round of ``rounds``; both halves ask here."""
+        return server_round == rounds or self.prototypes == "every-round"
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,9 @@ from protofl_common.prototypes import Prototypes
 class ClientAlgorithm:
     """Local training alone: every hook of the simplest algorithm, to be overridden."""
 
+    global_prototypes: Prototypes | None = None
+    """What the server sent, on the device; None where it sent none."""
+
     def __init__(self, site: Site, round_number: int) -> None:
         self.site = site
         self.round = round_number
@@ -25,11 +28,13 @@ class ClientAlgorithm:
         self.model = site.model
 
     def receive(self, payload: Payload) -> None:
-        """Take in what the server sent; in the first round of some algorithms that is nothing."""
+        """Take in what the server sent, of which the base keeps prototypes; in some first rounds that is nothing."""
+        if payload.prototypes is not None:
+            self.global_prototypes = payload.prototypes.to(self.site.device)
 
     def prototypes_for_prediction(self) -> Prototypes | None:
         """Prototypes to predict with by nearest prototype, on the device; None: the head alone predicts."""
-        return None
+        return self.global_prototypes
 
     def loss(self, features_BD: Tensor, logits_BC: Tensor, labels_B: Tensor) -> LossTerms:
         """Named scalar terms of a batch, whose sum is minimised: features z = f(x), logits g(z)."""

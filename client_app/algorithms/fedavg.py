@@ -16,6 +16,7 @@ class FedAvg(ClientAlgorithm):
 
     def receive(self, payload: Payload) -> None:
         """Become the global model."""
+        super().receive(payload)
         if payload.weights is not None:
             self.model.load_state_dict(payload.weights)
 

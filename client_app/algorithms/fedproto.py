@@ -23,24 +23,17 @@ from client_app.algorithms.base import ClientAlgorithm
 from client_app.training import LossTerms
 from protofl_common.losses import prototype_alignment
 from protofl_common.messages import Payload
-from protofl_common.prototypes import Prototypes, by_class
+from protofl_common.prototypes import by_class
 
 
 class FedProto(ClientAlgorithm):
     """Cross-entropy plus λ times the distance to the global prototypes."""
 
-    global_prototypes: Prototypes | None = None
-
     def receive(self, payload: Payload) -> None:
-        """Keep the global prototypes, also as a table by class."""
-        if payload.prototypes is None:
-            return
-        self.global_prototypes = payload.prototypes.to(self.site.device)
-        self.global_CD, self.held_C = by_class(self.global_prototypes, self.site.num_classes)
-
-    def prototypes_for_prediction(self) -> Prototypes | None:
-        """The global prototypes (Eq. 2)."""
-        return self.global_prototypes
+        """Keep the global prototypes, which also predict (Eq. 2), and a table of them by class."""
+        super().receive(payload)
+        if self.global_prototypes is not None:
+            self.global_CD, self.held_C = by_class(self.global_prototypes, self.site.num_classes)
 
     def loss(self, features_BD: Tensor, logits_BC: Tensor, labels_B: Tensor) -> LossTerms:
         """Eq. 5; the second term is λ · L_R."""

@@ -17,28 +17,14 @@ from __future__ import annotations
 
 from client_app.algorithms.fedavg import FedAvg
 from protofl_common.messages import Payload
-from protofl_common.prototypes import Prototypes
 
 
 class ProtoFed(FedAvg):
-    """FedAvg that also sends class means when it is time."""
-
-    global_prototypes: Prototypes | None = None
-
-    def receive(self, payload: Payload) -> None:
-        """Become the global model, and keep the global prototypes."""
-        super().receive(payload)
-        if payload.prototypes is not None:
-            self.global_prototypes = payload.prototypes.to(self.site.device)
-
-    def prototypes_for_prediction(self) -> Prototypes | None:
-        """The global prototypes (Eq. 4)."""
-        return self.global_prototypes
+    """FedAvg that also sends class means when it is time; the global ones predict (Eq. 4)."""
 
     def upload(self) -> Payload:
         """The model, and the local prototypes when it is time."""
         weights = super().upload().weights
-        last = self.round == self.site.settings.run.rounds
-        if last or self.settings.prototypes == "every-round":
+        if self.settings.due(self.round, self.site.settings.run.rounds):
             return Payload(prototypes=self.local_prototypes().without_counts(), weights=weights)
         return Payload(weights=weights)

@@ -29,8 +29,7 @@ class ProtoFed(FedAvg):
 
     def expected_up(self, server_round: int) -> Crossing:
         """Weights in every round, prototypes when it is time."""
-        last = server_round == self.settings.run.rounds
-        return dataclasses.replace(self.row.up, prototypes=last or self.algorithm.prototypes == "every-round")
+        return dataclasses.replace(self.row.up, prototypes=self.algorithm.due(server_round, self.settings.run.rounds))
 
     def merge(self, uploads: list[Upload]) -> dict[str, float]:
         """The mean model and Eq. 3."""

@@ -113,14 +113,11 @@ class BareFederation:
             worker.start()
         for _ in self.workers:
             self.done.get()
-        sizes = [
-            len(
-                open_client_data(
-                    settings.data, seed=settings.run.seed, partition=i, num_partitions=clients
-                ).train_labels
-            )
-            for i in range(clients)
+        seed = settings.run.seed
+        shares = [
+            open_client_data(settings.data, seed=seed, partition=i, num_partitions=clients) for i in range(clients)
         ]
+        sizes = [len(share.train_labels) for share in shares]
         self.order = sorted(range(clients), key=lambda index: -sizes[index])
         self.table: Tensor | None = None
         self.held: Tensor | None = None
