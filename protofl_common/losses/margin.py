@@ -1,0 +1,38 @@
+"""FedTGP's contrast with a margin, and the margin. Symbols: P client prototypes, K classes, D dims."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def margin_contrast(samples_PD: Tensor, labels_P: Tensor, targets_KD: Tensor, margin: float) -> Tensor:
+    """FedTGP's contrastive loss with margin (Eq. 10), averaged over client prototypes; a scalar.
+
+    −log [ e^{−(φ(p, t_y)+δ)} / ( e^{−(φ(p, t_y)+δ)} + Σ_{k≠y} e^{−φ(p, t_k)} ) ], φ the Euclidean distance.
+
+    Parameters
+    ----------
+    samples_PD, labels_P
+        Client prototypes p and which row of the targets is theirs, int64 in [0, K).
+    targets_KD
+        One trainable prototype t_k per class.
+    margin
+        δ ≥ 0.
+    """
+    distances_PK = torch.cdist(samples_PD, targets_KD, compute_mode="donot_use_mm_for_euclid_dist")
+    own_PK = torch.nn.functional.one_hot(labels_P, len(targets_KD)).to(distances_PK.dtype)
+    return torch.nn.functional.cross_entropy(-(distances_PK + margin * own_PK), labels_P)
+
+
+def largest_distance(centres_KD: Tensor) -> float:
+    """max_{k≠l} φ(q_k, q_l), FedTGP's adaptive margin before its threshold (Eq. 9); 0 for fewer than two centres."""
+    return float(torch.cdist(centres_KD, centres_KD).max()) if len(centres_KD) > 1 else 0.0
+
+
+def largest_nearest_distance(centres_KD: Tensor) -> float:
+    """max_k min_{l≠k} φ(q_k, q_l): the margin of FedTGP's authors' code; 0 for fewer than two centres."""
+    if len(centres_KD) < 2:
+        return 0.0
+    apart_KK = torch.cdist(centres_KD, centres_KD)
+    return float(apart_KK.fill_diagonal_(float("inf")).min(dim=1).values.max())
