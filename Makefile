@@ -13,7 +13,7 @@ export FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION := 1
 export FLWR_TELEMETRY_ENABLED := 0
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: run test test-fast lint format bench clean
+.PHONY: run test test-fast lint format bench clean certificates demo demo-down
 
 $(BIN)/.installed: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -44,3 +44,15 @@ bench: $(BIN)/.installed  ## speed against a bare PyTorch script; DATA_DIR holds
 clean:  ## caches and Flower's private home; runs/ and .venv/ stay
 	rm -rf .flwr .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -not -path './.venv/*' -prune -exec rm -rf {} +
+
+SERVERS ?= localhost 127.0.0.1
+NODES   ?=
+
+certificates: $(BIN)/.installed  ## keys and certificates in certs/; make certificates SERVERS='my.host 10.0.0.5' NODES='north'
+	$(BIN)/python docker/certificates.py certs $(SERVERS:%=--server %) $(NODES:%=--node %)
+
+demo:  ## a SuperLink and three sites in containers: one run and its result; KEEP=1 leaves them running
+	@sh docker/demo.sh
+
+demo-down:  ## take the demo's containers down, with their volumes
+	@sh docker/demo.sh down

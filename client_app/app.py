@@ -110,7 +110,15 @@ def _evaluate(site: Site, algorithm: ClientAlgorithm) -> dict[str, int]:
     settings = site.settings.training
     among = site.train_set.labels.unique() if settings.predict_among == "own" else None
     prototypes = algorithm.prototypes_for_prediction()
-    return evaluate(site.model, site.test_set, settings.eval_batch_size, prototypes, among)
+    return evaluate(
+        site.model,
+        site.test_set,
+        settings.eval_batch_size,
+        prototypes,
+        among,
+        similarity=algorithm.similarity,
+        with_head=algorithm.predicts_with_head,
+    )
 
 
 def _report(

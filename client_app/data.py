@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from protofl_common.datasets import ClientData
+from protofl_common.datasets import UNLABELLED, ClientData
 
 
 @dataclass(frozen=True)
@@ -17,14 +17,31 @@ class LabelledImages:
 
     images: Tensor
     labels: Tensor
+    unlabelled: Tensor | None = None
+    """Further images [U, channels, H, W] without a label (``positive-rate`` below 1); not counted in N."""
 
     def __len__(self) -> int:
         return len(self.labels)
+
+    def with_unlabelled(self) -> LabelledImages:
+        """All N + U images, those without a label at the end, with the label `UNLABELLED` (-1)."""
+        if self.unlabelled is None:
+            return self
+        nothing = self.labels.new_full((len(self.unlabelled),), UNLABELLED)
+        return LabelledImages(torch.cat([self.images, self.unlabelled]), torch.cat([self.labels, nothing]))
 
 
 def to_device(images: np.ndarray, labels: np.ndarray, data: ClientData, device: torch.device) -> LabelledImages:
     """Bytes to normalised floats: (x/255 − mean) / std per channel of the data set."""
     mean = torch.tensor(data.mean, device=device).view(1, -1, 1, 1)
     std = torch.tensor(data.std, device=device).view(1, -1, 1, 1)
-    pixels = torch.from_numpy(images).to(device).float()
-    return LabelledImages(pixels.div_(255).sub_(mean).div_(std), torch.from_numpy(labels).to(device))
+    pixels = torch.from_numpy(images.astype(np.float32)).to(device)
+    return unlabelled_apart(pixels.div_(255).sub_(mean).div_(std), torch.from_numpy(labels.astype(np.int64)).to(device))
+
+
+def unlabelled_apart(images: Tensor, labels: Tensor) -> LabelledImages:
+    """Images (or their features) [N + U, …] with their labels, of which those that are `UNLABELLED` stand apart."""
+    known = labels != UNLABELLED
+    if bool(known.all()):
+        return LabelledImages(images, labels)
+    return LabelledImages(images[known], labels[known], images[~known])

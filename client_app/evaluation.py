@@ -17,21 +17,31 @@ def evaluate(
     batch_size: int,
     prototypes: Prototypes | None = None,
     among: Tensor | None = None,
+    similarity: str = "l2",
+    with_head: bool = True,
 ) -> dict[str, int]:
     """Correct predictions on ``data``: ``head`` (argmax of the logits) and, given prototypes, ``prototype``.
 
-    ``among`` [K] int64: the labels that nearest-prototype prediction may choose from (None: all).
+    ``among`` [K] int64: the labels that nearest-prototype prediction may choose from (None: all). ``similarity``: how
+    it compares, see `nearest_label`.
     """
     model.eval()
     hits: dict[str, Tensor] = {}
     for images, labels in zip(data.images.split(batch_size), data.labels.split(batch_size), strict=True):
         features = model.body(images)
-        predictions = {"head": model.head(features).argmax(1)}
+        predictions = {"head": model.head(features).argmax(1)} if with_head else {}
         if prototypes is not None and len(prototypes):
-            predictions["prototype"] = nearest_label(features, prototypes, among)
+            predictions["prototype"] = nearest_label(features, prototypes, among, similarity)
         for name, predicted in predictions.items():
             hits[name] = hits.get(name, 0) + (predicted == labels).sum()
     return {name: int(count) for name, count in hits.items()}
+
+
+@torch.inference_mode()
+def local_features(model: SplitModel, data: LabelledImages, batch_size: int) -> Tensor:
+    """The features [N, D] of all of ``data``, in its order, on the CPU."""
+    model.eval()
+    return torch.cat([model.body(images) for images in data.images.split(batch_size)]).cpu()
 
 
 @torch.inference_mode()

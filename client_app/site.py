@@ -6,17 +6,19 @@ from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
 
+import numpy as np
 import torch
 from flwr.app import Context
 
 from client_app.data import LabelledImages, to_device
 from client_app.state import ClientState, StateFile
+from protofl_common.backbones import cached_features, feature_widths
 from protofl_common.datasets import ClientData, open_client_data
+from protofl_common.datasets.store import cache_root
 from protofl_common.messages import Limits, SiteCard, template_of
-from protofl_common.models import SplitModel, build_model
-from protofl_common.models.groups import architecture_of
+from protofl_common.models import SplitModel, initial_model
+from protofl_common.models.groups import PROJECTION, architecture_of
 from protofl_common.options import SettingsError
-from protofl_common.seeding import derive_seed
 from protofl_common.settings import Settings
 
 
@@ -49,6 +51,8 @@ class Site:
     def _architecture(self, pinned: bool) -> str:
         """This site's own ``arch``, or the group's; algorithms that average weights use the group's first."""
         model, row = self.settings.model, self.settings.row
+        if self.settings.backbones:
+            return PROJECTION
         if model.arch and (pinned or not row.shares_weights):
             return model.arch
         return model.arch or architecture_of(model.models, 0 if row.shares_weights else self.partition)
@@ -66,25 +70,36 @@ class Site:
 
     @cached_property
     def train_set(self) -> LabelledImages:
-        """Training images and labels on the device."""
-        return to_device(self.data.train_images, self.data.train_labels, self.data, self.device)
+        """Training images, or their features, and labels on the device."""
+        return self._on_device(self.data.train_images, self.data.train_labels)
 
     @cached_property
     def test_set(self) -> LabelledImages:
-        """Test images and labels on the device."""
-        return to_device(self.data.test_images, self.data.test_labels, self.data, self.device)
+        """Test images, or their features, and labels on the device."""
+        return self._on_device(self.data.test_images, self.data.test_labels)
+
+    def _on_device(self, images: np.ndarray, labels: np.ndarray) -> LabelledImages:
+        names = self.settings.backbones
+        if not names:
+            return to_device(images, labels, self.data, self.device)
+        key = f"{self.settings.data.dataset}-{self.name}"
+        features_NF = cached_features(images, names, self.device, cache_root(self.settings.data), key)
+        return LabelledImages(features_NF.to(self.device), torch.from_numpy(labels.astype(np.int64)).to(self.device))
+
+    @cached_property
+    def input_shape(self) -> tuple[int, int]:
+        """What a sample of `train_set` is: channels and pixels a side, or as many features and 1."""
+        if self.settings.backbones:
+            return sum(feature_widths(self.settings.backbones)), 1
+        _, channels, size, _ = self.data.train_images.shape
+        return channels, size
 
     @cached_property
     def model(self) -> SplitModel:
-        """A freshly initialised model; every site draws its own weights."""
-        _, channels, size, _ = self.data.train_images.shape
-        model = build_model(
-            self.arch,
-            in_channels=channels,
-            image_size=size,
-            num_classes=len(self.data.classes),
-            feature_dim=self.settings.model.feature_dim,
-            seed=derive_seed(self.settings.run.seed, "model", self.name),
+        """A freshly initialised model: the site's own weights, or, ``initial-weights = "shared"``, everybody's."""
+        owner = self.name if self.settings.model.initial_weights == "own" else "global"
+        model = initial_model(
+            self.arch, self.input_shape, self.num_classes, self.settings.model, self.settings.run.seed, owner
         )
         return model.to(self.device)
 
@@ -114,7 +129,7 @@ class Site:
 
     def card(self) -> SiteCard:
         """How this site introduces itself."""
-        _, channels, size, _ = self.data.train_images.shape
+        channels, size = self.input_shape
         return SiteCard(
             name=self.name,
             partition=self.partition,

@@ -14,7 +14,7 @@ from protofl_common.settings import TrainingSettings
 
 LossTerms = dict[str, Tensor]
 Loss = Callable[[Tensor, Tensor, Tensor], LossTerms]
-"""(features [B, D], logits [B, C], labels [B]) -> named scalar terms; their sum is minimised."""
+"""(features [B, D], logits [B, C], labels [B]) -> named scalar terms; their sum is minimised, if there are any."""
 
 
 class TrainingError(RuntimeError):
@@ -53,6 +53,8 @@ def train(
             for images, labels in shuffled_batches(data, settings.batch_size, generator, no_single=joined):
                 features = model.body(images)
                 terms = loss(features, model.head(features), labels)
+                if not terms:
+                    continue  # nothing to learn from yet; batch normalisation has seen the batch all the same
                 total = torch.stack(list(terms.values())).sum() if len(terms) > 1 else next(iter(terms.values()))
                 optimizer.zero_grad(set_to_none=True)
                 total.backward()
@@ -60,7 +62,7 @@ def train(
                 for name, value in {**terms, "total": total}.items():
                     weighted = value.detach() * len(labels)
                     sums[name] = sums[name] + weighted if name in sums else weighted
-            if not torch.isfinite(sums["total"]):
+            if sums and not torch.isfinite(sums["total"]):
                 raise TrainingError(f"the loss is no longer finite in local epoch {epoch + 1}; try a smaller lr")
     seen = len(data) * settings.local_epochs
     return {name: value.item() / seen for name, value in sums.items()}

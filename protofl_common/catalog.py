@@ -15,6 +15,9 @@ DISTANCES = ("l2", "squared-l2", "l1", "mse")
 GRANULARITIES = ("class", "class-mean", "sample")
 """How `losses.prototype_alignment` may measure; one choice for every algorithm that uses it."""
 
+CLUSTERINGS = ("finch", "kmeans", "average")
+"""How `clustering.cluster` makes prototypes of a class's vectors: clusters by FINCH or by k-means, or one mean."""
+
 
 @dataclass(frozen=True)
 class Crossing:
@@ -26,6 +29,10 @@ class Crossing:
     """Samples behind each prototype, [P]. Some papers promise not to reveal them."""
     weights: bool = False
     """The whole model."""
+    many_per_class: bool = False
+    """A class may have several prototypes."""
+    local_sets: bool = False
+    """The prototypes of every client, one set each."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +77,31 @@ class ProtoFedSettings:
 
 
 @dataclass(frozen=True)
+class FedPCLSettings:
+    """``[tool.flwr.app.config.fedpcl]``."""
+
+    temperature: float = option(above=0)
+    prototypes: str = option(choices=("both", "global", "local"))
+    loss: str = option(choices=("contrast", "supcon", "ce-protodist", "ce"))
+    denominator: str = option(choices=("others", "all"))
+
+
+@dataclass(frozen=True)
+class FedPLVMSettings:
+    """``[tool.flwr.app.config.fedplvm]``."""
+
+    lambda_: float = option(minimum=0)
+    alpha: float = option(above=0, maximum=1)
+    temperature: float = option(above=0)
+    contrast: bool = option()
+    correction: bool = option()
+    similarity_floor: float = option(above=0, maximum=1)
+    local_clusters: str = option(choices=CLUSTERINGS)
+    global_clusters: str = option(choices=(*CLUSTERINGS, "none"))
+    kmeans_clusters: int = option(minimum=0)
+
+
+@dataclass(frozen=True)
 class Algorithm:
     """One row."""
 
@@ -78,6 +110,8 @@ class Algorithm:
     settings: type
     down: Crossing
     up: Crossing
+    frozen_backbones: bool = False
+    """Made for features of frozen backbones: they are used unless the settings say otherwise."""
 
     @property
     def shares_weights(self) -> bool:
@@ -114,11 +148,33 @@ CATALOG: dict[str, Algorithm] = {
         down=Crossing(prototypes=True),
         up=Crossing(prototypes=True),
     ),
+    "fedpcl": Algorithm(
+        title="FedPCL",
+        paper="Tan et al., NeurIPS 2022",
+        settings=FedPCLSettings,
+        down=Crossing(prototypes=True, local_sets=True),
+        up=Crossing(prototypes=True, counts=True),
+        frozen_backbones=True,
+    ),
+    "fedplvm": Algorithm(
+        title="FedPLVM",
+        paper="Wang et al., NeurIPS 2024",
+        settings=FedPLVMSettings,
+        down=Crossing(weights=True, prototypes=True, many_per_class=True),
+        up=Crossing(weights=True, prototypes=True, many_per_class=True),
+    ),
     "protofed": Algorithm(
         title="ProtoFed",
         paper="Qiao et al., Prototype Helps Federated Learning, 2023",
         settings=ProtoFedSettings,
         down=Crossing(weights=True, prototypes=True),
         up=Crossing(weights=True, prototypes=True),
+    ),
+    "fedproto-avg": Algorithm(
+        title="FedProto + averaging",
+        paper="FedProto with FedAvg's model, a baseline of FedPLVM",
+        settings=FedProtoSettings,
+        down=Crossing(weights=True, prototypes=True),
+        up=Crossing(weights=True, prototypes=True, counts=True),
     ),
 }

@@ -6,6 +6,7 @@ anything undeclared is a programming error; unpacking checks every name, shape, 
 
 Records of a message
     ``prototypes``  means [P, D] float32, labels [P] int64, and counts [P] int64 where declared
+    ``local-sets``  means [P, D] float32, labels [P] int64, owners [P] int64: the sets one after another
     ``weights``     the model's state dict, where declared
     ``round``       server to client: :class:`Instructions`
     ``report``      client to server: :class:`Report`, scalars only
@@ -31,6 +32,8 @@ from protofl_common.prototypes import Prototypes
 RAW = "raw-little-endian"
 _DTYPES: dict[str, np.dtype[Any]] = {"float32": np.dtype("<f4"), "int64": np.dtype("<i8")}
 _MAX_SCALARS = 64
+MAX_SETS = 10_000
+"""Clients whose prototypes a message may carry."""
 
 Weights = dict[str, Tensor]
 _Card = TypeVar("_Card", "Instructions", "SiteCard")
@@ -46,6 +49,8 @@ class Payload:
 
     prototypes: Prototypes | None = None
     weights: Weights | None = None
+    local_sets: tuple[Prototypes, ...] = ()
+    """Every client's prototypes, in the order of the sites; none where they are not exchanged."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +62,8 @@ class Limits:
     max_norm: float = math.inf
     weights: Mapping[str, tuple[str, tuple[int, ...]]] = field(default_factory=dict)
     """Name -> (dtype, shape) of every array of the model, where weights are exchanged."""
+    max_per_class: int = 1000
+    """Prototypes of one class in one message, where several are allowed at all."""
 
 
 @dataclass(frozen=True)
@@ -106,11 +113,15 @@ class SiteCard:
 
 def pack_payload(payload: Payload, crossing: Crossing) -> RecordDict:
     """The declared parts of ``payload`` as array records; ValueError if it holds anything undeclared."""
-    prototypes, weights = payload.prototypes, payload.weights
+    prototypes, sets, weights = payload.prototypes, payload.local_sets, payload.weights
     if prototypes is not None and not crossing.prototypes:
         raise ValueError("prototypes are not declared for this direction")
     if prototypes is not None and prototypes.counts is not None and not crossing.counts:
         raise ValueError("class counts are not declared for this direction")
+    if prototypes is not None and not crossing.many_per_class and _largest_class(prototypes.labels) > 1:
+        raise ValueError("several prototypes of a class are not declared for this direction")
+    if sets and not crossing.local_sets:
+        raise ValueError("local sets are not declared for this direction")
     if weights is not None and not crossing.weights:
         raise ValueError("weights are not declared for this direction")
     content = RecordDict()
@@ -119,6 +130,10 @@ def pack_payload(payload: Payload, crossing: Crossing) -> RecordDict:
         if prototypes.counts is not None:
             arrays["counts"] = prototypes.counts
         content["prototypes"] = _array_record(arrays)
+    if sets:
+        owners = [torch.full((len(one),), index, dtype=torch.int64) for index, one in enumerate(sets)]
+        means, labels = torch.cat([one.means for one in sets]), torch.cat([one.labels for one in sets])
+        content["local-sets"] = _array_record({"means": means, "labels": labels, "owners": torch.cat(owners)})
     if weights is not None:
         content["weights"] = _array_record(weights)
     return content
@@ -133,7 +148,7 @@ def unpack_payload(content: RecordDict, crossing: Crossing, limits: Limits, requ
         For an undeclared or missing record or array, a wrong dtype or shape, NaN or infinity, a label out of range
         or twice, a count below 1, a norm above the limit.
     """
-    declared = {"prototypes": crossing.prototypes, "weights": crossing.weights}
+    declared = {"prototypes": crossing.prototypes, "local-sets": crossing.local_sets, "weights": crossing.weights}
     for name in content.array_records:
         if not declared.get(name):
             raise RefusedMessage(f"an undeclared array record {name!r}")
@@ -141,11 +156,14 @@ def unpack_payload(content: RecordDict, crossing: Crossing, limits: Limits, requ
         if wanted and required and name not in content.array_records:
             raise RefusedMessage(f"no {name}")
     prototypes = weights = None
+    sets: tuple[Prototypes, ...] = ()
     if "prototypes" in content.array_records:
         prototypes = _unpack_prototypes(content.array_records["prototypes"], crossing, limits)
+    if "local-sets" in content.array_records:
+        sets = _unpack_sets(content.array_records["local-sets"], limits)
     if "weights" in content.array_records:
         weights = _unpack_weights(content.array_records["weights"], limits)
-    return Payload(prototypes, weights)
+    return Payload(prototypes, weights, sets)
 
 
 def payload_bytes(content: RecordDict) -> int:
@@ -162,22 +180,54 @@ def _unpack_prototypes(record: ArrayRecord, crossing: Crossing, limits: Limits) 
     wanted = {"means", "labels", "counts"} if crossing.counts else {"means", "labels"}
     if set(record) != wanted:
         raise RefusedMessage(f"prototypes with the arrays {sorted(record)} instead of {sorted(wanted)}")
-    means = _tensor(record["means"], "prototype means", "float32", (None, limits.feature_dim))
-    rows = len(means)
+    max_per_class = limits.max_per_class if crossing.many_per_class else 1
+    rows = _rows(record["means"], "prototypes", limits.num_classes * max_per_class)
+    means = _tensor(record["means"], "prototype means", "float32", (rows, limits.feature_dim))
     labels = _tensor(record["labels"], "prototype labels", "int64", (rows,))
     counts = _tensor(record["counts"], "prototype counts", "int64", (rows,)) if crossing.counts else None
-    if not 1 <= rows <= limits.num_classes:
-        raise RefusedMessage(f"{rows} prototypes for {limits.num_classes} classes")
-    if int(labels.min()) < 0 or int(labels.max()) >= limits.num_classes:
-        raise RefusedMessage(f"a label outside 0..{limits.num_classes - 1}")
-    if len(set(labels.tolist())) < rows:
-        raise RefusedMessage("two prototypes with the same label")
+    _check_prototypes(means, labels, limits, max_per_class)
     if counts is not None and int(counts.min()) < 1:
         raise RefusedMessage("a count below 1")
+    return Prototypes(means, labels, counts)
+
+
+def _unpack_sets(record: ArrayRecord, limits: Limits) -> tuple[Prototypes, ...]:
+    if set(record) != {"means", "labels", "owners"}:
+        raise RefusedMessage(f"local sets with the arrays {sorted(record)} instead of ['labels', 'means', 'owners']")
+    rows = _rows(record["means"], "local prototypes", limits.num_classes * MAX_SETS)
+    means = _tensor(record["means"], "local set means", "float32", (rows, limits.feature_dim))
+    labels = _tensor(record["labels"], "local set labels", "int64", (rows,))
+    owners = _tensor(record["owners"], "local set owners", "int64", (rows,))
+    changes = owners.diff(prepend=owners.new_full((1,), -1))
+    if not bool(((changes == 0) | (changes == 1)).all()):
+        raise RefusedMessage("local sets whose owners are not numbered 0, 1, 2, … in order")
+    sets = tuple(Prototypes(means[owners == one], labels[owners == one]) for one in owners.unique().tolist())
+    for one in sets:
+        _check_prototypes(one.means, one.labels, limits, max_per_class=1)
+    return sets
+
+
+def _rows(array: Array, what: str, largest: int) -> int:
+    """The length of an array's first axis, checked before any of it is decoded."""
+    rows = array.shape[0] if len(array.shape) else 0
+    if not 1 <= rows <= largest:
+        raise RefusedMessage(f"{rows} {what}, not from 1 to {largest}")
+    return rows
+
+
+def _check_prototypes(means: Tensor, labels: Tensor, limits: Limits, max_per_class: int) -> None:
+    if int(labels.min()) < 0 or int(labels.max()) >= limits.num_classes:
+        raise RefusedMessage(f"a label outside 0..{limits.num_classes - 1}")
+    if (most := _largest_class(labels)) > max_per_class:
+        same = "two prototypes with the same label" if max_per_class == 1 else f"{most} prototypes with the same label"
+        raise RefusedMessage(same)
     norm = float(torch.linalg.vector_norm(means.double(), dim=1).max())
     if norm > limits.max_norm:
         raise RefusedMessage(f"a prototype of norm {norm:.3g}, above {limits.max_norm:g} (max-prototype-norm)")
-    return Prototypes(means, labels, counts)
+
+
+def _largest_class(labels: Tensor) -> int:
+    return int(torch.bincount(labels).max()) if len(labels) else 0
 
 
 def _unpack_weights(record: ArrayRecord, limits: Limits) -> Weights:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.functional import normalize
 
 
 @dataclass(frozen=True)
@@ -113,15 +114,20 @@ def by_class(prototypes: Prototypes, num_classes: int) -> tuple[Tensor, Tensor]:
     return table_CD, held_C
 
 
-def nearest_label(features_ND: Tensor, prototypes: Prototypes, among: Tensor | None = None) -> Tensor:
-    """The label [N] of the prototype nearest in Euclidean distance (FedProto Eq. 2).
+def nearest_label(
+    features_ND: Tensor, prototypes: Prototypes, among: Tensor | None = None, similarity: str = "l2"
+) -> Tensor:
+    """The label [N] of the nearest prototype (FedProto Eq. 2).
 
-    ``among`` [K] int64 restricts the choice to these labels, where any of them has a prototype.
+    ``among`` [K] int64 restricts the choice to these labels, where any of them has a prototype. ``similarity``:
+    ``l2``, the Euclidean distance, or ``cosine``, the angle (FedPCL).
     """
     means, labels = prototypes.means, prototypes.labels
     if among is not None:
         chosen = torch.isin(labels, among)
         if bool(chosen.any()):
             means, labels = means[chosen], labels[chosen]
+    if similarity == "cosine":  # between unit vectors, distance and angle have the same order
+        features_ND, means = normalize(features_ND, dim=1), normalize(means, dim=1)
     distances_NP = torch.cdist(features_ND, means, compute_mode="donot_use_mm_for_euclid_dist")
     return labels[distances_NP.argmin(dim=1)]

@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from protofl_common.backbones.names import EMBEDDED, parse_backbones
 from protofl_common.catalog import CATALOG, Algorithm
 from protofl_common.datasets.names import DATASETS, PARTITIONS
-from protofl_common.models.groups import ARCHITECTURES, GROUPS
+from protofl_common.models.groups import ARCHITECTURES, GROUPS, HEADS, ORTHOGONAL_SHARED
 from protofl_common.options import Scalar, SettingsError, keys_of, option, read_section, unknown_keys
 
 NODE_KEYS = ("data-dir", "domain", "arch", "state-dir", "device", "site-name")
@@ -44,6 +45,7 @@ class FederationSettings:
     round_timeout: float = option(above=0)
     evaluate_every: int = option(minimum=1)
     max_prototype_norm: float = option(above=0)
+    max_prototypes_per_class: int = option(minimum=1)
 
 
 @dataclass(frozen=True)
@@ -67,8 +69,9 @@ class DataSettings:
     total_samples: int = option(minimum=0)
     train_samples: int = option(minimum=0)
     test_samples: int = option(minimum=0)
-    test_from: str = option(choices=("split", "official"))
+    test_from: str = option(choices=("split", "official", "official-all"))
     train_fraction: float = option(above=0, maximum=0.99)
+    positive_rate: float = option(above=0, maximum=1)
 
 
 @dataclass(frozen=True)
@@ -78,6 +81,9 @@ class ModelSettings:
     models: str = option(choices=GROUPS)
     arch: str = option(choices=("", *ARCHITECTURES))
     feature_dim: int = option(minimum=1)
+    head: str = option(choices=(*HEADS, ORTHOGONAL_SHARED))
+    initial_weights: str = option(choices=("own", "shared"))
+    backbones: str = option()
 
 
 @dataclass(frozen=True)
@@ -93,6 +99,8 @@ class TrainingSettings:
     keep_optimizer: bool = option()
     eval_batch_size: int = option(minimum=1)
     predict_among: str = option(choices=("all", "own"))
+    pu_weight: float = option(minimum=0)
+    pu_risk: str = option(choices=("unbiased", "non-negative"))
 
 
 @dataclass(frozen=True)
@@ -121,6 +129,14 @@ class Settings:
         """The catalog's row of the chosen algorithm."""
         return CATALOG[self.run.algo]
 
+    @property
+    def backbones(self) -> tuple[str, ...]:
+        """Names of the frozen backbones in front of every client's model; () for none."""
+        named = self.model.backbones
+        if named == "auto":
+            return tuple(EMBEDDED) if self.row.frozen_backbones else ()
+        return () if named == "none" else parse_backbones(named)
+
     @classmethod
     def from_run_config(
         cls, run_config: Mapping[str, Scalar], node_config: Mapping[str, Scalar] | None = None
@@ -141,9 +157,20 @@ class Settings:
         tables = {
             name: read_section(row.settings, config, problems, prefix=f"{name}.") for name, row in CATALOG.items()
         }
+        problems += _backbone_problems(sections["model"])
         if problems:
             raise SettingsError("\n".join(problems))
         return cls(**sections, algorithm=tables[str(config["algo"])])  # type: ignore[arg-type]
+
+
+def _backbone_problems(model: ModelSettings | None) -> list[str]:
+    if model is None or model.backbones in ("auto", "none"):
+        return []
+    try:
+        parse_backbones(model.backbones)
+    except ValueError as error:
+        return [f"backbones = {model.backbones!r}: {error}; or auto, or none"]
+    return []
 
 
 SECTIONS: dict[str, type] = {

@@ -106,7 +106,7 @@ class Results:
             "failed": outcome.failed,
             "refused": outcome.refused,
             "missing": outcome.missing,
-            "clients": {site: _client_row(report) for site, report in reports.items()},
+            "clients": {site: _client_row(report, outcome.prototypes.get(site)) for site, report in reports.items()},
             "seconds": seconds | {"clients": _phase_totals(reports)},
         }
 
@@ -152,9 +152,10 @@ class Results:
         }
 
 
-def _client_row(report: Report) -> dict[str, Any]:
+def _client_row(report: Report, prototypes: list[int] | None) -> dict[str, Any]:
     tested = max(1, report.test_samples)
-    return {
+    several = {} if prototypes is None else {"prototypes-of-classes": prototypes}
+    return several | {
         "train-samples": report.train_samples,
         "test-samples": report.test_samples,
         "accuracy": {kind: correct / tested for kind, correct in report.correct.items()},

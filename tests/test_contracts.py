@@ -35,7 +35,8 @@ def test_catalog_and_both_dictionaries_have_the_same_keys() -> None:
 
 @pytest.mark.parametrize("algo", CATALOG)
 def test_twins_stand_in_files_of_the_same_name_and_point_to_each_other(algo: str) -> None:
-    client, server = f"client_app/algorithms/{algo}.py", f"server_app/strategies/{algo}.py"
+    name = algo.replace("-", "_")
+    client, server = f"client_app/algorithms/{name}.py", f"server_app/strategies/{name}.py"
     assert server in (ROOT / client).read_text(encoding="utf-8").split('"""')[1]
     assert client in (ROOT / server).read_text(encoding="utf-8").split('"""')[1]
     for path in (client, server):

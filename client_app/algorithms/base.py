@@ -11,6 +11,8 @@ from torch.nn import functional
 from client_app.evaluation import local_prototypes
 from client_app.site import Site
 from client_app.training import LossTerms
+from protofl_common.datasets import UNLABELLED
+from protofl_common.losses import positive_unlabelled_risk
 from protofl_common.messages import Payload
 from protofl_common.prototypes import Prototypes
 
@@ -20,6 +22,8 @@ class ClientAlgorithm:
 
     global_prototypes: Prototypes | None = None
     """What the server sent, on the device; None where it sent none."""
+    similarity = "l2"
+    """How prediction compares with prototypes: ``l2`` or ``cosine``."""
 
     def __init__(self, site: Site, round_number: int) -> None:
         self.site = site
@@ -36,9 +40,31 @@ class ClientAlgorithm:
         """Prototypes to predict with by nearest prototype, on the device; None: the head alone predicts."""
         return self.global_prototypes
 
+    @property
+    def predicts_with_head(self) -> bool:
+        """Whether the head is trained, so that its accuracy is worth reporting."""
+        return True
+
     def loss(self, features_BD: Tensor, logits_BC: Tensor, labels_B: Tensor) -> LossTerms:
         """Named scalar terms of a batch, whose sum is minimised: features z = f(x), logits g(z)."""
         return {"cross-entropy": functional.cross_entropy(logits_BC, labels_B)}
+
+    def batch_loss(self, features_BD: Tensor, logits_BC: Tensor, labels_B: Tensor) -> LossTerms:
+        """What the training loop asks for: `loss` of the batch's labelled samples (the others' label is -1).
+
+        With ``pu-weight`` FedPU's risk of the unlabelled ones is added; no terms mean that there is nothing to learn.
+        """
+        hidden, settings = self.site.train_set.unlabelled, self.site.settings.training
+        if hidden is None:
+            return self.loss(features_BD, logits_BC, labels_B)
+        known_B = labels_B != UNLABELLED
+        terms = self.loss(features_BD[known_B], logits_BC[known_B], labels_B[known_B]) if bool(known_B.any()) else {}
+        if settings.pu_weight > 0:
+            counts_C = self.site.train_set.labels.bincount(minlength=self.site.num_classes)
+            bounded = settings.pu_risk == "non-negative"
+            risk = positive_unlabelled_risk(logits_BC, labels_B, counts_C, len(hidden), bounded)
+            terms["unlabelled"] = settings.pu_weight * risk
+        return terms
 
     def local_prototypes(self) -> Prototypes:
         """The class means of this client's training data under its model as it is now: one pass."""

@@ -2,6 +2,7 @@
 
 from protofl_common.datasets.checks import check_data_settings
 from protofl_common.datasets.clients import ClientData, open_client_data
+from protofl_common.datasets.labelling import UNLABELLED
 from protofl_common.datasets.raw import DataError
 
-__all__ = ["ClientData", "DataError", "check_data_settings", "open_client_data"]
+__all__ = ["UNLABELLED", "ClientData", "DataError", "check_data_settings", "open_client_data"]

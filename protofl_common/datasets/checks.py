@@ -29,8 +29,8 @@ def check_data_settings(settings: DataSettings) -> None:
 
 
 def _about_the_source(settings: DataSettings) -> Iterator[str]:
-    if settings.test_from == "official" and not SOURCES[settings.dataset].has_official:
-        yield f"test-from = 'official': dataset {settings.dataset!r} has no official test part; use 'split'"
+    if settings.test_from != "split" and not SOURCES[settings.dataset].has_official:
+        yield f"test-from = {settings.test_from!r}: dataset {settings.dataset!r} has no official test part; use 'split'"
 
 
 def _about_domains(settings: DataSettings) -> Iterator[str]:

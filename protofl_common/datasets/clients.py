@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from protofl_common.datasets.checks import check_data_settings
-from protofl_common.datasets.division import client_share
+from protofl_common.datasets.division import client_share, placed
+from protofl_common.datasets.labelling import hide_labels
 from protofl_common.datasets.raw import Images, Ints
 from protofl_common.datasets.store import StoredData, open_data
+from protofl_common.seeding import derive_seed
 
 if TYPE_CHECKING:
     from protofl_common.settings import DataSettings
@@ -18,14 +21,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ClientData:
-    """The samples of one client, in memory.
+    """The samples of one client; the arrays are read-only where they are views into the cache of the data set.
 
     Attributes
     ----------
     train_images, test_images
         uint8 [n, channels, H, W]; no sample is in both.
     train_labels, test_labels
-        int64 [n], indices into ``classes``.
+        int64 [n], indices into ``classes``; with ``positive-rate`` below 1, -1 for the unlabelled training samples.
     classes
         Class names of the whole data set, of which the client may hold a few only.
     domain
@@ -60,17 +63,27 @@ def open_client_data(
     """
     check_data_settings(settings)
     data = open_data(settings)
-    share = client_share(data, settings, seed=seed, client=partition, clients=num_partitions, domain=domain)
+    client, clients = placed(settings, partition, num_partitions, domain)
+    share = client_share(data, settings, seed=seed, client=client, clients=clients, domain=domain)
+    hiding = np.random.default_rng(derive_seed(seed, "labelled", client, domain))
     return ClientData(
-        train_images=np.asarray(data.images)[share.train],
-        train_labels=np.asarray(data.labels)[share.train],
-        test_images=np.asarray(data.images)[share.test],
-        test_labels=np.asarray(data.labels)[share.test],
+        train_images=_rows(data.images, share.train),
+        train_labels=hide_labels(_rows(data.labels, share.train), settings.positive_rate, hiding),
+        test_images=_rows(data.images, share.test),
+        test_labels=_rows(data.labels, share.test),
         classes=data.classes,
         domain=_domain_name(data, share.train),
         mean=data.mean,
         std=data.std,
     )
+
+
+def _rows(array: NDArray[Any], rows: Ints) -> NDArray[Any]:
+    """These rows: copied, or, where they follow one another, as a view that all clients of the machine share."""
+    if len(rows) and rows[-1] - rows[0] == len(rows) - 1:
+        return np.asarray(array)[rows[0] : rows[-1] + 1]
+    copied: NDArray[Any] = np.asarray(array)[rows]
+    return copied
 
 
 def _domain_name(data: StoredData, rows: Ints) -> str:

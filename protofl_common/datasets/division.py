@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import os
 import zipfile
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,7 +27,7 @@ if TYPE_CHECKING:
 
 FORMAT = 1
 """Raised whenever the same settings come to mean another division."""
-NOT_SHAPING = frozenset(("dataset", "data_dir", "download", "cache_dir", "image_size", "classes"))
+NOT_SHAPING = frozenset(("dataset", "data_dir", "download", "cache_dir", "image_size", "classes", "positive_rate"))
 """The data settings that the division does not depend on, except through the data themselves."""
 
 
@@ -37,20 +39,20 @@ class Share:
     test: Ints
 
 
+Finish = Callable[[StoredData, Ints, "DataSettings", np.random.Generator], Share]
+"""(data, a client's rows, settings, its generator) -> its training and test rows."""
+
+
 def client_share(
     data: StoredData, settings: DataSettings, *, seed: int, client: int, clients: int, domain: str = ""
 ) -> Share:
-    """The rows of client ``client`` of ``clients``; ``domain`` is what the client says of itself.
-
-    A client that is alone (partition ``own``, or one that names its domain) is client 0 of 1, whoever it is.
+    """The rows of client ``client`` of ``clients``, as `placed`; ``domain`` is what the client says of itself.
 
     Raises
     ------
     DataError
         When the data cannot be divided like this.
     """
-    if settings.partition == "own" or domain:
-        client, clients = 0, 1
     if clients < 1:
         raise DataError(f"num-partitions = {clients}: must say among how many clients the data are divided")
     if not 0 <= client < clients:
@@ -69,6 +71,11 @@ def client_share(
     return share
 
 
+def placed(settings: DataSettings, client: int, clients: int, domain: str) -> tuple[int, int]:
+    """Client and number of clients; one that is alone (``own``, or a domain it names) is 0 of 1, whoever it is."""
+    return (0, 1) if settings.partition == "own" or domain else (client, clients)
+
+
 def divide(data: StoredData, settings: DataSettings, *, seed: int, clients: int, domain: str = "") -> list[Share]:
     """Every client's share; the settings have passed `check_data_settings`.
 
@@ -85,7 +92,7 @@ def divide(data: StoredData, settings: DataSettings, *, seed: int, clients: int,
     for client, share in enumerate(positions):
         if len(share) < least:
             raise DataError(_too_few(f"client {client} of {clients} would have {len(share)} samples", settings))
-    finish = _split if settings.test_from == "split" else _with_official_test
+    finish = _finisher(data, settings, seed)
     return [
         finish(data, pool.rows[share], settings, np.random.default_rng(derive_seed(seed, "share", client, domain)))
         for client, share in enumerate(positions)
@@ -95,7 +102,7 @@ def divide(data: StoredData, settings: DataSettings, *, seed: int, clients: int,
 def _pool(data: StoredData, settings: DataSettings, seed: int) -> Pool:
     """What is divided: all samples, or the official training part; ``total-samples`` of them, drawn at random."""
     rows = np.arange(len(data.labels))
-    if settings.test_from == "official":
+    if settings.test_from != "split":
         rows = np.flatnonzero(data.official == 0)
     if settings.total_samples > len(rows):
         raise DataError(f"total-samples = {settings.total_samples}: there are only {len(rows)}; use at most that, or 0")
@@ -114,6 +121,13 @@ def _only(pool: Pool, settings: DataSettings, domain: str) -> Pool:
         known = ", ".join(pool.domain_names) or "none"
         raise DataError(f"domain = {domain!r}: dataset {settings.dataset!r} has no such domain; its domains: {known}")
     return pool.only(domain)
+
+
+def _finisher(data: StoredData, settings: DataSettings, seed: int) -> Finish:
+    """What ``test-from`` makes of a client's rows: which are for training, and what is for testing."""
+    if settings.test_from == "official-all":
+        return partial(_with_common_test, _common_test(data, settings, seed))
+    return {"split": _split, "official": _with_official_test}[settings.test_from]
 
 
 def _split(data: StoredData, rows: Ints, settings: DataSettings, rng: np.random.Generator) -> Share:
@@ -136,6 +150,21 @@ def _with_official_test(data: StoredData, rows: Ints, settings: DataSettings, rn
         held = sorted({data.classes[label] for label in labels[train]})
         raise DataError(f"test-from = 'official': the official test part has no sample of classes {', '.join(held)}")
     return Share(np.sort(train), test)
+
+
+def _with_common_test(
+    test: Ints, data: StoredData, rows: Ints, settings: DataSettings, rng: np.random.Generator
+) -> Share:
+    """Train on the share, test on what everybody tests on."""
+    train = rows[balanced(np.asarray(data.labels)[rows], settings.train_samples, rng)[0]]
+    return Share(np.sort(train), test)
+
+
+def _common_test(data: StoredData, settings: DataSettings, seed: int) -> Ints:
+    """The official test part, or ``test-samples`` of it: the same ones for every client."""
+    test = np.flatnonzero(data.official == 1)
+    rng = np.random.default_rng(derive_seed(seed, "official-all"))
+    return test[proportional(np.asarray(data.labels)[test], settings.test_samples, rng)]
 
 
 def _too_few(what: str, settings: DataSettings) -> str:

@@ -10,11 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from protofl_common.models.build import build_model
+    from protofl_common.models.initial import initial_model
     from protofl_common.models.split import SplitModel
 
-__all__ = ["SplitModel", "build_model"]
+__all__ = ["SplitModel", "build_model", "initial_model"]
 
-_HOMES = {"SplitModel": "protofl_common.models.split", "build_model": "protofl_common.models.build"}
+_HOMES = {
+    "SplitModel": "protofl_common.models.split",
+    "build_model": "protofl_common.models.build",
+    "initial_model": "protofl_common.models.initial",
+}
 
 
 def __getattr__(name: str) -> Any:

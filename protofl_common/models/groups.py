@@ -1,8 +1,8 @@
-"""Names of architectures and of model groups (no heavy imports here)."""
+"""Names of architectures, of model groups and of kinds of heads (no heavy imports here)."""
 
 from __future__ import annotations
 
-ARCHITECTURES: dict[str, str] = {
+BODIES: dict[str, str] = {
     "mnist-cnn": "2 conv (10, 20 channels) + 2 fc: FedProto's CNN for MNIST",
     "mnist-cnn-18": "mnist-cnn with 18 channels in its second convolution (FedProto-mh)",
     "mnist-cnn-20": "mnist-cnn with 20 channels in its second convolution (FedProto-mh)",
@@ -18,15 +18,70 @@ ARCHITECTURES: dict[str, str] = {
     "htcnn-8": "conv 32, 64 | fc 1024, 512, D",
     "resnet10": "ResNet-10 with a 3×3 stem for small images",
     "resnet18": "ResNet-18 with a 3×3 stem for small images",
+    "resnet18-stride-1-4": "ResNet-18 with a 7×7 stem of stride 1, then max-pooling of stride 4 (FedProto-mh)",
+    "resnet4-imagenet-stem": "ResNet-10 cut after its first stage; stem: 7×7 of stride 2, then max-pooling of stride 2",
+    "resnet6-imagenet-stem": "ResNet-10 cut after its second stage, ImageNet stem",
+    "resnet8-imagenet-stem": "ResNet-10 cut after its third stage, ImageNet stem",
+    "resnet10-imagenet-stem": "ResNet-10, ImageNet stem",
+    "resnet18-imagenet-stem": "torchvision's ResNet-18",
+    "resnet34-imagenet-stem": "torchvision's ResNet-34",
+    "resnet50-imagenet-stem": "torchvision's ResNet-50",
+    "resnet101-imagenet-stem": "torchvision's ResNet-101",
+    "resnet152-imagenet-stem": "torchvision's ResNet-152",
+    "googlenet": "torchvision's GoogLeNet without auxiliary heads",
+    "mobilenet-v2": "torchvision's MobileNet_v2",
+    "projection": "fc D, ReLU, BatchNorm: FedPCL's projection of frozen features",
 }
 
-GROUPS: dict[str, tuple[str, ...]] = {
+PROJECTION = "projection"
+"""What every client trains behind frozen backbones."""
+
+HTC4 = ("", "+fc512", "+fc256", "+fc128")
+"""FedTGP's four heads: fc C, or fc 512, 256, 128 before it. What follows the name of a body in that of a model."""
+
+_RESNETS = tuple(f"resnet{n}-imagenet-stem" for n in (4, 6, 8, 10, 18, 34, 50, 101, 152))
+_HTFE8 = ("cnn4", "googlenet", "mobilenet-v2", *_RESNETS[4:])
+_RES34_HTC4 = tuple("resnet34-imagenet-stem" + head for head in HTC4)
+
+_PAPERS: dict[str, tuple[str, ...]] = {
     "small3": ("cnn4", "mnist-cnn", "htcnn-3"),
     "fedproto-mh": ("mnist-cnn-18", "mnist-cnn-20", "mnist-cnn-22"),
+    "fedproto-mh-cifar": ("resnet18-stride-1-4", "resnet18-imagenet-stem"),
     "htcnn8": tuple(f"htcnn-{i}" for i in range(1, 9)),
-    **{name: (name,) for name in ARCHITECTURES},
+    "htfe2": ("cnn4", "resnet18-imagenet-stem"),
+    "htfe3": _RESNETS[3:6],
+    "htfe4": _HTFE8[:4],
+    "htfe8": _HTFE8,
+    "htfe9": _RESNETS,
+    "htc4": _RES34_HTC4,  # the paper has these heads on ResNet-34 and on htfe8 only
+    "res34-htc4": _RES34_HTC4,
+    "htfe8-htc4": tuple(body + HTC4[i % len(HTC4)] for i, body in enumerate(_HTFE8)),
 }
+
+
+def body_and_hidden(arch: str) -> tuple[str, int]:
+    """The body's name, and the width of the head's hidden layer (0: it has none)."""
+    body, _, hidden = arch.partition("+fc")
+    return body, int(hidden or 0)
+
+
+ARCHITECTURES: dict[str, str] = BODIES | {
+    arch: "{}, head: fc {}, C".format(*body_and_hidden(arch))
+    for group in _PAPERS.values()
+    for arch in group
+    if arch not in BODIES
+}
+
+GROUPS: dict[str, tuple[str, ...]] = _PAPERS | {name: (name,) for name in ARCHITECTURES}
 """Client i gets architecture ``i mod len(group)``; every architecture is also a group of one."""
+
+HEADS: dict[str, str] = {
+    "trainable": "trains like the body",
+    "orthogonal-frozen": "last layer fixed: orthogonal directions of length 1, no bias (FedProto-UH)",
+}
+
+ORTHOGONAL_SHARED = "orthogonal-shared"
+"""The setting ``head``: as orthogonal-frozen, with the same directions for all clients (FedNH)."""
 
 
 def architecture_of(group: str, client: int) -> str:

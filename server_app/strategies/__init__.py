@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from server_app.strategies.base import ServerStrategy
 from server_app.strategies.fedavg import FedAvg
+from server_app.strategies.fedpcl import FedPCL
+from server_app.strategies.fedplvm import FedPLVM
 from server_app.strategies.fedproto import FedProto
+from server_app.strategies.fedproto_avg import FedProtoAvg
 from server_app.strategies.fedtgp import FedTGP
 from server_app.strategies.local import Local
 from server_app.strategies.protofed import ProtoFed
@@ -14,5 +17,8 @@ STRATEGIES: dict[str, type[ServerStrategy]] = {
     "fedavg": FedAvg,
     "fedproto": FedProto,
     "fedtgp": FedTGP,
+    "fedpcl": FedPCL,
+    "fedplvm": FedPLVM,
     "protofed": ProtoFed,
+    "fedproto-avg": FedProtoAvg,
 }

@@ -54,6 +54,8 @@ class Outcome:
     """Site -> why it could not do its work."""
     refused: dict[str, str] = field(default_factory=dict)
     """Site -> what was wrong with its reply."""
+    prototypes: dict[str, list[int]] = field(default_factory=dict)
+    """Site -> how many prototypes of each class it sent, where a class may have several."""
     bytes_down: int = 0
     bytes_up: int = 0
     void: bool = False
@@ -147,6 +149,7 @@ class ServerStrategy(Strategy):
             num_classes=self.num_classes,
             feature_dim=self.settings.model.feature_dim,
             max_norm=self.settings.federation.max_prototype_norm,
+            max_per_class=self.settings.federation.max_prototypes_per_class,
             weights=template_of(self.global_weights or {}),
         )
 
@@ -174,4 +177,7 @@ class ServerStrategy(Strategy):
             self.outcome.refused[site] = str(refusal)
             return None
         self.outcome.reports[site] = report
+        if payload.prototypes is not None and crossing.many_per_class:
+            labels = payload.prototypes.labels
+            self.outcome.prototypes[site] = labels.bincount(minlength=self.num_classes).tolist()
         return Upload(site, report.train_samples, payload)

@@ -10,8 +10,7 @@ from __future__ import annotations
 import torch
 
 from protofl_common.messages import Payload, Weights
-from protofl_common.models import build_model
-from protofl_common.seeding import derive_seed
+from protofl_common.models import initial_model
 from server_app.federation import Federation
 from server_app.strategies.base import ServerStrategy, Upload
 
@@ -22,13 +21,9 @@ class FedAvg(ServerStrategy):
     def __init__(self, federation: Federation, run_name: str) -> None:
         super().__init__(federation, run_name)
         card = next(iter(federation.cards.values()))
-        model = build_model(
-            card.arch,
-            in_channels=card.in_channels,
-            image_size=card.image_size,
-            num_classes=self.num_classes,
-            feature_dim=self.settings.model.feature_dim,
-            seed=derive_seed(self.settings.run.seed, "model", "global"),
+        input_shape = card.in_channels, card.image_size
+        model = initial_model(
+            card.arch, input_shape, self.num_classes, self.settings.model, self.settings.run.seed, owner="global"
         )
         self.weights: Weights = dict(model.state_dict())
 

@@ -46,12 +46,16 @@ def honest() -> RecordDict:
 
 def some_payload(crossing: Crossing) -> Payload:
     prototypes = weights = None
+    sets: tuple[Prototypes, ...] = ()
     if crossing.prototypes:
         counts = torch.tensor([5, 9]) if crossing.counts else None
-        prototypes = Prototypes(torch.randn(2, 3), torch.tensor([0, 9]), counts)
+        labels = torch.tensor([9, 9]) if crossing.many_per_class else torch.tensor([0, 9])
+        prototypes = Prototypes(torch.randn(2, 3), labels, counts)
+    if crossing.local_sets:
+        sets = tuple(Prototypes(torch.randn(rows, 3), torch.arange(rows)) for rows in (2, 1, 3))
     if crossing.weights:
         weights = {"head.weight": torch.randn(10, 3), "body.1.num_batches_tracked": torch.tensor(4)}
-    return Payload(prototypes, weights)
+    return Payload(prototypes, weights, sets)
 
 
 @pytest.mark.parametrize("algo", CATALOG)
@@ -66,6 +70,10 @@ def test_every_declared_payload_survives_a_round_trip(algo: str, way: str) -> No
         assert torch.equal(got.prototypes.means, sent.prototypes.means)
         assert torch.equal(got.prototypes.labels, sent.prototypes.labels)
         assert (got.prototypes.counts is None) == (sent.prototypes.counts is None)
+    assert len(got.local_sets) == len(sent.local_sets)
+    for ours, theirs in zip(got.local_sets, sent.local_sets, strict=True):
+        assert torch.equal(ours.means, theirs.means)
+        assert torch.equal(ours.labels, theirs.labels)
     if sent.weights is not None:
         assert got.weights is not None
         assert all(torch.equal(got.weights[name], value) for name, value in sent.weights.items())
@@ -75,6 +83,8 @@ def test_every_declared_payload_survives_a_round_trip(algo: str, way: str) -> No
 def test_nothing_undeclared_can_be_packed(algo: str) -> None:
     row = CATALOG[algo]
     everything = some_payload(Crossing(prototypes=True, counts=True, weights=True))
+    assert everything.prototypes is not None
+    several = Prototypes(torch.randn(2, 3), torch.tensor([4, 4]))
     for crossing in (row.down, row.up):
         if not crossing.weights:
             with pytest.raises(ValueError, match="weights are not declared"):
@@ -82,6 +92,12 @@ def test_nothing_undeclared_can_be_packed(algo: str) -> None:
         if not crossing.counts:
             with pytest.raises(ValueError, match="not declared"):
                 pack_payload(Payload(prototypes=everything.prototypes), crossing)
+        if not crossing.many_per_class:
+            with pytest.raises(ValueError, match="not declared"):
+                pack_payload(Payload(prototypes=several), crossing)
+        if not crossing.local_sets:
+            with pytest.raises(ValueError, match="not declared"):
+                pack_payload(Payload(local_sets=(everything.prototypes.without_counts(),)), crossing)
 
 
 def test_prototypes_cost_four_bytes_a_number_plus_labels_and_counts() -> None:
@@ -128,13 +144,13 @@ def no_prototypes(content: RecordDict) -> None:
 
 
 BAD_PAYLOADS: dict[str, tuple[Callable[[RecordDict], None], str]] = {
-    "wrong dimension": (with_array("means", np.zeros((2, 4), np.float32)), "shape 2×4 instead of any×3"),
-    "wrong rank": (with_array("means", np.zeros(6, np.float32)), "shape 6 instead of any×3"),
+    "wrong dimension": (with_array("means", np.zeros((2, 4), np.float32)), "shape 2×4 instead of 2×3"),
+    "wrong rank": (with_array("means", np.zeros(6, np.float32)), "shape 6 instead of 6×3"),
     "wrong dtype": (with_array("means", np.zeros((2, 3), np.float64)), "float64"),
     "numpy file format": (bad_stype, "numpy.ndarray"),
     "truncated": (short_data, "4 bytes do not fill"),
-    "negative shape": (negative_shape, "shape -2×3"),
-    "absurd shape": (huge_shape, "do not fill"),
+    "negative shape": (negative_shape, "-2 prototypes, not from 1 to 10"),
+    "absurd shape": (huge_shape, "1000000000 prototypes, not from 1 to 10"),
     "NaN": (with_array("means", np.full((2, 3), np.nan, np.float32)), "NaN or infinity"),
     "infinity": (with_array("means", np.full((2, 3), np.inf, np.float32)), "NaN or infinity"),
     "huge norm": (with_array("means", np.full((2, 3), 1e6, np.float32)), "max-prototype-norm"),
@@ -144,7 +160,7 @@ BAD_PAYLOADS: dict[str, tuple[Callable[[RecordDict], None], str]] = {
     "float labels": (with_array("labels", np.array([0.0, 1.0], np.float32)), "float32"),
     "labels of another length": (with_array("labels", np.array([1, 2, 3])), "shape 3 instead of 2"),
     "zero count": (with_array("counts", np.array([0, 3])), "count below 1"),
-    "no rows": (with_array("means", np.zeros((0, 3), np.float32)), "instead of 0"),
+    "no rows": (with_array("means", np.zeros((0, 3), np.float32)), "0 prototypes, not from 1 to 10"),
     "undeclared array": (extra_array, "secret"),
     "undeclared weights": (smuggled_weights, "undeclared array record 'weights'"),
     "missing prototypes": (no_prototypes, "no prototypes"),
@@ -166,8 +182,42 @@ def test_more_prototypes_than_classes_are_refused() -> None:
     with_array("means", np.zeros((11, 3), np.float32))(content)
     with_array("labels", np.arange(11))(content)
     with_array("counts", np.ones(11, np.int64))(content)
-    with pytest.raises(RefusedMessage, match="11 prototypes for 10 classes"):
+    with pytest.raises(RefusedMessage, match="11 prototypes, not from 1 to 10"):
         unpack_payload(content, UP, LIMITS, required=True)
+
+
+def test_several_prototypes_of_a_class_are_limited_where_they_are_allowed() -> None:
+    crossing = Crossing(prototypes=True, many_per_class=True)
+    content = pack_payload(Payload(Prototypes(torch.ones(4, 3), torch.tensor([2, 2, 2, 5]))), crossing)
+    limits = Limits(10, 3, max_per_class=3)
+    got = unpack_payload(content, crossing, limits, required=True)
+    assert got.prototypes is not None
+    assert got.prototypes.labels.tolist() == [2, 2, 2, 5]
+    with pytest.raises(RefusedMessage, match="3 prototypes with the same label"):
+        unpack_payload(content, crossing, Limits(10, 3, max_per_class=2), required=True)
+
+
+@pytest.mark.parametrize(
+    ("array", "values", "said"),
+    [
+        ("owners", np.array([0, 0, 2]), "not numbered 0, 1, 2"),
+        ("owners", np.array([1, 1, 2]), "not numbered 0, 1, 2"),
+        ("owners", np.array([0, 1, 0]), "not numbered 0, 1, 2"),
+        ("owners", np.array([0, 1]), "shape 2 instead of 3"),
+        ("labels", np.array([3, 3, 1]), "same label"),
+        ("labels", np.array([3, 10, 1]), "label outside"),
+        ("means", np.full((3, 3), np.nan, np.float32), "NaN"),
+        ("counts", np.array([1, 1, 1]), "local sets with the arrays"),
+    ],
+)
+def test_bad_local_sets_are_refused(array: str, values: np.ndarray, said: str) -> None:
+    crossing = Crossing(local_sets=True)
+    sets = (Prototypes(torch.ones(2, 3), torch.tensor([0, 1])), Prototypes(torch.ones(1, 3), torch.tensor([0])))
+    content = pack_payload(Payload(local_sets=sets), crossing)
+    content.array_records["local-sets"][array] = raw(values)
+    with pytest.raises(RefusedMessage) as caught:
+        unpack_payload(content, crossing, LIMITS, required=True)
+    assert said in str(caught.value)
 
 
 def test_counts_are_refused_where_the_paper_promises_none() -> None:

@@ -17,6 +17,10 @@ STATIC = [
     ({"dataset": "mnist", "partition": "feature-label-shift"}, "'mnist' has no domains"),
     ({"test_from": "official"}, r"test-from = 'official'.*no official test part"),
     ({"dataset": "image-folder", "partition": "own", "test_from": "official"}, "no official test part"),
+    (
+        {"dataset": "digits", "test_from": "official-all"},
+        r"test-from = 'official-all': dataset 'digits' has no official",
+    ),
     ({"clients_per_domain": "1,two"}, "clients-per-domain = '1,two': must be numbers"),
     ({"clients_per_domain": "1,,2"}, "must be numbers"),
     ({"clients_per_domain": "1,-2"}, "must be numbers"),

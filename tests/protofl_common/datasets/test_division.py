@@ -6,7 +6,9 @@ from pathlib import Path
 
 import numpy as np
 
-from .conftest import WHOLE, OpenAll, counts, held
+from protofl_common.datasets import open_client_data
+
+from .conftest import WHOLE, MakeSettings, OpenAll, counts, held
 
 
 def test_training_cap_is_balanced_and_the_rest_is_for_testing(open_all: OpenAll) -> None:
@@ -40,3 +42,47 @@ def test_official_test_part(open_all: OpenAll, mnist_dir: Path) -> None:
     for client in capped:
         assert (np.bincount(client.train_labels) == 2).all()
         assert (np.bincount(client.test_labels) == 3).all()
+
+
+def numbers(images: np.ndarray) -> list[int]:
+    """Which of the made-up MNIST images these are."""
+    found: list[int] = (images[:, 0, 0, :2].astype(int) @ [256, 1]).tolist()
+    return found
+
+
+def test_the_whole_official_test_part_for_everybody(open_all: OpenAll, mnist_dir: Path) -> None:
+    """Clients of two classes each are tested on all ten; training shares stay those of test-from = official."""
+    same = {"dataset": "mnist", "data_dir": str(mnist_dir), "partition": "pathological", **WHOLE}
+    everyone = open_all(5, **same, test_from="official-all")
+    own = open_all(5, **same, test_from="official")
+    for client, narrow in zip(everyone, own, strict=True):
+        assert numbers(client.test_images) == list(range(400, 500))
+        np.testing.assert_array_equal(client.test_labels, np.arange(100) % 10)
+        assert len(held(narrow)) == 2
+        np.testing.assert_array_equal(client.train_images, narrow.train_images)
+
+
+def test_the_whole_official_test_part_is_shared_not_copied(open_all: OpenAll, mnist_dir: Path) -> None:
+    """Consecutive rows are a view into the memory-mapped cache: the system holds one copy for all clients."""
+    everyone = open_all(3, dataset="mnist", data_dir=str(mnist_dir), partition="iid", test_from="official-all")
+    for client in everyone:
+        assert not client.test_images.flags.owndata
+        assert not client.test_images.flags.writeable
+        assert client.train_images.flags.owndata
+
+
+def test_a_cap_on_it_is_balanced_the_same_for_everybody_and_depends_on_the_seed(
+    open_all: OpenAll, mnist_dir: Path
+) -> None:
+    few = {"dataset": "mnist", "data_dir": str(mnist_dir), "partition": "iid", "test_from": "official-all"}
+    first, second, third = open_all(3, **few, test_samples=30)
+    assert (np.bincount(first.test_labels) == 3).all()
+    assert numbers(first.test_images) == numbers(second.test_images) == numbers(third.test_images)
+    assert numbers(open_all(3, seed=7, **few, test_samples=30)[0].test_images) != numbers(first.test_images)
+
+
+def test_a_client_alone_is_tested_on_it_too(data_settings: MakeSettings, mnist_dir: Path) -> None:
+    settings = data_settings(dataset="mnist", data_dir=str(mnist_dir), partition="own", test_from="official-all")
+    client = open_client_data(settings, seed=1, partition=4, num_partitions=9)
+    assert len(client.train_labels) == 30
+    assert numbers(client.test_images) == list(range(400, 500))

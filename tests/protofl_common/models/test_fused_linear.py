@@ -149,11 +149,20 @@ def test_other_optimizers_are_left_alone(name: str) -> None:
         assert layers == []
 
 
-def test_frozen_layers_are_left_alone() -> None:
-    model = small_model()
-    model.body[0].weight.requires_grad_(False)
-    with fused_linears(model, torch.optim.SGD(model.parameters(), lr=0.1), MIN) as layers:
-        assert model.body[0] not in layers
+@pytest.mark.parametrize("parts", [("weight",), ("weight", "bias"), ("bias",)])
+def test_frozen_parts_stay_while_the_rest_takes_its_steps(parts: tuple[str, ...]) -> None:
+    """Though the optimizer knows them, with momentum and weight decay."""
+    ours, reference = small_model(), small_model()
+    for model in (ours, reference):
+        for part in parts:
+            getattr(model.body[0], part).requires_grad_(False)
+    start = deepcopy(ours.state_dict())
+    settings = {"lr": 0.05, "momentum": 0.9, "weight_decay": 0.1}
+    train(ours, settings, fused=True)
+    train(reference, settings, fused=False)
+    torch.testing.assert_close(ours.state_dict(), reference.state_dict(), rtol=1e-12, atol=1e-12)
+    still = {key for key, value in ours.state_dict().items() if torch.equal(value, start[key])}
+    assert still == {f"body.0.{part}" for part in parts}
 
 
 def test_a_layer_used_twice_is_refused() -> None:

@@ -1,8 +1,4 @@
-"""FedProto through the whole system against an independent script of plain PyTorch and NumPy loops.
-
-The script shares with the system only what is not the algorithm: the clients' data, their initial weights and the
-seeds of the batch orders. Losses, steps, prototypes, aggregation and inference are written again, sample by sample.
-"""
+"""FedProto, two rounds: losses, steps, prototypes, aggregation and inference written again, sample by sample."""
 
 from __future__ import annotations
 
@@ -13,39 +9,22 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from protofl_common.datasets import open_client_data
-from protofl_common.models import build_model
-from protofl_common.seeding import derive_seed
 from protofl_common.settings import Settings
 from tests.harness import run_config, run_federation
+from tests.reference.plain import PlainClient, cross_entropy
 
 ARCHS = ("cnn4", "htcnn-3", "cnn4")  # no dropout, so that both draw the same random numbers
 
 
-class PlainClient:
+class FedProtoClient(PlainClient):
     def __init__(self, settings: Settings, index: int) -> None:
-        data = open_client_data(settings.data, seed=settings.run.seed, partition=index, num_partitions=3)
-        mean, std = (np.array(values, np.float32).reshape(1, -1, 1, 1) for values in (data.mean, data.std))
-        self.x, self.x_test = (
-            torch.from_numpy((images.astype(np.float32) / 255 - mean) / std)
-            for images in (data.train_images, data.test_images)
-        )
-        self.y, self.y_test = data.train_labels.tolist(), data.test_labels.tolist()
-        self.name, self.seed = f"site-{index}", settings.run.seed
-        self.model = build_model(
-            ARCHS[index],
-            in_channels=3,
-            image_size=28,
-            num_classes=10,
-            feature_dim=16,
-            seed=derive_seed(self.seed, "model", self.name),
-        )
-        self.lr, self.momentum, self.fedproto = settings.training.lr, settings.training.momentum, settings.algorithm
+        super().__init__(settings, index, ARCHS[index])
+        self.model = self.model_of(self.name)
 
     def regulariser(self, z: torch.Tensor, labels: list[int], protos: dict[int, np.ndarray]) -> torch.Tensor:
         """Eq. 6 by the letter (l2 of class means, summed), or the authors' mean squared error per sample."""
         total = torch.zeros(())
-        if self.fedproto.granularity == "class":
+        if self.algorithm.granularity == "class":
             for label in set(labels) & set(protos):
                 own = torch.stack([z[row] for row, y in enumerate(labels) if y == label]).mean(0)
                 total = total + ((own - torch.from_numpy(protos[label])) ** 2).sum().sqrt()
@@ -56,22 +35,13 @@ class PlainClient:
         return total
 
     def train(self, number: int, protos: dict[int, np.ndarray]) -> None:
-        order = torch.randperm(
-            len(self.y),
-            generator=torch.Generator().manual_seed(derive_seed(self.seed, "train", self.name, number)),
-        ).tolist()
         velocity = [torch.zeros_like(p) for p in self.model.parameters()]
-        for start in range(0, len(order), 10):
-            batch = order[start : start + 10]
+        for batch in self.batches(number):
+            labels = [self.y[i] for i in batch]
             z = self.model.body(self.x[batch])
-            logp = torch.log_softmax(self.model.head(z), dim=1)
-            loss = -sum(logp[row, self.y[i]] for row, i in enumerate(batch)) / len(batch)
-            loss = loss + self.fedproto.lambda_ * self.regulariser(z, [self.y[i] for i in batch], protos)
-            gradients = torch.autograd.grad(loss, list(self.model.parameters()))
-            with torch.no_grad():
-                for p, g, v in zip(self.model.parameters(), gradients, velocity, strict=True):
-                    v.mul_(self.momentum).add_(g)
-                    p.sub_(self.lr * v)
+            loss = cross_entropy(self.model.head(z), labels)
+            loss = loss + self.algorithm.lambda_ * self.regulariser(z, labels, protos)
+            self.step(loss, self.model, velocity)
 
     def prototypes(self) -> dict[int, tuple[np.ndarray, int]]:
         with torch.no_grad():
@@ -115,7 +85,7 @@ def test_two_rounds_equal_an_independent_script(
     nodes = {i: {"partition-id": i, "num-partitions": 3, "arch": arch} for i, arch in enumerate(ARCHS, start=0)}
     outcome = run_federation(config, nodes={node + 50: facts for node, facts in nodes.items()})
 
-    clients = [PlainClient(Settings.from_run_config(config), index) for index in range(3)]
+    clients = [FedProtoClient(Settings.from_run_config(config), index) for index in range(3)]
     protos: dict[int, np.ndarray] = {}
     for number in (1, 2):
         for client in clients:

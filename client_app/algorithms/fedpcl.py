@@ -1,0 +1,92 @@
+"""FedPCL (Tan et al., NeurIPS 2022), client half: a projection of frozen features, trained by contrast with prototypes.
+
+Other half: `server_app/strategies/fedpcl.py`.
+Symbols: r(x) features of K frozen backbones, side by side (computed once per client: `protofl_common/backbones`);
+z = h(r(x)) / ‖h(r(x))‖, h the projection network; C̄ global prototypes; C_p client p's, padded; m clients; τ.
+
+Loss (Eq. 10)       L = L_g + L_p, averaged over the batch
+    (Eq. 8)         L_g = −log [ exp(z·C̄^(y)/τ) / Σ_{y_a ∈ A(y)} exp(z·C̄^(y_a)/τ) ]
+    (Eq. 9)         L_p = 1/m Σ_p −log [ exp(z·C_p^(y)/τ) / Σ_{y_a ∈ A(y)} exp(z·C_p^(y_a)/τ) ]
+Upload (Eq. 5)      C_i^(j) = mean of z over this client's training samples of class j, after training
+Inference           the most similar of the client's *own* prototypes
+
+Down: C̄ and all C_p. Up: own prototypes and how many samples stand behind each. Stays: the projection network.
+
+Deviations: z and the prototypes have unit length (the authors' code; with the text's bare dot products the loss has
+no lower bound). In the first round there are no prototypes yet, so only batch normalisation sees the data. ``loss``
+and ``prototypes`` are the ablations of Tables 5 and 6; ``denominator = "all"`` puts y into A(y).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy, mse_loss, normalize
+
+from client_app.algorithms.base import ClientAlgorithm
+from client_app.evaluation import local_features
+from client_app.training import LossTerms
+from protofl_common.losses import prototype_contrast, supervised_contrast
+from protofl_common.messages import Payload
+from protofl_common.prototypes import Prototypes, by_class, class_means
+
+
+class FedPCL(ClientAlgorithm):
+    """Contrast with the global and with every client's prototypes; prediction with its own."""
+
+    similarity = "cosine"
+
+    def receive(self, payload: Payload) -> None:
+        """Keep C̄ and the C_p as tables by class, of unit length."""
+        super().receive(payload)
+        self.tables = {"global": self._table((payload.prototypes,) if payload.prototypes else ())}
+        self.tables["local"] = self._table(payload.local_sets)
+        wanted = self.settings.prototypes
+        self.terms = [name for name in ("global", "local") if wanted in (name, "both")]
+
+    @property
+    def predicts_with_head(self) -> bool:
+        """Only the ablations with cross-entropy train the classifier."""
+        return str(self.settings.loss).startswith("ce")
+
+    def prototypes_for_prediction(self) -> Prototypes:
+        """This client's own prototypes, under its model as it is now."""
+        return self.local_prototypes().to(self.site.device)
+
+    def loss(self, features_BD: Tensor, logits_BC: Tensor, labels_B: Tensor) -> LossTerms:
+        """Eq. 10, or the loss of an ablation."""
+        settings, z_BD = self.settings, normalize(features_BD, dim=1)
+        if settings.loss == "supcon":
+            return {"contrast": supervised_contrast(z_BD, labels_B, settings.temperature)}
+        if settings.loss == "contrast":
+            tables = {name: self.tables[name] for name in self.terms if self.global_prototypes is not None}
+            with_own = settings.denominator == "all"
+            return {
+                name: prototype_contrast(z_BD, labels_B, sets, held, settings.temperature, with_own)
+                for name, (sets, held) in tables.items()
+            }
+        terms = {"cross-entropy": cross_entropy(logits_BC, labels_B)}
+        (global_1CD, held_1C) = self.tables["global"]
+        if settings.loss == "ce-protodist" and bool(held_1C.any()):
+            held_B = held_1C[0, labels_B]
+            terms["prototype"] = mse_loss(z_BD[held_B], global_1CD[0, labels_B[held_B]])
+        return terms
+
+    def local_prototypes(self) -> Prototypes:
+        """Eq. 5: the class means of z over the training data, under the model as it is now."""
+        data, batch_size = self.site.train_set, self.site.settings.training.eval_batch_size
+        z_ND = normalize(local_features(self.model, data, batch_size), dim=1)
+        return class_means(z_ND, data.labels.cpu(), self.site.num_classes)
+
+    def upload(self) -> Payload:
+        """The local prototypes."""
+        return Payload(prototypes=self.local_prototypes())
+
+    def _table(self, sets: tuple[Prototypes, ...]) -> tuple[Tensor, Tensor]:
+        """Sets of prototypes -> unit vectors [M, C, D] and which of them exist [M, C]; no set: one empty one."""
+        classes, dim, device = self.site.num_classes, self.site.settings.model.feature_dim, self.site.device
+        if not sets:
+            nothing = torch.zeros(1, classes, dim), torch.zeros(1, classes, dtype=torch.bool)
+            return nothing[0].to(device), nothing[1].to(device)
+        tables, held = zip(*(by_class(one.to(device), classes) for one in sets), strict=True)
+        return normalize(torch.stack(tables), dim=2), torch.stack(held)

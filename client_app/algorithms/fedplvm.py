@@ -1,0 +1,57 @@
+"""FedPLVM (Wang et al., NeurIPS 2024), client half: FedAvg with several prototypes per class and α-sparse contrast.
+
+Other half: `server_app/strategies/fedplvm.py`.
+Symbols: G global prototypes, of which G^y are of class y, C_y many; z = h(x) features; s_α(z, g) = cos(z, g)^α;
+τ = ``temperature``; P_k^m client k's local prototypes of class m, J_{k,m} many; λ = ``lambda``.
+
+Loss (Eq. 5, 10)    L = λ · (L_contra + L_corr) + L_CE
+    (Eq. 6)         L_contra = −log [ Σ_{g ∈ G^y} exp(s_α(z, g)/τ) / Σ_{g ∈ G} exp(s_α(z, g)/τ) ]
+    (Eq. 8)         L_corr = | Σ_{g ∈ G^y} s_α(z, g) − C_y |
+Upload (Eq. 3)      P_k^m = cluster means (FINCH, cosine) of h(x) over this client's samples of class m, after training
+Inference           the classifier; the nearest prototype in L2 is reported beside it
+
+Down: weights and G. Up: weights and all P_k^m, never how many samples stand behind them. Stays: nothing but the data.
+
+Deviations: all three losses are means over the batch. ``similarity-floor`` bounds the slope of s_α near 0
+(`losses/sparsity.py`). ``contrast``, ``correction``, ``local-clusters`` and ``kmeans-clusters`` are the paper's
+ablations (Tables 3, 5 and 9). The first round has no prototypes, and so only the cross-entropy.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from client_app.algorithms.fedavg import FedAvg
+from client_app.evaluation import local_features
+from client_app.training import LossTerms
+from protofl_common.clustering import cluster_classes
+from protofl_common.losses import sparse_contrast, sparse_correction, sparse_similarity
+from protofl_common.messages import Payload
+
+
+class FedPLVM(FedAvg):
+    """Cross-entropy plus λ times the α-sparsity prototype loss; uploads clusters of features."""
+
+    def loss(self, features_BD: Tensor, logits_BC: Tensor, labels_B: Tensor) -> LossTerms:
+        """Eq. 10, its terms already weighted."""
+        terms = super().loss(features_BD, logits_BC, labels_B)
+        settings = self.settings
+        if self.global_prototypes is None or settings.lambda_ == 0:
+            return terms
+        prototypes_GD, labels_G = self.global_prototypes.means, self.global_prototypes.labels
+        similarity_BG = sparse_similarity(features_BD, prototypes_GD, settings.alpha, settings.similarity_floor)
+        own_BG = labels_B.unsqueeze(1) == labels_G
+        if settings.contrast:
+            terms["contrast"] = settings.lambda_ * sparse_contrast(similarity_BG, own_BG, settings.temperature)
+        if settings.correction:
+            terms["correction"] = settings.lambda_ * sparse_correction(similarity_BG, own_BG)
+        return terms
+
+    def upload(self) -> Payload:
+        """The model, and the local clusters (Eq. 3)."""
+        data = self.site.train_set
+        features_ND = local_features(self.model, data, self.site.settings.training.eval_batch_size)
+        clusters = cluster_classes(
+            features_ND, data.labels.cpu(), self.settings.local_clusters, self.settings.kmeans_clusters
+        )
+        return Payload(prototypes=clusters, weights=super().upload().weights)

@@ -1,0 +1,25 @@
+"""FedProto with model averaging, client half: FedProto's loss on the averaged model, as FedPLVM and FPL compare with.
+
+Other half: `server_app/strategies/fedproto_avg.py`.
+Symbols and equations: `client_app/algorithms/fedproto.py`, with settings of its own (``fedproto-avg.lambda`` …).
+
+Down: weights and global prototypes. Up: weights, local prototypes and how many samples stand behind each. Stays:
+nothing but the data.
+
+Deviations: FedProto itself never sends weights. Where all clients have the same architecture, later papers (FPL,
+CVPR 2023; FedPLVM, NeurIPS 2024) report it with FedAvg's averaging; this is that row of their tables.
+"""
+
+from __future__ import annotations
+
+from client_app.algorithms.fedavg import FedAvg
+from client_app.algorithms.fedproto import FedProto
+from protofl_common.messages import Payload
+
+
+class FedProtoAvg(FedProto, FedAvg):
+    """FedProto's loss and prototypes, FedAvg's model; the classifier's prediction is the paper's."""
+
+    def upload(self) -> Payload:
+        """The model and the local prototypes."""
+        return Payload(prototypes=self.local_prototypes(), weights=FedAvg.upload(self).weights)

@@ -1,0 +1,1 @@
+"""Images made by programs, to train the embedded backbones on: unlike the tasks (no digits, no photographs)."""

@@ -1,0 +1,49 @@
+"""Features of frozen backbones: r(x), K backbones side by side (FedPCL, Section 3)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from protofl_common.backbones.backbone import Backbone
+from protofl_common.backbones.load import load_backbone
+from protofl_common.datasets.raw import Images
+
+
+def extract_features(images: Images, names: Sequence[str], device: torch.device, batch_size: int = 64) -> Tensor:
+    """r(x) of images uint8 [N, channels, H, W] -> float32 [N, F_1 + … + F_K] on the CPU, in the order of ``names``.
+
+    Grey images get three equal channels; each backbone sees them stretched to its own size (bilinear, antialiased)
+    and normalised its own way. Nothing is random, and the batch size changes no more than rounding.
+    """
+    if images.dtype != np.uint8 or images.ndim != 4 or images.shape[1] not in (1, 3):
+        raise ValueError(f"images are {images.dtype} {list(images.shape)}, not uint8 [N, 1 or 3, H, W]")
+    backbones = [load_backbone(name, device) for name in names]
+    features = torch.empty(len(images), sum(backbone.width for backbone in backbones))
+    with torch.inference_mode():
+        for start in range(0, len(images), batch_size):
+            batch = torch.from_numpy(np.ascontiguousarray(images[start : start + batch_size])).to(device)
+            features[start : start + batch_size] = _features_of(batch, backbones)
+    return features
+
+
+def feature_widths(names: Sequence[str]) -> tuple[int, ...]:
+    """F_k of each backbone, in the order of ``names``; loads them."""
+    return tuple(load_backbone(name, torch.device("cpu")).width for name in names)
+
+
+def _features_of(batch: Tensor, backbones: list[Backbone]) -> Tensor:
+    """uint8 [B, channels, H, W] -> float32 [B, F_total]; backbones of one size share the stretched images."""
+    colour = batch.expand(-1, 3, -1, -1).float()
+    by_size = {size: _stretched(colour, size) for size in {backbone.size for backbone in backbones}}
+    return torch.cat([backbone.features(by_size[backbone.size]) for backbone in backbones], dim=1)
+
+
+def _stretched(pixels: Tensor, size: int) -> Tensor:
+    if pixels.shape[2:] != (size, size):
+        pixels = F.interpolate(pixels, (size, size), mode="bilinear", antialias=True)
+    return pixels.contiguous(memory_format=torch.channels_last)

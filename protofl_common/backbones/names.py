@@ -1,0 +1,82 @@
+"""The legal names of frozen backbones, and how a setting's value is read (no heavy imports here).
+
+A setting lists them with commas: ``glyphs,fractals,scenes`` or ``torchvision:resnet18@64,file:small:/data/own.json``.
+``@SIZE`` makes torchvision, timm and files see images of that many pixels a side instead of their own size.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+EMBEDDED: dict[str, str] = {
+    "glyphs": "letters and symbols of many alphabets, in the fonts that matplotlib brings",
+    "fractals": "fractals of iterated function systems (FractalDB; Kataoka et al., ACCV 2020)",
+    "scenes": "shaded shapes under many textures, in clutter and changing light",
+}
+"""Shipped with the code: small ResNets for 64×64 images, trained on images made by a program (see ``pretrain``)."""
+
+SMALL = "small"
+"""The architecture of the embedded backbones, as ``file:`` calls it."""
+
+OTHERS: dict[str, str] = {
+    "torchvision:ARCH": "torchvision's ARCH with its default (ImageNet) weights, from torch hub's cache or downloaded",
+    "timm:MODEL": "timm's MODEL with its pre-trained weights; needs the package timm",
+    "file:ARCH:PATH": "your own weights for ARCH: small (.json, as embedded) or torchvision's (.safetensors, .pth)",
+}
+
+CHOICES = ", ".join([*EMBEDDED, *OTHERS])
+
+
+@dataclass(frozen=True)
+class BackboneName:
+    """A name in parts.
+
+    Attributes
+    ----------
+    kind
+        "embedded", "torchvision", "timm" or "file".
+    arch
+        What to build: the embedded backbone's name, or the architecture.
+    size
+        Pixels a side asked for; 0: the backbone's own.
+    path
+        The file of the weights (kind "file"), else "".
+    """
+
+    kind: str
+    arch: str
+    size: int = 0
+    path: str = ""
+
+
+def parse_backbones(value: str) -> tuple[str, ...]:
+    """The names in a setting's ``value``, in order.
+
+    Raises ValueError for an empty list, an unknown name, and a name given twice.
+    """
+    names = tuple(name.strip() for name in value.split(","))
+    for name in names:
+        parse_name(name)
+    twice = [name for name in dict.fromkeys(names) if names.count(name) > 1]
+    if twice:
+        raise ValueError(f"backbones {value!r}: {twice[0]!r} is named twice")
+    return names
+
+
+def parse_name(name: str) -> BackboneName:
+    """One name in parts; raises ValueError when it has none of the legal forms."""
+    if name in EMBEDDED:
+        return BackboneName("embedded", name)
+    if match := re.fullmatch(r"(torchvision|timm):([^\s,]+?)(?:@(\d+))?", name):
+        return BackboneName(match[1], match[2], _size(name, match[3]))
+    if match := re.fullmatch(r"file:(\w+)(?:@(\d+))?:(.+)", name):
+        return BackboneName("file", match[1], _size(name, match[2]), match[3])
+    raise ValueError(f"backbone {name!r} is not one of {CHOICES}")
+
+
+def _size(name: str, digits: str | None) -> int:
+    size = int(digits or 0)
+    if digits and not 8 <= size <= 1024:
+        raise ValueError(f"backbone {name!r}: size {size} is not between 8 and 1024 pixels")
+    return size

@@ -1,0 +1,64 @@
+"""Learning from unlabelled samples beside labelled ones (FedPU: Lin et al., ICML 2022).
+
+Symbols: B samples of a batch, C classes; p_c(x) = softmax of the logits; K the classes that a client has labelled
+samples of, n_c of them of class c; U its unlabelled samples; π_c the part of class c among U.
+
+Our text on FedProto takes this loss from FedPU's published code and prints no equation. The risk is that of unbiased
+learning from positive and unlabelled data (du Plessis et al., NeurIPS 2014), for every class of K against the rest:
+
+    R = 1/|K| · Σ_{c∈K} ( E_{x∈U} [ −log(1 − p_c(x)) ]  −  π_c · E_{x labelled c} [ −log(1 − p_c(x)) ] )
+
+In words: an unlabelled sample is not of class c, except for the part π_c of them that is. Labels are hidden at
+random within each class, so π_c is the part of class c among the labelled samples: no hidden label is looked at.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+
+def positive_unlabelled_risk(
+    logits_BC: Tensor, labels_B: Tensor, labelled_C: Tensor, unlabelled: int, non_negative: bool
+) -> Tensor:
+    """R on one batch; a scalar.
+
+    Parameters
+    ----------
+    logits_BC, labels_B
+        A random batch of the client's training samples, labels int64 in [0, C), or -1 where there is none.
+    labelled_C, unlabelled
+        How many samples of each class the client has labelled (n_c), and how many it has not (at least 1).
+    non_negative
+        Each class's difference counts as 0 where it is negative (Kiryo et al., NeurIPS 2017): the risk itself is not
+        negative, its estimate has no lower bound once the few labelled samples are known by heart.
+
+    The expectations are the batch's sums over the numbers of U and of class c that a batch of B holds on average. So
+    (without ``non_negative``) the mean over the batches of an epoch is the risk of all samples, whatever the batch
+    size; means over the batch itself would lose the second term wherever no labelled sample falls into the batch.
+    """
+    held_K = torch.nonzero(labelled_C).flatten()
+    counts_K = labelled_C[held_K].to(logits_BC.dtype)
+    labelled = counts_K.sum()
+    against_BK = not_of_class(logits_BC)[:, held_K]
+    hidden_B1 = (labels_B < 0).unsqueeze(1)
+    own_BK = labels_B.unsqueeze(1) == held_K
+    average = len(labels_B) / (labelled + unlabelled)
+    unlabelled_K = (against_BK * hidden_B1).sum(0) / (average * unlabelled)
+    positive_K = (against_BK * own_BK).sum(0) / (average * counts_K)
+    risk_K = unlabelled_K - counts_K / labelled * positive_K
+    return (risk_K.clamp(min=0) if non_negative else risk_K).mean()
+
+
+def not_of_class(logits_BC: Tensor) -> Tensor:
+    """−log(1 − p_c) of every sample and class, [B, C]; for C of at least 2.
+
+    1 − p_c is the part of the other classes, so with the logits s this is log(1 + exp(s_c − log Σ_{j≠c} exp s_j)):
+    finite, and with gradients of at most 1, however sure the model is.
+    """
+    classes = logits_BC.shape[1]
+    itself_CC = torch.eye(classes, dtype=torch.bool, device=logits_BC.device)
+    others_BCC = logits_BC.unsqueeze(1).expand(-1, classes, -1).masked_fill(itself_CC, float("-inf"))
+    against_BC: Tensor = functional.softplus(logits_BC - others_BCC.logsumexp(2))
+    return against_BC

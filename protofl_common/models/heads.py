@@ -1,0 +1,80 @@
+"""Heads z -> logits: one linear layer, or two; trainable, or with fixed directions of the classes.
+
+The last layer of every head is ``weight`` [C, H] and ``bias`` [C], and a head without a hidden layer has nothing else
+(H = D), so heads of such models can be exchanged whatever their bodies.
+
+FedProto-UH and FedNH (Dai et al., AAAI 2023) freeze the last layer so that the classes' directions stay evenly spread,
+however unevenly a client's classes are: ``freeze_orthogonally``.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+class LinearHead(nn.Linear):
+    """Logits from features, z [B, D] -> [B, C], with dropout on z while training: ``weight`` [C, D], ``bias`` [C]."""
+
+    def __init__(self, feature_dim: int, num_classes: int, dropout: float = 0.0) -> None:
+        super().__init__(feature_dim, num_classes)
+        self.dropout = dropout
+
+    def forward(self, input: Tensor) -> Tensor:
+        """z [B, D] -> logits [B, C]."""
+        return super().forward(F.dropout(input, self.dropout, self.training) if self.dropout else input)
+
+
+class HiddenHead(LinearHead):
+    """Two layers, ReLU between them: ``hidden.weight`` [H, D], ``hidden.bias`` [H]; ``weight`` [C, H], ``bias`` [C].
+
+    The deeper heads of HtC4 (FedTGP, Zhang et al., AAAI 2024). The paper names only their widths; its authors' code has
+    a ReLU on the logits as well, which we take for a slip. Dropout, if any, is on the hidden units.
+    """
+
+    def __init__(self, feature_dim: int, hidden: int, num_classes: int, dropout: float = 0.0) -> None:
+        super().__init__(hidden, num_classes, dropout)
+        self.hidden = nn.Linear(feature_dim, hidden)
+
+    def forward(self, input: Tensor) -> Tensor:
+        """z [B, D] -> logits [B, C]."""
+        return super().forward(F.relu(self.hidden(input)))
+
+
+def build_head(feature_dim: int, hidden: int, num_classes: int, dropout: float = 0.0) -> LinearHead:
+    """A head with ``hidden`` units in a layer before its last; 0: without that layer."""
+    if hidden:
+        return HiddenHead(feature_dim, hidden, num_classes, dropout)
+    return LinearHead(feature_dim, num_classes, dropout)
+
+
+def freeze_orthogonally(head: LinearHead) -> None:
+    """Fix the last layer: its weight's rows become ``class_directions``, its bias 0, and neither trains any more."""
+    classes, width = head.weight.shape
+    with torch.no_grad():
+        head.weight.copy_(class_directions(classes, width))
+        head.bias.zero_()
+    head.requires_grad_(False)
+    if isinstance(head, HiddenHead):
+        head.hidden.requires_grad_(True)
+
+
+def class_directions(classes: int, width: int) -> Tensor:
+    """[C, H], rows of length 1: orthogonal where C <= H, else spread over the sphere. Draws from torch's global RNG."""
+    if classes <= width:
+        return nn.init.orthogonal_(torch.empty(classes, width))
+    return _spread(torch.randn(classes, width))
+
+
+def _spread(rows: Tensor, steps: int = 200) -> Tensor:
+    """Let unit vectors [C, H] repel one another, the nearest ones most: descent on Σ_{i≠j} exp(κ cos(u_i, u_j)).
+
+    κ grows from 1 to 20: first the crowd spreads, then the closest pairs part. More than H vectors cannot be
+    orthogonal; H + 1 of them end as the corners of a simplex (cosines −1/H), those of a plane as a regular polygon.
+    """
+    rows = F.normalize(rows)
+    for kappa in torch.linspace(1, 20, steps):
+        push = torch.exp(kappa * (rows @ rows.T - 1)).fill_diagonal_(0)
+        rows = F.normalize(rows - 0.9 / kappa * (push / push.sum(1, keepdim=True)) @ rows)
+    return rows

@@ -1,0 +1,33 @@
+"""The first weights of a model in a run: whose they are, and from which seed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from protofl_common.models.build import build_model
+from protofl_common.models.groups import ORTHOGONAL_SHARED
+from protofl_common.models.split import SplitModel
+from protofl_common.seeding import derive_seed
+
+if TYPE_CHECKING:
+    from protofl_common.settings import ModelSettings
+
+
+def initial_model(
+    arch: str, input_shape: tuple[int, int], num_classes: int, settings: ModelSettings, seed: int, owner: str
+) -> SplitModel:
+    """``owner``'s model before its first round, on the CPU; ``input_shape`` is (channels, pixels a side).
+
+    The same run seed, architecture and owner give the same weights, on the server as on a client.
+    """
+    shared_head = settings.head == ORTHOGONAL_SHARED
+    return build_model(
+        arch,
+        in_channels=input_shape[0],
+        image_size=input_shape[1],
+        num_classes=num_classes,
+        feature_dim=settings.feature_dim,
+        seed=derive_seed(seed, "model", owner),
+        head="trainable" if settings.head == "trainable" else "orthogonal-frozen",
+        head_seed=derive_seed(seed, "head") if shared_head else None,
+    )

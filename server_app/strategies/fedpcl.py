@@ -1,0 +1,58 @@
+"""FedPCL (Tan et al., NeurIPS 2022), server half: the mean prototypes, and every client's set, padded with them.
+
+Other half: `client_app/algorithms/fedpcl.py`.
+Symbols: C_i^(j) client i's prototype of class j, made of |D_ij| samples; N_j = Σ_i |D_ij| over the clients that hold j.
+
+Global (Eq. 6)      C̄^(j) = Σ_i (|D_ij| / N_j) · C_i^(j)
+Padding (Eq. 7)     C_i^(j) ← C̄^(j) for the classes j that client i does not hold
+
+Deviations: Eq. 6 as printed has a further factor 1/|N_j| and is left out, as in FedProto. A client that is not
+asked in a round is represented by the set it sent last; a class that nobody sent keeps its prototype.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from protofl_common.messages import Payload
+from protofl_common.prototypes import Prototypes, merge_by_class
+from server_app.federation import Federation
+from server_app.sampling import in_order
+from server_app.strategies.base import ServerStrategy, Upload
+
+
+class FedPCL(ServerStrategy):
+    """Keeps the global prototypes and the last set of every client; in the first round there are none."""
+
+    prototypes: Prototypes | None = None
+
+    def __init__(self, federation: Federation, run_name: str) -> None:
+        super().__init__(federation, run_name)
+        self.sets: dict[str, Prototypes] = {}
+
+    def payload_down(self) -> Payload:
+        """C̄, and all clients' sets in the order of the sites."""
+        if self.prototypes is None:
+            return Payload()
+        padded = tuple(padded_with(self.sets[site], self.prototypes) for site in in_order(self.sets))
+        return Payload(prototypes=self.prototypes, local_sets=padded)
+
+    def merge(self, uploads: list[Upload]) -> dict[str, float]:
+        """Eq. 6."""
+        sets = {upload.site: upload.payload.prototypes for upload in uploads if upload.payload.prototypes is not None}
+        self.prototypes = merge_by_class(list(sets.values()), "counts", self.prototypes)
+        self.sets |= {site: one.without_counts() for site, one in sets.items()}
+        return {}
+
+    @property
+    def global_prototypes(self) -> Prototypes | None:
+        """The global prototypes."""
+        return self.prototypes
+
+
+def padded_with(own: Prototypes, others: Prototypes) -> Prototypes:
+    """Eq. 7: ``own``, completed by ``others`` for the classes it lacks, in label order."""
+    missing = ~torch.isin(others.labels, own.labels)
+    labels = torch.cat([own.labels, others.labels[missing]])
+    order = labels.argsort()
+    return Prototypes(torch.cat([own.means, others.means[missing]])[order], labels[order])

@@ -1,0 +1,55 @@
+"""FedPLVM (Wang et al., NeurIPS 2024), server half: FedAvg, and the clients' clusters clustered again per class.
+
+Other half: `client_app/algorithms/fedplvm.py`.
+Symbols: P_k^m client k's local prototypes of class m; G^m the global ones, C_m many.
+
+Models              as FedAvg, weights N_k / N (Eq. 1)
+Prototypes (Eq. 4)  G^m = cluster means (FINCH, cosine) of the prototypes of class m of all clients
+
+``global-clusters = "none"`` sends all local prototypes to everybody (Table 4), ``"average"`` their mean (Table 3).
+Deviations: a class that nobody sent in a round keeps its prototypes.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from protofl_common.clustering import cluster_classes
+from protofl_common.messages import Payload
+from protofl_common.prototypes import Prototypes
+from server_app.strategies.base import Upload
+from server_app.strategies.fedavg import FedAvg
+
+
+class FedPLVM(FedAvg):
+    """Keeps the global model and the global prototypes; in the first round there are none of these."""
+
+    prototypes: Prototypes | None = None
+
+    def payload_down(self) -> Payload:
+        """The global model and prototypes."""
+        return Payload(prototypes=self.prototypes, weights=self.weights)
+
+    def merge(self, uploads: list[Upload]) -> dict[str, float]:
+        """FedAvg's mean of the models; the clusters of all local prototypes (Eq. 4)."""
+        super().merge(uploads)
+        sent = [upload.payload.prototypes for upload in uploads if upload.payload.prototypes is not None]
+        means, labels = torch.cat([one.means for one in sent]), torch.cat([one.labels for one in sent])
+        method = self.algorithm.global_clusters
+        if method == "none":
+            merged = Prototypes(means, labels)
+        else:
+            merged = cluster_classes(means, labels, method, self.algorithm.kmeans_clusters)
+        if self.prototypes is not None:
+            kept = ~torch.isin(self.prototypes.labels, merged.labels)
+            merged = Prototypes(
+                torch.cat([merged.means, self.prototypes.means[kept]]),
+                torch.cat([merged.labels, self.prototypes.labels[kept]]),
+            )
+        self.prototypes = merged
+        return {"local-prototypes": float(len(labels)), "global-prototypes": float(len(merged))}
+
+    @property
+    def global_prototypes(self) -> Prototypes | None:
+        """The global prototypes, several per class."""
+        return self.prototypes

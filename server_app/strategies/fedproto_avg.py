@@ -1,0 +1,24 @@
+"""FedProto with model averaging, server half: FedAvg's model and FedProto's prototypes, side by side.
+
+Other half: `client_app/algorithms/fedproto_avg.py`.
+Equations: `server_app/strategies/fedavg.py` for the weights, `server_app/strategies/fedproto.py` for the prototypes.
+"""
+
+from __future__ import annotations
+
+from protofl_common.messages import Payload
+from server_app.strategies.base import Upload
+from server_app.strategies.fedavg import FedAvg
+from server_app.strategies.fedproto import FedProto
+
+
+class FedProtoAvg(FedProto, FedAvg):
+    """Keeps the global model and the global prototypes."""
+
+    def payload_down(self) -> Payload:
+        """The global model and prototypes."""
+        return Payload(prototypes=self.prototypes, weights=self.weights)
+
+    def merge(self, uploads: list[Upload]) -> dict[str, float]:
+        """Both means."""
+        return FedAvg.merge(self, uploads) | FedProto.merge(self, uploads)

@@ -1,0 +1,114 @@
+"""FedPCL, three rounds: contrast, prototypes, padding and inference written again from the equations."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from protofl_common.backbones import extract_features
+from protofl_common.backbones.names import EMBEDDED
+from protofl_common.models import build_model
+from protofl_common.seeding import derive_seed
+from protofl_common.settings import Settings
+from tests.harness import run_config, run_federation
+from tests.reference.plain import CLIENTS, PlainClient
+
+Table = dict[int, np.ndarray]
+
+
+class FedPCLClient(PlainClient):
+    def __init__(self, settings: Settings, index: int) -> None:
+        super().__init__(settings, index, "projection")
+        cpu = torch.device("cpu")
+        self.r, self.r_test = (
+            extract_features(images, tuple(EMBEDDED), cpu) for images in (self.data.train_images, self.data.test_images)
+        )
+        self.model = build_model(
+            "projection",
+            in_channels=self.r.shape[1],
+            image_size=1,
+            num_classes=10,
+            feature_dim=self.dim,
+            seed=derive_seed(self.seed, "model", self.name),
+        )
+
+    def train(self, number: int, overall: Table, sets: list[Table]) -> None:
+        """Eq. 8 to 10."""
+        self.model.train()
+        velocity = [torch.zeros_like(p) for p in self.model.body.parameters()]
+        for batch in self.batches(number):
+            z = self.model.body(self.r[batch])
+            if not overall:
+                continue  # no prototypes yet: the first round only shows batch normalisation the data
+            losses = []
+            for row, i in enumerate(batch):
+                unit = z[row] / z[row].norm()
+                terms = [self.contrast(unit, self.y[i], overall)]
+                terms.append(sum(self.contrast(unit, self.y[i], one) for one in sets) / max(1, len(sets)))
+                losses.append(sum(terms))
+            self.step(sum(losses) / len(losses), self.model.body, velocity)
+
+    def contrast(self, z: torch.Tensor, label: int, table: Table) -> torch.Tensor:
+        """−log [ exp(z·C^y/τ) / Σ_{a ≠ y} exp(z·C^a/τ) ]."""
+        products = {c: z @ torch.from_numpy(p / np.linalg.norm(p)).float() for c, p in table.items()}
+        tau = self.algorithm.temperature
+        below = sum(torch.exp(value / tau) for c, value in products.items() if c != label)
+        return -torch.log(torch.exp(products[label] / tau) / below)
+
+    def prototypes(self) -> Table:
+        """Eq. 5, of unit vectors."""
+        self.model.eval()
+        with torch.no_grad():
+            z = self.model.body(self.r).double().numpy()
+        z /= np.linalg.norm(z, axis=1, keepdims=True)
+        return {label: z[[y == label for y in self.y]].mean(0) for label in sorted(set(self.y))}
+
+    def accuracy(self) -> float:
+        own = self.prototypes()
+        with torch.no_grad():
+            z = self.model.body(self.r_test).double().numpy()
+        hits = 0
+        for row, label in zip(z, self.y_test, strict=True):
+            hits += label == max(own, key=lambda c: row @ own[c] / np.linalg.norm(own[c]))
+        return hits / len(self.y_test)
+
+
+def aggregate(sets: list[Table], counts: list[dict[int, int]]) -> Table:
+    """Eq. 6 without its further 1/|N_j|."""
+    merged = {}
+    for label in sorted({label for one in sets for label in one}):
+        held = [(n[label], one[label]) for one, n in zip(sets, counts, strict=True) if label in one]
+        merged[label] = sum(n * mean for n, mean in held) / sum(n for n, _ in held)
+    return merged
+
+
+@pytest.mark.parametrize("alpha", [0.3, 100.0])
+def test_three_rounds_equal_an_independent_script(alpha: float, tmp_path: Path) -> None:
+    config = run_config(tmp_path, algo="fedpcl", rounds=3, feature_dim=16, lr=0.01)
+    config |= {"partition": "feature-label-shift", "alpha": alpha, "train-samples": 40}
+    outcome = run_federation(config, clients=CLIENTS)
+
+    clients = [FedPCLClient(Settings.from_run_config(config), index) for index in range(CLIENTS)]
+    counts = [{label: client.y.count(label) for label in set(client.y)} for client in clients]
+    overall: Table = {}
+    sets: list[Table] = []
+    for number in (1, 2, 3):
+        for client in clients:
+            client.train(number, overall, sets)
+        own = [client.prototypes() for client in clients]
+        overall = aggregate(own, counts)
+        sets = [overall | one for one in own]  # Eq. 7
+
+    found = load_file(outcome.folder / "prototypes.safetensors")
+    assert found["labels"].tolist() == sorted(overall)
+    for label, mean in zip(found["labels"].tolist(), found["means"].numpy(), strict=True):
+        np.testing.assert_allclose(mean, overall[label], rtol=1e-3, atol=1e-4)
+    for client in clients:
+        reported = outcome.summary["accuracy-of-clients"][client.name]
+        assert set(reported) == {"prototype"}
+        one = 1.01 / len(client.y_test)  # a borderline sample may fall to the other side
+        assert reported["prototype"] == pytest.approx(client.accuracy(), abs=one)
