@@ -27,7 +27,7 @@ from protofl_common.backbones.weightfile import StoredWeights, write_weights
 from protofl_common.datasets.images import channel_statistics
 
 BATCH, STEPS = 64, 6000
-LR, MOMENTUM, WEIGHT_DECAY, SMOOTHING = 0.1, 0.9, 5e-4, 0.1
+MOMENTUM, WEIGHT_DECAY, SMOOTHING = 0.9, 5e-4, 0.1
 HELD_OUT = 4
 """Images of each class, drawn anew, that are not trained on."""
 
@@ -50,7 +50,7 @@ def train(corpus: Corpus, *, steps: int, seed: int, per_class: int = 0, verbose:
         network = SmallResNet().to(memory_format=torch.channels_last)
         heads = nn.ModuleList([nn.Linear(WIDTH, classes) for classes in corpus.classes])
     model = _Classifier(network, heads, mean, std)
-    losses = list(_steps(model, torch.from_numpy(images), torch.from_numpy(labels), corpus.flips, steps, seed, verbose))
+    losses = list(_steps(model, corpus, torch.from_numpy(images), torch.from_numpy(labels), steps, seed, verbose))
     held_images, held_labels = drawn(corpus, HELD_OUT, seed, part=1)
     accuracy = _accuracy(model, torch.from_numpy(held_images), torch.from_numpy(held_labels))
     return Trained(StoredWeights(network.state_dict(), mean, std), losses, accuracy)
@@ -73,12 +73,14 @@ class _Classifier(nn.Module):
 
 
 def _steps(
-    model: _Classifier, images: Tensor, labels: Tensor, flips: bool, steps: int, seed: int, verbose: bool
+    model: _Classifier, corpus: Corpus, images: Tensor, labels: Tensor, steps: int, seed: int, verbose: bool
 ) -> Iterator[float]:
     """Train, yielding the loss of every step; the learning rate rises and falls once."""
     generator = torch.Generator().manual_seed(seed)
-    optimizer = torch.optim.SGD(model.parameters(), LR, momentum=MOMENTUM, weight_decay=WEIGHT_DECAY, nesterov=True)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, LR, total_steps=steps, pct_start=0.15)
+    optimizer = torch.optim.SGD(
+        model.parameters(), corpus.lr, momentum=MOMENTUM, weight_decay=WEIGHT_DECAY, nesterov=True
+    )
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, corpus.lr, total_steps=steps, pct_start=0.15)
     model.train()
     order: list[int] = []
     start = time.monotonic()
@@ -86,7 +88,8 @@ def _steps(
         if len(order) < BATCH:
             order = torch.randperm(len(images), generator=generator).tolist()
         rows, order = order[:BATCH], order[BATCH:]
-        logits = model(augmented(images[rows].float() / 255, flips, generator))
+        batch = images[rows].float() / 255
+        logits = model(augmented(batch, flips=corpus.flips, strength=corpus.strength, generator=generator))
         loss = torch.stack(
             [F.cross_entropy(z, y, label_smoothing=SMOOTHING) for z, y in zip(logits, labels[rows].T, strict=True)]
         ).mean()

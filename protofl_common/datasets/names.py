@@ -5,6 +5,7 @@ from __future__ import annotations
 DATASETS: dict[str, str] = {
     "digits": "scikit-learn's 1,797 handwritten digits, 8×8 grey (embedded)",
     "digit-domains": "digits in five looks: scanned, printed, photo, inverted, coloured; 28×28 RGB (embedded)",
+    "digit-mix": "MNIST, USPS and three embedded looks as domains; 28×28 RGB (in the place of Digit-5)",
     "mnist": "MNIST, 28×28 grey",
     "fashion-mnist": "Fashion-MNIST, 28×28 grey",
     "kmnist": "Kuzushiji-MNIST, 28×28 grey",

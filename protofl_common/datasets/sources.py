@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from protofl_common.datasets import digits_domains, folders, torchvision_sets
+from protofl_common.datasets import digits_domains, digits_mix, folders, torchvision_sets
 from protofl_common.datasets.raw import RawData, without_domains
 
 if TYPE_CHECKING:
@@ -70,6 +70,13 @@ SOURCES: dict[str, Source] = {
     "digits": Source(read_digits, num_classes=10),
     "digit-domains": Source(
         digits_domains.read, num_classes=10, domains=tuple(digits_domains.DOMAINS), has_domains=True
+    ),
+    "digit-mix": Source(
+        digits_mix.read,
+        digits_mix.locate,
+        num_classes=10,
+        domains=digits_mix.REAL + digits_mix.LOOKS,
+        has_domains=True,
     ),
     "mnist": _torchvision("mnist", 10),
     "fashion-mnist": _torchvision("fashion-mnist", 10),

@@ -20,9 +20,21 @@ def margin_contrast(samples_PD: Tensor, labels_P: Tensor, targets_KD: Tensor, ma
     margin
         δ ≥ 0.
     """
-    distances_PK = torch.cdist(samples_PD, targets_KD, compute_mode="donot_use_mm_for_euclid_dist")
+    distances_PK = euclidean_distances(samples_PD, targets_KD)
     own_PK = torch.nn.functional.one_hot(labels_P, len(targets_KD)).to(distances_PK.dtype)
     return torch.nn.functional.cross_entropy(-(distances_PK + margin * own_PK), labels_P)
+
+
+def euclidean_distances(samples_PD: Tensor, targets_KD: Tensor) -> Tensor:
+    """φ of every pair, [P, K], by matrix products: their gradient is many times faster than that of `torch.cdist`.
+
+    Both are moved to the targets' mean first, which keeps the products small. Distances below 3·10⁻⁵ count as it and
+    pass no gradient.
+    """
+    middle_D = targets_KD.detach().mean(dim=0)
+    samples_PD, targets_KD = samples_PD - middle_D, targets_KD - middle_D
+    squares_PK = samples_PD.square().sum(dim=1, keepdim=True) + targets_KD.square().sum(dim=1)
+    return torch.addmm(squares_PK, samples_PD, targets_KD.T, alpha=-2).clamp_min(1e-9).sqrt()
 
 
 def largest_distance(centres_KD: Tensor) -> float:

@@ -23,14 +23,17 @@ BLURS = {2: 0.12, 4: 0.12, 6: 0.06}
 """Chance of being enlarged from a half, a quarter, a sixth."""
 
 
-def augmented(images: Tensor, flips: bool, generator: torch.Generator) -> Tensor:
-    """Another batch of the same shape and classes."""
+def augmented(images: Tensor, *, flips: bool, strength: float, generator: torch.Generator) -> Tensor:
+    """Another batch of the same shape and classes.
+
+    ``flips`` allows mirror images; ``strength`` (0 to 1) scales the chances of what hides the image or inverts it.
+    """
     rand = _Draws(len(images), generator)
-    images = _recoloured(_moved(images, flips, rand), rand)
+    images = _recoloured(_moved(images, flips, rand), strength, rand)
     for chance, change in ((0.4, _blended), (0.6, _noisy)):
-        rows = rand.rows(chance)
+        rows = rand.rows(chance * strength)
         images[rows] = change(images, rows, generator)
-    return _erased(_blurred(images, rand), rand).clamp_(0, 1)
+    return _erased(_blurred(images, strength, rand), rand).clamp_(0, 1)
 
 
 class _Draws:
@@ -43,9 +46,9 @@ class _Draws:
         """[B, *shape]."""
         return torch.rand(self.count, *shape, generator=self.generator) * (high - low) + low
 
-    def sign(self, *shape: int) -> Tensor:
-        """1 or −1, [B, *shape]."""
-        return 1 - 2 * (self.uniform(0, 1, *shape) < 0.5).float()
+    def sign(self, chance: float, *shape: int) -> Tensor:
+        """−1 with this chance, else 1, [B, *shape]."""
+        return 1 - 2 * (self.uniform(0, 1, *shape) < chance).float()
 
     def rows(self, chance: float) -> Tensor:
         """int64: the images that have it, each with this chance."""
@@ -57,7 +60,7 @@ def _moved(images: Tensor, flips: bool, rand: _Draws) -> Tensor:
     side = rand.uniform(*AREA).sqrt()
     stretch = rand.uniform(-ASPECT, ASPECT).exp()
     turn, shear = rand.uniform(-TURN, TURN), rand.uniform(-SHEAR, SHEAR)
-    width, height = side * stretch * (rand.sign() if flips else 1), side / stretch
+    width, height = side * stretch * (rand.sign(0.5) if flips else 1), side / stretch
     shift = ((1 - side).clamp(min=0) + SHIFT)[:, None, None] * rand.uniform(-1, 1, 1, 2)
     along_x = torch.stack([width * turn.cos(), width * turn.sin()], dim=1)
     along_y = torch.stack([height * (shear - turn.sin()), height * turn.cos()], dim=1)
@@ -80,13 +83,13 @@ def _basis(height: int, width: int) -> Tensor:
     return torch.stack([x, y, torch.ones_like(x), *[wave / 2 for wave in waves]], dim=2).flatten(0, 1)
 
 
-def _recoloured(images: Tensor, rand: _Draws) -> Tensor:
-    """Each image's colours sent through its own 3×3 matrix around grey; half of them inverted, some made grey."""
+def _recoloured(images: Tensor, strength: float, rand: _Draws) -> Tensor:
+    """Each image's colours sent through its own 3×3 matrix around grey; up to half are inverted, some made grey."""
     identity = torch.eye(3).expand(rand.count, 3, 3)
     pick = rand.uniform(0, 1, 1, 1)
     grey = torch.full_like(identity, 1 / 3)
     matrix = torch.where(pick < 0.8, identity + rand.uniform(-0.6, 0.6, 3, 3) * (pick > 0.3), grey)
-    matrix = matrix * rand.uniform(0.35, 1.1, 1, 1) * rand.sign(1, 1)
+    matrix = matrix * rand.uniform(0.35, 1.1, 1, 1) * rand.sign(0.5 * strength, 1, 1)
     offset = 0.5 + rand.uniform(-0.2, 0.2, 1, 1) + rand.uniform(-0.15, 0.15, 3, 1) - matrix.sum(2, keepdim=True) / 2
     return torch.baddbmm(offset, matrix, images.flatten(2)).view_as(images)
 
@@ -107,9 +110,9 @@ def _noisy(images: Tensor, rows: Tensor, generator: torch.Generator) -> Tensor:
     return images[rows] + torch.randn(len(rows), *images.shape[1:], generator=generator) * scale
 
 
-def _blurred(images: Tensor, rand: _Draws) -> Tensor:
+def _blurred(images: Tensor, strength: float, rand: _Draws) -> Tensor:
     """Some images as if enlarged from smaller ones."""
-    pick = rand.uniform(0, 1)
+    pick = rand.uniform(0, 1) / strength if strength else rand.uniform(1, 2)
     for factor, chance in BLURS.items():
         rows = ((pick >= 0) & (pick < chance)).nonzero().flatten()
         pick = pick - chance

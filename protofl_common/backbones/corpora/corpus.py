@@ -31,12 +31,18 @@ class Corpus:
         Images to draw of each class.
     flips
         Whether a mirrored image is of the same class.
+    strength
+        Of the augmentation, 0 to 1.
+    lr
+        The highest learning rate.
     """
 
     draw: Callable[[int, np.random.Generator], tuple[Pixels, tuple[int, ...]]]
     classes: tuple[int, ...]
     per_class: int
     flips: bool
+    strength: float = 1.0
+    lr: float = 0.1
 
 
 def drawn(corpus: Corpus, per_class: int, seed: int, part: int) -> tuple[Images, Ints]:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from protofl_common.backbones.corpora.corpus import SIDE, Corpus, Pixels
 
-CLASSES = 240
+CLASSES = 150
 SEED = 2020
 """Of the systems: they are the same for every training seed."""
 COVERED = (0.15, 0.6)
@@ -32,7 +32,7 @@ System = NDArray[np.float64]
 
 def corpus() -> Corpus:
     """As many classes as systems."""
-    return Corpus(draw, (CLASSES,), per_class=60, flips=True)
+    return Corpus(draw, (CLASSES,), per_class=60, flips=True, strength=0.2, lr=0.05)
 
 
 def draw(label: int, rng: np.random.Generator) -> tuple[Pixels, tuple[int, ...]]:

@@ -1,4 +1,4 @@
-"""``scenes``: solids put together from one to three parts, textured and lit, before a textured ground.
+"""``scenes``: solids put together from one or two parts, textured and lit, before a dimmer ground.
 
 A class is such a solid; a second label is its texture. Another image of the class shows it from another side, with
 its parts a little changed, under another light and among pieces of clutter.
@@ -14,23 +14,23 @@ from numpy.typing import NDArray
 
 from protofl_common.backbones.corpora.corpus import SIDE, Corpus, Pixels
 from protofl_common.backbones.corpora.solids import FORMS, Part, march, normals, rotation
-from protofl_common.backbones.corpora.textures import TEXTURES, coloured
+from protofl_common.backbones.corpora.textures import SMOOTH, TEXTURES, coloured
 
-CLASSES = 120
+CLASSES = 80
 SEED = 1905
 """Of the solids: they are the same for every training seed."""
 
 
 def corpus() -> Corpus:
     """Solid and texture."""
-    return Corpus(draw, (CLASSES, len(TEXTURES)), per_class=90, flips=True)
+    return Corpus(draw, (CLASSES, len(TEXTURES)), per_class=100, flips=True, strength=0.4, lr=0.04)
 
 
 def draw(label: int, rng: np.random.Generator) -> tuple[Pixels, tuple[int, ...]]:
     """The solid ``label`` in a texture of its own, which is the other label."""
     parts = tuple(_changed(part, rng) for part in solids()[label])
-    view = rotation(rng.uniform(-1.0, 1.0), rng.uniform(-0.2, 0.8), rng.normal(0, 0.15))
-    scale, shift = rng.uniform(1.0, 1.4) * _reach(parts), rng.uniform(-0.15, 0.15, 2)
+    view = rotation(rng.uniform(-0.7, 0.7), rng.uniform(0, 0.7), rng.normal(0, 0.1))
+    scale, shift = rng.uniform(0.75, 1.1) * _reach(parts), rng.uniform(-0.15, 0.15, 2)
     plane = (_plane() - shift) * scale
     start = np.concatenate([plane, np.full((len(plane), 1), 2.0)], axis=1).astype(np.float32) @ view
     points, hit = march(parts, start, np.asarray([0, 0, -1], dtype=np.float32) @ view)
@@ -43,18 +43,20 @@ def draw(label: int, rng: np.random.Generator) -> tuple[Pixels, tuple[int, ...]]
 
 @lru_cache(maxsize=1)
 def solids() -> tuple[tuple[Part, ...], ...]:
-    """The parts of each class."""
+    """The parts of each class: every form alone, then pairs."""
     rng = np.random.default_rng(SEED)
-    return tuple(tuple(_part(rng, number) for number in range(1 + label % 3)) for label in range(CLASSES))
+    forms: list[tuple[int, ...]] = [(form,) for form in range(len(FORMS))]
+    forms += [tuple(rng.integers(len(FORMS), size=2).tolist()) for _ in range(CLASSES - len(forms))]
+    return tuple(tuple(_part(form, number, rng) for number, form in enumerate(pair)) for pair in forms)
 
 
-def _part(rng: np.random.Generator, number: int) -> Part:
+def _part(form: int, number: int, rng: np.random.Generator) -> Part:
     """The first part is in the middle and the largest."""
     size = rng.uniform(0.15, 0.7, 3) if number == 0 else rng.uniform(0.08, 0.45, 3)
     place = np.zeros(3) if number == 0 else rng.uniform(-0.6, 0.6, 3)
     quarter = np.pi / 2
     turn = rotation(*(quarter * rng.integers(0, 2, 3) + rng.choice([0, 0, 0.4], 3)))
-    return Part(int(rng.integers(len(FORMS))), size.astype(np.float32), place.astype(np.float32), turn)
+    return Part(form, size.astype(np.float32), place.astype(np.float32), turn)
 
 
 def _reach(parts: tuple[Part, ...]) -> float:
@@ -79,14 +81,15 @@ def _light(outwards: NDArray[Any], view: NDArray[Any], rng: np.random.Generator)
 
 
 def _ground(rng: np.random.Generator) -> NDArray[np.float64]:
-    """Pixels [64·64, 3]: a texture, and up to three turned rectangles of others."""
+    """Pixels [64·64, 3]: a smooth texture of little contrast, or sometimes any, and up to two plain rectangles."""
     plane = np.concatenate([_plane(), np.zeros((SIDE * SIDE, 1))], axis=1)
-    pixels = coloured(int(rng.integers(len(TEXTURES))), plane, rng)
-    pixels = 0.5 + (pixels - 0.5) * rng.uniform(0.1, 0.7)
-    for _ in range(int(rng.integers(0, 4))):
+    texture = rng.choice(SMOOTH) if rng.random() < 0.75 else rng.integers(len(TEXTURES))
+    pixels = coloured(int(texture), plane, rng)
+    mean = pixels.mean(axis=0)
+    pixels = mean + (pixels - mean) * rng.uniform(0.1, 0.5)
+    for _ in range(int(rng.integers(0, 3))):
         turned = (plane - rng.uniform(-1, 1, 3)) @ rotation(0, 0, rng.uniform(0, 3))
-        inside = (np.abs(turned[:, :2]) < rng.uniform(0.05, 0.5, 2)).all(axis=1)
-        pixels[inside] = coloured(int(rng.integers(len(TEXTURES))), plane[inside], rng)
+        pixels[(np.abs(turned[:, :2]) < rng.uniform(0.05, 0.4, 2)).all(axis=1)] = rng.uniform(0, 1, 3)
     return np.asarray(pixels)
 
 

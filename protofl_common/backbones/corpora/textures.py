@@ -76,6 +76,8 @@ TEXTURES: tuple[Callable[[Values, np.random.Generator], Any], ...] = (
     _grain,
     _fade,
 )
+SMOOTH = tuple(TEXTURES.index(texture) for texture in (_plain, _clouds, _grain, _fade))
+"""Those that make quiet grounds."""
 
 
 def coloured(texture: int, points: Values, rng: np.random.Generator) -> Values:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bz2
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -58,6 +59,15 @@ def mnist_dir(tmp_path: Path) -> Path:
         write_idx(raw / f"{part}-images-idx3-ubyte", images)
         write_idx(raw / f"{part}-labels-idx1-ubyte", (np.arange(count) % 10).astype(np.uint8))
     return raw.parents[1]
+
+
+@pytest.fixture
+def usps_dir(mnist_dir: Path) -> Path:
+    """`mnist_dir` with 40 + 20 made-up USPS images beside; its format is LIBSVM's, labels 1 … 10, values -1 … 1."""
+    for name, count in (("usps.bz2", 40), ("usps.t.bz2", 20)):
+        rows = [f"{row % 10 + 1} " + " ".join(f"{k + 1}:{-1 + row / 50}" for k in range(256)) for row in range(count)]
+        (mnist_dir / name).write_bytes(bz2.compress("\n".join(rows).encode()))
+    return mnist_dir
 
 
 def write_idx(file: Path, array: np.ndarray) -> None:

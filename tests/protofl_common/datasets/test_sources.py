@@ -58,6 +58,23 @@ def test_digit_domains_are_the_same_whenever_they_are_made(data_settings: MakeSe
     np.testing.assert_array_equal(SOURCES["digit-domains"].read(settings).images, open_data(settings).images)
 
 
+def test_digit_mix_takes_the_first_images_of_each_training_part(data_settings: MakeSettings, usps_dir: Path) -> None:
+    data = open_data(data_settings(dataset="digit-mix", data_dir=str(usps_dir)))
+    assert data.domain_names == ("mnist", "usps", "photo", "inverted", "coloured")
+    assert np.bincount(data.domains).tolist() == [400, 40, 500, 500, 500]  # none of the 100 and 20 test images
+    assert data.images.shape[1:] == (3, 28, 28)
+    mnist = np.asarray(data.images)[data.domains == 0]
+    np.testing.assert_array_equal(mnist[:, 2, 0, 1], np.arange(400) % 256)
+    np.testing.assert_array_equal(data.labels[data.domains == 1], np.arange(40) % 10)
+    embedded = open_data(data_settings(dataset="digit-domains"))
+    np.testing.assert_array_equal(data.images[data.domains == 2], embedded.images[embedded.domains == 2])
+
+
+def test_digit_mix_needs_both_sets(data_settings: MakeSettings, mnist_dir: Path) -> None:
+    with pytest.raises(DataError, match=r"dataset = 'usps': usps\.bz2 is not in data-dir"):
+        open_data(data_settings(dataset="digit-mix", data_dir=str(mnist_dir)))
+
+
 def test_statistics_are_numpys(data_settings: MakeSettings) -> None:
     data = open_data(data_settings(dataset="digit-domains"))
     scaled = np.asarray(data.images) / 255

@@ -1,0 +1,27 @@
+"""A few of the embedded digit-domains' images."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from protofl_common.backbones import cache
+from protofl_common.datasets.raw import RawData
+from protofl_common.datasets.sources import SOURCES
+from protofl_common.settings import Settings, default_run_config
+
+NAMES = ("glyphs", "fractals", "scenes")
+
+
+@pytest.fixture(scope="session")
+def digit_domains() -> RawData:
+    return SOURCES["digit-domains"].read(Settings.from_run_config(default_run_config()).data)
+
+
+@pytest.fixture
+def _forgotten() -> Iterator[None]:
+    """Nothing is in memory before and after."""
+    cache.forget()
+    yield
+    cache.forget()

@@ -1,0 +1,44 @@
+"""Every recipe takes a round: its algorithm, partition, models and losses, on a few embedded images."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from protofl_common.datasets.sources import SOURCES
+from protofl_common.settings import flatten
+from tests.harness import run_config, run_federation
+
+RECIPES = sorted((Path(__file__).parents[1] / "configs" / "recipes").glob("*.toml"))
+SMALL = {
+    "rounds": 1,
+    "data-dir": "",
+    "image-size": 24,
+    "test-from": "split",
+    "total-samples": 0,
+    "train-samples": 12,
+    "test-samples": 12,
+    "batch-size": 4,
+    "local-epochs": 3,
+    "threads": 1,
+}
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=[recipe.stem for recipe in RECIPES])
+def test_a_recipe_takes_a_round(recipe: Path, tmp_path: Path) -> None:
+    wanted = flatten(tomllib.loads(recipe.read_text(encoding="utf-8")))
+    dataset = "digit-domains" if SOURCES[str(wanted["dataset"])].has_domains else "digits"
+    kept = ("out-dir", "cache-dir", "join-timeout")
+    here = {key: value for key, value in run_config(tmp_path).items() if key in kept}
+    small = SMALL | {"dataset": dataset, "classes-per-client": min(10, int(wanted.get("classes-per-client", 2)))}
+    outcome = run_federation(run_config(tmp_path) | wanted | small | here, clients=2)
+    assert [row["valid"] for row in outcome.rows] == [2, 2]
+    assert sum(outcome.summary["trouble"].values()) == 0
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=[recipe.stem for recipe in RECIPES])
+def test_a_recipe_says_how_to_run_it(recipe: Path) -> None:
+    text = recipe.read_text(encoding="utf-8")
+    assert f"# flwr run . --run-config configs/recipes/{recipe.name} --federation-config" in text
