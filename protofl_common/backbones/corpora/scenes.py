@@ -23,7 +23,7 @@ SEED = 1905
 
 def corpus() -> Corpus:
     """Solid and texture."""
-    return Corpus(draw, (CLASSES, len(TEXTURES)), per_class=100, flips=True, strength=0.4, lr=0.04)
+    return Corpus(draw, (CLASSES, len(TEXTURES)), per_class=100, flips=True, strength=0.4)
 
 
 def draw(label: int, rng: np.random.Generator) -> tuple[Pixels, tuple[int, ...]]:
