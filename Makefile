@@ -5,15 +5,11 @@ BIN    := $(VENV)/bin
 CLIENTS ?= 10
 CONFIG ?=
 
-# A private home and ports for Flower, so that `make run` neither meets nor disturbs a SuperLink of yours.
-export FLWR_HOME := $(CURDIR)/.flwr
-export FLWR_LOCAL_SUPERLINK_HTTP_API_PORT ?= 39291
-export FLWR_LOCAL_CONTROL_API_PORT ?= 39293
 export FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION := 1
 export FLWR_TELEMETRY_ENABLED := 0
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: run test test-fast lint format bench clean certificates demo demo-down
+.PHONY: run table reproduce test test-fast fuzz lint format bench bench-deployment clean certificates demo demo-down
 
 $(BIN)/.installed: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -21,13 +17,29 @@ $(BIN)/.installed: pyproject.toml
 	touch $@
 
 run: $(BIN)/.installed  ## a FedProto federation of 10 clients; make run CONFIG='algo="local"' CLIENTS=20
-	@sh configs/simulate.sh $(CLIENTS) '$(CONFIG)'
+	@$(BIN)/protofl run --clients $(CLIENTS) $(CONFIG)
+
+TABLE ?= fedproto-mnist
+ARGS  ?=
+# Tables whose data and networks suit a machine without a GPU.
+REPRODUCE ?= fedproto-mnist fedproto-mnist-pu protofed fedpcl-digits fedpcl-office10 fedpcl-table5 fedpcl-table6 \
+    fedpcl-table12 fedpcl-table13 fedplvm-office10 fedplvm-office10-label-shift fedplvm-table3-office10 \
+    fedplvm-table4-office10 fedplvm-table5-office10 fedplvm-table9-office10
+
+table: $(BIN)/.installed  ## a paper's table; make table TABLE=fedtgp-fmnist DATA_DIR=/data ARGS='--seeds 1 rounds=30'
+	$(BIN)/protofl table configs/tables/$(TABLE).yaml --data-dir '$(DATA_DIR)' $(ARGS)
+
+reproduce: $(BIN)/.installed  ## every table for a CPU, in days; start it again to go on; DATA_DIR holds MNIST/raw, office10, …
+	$(BIN)/protofl table $(REPRODUCE:%=configs/tables/%.yaml) --data-dir '$(DATA_DIR)' $(ARGS)
 
 test: $(BIN)/.installed  ## every test
 	$(BIN)/python -m pytest
 
 test-fast: $(BIN)/.installed  ## without the whole-system tests
 	$(BIN)/python -m pytest -m 'not system'
+
+fuzz: $(BIN)/.installed  ## 10,000 random messages for each decoder, minutes
+	$(BIN)/python -m pytest tests/test_wire_fuzz.py --hypothesis-profile=fuzz --hypothesis-show-statistics
 
 lint: $(BIN)/.installed
 	$(BIN)/ruff check .
@@ -41,8 +53,11 @@ format: $(BIN)/.installed
 bench: $(BIN)/.installed  ## speed against a bare PyTorch script; DATA_DIR holds FashionMNIST/raw
 	$(BIN)/python -m tests.bench.round_speed --data-dir '$(DATA_DIR)'
 
-clean:  ## caches and Flower's private home; runs/ and .venv/ stay
-	rm -rf .flwr .pytest_cache .mypy_cache .ruff_cache .hypothesis
+bench-deployment: $(BIN)/.installed  ## where a round's time goes with SuperLink and SuperNodes; make bench-deployment STOCK=--stock
+	$(BIN)/python -m tests.bench.deployment_overhead $(STOCK)
+
+clean:  ## caches; runs/ and .venv/ stay
+	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -not -path './.venv/*' -prune -exec rm -rf {} +
 
 SERVERS ?= localhost 127.0.0.1

@@ -6,19 +6,20 @@ server does not wait.
 
 from __future__ import annotations
 
+import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from flwr.app import Context, Error, Message, RecordDict
+from flwr.app import Context, Error, Message, MessageType, RecordDict
 from flwr.clientapp import ClientApp
 
 from client_app.algorithms import ALGORITHMS
 from client_app.algorithms.base import ClientAlgorithm
 from client_app.evaluation import evaluate
 from client_app.site import Site
-from client_app.state import ClientState, StateError, flatten_optimizer, restore_optimizer
+from client_app.state import ClientState, StateError
 from client_app.training import TrainingError, make_optimizer, train
 from protofl_common.datasets import DataError
 from protofl_common.messages import (
@@ -33,6 +34,8 @@ from protofl_common.messages import (
 )
 from protofl_common.options import SettingsError
 from protofl_common.seeding import derive_seed
+from protofl_common.tensorfile import flatten_optimizer, restore_optimizer
+from protofl_common.texts import without_paths
 
 app = ClientApp()
 
@@ -79,10 +82,11 @@ def _train_round(message: Message, context: Context) -> RecordDict:
         upload = algorithm.upload()
     with clock("save"):
         kept = flatten_optimizer(optimizer) if settings.keep_optimizer else {}
-        after = ClientState(site.run_id, instructions.round, site.arch, site.model.state_dict(), kept)
-        site.state_file(instructions.run_name).save(after)
+        site.states.save(ClientState(instructions.round, site.arch, site.model.state_dict(), kept))
     content = pack_payload(upload, site.settings.row.up)
-    content["report"] = pack_report(_report(site, instructions, correct, losses, clock))
+    content["report"] = pack_report(
+        _report(site, instructions, correct, losses, clock), site.settings.row.reported_losses
+    )
     return content
 
 
@@ -93,14 +97,16 @@ def _final_evaluation(message: Message, context: Context) -> RecordDict:
         _ = site.test_set
     with clock("evaluate"):
         correct = _evaluate(site, algorithm)
-    return RecordDict({"report": pack_report(_report(site, instructions, correct, {}, clock))})
+    site.states.finish(instructions.round)
+    return RecordDict({"report": pack_report(_report(site, instructions, correct, {}, clock), ())})
 
 
 def _open(message: Message, context: Context) -> tuple[Site, Instructions, ClientAlgorithm, ClientState | None]:
-    """The site as it last was, with what the server sent taken in."""
+    """The site as it was before this round, or after the last one, with what the server sent taken in."""
     site = Site(context)
     instructions = unpack_instructions(message.content)
-    state = site.restore(instructions.run_name)
+    training = message.metadata.message_type == MessageType.TRAIN
+    state = site.restore(instructions.run_name, instructions.lineage, instructions.round + (not training))
     algorithm = ALGORITHMS[site.settings.run.algo](site, instructions.round)
     algorithm.receive(unpack_payload(message.content, site.settings.row.down, site.limits, required=False))
     return site, instructions, algorithm, state
@@ -135,14 +141,19 @@ def _report(
 
 
 def _answer(message: Message, work: Callable[[], RecordDict]) -> Message:
-    """The reply with what ``work`` returns, or an error reply with the reason it did not."""
+    """The reply with what ``work`` returns, or an error reply with the reason it did not.
+
+    The reason tells the server no folders of this machine; its own log has them.
+    """
     try:
         return Message(work(), reply_to=message)
     except EXPECTED_ERRORS as error:
-        return Message(Error(ERROR_CODE, str(error)), reply_to=message)
+        reason = str(error)
+        print(f"protofl: {reason}", file=sys.stderr, flush=True)
     except Exception as error:
+        reason = f"{type(error).__name__}: {error}"
         traceback.print_exc()
-        return Message(Error(ERROR_CODE, f"{type(error).__name__}: {error}"), reply_to=message)
+    return Message(Error(ERROR_CODE, without_paths(reason)), reply_to=message)
 
 
 class Stopwatch:

@@ -11,10 +11,11 @@ import torch
 from flwr.app import Context
 
 from client_app.data import LabelledImages, to_device
-from client_app.state import ClientState, StateFile
+from client_app.state import ClientState, StateFolder
 from protofl_common.backbones import cached_features, feature_widths
-from protofl_common.datasets import ClientData, open_client_data
+from protofl_common.datasets import UNLABELLED, ClientData, open_client_data
 from protofl_common.datasets.store import cache_root
+from protofl_common.lineage import Lineage
 from protofl_common.messages import Limits, SiteCard, template_of
 from protofl_common.models import SplitModel, initial_model
 from protofl_common.models.groups import PROJECTION, architecture_of
@@ -33,7 +34,6 @@ class Site:
 
     def __init__(self, context: Context) -> None:
         node = dict(context.node_config)
-        self.run_id = context.run_id
         self.settings = Settings.from_run_config(context.run_config, node)
         self.partition = _whole(node, "partition-id", 0)
         self.num_partitions = _whole(node, "num-partitions", 0)
@@ -114,15 +114,15 @@ class Site:
         weights = template_of(self.model.state_dict()) if self.settings.row.down.weights else {}
         return Limits(self.num_classes, self.settings.model.feature_dim, weights=weights)
 
-    def state_file(self, run_name: str) -> StateFile:
-        """Where this site keeps itself during the run ``run_name``."""
+    def restore(self, run_name: str, lineage: Lineage, before: int) -> ClientState | None:
+        """Load the model as this site left it before the round ``before``, if it had taken part in the run by then.
+
+        Where it keeps itself is `states` from then on.
+        """
         machine = self.settings.machine
         root = Path(machine.state_dir) if machine.state_dir else Path(self.settings.run.out_dir)
-        return StateFile(root / run_name / "clients", self.name)
-
-    def restore(self, run_name: str) -> ClientState | None:
-        """Load the model as this site last left it, if it has taken part in this run before."""
-        state = self.state_file(run_name).load(self.run_id, self.arch, self.device)
+        self.states = StateFolder(root / run_name / "clients", self.name, lineage)
+        state = self.states.load(before, self.arch, self.device)
         if state is not None:
             self.model.load_state_dict(state.model)
         return state
@@ -142,7 +142,13 @@ class Site:
             train_samples=len(self.data.train_labels),
             test_samples=len(self.data.test_labels),
             classes=self.data.classes,
+            holds=self._held() if self.settings.row.up.prototypes else (),
         )
+
+    def _held(self) -> tuple[int, ...]:
+        """Labels of the training samples, as its prototypes will tell them."""
+        labels = np.unique(self.data.train_labels)
+        return tuple(labels[labels != UNLABELLED].tolist())
 
 
 def _whole(node: Mapping[str, object], key: str, default: int) -> int:

@@ -1,99 +1,112 @@
-"""What never leaves this client: its model, its optimizer and its own prototypes, in one file per run.
+"""What never leaves this client: its model and its optimizer, after the last round that counts and the one it trains.
 
-The file is safetensors, written beside and then renamed, so a killed client finds either the old or the new state.
+One file per round, ``<folder>/<site>/<round>-<Flower run id>.safetensors``. A server that died may ask for its last
+round again, and the client must then start it from where it stood before; so the state that a round started from is
+kept until the next round is over. Older ones are removed: at rest there are two files, after the final evaluation one.
 """
 
 from __future__ import annotations
 
-import os
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
-FORMAT = "protofl-client-state-1"
+from protofl_common.lineage import Lineage
+from protofl_common.tensorfile import TensorFileError, read_tensors, write_tensors
+
+FORMAT = "protofl-client-state-2"
+_NAME = re.compile(r"(\d+)-(\d+)\.safetensors(\.\d+\.tmp)?")
+_Key = tuple[int, int]
+"""(round, Flower run id)."""
 
 
 class StateError(RuntimeError):
-    """The state on disk cannot be used; the message says which file and why."""
+    """The state on disk cannot be used, or not be written; the message says which file and why."""
 
 
 @dataclass(frozen=True)
 class ClientState:
     """A client after one of its rounds."""
 
-    run_id: int
     round: int
     arch: str
     model: dict[str, Tensor]
     optimizer: dict[str, Tensor] = field(default_factory=dict)
 
 
-class StateFile:
-    """The state of one client in one run: ``<folder>/<site>.safetensors``."""
+class StateFolder:
+    """The states of one client in one run."""
 
-    def __init__(self, folder: Path, site: str) -> None:
-        self.path = folder / f"{site}.safetensors"
+    def __init__(self, folder: Path, site: str, lineage: Lineage) -> None:
+        self.folder = folder / site
+        self.lineage = lineage
 
-    def load(self, run_id: int, arch: str, device: torch.device) -> ClientState | None:
-        """The last saved state of this run, or None before the first (a state of another run is not used).
+    def load(self, before: int, arch: str, device: torch.device) -> ClientState | None:
+        """The last state before the round ``before`` that counts; None if there is none.
 
         Raises
         ------
         StateError
             If the file is damaged, or was written for another architecture.
         """
-        if not self.path.exists():
+        key = self._last(before)
+        if key is None:
             return None
+        path = self._path(key)
         try:
-            with safe_open(self.path, framework="pt", device=str(device)) as file:
-                facts = file.metadata() or {}
-                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        except (SafetensorError, OSError) as error:
-            raise StateError(f"{self.path} cannot be read ({error}); remove it to start afresh") from error
+            tensors, facts = read_tensors(path, device)
+        except TensorFileError as error:
+            raise StateError(f"{error}; remove it to go on from an older state, or afresh") from error
         if facts.get("format") != FORMAT:
-            raise StateError(f"{self.path} is not a state of this version ({FORMAT}); remove it to start afresh")
-        if facts["run-id"] != str(run_id):
-            return None
+            raise StateError(f"{path} is not a state of this version ({FORMAT}); remove it to start afresh")
         if facts["arch"] != arch:
-            raise StateError(f"{self.path} holds a {facts['arch']}, but this client is now a {arch}")
+            raise StateError(f"{path} holds a {facts['arch']}, but this client is now a {arch}")
         parts: dict[str, dict[str, Tensor]] = {"model": {}, "optimizer": {}}
         for name, value in tensors.items():
-            part, _, key = name.partition(".")
-            parts[part][key] = value
-        return ClientState(run_id, int(facts["round"]), arch, parts["model"], parts["optimizer"])
+            part, _, inner = name.partition(".")
+            parts[part][inner] = value
+        return ClientState(key[0], arch, parts["model"], parts["optimizer"])
 
     def save(self, state: ClientState) -> None:
-        """Replace the saved state in one step."""
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        tensors = {f"model.{name}": value.contiguous() for name, value in state.model.items()}
-        tensors |= {f"optimizer.{name}": value.contiguous() for name, value in state.optimizer.items()}
-        facts = {"format": FORMAT, "run-id": str(state.run_id), "round": str(state.round), "arch": state.arch}
-        beside = self.path.with_suffix(f".{os.getpid()}.tmp")
+        """Keep ``state`` beside the one its round started from; StateError leaves that one as it is."""
+        start = self._last(state.round)
+        self._tidy(start)
+        tensors = {f"model.{name}": value for name, value in state.model.items()}
+        tensors |= {f"optimizer.{name}": value for name, value in state.optimizer.items()}
+        path = self._path((state.round, self.lineage.run_id))
         try:
-            save_file(tensors, beside, metadata=facts)
-            os.replace(beside, self.path)
-        finally:
-            beside.unlink(missing_ok=True)
+            write_tensors(path, tensors, {"format": FORMAT, "round": str(state.round), "arch": state.arch})
+        except TensorFileError as error:
+            kept = f"the state after round {start[0]}" if start else "no older state"
+            raise StateError(f"round {state.round} is lost on this client, which keeps {kept}: {error}") from error
 
+    def finish(self, last_round: int) -> None:
+        """The run is over: keep only the last state."""
+        self._tidy(self._last(last_round + 1))
 
-def flatten_optimizer(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """The optimizer's tensors as ``<parameter index>.<name>``."""
-    return {
-        f"{index}.{name}": torch.as_tensor(value)
-        for index, entry in optimizer.state_dict()["state"].items()
-        for name, value in entry.items()
-        if value is not None
-    }
+    def _tidy(self, start: _Key | None) -> None:
+        """Remove what is older than ``start``, and what earlier Flower runs left of rounds that do not count.
 
+        A run id that the lineage does not name may be of a server that resumed this run meanwhile: not ours to remove.
+        """
+        for path, (number, run_id) in self._files():
+            older = start is not None and number < start[0]
+            if older or (run_id in self.lineage.known and not self.lineage.counts(run_id, number)):
+                path.unlink(missing_ok=True)
 
-def restore_optimizer(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
-    """The inverse of :func:`flatten_optimizer`, for an optimizer over the same parameters."""
-    state: dict[int, dict[str, Tensor]] = {}
-    for key, value in tensors.items():
-        index, _, name = key.partition(".")
-        state.setdefault(int(index), {})[name] = value
-    optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+    def _last(self, before: int) -> _Key | None:
+        """The newest state that counts."""
+        whole = [key for path, key in self._files() if path.suffix != ".tmp"]
+        return max((key for key in whole if key[0] < before and self.lineage.counts(key[1], key[0])), default=None)
+
+    def _files(self) -> list[tuple[Path, _Key]]:
+        """All states, and what a killed client was about to write (``.tmp``)."""
+        paths = self.folder.iterdir() if self.folder.is_dir() else ()
+        found = [(path, _NAME.fullmatch(path.name)) for path in paths]
+        return [(path, (int(name[1]), int(name[2]))) for path, name in found if name]
+
+    def _path(self, key: _Key) -> Path:
+        return self.folder / f"{key[0]:06d}-{key[1]}.safetensors"

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from client_app.data import LabelledImages
+from client_app.eager import without_compiler
 from protofl_common.models import SplitModel
 from protofl_common.models.fused_linear import fused_linears
 from protofl_common.settings import TrainingSettings
@@ -23,6 +24,7 @@ class TrainingError(RuntimeError):
 
 def make_optimizer(model: nn.Module, settings: TrainingSettings) -> torch.optim.Optimizer:
     """The optimizer of the settings, over the parameters that train."""
+    without_compiler()
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if settings.optimizer == "adam":
         return torch.optim.Adam(parameters, lr=settings.lr, weight_decay=settings.weight_decay)

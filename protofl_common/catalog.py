@@ -19,6 +19,10 @@ CLUSTERINGS = ("finch", "kmeans", "average")
 """How `clustering.cluster` makes prototypes of a class's vectors: clusters by FINCH or by k-means, or one mean."""
 
 
+MERGINGS = ("mean", "median", "trimmed-mean")
+"""How a server that averages the clients' prototypes may do it (`robust.py`)."""
+
+
 @dataclass(frozen=True)
 class Crossing:
     """What one direction of an exchange carries."""
@@ -110,8 +114,17 @@ class Algorithm:
     settings: type
     down: Crossing
     up: Crossing
+    losses: tuple[str, ...] = ("cross-entropy",)
+    """Names of the loss terms that its clients report."""
+    averages_prototypes: bool = False
+    """The server takes a mean over the clients' prototypes of a class, so that ``merging`` may replace it."""
     frozen_backbones: bool = False
     """Made for features of frozen backbones: they are used unless the settings say otherwise."""
+
+    @property
+    def reported_losses(self) -> tuple[str, ...]:
+        """All loss names of a report: its own terms, their total, and FedPU's term of any algorithm."""
+        return ("total", "unlabelled", *self.losses)
 
     @property
     def shares_weights(self) -> bool:
@@ -140,6 +153,8 @@ CATALOG: dict[str, Algorithm] = {
         settings=FedProtoSettings,
         down=Crossing(prototypes=True),
         up=Crossing(prototypes=True, counts=True),
+        losses=("cross-entropy", "prototype"),
+        averages_prototypes=True,
     ),
     "fedtgp": Algorithm(
         title="FedTGP",
@@ -147,6 +162,7 @@ CATALOG: dict[str, Algorithm] = {
         settings=FedTGPSettings,
         down=Crossing(prototypes=True),
         up=Crossing(prototypes=True),
+        losses=("cross-entropy", "prototype"),
     ),
     "fedpcl": Algorithm(
         title="FedPCL",
@@ -154,6 +170,8 @@ CATALOG: dict[str, Algorithm] = {
         settings=FedPCLSettings,
         down=Crossing(prototypes=True, local_sets=True),
         up=Crossing(prototypes=True, counts=True),
+        losses=("contrast", "global", "local", "cross-entropy", "prototype"),
+        averages_prototypes=True,
         frozen_backbones=True,
     ),
     "fedplvm": Algorithm(
@@ -162,6 +180,7 @@ CATALOG: dict[str, Algorithm] = {
         settings=FedPLVMSettings,
         down=Crossing(weights=True, prototypes=True, many_per_class=True),
         up=Crossing(weights=True, prototypes=True, many_per_class=True),
+        losses=("cross-entropy", "contrast", "correction"),
     ),
     "protofed": Algorithm(
         title="ProtoFed",
@@ -169,6 +188,7 @@ CATALOG: dict[str, Algorithm] = {
         settings=ProtoFedSettings,
         down=Crossing(weights=True, prototypes=True),
         up=Crossing(weights=True, prototypes=True),
+        averages_prototypes=True,
     ),
     "fedproto-avg": Algorithm(
         title="FedProto + averaging",
@@ -176,5 +196,7 @@ CATALOG: dict[str, Algorithm] = {
         settings=FedProtoSettings,
         down=Crossing(weights=True, prototypes=True),
         up=Crossing(weights=True, prototypes=True, counts=True),
+        losses=("cross-entropy", "prototype"),
+        averages_prototypes=True,
     ),
 }

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -27,11 +27,20 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from torch import Tensor
 
 from protofl_common.catalog import Crossing
+from protofl_common.lineage import Lineage
 from protofl_common.prototypes import Prototypes
+from protofl_common.texts import printable
 
 RAW = "raw-little-endian"
 _DTYPES: dict[str, np.dtype[Any]] = {"float32": np.dtype("<f4"), "int64": np.dtype("<i8")}
 _MAX_SCALARS = 64
+_LARGEST = 1e30
+"""Magnitude of a number in a report; sums over clients stay finite."""
+_LONGEST = 200
+"""Characters of a name in an introduction."""
+INFERENCES = ("head", "prototype")
+PHASES = ("load", "evaluate", "train", "prototypes", "save")
+"""What a report may tell of: ways to predict, and phases of a client's round."""
 MAX_SETS = 10_000
 """Clients whose prototypes a message may carry."""
 
@@ -40,7 +49,10 @@ _Card = TypeVar("_Card", "Instructions", "SiteCard")
 
 
 class RefusedMessage(ValueError):
-    """What arrived is not what the catalog declares; the message says what is wrong with it."""
+    """What arrived is not what the catalog declares; the message, of bounded length, says what is wrong with it."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(printable(reason))
 
 
 @dataclass(frozen=True)
@@ -74,6 +86,8 @@ class Instructions:
     """From 1; the final evaluation carries the number of the last round."""
     run_name: str
     evaluate: bool
+    lineage: Lineage
+    """Which states of a client count, where the run was resumed."""
 
 
 @dataclass(frozen=True)
@@ -84,11 +98,11 @@ class Report:
     train_samples: int
     test_samples: int
     correct: dict[str, int] = field(default_factory=dict)
-    """Correct test predictions per inference, ``head`` and ``prototype``, with what was received."""
+    """Correct test predictions per inference (`INFERENCES`), with what was received."""
     losses: dict[str, float] = field(default_factory=dict)
-    """Mean over the round's training samples: ``total`` and each of its terms."""
+    """Mean over the round's training samples: ``total`` and each of its terms (`Algorithm.reported_losses`)."""
     seconds: dict[str, float] = field(default_factory=dict)
-    """Per phase of the client's round."""
+    """Per phase of the client's round (`PHASES`)."""
 
 
 @dataclass(frozen=True)
@@ -106,6 +120,9 @@ class SiteCard:
     train_samples: int
     test_samples: int
     classes: tuple[str, ...]
+    """Names of all classes of the data set, in label order."""
+    holds: tuple[int, ...]
+    """Labels of its training samples, where it will send prototypes of them; elsewhere nothing is told."""
 
 
 # -- payloads --------------------------------------------------------------------------------------------------------
@@ -166,6 +183,18 @@ def unpack_payload(content: RecordDict, crossing: Crossing, limits: Limits, requ
     return Payload(prototypes, weights, sets)
 
 
+def check_size(content: RecordDict, crossing: Crossing, limits: Limits) -> None:
+    """Refuse a message with more bytes than a valid one can have, before any of it is decoded or copied."""
+    rows = limits.num_classes * (limits.max_per_class if crossing.many_per_class else 1)
+    largest = rows * (4 * limits.feature_dim + 8 + 8 * crossing.counts) if crossing.prototypes else 0
+    if crossing.local_sets:
+        largest += MAX_SETS * limits.num_classes * (4 * limits.feature_dim + 16)
+    if crossing.weights:
+        largest += sum(math.prod(shape) * _DTYPES[dtype].itemsize for dtype, shape in limits.weights.values())
+    if (size := payload_bytes(content)) > largest:
+        raise RefusedMessage(f"{size} bytes of arrays, where a valid reply has at most {largest}")
+
+
 def payload_bytes(content: RecordDict) -> int:
     """Bytes of all arrays in a message, as they travel."""
     return sum(len(array.data) for record in content.array_records.values() for array in record.values())
@@ -209,10 +238,17 @@ def _unpack_sets(record: ArrayRecord, limits: Limits) -> tuple[Prototypes, ...]:
 
 def _rows(array: Array, what: str, largest: int) -> int:
     """The length of an array's first axis, checked before any of it is decoded."""
+    _check_shape(array, what)
     rows = array.shape[0] if len(array.shape) else 0
     if not 1 <= rows <= largest:
         raise RefusedMessage(f"{rows} {what}, not from 1 to {largest}")
     return rows
+
+
+def _check_shape(array: Array, what: str) -> None:
+    """Flower hands on whatever stands in the sender's JSON."""
+    if any(type(length) is not int for length in array.shape):
+        raise RefusedMessage(f"{what}: a shape of other things than whole numbers")
 
 
 def _check_prototypes(means: Tensor, labels: Tensor, limits: Limits, max_per_class: int) -> None:
@@ -255,6 +291,7 @@ def _tensor(array: Array, what: str, dtype: str, shape: tuple[int | None, ...]) 
     """Decode one array, whose dtype and shape must be those given (None: any length)."""
     if array.stype != RAW or array.dtype != dtype:
         raise RefusedMessage(f"{what}: {array.stype} {array.dtype} instead of {RAW} {dtype}")
+    _check_shape(array, what)
     fits = len(array.shape) == len(shape) and all(w in (None, g) for g, w in zip(array.shape, shape, strict=True))
     if not fits or any(length < 0 for length in array.shape):
         wanted = "×".join("any" if length is None else str(length) for length in shape)
@@ -276,28 +313,53 @@ def _dtype_name(value: Tensor) -> str:
 
 def pack_instructions(instructions: Instructions) -> ConfigRecord:
     """The record ``round`` of a message to a client."""
-    return ConfigRecord(dataclasses.asdict(instructions))
+    return ConfigRecord(dataclasses.asdict(instructions) | {"lineage": instructions.lineage.text})
 
 
 def unpack_instructions(content: RecordDict) -> Instructions:
     """The record ``round``; RefusedMessage if it is missing or malformed."""
-    return _from_config(Instructions, content, "round")
+    instructions = _from_config(Instructions, content, "round")
+    try:
+        return dataclasses.replace(instructions, lineage=Lineage.parse(str(instructions.lineage)))
+    except ValueError:
+        raise RefusedMessage(f"round.lineage is {instructions.lineage!r}") from None
 
 
 def pack_site_card(card: SiteCard) -> ConfigRecord:
     """The record ``site`` of an introduction."""
     values = dataclasses.asdict(card)
-    return ConfigRecord(values | {"classes": list(card.classes)})
+    return ConfigRecord(values | {"classes": list(card.classes), "holds": list(card.holds)})
 
 
 def unpack_site_card(content: RecordDict) -> SiteCard:
-    """The record ``site``; RefusedMessage if it is missing or malformed."""
+    """The record ``site``; RefusedMessage if it is missing or malformed, or a number or name is out of range."""
+    if set(content) != {"site"}:
+        raise RefusedMessage("records other than 'site'")
     card = _from_config(SiteCard, content, "site")
-    return dataclasses.replace(card, classes=tuple(card.classes))
+    for key, value in dataclasses.asdict(card).items():
+        if isinstance(value, int) and value < 0:
+            raise RefusedMessage(f"site.{key} is {value}")
+        for text in value if key == "classes" else (value,):
+            if isinstance(text, str) and (len(text) > _LONGEST or not text.isprintable()):
+                raise RefusedMessage(f"site.{key} with a name that is too long or not printable: {text!r}")
+    if not card.name or "/" in card.name or not all(isinstance(name, str) for name in card.classes):
+        raise RefusedMessage(f"site.name is {card.name!r}, site.classes is {card.classes!r}")
+    held = list(card.holds)
+    in_range = all(type(label) is int and 0 <= label < len(card.classes) for label in held)
+    if not in_range or held != sorted(set(held)):
+        raise RefusedMessage(f"site.holds is {held!r}")
+    return dataclasses.replace(card, classes=tuple(card.classes), holds=tuple(held))
 
 
-def pack_report(report: Report) -> MetricRecord:
-    """The record ``report`` of a reply: dictionaries become dotted names."""
+def pack_report(report: Report, losses: Collection[str]) -> MetricRecord:
+    """The record ``report`` of a reply: dictionaries become dotted names.
+
+    ValueError for a name that is not declared: one of ``losses``, `INFERENCES` and `PHASES`.
+    """
+    names = {"losses": losses, "correct": INFERENCES, "seconds": PHASES}
+    for group, declared in names.items():
+        if odd := sorted(getattr(report, group).keys() - set(declared)):
+            raise ValueError(f"{group}.{odd[0]} is not declared; choose from {', '.join(declared)}")
     flat: dict[str, Any] = {}
     for name, value in dataclasses.asdict(report).items():
         if isinstance(value, dict):
@@ -307,27 +369,29 @@ def pack_report(report: Report) -> MetricRecord:
     return MetricRecord(flat)
 
 
-def unpack_report(content: RecordDict, expected_round: int) -> Report:
-    """The record ``report``, checked.
+def unpack_report(content: RecordDict, expected_round: int, losses: Collection[str]) -> Report:
+    """The record ``report``, checked; ``losses``: the names that its losses may have.
 
     Raises
     ------
     RefusedMessage
-        If it is missing or malformed, from another round (a replay), has a number that is not finite, or claims
-        more correct predictions than test samples.
+        If it is missing or malformed, from another round (a replay), has a number that is not finite or a name that
+        is not declared, or claims more correct predictions than test samples.
     """
     if set(content.metric_records) != {"report"} or content.config_records:
         raise RefusedMessage("records other than a report")
-    flat = dict(content.metric_records["report"])
+    flat = content.metric_records["report"]
     if len(flat) > _MAX_SCALARS:
         raise RefusedMessage(f"a report of {len(flat)} numbers")
+    names = {"losses": losses, "correct": INFERENCES, "seconds": PHASES}
     plain: dict[str, int] = {}
     nested: dict[str, dict[str, float]] = {"correct": {}, "losses": {}, "seconds": {}}
     for name, value in flat.items():
-        if isinstance(value, list) or not math.isfinite(value):
-            raise RefusedMessage(f"a report whose {name} is not a finite number")
+        if type(value) not in (int, float) or not abs(value) <= _LARGEST:  # type: ignore[arg-type]
+            raise RefusedMessage(f"a report whose {name} is not a finite number of at most {_LARGEST:g}")
+        assert isinstance(value, (int, float))
         group, _, key = name.partition(".")
-        if key and group in nested:
+        if group in names and key in names[group] and (group == "losses" or value >= 0):
             nested[group][key] = value
         elif name in ("round", "train_samples", "test_samples") and isinstance(value, int) and value >= 0:
             plain[name] = value
@@ -338,7 +402,7 @@ def unpack_report(content: RecordDict, expected_round: int) -> Report:
     if plain["round"] != expected_round:
         raise RefusedMessage(f"a reply to round {plain['round']} in round {expected_round}")
     correct = {name: int(value) for name, value in nested["correct"].items()}
-    if any(not 0 <= value <= plain["test_samples"] for value in correct.values()):
+    if any(value > plain["test_samples"] for value in correct.values()):
         raise RefusedMessage("more correct predictions than test samples")
     return Report(**plain, correct=correct, losses=nested["losses"], seconds=nested["seconds"])
 
@@ -348,7 +412,7 @@ def _from_config(kind: type[_Card], content: RecordDict, name: str) -> _Card:
     fields = {field.name: str(field.type) for field in dataclasses.fields(kind)}
     if record is None or set(record) != set(fields):
         raise RefusedMessage(f"no complete record {name!r}")
-    kinds = {"int": int, "str": str, "bool": bool, "tuple[str, ...]": list}
+    kinds = {"int": int, "str": str, "bool": bool, "tuple[str, ...]": list, "tuple[int, ...]": list, "Lineage": str}
     for key, value in record.items():
         if type(value) is not kinds[fields[key]]:
             raise RefusedMessage(f"{name}.{key} is {value!r}")

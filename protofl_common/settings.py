@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from protofl_common.backbones.names import EMBEDDED, parse_backbones
-from protofl_common.catalog import CATALOG, Algorithm
+from protofl_common.catalog import CATALOG, MERGINGS, Algorithm
 from protofl_common.datasets.names import DATASETS, PARTITIONS
 from protofl_common.models.groups import ARCHITECTURES, GROUPS, HEADS, ORTHOGONAL_SHARED
 from protofl_common.options import Scalar, SettingsError, keys_of, option, read_section, unknown_keys
@@ -32,6 +32,7 @@ class RunSettings:
     seed: int = option(minimum=0)
     run_name: str = option()
     out_dir: str = option()
+    resume: bool = option()
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,9 @@ class FederationSettings:
     evaluate_every: int = option(minimum=1)
     max_prototype_norm: float = option(above=0)
     max_prototypes_per_class: int = option(minimum=1)
+    max_norm_ratio: float = option(above=1)
+    merging: str = option(choices=MERGINGS)
+    trim_fraction: float = option(minimum=0, maximum=0.49)
 
 
 @dataclass(frozen=True)
@@ -158,6 +162,7 @@ class Settings:
             name: read_section(row.settings, config, problems, prefix=f"{name}.") for name, row in CATALOG.items()
         }
         problems += _backbone_problems(sections["model"])
+        problems += _merging_problems(config)
         if problems:
             raise SettingsError("\n".join(problems))
         return cls(**sections, algorithm=tables[str(config["algo"])])  # type: ignore[arg-type]
@@ -171,6 +176,16 @@ def _backbone_problems(model: ModelSettings | None) -> list[str]:
     except ValueError as error:
         return [f"backbones = {model.backbones!r}: {error}; or auto, or none"]
     return []
+
+
+def _merging_problems(config: Mapping[str, Scalar]) -> list[str]:
+    algo, merging = config.get("algo"), config.get("merging")
+    if merging == "mean" or merging not in MERGINGS or algo not in CATALOG:
+        return []
+    if CATALOG[str(algo)].averages_prototypes:
+        return []
+    able = ", ".join(name for name, row in CATALOG.items() if row.averages_prototypes)
+    return [f"merging = {merging!r}: {algo} does not average prototypes; choose mean, or an algo of {able}"]
 
 
 SECTIONS: dict[str, type] = {

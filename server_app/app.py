@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 
 from flwr.app import ConfigRecord, Context
 from flwr.serverapp import Grid, ServerApp
@@ -10,6 +11,9 @@ from flwr.serverapp import Grid, ServerApp
 from protofl_common.datasets import DataError, check_data_settings
 from protofl_common.options import SettingsError
 from protofl_common.settings import Settings
+from protofl_common.tensorfile import TensorFileError
+from server_app.checkpoint import alone_in, starting_point
+from server_app.exchange import Exchange
 from server_app.federation import Federation, FederationError
 from server_app.results import Results, name_of_run
 from server_app.strategies import STRATEGIES
@@ -23,42 +27,55 @@ MAX_VOID_ROUNDS = 3
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """One run. What the user can mend ends it with one clear message, before any client trains."""
+    """One run. What the user can mend ends it with one clear message, before any client trains where possible."""
     try:
         settings = Settings.from_run_config(context.run_config)
         check_data_settings(settings.data)
         run_name = name_of_run(settings, context.run_id)
-        federation = Federation(grid, settings)
-        federation.gather()
-        strategy = STRATEGIES[settings.run.algo](federation, run_name)
-        run_rounds(strategy, Results(settings, run_name))
-    except (SettingsError, DataError, FederationError) as error:
+        folder = (Path(settings.run.out_dir) / run_name).resolve()
+        with alone_in(folder):
+            start = starting_point(settings, folder, context.run_id)
+            results = Results(settings, folder, start)
+            federation = Federation(grid, settings, start.lineage)
+            federation.gather(start.sites)
+            strategy = STRATEGIES[settings.run.algo](federation, run_name)
+            strategy.restore(start.state)
+            run_rounds(strategy, results)
+    except (SettingsError, DataError, FederationError, TensorFileError, OSError) as error:
         print(f"\nprotofl: this run cannot go on\n{error}\n", flush=True)
         raise error.with_traceback(None) from None
 
 
 def run_rounds(strategy: ServerStrategy, results: Results) -> None:
-    """All rounds and the final evaluation; FederationError when several rounds in a row had too few replies."""
+    """All rounds that are left and the final evaluation, with a checkpoint after each round.
+
+    FederationError when several rounds in a row had too few replies.
+    """
     federation, settings = strategy.federation, strategy.settings
-    timeout = settings.federation.round_timeout
+    exchange, timeout = Exchange(federation), settings.federation.round_timeout
     strategy.summary()
     results.announce(strategy)
+    results.keep(results.start.round, strategy)
     void = 0
-    for number in range(1, settings.run.rounds + 1):
+    for number in range(results.start.round + 1, settings.run.rounds + 1):
         start = time.monotonic()
+        federation.await_sites()
         messages = list(strategy.configure_train(number, None, ConfigRecord(), federation.grid))
-        replies = federation.exchange(messages, timeout)
+        replies = exchange(messages, timeout)
         exchanged = time.monotonic()
         _, figures = strategy.aggregate_train(number, replies)
         done = time.monotonic()
+        strategy.outcome.late = exchange.late
         seconds = {"total": done - start, "exchange": exchanged - start, "aggregate": done - exchanged}
         results.add_round(number, strategy.outcome, seconds, dict(figures or {}))
+        results.keep(number, strategy)
         void = void + 1 if strategy.outcome.void else 0
         if void == MAX_VOID_ROUNDS:
-            raise FederationError(
-                f"{void} rounds in a row had fewer valid replies than min-replies; see {results.folder}"
-            )
+            few = f"{void} rounds in a row had fewer valid replies than min-replies"
+            raise FederationError(f"{few}; see {results.folder}, where resume.toml lets it go on")
     start = time.monotonic()
+    federation.await_sites()
     messages = list(strategy.configure_evaluate(settings.run.rounds, None, ConfigRecord(), federation.grid))
-    strategy.aggregate_evaluate(settings.run.rounds, federation.exchange(messages, timeout))
+    strategy.aggregate_evaluate(settings.run.rounds, exchange(messages, timeout))
+    strategy.outcome.late = exchange.late
     results.finish(settings.run.rounds, strategy.outcome, {"total": time.monotonic() - start}, strategy)

@@ -1,17 +1,21 @@
-"""Who takes part: finding the sites, letting them introduce themselves, and exchanging messages with them."""
+"""Who takes part: finding the sites, letting them introduce themselves, and knowing them again when they come back."""
 
 from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable
 
 from flwr.app import Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
+from protofl_common.lineage import Lineage
 from protofl_common.messages import RefusedMessage, SiteCard, unpack_site_card
 from protofl_common.settings import Settings
+from protofl_common.texts import printable
+from server_app.pulling import pull_each
 from server_app.sampling import in_order
+from server_app.screen import say
 
 
 class FederationError(RuntimeError):
@@ -21,19 +25,28 @@ class FederationError(RuntimeError):
 class Federation:
     """The sites of a run, known by their own names; Flower's node ids change at every restart."""
 
-    def __init__(self, grid: Grid, settings: Settings) -> None:
+    def __init__(self, grid: Grid, settings: Settings, lineage: Lineage) -> None:
         self.grid = grid
         self.settings = settings
+        self.lineage = lineage
         self.cards: dict[str, SiteCard] = {}
         self.node_of: dict[str, int] = {}
+        self.online: set[int] = set()
+        self.asked: dict[str, str] = {}
+        """Message -> site, of the exchange that goes on."""
+        self.problems: dict[int, str] = {}
+        """Node -> why it cannot take part."""
+        self._introductions: dict[int, str] = {}
+        """Node -> the message that asks it who it is."""
+        self._waiting: dict[str, int] = {}
+        """Those that it has not answered."""
+        self._claims: dict[str, tuple[int, SiteCard]] = {}
+        """Site -> a further node that says it is this site: a restarted SuperNode, or a wrong site-name."""
 
-    @property
-    def site_of(self) -> dict[int, str]:
-        """Node id -> site name."""
-        return {node: name for name, node in self.node_of.items()}
-
-    def gather(self) -> None:
+    def gather(self, expected: Iterable[str] = ()) -> None:
         """Wait until the wanted number of sites has connected and introduced itself (``num-clients``).
+
+        ``expected`` sites, those of a run that is resumed, are waited for too, but no longer than ``join-timeout``.
 
         Raises
         ------
@@ -42,66 +55,105 @@ class Federation:
             leave too few, or if the sites do not fit together.
         """
         deadline = time.monotonic() + self.settings.federation.join_timeout
-        asked: dict[int, str] = {}
-        waiting: set[str] = set()
-        problems: dict[int, str] = {}
+        absent = set(expected)
         while time.monotonic() < deadline:
-            new = [node for node in self.grid.get_node_ids() if node not in asked]
-            if new:
-                ids = list(self.grid.push_messages([_introduction(node) for node in new]))
-                asked |= dict(zip(new, ids, strict=False))
-                waiting |= set(ids)
-            for reply in self.grid.pull_messages(waiting) if waiting else ():
-                waiting.discard(reply.metadata.reply_to_message_id)
-                self._take_card(reply, problems)
+            self._look()
+            self._settle()
+            for name in self._claims:
+                raise FederationError(
+                    f"two clients call themselves {name}: give each its own site-name or partition-id"
+                )
+            absent -= self.cards.keys()
             wanted = self._wanted()
-            if not waiting and wanted and len(self.cards) >= wanted:
+            if not self._waiting and not absent and wanted and len(self.cards) >= wanted:
                 break
-            if not waiting and problems and len(self.cards) + len(problems) >= wanted:
+            problems = {node: why for node, why in self.problems.items() if node in self.online}
+            too_few = len(self.cards) < wanted <= len(self.cards) + len(problems) or not self.cards
+            if not self._waiting and problems and too_few:
                 raise FederationError(_explain(problems))
             time.sleep(0.1)
-        else:
-            raise FederationError(self._too_few(problems))
-        self._check_fit()
+        wanted = self._wanted()
+        if not wanted or len(self.cards) < wanted:
+            raise FederationError(self._too_few())
+        if absent:
+            say(f"going on without {', '.join(in_order(absent))}: not there after join-timeout")
+        _check_fit(self.settings, self.cards)
 
-    def exchange(self, messages: Sequence[Message], timeout: float) -> list[Message]:
-        """Send messages and collect the replies, in the order of the site names; late ones are left out.
+    def look_around(self) -> None:
+        """Between and during rounds: greet who is new, and know again who is back under another node id.
 
-        Flower's own ``send_and_receive`` looks for replies every 3 seconds; here the pause is 2 % of the time
-        already waited, between 10 and 250 ms.
+        A node that says it is a site that another node is, is that site once the other is gone. A new site takes part
+        from the next round.
         """
-        start = time.monotonic()
-        waiting = set(self.grid.push_messages(messages))
-        replies: list[Message] = []
-        while waiting and (waited := time.monotonic() - start) < timeout:
-            arrived = list(self.grid.pull_messages(waiting))
-            waiting -= {reply.metadata.reply_to_message_id for reply in arrived}
-            replies += arrived
-            if waiting and not arrived:
-                time.sleep(min(0.25, max(0.01, 0.02 * waited)))
-        names = self.site_of
-        rank = {name: index for index, name in enumerate(in_order(names.values()))}
-        return sorted(
-            (reply for reply in replies if reply.metadata.src_node_id in names),
-            key=lambda reply: rank[names[reply.metadata.src_node_id]],
-        )
+        before = set(self.cards), set(self.problems)
+        self._look()
+        self._settle()
+        for name in in_order(self.cards.keys() - before[0]):
+            try:
+                _check_fit(self.settings, self.cards)
+            except FederationError as error:
+                self.problems[self.node_of.pop(name)] = f"{name}: {error}"
+                del self.cards[name]
+            else:
+                say(f"  new: {name}, {self.cards[name].arch}, takes part from the next round on")
+        for node in self.problems.keys() - before[1]:
+            say(f"  a client cannot take part: {self.problems[node]}")
 
-    def _take_card(self, reply: Message, problems: dict[int, str]) -> None:
-        node = reply.metadata.src_node_id
-        if reply.has_error():
-            problems[node] = str(reply.error.reason)
-            return
+    def await_sites(self) -> None:
+        """Before a round: look around, and wait for ``min-replies`` connected sites, at most for ``join-timeout``."""
+        least = min(self.settings.federation.min_replies, len(self.node_of))
+        deadline = time.monotonic() + self.settings.federation.join_timeout
+        self.look_around()
+        if self._connected() < least:
+            say(f"  waiting: {self._connected()} clients are connected, fewer than min-replies = {least}")
+        while self._connected() < least and time.monotonic() < deadline:
+            time.sleep(0.5)
+            self.look_around()
+
+    @property
+    def greeting(self) -> bool:
+        """Whether somebody new has been asked who it is and has not answered yet."""
+        return any(node in self.online for node in self._waiting.values())
+
+    def _connected(self) -> int:
+        return sum(node in self.online for node in self.node_of.values())
+
+    def _look(self) -> None:
+        """Ask new nodes who they are, and take in what was answered by now."""
+        self.online = set(self.grid.get_node_ids())
+        if new := [node for node in self.online if node not in self._introductions]:
+            new.sort()
+            asked = self.grid.push_messages([_introduction(node) for node in new])
+            given = {node: key for node, key in zip(new, asked, strict=False) if key}
+            self._introductions |= given
+            self._waiting |= {key: node for node, key in given.items()}
+        for key, reply in pull_each(self.grid, list(self._waiting)):
+            node = self._waiting.pop(key)
+            if isinstance(reply, str):
+                self.problems[node] = printable(reply)
+            elif reply.has_error():
+                self.problems[node] = printable(str(reply.error.reason))
+            else:
+                self._take_card(node, reply.content)
+
+    def _settle(self) -> None:
+        """Give a site to the node that claims it, once the other is gone."""
+        for name, (node, card) in list(self._claims.items()):
+            if self.node_of[name] not in self.online:
+                self.cards[name], self.node_of[name] = card, node
+                del self._claims[name]
+                say(f"  back: {name}, on another node")
+
+    def _take_card(self, node: int, content: RecordDict) -> None:
         try:
-            card = unpack_site_card(reply.content)
+            card = unpack_site_card(content)
         except RefusedMessage as refusal:
-            problems[node] = f"an introduction with {refusal}"
+            self.problems[node] = f"an introduction with {refusal}"
             return
         if card.name in self.cards:
-            raise FederationError(
-                f"two clients call themselves {card.name}: give each its own site-name or partition-id"
-            )
-        self.cards[card.name] = card
-        self.node_of[card.name] = node
+            self._claims[card.name] = node, card
+        else:
+            self.cards[card.name], self.node_of[card.name] = card, node
 
     def _wanted(self) -> int:
         """How many sites to wait for; 0: not known yet."""
@@ -109,35 +161,36 @@ class Federation:
             (card.num_partitions for card in self.cards.values()), default=0
         )
 
-    def _too_few(self, problems: dict[int, str]) -> str:
+    def _too_few(self) -> str:
         wanted, timeout = self._wanted(), self.settings.federation.join_timeout
         if not wanted and self.cards:
             return "num-clients = 0: the clients give no num-partitions, so say here how many to wait for"
         number = wanted or "an unknown number of"
         text = f"{len(self.cards)} of {number} clients were ready after {timeout:g} s (join-timeout)"
-        return f"{text}\n{_explain(problems)}" if problems else text
+        return f"{text}\n{_explain(self.problems)}" if self.problems else text
 
-    def _check_fit(self) -> None:
-        """The sites must agree on the classes, and on the architecture where weights are averaged."""
-        self._must_agree("classes", {name: ", ".join(card.classes) for name, card in self.cards.items()})
-        if self.settings.row.shares_weights:
-            self._must_agree("arch", {name: card.arch for name, card in self.cards.items()})
-            inputs = {name: f"{c.in_channels}×{c.image_size}×{c.image_size}" for name, c in self.cards.items()}
-            self._must_agree("image size", inputs)
 
-    def _must_agree(self, what: str, values: dict[str, str]) -> None:
-        sites_of = defaultdict(list)
-        for name in in_order(values):
-            sites_of[values[name]].append(name)
-        if len(sites_of) < 2:
-            return
+def _check_fit(settings: Settings, cards: dict[str, SiteCard]) -> None:
+    """The sites must agree on the classes, and on the architecture where weights are averaged."""
+    _must_agree(
+        "classes",
+        {name: ", ".join(card.classes) for name, card in cards.items()},
+        "set `classes` to the class names in label order",
+    )
+    if settings.row.shares_weights:
+        one = f"{settings.run.algo} averages weights and needs one architecture on all sites"
+        _must_agree("arch", {name: card.arch for name, card in cards.items()}, one)
+        inputs = {name: f"{c.in_channels}×{c.image_size}×{c.image_size}" for name, c in cards.items()}
+        _must_agree("image size", inputs, "set `image-size`")
+
+
+def _must_agree(what: str, values: dict[str, str], hint: str) -> None:
+    sites_of = defaultdict(list)
+    for name in in_order(values):
+        sites_of[values[name]].append(name)
+    if len(sites_of) > 1:
         lines = [f"  {value}: {', '.join(sites)}" for value, sites in sites_of.items()]
-        hints = {
-            "classes": "set `classes` to the class names in label order",
-            "arch": f"{self.settings.run.algo} averages weights and needs one architecture on all sites",
-            "image size": "set `image-size`",
-        }
-        raise FederationError(f"the sites differ in {what}; {hints[what]}:\n" + "\n".join(lines))
+        raise FederationError(f"the sites differ in {what}; {hint}:\n" + "\n".join(lines))
 
 
 def _introduction(node: int) -> Message:

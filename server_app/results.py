@@ -2,6 +2,8 @@
 
 A run's folder holds
     ``settings.toml``            every setting, usable again with ``--run-config``
+    ``resume.toml``              the same, to let the run go on after it was stopped
+    ``checkpoint.safetensors``   what that takes (`checkpoint.py`)
     ``metrics.jsonl``            one line per round: figures over clients, per client, bytes, seconds, failures
     ``summary.json``             the final figures, totals and versions
     ``prototypes.safetensors``   the global prototypes, where the algorithm has them
@@ -16,6 +18,7 @@ import os
 import platform
 import time
 from collections import Counter, defaultdict
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -27,10 +30,14 @@ from protofl_common.metrics import over_clients
 from protofl_common.options import SettingsError
 from protofl_common.prototypes import Prototypes
 from protofl_common.settings import Settings, to_run_config
+from protofl_common.tensorfile import sync
+from server_app.checkpoint import Checkpoint
 from server_app.screen import final_table, round_line, say
 from server_app.strategies.base import Outcome, ServerStrategy
 
 ACCURACIES = ("prototype", "head")
+TROUBLE = ("failed", "refused", "missing", "late")
+"""What may become of a reply; a late one was missing in its own round and is not used."""
 
 
 def name_of_run(settings: Settings, run_id: int) -> str:
@@ -46,17 +53,46 @@ def name_of_run(settings: Settings, run_id: int) -> str:
 class Results:
     """Collects a run's rounds, prints a line for each, and writes the folder as the run goes on."""
 
-    def __init__(self, settings: Settings, run_name: str) -> None:
+    def __init__(self, settings: Settings, folder: Path, start: Checkpoint) -> None:
         self.settings = settings
-        self.folder = (Path(settings.run.out_dir) / run_name).resolve()
-        if (self.folder / "settings.toml").exists():
-            raise SettingsError(f"run-name = {run_name!r}: {self.folder} holds a run already; choose another name")
-        self.folder.mkdir(parents=True, exist_ok=True)
-        self.started = time.monotonic()
+        self.folder = folder
+        self.start = start
+        self.began = time.monotonic() - start.seconds
+        self.metrics = folder / "metrics.jsonl"
         self.rows: list[dict[str, Any]] = []
         self.trouble: Counter[str] = Counter()
-        (self.folder / "settings.toml").write_text(_as_toml(settings), encoding="utf-8")
-        (self.folder / "metrics.jsonl").write_text("", encoding="utf-8")
+        if start.resumed:
+            self._take_up()
+
+    def _take_up(self) -> None:
+        """The rows of the rounds that count; what was written after them goes."""
+        start, rounds = self.start, self.settings.run.rounds
+        if not self.metrics.exists() or self.metrics.stat().st_size < start.metrics_bytes:
+            raise SettingsError(f"resume = true: {self.metrics} lacks rows of the first {start.round} rounds")
+        os.truncate(self.metrics, start.metrics_bytes)
+        self.rows = [json.loads(line) for line in self.metrics.read_text(encoding="utf-8").splitlines()]
+        for row in self.rows:
+            self.trouble.update({kind: len(row[kind]) for kind in TROUBLE})
+        then = f"round {start.round + 1} is next" if start.round < rounds else "its final evaluation is next"
+        say(f"resuming {self.folder.name} after round {start.round} of {rounds}; {then}")
+
+    def keep(self, number: int, strategy: ServerStrategy) -> None:
+        """Checkpoint the run after the round ``number``: from here on it can be resumed."""
+        if not self.metrics.exists():
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self.metrics.touch()
+        sync(self.metrics)
+        replace(
+            self.start,
+            round=number,
+            sites=tuple(strategy.federation.cards),
+            seconds=time.monotonic() - self.began,
+            metrics_bytes=self.metrics.stat().st_size,
+            state=strategy.state(),
+        ).write(self.folder)
+        for file, name in (("settings.toml", ""), ("resume.toml", self.folder.name)):
+            if not (self.folder / file).exists():
+                _write_whole(self.folder / file, _as_toml(self.settings, name))
 
     def announce(self, strategy: ServerStrategy) -> None:
         """Who takes part."""
@@ -74,7 +110,7 @@ class Results:
             row["server"] = figures
         self._note(row, outcome)
         rounds = self.settings.run.rounds
-        left = (time.monotonic() - self.started) / number * (rounds - number)
+        left = (time.monotonic() - self.began) / number * (rounds - number)
         say(round_line(row, rounds, left))
 
     def finish(self, number: int, outcome: Outcome, seconds: dict[str, float], strategy: ServerStrategy) -> None:
@@ -106,6 +142,7 @@ class Results:
             "failed": outcome.failed,
             "refused": outcome.refused,
             "missing": outcome.missing,
+            "late": outcome.late,
             "clients": {site: _client_row(report, outcome.prototypes.get(site)) for site, report in reports.items()},
             "seconds": seconds | {"clients": _phase_totals(reports)},
         }
@@ -115,13 +152,11 @@ class Results:
         self.rows.append(row)
         with (self.folder / "metrics.jsonl").open("a", encoding="utf-8") as file:
             file.write(json.dumps(row, ensure_ascii=False) + "\n")
-        troubles = {"failed": outcome.failed, "refused": outcome.refused}
-        troubles["missing"] = dict.fromkeys(
-            outcome.missing, f"no answer in {self.settings.federation.round_timeout:g} s"
-        )
-        for kind, sites in troubles.items():
-            self.trouble[kind] += len(sites)
-            for site, reason in sites.items():
+        missing = dict.fromkeys(outcome.missing, f"no answer in {self.settings.federation.round_timeout:g} s")
+        troubles = {"failed": outcome.failed, "refused": outcome.refused, "missing": missing, "late": outcome.late}
+        for kind in TROUBLE:
+            self.trouble[kind] += len(troubles[kind])
+            for site, reason in troubles[kind].items():
                 say(f"  {kind}: {site}: {reason}")
         if outcome.void:
             least = self.settings.federation.min_replies
@@ -144,7 +179,8 @@ class Results:
             "bytes": {way: sum(row["bytes"][way] for row in rounds) for way in ("up", "down")},
             "trouble": dict(self.trouble),
             "void-rounds": sum(row["void"] for row in rounds),
-            "seconds": time.monotonic() - self.started,
+            "resumed-after-rounds": [last for _, last in self.start.lineage.earlier],
+            "seconds": time.monotonic() - self.began,
             "seconds-per-round": sum(row["seconds"]["total"] for row in rounds) / max(1, len(rounds)),
             "versions": {name: version(name) for name in ("flwr", "torch", "numpy")}
             | {"python": platform.python_version()},
@@ -207,12 +243,12 @@ def _arrays(prototypes: Prototypes) -> dict[str, Any]:
     return {"means": prototypes.means.contiguous(), "labels": prototypes.labels.contiguous()}
 
 
-def _as_toml(settings: Settings) -> str:
-    """The run's settings as a flat TOML file that ``flwr run --run-config`` takes."""
-    lines = []
-    for key, value in to_run_config(settings).items():
-        lines.append(f"{key} = {json.dumps(value, ensure_ascii=False)}")
-    return "# The settings of this run. Run it again: flwr run . --run-config <this file>\n" + "\n".join(lines) + "\n"
+def _as_toml(settings: Settings, resumed: str = "") -> str:
+    """The run's settings as a flat TOML file that ``flwr run --run-config`` takes; ``resumed``: to resume that run."""
+    values = to_run_config(settings) | ({"resume": True, "run-name": resumed} if resumed else {})
+    lines = [f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in values.items()]
+    to_do = "Resume it after a stop" if resumed else "Run it again"
+    return f"# The settings of this run. {to_do}: flwr run . --run-config <this file>\n" + "\n".join(lines) + "\n"
 
 
 def _write_whole(path: Path, text: str) -> None:

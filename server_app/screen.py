@@ -37,7 +37,10 @@ def final_table(summary: dict[str, Any]) -> str:
         best = summary["best-accuracy"][kind]
         cells = [f"{100 * figures[name]:.2f}" for name in ("mean", "weighted", "worst-10%", "std")]
         table.add_row(kind, *cells, f"{100 * best['mean']:.2f} @{best['after-round']}")
-    trouble = ", ".join(f"{number} {kind}" for kind, number in summary["trouble"].items() if number) or "none"
+    trouble = (
+        ", ".join(f"{number} {kind}" for kind, number in summary["trouble"].items() if number and kind != "late")
+        or "none"
+    )
     sizes = summary["bytes"]
     table.caption = (
         f"{human_bytes(sizes['up'])} up, {human_bytes(sizes['down'])} down · "

@@ -6,6 +6,12 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
+
+PATIENT = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}  # machines may be busy
+settings.register_profile("quick", max_examples=150, **PATIENT)
+settings.register_profile("fuzz", max_examples=10_000, **PATIENT)  # make fuzz
+settings.load_profile("quick")
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from flwr.app import Context, Message, RecordDict
+from flwr.app import Context, Error, Message, RecordDict
+from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
@@ -26,10 +27,18 @@ Tamper = Callable[[Message, Message], Message | None]
 class LocalGrid(Grid):
     """Delivers each message to the ClientApp at once, in this process."""
 
-    def __init__(self, run_config: dict[str, Any], nodes: dict[int, dict[str, Any]], tamper: Tamper | None = None):
-        TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, RUN_ID, 1
+    def __init__(
+        self,
+        run_config: dict[str, Any],
+        nodes: dict[int, dict[str, Any]],
+        tamper: Tamper | None = None,
+        run_id: int = RUN_ID,
+    ):
+        TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, run_id, 1
+        self.run_id = run_id
         self.run_config, self.nodes, self.tamper = run_config, nodes, tamper
         self.log: list[tuple[Message, Message]] = []
+        self._sent: dict[str, Message] = {}
         self._ready: dict[str, Message] = {}
 
     def set_run(self, run: Any) -> None: ...
@@ -48,8 +57,12 @@ class LocalGrid(Grid):
         ids = []
         for message in messages:
             message.metadata.__dict__["_message_id"] = str(uuid.uuid4())
+            ids.append(message.metadata.message_id)
+            self._sent[ids[-1]] = message
             node = message.metadata.dst_node_id
-            context = Context(RUN_ID, node, self.nodes[node], RecordDict(), self.run_config)
+            if node not in self.nodes:
+                continue
+            context = Context(self.run_id, node, self.nodes[node], RecordDict(), self.run_config)
             reply: Message | None = client_app(message, context)
             reply.metadata.__dict__["_src_node_id"] = node
             self.log.append((message, reply))
@@ -57,10 +70,16 @@ class LocalGrid(Grid):
                 reply = self.tamper(message, reply)
             if reply is not None:
                 self._ready[message.metadata.message_id] = reply
-            ids.append(message.metadata.message_id)
         return ids
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+        """What has come; for a node that is gone an error, as Flower's SuperLink makes it in the node's place."""
+        for key in message_ids:
+            if key not in self._ready and self._sent[key].metadata.dst_node_id not in self.nodes:
+                self._ready[key] = Message(
+                    Error(ErrorCode.NODE_UNAVAILABLE, "Node Unavailable"), reply_to=self._sent[key]
+                )
+                self._ready[key].metadata.__dict__["_src_node_id"] = 1
         return [self._ready.pop(key) for key in list(message_ids) if key in self._ready]
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
@@ -94,11 +113,15 @@ def run_federation(
     clients: int = 4,
     tamper: Tamper | None = None,
     nodes: dict[int, dict[str, Any]] | None = None,
+    run_id: int = RUN_ID,
+    on_grid: Callable[[LocalGrid], None] | None = None,
 ) -> Outcome:
     """Run the ServerApp's main on ``clients`` in-process clients and read the results."""
     default_nodes = {1000 + i: {"partition-id": i, "num-partitions": clients} for i in range(clients)}
-    grid = LocalGrid(config, nodes or default_nodes, tamper)
-    context = Context(RUN_ID, 0, {}, RecordDict(), config)
+    grid = LocalGrid(config, nodes or default_nodes, tamper, run_id)
+    if on_grid is not None:
+        on_grid(grid)
+    context = Context(run_id, 0, {}, RecordDict(), config)
     server_main(grid, context)
     (folder,) = [path for path in Path(config["out-dir"]).iterdir() if (path / "summary.json").exists()]
     return Outcome(folder, grid)

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
+from torch import Tensor
 
 from protofl_common.catalog import Crossing
 from protofl_common.messages import (
@@ -23,6 +24,7 @@ from protofl_common.messages import (
     RefusedMessage,
     Report,
     Weights,
+    check_size,
     pack_instructions,
     pack_payload,
     payload_bytes,
@@ -31,8 +33,12 @@ from protofl_common.messages import (
     unpack_report,
 )
 from protofl_common.prototypes import Prototypes
+from protofl_common.robust import merge_prototypes
+from protofl_common.texts import printable
 from server_app.federation import Federation
 from server_app.sampling import in_order, sample_sites
+from server_app.screening import check_claims, outliers
+from server_app.strategies.keeping import packed, put_back
 
 
 @dataclass(frozen=True)
@@ -60,6 +66,8 @@ class Outcome:
     bytes_up: int = 0
     void: bool = False
     """Too few valid replies: nothing was merged."""
+    late: dict[str, str] = field(default_factory=dict)
+    """Site -> which reply to an earlier exchange came during this one; it is not used."""
 
     @property
     def missing(self) -> list[str]:
@@ -70,6 +78,9 @@ class Outcome:
 
 class ServerStrategy(Strategy):
     """Local: nothing goes down, nothing comes up. Algorithms override the hooks."""
+
+    keeps: tuple[str, ...] = ()
+    """The attributes that make up the server's state: what a round changes and the next one needs (`keeping.py`)."""
 
     def __init__(self, federation: Federation, run_name: str) -> None:
         self.federation = federation
@@ -104,6 +115,28 @@ class ServerStrategy(Strategy):
         """The global model, where there is one."""
         return None
 
+    def merged(self, uploads: list[Upload], weighting: str, previous: Prototypes | None) -> Prototypes | None:
+        """For an algorithm that averages: the uploads' prototypes as one per class, by ``merging``.
+
+        A class that nobody sent keeps that of ``previous``; so do all where no prototypes were due.
+        """
+        sets = [upload.payload.prototypes for upload in uploads if upload.payload.prototypes is not None]
+        federation = self.settings.federation
+        if not sets:
+            return previous
+        return merge_prototypes(sets, weighting, previous, federation.merging, federation.trim_fraction)
+
+    # -- checkpoints ---------------------------------------------------------------------------------------------
+
+    def state(self) -> dict[str, Tensor]:
+        """What `keeps` names, as it is now."""
+        return packed(self, self.keeps)
+
+    def restore(self, state: dict[str, Tensor]) -> None:
+        """Go on from `state`; from an empty one, as before the first round."""
+        if state:
+            put_back(self, self.keeps, state)
+
     # -- Flower's interface --------------------------------------------------------------------------------------
 
     def configure_train(
@@ -113,13 +146,15 @@ class ServerStrategy(Strategy):
         federation = self.settings.federation
         sites = sample_sites(self.federation.node_of, federation.participation, self.settings.run.seed, server_round)
         evaluate = (server_round - 1) % federation.evaluate_every == 0
-        return self._messages(MessageType.TRAIN, Instructions(server_round, self.run_name, evaluate), sites)
+        instructions = Instructions(server_round, self.run_name, evaluate, self.federation.lineage)
+        return self._messages(MessageType.TRAIN, instructions, sites)
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Check the replies and merge the valid ones; ``self.outcome`` tells how it went."""
         uploads = [upload for reply in replies if (upload := self._checked(reply, server_round, training=True))]
+        uploads = self._in_proportion(uploads)
         self.outcome.void = len(uploads) < self.settings.federation.min_replies
         figures = {} if self.outcome.void else self.merge(uploads)
         return None, MetricRecord(figures)  # type: ignore[arg-type]
@@ -129,7 +164,8 @@ class ServerStrategy(Strategy):
     ) -> Iterable[Message]:
         """Messages to all sites: evaluate only."""
         sites = in_order(self.federation.node_of)
-        return self._messages(MessageType.EVALUATE, Instructions(server_round, self.run_name, True), sites)
+        instructions = Instructions(server_round, self.run_name, True, self.federation.lineage)
+        return self._messages(MessageType.EVALUATE, instructions, sites)
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         """Check the replies and collect their reports in ``self.outcome``."""
@@ -164,15 +200,17 @@ class ServerStrategy(Strategy):
 
     def _checked(self, reply: Message, server_round: int, training: bool) -> Upload | None:
         """The upload of a valid reply; what is wrong with any other is noted in the outcome."""
-        site = self.federation.site_of[reply.metadata.src_node_id]
+        site = self.federation.asked[reply.metadata.reply_to_message_id]
         if reply.has_error():
-            self.outcome.failed[site] = str(reply.error.reason)
+            self.outcome.failed[site] = printable(str(reply.error.reason))
             return None
         self.outcome.bytes_up += payload_bytes(reply.content)
+        crossing, limits = self.expected_up(server_round) if training else Crossing(), self.limits()
         try:
-            report = unpack_report(reply.content, server_round)
-            crossing = self.expected_up(server_round) if training else Crossing()
-            payload = unpack_payload(reply.content, crossing, self.limits(), required=training)
+            check_size(reply.content, crossing, limits)
+            report = unpack_report(reply.content, server_round, self.row.reported_losses if training else ())
+            payload = unpack_payload(reply.content, crossing, limits, required=training)
+            check_claims(report, payload, self.federation.cards[site], training)
         except RefusedMessage as refusal:
             self.outcome.refused[site] = str(refusal)
             return None
@@ -181,3 +219,12 @@ class ServerStrategy(Strategy):
             labels = payload.prototypes.labels
             self.outcome.prototypes[site] = labels.bincount(minlength=self.num_classes).tolist()
         return Upload(site, report.train_samples, payload)
+
+    def _in_proportion(self, uploads: list[Upload]) -> list[Upload]:
+        """The uploads without those that are far longer than the others; these are refused after all."""
+        payloads = {upload.site: upload.payload for upload in uploads}
+        refused = outliers(payloads, self.settings.federation.max_norm_ratio)
+        for site, reason in refused.items():
+            self.outcome.refused[site] = reason
+            del self.outcome.reports[site]
+        return [upload for upload in uploads if upload.site not in refused]

@@ -18,6 +18,8 @@ from server_app.strategies.base import ServerStrategy, Upload
 class FedAvg(ServerStrategy):
     """Keeps the global model; its first weights are drawn by the server."""
 
+    keeps: tuple[str, ...] = ("weights",)
+
     def __init__(self, federation: Federation, run_name: str) -> None:
         super().__init__(federation, run_name)
         card = next(iter(federation.cards.values()))

@@ -5,6 +5,7 @@ Symbols: C_i^(j) client i's prototype of class j, made of |D_ij| samples; N_j = 
 
 Global (Eq. 6)      C̄^(j) = Σ_i (|D_ij| / N_j) · C_i^(j)
 Padding (Eq. 7)     C_i^(j) ← C̄^(j) for the classes j that client i does not hold
+``merging`` may put a median or trimmed mean in the place of Eq. 6; the clients' own sets go down as they came.
 
 Deviations: Eq. 6 as printed has a further factor 1/|N_j| and is left out, as in FedProto. A client that is not
 asked in a round is represented by the set it sent last; a class that nobody sent keeps its prototype.
@@ -15,7 +16,7 @@ from __future__ import annotations
 import torch
 
 from protofl_common.messages import Payload
-from protofl_common.prototypes import Prototypes, merge_by_class
+from protofl_common.prototypes import Prototypes
 from server_app.federation import Federation
 from server_app.sampling import in_order
 from server_app.strategies.base import ServerStrategy, Upload
@@ -24,6 +25,7 @@ from server_app.strategies.base import ServerStrategy, Upload
 class FedPCL(ServerStrategy):
     """Keeps the global prototypes and the last set of every client; in the first round there are none."""
 
+    keeps: tuple[str, ...] = ("prototypes", "sets")
     prototypes: Prototypes | None = None
 
     def __init__(self, federation: Federation, run_name: str) -> None:
@@ -40,7 +42,7 @@ class FedPCL(ServerStrategy):
     def merge(self, uploads: list[Upload]) -> dict[str, float]:
         """Eq. 6."""
         sets = {upload.site: upload.payload.prototypes for upload in uploads if upload.payload.prototypes is not None}
-        self.prototypes = merge_by_class(list(sets.values()), "counts", self.prototypes)
+        self.prototypes = self.merged(uploads, "counts", self.prototypes)
         self.sets |= {site: one.without_counts() for site, one in sets.items()}
         return {}
 

@@ -24,6 +24,7 @@ from server_app.strategies.fedavg import FedAvg
 class FedPLVM(FedAvg):
     """Keeps the global model and the global prototypes; in the first round there are none of these."""
 
+    keeps: tuple[str, ...] = ("weights", "prototypes")
     prototypes: Prototypes | None = None
 
     def payload_down(self) -> Payload:

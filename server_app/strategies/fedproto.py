@@ -5,6 +5,7 @@ Symbols: C_i^(j) client i's prototype of class j, made of |D_ij| samples; N_j = 
 
 Aggregation (Eq. 4)     C̄^(j) = Σ_i (|D_ij| / N_j) · C_i^(j)     with ``weighting = "counts"``
                         C̄^(j) = mean_i C_i^(j)                   with ``weighting = "uniform"`` (the authors' code)
+``merging`` may put a coordinate-wise median or trimmed mean over the clients in its place, without weights.
 
 Deviations: Eq. 4 as printed has a further factor 1/|N_j|, with which prototypes would shrink as clients join; it is
 left out. A class that nobody sent in a round keeps its prototype.
@@ -13,13 +14,14 @@ left out. A class that nobody sent in a round keeps its prototype.
 from __future__ import annotations
 
 from protofl_common.messages import Payload
-from protofl_common.prototypes import Prototypes, merge_by_class
+from protofl_common.prototypes import Prototypes
 from server_app.strategies.base import ServerStrategy, Upload
 
 
 class FedProto(ServerStrategy):
     """Keeps the global prototypes; in the first round there are none."""
 
+    keeps: tuple[str, ...] = ("prototypes",)
     prototypes: Prototypes | None = None
 
     def payload_down(self) -> Payload:
@@ -28,8 +30,7 @@ class FedProto(ServerStrategy):
 
     def merge(self, uploads: list[Upload]) -> dict[str, float]:
         """Eq. 4."""
-        sets = [upload.payload.prototypes for upload in uploads if upload.payload.prototypes is not None]
-        self.prototypes = merge_by_class(sets, self.algorithm.weighting, self.prototypes)
+        self.prototypes = self.merged(uploads, self.algorithm.weighting, self.prototypes)
         return {}
 
     @property

@@ -15,6 +15,8 @@ from server_app.strategies.fedproto import FedProto
 class FedProtoAvg(FedProto, FedAvg):
     """Keeps the global model and the global prototypes."""
 
+    keeps: tuple[str, ...] = ("weights", "prototypes")
+
     def payload_down(self) -> Payload:
         """The global model and prototypes."""
         return Payload(prototypes=self.prototypes, weights=self.weights)

@@ -31,6 +31,8 @@ from server_app.strategies.base import ServerStrategy, Upload
 class FedTGP(ServerStrategy):
     """Keeps Ṕ, F and which classes have been seen; in the first round there is nothing to send."""
 
+    keeps: tuple[str, ...] = ("vectors_CD", "transform", "optimizer", "generator", "seen_C")
+
     def __init__(self, federation: Federation, run_name: str) -> None:
         super().__init__(federation, run_name)
         dim, seed = self.settings.model.feature_dim, derive_seed(self.settings.run.seed, "fedtgp")

@@ -5,6 +5,7 @@ Symbols: ỹ_{i,j} client i's prototype of class j; φ the clients that hold the
 
 Weights             as FedAvg
 Prototypes (Eq. 3)  ȳ_j = (1 / |φ|) Σ_{i∈φ} ỹ_{i,j}, in the last round or in every round (`protofed.prototypes`)
+``merging`` may put a median or trimmed mean in the place of Eq. 3; the weights stay FedAvg's mean.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import dataclasses
 
 from protofl_common.catalog import Crossing
 from protofl_common.messages import Payload
-from protofl_common.prototypes import Prototypes, merge_by_class
+from protofl_common.prototypes import Prototypes
 from server_app.strategies.base import Upload
 from server_app.strategies.fedavg import FedAvg
 
@@ -21,6 +22,7 @@ from server_app.strategies.fedavg import FedAvg
 class ProtoFed(FedAvg):
     """Keeps the global model and, once clients have sent some, the global prototypes."""
 
+    keeps: tuple[str, ...] = ("weights", "prototypes")
     prototypes: Prototypes | None = None
 
     def payload_down(self) -> Payload:
@@ -33,9 +35,7 @@ class ProtoFed(FedAvg):
 
     def merge(self, uploads: list[Upload]) -> dict[str, float]:
         """The mean model and Eq. 3."""
-        sets = [upload.payload.prototypes for upload in uploads if upload.payload.prototypes is not None]
-        if sets:
-            self.prototypes = merge_by_class(sets, "uniform", self.prototypes)
+        self.prototypes = self.merged(uploads, "uniform", self.prototypes)
         return super().merge(uploads)
 
     @property

@@ -1,70 +1,137 @@
-"""The client's private file: round trip, atomicity, and clear errors."""
+"""The client's private files: which state counts, how many are kept, atomicity, and clear errors."""
 
 from __future__ import annotations
 
-import os
+import errno
 from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
-from client_app.state import ClientState, StateError, StateFile, flatten_optimizer, restore_optimizer
+from client_app.state import ClientState, StateError, StateFolder
+from protofl_common.lineage import Lineage
+from protofl_common.tensorfile import flatten_optimizer, restore_optimizer
 
 CPU = torch.device("cpu")
+FIRST = Lineage(11)
 
 
 def some_state(round_number: int = 3) -> ClientState:
-    return ClientState(11, round_number, "cnn4", {"w": torch.randn(3, 2), "n": torch.tensor(4)}, {"0.m": torch.ones(2)})
+    model = {"w": torch.full((3, 2), float(round_number)), "n": torch.tensor(4)}
+    return ClientState(round_number, "cnn4", model, {"0.m": torch.ones(2)})
+
+
+def folder(path: Path, lineage: Lineage = FIRST) -> StateFolder:
+    return StateFolder(path, "site-1", lineage)
+
+
+def loaded(states: StateFolder, before: int) -> ClientState:
+    found = states.load(before, "cnn4", CPU)
+    assert found is not None
+    assert float(found.model["w"][0, 0]) == found.round
+    return found
+
+
+def names(path: Path) -> list[str]:
+    return sorted(file.name for file in (path / "site-1").iterdir())
 
 
 def test_round_trip(tmp_path: Path) -> None:
-    file, state = StateFile(tmp_path / "new" / "folder", "site-1"), some_state()
-    assert file.load(11, "cnn4", CPU) is None
-    file.save(state)
-    found = file.load(11, "cnn4", CPU)
-    assert found is not None
+    states, state = folder(tmp_path / "new" / "folder"), some_state()
+    assert states.load(4, "cnn4", CPU) is None
+    states.save(state)
+    found = loaded(states, 4)
     assert (found.round, found.arch) == (3, "cnn4")
     assert all(torch.equal(found.model[name], value) for name, value in state.model.items())
     assert torch.equal(found.optimizer["0.m"], torch.ones(2))
-    assert [path.name for path in file.path.parent.iterdir()] == ["site-1.safetensors"]
+    assert names(tmp_path / "new" / "folder") == ["000003-11.safetensors"]
 
 
-def test_a_state_of_another_run_is_not_used(tmp_path: Path) -> None:
-    file = StateFile(tmp_path, "site-1")
-    file.save(some_state())
-    assert file.load(12, "cnn4", CPU) is None
+def test_a_round_starts_from_the_last_state_before_it(tmp_path: Path) -> None:
+    states = folder(tmp_path)
+    states.save(some_state(2))
+    states.save(some_state(5))
+    assert [loaded(states, before).round for before in (6, 5, 4, 3)] == [5, 2, 2, 2]
+    assert states.load(2, "cnn4", CPU) is None
+
+
+def test_two_states_are_kept_and_one_at_the_end(tmp_path: Path) -> None:
+    states = folder(tmp_path)
+    for number in (1, 2, 4, 5):
+        states.save(some_state(number))
+        assert len(names(tmp_path)) <= 2
+    assert names(tmp_path) == ["000004-11.safetensors", "000005-11.safetensors"]
+    states.finish(5)
+    assert names(tmp_path) == ["000005-11.safetensors"]
+
+
+def test_a_resumed_run_does_not_use_what_the_stopped_one_left_of_rounds_that_do_not_count(tmp_path: Path) -> None:
+    stopped = folder(tmp_path)
+    for number in (4, 5, 6):  # the server died before it could merge round 6
+        stopped.save(some_state(number))
+    again = folder(tmp_path, FIRST.then(12, 5))
+    assert loaded(again, 6).round == 5
+    assert loaded(again, 7).round == 5  # not asked in round 6
+    again.save(some_state(6))
+    assert names(tmp_path) == ["000005-11.safetensors", "000006-12.safetensors"]
+
+
+def test_a_client_still_at_work_for_the_stopped_run_disturbs_nothing(tmp_path: Path) -> None:
+    stopped, again = folder(tmp_path), folder(tmp_path, FIRST.then(12, 5))
+    stopped.save(some_state(5))
+    again.save(some_state(6))
+    stopped.save(some_state(6))
+    assert loaded(again, 7).round == 6
+    again.save(some_state(7))
+    again.save(some_state(8))
+    assert names(tmp_path) == ["000007-12.safetensors", "000008-12.safetensors"]
+
+
+def test_a_state_of_another_run_of_the_same_name_is_not_used(tmp_path: Path) -> None:
+    folder(tmp_path).save(some_state())
+    assert folder(tmp_path, Lineage(12)).load(9, "cnn4", CPU) is None
 
 
 def test_a_state_of_another_architecture_is_an_error(tmp_path: Path) -> None:
-    file = StateFile(tmp_path, "site-1")
-    file.save(some_state())
+    folder(tmp_path).save(some_state())
     with pytest.raises(StateError, match="holds a cnn4, but this client is now a resnet10"):
-        file.load(11, "resnet10", CPU)
+        folder(tmp_path).load(4, "resnet10", CPU)
 
 
 def test_a_damaged_file_is_an_error_that_names_it(tmp_path: Path) -> None:
-    file = StateFile(tmp_path, "site-1")
-    file.path.write_bytes(b"not a state at all")
-    with pytest.raises(StateError, match=r"site-1\.safetensors cannot be read .* remove it"):
-        file.load(11, "cnn4", CPU)
+    (tmp_path / "site-1").mkdir()
+    (tmp_path / "site-1" / "000003-11.safetensors").write_bytes(b"not a state at all")
+    with pytest.raises(StateError, match=r"000003-11\.safetensors cannot be read .* remove it"):
+        folder(tmp_path).load(4, "cnn4", CPU)
 
 
-def test_a_failed_write_leaves_the_old_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file = StateFile(tmp_path, "site-1")
-    file.save(some_state(3))
+def full_disk(*args: object, **kwargs: object) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
 
-    def full_disk(*args: object) -> None:
-        raise OSError("No space left on device")
 
-    monkeypatch.setattr(os, "replace", full_disk)
-    with pytest.raises(OSError, match="No space left"):
-        file.save(some_state(4))
+@pytest.mark.parametrize("where", ["os.replace", "protofl_common.tensorfile.save_file", "os.fsync"])
+def test_a_full_disk_leaves_the_old_state(where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    states = folder(tmp_path)
+    states.save(some_state(2))
+    states.save(some_state(3))
+    monkeypatch.setattr(where, full_disk)
+    said = r"round 4 is lost .* keeps the state after round 3: .*site-1.* could not be written.*No space left"
+    with pytest.raises(StateError, match=said):
+        states.save(some_state(4))
     monkeypatch.undo()
-    found = file.load(11, "cnn4", CPU)
-    assert found is not None
-    assert found.round == 3
-    assert len(list(tmp_path.iterdir())) == 1
+    assert loaded(states, 4).round == 3
+    assert names(tmp_path) == ["000003-11.safetensors"]
+
+
+def test_what_a_killed_client_had_half_written_goes_later(tmp_path: Path) -> None:
+    states = folder(tmp_path)
+    states.save(some_state(1))
+    (tmp_path / "site-1" / "000002-11.safetensors.77.tmp").write_bytes(b"half")
+    assert loaded(states, 3).round == 1
+    for number in (2, 3, 4):
+        states.save(some_state(number))
+    assert names(tmp_path) == ["000003-11.safetensors", "000004-11.safetensors"]
 
 
 @pytest.mark.parametrize("kind", ["sgd", "adam"])
@@ -83,11 +150,10 @@ def test_an_optimizer_goes_on_where_it_stopped(kind: str, tmp_path: Path) -> Non
 
     through, optimizer = fresh()
     steps(through, optimizer, 2)
-    file = StateFile(tmp_path, "s")
-    file.save(ClientState(1, 1, "linear", through.state_dict(), flatten_optimizer(optimizer)))
+    folder(tmp_path).save(ClientState(1, "linear", through.state_dict(), flatten_optimizer(optimizer)))
     steps(through, optimizer, 2)
 
-    found = file.load(1, "linear", CPU)
+    found = folder(tmp_path).load(2, "linear", CPU)
     assert found is not None
     stopped, resumed = fresh()
     stopped.load_state_dict(found.model)

@@ -11,6 +11,7 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
 from protofl_common.catalog import CATALOG, Crossing
+from protofl_common.lineage import Lineage
 from protofl_common.messages import (
     RAW,
     Instructions,
@@ -34,13 +35,14 @@ from protofl_common.prototypes import Prototypes
 
 UP = Crossing(prototypes=True, counts=True)
 LIMITS = Limits(num_classes=10, feature_dim=3, max_norm=100.0)
+LOSSES = CATALOG["fedproto"].reported_losses
 REPORT = Report(2, 30, 20, {"head": 11}, {"total": 0.5, "cross-entropy": 0.5}, {"train": 1.5})
 
 
 def honest() -> RecordDict:
     means = torch.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]])
     content = pack_payload(Payload(Prototypes(means, torch.tensor([7, 2]), torch.tensor([5, 9]))), UP)
-    content["report"] = pack_report(REPORT)
+    content["report"] = pack_report(REPORT, LOSSES)
     return content
 
 
@@ -236,11 +238,21 @@ def test_weights_that_do_not_fit_the_model_are_refused() -> None:
 
 
 def test_a_report_survives_a_round_trip() -> None:
-    assert unpack_report(RecordDict({"report": pack_report(REPORT)}), expected_round=2) == REPORT
+    assert unpack_report(RecordDict({"report": pack_report(REPORT, LOSSES)}), 2, LOSSES) == REPORT
+
+
+def test_a_report_with_an_undeclared_name_cannot_be_packed() -> None:
+    for report in (
+        Report(2, 3, 3, {"body": 1}),
+        Report(2, 3, 3, {}, {"secret": 1.0}),
+        Report(2, 3, 3, {}, {}, {"x": 1.0}),
+    ):
+        with pytest.raises(ValueError, match="is not declared; choose from "):
+            pack_report(report, LOSSES)
 
 
 def changed(**entries: float | int | list[int]) -> RecordDict:
-    record = pack_report(REPORT)
+    record = pack_report(REPORT, LOSSES)
     for name, value in entries.items():
         record[name.replace("__", ".")] = value
     return RecordDict({"report": record})
@@ -250,8 +262,8 @@ def changed(**entries: float | int | list[int]) -> RecordDict:
     ("content", "said"),
     [
         (RecordDict(), "records other than a report"),
-        (RecordDict({"report": pack_report(REPORT), "more": MetricRecord({"x": 1})}), "records other"),
-        (RecordDict({"report": pack_report(REPORT), "more": ConfigRecord({"x": "weights"})}), "records other"),
+        (RecordDict({"report": pack_report(REPORT, LOSSES), "more": MetricRecord({"x": 1})}), "records other"),
+        (RecordDict({"report": pack_report(REPORT, LOSSES), "more": ConfigRecord({"x": "weights"})}), "records other"),
         (RecordDict({"report": MetricRecord({"round": 2})}), "incomplete"),
         (changed(losses__total=math.nan), "losses.total is not a finite number"),
         (changed(seconds__train=math.inf), "seconds.train is not a finite number"),
@@ -265,20 +277,22 @@ def changed(**entries: float | int | list[int]) -> RecordDict:
 )
 def test_a_bad_report_is_refused_with_its_reason(content: RecordDict, said: str) -> None:
     with pytest.raises(RefusedMessage) as caught:
-        unpack_report(content, expected_round=2)
+        unpack_report(content, 2, LOSSES)
     assert said in str(caught.value)
 
 
 def test_instructions_and_site_cards_survive_a_round_trip() -> None:
-    instructions = Instructions(3, "run", evaluate=True)
+    instructions = Instructions(3, "run", evaluate=True, lineage=Lineage(13, ((11, 5), (12, 6))))
     assert unpack_instructions(RecordDict({"round": pack_instructions(instructions)})) == instructions
-    card = SiteCard("site-1", 1, 4, "", "cnn4", 3, 28, 1234, 30, 60, ("zero", "one"))
+    card = SiteCard("site-1", 1, 4, "", "cnn4", 3, 28, 1234, 30, 60, ("zero", "one"), (1,))
     assert unpack_site_card(RecordDict({"site": pack_site_card(card)})) == card
 
 
 def test_malformed_instructions_are_refused() -> None:
     with pytest.raises(RefusedMessage, match="no complete record 'round'"):
         unpack_instructions(RecordDict())
-    wrong = ConfigRecord({"round": "3", "run_name": "run", "evaluate": True})
-    with pytest.raises(RefusedMessage, match=r"round\.round is '3'"):
-        unpack_instructions(RecordDict({"round": wrong}))
+    right = {"round": 3, "run_name": "run", "evaluate": True, "lineage": "11:5,13"}
+    for key, value in (("round", "3"), ("lineage", 13), ("lineage", "11:5:2,13"), ("lineage", "")):
+        wrong = ConfigRecord({**right, key: value})
+        with pytest.raises(RefusedMessage, match=rf"round\.{key} is {value!r}"):
+            unpack_instructions(RecordDict({"round": wrong}))

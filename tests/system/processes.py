@@ -39,10 +39,10 @@ def environment(home: Path) -> dict[str, str]:
 
 
 @contextmanager
-def process(command: list[str], env: dict[str, str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
+def process(command: list[str], env: dict[str, str], log: Path, cwd: Path = ROOT) -> Iterator[subprocess.Popen[bytes]]:
     """A background process in a group of its own, ended with its children."""
     with log.open("wb") as out:
-        started = subprocess.Popen(command, cwd=ROOT, env=env, stdout=out, stderr=out, start_new_session=True)
+        started = subprocess.Popen(command, cwd=cwd, env=env, stdout=out, stderr=out, start_new_session=True)
     try:
         yield started
     finally:

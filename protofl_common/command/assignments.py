@@ -1,0 +1,82 @@
+"""``key=value`` as a person types it, and as Flower wants it.
+
+Flower's ``--run-config`` is TOML, so a string needs quotes inside the shell's quotes, and a wrong type passes
+silently. Here the declared type of each key (`settings.py`) decides how its value is read.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import get_type_hints
+
+from protofl_common.catalog import CATALOG
+from protofl_common.options import Scalar, SettingsError, key_of
+from protofl_common.settings import SECTIONS
+
+
+def declared_types() -> dict[str, type]:
+    """Every run-config key with its type."""
+    sections = [("", section) for section in SECTIONS.values()]
+    sections += [(f"{name}.", row.settings) for name, row in CATALOG.items()]
+    return {
+        prefix + key_of(field): wanted
+        for prefix, section in sections
+        for field, wanted in get_type_hints(section).items()
+    }
+
+
+def read_assignments(words: Iterable[str]) -> dict[str, Scalar]:
+    """``["algo=fedplvm", "lr=0.1"]`` -> ``{"algo": "fedplvm", "lr": 0.1}``.
+
+    An unknown key, and a value that does not fit the type of its key, stay text: `Settings.from_run_config` says what
+    is wrong with them, all at once.
+
+    Raises
+    ------
+    SettingsError
+        With one line for each word that is not ``key=value``.
+    """
+    types, values, problems = declared_types(), {}, []
+    for word in words:
+        key, equals, text = word.partition("=")
+        if not equals or not key:
+            problems.append(f"{word}: must be key=value, such as algo=fedproto")
+            continue
+        values[key] = typed(_unquoted(text), types.get(key, str))
+    if problems:
+        raise SettingsError("\n".join(problems))
+    return values
+
+
+def typed(text: str, wanted: type) -> Scalar:
+    """``text`` in the wanted type, or as it is where it does not fit."""
+    if wanted is bool:
+        return {"true": True, "false": False}.get(text.lower(), text)
+    if wanted in (int, float):
+        try:
+            number: Scalar = wanted(text)
+        except ValueError:
+            return text
+        return number
+    return text
+
+
+def as_run_config(values: Mapping[str, Scalar]) -> str:
+    """One argument for ``--run-config``: ``algo="fedplvm" lr=0.1``."""
+    return " ".join(f"{key}={_as_toml(key, value)}" for key, value in values.items())
+
+
+def _unquoted(text: str) -> str:
+    """Without the quotes that Flower's own syntax asks for."""
+    return text[1:-1] if len(text) > 1 and text[0] == text[-1] and text[0] in "\"'" else text
+
+
+def _as_toml(key: str, value: Scalar) -> str:
+    """A TOML value that Flower's parser takes: it ends a string at the first quote of its kind."""
+    if not isinstance(value, str):
+        return json.dumps(value)
+    for quote, forbidden in (('"', '"\\'), ("'", "'")):
+        if value.isprintable() and not any(mark in value for mark in forbidden):
+            return f"{quote}{value}{quote}"
+    raise SettingsError(f"{key} = {value!r}: Flower cannot take a text with both kinds of quotes or with line breaks")

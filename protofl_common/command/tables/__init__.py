@@ -1,0 +1,1 @@
+"""Paper tables: their files (`model`), runs (`plan`, `execute`), `figures`, and how they are shown (`report`)."""

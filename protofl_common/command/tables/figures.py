@@ -1,0 +1,117 @@
+"""Which figure of a run stands in a cell, and how it is read from the run's folder.
+
+A figure has four parts; a table, its columns and its rows each name some of them:
+
+    when    final (after the last round), best (over the evaluations), last-5 (mean of the last 5 evaluations)
+    what    head, prototype: accuracy in percent · prototypes-sent, prototypes-received: per client · numbers: that
+            cross the wire in a round, both ways, all clients together
+    domain  accuracy over the clients of this domain only; "": over all
+    over    mean, by-samples, std, worst-10%, best-20%, …: of the clients' accuracies
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import statistics
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from protofl_common.options import SettingsError
+
+ACCURACIES = ("head", "prototype")
+COUNTS = ("prototypes-sent", "prototypes-received", "numbers")
+LEGAL = {
+    "when": ("final, best, last-N", r"final|best|last-[1-9]\d*"),
+    "what": (", ".join(ACCURACIES + COUNTS), "|".join(ACCURACIES + COUNTS)),
+    "domain": ("the name of a domain", r"\S*"),
+    "over": ("mean, by-samples, std, worst-N%, best-N%", r"mean|by-samples|std|(worst|best)-[1-9]\d*%"),
+}
+BYTES_PER_NUMBER = 4
+
+
+class NoFigure(ValueError):
+    """The run has no such figure."""
+
+
+@dataclass(frozen=True)
+class Figure:
+    """See the module."""
+
+    when: str = "final"
+    what: str = "head"
+    domain: str = ""
+    over: str = "mean"
+
+    @classmethod
+    def of(cls, parts: dict[str, Any], where: str) -> Figure:
+        """A figure from the parts that a table names.
+
+        Raises
+        ------
+        SettingsError
+            With a line for each unknown part or value.
+        """
+        problems = []
+        for name, value in parts.items():
+            if name not in LEGAL:
+                problems.append(f"{where}: figure.{name}: unknown; choose among {', '.join(LEGAL)}")
+            elif not re.fullmatch(LEGAL[name][1], str(value)):
+                problems.append(f"{where}: figure.{name} = {value!r}: choose {LEGAL[name][0]}")
+        if not problems and parts.get("when") == "best" and parts.get("what") in COUNTS:
+            problems.append(f"{where}: figure.when = 'best' needs an accuracy; {parts['what']} has no best")
+        if problems:
+            raise SettingsError("\n".join(problems))
+        return cls(**{name: str(value) for name, value in parts.items()})
+
+    def __str__(self) -> str:
+        parts = [self.when, self.what, f"of {self.domain}" if self.domain else ""]
+        return " ".join(part for part in [*parts, "" if self.over == "mean" else self.over] if part)
+
+    def read(self, folder: Path) -> float:
+        """The figure of the finished run in ``folder``; NoFigure when it has none."""
+        rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+        if self.what in COUNTS:
+            values = [self._count(row) for row in rows if row["kind"] == "round"]
+        else:
+            clients = json.loads((folder / "summary.json").read_text(encoding="utf-8"))["clients"]
+            domains = {site: card.get("domain") for site, card in clients.items()}
+            values = [self._accuracy(row["clients"], domains) for row in rows if self.what in row["accuracy"]]
+        if not values:
+            raise NoFigure(f"no evaluation of {self.what}")
+        if self.when == "best":
+            return max(values)
+        last = 1 if self.when == "final" else int(self.when.removeprefix("last-"))
+        return statistics.fmean(values[-last:])
+
+    def _accuracy(self, clients: dict[str, Any], domains: dict[str, str]) -> float:
+        """In percent."""
+        chosen: list[tuple[float, int]] = [
+            (100 * client["accuracy"][self.what], client["test-samples"])
+            for site, client in clients.items()
+            if self.what in client["accuracy"] and client["test-samples"] and self.domain in ("", domains.get(site))
+        ]
+        if not chosen:
+            raise NoFigure(
+                f"no client of domain {self.domain!r}; there are {', '.join(sorted(set(map(str, domains.values()))))}"
+            )
+        accuracies = [accuracy for accuracy, _ in chosen]
+        if self.over == "by-samples":
+            return math.fsum(a * n for a, n in chosen) / sum(n for _, n in chosen)
+        if self.over == "std":
+            return statistics.pstdev(accuracies)
+        if self.over == "mean":
+            return statistics.fmean(accuracies)
+        end, _, percent = self.over.rstrip("%").partition("-")
+        some = max(1, len(accuracies) * int(percent) // 100)
+        return statistics.fmean(sorted(accuracies, reverse=end == "best")[:some])
+
+    def _count(self, row: dict[str, Any]) -> float:
+        if self.what == "numbers":
+            return float(row["bytes"]["up"] + row["bytes"]["down"]) / BYTES_PER_NUMBER
+        name = "local-prototypes" if self.what == "prototypes-sent" else "global-prototypes"
+        if name not in row.get("server", {}):
+            raise NoFigure(f"the algorithm reports no {name}")
+        return float(row["server"][name]) / (max(1, row["valid"]) if self.what == "prototypes-sent" else 1)

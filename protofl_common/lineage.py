@@ -1,0 +1,54 @@
+"""Which Flower runs one of our runs consists of.
+
+Flower gives every `flwr run` a new id, also when it resumes. The rounds that a resumed run repeats have been trained
+before by some clients, for a server that then died: what these kept of them must not count. So the server tells every
+client the run's lineage. ``"11:5,12:6,13"``: run 11 counts up to round 5, run 12 for round 6, and run 13 after that.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Lineage:
+    """The Flower run that goes on now, and those before it."""
+
+    run_id: int
+    earlier: tuple[tuple[int, int], ...] = ()
+    """(run id, the last round of it that counts), oldest first."""
+
+    @property
+    def resumed_from(self) -> int:
+        """The round after which the present Flower run began; 0 for a run that was never resumed."""
+        return self.earlier[-1][1] if self.earlier else 0
+
+    @property
+    def known(self) -> set[int]:
+        """All its Flower run ids."""
+        return {self.run_id, *(run_id for run_id, _ in self.earlier)}
+
+    def counts(self, run_id: int, server_round: int) -> bool:
+        """Whether what a client kept after this round of this Flower run belongs to the run."""
+        first = 1
+        for earlier_id, last in self.earlier:
+            if run_id == earlier_id:
+                return first <= server_round <= last
+            first = last + 1
+        return run_id == self.run_id and server_round >= first
+
+    def then(self, run_id: int, last: int) -> Lineage:
+        """This lineage, ended after the round ``last`` and continued by another Flower run."""
+        return Lineage(run_id, (*self.earlier, (self.run_id, last)))
+
+    @property
+    def text(self) -> str:
+        """As it travels and is stored."""
+        return ",".join([*(f"{run_id}:{last}" for run_id, last in self.earlier), str(self.run_id)])
+
+    @classmethod
+    def parse(cls, text: str) -> Lineage:
+        """The inverse of ``text``; ValueError if it is none."""
+        *earlier, now = text.split(",")
+        pairs = tuple((int(run_id), int(last)) for run_id, last in (entry.split(":") for entry in earlier))
+        return cls(int(now), pairs)

@@ -1,0 +1,28 @@
+"""Texts that cross the wire: what a client says of an error, and what the server writes down of a stranger's words."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+LONGEST = 500
+_FOLDERS = re.compile(r"(?<![\w.:/])/(?:[^\s/:;,'\"()]+/)+")
+
+
+def printable(text: str) -> str:
+    """At most `LONGEST` characters in one line, without control characters: safe in a log and on a terminal."""
+    line = "; ".join(text[:LONGEST].splitlines())
+    plain = "".join(letter if letter.isprintable() else f"\\x{ord(letter):02x}" for letter in line)
+    return plain + (f" … ({len(text)} characters)" if len(text) > LONGEST else "")
+
+
+def without_paths(text: str) -> str:
+    """``text`` with the folders of absolute paths left out: where things lie is a site's own business.
+
+    ``/home/jane/scans/a.png`` becomes ``…/a.png``. A folder with a space in its name is recognised only inside the
+    home folder and the working directory.
+    """
+    for folder in (str(Path.cwd()), str(Path.home())):
+        if len(folder) > 1:
+            text = text.replace(folder, "…")
+    return _FOLDERS.sub("…/", text)

@@ -1,0 +1,69 @@
+"""Checks that take more than a well-formed reply: what its site said when it joined, and the replies of the others."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping
+
+import torch
+
+from protofl_common.messages import Payload, RefusedMessage, Report, SiteCard
+
+FEWEST = 3
+"""Replies of a round from which on their median tells what is usual."""
+
+
+def check_claims(report: Report, payload: Payload, card: SiteCard, training: bool) -> None:
+    """Hold a reply to the site's introduction.
+
+    What a site claims of its own data cannot be verified, but it cannot claim more as the run goes on: samples weigh
+    its model, counts its prototypes, and a class that it does not hold is one that it never declared.
+
+    Raises
+    ------
+    RefusedMessage
+        If the reply claims more samples or other classes than the introduction.
+    """
+    if training and report.train_samples < 1:
+        raise RefusedMessage("a training reply without training samples")
+    for what in ("train_samples", "test_samples"):
+        now, before = getattr(report, what), getattr(card, what)
+        if now > before:
+            raise RefusedMessage(f"{what} = {now}, but it joined with {before}")
+    prototypes = payload.prototypes
+    if prototypes is None:
+        return
+    if alien := sorted(set(prototypes.labels.tolist()) - set(card.holds)):
+        names = ", ".join(card.classes[label] for label in alien[:3])
+        raise RefusedMessage(f"a prototype of a class that it did not declare when it joined: {names}")
+    if prototypes.counts is not None and (total := float(prototypes.counts.double().sum())) > report.train_samples:
+        raise RefusedMessage(f"counts of {total:g} samples, but it has {report.train_samples} for training")
+
+
+def outliers(payloads: Mapping[str, Payload], ratio: float) -> dict[str, str]:
+    """Site -> why its upload is out of all proportion to the others of the round (``max-norm-ratio``).
+
+    The measure is the largest norm of a prototype, and the norm of the model; usual is the median over the replies,
+    which is that of an honest client while more than half of them are.
+    """
+    found: dict[str, str] = {}
+    prototypes = {site: one.prototypes for site, one in payloads.items() if one.prototypes is not None}
+    norms = {site: float(torch.linalg.vector_norm(one.means.double(), dim=1).max()) for site, one in prototypes.items()}
+    found |= _far_above(norms, ratio, "a prototype")
+    models = {site: one.weights for site, one in payloads.items() if one.weights is not None}
+    norms = {
+        site: sum(float(value.double().square().sum()) for value in one.values() if value.is_floating_point()) ** 0.5
+        for site, one in models.items()
+    }
+    return found | _far_above(norms, ratio, "a model")
+
+
+def _far_above(norms: Mapping[str, float], ratio: float, what: str) -> dict[str, str]:
+    if len(norms) < FEWEST:
+        return {}
+    usual = statistics.median(norms.values())
+    return {
+        site: f"{what} of norm {norm:.3g}, above {ratio:g} times the round's median of {usual:.3g} (max-norm-ratio)"
+        for site, norm in norms.items()
+        if norm > ratio * usual
+    }

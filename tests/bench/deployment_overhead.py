@@ -1,0 +1,159 @@
+"""``make bench-deployment``: where a round's time goes when SuperLink and SuperNodes are separate processes.
+
+The federation of docker/README.md on this machine: SuperLink, worker, door, two sites with 300 small images each. The
+lines of the SuperNodes' logs are stamped as they appear; a client's own work is what it reports itself. ``--stock``
+leaves out what we do about the waiting. Prints figures; nothing here passes or fails.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import defaultdict
+from contextlib import ExitStack
+from itertools import pairwise
+from pathlib import Path
+
+from tests.system.machines import SITES, Machines
+
+LINES = {
+    "received": re.compile(r"Receiving: train message"),
+    "started": re.compile(r"Start `flwr-clientapp` process"),
+    "sending": re.compile(r"Sending: train message"),
+    "sent": re.compile(r"Sent successfully"),
+}
+PARTS = {
+    "asking": "until the SuperNode has the round's message",
+    "starting": "until a process has started for it, with Flower imported",
+    "around": "imports of PyTorch and the app, unpacking, packing, until the SuperNode has the reply",
+    "work": "the client's own work",
+    "sending": "until the reply is sent",
+}
+IMPORTS = {
+    "Python": "",
+    "Flower's client": "import flwr.supernode.cli.flwr_clientapp",
+    "PyTorch": "import torch",
+    "client_app": "import client_app.app",
+    "torch._dynamo": "import torch._dynamo",
+}
+"""In the order in which a process needs them; each is timed after those before it."""
+
+
+class Timed(Machines):
+    """The README's federation, if wanted as it would be without our settings."""
+
+    stock = False
+
+    def _substitutions(self, machine: str) -> dict[str, str]:
+        less = {"POLL_INTERVAL=0.1": "POLL_INTERVAL=1", "--certificates certs\n": "--certificates certs --patience 0\n"}
+        return super()._substitutions(machine) | (less if self.stock else {})
+
+
+class Stamps(threading.Thread):
+    """When each line of a log appeared."""
+
+    def __init__(self, log: Path) -> None:
+        super().__init__(daemon=True)
+        self.log = log
+        self.events: list[tuple[str, float]] = []
+
+    def run(self) -> None:
+        """Look every 10 ms."""
+        with self.log.open(encoding="utf-8", errors="replace") as lines:
+            while True:
+                while line := lines.readline():
+                    self.events += [(name, time.monotonic()) for name, sign in LINES.items() if sign.search(line)]
+                time.sleep(0.01)
+
+
+def parts_of_rounds(events: list[tuple[str, float]], work: list[float]) -> list[dict[str, float]]:
+    """Seconds of each part, by round; ``work`` is what the client reported for each."""
+    rounds: list[dict[str, float]] = []
+    times: dict[str, float] = {}
+    for name, moment in events:  # introduction and final evaluation are sent as well
+        if name == "received":
+            times = {"before": times.get("sent", moment)}
+        times[name] = moment
+        if name == "sent" and "sending" in times:
+            rounds.append(times)
+            times = {"sent": moment}
+    return [
+        {
+            "asking": t["received"] - t["before"],
+            "starting": t["started"] - t["received"],
+            "around": t["sending"] - t["started"] - own,
+            "work": own,
+            "sending": t["sent"] - t["sending"],
+        }
+        for t, own in zip(rounds, work, strict=True)
+    ]
+
+
+def measure(rounds: int, folder: Path) -> None:
+    """One run; the first round is left out."""
+    with ExitStack() as running:
+        machines = Timed(folder, running)
+        machines.set_up()
+        stamps = {site: Stamps(folder / f"{site}-0.log") for site in SITES}
+        for stamp in stamps.values():
+            stamp.start()
+        config = f'algo="fedproto" rounds={rounds} threads=1 dataset="domain-folder" partition="own" image-size=28'
+        config += ' local-epochs=1 num-clients=2 run-name="bench"'
+        done = machines.run("superlink", f"flwr run . federation --stream --run-config '{config}'", timeout=3600)
+        metrics = machines.checkout("superlink") / "runs" / "bench" / "metrics.jsonl"
+        if not metrics.exists():
+            sys.exit(done.stdout + done.stderr + machines.logs())
+        rows = [json.loads(line) for line in metrics.read_text(encoding="utf-8").splitlines()]
+    rows = [row for row in rows if row["kind"] == "round"]
+    seconds = [row["seconds"]["total"] for row in rows[1:]]
+    print(f"\nseconds per round: {statistics.mean(seconds):.2f} ({min(seconds):.2f} … {max(seconds):.2f})")
+    collected: dict[str, list[float]] = defaultdict(list)
+    for site, stamp in stamps.items():
+        work = [sum(row["clients"][site]["seconds"].values()) for row in rows]
+        for parts in parts_of_rounds(stamp.events, work)[1:]:
+            for name, value in parts.items():
+                collected[name].append(value)
+    for name, meaning in PARTS.items():
+        print(f"  {statistics.mean(collected[name]):6.2f}  {meaning}")
+    phases = [phase for row in rows[1:] for phase in [row["seconds"]["clients"]]]
+    print("  of the work:", ", ".join(f"{name} {_mean(phases, name) / len(SITES):.2f}" for name in phases[0]))
+
+
+def _mean(phases: list[dict[str, float]], name: str) -> float:
+    return statistics.mean(phase[name] for phase in phases)
+
+
+def time_imports() -> None:
+    """What each process pays before it can work: CPU seconds, the least of three."""
+    script = "import time\n" + "\n".join(f"{line}\nprint(time.process_time())" for line in IMPORTS.values())
+    laps = []
+    for _ in range(3):
+        done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+        moments = [0.0, *map(float, done.stdout.split())]
+        laps.append([after - before for before, after in pairwise(moments)])
+    print("CPU seconds of a process's imports:")
+    for name, *each in zip(IMPORTS, *laps, strict=True):
+        print(f"  {min(each):6.2f}  {name}")
+
+
+def main() -> None:
+    """The command."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--stock", action="store_true", help="Flower's own polling")
+    options = parser.parse_args()
+    Timed.stock = options.stock
+    time_imports()
+    with tempfile.TemporaryDirectory() as folder:
+        measure(options.rounds, Path(folder))
+
+
+if __name__ == "__main__":
+    main()

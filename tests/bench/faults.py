@@ -1,0 +1,331 @@
+"""`make faults`: every fault that a federation should survive, tried several times on real Flower processes.
+
+    python -m tests.bench.faults --out faults --times 5
+
+Each fault has a run of its own, in which it strikes once per round (or every other), on a SuperLink, its worker and two
+SuperNodes. What came of it is kept in ``<out>/<fault>.json``, so that the command, started again, does only what is
+missing; ``<out>/table.md`` is made of all that is there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import re
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from safetensors.numpy import load_file
+
+from tests.system.standing import Standing
+
+SITES = ("north", "south")
+Tries = list[dict[str, Any]]
+"""For each time: replies lost, rounds lost, and whether private state was lost."""
+
+
+class Trial:
+    """One run of a federation, and the strokes that it gets."""
+
+    def __init__(self, folder: Path, running: ExitStack, times: int) -> None:
+        self.standing, self.times = Standing(folder, running), times
+        self.config: dict[str, Any] = {"rounds": times + 1, "run-name": "trial", "num-clients": 2, "join-timeout": 300}
+        self.run = folder / "runs" / "trial"
+
+    def begin(self, sites: int = 2, **changes: Any) -> None:
+        """Start all parts and the run."""
+        self.config |= {key.replace("_", "-"): value for key, value in changes.items()}
+        self.standing.start_superlink()
+        self.standing.start_worker()
+        for site in SITES[:sites]:
+            self.site(site)
+        self.standing.submit(self.config)
+
+    def site(self, site: str, state: Path | None = None) -> None:
+        """Start a SuperNode of the two, or start it again."""
+        self.standing.start_site(site, SITES.index(site), len(SITES), state)
+
+    def resume(self) -> None:
+        """Let the stopped run go on."""
+        self.standing.submit(self.config | {"resume": True})
+
+    def training(self, number: int, after: float = 1.0) -> Any:
+        """The client process of the south in round ``number``, a moment after it began."""
+        self.standing.wait_for_rounds("trial", number - 1)
+        known = self.standing.clients_of("south")
+        client = self.standing.wait_for_client("south", known)
+        time.sleep(after)
+        return client
+
+    def rows(self) -> list[dict[str, Any]]:
+        """The rows of the training rounds."""
+        return [row for row in self.standing.rows("trial") if row["kind"] == "round"]
+
+    def prototypes(self) -> str:
+        """A digest of the final global prototypes."""
+        arrays = load_file(self.run / "prototypes.safetensors")
+        return hashlib.sha256(b"".join(arrays[key].tobytes() for key in sorted(arrays))).hexdigest()
+
+
+def undisturbed(trial: Trial) -> Tries:
+    trial.begin()
+    return []
+
+
+def supernode(trial: Trial) -> Tries:
+    trial.begin()
+    for number in range(2, trial.times + 2):
+        trial.training(number, after=number)
+        trial.standing.kill("south")
+        trial.site("south")
+    return exact(trial)
+
+
+def superlink(trial: Trial) -> Tries:
+    trial.begin()
+    for number in range(2, trial.times + 2):
+        trial.training(number, after=number)
+        trial.standing.kill("superlink")
+        time.sleep(2)
+        trial.standing.start_superlink()
+    return exact(trial)
+
+
+def server(trial: Trial) -> Tries:
+    trial.begin()
+    for number in range(2, trial.times + 2):
+        trial.training(number, after=2 * number - 3)
+        trial.standing.kill("worker")
+        trial.standing.start_worker()
+        trial.resume()
+    return exact(trial)
+
+
+def everything(trial: Trial) -> Tries:
+    trial.begin()
+    for number in range(2, trial.times + 2):
+        trial.training(number, after=2 * number - 3)
+        for part in list(trial.standing.groups):
+            trial.standing.kill(part)
+        trial.standing.start_superlink()
+        trial.standing.start_worker()
+        for site in SITES:
+            trial.site(site)
+        trial.resume()
+    return exact(trial)
+
+
+def slow(trial: Trial) -> Tries:
+    """Stopped until its round is over, then let go on."""
+    trial.begin(rounds=2 * trial.times + 1, round_timeout=DEADLINE)
+    struck = range(2, 2 * trial.times + 1, 2)
+    for number in struck:
+        client = trial.training(number)
+        client.send_signal(signal.SIGSTOP)
+        trial.standing.wait_for_rounds("trial", number)
+        client.send_signal(signal.SIGCONT)
+    trial.standing.finished(timeout=600)
+    rows = {row["round"]: row for row in trial.rows()}
+    return [
+        {
+            "replies": rows[number]["asked"] - rows[number]["valid"],
+            "rounds": int(rows[number]["void"]),
+            "state": False,
+            "right": "south" in rows[number]["missing"] and "south" in rows[number + 1]["late"],
+        }
+        for number in struck
+    ]
+
+
+def silent(trial: Trial) -> Tries:
+    """Stopped for ever: killed once its round is over."""
+    trial.begin(round_timeout=DEADLINE)
+    return stopped(trial, range(2, trial.times + 2))
+
+
+def too_few(trial: Trial) -> Tries:
+    """The same where both replies are needed."""
+    trial.begin(rounds=2 * trial.times + 1, round_timeout=DEADLINE, min_replies=2)
+    return stopped(trial, range(2, 2 * trial.times + 1, 2))
+
+
+def stopped(trial: Trial, struck: range) -> Tries:
+    for number in struck:
+        client = trial.training(number)
+        client.send_signal(signal.SIGSTOP)
+        trial.standing.wait_for_rounds("trial", number)
+        client.kill()
+    return lost_replies(trial, struck, "missing")
+
+
+def client_killed(trial: Trial) -> Tries:
+    """As the kernel does where memory is short."""
+    trial.begin(round_timeout=2 * DEADLINE)
+    struck = range(2, trial.times + 2)
+    for number in struck:
+        trial.training(number, after=2.0).kill()
+        trial.standing.wait_for_rounds("trial", number)
+    return lost_replies(trial, struck, "missing", "failed")
+
+
+def full_disk(trial: Trial) -> Tries:
+    """A file system of 3 MB, filled up before the state is written. Needs root."""
+    disk = trial.standing.folder / "disk"
+    disk.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=3m", "tmpfs", str(disk)], check=True)
+    trial.standing.running.callback(subprocess.run, ["umount", "-l", str(disk)], check=True)
+    trial.begin(sites=1)
+    trial.site("south", disk)
+    struck, kept = range(2, trial.times + 2), []
+    for number in struck:
+        trial.standing.wait_for_rounds("trial", number - 1)
+        before = contents(disk)
+        filler = disk / "filler"
+        with filler.open("wb") as file:
+            try:
+                while True:
+                    file.write(bytes(4096))
+                    file.flush()
+            except OSError:
+                pass
+        trial.standing.wait_for_rounds("trial", number)
+        filler.unlink(missing_ok=True)
+        kept.append(max(before) in contents(disk) and contents(disk)[max(before)] == before[max(before)])
+    tries = lost_replies(trial, struck, "failed")
+    return [one | {"state": not whole} for one, whole in zip(tries, kept, strict=True)]
+
+
+def contents(disk: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in disk.rglob("*.safetensors")}
+
+
+def late(trial: Trial) -> Tries:
+    """One site begins alone; the others join, each once the one before it is in."""
+    trial.begin(sites=1, rounds=3 * trial.times, num_clients=1)
+    tries = []
+    for index in range(trial.times):
+        trial.standing.wait_for_rounds("trial", len(trial.rows()) + 1)
+        name, began = f"guest-{index}", len(trial.rows())
+        trial.standing.start_site(name, index, trial.times)
+        trial.standing.wait(lambda name=name: any(name in row["clients"] for row in trial.rows()))
+        first = next(row["round"] for row in trial.rows() if name in row["clients"])
+        with_prototypes = "prototype" in trial.rows()[first - 1]["clients"][name]["accuracy"]
+        tries.append({"replies": 0, "rounds": 0, "state": False, "right": with_prototypes, "waited": first - began})
+    trial.standing.finished(timeout=900)
+    return tries
+
+
+def lost_replies(trial: Trial, struck: range, *kinds: str) -> Tries:
+    """For faults that cost a reply: it is lost, all others are there, and the next round is whole again."""
+    trial.standing.finished(timeout=600)
+    rows = {row["round"]: row for row in trial.rows()}
+    return [
+        {
+            "replies": rows[number]["asked"] - rows[number]["valid"],
+            "rounds": int(rows[number]["void"]),
+            "state": False,
+            "right": any("south" in rows[number][kind] for kind in kinds) and "north" in rows[number]["clients"],
+        }
+        for number in struck
+    ]
+
+
+def exact(trial: Trial) -> Tries:
+    """For faults that should cost nothing: the prototypes are those of the undisturbed run."""
+    trial.standing.finished(timeout=600)
+    lost = [row["asked"] - row["valid"] for row in trial.rows()]
+    voids = [int(row["void"]) for row in trial.rows()]
+    return [{"replies": lost[at], "rounds": voids[at], "state": None} for at in range(1, trial.times + 1)]
+
+
+DEADLINE = 60.0
+"""Seconds that a round may take where a client is stopped; several times what it takes on a free machine."""
+
+FAULTS: dict[str, tuple[Callable[[Trial], Tries], str, str]] = {
+    "undisturbed": (undisturbed, "", ""),
+    "supernode": (supernode, "SuperNode killed in mid-round, started again", r"back: .*"),
+    "superlink": (superlink, "SuperLink killed in mid-round, started again", r""),
+    "server": (server, "worker and ServerApp killed in mid-round, `resume=true`", r"resuming .*"),
+    "everything": (everything, "all processes killed in mid-round, started again, `resume=true`", r"resuming .*"),
+    "client": (client_killed, "client process killed in mid-round", r"(failed|missing): south.*"),
+    "slow": (slow, "client slower than `round-timeout`", r"late: .*"),
+    "silent": (silent, "client that never answers", r"missing: .*"),
+    "too-few": (too_few, "fewer replies than `min-replies`", r"void: .*"),
+    "late": (late, "client that joins late", r"new: .*"),
+    "full-disk": (full_disk, "disk of a client full", r"failed: .*"),
+}
+
+
+def try_fault(name: str, times: int) -> dict[str, Any]:
+    """A run with the fault; what came of it."""
+    what, _, line = FAULTS[name]
+    began = time.monotonic()
+    with ExitStack() as running, tempfile.TemporaryDirectory(prefix="protofl-faults-") as folder:
+        trial = Trial(Path(folder), running, times)
+        tries = what(trial)
+        status = trial.standing.finished(timeout=600)
+        said = re.findall(line, trial.standing.printed()) if line else []
+        found = re.search(line, trial.standing.printed()) if line else None
+        return {
+            "tries": tries,
+            "status": status,
+            "prototypes": trial.prototypes(),
+            "line": found.group(0).strip() if found else "",
+            "lines": len(said),
+            "rows": trial.rows(),
+            "seconds": time.monotonic() - began,
+        }
+
+
+def table(out: Path) -> str:
+    """All results so far, as Markdown."""
+    results = {
+        name: json.loads((out / f"{name}.json").read_text()) for name in FAULTS if (out / f"{name}.json").exists()
+    }
+    wanted = results.get("undisturbed", {}).get("prototypes")
+    lines = [
+        "| fault | times | outcome | replies lost | rounds lost | state lost | it says |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for name, result in results.items():
+        if not (tries := result["tries"]):
+            continue
+        same = result["prototypes"] == wanted
+        exactly = all(one["state"] is None for one in tries)
+        right = same if exactly else all(one["right"] for one in tries)
+        outcome = ("the same prototypes, bit for bit" if exactly else "goes on") if right else "NOT RIGHT"
+        outcome = outcome if result["status"] == "finished:completed" else result["status"]
+        state = ("none" if same else "?") if exactly else (sum(one["state"] for one in tries) or "none")
+        replies, rounds = (sum(one[key] for one in tries) or "none" for key in ("replies", "rounds"))
+        said = f"`{result['line']}`" if result["line"] else ""
+        lines.append(f"| {FAULTS[name][1]} | {len(tries)} | {outcome} | {replies} | {rounds} | {state} | {said} |")
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path("faults"), help="folder of the results")
+    parser.add_argument("--times", type=int, default=5, help="how often each fault strikes")
+    parser.add_argument("--only", nargs="*", choices=FAULTS, default=list(FAULTS))
+    arguments = parser.parse_args()
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    for name in arguments.only:
+        if (kept := arguments.out / f"{name}.json").exists():
+            continue
+        print(f"{name} …", flush=True)
+        result = try_fault(name, arguments.times)
+        kept.write_text(json.dumps(result, indent=1))
+        print(f"  {result['status']}, {result['seconds']:.0f} s", flush=True)
+        (arguments.out / "table.md").write_text(table(arguments.out))
+    print(table(arguments.out))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""The scripts of docker/, which is a folder of programs and no package."""

@@ -1,0 +1,57 @@
+"""What is out of proportion, from three replies on; and what a site may claim after its introduction."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from protofl_common.messages import Payload, RefusedMessage, Report, SiteCard
+from protofl_common.prototypes import Prototypes
+from server_app.screening import check_claims, outliers
+
+CARD = SiteCard("north", 0, 3, "", "cnn4", 1, 8, 99, 30, 20, ("zero", "one", "two"), (0, 2))
+
+
+def of_norm(norm: float) -> Payload:
+    return Payload(Prototypes(torch.tensor([[0.0, 1.0], [0.0, norm]]), torch.tensor([0, 2])))
+
+
+def test_far_above_the_median_of_three_or_more() -> None:
+    payloads = {"a": of_norm(2), "b": of_norm(4), "c": of_norm(2001)}
+    said = "a prototype of norm 2e+03, above 500 times the round's median of 4 (max-norm-ratio)"
+    assert outliers(payloads, 500) == {"c": said}
+    assert outliers(payloads, 501) == {}
+    assert outliers({"a": of_norm(2), "c": of_norm(1e9)}, 500) == {}
+
+
+def test_models_are_measured_too_without_their_counters() -> None:
+    def model(weight: float, counter: int) -> Payload:
+        return Payload(weights={"w": torch.full((4,), float(weight)), "seen": torch.tensor(counter)})
+
+    payloads = {"a": model(1, 9), "b": model(2, 10**9), "c": model(-3000, 9)}
+    assert outliers(payloads, 1000) == {
+        "c": "a model of norm 6e+03, above 1000 times the round's median of 4 (max-norm-ratio)"
+    }
+
+
+def test_a_site_is_held_to_its_introduction() -> None:
+    def claims(
+        train: int = 30, test: int = 20, labels: tuple[int, ...] = (0, 2), counts: tuple[int, ...] = (9, 21)
+    ) -> None:
+        prototypes = Prototypes(torch.ones(len(labels), 2), torch.tensor(labels), torch.tensor(counts))
+        check_claims(Report(1, train, test), Payload(prototypes), CARD, training=True)
+
+    claims()
+    claims(train=29, test=0, counts=(9, 20))
+    with pytest.raises(RefusedMessage, match="train_samples = 31, but it joined with 30"):
+        claims(train=31)
+    with pytest.raises(RefusedMessage, match="test_samples = 21, but it joined with 20"):
+        claims(test=21)
+    with pytest.raises(RefusedMessage, match="did not declare when it joined: one"):
+        claims(labels=(0, 1))
+    with pytest.raises(RefusedMessage, match="counts of 31 samples, but it has 30 for training"):
+        claims(counts=(9, 22))
+    with pytest.raises(RefusedMessage, match=r"counts of 1\.84467e\+19"):  # whose sum would overflow
+        claims(counts=(2**63 - 1, 2**63 - 1))
+    with pytest.raises(RefusedMessage, match="without training samples"):
+        claims(train=0)

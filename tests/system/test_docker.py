@@ -1,0 +1,126 @@
+"""`make demo` for real: image, SuperLink, three sites in networks of their own, a FedTGP run, its result.
+
+Skipped unless PROTOFL_DOCKER=1. BUILD_OPTIONS, SKIP_BUILD and DOCKER_HOST are the caller's.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from tests.system.processes import ROOT
+
+pytestmark = [
+    pytest.mark.docker,
+    pytest.mark.skipif(os.environ.get("PROTOFL_DOCKER") != "1", reason="needs PROTOFL_DOCKER=1, and docker"),
+]
+
+PROJECT = "protofl-test"
+SITES = {"north": ("cnn4", "scanned"), "south": ("htcnn-3", "photo"), "east": ("mnist-cnn", "coloured")}
+
+
+def make(target: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """A target of the Makefile, in a compose project of the test's own."""
+    return subprocess.run(
+        ["make", target],
+        cwd=ROOT,
+        env=os.environ | {"PROJECT": PROJECT} | variables,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=3600,
+    )
+
+
+def docker(*arguments: str) -> str:
+    """The output of a docker command."""
+    done = subprocess.run(["docker", *arguments], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def of_the_project(*arguments: str) -> list[str]:
+    """What docker lists of the project."""
+    return docker(*arguments, "--filter", f"label=com.docker.compose.project={PROJECT}").split()
+
+
+def container(service: str) -> str:
+    """A service's container."""
+    (name,) = of_the_project("ps", "--quiet", "--filter", f"label=com.docker.compose.service={service}")
+    return name
+
+
+@pytest.fixture(scope="module")
+def demo() -> Iterator[str]:
+    """The output of ``make demo``; the federation is still there."""
+    done = make("demo", KEEP="1")
+    try:
+        assert done.returncode == 0, done.stdout[-5000:]
+        yield done.stdout
+    finally:
+        make("demo-down")
+
+
+def test_the_demo_shows_what_was_learnt(demo: str) -> None:
+    assert re.search(r"run \d+: finished:completed", demo)
+    for site, (arch, domain) in SITES.items():
+        assert re.search(rf"{site} +{arch} +{domain} .*prototype 0\.\d+", demo)
+    (accuracy,) = re.findall(r"mean accuracy, head: (\d\.\d+)", demo)
+    assert float(accuracy) > 0.5
+
+
+def address(service: str) -> str:
+    """Of a service that is in one network only."""
+    return docker(
+        "inspect", "--format", "{{range .NetworkSettings.Networks}}{{.IPAddress}}{{end}}", container(service)
+    ).strip()
+
+
+def test_sites_meet_only_the_door(demo: str) -> None:
+    look = "import socket, sys; socket.create_connection((sys.argv[1], int(sys.argv[2])), 3)"
+    docker("exec", container("worker"), "python", "-c", look, address("superlink"), "8000")
+    for site in SITES:
+        docker("exec", container(site), "python", "-c", look, "gate", "8000")
+        for other, port in (("superlink", "8000"), *((other, "9094") for other in SITES if other != site)):
+            with pytest.raises(AssertionError, match=r"OSError|TimeoutError"):
+                docker("exec", container(site), "python", "-c", look, address(other), port)
+
+
+def await_health(service: str) -> None:
+    """Until the engine calls it healthy."""
+    deadline = time.monotonic() + 60
+    while docker("inspect", "--format", "{{.State.Health.Status}}", container(service)).strip() != "healthy":
+        assert time.monotonic() < deadline, service
+        time.sleep(1)
+
+
+def test_nobody_is_root_and_everyone_is_healthy(demo: str) -> None:
+    for service in ("superlink", "worker", "gate", *SITES):
+        assert docker("exec", container(service), "id", "-u").strip() != "0"
+        await_health(service)
+
+
+def test_health_is_that_of_the_way_to_the_superlink(demo: str) -> None:
+    check = ("exec", container("north"), "python", "/app/docker/health.py")
+    docker(*check)
+    docker("pause", container("gate"))
+    try:
+        with pytest.raises(AssertionError, match="https://gate:8000/health"):
+            docker(*check)
+    finally:
+        docker("unpause", container("gate"))
+        await_health("gate")  # the engine holds a pause against it
+
+
+def test_a_failed_run_fails_the_demo_which_cleans_up(demo: str) -> None:
+    failed = make("demo", SKIP_BUILD="1", RUN_CONFIG='algo="fedtgp" num-clients=3 dataset="digits"')
+    assert failed.returncode != 0
+    assert "demo: the run failed" in failed.stdout, failed.stdout
+    assert of_the_project("ps", "--all", "--quiet") == []
+    assert of_the_project("volume", "ls", "--quiet") == []
+    assert of_the_project("network", "ls", "--quiet") == []

@@ -1,0 +1,139 @@
+"""Three hosts with addresses of their own: network namespaces behind a bridge, and the README's commands on them.
+
+Skipped unless PROTOFL_HOSTS=1 and this is root. Nothing outside the namespaces is changed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.system.machines import SITES, Machines
+
+pytestmark = [
+    pytest.mark.hosts,
+    pytest.mark.skipif(
+        os.environ.get("PROTOFL_HOSTS") != "1" or os.geteuid() != 0, reason="needs PROTOFL_HOSTS=1, and root"
+    ),
+]
+
+ADDRESSES = {"superlink": "10.77.0.1", "north": "10.77.0.2", "south": "10.77.0.3"}
+CUT = 20.0
+"""Seconds without a link."""
+
+
+def ip(*arguments: str) -> None:
+    """The command ``ip``."""
+    subprocess.run(["ip", *arguments], check=True, capture_output=True, text=True)
+
+
+class Hosts(Machines):
+    """Machines with their own addresses, and so with the README's own ports."""
+
+    def __init__(self, folder: Path, running: ExitStack) -> None:
+        self.name = f"protofl{os.getpid()}"
+        self._namespace("switch", running)
+        ip("-n", f"{self.name}-switch", "link", "add", "bridge", "type", "bridge")
+        ip("-n", f"{self.name}-switch", "link", "set", "bridge", "up")
+        for host, address in ADDRESSES.items():
+            self._namespace(host, running)
+            here, there = f"{self.name}-{host}", f"{self.name}-switch"
+            ip("-n", here, "link", "add", "uplink", "type", "veth", "peer", "name", host, "netns", there)
+            ip("-n", here, "address", "add", f"{address}/24", "dev", "uplink")
+            ip("-n", here, "link", "set", "uplink", "up")
+            ip("-n", there, "link", "set", host, "master", "bridge", "up")
+        super().__init__(folder, running)
+
+    def _namespace(self, host: str, running: ExitStack) -> None:
+        ip("netns", "add", f"{self.name}-{host}")
+        running.callback(ip, "netns", "delete", f"{self.name}-{host}")
+        ip("-n", f"{self.name}-{host}", "link", "set", "lo", "up")
+
+    def _ports(self) -> tuple[int, int]:
+        return 8001, 8000
+
+    def _substitutions(self, machine: str) -> dict[str, str]:
+        kept = ("/data/", 'device="cuda"', "north", 'arch="cnn4"')
+        wider = {key: value for key, value in super()._substitutions(machine).items() if key in kept}
+        return {"superlink.example.org": ADDRESSES["superlink"], "rounds=2": "rounds=4 threads=1"} | wider
+
+    def on(self, machine: str) -> list[str]:
+        return ["ip", "netns", "exec", f"{self.name}-{machine}"]
+
+    def link(self, host: str, state: str) -> None:
+        """``up`` or ``down``, at the switch's end of the cable."""
+        ip("-n", f"{self.name}-switch", "link", "set", host, state)
+
+
+@pytest.fixture(scope="module")
+def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
+    """The README up to its chapter "A run"."""
+    with ExitStack() as running:
+        hosts = Hosts(tmp_path_factory.mktemp("hosts"), running)
+        hosts.set_up()
+        yield hosts
+
+
+def status_of_the_run(hosts: Hosts) -> str:
+    """What ``flwr ls`` says of the last run."""
+    listed = hosts.run("superlink", "flwr ls federation --format json")
+    return str(json.loads(listed.stdout)["runs"][0]["status"])
+
+
+def test_a_cut_link_does_not_end_the_run(hosts: Hosts) -> None:
+    config = 'algo="fedtgp" rounds=4 threads=1 dataset="domain-folder" partition="own" image-size=28 num-clients=2'
+    hosts.step("superlink", f"flwr run . federation --run-config '{config} run-name=\"cut\"'")
+    metrics = hosts.checkout("superlink") / "runs" / "cut" / "metrics.jsonl"
+
+    def rounds() -> list[dict[str, Any]]:
+        return [json.loads(line) for line in metrics.read_text().splitlines()] if metrics.exists() else []
+
+    deadline = time.monotonic() + 240
+    while not rounds():
+        assert time.monotonic() < deadline, hosts.logs()
+        time.sleep(0.3)
+    hosts.link("south", "down")
+    time.sleep(CUT)
+    during = len(rounds())
+    hosts.link("south", "up")
+    while not (status := status_of_the_run(hosts)).startswith("finished"):
+        assert time.monotonic() < deadline + 300, hosts.logs()
+        time.sleep(2)
+    assert status == "finished:completed", hosts.logs()
+    assert during <= 2  # the round waited for the site, or went on without it
+    assert [row["valid"] for row in rounds()][-1] == len(SITES)
+    print([(row["round"], row["valid"], row["seconds"]["total"]) for row in rounds()])
+
+
+@pytest.mark.parametrize(
+    ("authority", "key", "reason"),
+    [
+        pytest.param("certs/ca.crt", "stranger/nodes/stranger", "2004", id="unregistered key"),
+        pytest.param("certs/ca.crt", "", "2001", id="no key"),
+        pytest.param("stranger/ca.crt", "certs/nodes/north", "CERTIFICATE_VERIFY_FAILED", id="another authority"),
+    ],
+)
+def test_a_supernode_of_another_host_is_refused(
+    authority: str, key: str, reason: str, hosts: Hosts, tmp_path: Path
+) -> None:
+    hosts.step("north", "python docker/certificates.py stranger --node stranger --server localhost")
+    command = "exec flower-supernode --superlink superlink.example.org:8000 --port 9095"
+    command += f" --root-certificates {authority}" + (f" --auth-supernode-private-key {key}" if key else "")
+    status, output = hosts.end_of("north", command, tmp_path / "log")
+    assert status != 0, output
+    assert reason in output
+
+
+def test_sites_reach_only_the_door(hosts: Hosts) -> None:
+    """The SuperLink itself listens on its own machine's loopback interface."""
+    check = "SSL_CERT_FILE=certs/ca.crt python docker/health.py"
+    assert hosts.run("north", f"HEALTH_URLS=https://superlink.example.org:8000/health {check}").returncode == 0
+    assert hosts.run("north", f"HEALTH_URLS=https://superlink.example.org:8001/health {check}").returncode == 1

@@ -1,0 +1,109 @@
+"""The README of separate machines, executed: its blocks are run as they stand, with other ports and folders.
+
+Then what must be refused: unknown keys, no key, a certificate of another authority, and anything but SuperNode traffic
+at the door.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import ssl
+import stat
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from urllib.error import HTTPError
+from urllib.request import HTTPSHandler, ProxyHandler, Request, build_opener
+
+import pytest
+
+from tests.system.machines import README, SITES, Machines, blocks_of
+from tests.system.processes import free_port
+
+pytestmark = pytest.mark.system
+
+
+@pytest.fixture(scope="module")
+def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machines]:
+    """The README up to its chapter "A run"."""
+    with ExitStack() as running:
+        machines = Machines(tmp_path_factory.mktemp("machines"), running)
+        machines.set_up()
+        yield machines
+
+
+def test_the_readme_says_who_runs_each_block() -> None:
+    readme = README.read_text(encoding="utf-8")
+    assert len(blocks_of(README)) == readme.count("```sh") == 10
+    assert {block.machine for block in blocks_of(README)} == {"everywhere", "superlink", "north"}
+
+
+def test_private_files_are_private(federation: Machines) -> None:
+    certs = {machine: federation.checkout(machine) / "certs" for machine in ("superlink", *SITES)}
+    private = [certs["superlink"] / name for name in ("ca.key", "server.key", "superexec.secret")]
+    private += [certs[site] / "nodes" / site for site in SITES]
+    assert {stat.S_IMODE(path.stat().st_mode) for path in private} == {0o600}
+    for site in SITES:
+        assert sorted(path.name for path in certs[site].rglob("*") if path.is_file()) == ["ca.crt", site, f"{site}.pub"]
+
+
+def test_two_registered_sites_complete_a_run(federation: Machines) -> None:
+    *_, run = blocks_of(README)
+    done = federation.run("superlink", run.text, timeout=240)
+    output = re.sub(r"\x1b\[[0-9;]*m", "", done.stdout + done.stderr)
+    listed = federation.run("superlink", "flwr ls federation --format json")
+    assert json.loads(listed.stdout)["runs"][0]["status"] == "finished:completed", output + federation.logs()
+    folder = federation.checkout("superlink") / "runs" / "first"
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["algorithm"] == "FedTGP"
+    assert {site: client["arch"] for site, client in summary["clients"].items()} == SITES
+    assert sum(summary["trouble"].values()) == 0
+    assert min(client["head"] for client in summary["accuracy-of-clients"].values()) > 0.3
+    for site in SITES:
+        assert len(list((federation.checkout(site) / "state/first/clients" / site).iterdir())) == 1
+
+
+@pytest.mark.parametrize(
+    ("authority", "key", "reason"),
+    [
+        pytest.param("certs/ca.crt", "stranger/nodes/stranger", "2004", id="unregistered key"),
+        pytest.param("certs/ca.crt", "", "2001", id="no key"),
+        pytest.param("stranger/ca.crt", "certs/nodes/north", "CERTIFICATE_VERIFY_FAILED", id="another authority"),
+    ],
+)
+def test_a_supernode_is_refused(authority: str, key: str, reason: str, federation: Machines, tmp_path: Path) -> None:
+    federation.step("north", "python docker/certificates.py stranger --node stranger --server localhost")
+    command = f"exec flower-supernode --superlink localhost:8000 --root-certificates {authority} --port {free_port()}"
+    command += f" --auth-supernode-private-key {key}" if key else ""
+    status, output = federation.end_of("north", command, tmp_path / "log")
+    assert status != 0, output
+    assert reason in output
+    listed = federation.run("superlink", "flwr supernode list federation --format json")
+    assert len(json.loads(listed.stdout)["nodes"]) == len(SITES)
+
+
+def test_the_door_is_for_supernodes_only(federation: Machines) -> None:
+    assert ask(federation, federation.door, "/health") == 200
+    paths = ["/v1/control/start-run", "/v1/control/register-node", "/v1/runtime/acquire-task", "/docs", "/health?x=1"]
+    paths += ["/v1/fleet/../control/list-runs", "/v1/fleet/%2e%2e/control/list-runs", "/v1/fleet//x"]
+    for path in paths:
+        assert ask(federation, federation.door, path, b"") == 404
+    assert ask(federation, federation.superlink, "/v1/control/list-runs", b"") != 404
+
+
+def ask(machines: Machines, port: int, path: str, data: bytes | None = None) -> int:
+    """The status with which a port of the SuperLink's machine answers."""
+    context = ssl.create_default_context(cafile=str(machines.checkout("superlink") / "certs" / "ca.crt"))
+    opener = build_opener(ProxyHandler({}), HTTPSHandler(context=context))
+    try:
+        with opener.open(Request(f"https://127.0.0.1:{port}{path}", data), timeout=5) as answer:
+            return int(answer.status)
+    except HTTPError as error:
+        return error.code
+
+
+def test_a_worker_without_the_secret_gets_nothing(federation: Machines, tmp_path: Path) -> None:
+    command = "exec flower-superexec --runtime-api-address 127.0.0.1:8001 --root-certificates certs/ca.crt"
+    federation.end_of("superlink", command, tmp_path / "log")  # it ends, and says nothing
+    assert '"POST /v1/runtime/acquire-task HTTP/1.1" 401' in federation.logs()

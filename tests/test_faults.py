@@ -1,0 +1,230 @@
+"""Faults of a federation, in one process: who dies, comes back, comes late, or has no room on the disk."""
+
+from __future__ import annotations
+
+import errno
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from flwr.app import Message, MessageType
+from safetensors.torch import save_file
+
+from server_app.federation import FederationError
+from tests.harness import LocalGrid, Tamper, run_config, run_federation
+from tests.test_federation import fails, on_round
+from tests.test_resume import assert_same
+
+SMALL: dict[str, Any] = {"run_name": "mine", "train_samples": 20, "test_samples": 20, "rounds": 4}
+Nodes = dict[int, dict[str, Any]]
+
+
+@pytest.fixture(autouse=True)
+def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("server_app.exchange.LOOK_EVERY", 0.05)
+    monkeypatch.setattr("server_app.exchange.PATIENCE", 2.0)
+
+
+def four() -> Nodes:
+    return {1000 + i: {"partition-id": i, "num-partitions": 4} for i in range(4)}
+
+
+def when_trained(number: int, node: int, happens: Callable[[], Any]) -> Tamper:
+    """Once a node has trained in a round, something happens, once, and its reply is lost."""
+
+    struck: list[Message] = []
+
+    def change(message: Message, reply: Message) -> Message | None:
+        if struck:
+            return reply
+        struck.append(message)
+        happens()
+        return None
+
+    return on_round(number, node, change)
+
+
+def test_a_restarted_supernode_is_known_again_and_asked_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It has another node id, its own site name, and the state from before the round: nothing is lost."""
+    nodes = four()
+
+    def restarts() -> None:
+        nodes[2002] = nodes.pop(1002)
+
+    wanted = run_federation(run_config(tmp_path / "a", **SMALL))
+    found = run_federation(run_config(tmp_path / "b", **SMALL), nodes=nodes, tamper=when_trained(2, 1002, restarts))
+    assert_same(found, wanted)
+    assert capsys.readouterr().out.count("back: site-2, on another node") == 1
+
+
+@pytest.mark.parametrize("node", [1002, 2002])
+def test_a_supernode_that_flower_has_given_up_is_asked_again_once_it_is_back(node: int, tmp_path: Path) -> None:
+    """An authenticated one keeps its node id, any other gets a new one."""
+    nodes = four()
+
+    def dies() -> None:
+        threading.Timer(0.5, nodes.setdefault, [node, nodes.pop(1002)]).start()
+
+    wanted = run_federation(run_config(tmp_path / "a", **SMALL))
+    found = run_federation(run_config(tmp_path / "b", **SMALL), nodes=nodes, tamper=when_trained(2, 1002, dies))
+    assert_same(found, wanted)
+
+
+def test_a_supernode_that_comes_back_later_misses_its_round(tmp_path: Path) -> None:
+    nodes = four()
+    gone: list[dict[str, Any]] = []
+
+    def tamper(message: Message, reply: Message) -> Message | None:
+        meta = message.metadata
+        if meta.message_type == MessageType.TRAIN and (meta.group_id, meta.dst_node_id) == ("2", 1002):
+            gone.append(nodes.pop(1002))
+            return None
+        if meta.message_type == MessageType.TRAIN and meta.group_id == "3" and gone:
+            nodes[2002] = gone.pop()
+        return reply
+
+    outcome = run_federation(run_config(tmp_path, **SMALL), nodes=nodes, tamper=tamper)
+    assert [row["valid"] for row in outcome.rows] == [4, 3, 4, 4, 4]
+    assert outcome.rows[1]["failed"] == {"site-2": "Node Unavailable"}
+
+
+def test_a_second_node_of_the_same_name_does_not_displace_a_living_one(tmp_path: Path) -> None:
+    nodes = four()
+
+    def tamper(message: Message, reply: Message) -> Message:
+        if message.metadata.message_type == MessageType.TRAIN and message.metadata.group_id == "1":
+            nodes[2002] = dict(nodes[1002])
+        return reply
+
+    outcome = run_federation(run_config(tmp_path, **SMALL), nodes=nodes, tamper=tamper)
+    trained = {message.metadata.dst_node_id for message, _ in outcome.grid.log if message.metadata.group_id == "4"}
+    assert trained == {1000, 1001, 1002, 1003}
+
+
+def test_a_late_client_takes_part_from_the_next_round_with_the_global_prototypes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    nodes = four()
+    late = nodes.pop(1003)
+    joins = on_round(2, 1000, lambda message, reply: nodes.setdefault(1003, late) and reply)
+    outcome = run_federation(run_config(tmp_path, num_clients=3, **SMALL), nodes=nodes, tamper=joins)
+    assert [row["valid"] for row in outcome.rows] == [3, 3, 4, 4, 4]
+    first = next(message for message, _ in outcome.grid.log if message.metadata.dst_node_id == 1003 and message.content)
+    assert first.metadata.group_id == "3"
+    assert "prototypes" in first.content.array_records
+    assert "new: site-3, cnn4, takes part from the next round" in capsys.readouterr().out
+
+
+def test_a_late_client_that_does_not_fit_is_told_and_left_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    nodes = four()
+    facts = {"site-name": "extra", "partition-id": 3, "num-partitions": 4, "arch": "mnist-cnn"}
+    joins = on_round(1, 1000, lambda message, reply: nodes.setdefault(1009, facts) and reply)
+    outcome = run_federation(run_config(tmp_path, algo="fedavg", num_clients=4, **SMALL), nodes=nodes, tamper=joins)
+    assert [row["valid"] for row in outcome.rows] == [4] * 5
+    assert "a client cannot take part: extra: the sites differ in arch" in capsys.readouterr().out
+
+
+def test_a_slow_reply_is_counted_as_late_and_the_round_goes_on(tmp_path: Path) -> None:
+    """It arrives while the next round waits for another client."""
+    held: list[Message] = []
+
+    def tamper(message: Message, reply: Message) -> Message | None:
+        meta = message.metadata
+        if meta.message_type == MessageType.TRAIN and (meta.group_id, meta.dst_node_id) == ("2", 1001):
+            held.append(reply)
+            return None
+        if meta.message_type == MessageType.TRAIN and meta.group_id == "3" and held:
+            late = held.pop()
+            grids[0]._ready[late.metadata.reply_to_message_id] = late
+        return reply
+
+    grids: list[LocalGrid] = []
+    config = run_config(tmp_path, round_timeout=1.0, **SMALL)
+    outcome = run_federation(config, tamper=tamper, on_grid=grids.append)
+    assert outcome.rows[1]["missing"] == ["site-1"]
+    assert outcome.rows[2]["late"] == {"site-1": "its reply to round 2"}
+    assert [row["valid"] for row in outcome.rows] == [4, 3, 4, 4, 4]
+    assert outcome.summary["trouble"] == {"failed": 0, "refused": 0, "missing": 1, "late": 1}
+
+
+def test_a_client_that_never_answers_costs_the_deadline_only(tmp_path: Path) -> None:
+    def tamper(message: Message, reply: Message) -> Message | None:
+        asked = message.metadata.message_type != MessageType.QUERY
+        return None if asked and message.metadata.dst_node_id == 1001 else reply
+
+    outcome = run_federation(run_config(tmp_path, round_timeout=1.0, **SMALL), tamper=tamper)
+    assert [row["missing"] for row in outcome.rows] == [["site-1"]] * 5
+    assert outcome.summary["void-rounds"] == 0
+
+
+def test_a_full_disk_is_a_failed_reply_and_costs_that_round_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The client goes on from its state of before that round."""
+
+    def save_unless_full(tensors: dict[str, torch.Tensor], path: Path, metadata: dict[str, str]) -> None:
+        if path.parent.name == "site-1" and metadata["round"] == "2":
+            raise OSError(errno.ENOSPC, "No space left on device")
+        save_file(tensors, path, metadata)
+
+    monkeypatch.setattr("protofl_common.tensorfile.save_file", save_unless_full)
+    found = run_federation(run_config(tmp_path, **SMALL))
+    assert [row["valid"] for row in found.rows] == [4, 3, 4, 4, 4]
+    said = found.rows[1]["failed"]["site-1"]
+    assert "round 2 is lost on this client, which keeps the state after round 1" in said
+    assert "No space left on device" in said
+    rounds = [reply for message, reply in found.grid.log if message.metadata.dst_node_id == 1001]
+    assert [reply.has_error() for reply in rounds] == [False, False, True, False, False, False]
+
+
+def test_a_round_with_too_few_replies_keeps_the_prototypes(tmp_path: Path) -> None:
+    """Client 3 fails in round 2, where all are wanted: round 3 sends down what round 2 did."""
+    outcome = run_federation(run_config(tmp_path, min_replies=4, **SMALL), tamper=on_round(2, 1003, fails))
+    assert [row["void"] for row in outcome.rows] == [False, True, False, False, False]
+    down = {
+        message.metadata.group_id: message.content.array_records["prototypes"]
+        for message, _ in outcome.grid.log
+        if message.metadata.message_type == MessageType.TRAIN and "prototypes" in message.content.array_records
+    }
+    same = {key: down["2"][key].data == down["3"][key].data for key in ("means", "labels")}
+    assert same == {"means": True, "labels": True}
+    assert down["3"]["means"].data != down["4"]["means"].data
+
+
+def test_a_server_waits_for_clients_that_are_all_gone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Instead of burning its rounds; they come back under other node ids."""
+    nodes = four()
+    back = {node + 1000: facts for node, facts in nodes.items()}
+
+    def tamper(message: Message, reply: Message) -> Message:
+        meta = message.metadata
+        if meta.message_type == MessageType.TRAIN and (meta.group_id, meta.dst_node_id) == ("2", 1003):
+            nodes.clear()
+            threading.Timer(1.5, nodes.update, [back]).start()
+        return reply
+
+    outcome = run_federation(run_config(tmp_path, min_replies=2, **SMALL), nodes=nodes, tamper=tamper)
+    assert [row["valid"] for row in outcome.rows] == [4] * 5
+    assert "waiting: 0 clients are connected, fewer than min-replies = 2" in capsys.readouterr().out
+
+
+def test_a_run_that_gave_up_can_be_resumed(tmp_path: Path) -> None:
+    """Three void rounds count as rounds; the next one goes on."""
+
+    def tamper(message: Message, reply: Message) -> Message:
+        ill = message.metadata.dst_node_id == 1003 and int(message.metadata.group_id) >= 2
+        return fails(message, reply) if ill else reply
+
+    config = run_config(tmp_path, min_replies=4, **SMALL | {"rounds": 5})
+    with pytest.raises(FederationError, match=r"3 rounds in a row .* resume\.toml lets it go on"):
+        run_federation(config, tamper=tamper, run_id=1)
+    found = run_federation(config | {"resume": True}, run_id=2)
+    assert [row["void"] for row in found.rows] == [False, True, True, True, False, False]
+    assert found.summary["resumed-after-rounds"] == [4]

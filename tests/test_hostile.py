@@ -1,0 +1,279 @@
+"""One hostile or broken client in a federation: refused with a reason, counted, and the others' run as without it."""
+
+from __future__ import annotations
+
+import json
+import tracemalloc
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MessageType, MetricRecord, RecordDict
+from safetensors.torch import load_file
+
+from protofl_common.messages import RAW
+from server_app.federation import FederationError
+from tests.attacks import (
+    Change,
+    by,
+    extra,
+    flipped,
+    from_node,
+    prototypes_with,
+    raw,
+    replayed,
+    report_with,
+    scaled,
+    silent,
+    weights_scaled,
+)
+from tests.harness import LocalGrid, Outcome, run_config, run_federation
+
+HOSTILE, CLIENTS, ROUNDS = 1003, 4, 2
+GIGABYTE = 2**30
+
+
+def federation(folder: Path, change: Change, algo: str = "fedproto", **settings: Any) -> Outcome:
+    """Four clients with half of the ten digits each; the fourth one's training replies are changed."""
+    small = {"dataset": "digits", "partition": "pathological", "classes_per_client": 5, "train_samples": 30}
+    config = run_config(folder, algo=algo, rounds=ROUNDS, test_samples=60, **small, **settings)
+    return run_federation(config, CLIENTS, tamper=by({HOSTILE: change}))
+
+
+@pytest.fixture(scope="module")
+def without(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Outcome]:
+    """The same runs without the fourth client's replies."""
+    algos = ("fedproto", "fedtgp", "fedpcl", "fedplvm", "fedproto-avg", "fedavg")
+    return {algo: federation(tmp_path_factory.mktemp(algo), silent, algo) for algo in algos}
+
+
+def assert_unharmed(outcome: Outcome, reference: Outcome) -> None:
+    """What was learnt, and the honest clients' accuracies and losses in every round, are the same to the last bit."""
+    for name in ("prototypes.safetensors", "weights.safetensors"):
+        assert (outcome.folder / name).exists() == (reference.folder / name).exists()
+        if (outcome.folder / name).exists():
+            found, wanted = load_file(outcome.folder / name), load_file(reference.folder / name)
+            assert all(torch.equal(found[key], wanted[key]) for key in wanted)
+    honest = [f"site-{index}" for index in range(CLIENTS - 1)]
+    for row, other in zip(outcome.rows, reference.rows, strict=True):
+        for site in honest:
+            for what in ("accuracy", "losses"):
+                assert row["clients"][site][what] == other["clients"][site][what]
+
+
+def many(rows: int) -> Change:
+    """So many prototypes, in proper order."""
+    return prototypes_with(
+        means=lambda means: np.ones((rows, means.shape[1]), np.float32),
+        labels=lambda labels: np.zeros(rows, np.int64),
+        counts=lambda counts: np.ones(rows, np.int64),
+    )
+
+
+def lacking_class(labels: np.ndarray) -> np.ndarray:
+    """Its labels, the last one replaced by a class that it does not hold."""
+    return np.append(labels[:-1], min(set(range(10)) - set(labels.tolist())))
+
+
+huge = bytes(GIGABYTE)  # the pages of zeros are never touched: no memory
+ATTACKS: dict[str, tuple[Change, str]] = {
+    "wrong dimension": (prototypes_with(means=lambda m: m[:, :-1].copy()), "shape 5×63 instead of 5×64"),
+    "wrong dtype": (prototypes_with(means=lambda m: m.astype(np.float16)), "float16 instead of"),
+    "labels of another dtype": (prototypes_with(labels=lambda y: y.astype(np.int32)), "int32 instead of"),
+    "a pickle": (prototypes_with(means=lambda m: Array("float32", m.shape, "pickle", b"cos\nsystem")), "pickle"),
+    "label out of range": (prototypes_with(labels=lambda y: y + 10), "label outside 0..9"),
+    "negative label": (prototypes_with(labels=lambda y: y - 10), "label outside 0..9"),
+    "duplicate labels": (prototypes_with(labels=lambda y: y * 0 + y[0]), "same label"),
+    "NaN": (prototypes_with(means=lambda m: m * np.float32(np.nan)), "NaN or infinity"),
+    "infinity": (prototypes_with(means=lambda m: m + np.float32(np.inf)), "NaN or infinity"),
+    "a million prototypes": (many(10**6), "bytes of arrays, where a valid reply has at most 2720"),
+    "a million said, few sent": (
+        prototypes_with(means=lambda m: Array("float32", (10**6, 64), RAW, m.tobytes())),
+        "1000000 prototypes, not from 1 to 10",
+    ),
+    "a shape with a truth value": (
+        prototypes_with(means=lambda m: Array("float32", (len(m), True * 64, True), RAW, m.tobytes())),
+        "a shape of other things",
+    ),
+    "a gigabyte in the prototypes": (
+        prototypes_with(means=lambda m: Array("float32", m.shape, RAW, huge)),
+        "bytes of arrays, where a valid reply",
+    ),
+    "a gigabyte beside them": (
+        extra("more", ArrayRecord({"x": Array("float32", (GIGABYTE // 4,), RAW, huge)})),
+        "bytes of arrays, where a valid reply",
+    ),
+    "a class it does not hold": (prototypes_with(labels=lacking_class), "did not declare when it joined"),
+    "labels flipped to others' classes": (flipped(10), "did not declare when it joined"),
+    "scaled by 10^6": (scaled(1e6), "(max-prototype-norm)"),
+    "scaled by 10^4": (scaled(1e4), "norm"),
+    "a count below 1": (prototypes_with(counts=lambda n: n * 0), "count below 1"),
+    "inflated counts": (prototypes_with(counts=lambda n: n + 2**62), "but it has 30 for training"),
+    "inflated samples": (report_with(train_samples=10**12), "train_samples = 1000000000000, but it joined with 30"),
+    "no samples": (report_with(train_samples=0), "without training samples"),
+    "too many correct": (report_with(correct__head=10**6), "more correct predictions than test samples"),
+    "endless loss": (report_with(losses__total=float("nan")), "not a finite number"),
+    "an undeclared number": (report_with(losses__feature=0.5), "odd entry losses.feature"),
+    "an undeclared text": (extra("note", ConfigRecord({"x": "y" * 10**6})), "records other than a report"),
+    "a reply with a record more": (extra("more", MetricRecord({"x": 1})), "records other than a report"),
+    "a replayed reply": (replayed(), "a reply to round 1 in round"),
+    "nothing in it": (lambda message, _: from_node(message, Message(RecordDict(), reply_to=message)), "records other"),
+    "weights": (extra("weights", ArrayRecord({"w": raw(np.zeros(3, np.float32))})), "undeclared array record"),
+}
+
+
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_a_hostile_reply_is_refused_counted_and_harmless(
+    attack: str, tmp_path: Path, without: dict[str, Outcome]
+) -> None:
+    change, said = ATTACKS[attack]
+    outcome = federation(tmp_path, change)
+    rounds = outcome.rows[1:ROUNDS] if attack == "a replayed reply" else outcome.rows[:ROUNDS]
+    for row in rounds:
+        assert list(row["refused"]) == ["site-3"]
+        assert said in row["refused"]["site-3"]
+        assert len(row["refused"]["site-3"]) < 600
+    assert outcome.summary["trouble"]["refused"] == len(rounds)
+    if attack != "a replayed reply":  # whose first reply was honest
+        assert_unharmed(outcome, without["fedproto"])
+
+
+@pytest.mark.parametrize("algo", ["fedtgp", "fedpcl", "fedplvm", "fedproto-avg", "fedavg"])
+@pytest.mark.parametrize("attack", ["NaN", "scaled"])
+def test_the_same_holds_for_other_algorithms(
+    algo: str, attack: str, tmp_path: Path, without: dict[str, Outcome]
+) -> None:
+    factor = 1e6 if attack == "scaled" else float("nan")
+    outcome = federation(tmp_path, weights_scaled(factor) if algo == "fedavg" else scaled(factor), algo)
+    assert outcome.summary["trouble"]["refused"] == ROUNDS
+    assert_unharmed(outcome, without[algo])
+
+
+def test_the_norm_is_held_to_the_median_of_the_round(tmp_path: Path, without: dict[str, Outcome]) -> None:
+    """An absolute limit alone would let short prototypes grow by 10^6."""
+    outcome = federation(tmp_path, scaled(2000), max_prototype_norm=1e12)
+    assert all("times the round's median" in row["refused"]["site-3"] for row in outcome.rows[:ROUNDS])
+    assert_unharmed(outcome, without["fedproto"])
+
+
+def test_a_gigabyte_is_refused_before_anything_of_it_is_copied(tmp_path: Path) -> None:
+    tracemalloc.start()
+    federation(tmp_path, ATTACKS["a gigabyte in the prototypes"][0])
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 50e6
+
+
+@pytest.mark.parametrize("kind", [MessageType.TRAIN, MessageType.QUERY])
+def test_a_reply_that_flower_cannot_read_costs_only_itself(
+    kind: str, tmp_path: Path, without: dict[str, Outcome], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A shape of words passes Flower's encoder; its decoder, inside ``pull_messages``, raises a TypeError."""
+    pull = LocalGrid.pull_messages
+
+    def decoding(self: LocalGrid, message_ids: Iterable[str]) -> list[Message]:
+        replies = pull(self, message_ids)
+        for reply in replies:
+            for record in () if reply.has_error() else reply.content.array_records.values():
+                for array in record.values():
+                    Array.inflate(array.deflate(), dict(array.children))
+        return replies
+
+    def garbled(message: Message, reply: Message) -> Message:
+        record = ArrayRecord({"x": raw(np.zeros(3, np.float32))})
+        record["x"].shape = ("5", "64")  # type: ignore[assignment]
+        return extra("more", record)(message, reply)
+
+    monkeypatch.setattr(LocalGrid, "pull_messages", decoding)
+    if kind == MessageType.TRAIN:
+        outcome = federation(tmp_path, garbled)
+        assert all("a reply that Flower cannot read" in row["failed"]["site-3"] for row in outcome.rows[:ROUNDS])
+        assert_unharmed(outcome, without["fedproto"])
+        return
+    small = {"dataset": "digits", "partition": "iid", "train_samples": 20, "num_clients": 3}
+    config = run_config(tmp_path, rounds=1, **small)
+    outcome = run_federation(config, CLIENTS, tamper=by({HOSTILE: garbled}, kind))
+    assert sorted(outcome.summary["clients"]) == ["site-0", "site-1", "site-2"]
+
+
+def test_an_error_with_a_long_reason_is_written_down_shortly(tmp_path: Path) -> None:
+    def shouts(message: Message, reply: Message) -> Message:
+        return from_node(message, Message(Error(2, "\x1b[2J" + "x" * 10**6), reply_to=message))
+
+    outcome = federation(tmp_path, shouts)
+    reason = outcome.rows[0]["failed"]["site-3"]
+    assert reason.startswith("\\x1b[2Jxxx")
+    assert reason.endswith("(1000004 characters)")
+    assert len(reason) < 600
+
+
+def test_a_rubbish_final_evaluation_is_refused(tmp_path: Path, without: dict[str, Outcome]) -> None:
+    config_change = by({HOSTILE: report_with(losses__total=1.0, train_samples=0)}, MessageType.EVALUATE)
+    small = {"dataset": "digits", "partition": "pathological", "classes_per_client": 5, "train_samples": 30}
+    outcome = run_federation(run_config(tmp_path, rounds=1, **small), CLIENTS, tamper=config_change)
+    assert outcome.rows[-1]["refused"] == {"site-3": "a report with the odd entry losses.total = 1.0"}
+    assert set(outcome.summary["accuracy-of-clients"]) == {"site-0", "site-1", "site-2"}
+
+
+# -- what cannot be told from an honest client -------------------------------------------------------------------------
+
+
+def test_moderate_lies_pass_and_do_harm(tmp_path: Path, without: dict[str, Outcome]) -> None:
+    """Below the limits, a scaled prototype looks like one of a client whose features are that long."""
+    outcome = federation(tmp_path, scaled(10))
+    assert outcome.summary["trouble"]["refused"] == 0
+    found, wanted = (load_file(run.folder / "prototypes.safetensors") for run in (outcome, without["fedproto"]))
+    assert not torch.equal(found["means"][:3], wanted["means"][:3])
+
+
+# -- introductions -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("name", "../../etc"),
+        ("name", ""),
+        ("name", "x" * 10**6),
+        ("name", "\x1b[2J"),
+        ("partition", -1),
+        ("train_samples", "30"),
+        ("classes", [1, 2, 3]),
+        ("classes", [b"zero"]),
+        ("holds", [0, 0]),
+        ("holds", [3, 1]),
+        ("holds", [10]),
+        ("holds", ["0"]),
+        ("secret", [0.5] * 64),
+    ],
+)
+def test_a_rubbish_introduction_keeps_its_site_out(key: str, value: Any, tmp_path: Path) -> None:
+    """With ``num-clients`` the others go on without it."""
+
+    def change(message: Message, reply: Message) -> Message:
+        reply.content.config_records["site"][key] = value
+        return reply
+
+    small = {"dataset": "digits", "partition": "iid", "train_samples": 20}
+    config = run_config(tmp_path, rounds=1, num_clients=3, **small)
+    outcome = run_federation(config, CLIENTS, tamper=by({HOSTILE: change}, MessageType.QUERY))
+    assert sorted(outcome.summary["clients"]) == ["site-0", "site-1", "site-2"]
+    with pytest.raises(FederationError, match=r"1 client cannot take part: an introduction with") as caught:
+        run_federation(
+            config | {"num-clients": 4, "out-dir": str(tmp_path / "all")},
+            CLIENTS,
+            tamper=by({HOSTILE: change}, MessageType.QUERY),
+        )
+    assert len(str(caught.value)) < 800
+
+
+def test_what_is_written_down_is_plain_json(tmp_path: Path) -> None:
+    """Numbers near the limit do not turn into NaN or Infinity in the results."""
+    outcome = federation(tmp_path, report_with(losses__total=1e30, seconds__train=1e30))
+    text = (outcome.folder / "metrics.jsonl").read_text() + (outcome.folder / "summary.json").read_text()
+    assert "NaN" not in text
+    assert "Infinity" not in text
+    assert json.loads((outcome.folder / "summary.json").read_text())["trouble"]["refused"] == 0

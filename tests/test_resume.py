@@ -1,0 +1,212 @@
+"""A run that was stopped anywhere and resumed leaves bit for bit what an undisturbed one leaves."""
+
+from __future__ import annotations
+
+import errno
+import tomllib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from filelock import FileLock
+from flwr.app import Message, MessageType
+from safetensors.torch import load_file, save_file
+
+from protofl_common.catalog import CATALOG
+from protofl_common.options import SettingsError
+from protofl_common.settings import default_run_config, flatten
+from protofl_common.tensorfile import TensorFileError
+from server_app.checkpoint import NAME
+from server_app.results import Results
+from server_app.strategies.base import ServerStrategy
+from tests.harness import Outcome, Tamper, run_config, run_federation
+from tests.test_federation import without_times
+
+CLIENTS = 4
+
+
+class Killed(BaseException):
+    """Stands in for SIGKILL: no handler of the code under test sees it."""
+
+
+def on_message(kind: str, number: int) -> Tamper:
+    """The server dies when some clients have done their work of a round, and others have not."""
+    seen: list[Message] = []
+
+    def tamper(message: Message, reply: Message) -> Message:
+        if message.metadata.message_type == kind and message.metadata.group_id == str(number):
+            seen.append(reply)
+            if len(seen) == 2:
+                raise Killed
+        return reply
+
+    return tamper
+
+
+@contextmanager
+def instead(owner: type, name: str, number: int, *, after: bool = False) -> Iterator[None]:
+    """The server dies in the place of a method's call for a round, or right after it."""
+    original: Callable[..., Any] = getattr(owner, name)
+
+    def call(self: Any, server_round: int, *rest: Any) -> Any:
+        if server_round != number:
+            return original(self, server_round, *rest)
+        if after:
+            original(self, server_round, *rest)
+        raise Killed
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(owner, name, call)
+        yield
+
+
+PLACES = {
+    "while the clients train": None,
+    "before the merging": (ServerStrategy, "aggregate_train", False),
+    "after the merging": (ServerStrategy, "aggregate_train", True),
+    "before the checkpoint": (Results, "keep", False),
+    "after the checkpoint": (Results, "keep", True),
+}
+
+
+def stop(config: dict[str, Any], place: str, number: int, run_id: int = 1) -> None:
+    """Run until the server dies at a place of a round."""
+    where = PLACES[place]
+    tamper = on_message(MessageType.TRAIN, number) if where is None else None
+    dying = instead(where[0], where[1], number, after=where[2]) if where else nullcontext()
+    with dying, pytest.raises(Killed):
+        run_federation(config, CLIENTS, tamper, run_id=run_id)
+
+
+def assert_same(found: Outcome, wanted: Outcome) -> None:
+    for name in ("prototypes.safetensors", "weights.safetensors"):
+        assert (found.folder / name).exists() == (wanted.folder / name).exists()
+        if (found.folder / name).exists():
+            one, other = load_file(found.folder / name), load_file(wanted.folder / name)
+            assert one.keys() == other.keys()
+            assert all(torch.equal(one[key], other[key]) for key in one), name
+    assert without_times(found.rows) == without_times(wanted.rows)
+    for site in (wanted.folder / "clients").iterdir():
+        (one,), (other,) = (list((run.folder / "clients" / site.name).iterdir()) for run in (found, wanted))
+        kept, expected = load_file(one), load_file(other)
+        assert all(torch.equal(kept[key], expected[key]) for key in expected), site.name
+
+
+@pytest.mark.parametrize("algo", CATALOG)
+def test_a_run_stopped_at_every_place_equals_an_undisturbed_one(algo: str, tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"algo": algo, "rounds": 6, "run_name": "mine", "train_samples": 20, "test_samples": 20}
+    wanted = run_federation(run_config(tmp_path / "whole", **settings), CLIENTS)
+    config = run_config(tmp_path / "parts", **settings)
+    resumed = config | {"resume": True}
+    for number, place in enumerate(PLACES, start=1):
+        stop(resumed if number > 1 else config, place, number, run_id=100 + number)
+    with pytest.raises(Killed):
+        run_federation(resumed, CLIENTS, on_message(MessageType.EVALUATE, 6), run_id=200)
+    found = run_federation(resumed, CLIENTS, run_id=300)
+    assert_same(found, wanted)
+    assert found.summary["resumed-after-rounds"] == [0, 1, 2, 3, 5, 6]
+    assert found.summary["rounds"] == 6
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("number", [1, 3, 4])
+def test_with_few_clients_a_round_and_optimizers_that_live_on(place: str, number: int, tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"rounds": 4, "participation": 0.5, "keep_optimizer": True, "run_name": "mine"}
+    settings |= {"algo": "fedtgp", "train_samples": 20, "test_samples": 20, "fedtgp__server_epochs": 5}
+    wanted = run_federation(run_config(tmp_path / "whole", **settings), CLIENTS)
+    config = run_config(tmp_path / "parts", **settings)
+    stop(config, place, number)
+    assert_same(run_federation(config | {"resume": True}, CLIENTS, run_id=2), wanted)
+
+
+def test_a_resumed_run_says_from_where(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = run_config(tmp_path, rounds=3, run_name="mine")
+    stop(config, "after the checkpoint", 2)
+    run_federation(config | {"resume": True}, CLIENTS, run_id=2)
+    assert "resuming mine after round 2 of 3; round 3 is next" in capsys.readouterr().out
+
+
+def test_resume_toml_is_all_it_takes(tmp_path: Path) -> None:
+    """Also for a run without a run-name, whose name is the folder's."""
+    config = run_config(tmp_path, rounds=3)
+    stop(config, "after the checkpoint", 2)
+    (folder,) = (path for path in (tmp_path / "runs").iterdir() if path.is_dir())
+    kept = flatten(tomllib.loads((folder / "resume.toml").read_text()))
+    found = run_federation(default_run_config() | kept, CLIENTS, run_id=2)
+    assert found.folder == folder
+    assert found.summary["resumed-after-rounds"] == [2]
+
+
+# -- what is refused -------------------------------------------------------------------------------------------------
+
+
+def refusal(config: dict[str, Any]) -> str:
+    with pytest.raises((SettingsError, TensorFileError)) as caught:
+        run_federation(config | {"resume": True}, CLIENTS, run_id=9)
+    return str(caught.value)
+
+
+def test_other_settings_are_refused_with_key_and_both_values(tmp_path: Path) -> None:
+    config = run_config(tmp_path, rounds=3, run_name="mine")
+    stop(config, "after the checkpoint", 1)
+    said = refusal(config | {"lr": 0.5, "algo": "fedtgp", "round-timeout": 7.0})
+    assert 'algo = "fedtgp": the run has algo = "fedproto"' in said
+    assert "lr = 0.5: the run has lr = 0.05" in said
+    assert "fedtgp.lambda = 0.1: the run has fedtgp.lambda = (not set)" in said
+    assert "round-timeout" not in said
+    run_federation(config | {"resume": True, "round-timeout": 7.0, "min-replies": 2}, CLIENTS, run_id=2)
+
+
+def test_where_there_is_nothing_to_resume_it_says_so(tmp_path: Path) -> None:
+    config = run_config(tmp_path, rounds=1, run_name="mine")
+    assert "nothing to resume, there is no" in refusal(config)
+    assert "run-name must name the run" in refusal(config | {"run-name": ""})
+    assert not list((tmp_path / "runs").iterdir())
+    run_federation(config, CLIENTS)
+    assert "nothing to resume, the run 'mine' is complete" in refusal(config)
+
+
+def test_a_stopped_run_is_not_overwritten(tmp_path: Path) -> None:
+    config = run_config(tmp_path, run_name="mine")
+    stop(config, "after the checkpoint", 0)
+    with pytest.raises(SettingsError, match="holds a run already; choose another name, or let it go on with resume"):
+        run_federation(config, CLIENTS)
+
+
+def test_two_servers_never_write_one_run(tmp_path: Path) -> None:
+    config = run_config(tmp_path, run_name="mine")
+    stop(config, "after the checkpoint", 1)
+    with FileLock(tmp_path / "runs" / ".mine.lock"):
+        assert "another process is at work" in refusal(config)
+
+
+def test_a_damaged_checkpoint_is_told(tmp_path: Path) -> None:
+    config = run_config(tmp_path, run_name="mine")
+    stop(config, "after the checkpoint", 1)
+    folder = tmp_path / "runs" / "mine"
+    whole = (folder / NAME).read_bytes()
+    (folder / NAME).write_bytes(whole[: len(whole) // 2])
+    assert f"{NAME} cannot be read" in refusal(config)
+    (folder / NAME).write_bytes(whole)
+    (folder / "metrics.jsonl").write_text("")
+    assert "metrics.jsonl lacks rows of the first 1 rounds" in refusal(config)
+
+
+def test_a_full_disk_of_the_server_leaves_the_last_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = run_config(tmp_path, rounds=3, run_name="mine")
+
+    def save_unless_full(tensors: dict[str, torch.Tensor], path: Path, metadata: dict[str, str]) -> None:
+        if path.name.startswith(NAME) and '"round": 2' in metadata["facts"]:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        save_file(tensors, path, metadata)
+
+    monkeypatch.setattr("protofl_common.tensorfile.save_file", save_unless_full)
+    with pytest.raises(TensorFileError, match=r"checkpoint.safetensors could not be written.*No space left"):
+        run_federation(config, CLIENTS, run_id=1)
+    monkeypatch.undo()
+    found = run_federation(config | {"resume": True}, CLIENTS, run_id=2)
+    assert found.summary["resumed-after-rounds"] == [1]
+    assert_same(found, run_federation(run_config(tmp_path / "whole", rounds=3, run_name="mine"), CLIENTS))

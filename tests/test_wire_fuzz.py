@@ -1,0 +1,344 @@
+"""Rubbish on the wire: decoders refuse it with `RefusedMessage` alone, and accept only what keeps the rules.
+
+``make fuzz`` runs 10,000 cases of each test. What is accepted is held to the rules as stated here, in NumPy.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
+from flwr.proto.recorddict_pb2 import RecordDict as ProtoRecordDict
+from hypothesis import event, given
+from hypothesis import strategies as st
+
+from protofl_common.catalog import CATALOG, Crossing
+from protofl_common.messages import (
+    RAW,
+    Limits,
+    Payload,
+    RefusedMessage,
+    Report,
+    SiteCard,
+    check_size,
+    unpack_instructions,
+    unpack_payload,
+    unpack_report,
+    unpack_site_card,
+)
+from server_app.screening import check_claims
+from tests.declared import DECLARED, SITE, report_names
+
+CLASSES, DIM, ROUND, MAX_NORM, MANY = 6, 3, 5, 100.0, 3
+HOLDS, SAMPLES = (0, 1, 2, 4), 40
+MODEL = {"body.weight": ("float32", (2, DIM)), "body.seen": ("int64", ())}
+LIMITS = Limits(CLASSES, DIM, MAX_NORM, MODEL, MANY)
+CARD = SiteCard("north", 0, 3, "", "cnn4", 1, 8, 99, SAMPLES, SAMPLES, tuple("abcdef"), HOLDS)
+
+# -- what arrives ------------------------------------------------------------------------------------------------------
+
+NUMBERS = st.one_of(
+    st.integers(-3, 50), st.integers(-(2**63), 2**64 - 1), st.floats(), st.sampled_from([10**400, True, 0.5, -0.0])
+)
+TEXTS = st.one_of(st.text(max_size=8), st.sampled_from(["x" * 10**4, "\x1b[2J", "../..", "means", "float32"]))
+DTYPES = st.sampled_from(["<f4", "<i8", "<f2", "<f8", "<i4", "|b1", "|u1"])
+
+
+@st.composite
+def arrays(draw: st.DrawFn) -> Array:
+    """Any array, or one whose description does not fit its bytes."""
+    shape = tuple(draw(st.lists(st.integers(0, 5), max_size=3)))
+    if draw(st.booleans()):
+        values = draw(st.binary(max_size=64))
+        odd = st.sampled_from([(2, DIM), (-1, DIM), (10**9, DIM), (2**62, 2**62), (), (True, DIM), shape])
+        dtype, stype = draw(st.sampled_from(["float32", "int64", "object", ""])), draw(st.sampled_from([RAW, "numpy"]))
+        return Array(dtype, draw(odd), stype, values)
+    made = np.frombuffer(draw(st.binary(min_size=1, max_size=8)), np.uint8)
+    values = np.resize(made, shape).astype(draw(DTYPES))
+    return Array(str(values.dtype), shape, RAW, values.tobytes())
+
+
+def floats(draw: st.DrawFn, shape: tuple[int, ...]) -> np.ndarray:
+    """Mostly ordinary ones, sometimes with one that is not."""
+    seed = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    values = np.asarray(seed.normal(size=shape), np.float32)
+    if values.size and draw(st.integers(0, 4)) == 0:
+        values.flat[draw(st.integers(0, values.size - 1))] = draw(st.floats(width=32))
+    return values
+
+
+def raw(values: np.ndarray) -> Array:
+    return Array(str(values.dtype), values.shape, RAW, values.tobytes())
+
+
+@st.composite
+def replies(draw: st.DrawFn, algo: str, training: bool) -> RecordDict:
+    """A reply as an honest client might send it, then changed in none to three places."""
+    declared, content = DECLARED[algo], RecordDict()
+    if training and declared.prototypes:
+        pool = [*HOLDS, *HOLDS] if declared.several else list(HOLDS)
+        labels = np.array(draw(st.permutations(pool))[: draw(st.integers(1, len(pool)))], np.int64)
+        made = {"means": floats(draw, (len(labels), DIM)), "labels": labels}
+        if "counts" in declared.prototypes:
+            made["counts"] = np.array([draw(st.integers(1, 10)) for _ in labels], np.int64)
+        content["prototypes"] = ArrayRecord({name: raw(values) for name, values in made.items()})
+    if training and declared.weights:
+        content["weights"] = ArrayRecord(
+            {"body.weight": raw(floats(draw, (2, DIM))), "body.seen": raw(np.array(4, np.int64))}
+        )
+    names = sorted(report_names(algo, training) - {"round", "train_samples", "test_samples"})
+    report: dict[str, Any] = {"round": ROUND, "train_samples": SAMPLES, "test_samples": SAMPLES}
+    report |= {name: draw(st.integers(0, SAMPLES)) for name in draw(st.lists(st.sampled_from(names), max_size=4))}
+    content["report"] = MetricRecord(report)
+    for change in draw(st.lists(st.sampled_from(CHANGES), max_size=3)):
+        change(draw, content)
+    return content
+
+
+def change_array(draw: st.DrawFn, content: RecordDict) -> None:
+    for record in content.array_records.values():
+        names = st.sampled_from([*record, "counts", "features"])
+        record[draw(names)] = draw(arrays())
+
+
+def change_labels(draw: st.DrawFn, content: RecordDict) -> None:
+    for record in content.array_records.values():
+        for name in {"labels", "counts"} & set(record):
+            length = len(record[name].data) // 8
+            numbers = st.one_of(st.integers(-2, 60), st.integers(-(2**63), 2**63 - 1))
+            values = draw(st.lists(numbers, min_size=length, max_size=length))
+            record[name] = raw(np.array(values, np.int64))
+
+
+def remove_array(draw: st.DrawFn, content: RecordDict) -> None:
+    for record in content.array_records.values():
+        if record:
+            del record[draw(st.sampled_from(sorted(record)))]
+
+
+def add_record(draw: st.DrawFn, content: RecordDict) -> None:
+    name = draw(st.one_of(st.sampled_from(["prototypes", "weights", "local-sets", "report", "site"]), TEXTS))
+    kinds: list[Callable[[], Any]] = [
+        lambda: ArrayRecord({draw(TEXTS): draw(arrays())}),
+        lambda: MetricRecord({draw(TEXTS): draw(st.one_of(st.integers(-9, 9), st.floats()))}),
+        lambda: ConfigRecord({draw(TEXTS): draw(TEXTS)}),
+    ]
+    content[name] = draw(st.sampled_from(kinds))()
+
+
+def remove_record(draw: st.DrawFn, content: RecordDict) -> None:
+    if content:
+        del content[draw(st.sampled_from(sorted(content)))]
+
+
+def change_report(draw: st.DrawFn, content: RecordDict) -> None:
+    known = ["round", "train_samples", "test_samples", "correct.head", "losses.total", "seconds.train", "losses.x"]
+    value = draw(st.one_of(NUMBERS, st.lists(st.integers(), max_size=3)))
+    for record in content.metric_records.values():
+        if not isinstance(value, bool):  # Flower takes none
+            record[draw(st.one_of(st.sampled_from(known), TEXTS))] = value
+
+
+CHANGES = (change_array, change_labels, remove_array, add_record, remove_record, change_report)
+
+# -- what must hold of what is accepted --------------------------------------------------------------------------------
+
+
+def assert_proper(content: RecordDict, payload: Payload, report: Report, algo: str, training: bool) -> None:
+    declared = DECLARED[algo]
+    assert set(content.array_records) == (declared.records if training else set())
+    assert list(content.metric_records) == ["report"]
+    assert not content.config_records
+    flat = dict(content.metric_records["report"])
+    assert set(flat) <= report_names(algo, training)
+    assert all(type(value) in (int, float) and math.isfinite(value) for value in flat.values())
+    assert report.round == ROUND
+    assert (1 if training else 0) <= report.train_samples <= SAMPLES
+    assert 0 <= report.test_samples <= SAMPLES
+    assert all(type(n) is int and 0 <= n <= report.test_samples for n in report.correct.values())
+    assert not payload.local_sets
+    assert (payload.prototypes is not None) == bool(training and declared.prototypes)
+    assert (payload.weights is not None) == bool(training and declared.weights)
+    if payload.prototypes is not None:
+        record = content.array_records["prototypes"]
+        assert set(record) == set(declared.prototypes)
+        means, labels = payload.prototypes.means.numpy(), payload.prototypes.labels.numpy()
+        assert (means.dtype, labels.dtype) == (np.float32, np.int64)
+        assert 1 <= len(labels) <= CLASSES * (MANY if declared.several else 1)
+        assert means.shape == (len(labels), DIM)
+        assert np.isfinite(means).all()
+        assert max(math.sqrt(sum(float(x) ** 2 for x in row)) for row in means) <= MAX_NORM * (1 + 1e-12)
+        assert set(labels.tolist()) <= set(HOLDS)
+        assert max(labels.tolist().count(label) for label in labels.tolist()) <= (MANY if declared.several else 1)
+        assert means.tobytes() == record["means"].data
+        assert labels.tobytes() == record["labels"].data
+        assert (payload.prototypes.counts is not None) == ("counts" in declared.prototypes)
+        if payload.prototypes.counts is not None:
+            assert payload.prototypes.counts.numpy().tobytes() == record["counts"].data
+            assert min(payload.prototypes.counts.tolist()) >= 1
+            assert sum(payload.prototypes.counts.tolist()) <= report.train_samples
+    if payload.weights is not None:
+        assert set(payload.weights) == set(MODEL)
+        for name, (dtype, shape) in MODEL.items():
+            assert (str(payload.weights[name].dtype), tuple(payload.weights[name].shape)) == (f"torch.{dtype}", shape)
+            assert np.isfinite(payload.weights[name].numpy()).all()
+
+
+def take(content: RecordDict, algo: str, training: bool) -> tuple[Payload, Report] | None:
+    """As the server does it; None: refused."""
+    row = CATALOG[algo]
+    crossing = row.up if training else Crossing()
+    try:
+        check_size(content, crossing, LIMITS)
+        report = unpack_report(content, ROUND, row.reported_losses if training else ())
+        payload = unpack_payload(content, crossing, LIMITS, required=training)
+        check_claims(report, payload, CARD, training)
+    except RefusedMessage as refusal:
+        REASONS.append(str(refusal))
+        return None
+    return payload, report
+
+
+REASONS: list[str] = []
+
+
+def assert_last_reason_is_fit_for_a_log() -> None:
+    reason = REASONS.pop()
+    assert 0 < len(reason) < 600
+    assert reason.isprintable()
+
+
+ALGOS = st.sampled_from(sorted(DECLARED))
+
+
+@given(st.data(), ALGOS, st.booleans())
+def test_replies(data: st.DataObject, algo: str, training: bool) -> None:
+    content = data.draw(replies(algo, training))
+    taken = take(content, algo, training)
+    event("accepted" if taken else "refused")
+    if taken:
+        assert_proper(content, *taken, algo, training)
+    else:
+        assert_last_reason_is_fit_for_a_log()
+
+
+def with_bytes(text: bytes, changes: list[tuple[float, int]]) -> bytes:
+    """``text`` with some bytes replaced: (where, as a part of its length; by what)."""
+    changed = bytearray(text)
+    for place, value in changes:
+        changed[int(place * len(changed))] = value
+    return bytes(changed)
+
+
+@given(st.data(), ALGOS)
+def test_replies_with_wrong_bytes(data: st.DataObject, algo: str) -> None:
+    """Some bytes of an honest reply are changed in transit; what Flower can still read, we decode."""
+    content = data.draw(replies(algo, True))
+    places = st.tuples(st.floats(0, 1, exclude_max=True), st.integers(0, 255))
+    changes = data.draw(st.lists(places, min_size=1, max_size=4))
+    held = [array for record in content.array_records.values() for array in record.values() if array.data]
+    if held and data.draw(st.booleans()):
+        array = data.draw(st.sampled_from(held))
+        array.data, changes = with_bytes(array.data, changes), []
+    try:
+        text = with_bytes(recorddict_to_proto(content).SerializeToString(deterministic=True), changes)
+        read = recorddict_from_proto(ProtoRecordDict.FromString(text))
+    except Exception:  # Flower's own refusal
+        event("not for Flower")
+        return
+    taken = take(read, algo, True)
+    event("accepted" if taken else "refused")
+    if taken:
+        assert_proper(read, *taken, algo, True)
+    else:
+        assert_last_reason_is_fit_for_a_log()
+
+
+VALUES = st.one_of(
+    st.integers(-(2**63), 2**63 - 1),
+    st.floats(),
+    st.booleans(),
+    TEXTS,
+    st.binary(max_size=3),
+    st.lists(st.integers(-1, 9), max_size=4),
+    st.lists(TEXTS, max_size=3),
+    st.lists(st.booleans(), max_size=3),
+)
+
+PLAUSIBLE: dict[type, st.SearchStrategy[Any]] = {
+    int: st.integers(-1, 99),
+    str: st.text("abc-1/", max_size=4),
+    list: st.lists(st.integers(0, 6), max_size=4, unique=True).map(sorted),
+}
+
+
+@given(st.data())
+def test_introductions(data: st.DataObject) -> None:
+    honest = {"name": "north", "partition": 0, "num_partitions": 3, "domain": "", "arch": "cnn4", "in_channels": 1}
+    honest |= {"image_size": 8, "parameters": 9, "train_samples": 30, "test_samples": 30}
+    values: dict[str, Any] = honest | {"classes": list("abcdef"), "holds": [1, 4]}
+    for key in data.draw(st.lists(st.sampled_from(sorted(SITE)), max_size=2)):
+        values[key] = data.draw(PLAUSIBLE[SITE[key]] if data.draw(st.booleans()) else VALUES)
+    if data.draw(st.integers(0, 5)) == 0:
+        values[data.draw(TEXTS)] = data.draw(VALUES)
+    if data.draw(st.integers(0, 5)) == 0:
+        del values[data.draw(st.sampled_from(sorted(values)))]
+    content = RecordDict({"site": ConfigRecord(values)})
+    if data.draw(st.integers(0, 5)) == 0:
+        add_record(data.draw, content)
+    try:
+        card = unpack_site_card(content)
+    except RefusedMessage as refusal:
+        REASONS.append(str(refusal))
+        event("refused")
+        assert_last_reason_is_fit_for_a_log()
+        return
+    event("accepted")
+    assert set(content) == {"site"}
+    assert set(values) == set(SITE)
+    for key, kind in SITE.items():
+        assert type(values[key]) is kind
+    assert all(value >= 0 for value in values.values() if isinstance(value, int))
+    assert all(
+        isinstance(name, str) and len(name) <= 200 for name in [card.name, card.domain, card.arch, *card.classes]
+    )
+    assert card.name
+    assert "/" not in card.name
+    assert list(card.holds) == sorted({int(label) for label in card.holds})
+    assert all(type(label) is int and 0 <= label < len(card.classes) for label in card.holds)
+
+
+@given(st.data())
+def test_what_a_client_is_told(data: st.DataObject) -> None:
+    """Instructions, and the sets of every client (FedPCL), which only the server sends."""
+    values: dict[str, Any] = {"round": 3, "run_name": "r", "evaluate": True, "lineage": "11:5,13"}
+    rows = data.draw(st.integers(1, 3))
+    made = {
+        "means": raw(floats(data.draw, (rows, DIM))),
+        "labels": raw(np.array(data.draw(st.lists(st.integers(0, CLASSES), min_size=rows, max_size=rows)), np.int64)),
+        "owners": raw(
+            np.sort(np.array(data.draw(st.lists(st.integers(0, 3), min_size=rows, max_size=rows)), np.int64))
+        ),
+    }
+    if data.draw(st.integers(0, 2)) == 0:
+        values[data.draw(st.sampled_from(sorted(values)))] = data.draw(VALUES)
+    if data.draw(st.integers(0, 3)) == 0:
+        made[data.draw(st.sampled_from(sorted(made)))] = data.draw(arrays())
+    content = RecordDict({"round": ConfigRecord(values), "local-sets": ArrayRecord(made)})
+    try:
+        unpack_instructions(content)
+        payload = unpack_payload(content, CATALOG["fedpcl"].down, LIMITS, required=False)
+    except RefusedMessage:
+        event("refused")
+        return
+    event("accepted")
+    for one in payload.local_sets:
+        assert len(set(one.labels.tolist())) == len(one) <= CLASSES
+        assert 0 <= min(one.labels.tolist()) <= max(one.labels.tolist()) < CLASSES
+        assert np.isfinite(one.means.numpy()).all()
+        assert one.means.shape[1] == DIM
+    assert sum(len(one) for one in payload.local_sets) == rows

@@ -1,0 +1,347 @@
+"""Privacy on the wire: every byte that a client sends belongs to what its algorithm declares.
+
+In an in-process federation every reply is serialised as Flower does it. The declared values alone are then read from
+the bytes with NumPy, and written anew with Flower's protobuf classes: both must be the same, byte for byte. So there
+is no further record, field, or padding. What the values are is checked too: prototypes are the class means (cluster
+means) of the model that the client keeps, and none is the feature of a single sample.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, MessageType, RecordDict
+from flwr.common.serde import recorddict_to_proto
+from flwr.proto import recorddict_pb2 as proto
+from safetensors.torch import load_file
+
+from client_app import app as client_module
+from client_app.algorithms import ALGORITHMS
+from client_app.algorithms.base import ClientAlgorithm
+from client_app.algorithms.fedtgp import FedTGP
+from client_app.site import Site
+from protofl_common.messages import RAW, Payload, RefusedMessage, pack_site_card, unpack_site_card
+from protofl_common.prototypes import Prototypes
+from tests.attacks import raw
+from tests.declared import DECLARED, SITE, report_names
+from tests.harness import Outcome, run_config, run_federation
+
+CLIENTS, ROUNDS = 3, 2
+
+
+def small_config(folder: Path, algo: str, **settings: Any) -> dict[str, Any]:
+    """Five classes each, at least three samples of each."""
+    data = {"dataset": "digits", "partition": "pathological", "classes_per_client": 5, "train_samples": 40}
+    return run_config(folder, algo=algo, rounds=ROUNDS, **data, **settings)
+
+
+def federation(folder: Path, algo: str, **settings: Any) -> Outcome:
+    """Three clients, each with a folder of its own."""
+    facts = [
+        {"partition-id": i, "num-partitions": CLIENTS, "state-dir": f"{folder}/private-disk-{i}"} for i in (0, 1, 2)
+    ]
+    return run_federation(
+        small_config(folder, algo, **settings), nodes={1000 + i: dict(one) for i, one in enumerate(facts)}
+    )
+
+
+def bytes_of(content: RecordDict) -> bytes:
+    """As it travels."""
+    return recorddict_to_proto(content).SerializeToString(deterministic=True)
+
+
+# -- the bytes are those of the declared values ------------------------------------------------------------------------
+
+
+def assert_only_declared(algo: str, kind: str, round_number: int, text: bytes) -> dict[str, dict[str, np.ndarray]]:
+    """Read the declared values of a reply, write them anew, and compare; the arrays read."""
+    message = proto.RecordDict.FromString(text)
+    items = {item.key: item for item in message.items}
+    arrays: dict[str, dict[str, np.ndarray]] = {}
+    anew = proto.RecordDict()
+    for item in message.items:  # in the order found; names and number are checked below
+        if item.key == "site" and kind == MessageType.QUERY:
+            anew.items.append(proto.RecordDict.Item(key="site", config_record=site_anew(item.config_record)))
+        elif item.key == "report" and kind != MessageType.QUERY:
+            allowed = report_names(algo, kind == MessageType.TRAIN)
+            anew.items.append(
+                proto.RecordDict.Item(key="report", metric_record=report_anew(item.metric_record, allowed))
+            )
+        elif item.key in ("prototypes", "weights") and kind == MessageType.TRAIN:
+            record, arrays[item.key] = arrays_anew(item.array_record)
+            anew.items.append(proto.RecordDict.Item(key=item.key, array_record=record))
+    assert anew.SerializeToString(deterministic=True) == text, "bytes beyond the declared values"
+    if kind != MessageType.TRAIN:
+        assert set(items) == {"site" if kind == MessageType.QUERY else "report"}
+        return {}
+    due = set(DECLARED[algo].records)
+    if algo == "protofed" and round_number < ROUNDS:
+        due.remove("prototypes")
+    assert set(items) == {"report", *due}
+    if "prototypes" in due:
+        assert set(arrays["prototypes"]) == set(DECLARED[algo].prototypes), "an undeclared array"
+    return arrays
+
+
+def arrays_anew(record: Any) -> tuple[Any, dict[str, np.ndarray]]:
+    """Each array rebuilt from its numbers."""
+    made, values = proto.ArrayRecord(), {}
+    for item in record.items:
+        array = item.value
+        dtype = {"float32": "<f4", "int64": "<i8"}[array.dtype]
+        assert len(array.data) == int(dtype[2]) * math.prod(array.shape), "bytes beyond the shape"
+        values[item.key] = np.frombuffer(array.data, dtype).reshape(tuple(array.shape))
+        rebuilt = proto.Array(
+            dtype=array.dtype, shape=values[item.key].shape, stype=RAW, data=values[item.key].astype(dtype).tobytes()
+        )
+        made.items.append(proto.ArrayRecord.Item(key=item.key, value=rebuilt))
+    return made, values
+
+
+def report_anew(record: Any, allowed: set[str]) -> Any:
+    """Single numbers under declared names."""
+    made = proto.MetricRecord()
+    for item in record.items:
+        assert item.key in allowed, f"an undeclared number {item.key}"
+        kind = item.value.WhichOneof("value")
+        assert kind in ("double", "sint64"), "not a single number"
+        value = proto.MetricRecordValue(**{kind: getattr(item.value, kind)})
+        made.items.append(proto.MetricRecord.Item(key=item.key, value=value))
+    return made
+
+
+def site_anew(record: Any) -> Any:
+    """The declared fields of an introduction, all of them."""
+    made = proto.ConfigRecord()
+    assert [item.key for item in record.items] == list(SITE), "an undeclared field"
+    for item in record.items:
+        kind = item.value.WhichOneof("value")
+        value = getattr(item.value, kind)
+        wanted = {int: ("sint64",), str: ("string",), list: ("string_list", "sint_list", "bool_list")}
+        assert kind in wanted[SITE[item.key]]
+        if kind.endswith("list"):
+            assert kind != "bool_list" or not value.vals  # Flower's way to write an empty list
+            value = type(value)(vals=list(value.vals))
+        made.items.append(proto.ConfigRecord.Item(key=item.key, value=proto.ConfigRecordValue(**{kind: value})))
+    return made
+
+
+# -- and these values are what the paper promises ----------------------------------------------------------------------
+
+
+def kept_by(outcome: Outcome, algo: str, index: int) -> tuple[np.ndarray, np.ndarray, dict[str, Any]]:
+    """Features [N, D] and labels [N] of a client's training data under the model it keeps after the run; that model."""
+    node = outcome.grid.nodes[1000 + index]
+    (path,) = Path(str(node["state-dir"])).rglob("*.safetensors")
+    state = {name.removeprefix("model."): value for name, value in load_file(path).items()}
+    site = Site(Context(1, 1, node, RecordDict(), outcome.grid.run_config))
+    site.model.load_state_dict(state)
+    with torch.no_grad():
+        features = site.model.eval().body(site.train_set.images)
+    if algo == "fedpcl":
+        features = features / features.norm(dim=1, keepdim=True)
+    return features.double().numpy(), site.train_set.labels.numpy(), state
+
+
+def assert_means(arrays: dict[str, np.ndarray], features: np.ndarray, labels: np.ndarray, algo: str) -> None:
+    """Means over several samples of one class each; never the feature of one."""
+    means = arrays["means"].astype(np.float64)
+    assert set(arrays["labels"].tolist()) == set(labels.tolist())
+    for mean, label in zip(means, arrays["labels"], strict=True):
+        of_class = features[labels == label]
+        assert len(of_class) >= 3
+        apart = np.abs(of_class - mean).max(axis=1)
+        assert apart.min() > 1e-4 * np.abs(of_class).max(), "the feature of a single sample"
+        if not DECLARED[algo].several:
+            np.testing.assert_allclose(mean, of_class.mean(axis=0), rtol=1e-3, atol=1e-4)
+        else:  # a cluster's mean lies among its class
+            assert (of_class.min(axis=0) - 1e-4 <= mean).all()
+            assert (mean <= of_class.max(axis=0) + 1e-4).all()
+    if "counts" in arrays:
+        assert arrays["counts"].tolist() == [int((labels == label).sum()) for label in arrays["labels"]]
+
+
+def assert_no_local_paths(outcome: Outcome, folder: Path, text: bytes) -> None:
+    """Neither the folders that the client uses, nor anything like a path in a text."""
+    places = [folder, Path.home(), Path.cwd(), outcome.grid.run_config["cache-dir"], "private-disk"]
+    assert not any(str(place).encode() in text for place in places), "a path"
+    for item in proto.RecordDict.FromString(text).items:
+        for field in item.config_record.items:
+            words = [field.value.string, *field.value.string_list.vals]
+            assert not any("/" in word or "\\" in word for word in words), "a path"
+
+
+def assert_private(outcome: Outcome, folder: Path, algo: str) -> None:
+    """All of it, for every reply of a run."""
+    kinds = []
+    for message, reply in outcome.grid.log:
+        kind, round_number = message.metadata.message_type, int(message.metadata.group_id)
+        assert not reply.has_error()
+        text = bytes_of(reply.content)
+        arrays = assert_only_declared(algo, kind, round_number, text)
+        assert_no_local_paths(outcome, folder, text)
+        kinds.append(kind)
+        if kind == MessageType.TRAIN and round_number == ROUNDS:
+            features, labels, state = kept_by(outcome, algo, message.metadata.dst_node_id - 1000)
+            if "prototypes" in arrays:
+                assert_means(arrays["prototypes"], features, labels, algo)
+            if "weights" in arrays:
+                assert set(arrays["weights"]) == set(state)
+                assert all(np.array_equal(arrays["weights"][name], value.numpy()) for name, value in state.items())
+    assert sorted(kinds) == sorted(CLIENTS * [MessageType.QUERY, MessageType.EVALUATE, *ROUNDS * [MessageType.TRAIN]])
+
+
+@pytest.mark.parametrize("algo", DECLARED)
+def test_every_byte_of_every_reply_is_declared(algo: str, tmp_path: Path) -> None:
+    assert_private(federation(tmp_path, algo), tmp_path, algo)
+
+
+def test_the_table_of_this_test_covers_the_catalog() -> None:
+    assert set(DECLARED) == set(ALGORITHMS)
+
+
+def test_classes_are_told_at_joining_only_where_prototypes_will_tell_them(tmp_path: Path) -> None:
+    for algo, declared in DECLARED.items():
+        site = Site(Context(1, 1, {"partition-id": 1, "num-partitions": 3}, RecordDict(), small_config(tmp_path, algo)))
+        held = sorted(set(site.data.train_labels.tolist()))
+        assert len(held) == 5
+        assert list(site.card().holds) == (held if declared.prototypes else [])
+
+
+def test_an_error_tells_no_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*args: object) -> None:
+        raise OSError(f"cannot open {tmp_path}/private-disk-0/scans/a.png, nor '{Path.home()}/my scans/b.png'")
+
+    monkeypatch.setattr(client_module, "train", broken)
+    outcome = federation(tmp_path, "local")
+    for message, reply in outcome.grid.log:
+        if message.metadata.message_type == MessageType.TRAIN:
+            assert reply.error.reason == "OSError: cannot open …/a.png, nor '…/my scans/b.png'"
+
+
+# -- a client that sends more is found out -----------------------------------------------------------------------------
+
+Pack = Callable[..., Any]
+
+
+def adds_record(honest: Pack) -> Pack:
+    def pack(upload: Payload, crossing: Any) -> RecordDict:
+        content: RecordDict = honest(upload, crossing)
+        content["features"] = ArrayRecord({"z": raw(np.zeros((30, 64), np.float32))})
+        return content
+
+    return pack
+
+
+def adds_array(honest: Pack) -> Pack:
+    def pack(upload: Payload, crossing: Any) -> RecordDict:
+        content: RecordDict = honest(upload, crossing)
+        content.array_records["prototypes"]["features"] = raw(np.zeros((30, 64), np.float32))
+        return content
+
+    return pack
+
+
+def adds_bytes(honest: Pack) -> Pack:
+    def pack(upload: Payload, crossing: Any) -> RecordDict:
+        content: RecordDict = honest(upload, crossing)
+        means = content.array_records["prototypes"]["means"]
+        content.array_records["prototypes"]["means"] = Array("float32", means.shape, RAW, means.data + b"more")
+        return content
+
+    return pack
+
+
+def adds_text(honest: Pack) -> Pack:
+    def pack(upload: Payload, crossing: Any) -> RecordDict:
+        content: RecordDict = honest(upload, crossing)
+        content["note"] = ConfigRecord({"from": "here"})
+        return content
+
+    return pack
+
+
+def adds_number(honest: Pack) -> Pack:
+    def pack(*args: Any) -> Any:
+        record = honest(*args)
+        record["losses.first-feature"] = 0.25
+        return record
+
+    return pack
+
+
+def adds_list(honest: Pack) -> Pack:
+    def pack(*args: Any) -> Any:
+        record = honest(*args)
+        record["train_samples"] = [10, 20]
+        return record
+
+    return pack
+
+
+def adds_field(honest: Pack) -> Pack:
+    return lambda card: ConfigRecord({**honest(card), "counts": [10, 20]})
+
+
+def tells_a_path(honest: Pack) -> Pack:
+    return lambda card: ConfigRecord({**honest(card), "domain": "/srv/scans"})
+
+
+def sends_a_sample(honest: Pack) -> Pack:
+    def local_prototypes(self: ClientAlgorithm) -> Prototypes:
+        found: Prototypes = honest(self)
+        sample = self.model.body(self.site.train_set.images[self.site.train_set.labels == found.labels[0]][:1])
+        means = torch.cat([sample.detach(), found.means[1:]])
+        return Prototypes(means, found.labels, found.counts)
+
+    return local_prototypes
+
+
+MORE: dict[str, tuple[Any, str, Callable[[Pack], Pack], str]] = {
+    "a record": (client_module, "pack_payload", adds_record, "bytes beyond the declared values"),
+    "an array": (client_module, "pack_payload", adds_array, "an undeclared array"),
+    "bytes after an array": (client_module, "pack_payload", adds_bytes, "bytes beyond the shape"),
+    "a text": (client_module, "pack_payload", adds_text, "bytes beyond the declared values"),
+    "a number": (client_module, "pack_report", adds_number, "an undeclared number losses.first-feature"),
+    "a list in place of a number": (client_module, "pack_report", adds_list, "not a single number"),
+    "a path in the introduction": (client_module, "pack_site_card", tells_a_path, "a path"),
+    "a sample in place of a mean": (ClientAlgorithm, "local_prototypes", sends_a_sample, "of a single sample"),
+}
+UNSEEN = ("a path in the introduction", "a sample in place of a mean")
+"""What the server cannot tell from an honest reply."""
+
+
+@pytest.mark.parametrize("what", MORE)
+def test_a_client_that_sends_more_is_found_out(what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So the test above can see it. Where the server can, it refuses."""
+    owner, name, change, said = MORE[what]
+    monkeypatch.setattr(owner, name, change(getattr(owner, name)))
+    outcome = federation(tmp_path, "fedproto")
+    with pytest.raises(AssertionError, match=said):
+        assert_private(outcome, tmp_path, "fedproto")
+    assert (outcome.summary["trouble"]["refused"] > 0) == (what not in UNSEEN)
+
+
+def test_a_further_field_of_the_introduction_is_found_out(tmp_path: Path) -> None:
+    site = Site(Context(1, 1, {"partition-id": 1, "num-partitions": 3}, RecordDict(), small_config(tmp_path, "local")))
+    honest, more = (RecordDict({"site": pack(site.card())}) for pack in (pack_site_card, adds_field(pack_site_card)))
+    assert_only_declared("local", MessageType.QUERY, 0, bytes_of(honest))
+    with pytest.raises(AssertionError, match="an undeclared field"):
+        assert_only_declared("local", MessageType.QUERY, 0, bytes_of(more))
+    with pytest.raises(RefusedMessage, match="no complete record 'site'"):
+        unpack_site_card(more)
+
+
+def test_the_client_itself_refuses_to_send_counts_that_the_paper_promises_not_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(FedTGP, "upload", lambda self: Payload(prototypes=self.local_prototypes()))
+    outcome = federation(tmp_path, "fedtgp")
+    wanted = "ValueError: class counts are not declared for this direction"
+    assert outcome.rows[0]["failed"] == dict.fromkeys(("site-0", "site-1", "site-2"), wanted)
