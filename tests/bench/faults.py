@@ -16,12 +16,14 @@ import re
 import signal
 import subprocess
 import tempfile
+import threading
 import time
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
 from safetensors.numpy import load_file
 
 from tests.system.standing import Standing
@@ -122,57 +124,68 @@ def everything(trial: Trial) -> Tries:
     return exact(trial)
 
 
+@contextmanager
+def held(trial: Trial) -> Iterator[None]:
+    """All client processes of the south are stopped meanwhile, also those that it starts; afterwards they go on."""
+    over = threading.Event()
+    caught: dict[int, Any] = {}
+
+    def hold() -> None:
+        while not over.wait(0.1):
+            for one in trial.standing.family("south", "flwr-clientapp"):
+                with suppress(psutil.NoSuchProcess):
+                    one.send_signal(signal.SIGSTOP)
+                caught[one.pid] = one
+
+    holder = threading.Thread(target=hold)
+    holder.start()
+    try:
+        yield
+    finally:
+        over.set()
+        holder.join()
+        for one in caught.values():
+            with suppress(psutil.NoSuchProcess):
+                one.send_signal(signal.SIGCONT)
+
+
 def slow(trial: Trial) -> Tries:
-    """Stopped until its round is over, then let go on."""
+    """In every other round, stopped until the round is over."""
     trial.begin(rounds=2 * trial.times + 1, round_timeout=DEADLINE)
-    struck = range(2, 2 * trial.times + 1, 2)
-    for number in struck:
-        client = trial.training(number)
-        client.send_signal(signal.SIGSTOP)
-        trial.standing.wait_for_rounds("trial", number)
-        client.send_signal(signal.SIGCONT)
-    trial.standing.finished(timeout=600)
-    rows = {row["round"]: row for row in trial.rows()}
-    return [
-        {
-            "replies": rows[number]["asked"] - rows[number]["valid"],
-            "rounds": int(rows[number]["void"]),
-            "state": False,
-            "right": "south" in rows[number]["missing"] and "south" in rows[number + 1]["late"],
-        }
-        for number in struck
-    ]
-
-
-def silent(trial: Trial) -> Tries:
-    """Stopped for ever: killed once its round is over."""
-    trial.begin(round_timeout=DEADLINE)
-    return stopped(trial, range(2, trial.times + 2))
+    return every_other(trial)
 
 
 def too_few(trial: Trial) -> Tries:
     """The same where both replies are needed."""
     trial.begin(rounds=2 * trial.times + 1, round_timeout=DEADLINE, min_replies=2)
-    return stopped(trial, range(2, 2 * trial.times + 1, 2))
+    return every_other(trial)
 
 
-def stopped(trial: Trial, struck: range) -> Tries:
+def every_other(trial: Trial) -> Tries:
+    struck = range(2, 2 * trial.times + 1, 2)
     for number in struck:
-        client = trial.training(number)
-        client.send_signal(signal.SIGSTOP)
-        trial.standing.wait_for_rounds("trial", number)
-        client.kill()
+        trial.standing.wait_for_rounds("trial", number - 1)
+        with held(trial):
+            trial.standing.wait_for_rounds("trial", number)
     return lost_replies(trial, struck, "missing")
+
+
+def silent(trial: Trial) -> Tries:
+    """Stopped for ever."""
+    trial.begin(round_timeout=DEADLINE)
+    struck = range(2, trial.times + 2)
+    trial.standing.wait_for_rounds("trial", 1)
+    with held(trial):
+        return lost_replies(trial, struck, "missing", "failed")
 
 
 def client_killed(trial: Trial) -> Tries:
     """As the kernel does where memory is short."""
-    trial.begin(round_timeout=2 * DEADLINE)
-    struck = range(2, trial.times + 2)
-    for number in struck:
+    trial.begin(round_timeout=5 * DEADLINE)
+    for number in range(2, trial.times + 2):
         trial.training(number, after=2.0).kill()
         trial.standing.wait_for_rounds("trial", number)
-    return lost_replies(trial, struck, "missing", "failed")
+    return exact(trial)
 
 
 def full_disk(trial: Trial) -> Tries:
@@ -245,7 +258,7 @@ def exact(trial: Trial) -> Tries:
     return [{"replies": lost[at], "rounds": voids[at], "state": None} for at in range(1, trial.times + 1)]
 
 
-DEADLINE = 60.0
+DEADLINE = 45.0
 """Seconds that a round may take where a client is stopped; several times what it takes on a free machine."""
 
 FAULTS: dict[str, tuple[Callable[[Trial], Tries], str, str]] = {
