@@ -9,7 +9,7 @@ export FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION := 1
 export FLWR_TELEMETRY_ENABLED := 0
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: run table reproduce test test-fast fuzz lint format bench bench-deployment clean certificates demo demo-down
+.PHONY: run table reproduce test test-fast test-long fuzz lint format bench bench-deployment clean certificates demo demo-down
 
 $(BIN)/.installed: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -38,6 +38,9 @@ test: $(BIN)/.installed  ## every test
 test-fast: $(BIN)/.installed  ## without the whole-system tests
 	$(BIN)/python -m pytest -m 'not system'
 
+test-long: $(BIN)/.installed  ## what takes minutes: every algorithm on ten SuperNodes
+	$(BIN)/python -m pytest -m long --durations=0
+
 fuzz: $(BIN)/.installed  ## 10,000 random messages for each decoder, minutes
 	$(BIN)/python -m pytest tests/test_wire_fuzz.py --hypothesis-profile=fuzz --hypothesis-show-statistics
 
@@ -55,6 +58,9 @@ bench: $(BIN)/.installed  ## speed against a bare PyTorch script; DATA_DIR holds
 
 bench-deployment: $(BIN)/.installed  ## where a round's time goes with SuperLink and SuperNodes; make bench-deployment STOCK=--stock
 	$(BIN)/python -m tests.bench.deployment_overhead $(STOCK)
+
+faults: $(BIN)/.installed  ## every fault five times on real Flower processes, an hour; started again it goes on; ARGS='--only late'
+	$(BIN)/python -m tests.bench.faults --out faults $(ARGS)
 
 clean:  ## caches; runs/ and .venv/ stay
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -12,11 +12,14 @@ from flwr.common.constant import ErrorCode
 from server_app.federation import Federation
 from server_app.pulling import pull_each
 from server_app.sampling import in_order
+from server_app.screen import say
 
 LOOK_EVERY = 3.0
 """Seconds between two looks around for sites that are new or back, while a round waits."""
 PATIENCE = 30.0
 """Seconds in which a node that died over its message may come back. Flower takes a minute to notice its death."""
+SILENCE = 5.0
+"""Seconds that the SuperLink may take to say that there is nothing new, before it is worth a line."""
 UNREACHABLE = Error(int(ErrorCode.NODE_UNAVAILABLE), "Flower has no node of this site any more")
 
 
@@ -88,7 +91,10 @@ class Exchange:
         """Take in what was answered, to this exchange or late to one before; whether anything was."""
         sites = {_id(message): site for site, message in self._pending.items()}
         late_sites = {_id(message): site for site, message in self._overdue.items()}
+        asked = time.monotonic()
         arrived = pull_each(self.grid, [*sites, *late_sites])
+        if not arrived and (silence := time.monotonic() - asked) > SILENCE:
+            say(f"  the SuperLink did not answer for {silence:.0f} s; going on")
         for key, answer in arrived:
             message = self._overdue[late_sites[key]] if key in late_sites else self._pending[sites[key]]
             reply = Message(Error(0, answer), reply_to=message) if isinstance(answer, str) else answer

@@ -89,13 +89,9 @@ class Federation:
         self._look()
         self._settle()
         for name in in_order(self.cards.keys() - before[0]):
-            try:
-                _check_fit(self.settings, self.cards)
-            except FederationError as error:
-                self.problems[self.node_of.pop(name)] = f"{name}: {error}"
-                del self.cards[name]
-            else:
-                say(f"  new: {name}, {self.cards[name].arch}, takes part from the next round on")
+            card, node = self.cards.pop(name), self.node_of.pop(name)
+            if self._admit(name, node, card):
+                say(f"  new: {name}, {card.arch}, takes part from the next round on")
         for node in self.problems.keys() - before[1]:
             say(f"  a client cannot take part: {self.problems[node]}")
 
@@ -140,9 +136,19 @@ class Federation:
         """Give a site to the node that claims it, once the other is gone."""
         for name, (node, card) in list(self._claims.items()):
             if self.node_of[name] not in self.online:
-                self.cards[name], self.node_of[name] = card, node
                 del self._claims[name]
-                say(f"  back: {name}, on another node")
+                if self._admit(name, node, card):
+                    say(f"  back: {name}, on another node")
+
+    def _admit(self, name: str, node: int, card: SiteCard) -> bool:
+        """Let a node be a site, unless it does not fit the others; whether it does."""
+        try:
+            _check_fit(self.settings, self.cards | {name: card})
+        except FederationError as error:
+            self.problems[node] = f"{name}: {error}"
+            return False
+        self.cards[name], self.node_of[name] = card, node
+        return True
 
     def _take_card(self, node: int, content: RecordDict) -> None:
         try:

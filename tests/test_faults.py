@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import errno
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +92,18 @@ def test_a_supernode_that_comes_back_later_misses_its_round(tmp_path: Path) -> N
     outcome = run_federation(run_config(tmp_path, **SMALL), nodes=nodes, tamper=tamper)
     assert [row["valid"] for row in outcome.rows] == [4, 3, 4, 4, 4]
     assert outcome.rows[1]["failed"] == {"site-2": "Node Unavailable"}
+
+
+def test_a_site_that_comes_back_as_another_is_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    nodes = four()
+
+    def restarts() -> None:
+        nodes[2002] = nodes.pop(1002) | {"arch": "mnist-cnn"}
+
+    config = run_config(tmp_path, algo="fedavg", **SMALL)
+    outcome = run_federation(config, nodes=nodes, tamper=when_trained(2, 1002, restarts))
+    assert [row["valid"] for row in outcome.rows] == [4, 3, 3, 3, 3]
+    assert "a client cannot take part: site-2: the sites differ in arch" in capsys.readouterr().out
 
 
 def test_a_second_node_of_the_same_name_does_not_displace_a_living_one(tmp_path: Path) -> None:
@@ -213,6 +226,30 @@ def test_a_server_waits_for_clients_that_are_all_gone(tmp_path: Path, capsys: py
     outcome = run_federation(run_config(tmp_path, min_replies=2, **SMALL), nodes=nodes, tamper=tamper)
     assert [row["valid"] for row in outcome.rows] == [4] * 5
     assert "waiting: 0 clients are connected, fewer than min-replies = 2" in capsys.readouterr().out
+
+
+def test_a_superlink_that_was_away_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Flower's own client waits until it is back."""
+    monkeypatch.setattr("server_app.exchange.SILENCE", 0.5)
+    away: list[float] = []
+
+    def slow_once(grid: LocalGrid) -> None:
+        pull = grid.pull_messages
+
+        def pull_messages(message_ids: Iterable[str]) -> list[Message]:
+            if not away and any(entry.metadata.message_type == MessageType.TRAIN for entry, _ in grid.log):
+                away.append(1.0)
+                time.sleep(away[0])
+                return []
+            return pull(message_ids)
+
+        grid.pull_messages = pull_messages  # type: ignore[method-assign]
+
+    one = {1000: {"partition-id": 0, "num-partitions": 1}}
+    run_federation(run_config(tmp_path, **SMALL), nodes=one, on_grid=slow_once)
+    assert "the SuperLink did not answer for 1 s; going on" in capsys.readouterr().out
 
 
 def test_a_run_that_gave_up_can_be_resumed(tmp_path: Path) -> None:

@@ -189,10 +189,10 @@ def client_killed(trial: Trial) -> Tries:
 
 
 def full_disk(trial: Trial) -> Tries:
-    """A file system of 3 MB, filled up before the state is written. Needs root."""
+    """A file system of 20 MB, filled up before the state is written. Needs root."""
     disk = trial.standing.folder / "disk"
     disk.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=3m", "tmpfs", str(disk)], check=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=20m", "tmpfs", str(disk)], check=True)
     trial.standing.running.callback(subprocess.run, ["umount", "-l", str(disk)], check=True)
     trial.begin(sites=1)
     trial.site("south", disk)
@@ -201,12 +201,8 @@ def full_disk(trial: Trial) -> Tries:
         trial.standing.wait_for_rounds("trial", number - 1)
         before = contents(disk)
         filler = disk / "filler"
-        with filler.open("wb") as file:
-            try:
-                while True:
-                    file.write(bytes(4096))
-                    file.flush()
-            except OSError:
+        with filler.open("wb", buffering=0) as file, suppress(OSError):
+            while file.write(bytes(4096)):
                 pass
         trial.standing.wait_for_rounds("trial", number)
         filler.unlink(missing_ok=True)
@@ -220,19 +216,23 @@ def contents(disk: Path) -> dict[str, bytes]:
 
 
 def late(trial: Trial) -> Tries:
-    """One site begins alone; the others join, each once the one before it is in."""
-    trial.begin(sites=1, rounds=3 * trial.times, num_clients=1)
-    tries = []
-    for index in range(trial.times):
-        trial.standing.wait_for_rounds("trial", len(trial.rows()) + 1)
-        name, began = f"guest-{index}", len(trial.rows())
+    """One site begins alone; in each of the next rounds another is started."""
+    trial.begin(sites=1, rounds=trial.times + 7, num_clients=1)
+    guests = [f"guest-{index}" for index in range(trial.times)]
+    for index, name in enumerate(guests):
+        trial.standing.wait_for_rounds("trial", index + 1)
         trial.standing.start_site(name, index, trial.times)
-        trial.standing.wait(lambda name=name: any(name in row["clients"] for row in trial.rows()))
-        first = next(row["round"] for row in trial.rows() if name in row["clients"])
-        with_prototypes = "prototype" in trial.rows()[first - 1]["clients"][name]["accuracy"]
-        tries.append({"replies": 0, "rounds": 0, "state": False, "right": with_prototypes, "waited": first - began})
     trial.standing.finished(timeout=900)
-    return tries
+    first = {name: next((row for row in trial.rows() if name in row["clients"]), None) for name in guests}
+    return [
+        {
+            "replies": sum(row["asked"] - row["valid"] for row in trial.rows()),
+            "rounds": 0,
+            "state": False,
+            "right": row is not None and "prototype" in row["clients"][name]["accuracy"],
+        }
+        for name, row in first.items()
+    ]
 
 
 def lost_replies(trial: Trial, struck: range, *kinds: str) -> Tries:
@@ -264,7 +264,7 @@ DEADLINE = 45.0
 FAULTS: dict[str, tuple[Callable[[Trial], Tries], str, str]] = {
     "undisturbed": (undisturbed, "", ""),
     "supernode": (supernode, "SuperNode killed in mid-round, started again", r"back: .*"),
-    "superlink": (superlink, "SuperLink killed in mid-round, started again", r""),
+    "superlink": (superlink, "SuperLink killed in mid-round, started again", r"the SuperLink did not answer.*"),
     "server": (server, "worker and ServerApp killed in mid-round, `resume=true`", r"resuming .*"),
     "everything": (everything, "all processes killed in mid-round, started again, `resume=true`", r"resuming .*"),
     "client": (client_killed, "client process killed in mid-round", r"(failed|missing): south.*"),
@@ -280,7 +280,7 @@ def try_fault(name: str, times: int) -> dict[str, Any]:
     """A run with the fault; what came of it."""
     what, _, line = FAULTS[name]
     began = time.monotonic()
-    with ExitStack() as running, tempfile.TemporaryDirectory(prefix="protofl-faults-") as folder:
+    with tempfile.TemporaryDirectory(prefix="protofl-faults-") as folder, ExitStack() as running:
         trial = Trial(Path(folder), running, times)
         tries = what(trial)
         status = trial.standing.finished(timeout=600)

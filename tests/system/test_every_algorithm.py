@@ -12,10 +12,7 @@ from protofl_common.catalog import CATALOG
 from tests.system.processes import Connection, superlink
 
 pytestmark = pytest.mark.system
-FEDERATIONS = {
-    2: (),  # Flower's own default
-    10: ("--federation-config", "num-supernodes=10 client-resources-num-cpus=1"),
-}
+TEN = ("--federation-config", "num-supernodes=10 client-resources-num-cpus=1")
 
 
 @pytest.fixture(scope="module")
@@ -24,13 +21,22 @@ def simulation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Connection]
         yield connection
 
 
-@pytest.mark.parametrize("clients", FEDERATIONS)
 @pytest.mark.parametrize("algo", CATALOG)
-def test_the_defaults_work(algo: str, clients: int, simulation: Connection, tmp_path: Path) -> None:
-    config = f'algo="{algo}" out-dir="{tmp_path}" run-name="mine"'
-    output, status = simulation.run(*FEDERATIONS[clients], "--run-config", config, timeout=600)
+def test_the_defaults_work_on_flowers_own_two_supernodes(algo: str, simulation: Connection, tmp_path: Path) -> None:
+    check(algo, 2, (), simulation, tmp_path)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("algo", CATALOG)
+def test_the_defaults_work_on_ten_supernodes(algo: str, simulation: Connection, tmp_path: Path) -> None:
+    check(algo, 10, TEN, simulation, tmp_path)
+
+
+def check(algo: str, clients: int, options: tuple[str, ...], simulation: Connection, folder: Path) -> None:
+    config = f'algo="{algo}" out-dir="{folder}" run-name="mine"'
+    output, status = simulation.run(*options, "--run-config", config, timeout=600)
     assert status == "finished:completed", output
-    summary = json.loads((tmp_path / "mine" / "summary.json").read_text())
+    summary = json.loads((folder / "mine" / "summary.json").read_text())
     assert (summary["rounds"], len(summary["clients"])) == (20, clients)
     assert sum(summary["trouble"].values()) == 0, output
     assert all(figures["mean"] > 0.15 for figures in summary["accuracy"].values()), summary["accuracy"]
