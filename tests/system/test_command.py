@@ -31,7 +31,13 @@ def start(temporary: Path, *arguments: str) -> subprocess.Popen[str]:
     command = [sys.executable, str(BIN / "protofl"), *arguments]
     env = os.environ | {"TMPDIR": str(temporary)}
     pipe = subprocess.PIPE
-    return subprocess.Popen(command, cwd=ROOT, env=env, stdout=pipe, stderr=subprocess.STDOUT, text=True)
+    out, err = pipe, subprocess.STDOUT
+    return subprocess.Popen(command, cwd=ROOT, env=env, stdout=out, stderr=err, text=True, preexec_fn=hear_ctrl_c)
+
+
+def hear_ctrl_c() -> None:
+    """As a terminal's child does; a shell's background jobs, and so what tests run in, may ignore SIGINT."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def lives(port: str) -> bool:
