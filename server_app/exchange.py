@@ -18,7 +18,7 @@ LOOK_EVERY = 3.0
 """Seconds between two looks around for sites that are new or back, while a round waits."""
 PATIENCE = 30.0
 """Seconds in which a node that died over its message may come back. Flower takes a minute to notice its death."""
-SILENCE = 5.0
+SILENCE = 2.0
 """Seconds that the SuperLink may take to say that there is nothing new, before it is worth a line."""
 UNREACHABLE = Error(int(ErrorCode.NODE_UNAVAILABLE), "Flower has no node of this site any more")
 

@@ -180,7 +180,7 @@ def silent(trial: Trial) -> Tries:
 
 
 def client_killed(trial: Trial) -> Tries:
-    """In every other round, as the kernel does where memory is short. Flower 1.41 tells nobody."""
+    """In every other round, as the kernel does where memory is short. Flower starts it again after half a minute."""
     trial.begin(rounds=2 * trial.times + 1, round_timeout=DEADLINE)
     struck = range(2, 2 * trial.times + 1, 2)
     for number in struck:
@@ -237,7 +237,7 @@ def late(trial: Trial) -> Tries:
 
 
 def lost_replies(trial: Trial, struck: range, *kinds: str) -> Tries:
-    """For faults that cost a reply: it is lost, all others are there, and the next round is whole again."""
+    """For faults that may cost a reply: what became of it is told, and the round went on with the others."""
     trial.standing.finished(timeout=600)
     rows = {row["round"]: row for row in trial.rows()}
     return [
@@ -245,7 +245,8 @@ def lost_replies(trial: Trial, struck: range, *kinds: str) -> Tries:
             "replies": rows[number]["asked"] - rows[number]["valid"],
             "rounds": int(rows[number]["void"]),
             "state": False,
-            "right": any("south" in rows[number][kind] for kind in kinds) and "north" in rows[number]["clients"],
+            "right": "north" in rows[number]["clients"]
+            and any("south" in rows[number][kind] for kind in ("clients", *kinds)),
         }
         for number in struck
     ]

@@ -22,7 +22,7 @@ ROUNDS, STOP = 10, 5
 
 
 def settings(out: Path, name: str, more: str = "") -> tuple[str, ...]:
-    data = 'dataset="digits" partition="iid" train-samples=40 test-samples=40 local-epochs=1 algo="fedtgp"'
+    data = 'dataset="digits" partition="iid" train-samples=40 test-samples=40 local-epochs=10 algo="fedtgp"'
     return *FOUR, "--run-config", f'{data} rounds={ROUNDS} out-dir="{out}" run-name="{name}" {more}'
 
 
@@ -40,23 +40,26 @@ def kill_all(port: int) -> None:
     psutil.wait_procs(family, timeout=30)
 
 
-def start(connection: Connection, *options: str) -> None:
-    """``flwr run`` that does not wait."""
+def start(connection: Connection, *options: str) -> subprocess.Popen[bytes]:
+    """``flwr run``, not waited for: the run may be over before it returns."""
+    quiet = subprocess.DEVNULL
     command = ["flwr", "run", ".", "here", *options]
-    subprocess.run(command, cwd=ROOT, env=connection.env, capture_output=True, check=True, timeout=120)
+    return subprocess.Popen(command, cwd=ROOT, env=connection.env, stdout=quiet, stderr=quiet)
 
 
+@pytest.mark.long
 def test_a_killed_simulation_resumed_equals_an_undisturbed_one(tmp_path: Path) -> None:
     stopped = tmp_path / "stopped"
     with superlink(tmp_path / "first", "--simulation") as connection:
         output, status = connection.run(*settings(tmp_path, "whole"))
         assert status == "finished:completed", output
-        start(connection, *settings(tmp_path, "stopped"))
+        submission = start(connection, *settings(tmp_path, "stopped"))
         deadline = time.monotonic() + 240
         while rounds_of(stopped) < STOP:
             assert time.monotonic() < deadline
             time.sleep(0.01)
         kill_all(connection.port)
+        submission.wait(timeout=120)
     assert STOP <= rounds_of(stopped) < ROUNDS
     with superlink(tmp_path / "second", "--simulation") as connection:
         output, status = connection.run(*settings(tmp_path, "stopped", "resume=true lr=0.5"))
