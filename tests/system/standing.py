@@ -18,6 +18,8 @@ from typing import Any
 
 import psutil
 
+from server_app.checkpoint import NAME as CHECKPOINT
+from server_app.checkpoint import Checkpoint
 from tests.system.processes import ROOT, environment, free_port, process
 
 
@@ -115,8 +117,13 @@ class Standing:
             time.sleep(pause)
 
     def wait_for_rounds(self, run: str, number: int) -> None:
-        """Until a run has that many rows."""
-        self.wait(lambda: len(self.rows(run)) >= number)
+        """Until a run has acknowledged that many rounds: they are in its checkpoint, not only among its rows."""
+        self.wait(lambda: self.acknowledged(run) >= number, pause=0.05)
+
+    def acknowledged(self, run: str) -> int:
+        """How many rounds a run's checkpoint holds."""
+        folder = self.folder / "runs" / run
+        return Checkpoint.read(folder).round if (folder / CHECKPOINT).exists() else 0
 
     def wait_for_client(self, site: str, known: set[int]) -> psutil.Process:
         """The client process that a site starts next; ``known``: those that it had before."""
