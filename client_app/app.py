@@ -18,6 +18,7 @@ from flwr.clientapp import ClientApp
 from client_app.algorithms import ALGORITHMS
 from client_app.algorithms.base import ClientAlgorithm
 from client_app.evaluation import evaluate
+from client_app.handover import hand_over
 from client_app.site import Site
 from client_app.state import ClientState, StateError
 from client_app.training import TrainingError, make_optimizer, train
@@ -33,6 +34,7 @@ from protofl_common.messages import (
     unpack_payload,
 )
 from protofl_common.options import SettingsError
+from protofl_common.prototypes import Prototypes, chosen
 from protofl_common.seeding import derive_seed
 from protofl_common.tensorfile import flatten_optimizer, restore_optimizer
 from protofl_common.texts import without_paths
@@ -70,7 +72,7 @@ def _train_round(message: Message, context: Context) -> RecordDict:
     correct: dict[str, int] = {}
     if instructions.evaluate:
         with clock("evaluate"):
-            correct = _evaluate(site, algorithm)
+            correct = _evaluate(site, algorithm, _predicting(site, algorithm))
     settings = site.settings.training
     with clock("train"):
         optimizer = make_optimizer(site.model, settings)
@@ -96,8 +98,11 @@ def _final_evaluation(message: Message, context: Context) -> RecordDict:
         site, instructions, algorithm, _ = _open(message, context)
         _ = site.test_set
     with clock("evaluate"):
-        correct = _evaluate(site, algorithm)
-    site.states.finish(instructions.round)
+        prototypes = _predicting(site, algorithm)
+        correct = _evaluate(site, algorithm, prototypes)
+    with clock("save"):
+        hand_over(site, algorithm, prototypes, correct, instructions)
+        site.states.finish(instructions.round)
     return RecordDict({"report": pack_report(_report(site, instructions, correct, {}, clock), ())})
 
 
@@ -112,16 +117,20 @@ def _open(message: Message, context: Context) -> tuple[Site, Instructions, Clien
     return site, instructions, algorithm, state
 
 
-def _evaluate(site: Site, algorithm: ClientAlgorithm) -> dict[str, int]:
-    settings = site.settings.training
-    among = site.train_set.labels.unique() if settings.predict_among == "own" else None
+def _predicting(site: Site, algorithm: ClientAlgorithm) -> Prototypes | None:
+    """The prototypes to predict with: all, or with ``predict-among = "own"`` those of this site's classes."""
     prototypes = algorithm.prototypes_for_prediction()
+    if prototypes is None or site.settings.training.predict_among == "all":
+        return prototypes
+    return chosen(prototypes, site.train_set.labels.unique())
+
+
+def _evaluate(site: Site, algorithm: ClientAlgorithm, prototypes: Prototypes | None) -> dict[str, int]:
     return evaluate(
         site.model,
         site.test_set,
-        settings.eval_batch_size,
+        site.settings.training.eval_batch_size,
         prototypes,
-        among,
         similarity=algorithm.similarity,
         with_head=algorithm.predicts_with_head,
     )

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from protofl_common.datasets import UNLABELLED, ClientData
+from protofl_common.datasets.images import normalised
 
 
 @dataclass(frozen=True)
@@ -32,11 +33,9 @@ class LabelledImages:
 
 
 def to_device(images: np.ndarray, labels: np.ndarray, data: ClientData, device: torch.device) -> LabelledImages:
-    """Bytes to normalised floats: (x/255 − mean) / std per channel of the data set."""
-    mean = torch.tensor(data.mean, device=device).view(1, -1, 1, 1)
-    std = torch.tensor(data.std, device=device).view(1, -1, 1, 1)
-    pixels = torch.from_numpy(images.astype(np.float32)).to(device)
-    return unlabelled_apart(pixels.div_(255).sub_(mean).div_(std), torch.from_numpy(labels.astype(np.int64)).to(device))
+    """Bytes to floats, normalised by the mean and deviation of the data set."""
+    pixels = normalised(images, data.mean, data.std, device)
+    return unlabelled_apart(pixels, torch.from_numpy(labels.astype(np.int64)).to(device))
 
 
 def unlabelled_apart(images: Tensor, labels: Tensor) -> LabelledImages:

@@ -16,14 +16,12 @@ def evaluate(
     data: LabelledImages,
     batch_size: int,
     prototypes: Prototypes | None = None,
-    among: Tensor | None = None,
     similarity: str = "l2",
     with_head: bool = True,
 ) -> dict[str, int]:
     """Correct predictions on ``data``: ``head`` (argmax of the logits) and, given prototypes, ``prototype``.
 
-    ``among`` [K] int64: the labels that nearest-prototype prediction may choose from (None: all). ``similarity``: how
-    it compares, see `nearest_label`.
+    ``similarity``: how prototypes are compared with, see `nearest_label`.
     """
     model.eval()
     hits: dict[str, Tensor] = {}
@@ -31,7 +29,7 @@ def evaluate(
         features = model.body(images)
         predictions = {"head": model.head(features).argmax(1)} if with_head else {}
         if prototypes is not None and len(prototypes):
-            predictions["prototype"] = nearest_label(features, prototypes, among, similarity)
+            predictions["prototype"] = nearest_label(features, prototypes, similarity)
         for name, predicted in predictions.items():
             hits[name] = hits.get(name, 0) + (predicted == labels).sum()
     return {name: int(count) for name, count in hits.items()}

@@ -114,20 +114,26 @@ def by_class(prototypes: Prototypes, num_classes: int) -> tuple[Tensor, Tensor]:
     return table_CD, held_C
 
 
-def nearest_label(
-    features_ND: Tensor, prototypes: Prototypes, among: Tensor | None = None, similarity: str = "l2"
-) -> Tensor:
-    """The label [N] of the nearest prototype (FedProto Eq. 2).
+def nearest_label(features_ND: Tensor, prototypes: Prototypes, similarity: str = "l2") -> Tensor:
+    """The label [N] of the nearest prototype (FedProto Eq. 2); ``similarity`` as in `distances`."""
+    return prototypes.labels[distances(features_ND, prototypes, similarity).argmin(dim=1)]
 
-    ``among`` [K] int64 restricts the choice to these labels, where any of them has a prototype. ``similarity``:
-    ``l2``, the Euclidean distance, or ``cosine``, the angle (FedPCL).
+
+def chosen(prototypes: Prototypes, among: Tensor) -> Prototypes:
+    """The prototypes of the labels ``among`` [K] int64; all of them if none is of these labels."""
+    of_these = torch.isin(prototypes.labels, among)
+    if not bool(of_these.any()):
+        return prototypes
+    return Prototypes(prototypes.means[of_these], prototypes.labels[of_these])
+
+
+def distances(features_ND: Tensor, prototypes: Prototypes, similarity: str = "l2") -> Tensor:
+    """Distances [N, P] of features from prototypes.
+
+    ``similarity``: ``l2``, the Euclidean distance, or ``cosine`` (FedPCL), that of the vectors scaled to length 1,
+    √(2 − 2 cos), which has the order of the angle.
     """
-    means, labels = prototypes.means, prototypes.labels
-    if among is not None:
-        chosen = torch.isin(labels, among)
-        if bool(chosen.any()):
-            means, labels = means[chosen], labels[chosen]
-    if similarity == "cosine":  # between unit vectors, distance and angle have the same order
+    means = prototypes.means
+    if similarity == "cosine":
         features_ND, means = normalize(features_ND, dim=1), normalize(means, dim=1)
-    distances_NP = torch.cdist(features_ND, means, compute_mode="donot_use_mm_for_euclid_dist")
-    return labels[distances_NP.argmin(dim=1)]
+    return torch.cdist(features_ND, means, compute_mode="donot_use_mm_for_euclid_dist")

@@ -70,6 +70,7 @@ class Exchange:
             if now > looked + LOOK_EVERY:
                 looked = now
                 self.federation.look_around()
+                _tell_silence(now)
                 self._ask_again(now)
             elif (self._pending and not arrived) or self._away:
                 time.sleep(min(0.25, max(0.01, 0.02 * (now - start))))
@@ -93,8 +94,8 @@ class Exchange:
         late_sites = {_id(message): site for site, message in self._overdue.items()}
         asked = time.monotonic()
         arrived = pull_each(self.grid, [*sites, *late_sites])
-        if not arrived and (silence := time.monotonic() - asked) > SILENCE:
-            say(f"  the SuperLink did not answer for {silence:.0f} s; going on")
+        if not arrived:
+            _tell_silence(asked)
         for key, answer in arrived:
             message = self._overdue[late_sites[key]] if key in late_sites else self._pending[sites[key]]
             reply = Message(Error(0, answer), reply_to=message) if isinstance(answer, str) else answer
@@ -131,6 +132,12 @@ class Exchange:
                 del self._away[site]
                 if site not in back:
                     self._replies[site] = away.error
+
+
+def _tell_silence(since: float) -> None:
+    """After a call that has little to say: a line if the SuperLink took long over it; Flower waits and tries again."""
+    if (silence := time.monotonic() - since) > SILENCE:
+        say(f"  the SuperLink did not answer for {silence:.0f} s; going on")
 
 
 def _copy(message: Message, node: int) -> Message:

@@ -183,7 +183,7 @@ def test_a_full_disk_is_a_failed_reply_and_costs_that_round_only(
     """The client goes on from its state of before that round."""
 
     def save_unless_full(tensors: dict[str, torch.Tensor], path: Path, metadata: dict[str, str]) -> None:
-        if path.parent.name == "site-1" and metadata["round"] == "2":
+        if path.parent.name == "site-1" and metadata.get("round") == "2":
             raise OSError(errno.ENOSPC, "No space left on device")
         save_file(tensors, path, metadata)
 

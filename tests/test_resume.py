@@ -90,9 +90,10 @@ def assert_same(found: Outcome, wanted: Outcome) -> None:
             assert all(torch.equal(one[key], other[key]) for key in one), name
     assert without_times(found.rows) == without_times(wanted.rows)
     for site in (wanted.folder / "clients").iterdir():
-        (one,), (other,) = (list((run.folder / "clients" / site.name).iterdir()) for run in (found, wanted))
-        kept, expected = load_file(one), load_file(other)
-        assert all(torch.equal(kept[key], expected[key]) for key in expected), site.name
+        files = [sorted((run.folder / "clients" / site.name).iterdir()) for run in (found, wanted)]
+        assert "model.safetensors" in [file.name for file in files[0]]
+        for kept, expected in ([load_file(file) for file in pair] for pair in zip(*files, strict=True)):
+            assert all(torch.equal(kept[key], expected[key]) for key in expected), site.name
 
 
 @pytest.mark.parametrize("algo", CATALOG)

@@ -138,7 +138,7 @@ def site_anew(record: Any) -> Any:
 def kept_by(outcome: Outcome, algo: str, index: int) -> tuple[np.ndarray, np.ndarray, dict[str, Any]]:
     """Features [N, D] and labels [N] of a client's training data under the model it keeps after the run; that model."""
     node = outcome.grid.nodes[1000 + index]
-    (path,) = Path(str(node["state-dir"])).rglob("*.safetensors")
+    (path,) = Path(str(node["state-dir"])).rglob("0*.safetensors")
     state = {name.removeprefix("model."): value for name, value in load_file(path).items()}
     site = Site(Context(1, 1, node, RecordDict(), outcome.grid.run_config))
     site.model.load_state_dict(state)

@@ -6,7 +6,6 @@ with a dot, are skipped. Every image is made RGB and stretched to a square.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -75,7 +74,7 @@ def square_rgb(image: Any, size: int) -> Images:
     return np.asarray(rgb).transpose(2, 0, 1)
 
 
-def _read_image(file: Path, size: int) -> Images:
+def read_image(file: Path, size: int) -> Images:
     """One image file as uint8 [3, size, size].
 
     Raises
@@ -97,7 +96,7 @@ def _read_trees(settings: DataSettings, root: Path, trees: dict[str, Path]) -> R
         (file, folder.name, domain)
         for domain, (_, tree) in enumerate(sorted(trees.items()))
         for folder in _folders(tree)
-        for file in _images(folder)
+        for file in image_files(folder)
     ]
     if not files:
         layout = "DOMAIN/CLASS/image" if settings.dataset == "domain-folder" else "CLASS/image"
@@ -108,7 +107,7 @@ def _read_trees(settings: DataSettings, root: Path, trees: dict[str, Path]) -> R
             raise DataError(f"classes = {settings.classes!r} does not list the folder {name!r} (of {file})")
     size = settings.image_size or DEFAULT_SIZE
     return RawData(
-        images=np.stack([_read_image(file, size) for file, _, _ in files]),
+        images=np.stack([read_image(file, size) for file, _, _ in files]),
         labels=np.array([classes.index(name) for _, name, _ in files], dtype=np.int64),
         domains=np.array([domain for _, _, domain in files], dtype=np.int64),
         official=np.zeros(len(files), dtype=np.uint8),
@@ -121,7 +120,8 @@ def _folders(root: Path) -> list[Path]:
     return sorted(entry for entry in root.iterdir() if entry.is_dir() and not entry.name.startswith("."))
 
 
-def _images(folder: Path) -> Iterable[Path]:
+def image_files(folder: Path) -> list[Path]:
+    """All images in ``folder`` and below it, by name."""
     return sorted(
         file
         for file in folder.rglob("*")

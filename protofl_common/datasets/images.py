@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
 import numpy as np
 
 from protofl_common.datasets.raw import Images, Ints
+
+if TYPE_CHECKING:
+    import torch
 
 CHUNK = 2048
 """Images handled at a time."""
@@ -23,6 +29,15 @@ def _stretched(images: Images, side: int) -> Images:
     floats = torch.from_numpy(np.ascontiguousarray(images)).float()
     stretched = torch.nn.functional.interpolate(floats, (side, side), mode="bilinear", antialias=True)
     return np.asarray(stretched.round().clamp(0, 255).byte().numpy())
+
+
+def normalised(images: Images, mean: Sequence[float], std: Sequence[float], device: torch.device) -> torch.Tensor:
+    """What models are given, float32 of the images' shape: (x/255 − mean) / std, per channel."""
+    import torch
+
+    mean_C11 = torch.tensor(mean, device=device).view(-1, 1, 1)
+    std_C11 = torch.tensor(std, device=device).view(-1, 1, 1)
+    return torch.from_numpy(images.astype(np.float32)).to(device).div_(255).sub_(mean_C11).div_(std_C11)
 
 
 def channel_statistics(images: Images) -> tuple[tuple[float, ...], tuple[float, ...]]:

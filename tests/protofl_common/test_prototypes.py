@@ -6,7 +6,15 @@ import numpy as np
 import pytest
 import torch
 
-from protofl_common.prototypes import ClassMeans, Prototypes, by_class, class_means, merge_by_class, nearest_label
+from protofl_common.prototypes import (
+    ClassMeans,
+    Prototypes,
+    by_class,
+    chosen,
+    class_means,
+    merge_by_class,
+    nearest_label,
+)
 
 
 def prototypes(means: list[list[float]], labels: list[int], counts: list[int] | None = None) -> Prototypes:
@@ -80,8 +88,8 @@ def test_nearest_label_by_hand_and_among_some() -> None:
     known = prototypes([[0.0, 0.0], [10.0, 0.0], [0.0, 10.0]], [4, 2, 7])
     features = torch.tensor([[1.0, 1.0], [9.0, 2.0], [2.0, 9.0]])
     assert nearest_label(features, known).tolist() == [4, 2, 7]
-    assert nearest_label(features, known, among=torch.tensor([4, 7])).tolist() == [4, 4, 7]
-    assert nearest_label(features, known, among=torch.tensor([5])).tolist() == [4, 2, 7]  # none of them known: all
+    assert nearest_label(features, chosen(known, torch.tensor([4, 7]))).tolist() == [4, 4, 7]
+    assert nearest_label(features, chosen(known, torch.tensor([5]))).tolist() == [4, 2, 7]  # none of them known: all
 
 
 def test_nearest_label_is_exact_far_from_the_origin() -> None:

@@ -1,0 +1,71 @@
+"""After the last round: the model as it was evaluated, left in this site's own folder for ``protofl export``.
+
+Nothing of it travels. Whether it can be written changes nothing for the federation.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import torch
+from torch import Tensor
+
+from client_app.algorithms.base import ClientAlgorithm
+from client_app.evaluation import local_features
+from client_app.site import Site
+from protofl_common.inference.calibration import class_scores, fit_temperature
+from protofl_common.inference.trained import WEIGHTS, ModelCard, TrainedModel
+from protofl_common.messages import Instructions
+from protofl_common.prototypes import Prototypes, distances
+from protofl_common.tensorfile import TensorFileError
+
+
+def hand_over(
+    site: Site,
+    algorithm: ClientAlgorithm,
+    prototypes: Prototypes | None,
+    correct: dict[str, int],
+    instructions: Instructions,
+) -> None:
+    """Leave the model, and the ``prototypes`` that predict; ``correct``: test images that each way got right."""
+    apart, temperature = torch.empty(0), 1.0
+    prototypes = prototypes if prototypes is not None and len(prototypes) else None
+    if prototypes is not None and len(site.test_set):
+        apart, temperature = _calibrated(site, prototypes, algorithm.similarity)
+    tested = len(site.test_set)
+    data, settings = site.data, site.settings
+    card = ModelCard(
+        run=instructions.run_name,
+        site=site.name,
+        domain=data.domain,
+        algorithm=settings.run.algo,
+        round=instructions.round,
+        arch=site.arch,
+        channels=data.test_images.shape[1],
+        image_size=data.test_images.shape[2],
+        mean=tuple(data.mean),
+        std=tuple(data.std),
+        backbones=settings.backbones,
+        features_in=site.input_shape[0] if settings.backbones else 0,
+        feature_dim=settings.model.feature_dim,
+        classes=data.classes,
+        inference="prototype" if correct.get("prototype", -1) >= correct.get("head", -1) else "head",
+        similarity=algorithm.similarity,
+        accuracy={kind: right / max(1, tested) for kind, right in correct.items()},
+        test_samples=tested,
+        temperature=temperature,
+    )
+    trained = TrainedModel(card, site.model.state_dict(), prototypes, apart)
+    try:
+        trained.write(site.states.folder / WEIGHTS)
+    except TensorFileError as error:
+        print(f"protofl: the trained model was not left for use: {error}", file=sys.stderr, flush=True)
+
+
+def _calibrated(site: Site, prototypes: Prototypes, similarity: str) -> tuple[Tensor, float]:
+    """Distances [n] of the test images from their nearest prototypes, ascending, and T of the probabilities."""
+    test = site.test_set
+    features = local_features(site.model, test, site.settings.training.eval_batch_size).to(site.device)
+    apart = distances(features, prototypes, similarity).cpu()
+    scores = class_scores(apart, prototypes.labels.cpu(), site.num_classes)
+    return apart.amin(1).sort().values, fit_temperature(scores, test.labels.cpu())

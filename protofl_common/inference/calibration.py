@@ -1,0 +1,46 @@
+"""What a site's own test images, which no training saw, say of distances: probabilities, and when an image is strange.
+
+Symbols: n images, P prototypes, C classes; d_ip distance of image i from prototype p.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+TEMPERATURES = torch.logspace(-4, 4, 161)
+"""T is chosen among these times the mean squared distance: a twentieth of a decade apart."""
+
+
+def class_scores(distances_nP: Tensor, labels_P: Tensor, num_classes: int) -> Tensor:
+    """−d² from the nearest prototype of each class [n, C], −∞ for classes without one (Snell et al., NeurIPS 2017)."""
+    scores_nC = distances_nP.new_full((len(distances_nP), num_classes), -math.inf)
+    labels_nP = labels_P.expand(len(distances_nP), -1)
+    return scores_nC.scatter_reduce_(1, labels_nP, -distances_nP.square(), "amax")
+
+
+def fit_temperature(scores_nC: Tensor, labels_n: Tensor) -> float:
+    """T for which softmax(scores / T) gives the labels the greatest likelihood (Guo et al., ICML 2017).
+
+    Images of classes without a prototype say nothing about it; without any other the temperature is 1.
+    """
+    known_n = scores_nC.gather(1, labels_n[:, None])[:, 0].isfinite()
+    scores_nC, labels_n = scores_nC[known_n], labels_n[known_n]
+    scale = float(-scores_nC[scores_nC.isfinite()].mean()) if len(scores_nC) else 0.0
+    if scale <= 0:
+        return 1.0
+    losses = torch.stack([cross_entropy(scores_nC / (scale * t), labels_n) for t in TEMPERATURES])
+    return scale * float(TEMPERATURES[losses.argmin()])
+
+
+def unknown_above(distances_n: Tensor, share: float) -> float:
+    """The distance above which an image counts as unknown; ``distances_n`` [n] ascending, of the test images.
+
+    Of new images like these, at most ``share`` are above it on average (split conformal prediction: the k-th smallest
+    with k = ⌈(n + 1)(1 − share)⌉). ∞, so that none is, when n is too small for that.
+    """
+    k = math.ceil((len(distances_n) + 1) * (1 - share))
+    return float(distances_n[k - 1]) if k <= len(distances_n) else math.inf
