@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from flwr.app import Error, Message
 from flwr.common.constant import ErrorCode
 
+from protofl_common.messages import payload_bytes
 from server_app.federation import Federation
 from server_app.pulling import pull_each
 from server_app.sampling import in_order
@@ -20,6 +21,8 @@ PATIENCE = 30.0
 """Seconds in which a node that died over its message may come back. Flower takes a minute to notice its death."""
 SILENCE = 2.0
 """Seconds that the SuperLink may take to say that there is nothing new, before it is worth a line."""
+SLOW_LINK = 5e6
+"""Bytes a second that any link to the SuperLink has."""
 UNREACHABLE = Error(int(ErrorCode.NODE_UNAVAILABLE), "Flower has no node of this site any more")
 
 
@@ -94,8 +97,8 @@ class Exchange:
         late_sites = {_id(message): site for site, message in self._overdue.items()}
         asked = time.monotonic()
         arrived = pull_each(self.grid, [*sites, *late_sites])
-        if not arrived:
-            _tell_silence(asked)
+        replies = [answer for _, answer in arrived if not isinstance(answer, str) and answer.has_content()]
+        _tell_silence(asked, sum(payload_bytes(reply.content) for reply in replies))
         for key, answer in arrived:
             message = self._overdue[late_sites[key]] if key in late_sites else self._pending[sites[key]]
             reply = Message(Error(0, answer), reply_to=message) if isinstance(answer, str) else answer
@@ -134,9 +137,10 @@ class Exchange:
                     self._replies[site] = away.error
 
 
-def _tell_silence(since: float) -> None:
-    """After a call that has little to say: a line if the SuperLink took long over it; Flower waits and tries again."""
-    if (silence := time.monotonic() - since) > SILENCE:
+def _tell_silence(since: float, arrived: int = 0) -> None:
+    """A line if the SuperLink took long over a call that brought so many bytes; Flower itself waits and tries again."""
+    silence = time.monotonic() - since
+    if silence > SILENCE + arrived / SLOW_LINK:
         say(f"  the SuperLink did not answer for {silence:.0f} s; going on")
 
 
