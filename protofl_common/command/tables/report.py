@@ -27,7 +27,7 @@ class Result:
     state
         done, failed, skipped, open (not all runs made yet).
     reason
-        Why it failed or was skipped.
+        Why it failed, or was skipped: data that are not here, or a figure that the algorithm does not have.
     figure
         Which figure it is.
     """
@@ -117,7 +117,7 @@ def _result(cell: Cell, runs: Runs) -> Result:
     decimals = 1 if cell.figure.what in COUNTS else 2
     if cell.skipped:
         return Result({}, 0, "skipped", cell.skipped, str(cell.figure), decimals)
-    values, reasons = {}, []
+    values, reasons, absent = {}, [], dict[str, None]()
     for seed, run in cell.runs.items():
         try:
             if runs.finished(run):
@@ -125,9 +125,9 @@ def _result(cell: Cell, runs: Runs) -> Result:
             elif run.name in runs.failed:
                 reasons.append(f"seed {seed}: {runs.failed[run.name]}")
         except NoFigure as error:
-            reasons.append(f"seed {seed}: {error}")
-    state = "failed" if reasons else "done" if len(values) == len(cell.runs) else "open"
-    return Result(values, len(cell.runs), state, "; ".join(reasons), str(cell.figure), decimals)
+            absent[str(error)] = None
+    state = "failed" if reasons else "skipped" if absent else "done" if len(values) == len(cell.runs) else "open"
+    return Result(values, len(cell.runs), state, "; ".join([*reasons, *absent]), str(cell.figure), decimals)
 
 
 def _difference(more: Result, less: Result) -> Result:
