@@ -1,0 +1,70 @@
+"""What somebody does who has just cloned this: run, look, compare, take a model out, and predict with it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from protofl_common.datasets import open_client_data
+from protofl_common.settings import Settings, default_run_config
+from tests.system.processes import BIN, ROOT
+
+pytestmark = pytest.mark.system
+CLIENTS = 3
+
+
+def command(*words: str) -> str:
+    """Its output; it must succeed."""
+    with tempfile.TemporaryDirectory(prefix="n-", dir="/tmp", ignore_cleanup_errors=True) as short:
+        env = os.environ | {"TMPDIR": short, "PATH": f"{BIN}:{os.environ['PATH']}"}
+        ended = subprocess.run(words, cwd=ROOT, env=env, capture_output=True, text=True, timeout=600)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    return ended.stdout
+
+
+def test_run_look_compare_export_predict(tmp_path: Path) -> None:
+    runs, model, image = tmp_path / "runs", tmp_path / "model", tmp_path / "seven.png"
+    where = f"out-dir={runs} rounds=4 partition=iid train-samples=200"
+    ready = f"{BIN}/.installed"  # the tests' own environment is not installed again
+    make = ("make", "-o", ready, "run", f"VENV={sys.prefix}", f"CLIENTS={CLIENTS}", f"CONFIG={where} run-name=first")
+    assert "results: " in command(*make)
+    command("protofl", "run", "algo=local", *where.split(), "run-name=second", "--clients", str(CLIENTS))
+
+    page = (runs / "first" / "report.html").read_text(encoding="utf-8")
+    assert "FedProto" in page
+    assert "http" not in page.replace("http://www.w3.org/", "")
+
+    compared = command("protofl", "compare", str(runs / "first"), str(runs / "second"))
+    assert "FedProto" in compared
+    assert "Local" in compared
+
+    said = command("protofl", "export", str(runs / "first"), "--site", "site-1", "--out", str(model))
+    assert f"protofl predict {model}" in said
+
+    settings = Settings.from_run_config(default_run_config() | {"partition": "iid", "train-samples": 200})
+    data = open_client_data(settings.data, seed=42, partition=1, num_partitions=CLIENTS)
+    Image.fromarray(data.test_images[0].transpose(1, 2, 0)).save(image)
+    (line,) = command("protofl", "predict", str(model), str(image), "--json").splitlines()
+    told = json.loads(line)
+    assert told["file"] == str(image)
+    assert told["name"] in data.classes
+    assert 0 < told["probability"] <= 1
+
+    folder = tmp_path / "images"
+    folder.mkdir()
+    for index, pixels in enumerate(data.test_images):
+        Image.fromarray(pixels.transpose(1, 2, 0)).save(folder / f"{index:05d}.png")
+    lines = command("protofl", "predict", str(model), str(folder), "--json").splitlines()
+    right = np.array([json.loads(line)["label"] for line in lines]) == data.test_labels
+    card = json.loads((model / "model.json").read_text())
+    assert right.mean() == card["accuracy"][card["inference"]] > 0.2
+    unknown = np.mean([json.loads(line)["unknown"] for line in lines])
+    assert 0 < unknown <= 0.05
