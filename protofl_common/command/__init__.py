@@ -1,4 +1,4 @@
-"""The command ``protofl``: run, list, table, compare. One file per subcommand; each has `describe` and `act`.
+"""The command ``protofl``: run, list, table, compare, report. One file per subcommand; each has `describe` and `act`.
 
 It adds nothing that Flower's own commands cannot do: it writes their arguments, starts a SuperLink of its own and
 reads the files that a run leaves behind. It imports no Flower.
@@ -11,11 +11,11 @@ import signal
 import sys
 from types import FrameType
 
-from protofl_common.command import compare, listing, run, table
+from protofl_common.command import compare, listing, report, run, table
 from protofl_common.datasets.raw import DataError
 from protofl_common.options import SettingsError
 
-COMMANDS = {"run": run, "list": listing, "table": table, "compare": compare}
+COMMANDS = {"run": run, "list": listing, "table": table, "compare": compare, "report": report}
 STOPPED = 130
 """Exit status after Ctrl-C, as shells have it."""
 
