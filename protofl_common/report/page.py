@@ -80,7 +80,7 @@ def _result(run: Run) -> str:
     tiles.append((str(len(rounds)) if run.finished else f"{len(rounds)} of {planned}", "rounds"))
     tiles.append((str(len(run.sites)), "clients"))
     up, down = (sum(row["bytes"][way] for row in rounds) for way in ("up", "down"))
-    tiles.append((f"{human_bytes(up)} / {human_bytes(down)}", "up / down, all rounds"))
+    tiles += [(human_bytes(up), "up, all rounds"), (human_bytes(down), "down, all rounds")]
     seconds = run.summary.get("seconds") or sum(row["seconds"]["total"] for row in run.rows)
     tiles.append((human_seconds(seconds), "time"))
     lost = sum(len(row[kind]) for row in run.rows for kind in TROUBLE if kind != "late")
@@ -182,10 +182,10 @@ def _table(heads: Iterable[str], rows: Iterable[Row], note: str, words: bool = F
     """A table in a box that scrolls sideways by itself; columns of ``words`` begin at the left."""
     head = "".join(f'<th scope="col">{escape(text)}</th>' for text in heads)
     body = "".join("<tr>" + "".join(f"<td>{escape(text)}</td>" for text in row) + "</tr>" for row in rows)
-    caption = f"<caption>{escape(note)}</caption>" if note else ""
+    told = f'<p class="told">{escape(note)}</p>' if note else ""
     kind = ' class="words"' if words else ""
-    inside = f"{caption}<thead><tr>{head}</tr></thead><tbody>{body}</tbody>"
-    return f'<div class="box" tabindex="0"><table{kind}>{inside}</table></div>'
+    inside = f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody>"
+    return f'<div class="card">{told}<div class="box" tabindex="0"><table{kind}>{inside}</table></div></div>'
 
 
 def _value(value: Any) -> str:

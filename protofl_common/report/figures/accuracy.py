@@ -17,6 +17,7 @@ from protofl_common.report.figures.drawing import (
     legend_below,
     line_style,
     round_axis,
+    round_columns,
     short,
     some_ticks,
 )
@@ -86,9 +87,7 @@ def _heat_map(run: Run, kind: str, sites: list[str], rounds: list[int], values: 
         axes.grid(False)
         chosen, names = some_ticks(sites, 30, 12)
         axes.set_yticks(chosen, names, fontsize=8)
-        positions = np.unique(np.linspace(0, len(rounds) - 1, min(8, len(rounds))).round().astype(int)).tolist()
-        axes.set_xticks(positions, [str(rounds[position]) for position in positions])
-        axes.set_xlabel("after round")
+        round_columns(axes, rounds)
         figure.colorbar(image, ax=axes, label="test accuracy, %", pad=0.02)
         shown = f" The first {len(sites)} of {len(run.sites)} clients." if len(sites) < len(run.sites) else ""
         caption = (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from protofl_common.report.figures.drawing import Drawing, canvas, draw, some_ticks
+from protofl_common.report.figures.drawing import WIDTH, Drawing, canvas, draw, some_ticks
 from protofl_common.report.reading import Run
 
 MOST_CLIENTS = 16
@@ -27,7 +27,7 @@ def similarity(run: Run) -> list[Drawing]:
     ).T
     of_site = {site: name for name, members in run.domains.items() for site in members}
     labels = [f"{site} · {of_site[site]}" if site in of_site else site for site in columns]
-    with canvas(5.4, 2.2 + 0.45 * len(names)) as (figure, axes):
+    with canvas(WIDTH, 2.2 + 0.45 * len(names)) as (figure, axes):
         low = min(0.0, float(values_KS.min()))
         image = axes.imshow(values_KS, aspect="auto", interpolation="none", cmap="cividis", vmin=low, vmax=1)
         axes.grid(False)

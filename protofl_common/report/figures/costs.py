@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
 import numpy as np
 
 from protofl_common.report.figures.drawing import (
     COLOURS,
-    INK,
     Drawing,
     canvas,
     draw,
@@ -40,31 +42,43 @@ def traffic(run: Run) -> list[Drawing]:
 
 
 def time(run: Run) -> list[Drawing]:
-    """Seconds of a round, and of the phases of a client's part in it."""
+    """Seconds of a round as the server sees it, and of the phases of a client's part in it."""
     rows = [row for row in run.rounds if row["seconds"].get("clients") and row["valid"]]
     if not rows:
         return []
     rounds = [row["round"] for row in rows]
+    return [_of_server(rounds, rows), _of_clients(rounds, rows)]
+
+
+def _of_server(rounds: list[int], rows: list[dict[str, Any]]) -> Drawing:
+    with canvas() as (figure, axes):
+        lines = {"whole round": "total", "messages and clients": "exchange", "merging": "aggregate"}
+        for index, (name, key) in enumerate(lines.items()):
+            values = [row["seconds"].get(key, math.nan) for row in rows]
+            axes.plot(rounds, values, label=name, **line_style(index, len(rounds)))
+        axes.set_ylim(bottom=0)
+        axes.set_ylabel("seconds")
+        round_axis(axes, "round")
+        legend_below(axes, 3)
+        caption = (
+            "A round as the server sees it: sending, the clients' work (which may take turns on one machine) and "
+            "waiting for replies; and the server's own merging."
+        )
+        return draw(figure, "time", "Time of a round", caption)
+
+
+def _of_clients(rounds: list[int], rows: list[dict[str, Any]]) -> Drawing:
     phases = list(dict.fromkeys(phase for row in rows for phase in row["seconds"]["clients"]))
     values = [[row["seconds"]["clients"].get(phase, 0.0) / row["valid"] for row in rows] for phase in phases]
     with canvas() as (figure, axes):
         bottom = np.zeros(len(rows))
         for index, (phase, seconds) in enumerate(zip(phases, values, strict=True)):
             colour = COLOURS[index % len(COLOURS)]
-            axes.bar(rounds, seconds, 1.0, bottom=bottom, color=colour, linewidth=0, label=phase)
+            width = 0.8 if len(rounds) <= 30 else 1.0
+            axes.bar(rounds, seconds, width, bottom=bottom, color=colour, linewidth=0, label=phase)
             bottom += np.array(seconds)
-        total = [row["seconds"]["total"] for row in rows]
-        aggregate = [row["seconds"].get("aggregate", 0.0) for row in rows]
-        axes.plot(rounds, total, color=INK, linewidth=1.6, label="whole round")
-        axes.plot(rounds, aggregate, ":", color=INK, linewidth=1.6, label="server's merging")
-        axes.set_ylim(bottom=0)
-        axes.set_ylabel("seconds")
-        if bottom.max() and max(total) > 8 * bottom.max():
-            axes.set_yscale("symlog", linthresh=float(bottom.max()))
+        axes.set_ylabel("seconds per client")
         round_axis(axes, "round")
-        legend_below(axes, 4)
-        caption = (
-            "Bars: seconds of a client's phases, mean over the clients. Lines: the whole round as the server sees it, "
-            "waiting and clients that take turns on one machine included, and its own merging."
-        )
-        return [draw(figure, "time", "Time of a round", caption)]
+        legend_below(axes, 3)
+        caption = "Seconds that a client takes for its part of a round, by phase; the mean over the clients."
+        return draw(figure, "time-of-clients", "Time of a client", caption)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from protofl_common.report.figures.drawing import COLOURS, INK, Drawing, canvas, draw, short, some_ticks
+from protofl_common.report.figures.drawing import COLOURS, INK, WIDTH, Drawing, canvas, draw, short, some_ticks
 from protofl_common.report.reading import Run
 
 MOST = 100
@@ -20,18 +20,17 @@ def bubbles(run: Run) -> list[Drawing]:
     counts_SC = np.array([run.sites[site]["train-classes"] for site in sites], dtype=np.int64)
     classes, largest = counts_SC.shape[1], max(1, int(counts_SC.max()))
     wide = len(sites) > 12 or classes > 25
-    height = min(1.4 + 0.23 * max(classes, 8), 9.0)
-    with canvas(11.0 if wide else 5.4, height) as (figure, axes):
-        spot = min(560.0 / len(sites), 55 * (height - 1.4) / classes) * (1.0 if wide else 0.55)
-        area = max(6.0, min(spot, 17.0)) ** 2
-        of_site = {site: name for name, members in run.domains.items() for site in members}
-        names = sorted({of_site.get(site, "") for site in sites})
-        for index, name in enumerate(names):
-            rows = [row for row, site in enumerate(sites) if of_site.get(site, "") == name]
+    height = min(1.4 + 0.29 * max(classes, 6), 9.0)
+    with canvas(11.0 if wide else WIDTH, height) as (figure, axes):
+        across, up = (740.0 if wide else 290.0) / len(sites), 72 * (height - 1.4) / classes
+        area = max(6.0, 0.9 * min(across, up, 26.0)) ** 2  # in points², of the largest bubble
+        for index, (name, members) in enumerate((run.domains or {"": list(sites)}).items()):
+            rows = np.array([row for row, site in enumerate(sites) if site in members], dtype=np.int64)
             row, label = np.nonzero(counts_SC[rows])
-            sizes = area * counts_SC[rows][row, label] / largest
-            colour = COLOURS[index % len(COLOURS)]
-            axes.scatter(np.array(rows)[row], label, s=sizes, color=colour, alpha=0.85, linewidths=0, label=short(name))
+            sizes, colour = area * counts_SC[rows][row, label] / largest, COLOURS[index % len(COLOURS)]
+            axes.scatter(rows[row], label, s=sizes, color=colour, alpha=0.9, linewidths=0)
+            if name:
+                axes.scatter([], [], s=60, color=colour, linewidths=0, label=short(name))
         ticks, texts = some_ticks(sites, 40 if wide else 12, 10)
         axes.set_xticks(ticks, texts, rotation=90 if len(sites) > 6 else 0, fontsize=9)
         ticks, texts = some_ticks([run.class_name(label) for label in range(classes)], 30, 12)
@@ -39,11 +38,12 @@ def bubbles(run: Run) -> list[Drawing]:
         axes.set_xlim(-0.7, len(sites) - 0.3)
         axes.set_ylim(-0.8, classes - 0.2)
         axes.set_ylabel("class")
-        for count in sorted({largest, max(1, largest // 4)}):
-            axes.scatter([], [], s=area * count / largest, color=INK, linewidths=0, label=f"{count} samples")
+        for count in (largest,) if largest < 8 else (largest // 4, largest):
+            text = f"{count} sample{'s' * (count > 1)}"
+            axes.scatter([], [], s=area * count / largest, color=INK, linewidths=0, label=text)
         handles, labels = axes.get_legend_handles_labels()
-        shown = [(handle, text) for handle, text in zip(handles, labels, strict=True) if text]
-        figure.legend(*zip(*shown, strict=True), loc="outside lower center", ncols=8 if wide else 3)
+        columns = 8 if wide else 3
+        figure.legend(handles, labels, loc="outside lower center", ncols=columns, labelspacing=1.2, borderpad=0.8)
         left_out = f" {len(run.sites) - len(sites)} clients are not shown." if len(sites) < len(run.sites) else ""
         coloured = " Colours are domains." if run.domains else ""
         caption = (

@@ -25,7 +25,7 @@ COLOURS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#8
 CLASS_COLOURS = (*COLOURS[:6], "#C9B400", "#7F7F7F", "#8C510A", "#7E5BBF")
 DASHES = ("-", "--", "-.", ":")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<")
-WIDTH, HEIGHT = 5.4, 3.5
+WIDTH, HEIGHT = 4.8, 3.3
 """Inches of a figure in one column; text is 10 points high, so it can be read on a telephone too."""
 STYLE: Any = {
     "svg.fonttype": "none",
@@ -122,6 +122,14 @@ def round_axis(axes: Any, label: str = "after round") -> None:
 
     axes.set_xlabel(label)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8))
+
+
+def round_columns(axes: Any, rounds: Sequence[int]) -> None:
+    """Some of the rounds, at even distances, under the columns of a heat map."""
+    step = next(step * ten for ten in (1, 10, 100, 1000, 10_000) for step in (1, 2, 5) if len(rounds) <= 8 * step * ten)
+    chosen = [position for position, number in enumerate(rounds) if number % step == 0] or [0]
+    axes.set_xticks(chosen, [str(rounds[position]) for position in chosen])
+    axes.set_xlabel("after round")
 
 
 def short(text: str, longest: int = 14) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from protofl_common.report.figures.drawing import CLASS_COLOURS, INK, Drawing, canvas, draw, short
+from protofl_common.report.figures.drawing import CLASS_COLOURS, INK, WIDTH, Drawing, canvas, draw, short
 from protofl_common.report.reading import Floats, Ints, Run, Vectors
 
 MOST_POINTS = 600
@@ -31,7 +31,7 @@ def prototypes(run: Run) -> list[Drawing]:
     kept = _chosen(own.labels, MOST_POINTS - len(merged.labels))
     places = _tsne(np.concatenate([own.values[kept], merged.values]))
     clients, server = places[: len(kept)], places[len(kept) :]
-    with canvas(5.4, 4.6) as (figure, axes):
+    with canvas(WIDTH, 4.3) as (figure, axes):
         axes.scatter(
             *clients.T, s=16, c=_colours(own.labels[kept]), alpha=0.75, linewidths=0, label="client prototypes"
         )
@@ -57,7 +57,7 @@ def test_features(run: Run) -> list[Drawing]:
     kept = _chosen(told.labels, MOST_POINTS)
     labels = told.labels[kept]
     places = _tsne(told.values[kept])
-    with canvas(5.4, 4.6) as (figure, axes):
+    with canvas(WIDTH, 4.3) as (figure, axes):
         axes.scatter(*places.T, s=11, c=_colours(labels), alpha=0.8, linewidths=0)
         present = np.unique(labels)
         middles = np.array([np.median(places[labels == label], axis=0) for label in present])
@@ -102,14 +102,15 @@ def _name_classes(run: Run, axes: Any, places: Floats, labels: Ints) -> None:
         return
     for label in np.unique(labels).tolist():
         place = places[labels == label][0]
-        axes.annotate(
-            short(run.class_name(label)), place, xytext=(5, 4), textcoords="offset points", fontsize=9.5, weight="bold"
-        )
+        text = short(run.class_name(label))
+        name = axes.annotate(text, place, xytext=(5, 4), textcoords="offset points", fontsize=10, weight="bold")
+        name.set_gid(f"class-name-{label}")  # the page gives it a rim
 
 
 def _bare(figure: Any, axes: Any, legend: bool = True) -> None:
     """Distances in the map have no unit, so its axes carry none."""
     axes.set(xticks=[], yticks=[])
     axes.margins(0.08)
+    axes.spines[:].set_visible(False)
     if legend:
         figure.legend(loc="outside lower center", ncols=2)

@@ -23,6 +23,7 @@ from protofl_common.report.figures.drawing import (
     legend_below,
     line_style,
     round_axis,
+    round_columns,
     some_ticks,
 )
 from protofl_common.report.reading import Floats, Run
@@ -113,12 +114,11 @@ def ratios(run: Run) -> list[Drawing]:
         axes.grid(False)
         chosen, names = some_ticks([run.class_name(label) for label in range(classes)], 30, 12)
         axes.set_yticks(chosen, names, fontsize=9)
-        positions = np.unique(np.linspace(0, len(rounds) - 1, min(8, len(rounds))).round().astype(int)).tolist()
-        axes.set_xticks(positions, [str(rounds[position]) for position in positions])
-        axes.set_xlabel("after round")
+        round_columns(axes, rounds)
         axes.set_ylabel("class")
         ticks = [tick for tick in (1 / 16, 1 / 4, 1 / 2, 1, 2, 4, 16) if 1 / far <= tick <= far]
         bar = figure.colorbar(image, ax=axes, label="global ÷ largest among clients", pad=0.02)
+        bar.ax.minorticks_off()
         bar.ax.yaxis.set_major_locator(FixedLocator(ticks))
         bar.ax.yaxis.set_minor_formatter(NullFormatter())
         bar.ax.yaxis.set_major_formatter(lambda value, _: f"{value:g}×" if value >= 1 else f"1⁄{1 / value:g}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from protofl_common.report.figures.drawing import (
+    WIDTH,
     Drawing,
     canvas,
     draw,
@@ -52,7 +53,7 @@ def by_class(run: Run) -> list[Drawing]:
     if not np.isfinite(values_GC).any():
         return []
     classes = values_GC.shape[1]
-    with canvas(5.4, min(1.6 + 0.34 * len(groups), 8.0)) as (figure, axes):
+    with canvas(WIDTH, min(1.6 + 0.34 * len(groups), 8.0)) as (figure, axes):
         image = axes.imshow(values_GC, aspect="auto", interpolation="none", cmap="cividis", vmin=0)
         axes.grid(False)
         chosen, names = some_ticks([run.class_name(label) for label in range(classes)], 20, 10)
