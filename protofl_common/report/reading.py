@@ -15,6 +15,7 @@ from safetensors import SafetensorError, safe_open
 
 from protofl_common.catalog import CATALOG
 from protofl_common.options import Scalar, SettingsError
+from protofl_common.settings import flatten
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -120,7 +121,7 @@ def read_run(folder: Path) -> Run:
         When there are not even settings.
     """
     try:
-        settings = tomllib.loads((folder / "settings.toml").read_text(encoding="utf-8"))
+        settings = flatten(tomllib.loads((folder / "settings.toml").read_text(encoding="utf-8")))
     except (OSError, ValueError):
         raise SettingsError(f"{folder}: no settings.toml in it; give the folder of a run") from None
     return Run(

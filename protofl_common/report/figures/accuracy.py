@@ -49,7 +49,7 @@ def curves(run: Run) -> list[Drawing]:
             f"Test accuracy over the clients: {said}. Solid: the mean; dashed: the mean of the worst tenth of the "
             "clients. Measured with what the clients received, after the round that stands below."
         )
-        return [draw(figure, "accuracy", "Mean and worst clients", caption)]
+        return [draw(figure, "accuracy-curves", "Mean and worst clients", caption)]
 
 
 def of_domains(run: Run) -> list[Drawing]:

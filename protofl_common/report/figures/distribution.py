@@ -4,7 +4,17 @@ from __future__ import annotations
 
 import numpy as np
 
-from protofl_common.report.figures.drawing import COLOURS, INK, WIDTH, Drawing, canvas, draw, short, some_ticks
+from protofl_common.report.figures.drawing import (
+    COLOURS,
+    INK,
+    MANY_POINTS,
+    WIDTH,
+    Drawing,
+    canvas,
+    draw,
+    short,
+    some_ticks,
+)
 from protofl_common.report.reading import Run
 
 MOST = 100
@@ -24,11 +34,12 @@ def bubbles(run: Run) -> list[Drawing]:
     with canvas(11.0 if wide else WIDTH, height) as (figure, axes):
         across, up = (740.0 if wide else 290.0) / len(sites), 72 * (height - 1.4) / classes
         area = max(6.0, 0.9 * min(across, up, 26.0)) ** 2  # in points², of the largest bubble
+        many = int((counts_SC > 0).sum()) > MANY_POINTS
         for index, (name, members) in enumerate((run.domains or {"": list(sites)}).items()):
             rows = np.array([row for row, site in enumerate(sites) if site in members], dtype=np.int64)
             row, label = np.nonzero(counts_SC[rows])
             sizes, colour = area * counts_SC[rows][row, label] / largest, COLOURS[index % len(COLOURS)]
-            axes.scatter(rows[row], label, s=sizes, color=colour, alpha=0.9, linewidths=0)
+            axes.scatter(rows[row], label, s=sizes, color=colour, alpha=0.9, linewidths=0, rasterized=many)
             if name:
                 axes.scatter([], [], s=60, color=colour, linewidths=0, label=short(name))
         ticks, texts = some_ticks(sites, 40 if wide else 12, 10)

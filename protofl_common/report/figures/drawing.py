@@ -25,6 +25,8 @@ COLOURS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#8
 CLASS_COLOURS = (*COLOURS[:6], "#C9B400", "#7F7F7F", "#8C510A", "#7E5BBF")
 DASHES = ("-", "--", "-.", ":")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<")
+MANY_POINTS = 2500
+"""A cloud of more points is embedded as pixels, lest the page grow by megabytes."""
 WIDTH, HEIGHT = 4.8, 3.3
 """Inches of a figure in one column; text is 10 points high, so it can be read on a telephone too."""
 STYLE: Any = {
@@ -84,7 +86,7 @@ def draw(figure: Any, name: str, title: str, caption: str, *, wide: bool = False
         axes.patch.set_alpha(0)
     text = io.StringIO()
     nothing: dict[str, Any] = dict.fromkeys(("Creator", "Date", "Format", "Type"))
-    figure.savefig(text, format="svg", metadata=nothing)
+    figure.savefig(text, format="svg", metadata=nothing, dpi=180)
     svg = text.getvalue()
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)

@@ -16,6 +16,7 @@ from protofl_common.report.figures.drawing import (
     COLOURS,
     HEIGHT,
     INK,
+    MANY_POINTS,
     WIDTH,
     Drawing,
     canvas,
@@ -42,9 +43,8 @@ def by_class(run: Run) -> list[Drawing]:
         row, label = np.nonzero(np.isfinite(clients_SC))
         jitter = (row / max(1, len(clients_SC) - 1) - 0.5) * 0.4
         size = 16 if classes <= 40 else 7
-        axes.scatter(
-            label + jitter, clients_SC[row, label], s=size, color=COLOURS[5], alpha=0.8, linewidths=0, label="clients"
-        )
+        look = {"color": COLOURS[5], "alpha": 0.8, "linewidths": 0, "rasterized": len(row) > MANY_POINTS}
+        axes.scatter(label + jitter, clients_SC[row, label], s=size, label="clients", **look)
         axes.scatter(
             labels, best_C, s=8 * size, marker="_", linewidths=1.8, color=COLOURS[0], label="largest among clients"
         )
