@@ -25,7 +25,7 @@ COLOURS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#8
 CLASS_COLOURS = (*COLOURS[:6], "#C9B400", "#7F7F7F", "#8C510A", "#7E5BBF")
 DASHES = ("-", "--", "-.", ":")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<")
-MANY_POINTS = 2500
+MANY_POINTS = 1200
 """A cloud of more points is embedded as pixels, lest the page grow by megabytes."""
 WIDTH, HEIGHT = 4.8, 3.3
 """Inches of a figure in one column; text is 10 points high, so it can be read on a telephone too."""

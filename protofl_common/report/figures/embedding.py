@@ -12,7 +12,7 @@ import numpy as np
 from protofl_common.report.figures.drawing import CLASS_COLOURS, INK, WIDTH, Drawing, canvas, draw, short
 from protofl_common.report.reading import Floats, Ints, Run, Vectors
 
-MOST_POINTS = 600
+MOST_POINTS = 500
 """Of one t-SNE, which takes a second."""
 NAMED_CLASSES = 40
 """With more classes the global prototypes carry no names."""
@@ -78,7 +78,7 @@ def _tsne(values_ND: Floats) -> Floats:
     method = TSNE(
         perplexity=min(30.0, (len(values_ND) - 1) / 3),
         init="pca" if values_ND.shape[1] > 1 else "random",
-        max_iter=750,
+        max_iter=500,
         random_state=SEED,
     )
     places: Floats = method.fit_transform((values_ND / spread).astype(np.float32))
