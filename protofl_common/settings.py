@@ -21,7 +21,8 @@ from protofl_common.models.groups import ARCHITECTURES, GROUPS, HEADS, ORTHOGONA
 from protofl_common.options import Scalar, SettingsError, keys_of, option, read_section, unknown_keys
 
 NODE_KEYS = ("data-dir", "domain", "arch", "state-dir", "device", "site-name")
-"""What a site says of itself with ``--node-config`` (beside Flower's ``partition-id`` and ``num-partitions``)."""
+"""What a site says of itself with ``--node-config`` (beside Flower's ``partition-id`` and ``num-partitions``, and
+``insight``, which is true or false there: `client_app/site.py`)."""
 
 
 @dataclass(frozen=True)
