@@ -98,7 +98,7 @@ def draw(figure: Any, name: str, title: str, caption: str, *, wide: bool = False
     body = body.replace('href="#', f'href="#{name}-')
     body = body.replace(INK, "currentColor")
     alt = escape(f"{title}. {caption}", quote=True)
-    least = f' style="min-width:{100 * figure.get_size_inches()[0]:.0f}px"' if wide else ""
+    least = f' style="min-width:{70 * figure.get_size_inches()[0]:.0f}px"' if wide else ""
     return Drawing(name, title, caption, f'<svg viewBox="{box[1]}" role="img" aria-label="{alt}"{least}>{body}', wide)
 
 
