@@ -9,7 +9,7 @@ export FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION := 1
 export FLWR_TELEMETRY_ENABLED := 0
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: run table reproduce test test-fast test-long fuzz lint format bench bench-deployment clean certificates demo demo-down
+.PHONY: run table reproduce test test-fast test-long fuzz lint format bench bench-report bench-deployment clean certificates demo demo-down
 
 $(BIN)/.installed: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -55,6 +55,9 @@ format: $(BIN)/.installed
 
 bench: $(BIN)/.installed  ## speed against a bare PyTorch script; DATA_DIR holds FashionMNIST/raw
 	$(BIN)/python -m tests.bench.round_speed --data-dir '$(DATA_DIR)'
+
+bench-report: $(BIN)/.installed  ## how long report.html takes: 20 clients × 100 rounds × 100 classes
+	$(BIN)/python -m tests.bench.report_time
 
 bench-deployment: $(BIN)/.installed  ## where a round's time goes with SuperLink and SuperNodes; make bench-deployment STOCK=--stock
 	$(BIN)/python -m tests.bench.deployment_overhead $(STOCK)

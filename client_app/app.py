@@ -19,12 +19,15 @@ from client_app.algorithms import ALGORITHMS
 from client_app.algorithms.base import ClientAlgorithm
 from client_app.evaluation import evaluate
 from client_app.handover import hand_over
+from client_app.insight import insight_of
 from client_app.site import Site
 from client_app.state import ClientState, StateError
 from client_app.training import TrainingError, make_optimizer, train
+from protofl_common.catalog import Crossing
 from protofl_common.datasets import DataError
 from protofl_common.messages import (
     Instructions,
+    Payload,
     RefusedMessage,
     Report,
     pack_payload,
@@ -60,7 +63,7 @@ def train_round(message: Message, context: Context) -> Message:
 
 @app.evaluate()
 def final_evaluation(message: Message, context: Context) -> Message:
-    """After the last round: evaluate only."""
+    """After the last round: evaluate only, and tell what the report may show."""
     return _answer(message, lambda: _final_evaluation(message, context))
 
 
@@ -100,10 +103,13 @@ def _final_evaluation(message: Message, context: Context) -> RecordDict:
     with clock("evaluate"):
         prototypes = _predicting(site, algorithm)
         correct = _evaluate(site, algorithm, prototypes)
+    told = Payload(insight=None if site.insight == "none" else insight_of(site, algorithm))
     with clock("save"):
         hand_over(site, algorithm, prototypes, correct, instructions)
         site.states.finish(instructions.round)
-    return RecordDict({"report": pack_report(_report(site, instructions, correct, {}, clock), ())})
+    content = pack_payload(told, Crossing(insight=site.insight))
+    content["report"] = pack_report(_report(site, instructions, correct, {}, clock), ())
+    return content
 
 
 def _open(message: Message, context: Context) -> tuple[Site, Instructions, ClientAlgorithm, ClientState | None]:

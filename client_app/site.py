@@ -43,6 +43,7 @@ class Site:
         if not self.name or any(letter in self.name for letter in "/\\\0") or self.name.startswith("."):
             raise SettingsError(f"node-config: site-name = {self.name!r} must be a plain name without slashes")
         self.wanted_domain = str(node.get("domain", ""))
+        self.insight = self._insight(node)
         self.arch = self._architecture(pinned="arch" in node)
         self.device = _device(self.settings.machine.device)
         if self.settings.machine.threads:
@@ -56,6 +57,18 @@ class Site:
         if model.arch and (pinned or not row.shares_weights):
             return model.arch
         return model.arch or architecture_of(model.models, 0 if row.shares_weights else self.partition)
+
+    def _insight(self, node: Mapping[str, object]) -> str:
+        """What this site tells for the report, of what the run asks for (`protofl_common.insight`).
+
+        A site with data of its own (a ``data-dir`` in its node config, no partition of a common data set) tells
+        nothing unless its node config says ``insight=true``; with ``insight=false`` no site does.
+        """
+        own = "data-dir" in node or "partition-id" not in node or self.settings.data.partition == "own"
+        willing = node.get("insight", not own)
+        if not isinstance(willing, bool):
+            raise SettingsError(f"node-config: insight = {willing!r} must be true or false")
+        return self.settings.run.insight if willing else "none"
 
     @cached_property
     def data(self) -> ClientData:

@@ -37,6 +37,8 @@ class Crossing:
     """A class may have several prototypes."""
     local_sets: bool = False
     """The prototypes of every client, one set each."""
+    insight: str = "none"
+    """What a client tells for the report, after the last round only (`insight.LEVELS`)."""
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ Records of a message
     ``prototypes``  means [P, D] float32, labels [P] int64, and counts [P] int64 where declared
     ``local-sets``  means [P, D] float32, labels [P] int64, owners [P] int64: the sets one after another
     ``weights``     the model's state dict, where declared
+    ``insight``     client to server, after the last round, where asked for and allowed: :class:`Insight`
     ``round``       server to client: :class:`Instructions`
     ``report``      client to server: :class:`Report`, scalars only
     ``site``        client to server, once: :class:`SiteCard`
@@ -27,6 +28,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from torch import Tensor
 
 from protofl_common.catalog import Crossing
+from protofl_common.insight import MAX_FEATURES, Insight
 from protofl_common.lineage import Lineage
 from protofl_common.prototypes import Prototypes
 from protofl_common.texts import printable
@@ -63,6 +65,8 @@ class Payload:
     weights: Weights | None = None
     local_sets: tuple[Prototypes, ...] = ()
     """Every client's prototypes, in the order of the sites; none where they are not exchanged."""
+    insight: Insight | None = None
+    """What a client tells for the report; None from one that does not."""
 
 
 @dataclass(frozen=True)
@@ -76,6 +80,8 @@ class Limits:
     """Name -> (dtype, shape) of every array of the model, where weights are exchanged."""
     max_per_class: int = 1000
     """Prototypes of one class in one message, where several are allowed at all."""
+    backbones: int = 0
+    """K, the frozen backbones that an insight compares."""
 
 
 @dataclass(frozen=True)
@@ -153,6 +159,8 @@ def pack_payload(payload: Payload, crossing: Crossing) -> RecordDict:
         content["local-sets"] = _array_record({"means": means, "labels": labels, "owners": torch.cat(owners)})
     if weights is not None:
         content["weights"] = _array_record(weights)
+    if payload.insight is not None:
+        content["insight"] = _pack_insight(payload.insight, crossing.insight)
     return content
 
 
@@ -166,6 +174,7 @@ def unpack_payload(content: RecordDict, crossing: Crossing, limits: Limits, requ
         or twice, a count below 1, a norm above the limit.
     """
     declared = {"prototypes": crossing.prototypes, "local-sets": crossing.local_sets, "weights": crossing.weights}
+    declared["insight"] = crossing.insight != "none"
     for name in content.array_records:
         if not declared.get(name):
             raise RefusedMessage(f"an undeclared array record {name!r}")
@@ -180,7 +189,10 @@ def unpack_payload(content: RecordDict, crossing: Crossing, limits: Limits, requ
         sets = _unpack_sets(content.array_records["local-sets"], limits)
     if "weights" in content.array_records:
         weights = _unpack_weights(content.array_records["weights"], limits)
-    return Payload(prototypes, weights, sets)
+    insight = None
+    if "insight" in content.array_records:
+        insight = _unpack_insight(content.array_records["insight"], crossing.insight, limits)
+    return Payload(prototypes, weights, sets, insight)
 
 
 def check_size(content: RecordDict, crossing: Crossing, limits: Limits) -> None:
@@ -191,6 +203,10 @@ def check_size(content: RecordDict, crossing: Crossing, limits: Limits) -> None:
         largest += MAX_SETS * limits.num_classes * (4 * limits.feature_dim + 16)
     if crossing.weights:
         largest += sum(math.prod(shape) * _DTYPES[dtype].itemsize for dtype, shape in limits.weights.values())
+    if crossing.insight != "none":
+        largest += 8 * limits.num_classes + 4 * limits.backbones
+    if crossing.insight == "features":
+        largest += MAX_FEATURES * (4 * limits.feature_dim + 8)
     if (size := payload_bytes(content)) > largest:
         raise RefusedMessage(f"{size} bytes of arrays, where a valid reply has at most {largest}")
 
@@ -234,6 +250,46 @@ def _unpack_sets(record: ArrayRecord, limits: Limits) -> tuple[Prototypes, ...]:
     for one in sets:
         _check_prototypes(one.means, one.labels, limits, max_per_class=1)
     return sets
+
+
+def _pack_insight(insight: Insight, level: str) -> ArrayRecord:
+    """What ``level`` declares of it; ValueError if it tells more."""
+    told = {name: value for name, value in vars(insight).items() if value is not None}
+    if odd := sorted(told.keys() - _insight_arrays(level, True)):
+        raise ValueError(f"insight.{odd[0]} is not declared for this direction (insight = {level!r})")
+    return _array_record(told)
+
+
+def _insight_arrays(level: str, backbones: bool) -> set[str]:
+    if level == "none":
+        return set()
+    arrays = {"counts", "features", "labels"} if level == "features" else {"counts"}
+    return arrays | ({"similarity"} if backbones else set())
+
+
+def _unpack_insight(record: ArrayRecord, level: str, limits: Limits) -> Insight:
+    wanted = _insight_arrays(level, limits.backbones > 0)
+    if set(record) != wanted:
+        raise RefusedMessage(f"an insight with the arrays {sorted(record)} instead of {sorted(wanted)}")
+    counts = _tensor(record["counts"], "insight counts", "int64", (limits.num_classes,))
+    if int(counts.min()) < 0:
+        raise RefusedMessage("insight counts below 0")
+    similarity = features = labels = None
+    if "similarity" in wanted:
+        similarity = _tensor(record["similarity"], "insight similarity", "float32", (limits.backbones,))
+        if float(similarity.abs().max()) > 1.001:
+            raise RefusedMessage("an insight similarity outside -1..1")
+    if "features" in wanted:
+        rows = record["labels"].shape[0] if len(record["labels"].shape) else 0
+        if type(rows) is not int or not 0 <= rows <= MAX_FEATURES:
+            raise RefusedMessage(f"an insight of {printable(str(rows))} features, not from 0 to {MAX_FEATURES}")
+        features = _tensor(record["features"], "insight features", "float32", (rows, limits.feature_dim))
+        labels = _tensor(record["labels"], "insight labels", "int64", (rows,))
+        if rows and not 0 <= int(labels.min()) <= int(labels.max()) < limits.num_classes:
+            raise RefusedMessage(f"an insight label outside 0..{limits.num_classes - 1}")
+        if rows and (norm := float(torch.linalg.vector_norm(features.double(), dim=1).max())) > limits.max_norm:
+            raise RefusedMessage(f"an insight feature of norm {norm:.3g}, above {limits.max_norm:g}")
+    return Insight(counts, similarity, features, labels)
 
 
 def _rows(array: Array, what: str, largest: int) -> int:

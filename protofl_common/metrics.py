@@ -26,6 +26,29 @@ def over_clients(accuracies: Sequence[float], test_samples: Sequence[int]) -> di
     }
 
 
+def fairness(accuracies: Sequence[float]) -> dict[str, float]:
+    """How accuracies in [0, 1] spread over the clients (FedPCL, Tables 12 and 13).
+
+    ``worst-10%``, ``worst-20%``, ``worst-40%``, ``best-10%``: the mean of that part of the clients, at least one.
+    ``std`` and ``variance``: of the population. Empty input gives an empty dict.
+    """
+    if not accuracies:
+        return {}
+    rising = sorted(accuracies)
+    found = {}
+    for name, percent, ordered in (
+        ("worst-10%", 10, rising),
+        ("worst-20%", 20, rising),
+        ("worst-40%", 40, rising),
+        ("best-10%", 10, rising[::-1]),
+    ):
+        some = ordered[: max(1, len(rising) * percent // 100)]
+        found[name] = math.fsum(some) / len(some)
+    mean = math.fsum(accuracies) / len(accuracies)
+    variance = math.fsum((a - mean) ** 2 for a in accuracies) / len(accuracies)
+    return found | {"std": math.sqrt(variance), "variance": variance}
+
+
 def human_bytes(size: float) -> str:
     """1536 -> ``1.5 kB`` (steps of 1000)."""
     for unit in ("B", "kB", "MB"):

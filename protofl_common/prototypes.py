@@ -12,6 +12,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
+MAX_COMPARED = 4096
+"""Prototypes of which `margins` takes all pairs: 17 million distances."""
+
 
 @dataclass(frozen=True)
 class Prototypes:
@@ -137,3 +140,18 @@ def distances(features_ND: Tensor, prototypes: Prototypes, similarity: str = "l2
     if similarity == "cosine":
         features_ND, means = normalize(features_ND, dim=1), normalize(means, dim=1)
     return torch.cdist(features_ND, means, compute_mode="donot_use_mm_for_euclid_dist")
+
+
+def margins(prototypes: Prototypes, num_classes: int) -> Tensor:
+    """The prototype margin [C] of each class: the least Euclidean distance of its prototypes to those of other classes.
+
+    FedTGP, Figure 1; there a class has one prototype. NaN for a class without prototypes, and for all where there is
+    but one class, or more than `MAX_COMPARED` prototypes.
+    """
+    nearest_C = torch.full((num_classes,), torch.inf, dtype=torch.float64)
+    if 0 < len(prototypes) <= MAX_COMPARED:
+        means, labels = prototypes.means.double(), prototypes.labels
+        distances_PP = torch.cdist(means, means)
+        distances_PP[labels.unsqueeze(1) == labels.unsqueeze(0)] = torch.inf
+        nearest_C.scatter_reduce_(0, labels, distances_PP.amin(dim=1), "amin")
+    return nearest_C.masked_fill(nearest_C.isinf(), torch.nan)

@@ -16,11 +16,13 @@ from typing import Any
 from protofl_common.backbones.names import EMBEDDED, parse_backbones
 from protofl_common.catalog import CATALOG, MERGINGS, Algorithm
 from protofl_common.datasets.names import DATASETS, PARTITIONS
+from protofl_common.insight import LEVELS
 from protofl_common.models.groups import ARCHITECTURES, GROUPS, HEADS, ORTHOGONAL_SHARED
 from protofl_common.options import Scalar, SettingsError, keys_of, option, read_section, unknown_keys
 
 NODE_KEYS = ("data-dir", "domain", "arch", "state-dir", "device", "site-name")
-"""What a site says of itself with ``--node-config`` (beside Flower's ``partition-id`` and ``num-partitions``)."""
+"""What a site says of itself with ``--node-config`` (beside Flower's ``partition-id`` and ``num-partitions``, and
+``insight``, which is true or false there: `client_app/site.py`)."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,9 @@ class RunSettings:
     run_name: str = option()
     out_dir: str = option()
     resume: bool = option()
+    report: bool = option()
+    insight: str = option(choices=LEVELS)
+    tensorboard: bool = option()
 
 
 @dataclass(frozen=True)

@@ -40,7 +40,11 @@ def main(grid: Grid, context: Context) -> None:
             federation.gather(start.sites)
             strategy = STRATEGIES[settings.run.algo](federation, run_name)
             strategy.restore(start.state)
-            run_rounds(strategy, results)
+            try:
+                run_rounds(strategy, results)
+            except (FederationError, OSError):
+                results.draw()
+                raise
     except (SettingsError, DataError, FederationError, TensorFileError, OSError) as error:
         print(f"\nprotofl: this run cannot go on\n{error}\n", flush=True)
         raise error.with_traceback(None) from None
@@ -67,7 +71,7 @@ def run_rounds(strategy: ServerStrategy, results: Results) -> None:
         done = time.monotonic()
         strategy.outcome.late = exchange.late
         seconds = {"total": done - start, "exchange": exchanged - start, "aggregate": done - exchanged}
-        results.add_round(number, strategy.outcome, seconds, dict(figures or {}))
+        results.add_round(number, strategy, seconds, dict(figures or {}))
         results.keep(number, strategy)
         void = void + 1 if strategy.outcome.void else 0
         if void == MAX_VOID_ROUNDS:
@@ -78,4 +82,4 @@ def run_rounds(strategy: ServerStrategy, results: Results) -> None:
     messages = list(strategy.configure_evaluate(settings.run.rounds, None, ConfigRecord(), federation.grid))
     strategy.aggregate_evaluate(settings.run.rounds, exchange(messages, timeout))
     strategy.outcome.late = exchange.late
-    results.finish(settings.run.rounds, strategy.outcome, {"total": time.monotonic() - start}, strategy)
+    results.finish(settings.run.rounds, strategy, {"total": time.monotonic() - start})

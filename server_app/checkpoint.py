@@ -27,8 +27,9 @@ NAME = "checkpoint.safetensors"
 
 WHERE = ("out-dir", "data-dir", "cache-dir", "state-dir", "download", "device", "threads")
 WHO = ("num-clients", "min-replies", "join-timeout", "round-timeout")
-MAY_DIFFER = frozenset(("resume", "run-name", *WHERE, *WHO))
-"""Settings that a resumed run may change: where things are, who is waited for and for how long."""
+SHOWN = ("report", "insight", "tensorboard")
+MAY_DIFFER = frozenset(("resume", "run-name", *WHERE, *WHO, *SHOWN))
+"""Settings that a resumed run may change: where things are, who is waited for and for how long, what is shown."""
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,10 @@ A run's folder holds
     ``prototypes.safetensors``   the global prototypes, where the algorithm has them
     ``weights.safetensors``      the global model, where the algorithm has one
     ``clients/``                 in simulation, the clients' private models
+    ``sites.json``, ``prototypes.jsonl``, ``client-prototypes.safetensors``, ``test-features.safetensors``
+                                 what the report shows beside the metrics (`recording.py`)
+    ``report.html``              the page with figures (`protofl_common/report`)
+    ``tensorboard/``             event files, where asked for (`events.py`)
 """
 
 from __future__ import annotations
@@ -32,6 +36,8 @@ from protofl_common.prototypes import Prototypes
 from protofl_common.settings import Settings, to_run_config
 from protofl_common.tensorfile import sync
 from server_app.checkpoint import Checkpoint
+from server_app.events import Events
+from server_app.recording import Recording
 from server_app.screen import final_table, round_line, say
 from server_app.strategies.base import Outcome, ServerStrategy
 
@@ -61,8 +67,10 @@ class Results:
         self.metrics = folder / "metrics.jsonl"
         self.rows: list[dict[str, Any]] = []
         self.trouble: Counter[str] = Counter()
+        self.recording = Recording(settings, folder)
         if start.resumed:
             self._take_up()
+        self.events = Events(folder / "tensorboard", self.rows) if settings.run.tensorboard else None
 
     def _take_up(self) -> None:
         """The rows of the rounds that count; what was written after them goes."""
@@ -73,6 +81,7 @@ class Results:
         self.rows = [json.loads(line) for line in self.metrics.read_text(encoding="utf-8").splitlines()]
         for row in self.rows:
             self.trouble.update({kind: len(row[kind]) for kind in TROUBLE})
+        self.recording.take_up(start.round)
         then = f"round {start.round + 1} is next" if start.round < rounds else "its final evaluation is next"
         say(f"resuming {self.folder.name} after round {start.round} of {rounds}; {then}")
 
@@ -96,6 +105,7 @@ class Results:
 
     def announce(self, strategy: ServerStrategy) -> None:
         """Who takes part."""
+        self.recording.sites(strategy)
         cards = strategy.federation.cards.values()
         archs = Counter(card.arch for card in cards)
         train, test = sum(card.train_samples for card in cards), sum(card.test_samples for card in cards)
@@ -103,28 +113,46 @@ class Results:
         say("models: " + ", ".join(f"{number} × {arch}" for arch, number in sorted(archs.items())))
         say("accuracies of a round are those of what the clients received at its start, before its training")
 
-    def add_round(self, number: int, outcome: Outcome, seconds: dict[str, float], figures: dict[str, Any]) -> None:
+    def add_round(
+        self, number: int, strategy: ServerStrategy, seconds: dict[str, float], figures: dict[str, Any]
+    ) -> None:
         """A training round."""
+        outcome = strategy.outcome
         row = self._row("round", number, number - 1, outcome, seconds)
         if figures:
             row["server"] = figures
         self._note(row, outcome)
+        self.recording.add_round(number, strategy)
         rounds = self.settings.run.rounds
         left = (time.monotonic() - self.began) / number * (rounds - number)
         say(round_line(row, rounds, left))
 
-    def finish(self, number: int, outcome: Outcome, seconds: dict[str, float], strategy: ServerStrategy) -> None:
+    def finish(self, number: int, strategy: ServerStrategy, seconds: dict[str, float]) -> None:
         """The final evaluation, after round ``number``: print the table, write the summary and what was learnt."""
+        outcome = strategy.outcome
         row = self._row("final", number, number, outcome, seconds)
         self._note(row, outcome)
         if strategy.global_prototypes is not None:
             save_file(_arrays(strategy.global_prototypes), self.folder / "prototypes.safetensors")
         if strategy.global_weights is not None:
             save_file(strategy.global_weights, self.folder / "weights.safetensors")
+        self.recording.finish(strategy)
         summary = self._summary(row, strategy)
         _write_whole(self.folder / "summary.json", json.dumps(summary, indent=2, ensure_ascii=False) + "\n")
         say(final_table(summary))
         say(f"results: {self.folder}")
+        self.draw()
+
+    def draw(self) -> None:
+        """The page with the run's figures, if the settings want it; a failure to draw it is said and fails nothing."""
+        if not self.settings.run.report or not (self.folder / "sites.json").exists():
+            return
+        from protofl_common.report import write_report  # matplotlib takes a second to import: when all else is done
+
+        try:
+            say(f"report: {write_report(self.folder)}")
+        except Exception as error:
+            say(f"report: not drawn, {type(error).__name__}: {error}")
 
     @staticmethod
     def _row(kind: str, number: int, evaluated: int, outcome: Outcome, seconds: dict[str, float]) -> dict[str, Any]:
@@ -152,6 +180,8 @@ class Results:
         self.rows.append(row)
         with (self.folder / "metrics.jsonl").open("a", encoding="utf-8") as file:
             file.write(json.dumps(row, ensure_ascii=False) + "\n")
+        if self.events is not None:
+            self.events.add(row)
         missing = dict.fromkeys(outcome.missing, f"no answer in {self.settings.federation.round_timeout:g} s")
         troubles = {"failed": outcome.failed, "refused": outcome.refused, "missing": missing, "late": outcome.late}
         for kind in TROUBLE:

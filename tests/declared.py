@@ -51,6 +51,13 @@ SITE = {
     "holds": list,
 }
 
+INSIGHT: dict[str, tuple[str, ...]] = {
+    "none": (),
+    "summary": ("counts",),
+    "features": ("counts", "features", "labels"),
+}
+"""Arrays of the record ``insight`` of the final evaluation, by level; with frozen backbones ``similarity`` too."""
+
 
 def report_names(algo: str, training: bool) -> set[str]:
     """The names that a report may have."""

@@ -103,6 +103,7 @@ def run_config(tmp_path: Path, **overrides: Any) -> dict[str, Any]:
         "out-dir": str(tmp_path / "runs"),
         "cache-dir": _CACHE.name,
         "join-timeout": 20.0,
+        "report": False,
     }
     named = {key.replace("__", ".").replace("_", "-"): value for key, value in overrides.items()}
     return default_run_config() | small | named

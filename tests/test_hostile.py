@@ -28,6 +28,7 @@ from tests.attacks import (
     report_with,
     scaled,
     silent,
+    values_of,
     weights_scaled,
 )
 from tests.harness import LocalGrid, Outcome, run_config, run_federation
@@ -216,6 +217,60 @@ def test_a_rubbish_final_evaluation_is_refused(tmp_path: Path, without: dict[str
     outcome = run_federation(run_config(tmp_path, rounds=1, **small), CLIENTS, tamper=config_change)
     assert outcome.rows[-1]["refused"] == {"site-3": "a report with the odd entry losses.total = 1.0"}
     assert set(outcome.summary["accuracy-of-clients"]) == {"site-0", "site-1", "site-2"}
+
+
+def insight_with(**changes: Any) -> Change:
+    """Replace arrays of what it tells for the report by what a function makes of them; None removes one."""
+
+    def change(message: Message, reply: Message) -> Message:
+        record = reply.content.array_records["insight"]
+        for name, make in changes.items():
+            made = make(values_of(record[name])) if name in record else make(None)
+            record[name] = made if isinstance(made, Array) else raw(made)
+        return reply
+
+    return change
+
+
+INSIGHTS: dict[str, tuple[Change, str]] = {
+    "another number of classes": (insight_with(counts=lambda n: n[:-1].copy()), "shape 9 instead of 10"),
+    "counts below 0": (insight_with(counts=lambda n: n - 1), "insight counts below 0"),
+    "inflated counts": (insight_with(counts=lambda n: n + 2**60), "but it has 30 for training"),
+    "counts of another dtype": (insight_with(counts=lambda n: n.astype(np.float32)), "float32 instead of"),
+    "NaN": (insight_with(features=lambda z: z * np.float32(np.nan)), "NaN or infinity"),
+    "a feature too long": (insight_with(features=lambda z: z * np.float32(1e9)), "an insight feature of norm"),
+    "wrong dimension": (insight_with(features=lambda z: z[:, 1:].copy()), "instead of 60×64"),
+    "fewer labels": (insight_with(labels=lambda y: y[1:].copy()), "shape 60×64 instead of 59×64"),
+    "a label out of range": (insight_with(labels=lambda y: y + 10), "an insight label outside 0..9"),
+    "a million features": (
+        insight_with(features=lambda z: np.ones((10**6, 64), np.float32), labels=lambda y: np.zeros(10**6, np.int64)),
+        "bytes of arrays, where a valid reply has at most",
+    ),
+    "a million said": (
+        insight_with(labels=lambda y: Array("int64", (10**6,), RAW, y.tobytes())),
+        "an insight of 1000000 features, not from 0 to 200",
+    ),
+    "an array more": (insight_with(images=lambda _: np.zeros(3, np.float32)), "an insight with the arrays"),
+}
+
+
+@pytest.mark.parametrize("attack", INSIGHTS)
+def test_a_rubbish_insight_is_refused_and_no_figure_has_it(attack: str, tmp_path: Path) -> None:
+    change, said = INSIGHTS[attack]
+    small = {"dataset": "digits", "partition": "pathological", "classes_per_client": 5, "train_samples": 30}
+    config = run_config(tmp_path, algo="fedtgp", rounds=1, test_samples=60, insight="features", **small)
+    outcome = run_federation(config, CLIENTS, tamper=by({HOSTILE: change}, MessageType.EVALUATE))
+    assert list(outcome.rows[-1]["refused"]) == ["site-3"]
+    assert said in outcome.rows[-1]["refused"]["site-3"]
+    owners = load_file(outcome.folder / "test-features.safetensors")["owners"]
+    assert owners.unique().tolist() == [0, 1, 2]
+
+
+def test_an_insight_that_nobody_asked_for_is_refused(tmp_path: Path) -> None:
+    more = extra("insight", ArrayRecord({"counts": raw(np.zeros(0, np.int64))}))
+    config = run_config(tmp_path, dataset="digits", partition="iid", train_samples=20, rounds=1)
+    outcome = run_federation(config, CLIENTS, tamper=by({HOSTILE: more}, MessageType.EVALUATE))
+    assert outcome.rows[-1]["refused"] == {"site-3": "an undeclared array record 'insight'"}
 
 
 # -- what cannot be told from an honest client -------------------------------------------------------------------------

@@ -31,12 +31,12 @@ from protofl_common.messages import (
     unpack_site_card,
 )
 from server_app.screening import check_claims
-from tests.declared import DECLARED, SITE, report_names
+from tests.declared import DECLARED, INSIGHT, SITE, report_names
 
 CLASSES, DIM, ROUND, MAX_NORM, MANY = 6, 3, 5, 100.0, 3
 HOLDS, SAMPLES = (0, 1, 2, 4), 40
 MODEL = {"body.weight": ("float32", (2, DIM)), "body.seen": ("int64", ())}
-LIMITS = Limits(CLASSES, DIM, MAX_NORM, MODEL, MANY)
+LIMITS = Limits(CLASSES, DIM, MAX_NORM, MODEL, MANY, backbones=2)
 CARD = SiteCard("north", 0, 3, "", "cnn4", 1, 8, 99, SAMPLES, SAMPLES, tuple("abcdef"), HOLDS)
 
 # -- what arrives ------------------------------------------------------------------------------------------------------
@@ -76,7 +76,7 @@ def raw(values: np.ndarray) -> Array:
 
 
 @st.composite
-def replies(draw: st.DrawFn, algo: str, training: bool) -> RecordDict:
+def replies(draw: st.DrawFn, algo: str, training: bool, level: str = "none") -> RecordDict:
     """A reply as an honest client might send it, then changed in none to three places."""
     declared, content = DECLARED[algo], RecordDict()
     if training and declared.prototypes:
@@ -90,6 +90,13 @@ def replies(draw: st.DrawFn, algo: str, training: bool) -> RecordDict:
         content["weights"] = ArrayRecord(
             {"body.weight": raw(floats(draw, (2, DIM))), "body.seen": raw(np.array(4, np.int64))}
         )
+    if level != "none" and draw(st.integers(0, 3)):
+        rows = draw(st.integers(0, 4))
+        told = {"counts": np.array([draw(st.integers(0, 7)) for _ in range(CLASSES)], np.int64)}
+        told |= {"similarity": np.array([0.5, -1], np.float32), "features": floats(draw, (rows, DIM))}
+        told["labels"] = np.array([draw(st.integers(0, CLASSES - 1)) for _ in range(rows)], np.int64)
+        arrays_of_level = (*INSIGHT[draw(st.sampled_from([level, level, "features"]))], "similarity")
+        content["insight"] = ArrayRecord({name: raw(told[name]) for name in arrays_of_level})
     names = sorted(report_names(algo, training) - {"round", "train_samples", "test_samples"})
     report: dict[str, Any] = {"round": ROUND, "train_samples": SAMPLES, "test_samples": SAMPLES}
     report |= {name: draw(st.integers(0, SAMPLES)) for name in draw(st.lists(st.sampled_from(names), max_size=4))}
@@ -121,7 +128,7 @@ def remove_array(draw: st.DrawFn, content: RecordDict) -> None:
 
 
 def add_record(draw: st.DrawFn, content: RecordDict) -> None:
-    name = draw(st.one_of(st.sampled_from(["prototypes", "weights", "local-sets", "report", "site"]), TEXTS))
+    name = draw(st.one_of(st.sampled_from(["prototypes", "weights", "local-sets", "insight", "report", "site"]), TEXTS))
     kinds: list[Callable[[], Any]] = [
         lambda: ArrayRecord({draw(TEXTS): draw(arrays())}),
         lambda: MetricRecord({draw(TEXTS): draw(st.one_of(st.integers(-9, 9), st.floats()))}),
@@ -148,9 +155,29 @@ CHANGES = (change_array, change_labels, remove_array, add_record, remove_record,
 # -- what must hold of what is accepted --------------------------------------------------------------------------------
 
 
-def assert_proper(content: RecordDict, payload: Payload, report: Report, algo: str, training: bool) -> None:
+def assert_proper(
+    content: RecordDict, payload: Payload, report: Report, algo: str, training: bool, level: str = "none"
+) -> None:
     declared = DECLARED[algo]
-    assert set(content.array_records) == (declared.records if training else set())
+    may = {"insight"} if level != "none" else set()
+    assert set(content.array_records) - may == (declared.records if training else set())
+    assert (payload.insight is not None) == ("insight" in content.array_records)
+    if payload.insight is not None:
+        record = content.array_records["insight"]
+        assert set(record) == {*INSIGHT[level], "similarity"}
+        told = {name: value.numpy() for name, value in vars(payload.insight).items() if value is not None}
+        assert all(told[name].tobytes() == record[name].data for name in record)
+        assert told["counts"].shape == (CLASSES,)
+        assert told["counts"].min() >= 0
+        assert sum(told["counts"].tolist()) <= report.train_samples
+        assert told["similarity"].shape == (2,)
+        assert np.abs(told["similarity"]).max() <= 1.001
+        if level == "features":
+            rows = len(told["labels"])
+            assert told["features"].shape == (rows, DIM)
+            assert rows <= report.test_samples
+            assert set(told["labels"].tolist()) <= set(range(CLASSES))
+            assert all(math.sqrt(sum(float(x) ** 2 for x in row)) <= MAX_NORM * (1 + 1e-12) for row in told["features"])
     assert list(content.metric_records) == ["report"]
     assert not content.config_records
     flat = dict(content.metric_records["report"])
@@ -188,10 +215,10 @@ def assert_proper(content: RecordDict, payload: Payload, report: Report, algo: s
             assert np.isfinite(payload.weights[name].numpy()).all()
 
 
-def take(content: RecordDict, algo: str, training: bool) -> tuple[Payload, Report] | None:
+def take(content: RecordDict, algo: str, training: bool, level: str = "none") -> tuple[Payload, Report] | None:
     """As the server does it; None: refused."""
     row = CATALOG[algo]
-    crossing = row.up if training else Crossing()
+    crossing = row.up if training else Crossing(insight=level)
     try:
         check_size(content, crossing, LIMITS)
         report = unpack_report(content, ROUND, row.reported_losses if training else ())
@@ -222,6 +249,17 @@ def test_replies(data: st.DataObject, algo: str, training: bool) -> None:
     event("accepted" if taken else "refused")
     if taken:
         assert_proper(content, *taken, algo, training)
+    else:
+        assert_last_reason_is_fit_for_a_log()
+
+
+@given(st.data(), st.sampled_from(["summary", "features"]))
+def test_final_replies_with_what_the_report_may_show(data: st.DataObject, level: str) -> None:
+    content = data.draw(replies("fedpcl", False, level))
+    taken = take(content, "fedpcl", False, level)
+    event("accepted" if taken else "refused")
+    if taken:
+        assert_proper(content, *taken, "fedpcl", False, level)
     else:
         assert_last_reason_is_fit_for_a_log()
 

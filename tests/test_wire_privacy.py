@@ -27,9 +27,10 @@ from client_app.algorithms.base import ClientAlgorithm
 from client_app.algorithms.fedtgp import FedTGP
 from client_app.site import Site
 from protofl_common.messages import RAW, Payload, RefusedMessage, pack_site_card, unpack_site_card
+from protofl_common.options import SettingsError
 from protofl_common.prototypes import Prototypes
 from tests.attacks import raw
-from tests.declared import DECLARED, SITE, report_names
+from tests.declared import DECLARED, INSIGHT, SITE, report_names
 from tests.harness import Outcome, run_config, run_federation
 
 CLIENTS, ROUNDS = 3, 2
@@ -41,10 +42,11 @@ def small_config(folder: Path, algo: str, **settings: Any) -> dict[str, Any]:
     return run_config(folder, algo=algo, rounds=ROUNDS, **data, **settings)
 
 
-def federation(folder: Path, algo: str, **settings: Any) -> Outcome:
-    """Three clients, each with a folder of its own."""
+def federation(folder: Path, algo: str, node: dict[str, Any] | None = None, **settings: Any) -> Outcome:
+    """Three clients, each with a folder of its own; ``node``: what else stands in their node configs."""
     facts = [
-        {"partition-id": i, "num-partitions": CLIENTS, "state-dir": f"{folder}/private-disk-{i}"} for i in (0, 1, 2)
+        {"partition-id": i, "num-partitions": CLIENTS, "state-dir": f"{folder}/private-disk-{i}", **(node or {})}
+        for i in (0, 1, 2)
     ]
     return run_federation(
         small_config(folder, algo, **settings), nodes={1000 + i: dict(one) for i, one in enumerate(facts)}
@@ -59,12 +61,22 @@ def bytes_of(content: RecordDict) -> bytes:
 # -- the bytes are those of the declared values ------------------------------------------------------------------------
 
 
-def assert_only_declared(algo: str, kind: str, round_number: int, text: bytes) -> dict[str, dict[str, np.ndarray]]:
-    """Read the declared values of a reply, write them anew, and compare; the arrays read."""
+def assert_only_declared(
+    algo: str, kind: str, round_number: int, text: bytes, insight: tuple[str, ...] = ()
+) -> dict[str, dict[str, np.ndarray]]:
+    """Read the declared values of a reply, write them anew, and compare; the arrays read.
+
+    ``insight``: the arrays that the reply to the final evaluation shall have.
+    """
     message = proto.RecordDict.FromString(text)
     items = {item.key: item for item in message.items}
     arrays: dict[str, dict[str, np.ndarray]] = {}
     anew = proto.RecordDict()
+    array_records = {
+        MessageType.TRAIN: ("prototypes", "weights"),
+        MessageType.EVALUATE: ("insight",) if insight else (),
+    }
+    due = array_records.get(kind, ())
     for item in message.items:  # in the order found; names and number are checked below
         if item.key == "site" and kind == MessageType.QUERY:
             anew.items.append(proto.RecordDict.Item(key="site", config_record=site_anew(item.config_record)))
@@ -73,18 +85,22 @@ def assert_only_declared(algo: str, kind: str, round_number: int, text: bytes) -
             anew.items.append(
                 proto.RecordDict.Item(key="report", metric_record=report_anew(item.metric_record, allowed))
             )
-        elif item.key in ("prototypes", "weights") and kind == MessageType.TRAIN:
+        elif item.key in due:
             record, arrays[item.key] = arrays_anew(item.array_record)
             anew.items.append(proto.RecordDict.Item(key=item.key, array_record=record))
     assert anew.SerializeToString(deterministic=True) == text, "bytes beyond the declared values"
-    if kind != MessageType.TRAIN:
-        assert set(items) == {"site" if kind == MessageType.QUERY else "report"}
+    if kind == MessageType.QUERY:
+        assert set(items) == {"site"}
         return {}
-    due = set(DECLARED[algo].records)
+    if kind == MessageType.EVALUATE:
+        assert set(items) == {"report", *(("insight",) if insight else ())}
+        assert set(arrays.get("insight", {})) == set(insight), "an undeclared array"
+        return arrays
+    wanted = set(DECLARED[algo].records)
     if algo == "protofed" and round_number < ROUNDS:
-        due.remove("prototypes")
-    assert set(items) == {"report", *due}
-    if "prototypes" in due:
+        wanted.remove("prototypes")
+    assert set(items) == {"report", *wanted}
+    if "prototypes" in wanted:
         assert set(arrays["prototypes"]) == set(DECLARED[algo].prototypes), "an undeclared array"
     return arrays
 
@@ -177,14 +193,14 @@ def assert_no_local_paths(outcome: Outcome, folder: Path, text: bytes) -> None:
             assert not any("/" in word or "\\" in word for word in words), "a path"
 
 
-def assert_private(outcome: Outcome, folder: Path, algo: str) -> None:
-    """All of it, for every reply of a run."""
+def assert_private(outcome: Outcome, folder: Path, algo: str, insight: tuple[str, ...] = ()) -> None:
+    """All of it, for every reply of a run; ``insight``: what the clients tell for the report."""
     kinds = []
     for message, reply in outcome.grid.log:
         kind, round_number = message.metadata.message_type, int(message.metadata.group_id)
         assert not reply.has_error()
         text = bytes_of(reply.content)
-        arrays = assert_only_declared(algo, kind, round_number, text)
+        arrays = assert_only_declared(algo, kind, round_number, text, insight)
         assert_no_local_paths(outcome, folder, text)
         kinds.append(kind)
         if kind == MessageType.TRAIN and round_number == ROUNDS:
@@ -200,6 +216,78 @@ def assert_private(outcome: Outcome, folder: Path, algo: str) -> None:
 @pytest.mark.parametrize("algo", DECLARED)
 def test_every_byte_of_every_reply_is_declared(algo: str, tmp_path: Path) -> None:
     assert_private(federation(tmp_path, algo), tmp_path, algo)
+
+
+# -- what is told for the report, and by whom --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("level", ["summary", "features"])
+@pytest.mark.parametrize("algo", ["fedtgp", "fedpcl", "fedplvm", "local"])
+def test_an_insight_is_told_once_after_the_last_round_and_has_what_its_level_says(
+    algo: str, level: str, tmp_path: Path
+) -> None:
+    """The training replies are those of a run without: FedTGP's hold no counts."""
+    arrays = (*INSIGHT[level], *(("similarity",) if algo == "fedpcl" else ()))
+    outcome = federation(tmp_path, algo, insight=level)
+    assert_private(outcome, tmp_path, algo, arrays)
+    assert not any(outcome.summary["trouble"].values())
+    finals = [pair for pair in outcome.grid.log if pair[0].metadata.message_type == MessageType.EVALUATE]
+    assert len(finals) == CLIENTS
+    for message, reply in finals:
+        node = outcome.grid.nodes[message.metadata.dst_node_id]
+        data = Site(Context(1, 1, node, RecordDict(), small_config(tmp_path, algo))).data
+        (record,) = [item for item in recorddict_to_proto(reply.content).items if item.key == "insight"]
+        told = arrays_anew(record.array_record)[1]
+        assert told["counts"].tolist() == np.bincount(data.train_labels, minlength=10).tolist()
+        if level == "features":
+            assert told["features"].shape == (min(200, len(data.test_labels)), 64)
+            assert (np.bincount(told["labels"], minlength=10) <= np.bincount(data.test_labels, minlength=10)).all()
+        if algo == "fedpcl":
+            assert told["similarity"].shape == (3,)
+
+
+OWN: dict[str, dict[str, Any]] = {
+    "data of its own": {"data-dir": "/srv/ours"},
+    "a refusal": {"insight": False},
+    "both": {"data-dir": "/srv/ours", "insight": False},
+}
+
+
+@pytest.mark.parametrize("why", OWN)
+def test_a_site_with_data_of_its_own_and_one_that_refuses_tell_nothing(why: str, tmp_path: Path) -> None:
+    outcome = federation(tmp_path, "fedtgp", OWN[why], insight="features")
+    assert_private(outcome, tmp_path, "fedtgp")
+    assert not any(outcome.summary["trouble"].values())
+
+
+def test_a_site_with_data_of_its_own_may_allow_it(tmp_path: Path) -> None:
+    outcome = federation(tmp_path, "fedtgp", {"data-dir": "/srv/ours", "insight": True}, insight="summary")
+    assert_private(outcome, tmp_path, "fedtgp", INSIGHT["summary"])
+
+
+def test_nobody_tells_what_the_run_does_not_ask_for(tmp_path: Path) -> None:
+    assert_private(federation(tmp_path, "fedtgp", {"insight": True}), tmp_path, "fedtgp")
+
+
+@pytest.mark.parametrize(
+    ("node", "partition", "told"),
+    [
+        ({"partition-id": 0, "num-partitions": 3}, "iid", "features"),
+        ({"site-name": "north", "domain": "photo"}, "own", "none"),
+        ({"site-name": "north"}, "own", "none"),
+        ({"partition-id": 0, "num-partitions": 3}, "own", "none"),
+        ({"site-name": "north", "insight": True}, "own", "features"),
+    ],
+)
+def test_what_counts_as_data_of_its_own(node: dict[str, Any], partition: str, told: str, tmp_path: Path) -> None:
+    config = run_config(tmp_path, insight="features", partition=partition)
+    assert Site(Context(1, 1, node, RecordDict(), config)).insight == told
+
+
+def test_insight_of_a_node_must_be_true_or_false(tmp_path: Path) -> None:
+    node = {"partition-id": 0, "num-partitions": 3, "insight": "features"}
+    with pytest.raises(SettingsError, match="node-config: insight = 'features' must be true or false"):
+        Site(Context(1, 1, node, RecordDict(), run_config(tmp_path)))
 
 
 def test_the_table_of_this_test_covers_the_catalog() -> None:

@@ -8,7 +8,8 @@ from __future__ import annotations
 from torch import Tensor
 from torch.nn import functional
 
-from client_app.evaluation import local_prototypes
+from client_app.data import LabelledImages
+from client_app.evaluation import local_features, local_prototypes
 from client_app.site import Site
 from client_app.training import LossTerms
 from protofl_common.datasets import UNLABELLED
@@ -71,6 +72,10 @@ class ClientAlgorithm:
         settings = self.site.settings
         batch_size, dim = settings.training.eval_batch_size, settings.model.feature_dim
         return local_prototypes(self.model, self.site.train_set, batch_size, self.site.num_classes, dim)
+
+    def features(self, data: LabelledImages) -> Tensor:
+        """The features [N, D] of ``data`` of which prototypes are means, on the CPU."""
+        return local_features(self.model, data, self.site.settings.training.eval_batch_size)
 
     def upload(self) -> Payload:
         """What goes to the server after training; the catalog's row says what may."""

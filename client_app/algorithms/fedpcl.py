@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy, mse_loss, normalize
 
 from client_app.algorithms.base import ClientAlgorithm
-from client_app.evaluation import local_features
+from client_app.data import LabelledImages
 from client_app.training import LossTerms
 from protofl_common.losses import prototype_contrast, supervised_contrast
 from protofl_common.messages import Payload
@@ -74,9 +74,12 @@ class FedPCL(ClientAlgorithm):
 
     def local_prototypes(self) -> Prototypes:
         """Eq. 5: the class means of z over the training data, under the model as it is now."""
-        data, batch_size = self.site.train_set, self.site.settings.training.eval_batch_size
-        z_ND = normalize(local_features(self.model, data, batch_size), dim=1)
-        return class_means(z_ND, data.labels.cpu(), self.site.num_classes)
+        data = self.site.train_set
+        return class_means(self.features(data), data.labels.cpu(), self.site.num_classes)
+
+    def features(self, data: LabelledImages) -> Tensor:
+        """z [N, D] of ``data``, on the CPU."""
+        return normalize(super().features(data), dim=1)
 
     def upload(self) -> Payload:
         """The local prototypes."""

@@ -11,7 +11,7 @@ import signal
 import sys
 from types import FrameType
 
-from protofl_common.command import compare, export, listing, predict, run, table
+from protofl_common.command import compare, export, listing, predict, report, run, table
 from protofl_common.datasets.raw import DataError
 from protofl_common.options import SettingsError
 
@@ -20,6 +20,7 @@ COMMANDS = {
     "list": listing,
     "table": table,
     "compare": compare,
+    "report": report,
     "export": export,
     "predict": predict,
 }

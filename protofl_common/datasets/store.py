@@ -57,6 +57,17 @@ def open_data(settings: DataSettings) -> StoredData:
     return found
 
 
+def data_if_cached(settings: DataSettings) -> StoredData | None:
+    """The data set of ``settings`` if the cache has it, else None; never reads or decodes it.
+
+    Raises
+    ------
+    DataError
+        When the files that it would be decoded from are missing.
+    """
+    return _opened(cache_root(settings) / data_key(settings))
+
+
 def cache_root(settings: DataSettings) -> Path:
     """``cache-dir``, else ``protofl`` in the user's cache folder; `locked` makes it."""
     user_cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")

@@ -17,6 +17,7 @@ from flwr.serverapp.strategy import Strategy
 from torch import Tensor
 
 from protofl_common.catalog import Crossing
+from protofl_common.insight import Insight
 from protofl_common.messages import (
     Instructions,
     Limits,
@@ -62,6 +63,10 @@ class Outcome:
     """Site -> what was wrong with its reply."""
     prototypes: dict[str, list[int]] = field(default_factory=dict)
     """Site -> how many prototypes of each class it sent, where a class may have several."""
+    uploads: dict[str, Prototypes] = field(default_factory=dict)
+    """Site -> its prototypes, of valid replies, in the order of the sites."""
+    insights: dict[str, Insight] = field(default_factory=dict)
+    """Site -> what it told for the report, after the last round."""
     bytes_down: int = 0
     bytes_up: int = 0
     void: bool = False
@@ -155,6 +160,8 @@ class ServerStrategy(Strategy):
         """Check the replies and merge the valid ones; ``self.outcome`` tells how it went."""
         uploads = [upload for reply in replies if (upload := self._checked(reply, server_round, training=True))]
         uploads = self._in_proportion(uploads)
+        sent = {upload.site: upload.payload.prototypes for upload in uploads}
+        self.outcome.uploads = {site: one for site, one in sent.items() if one is not None}
         self.outcome.void = len(uploads) < self.settings.federation.min_replies
         figures = {} if self.outcome.void else self.merge(uploads)
         return None, MetricRecord(figures)  # type: ignore[arg-type]
@@ -169,8 +176,9 @@ class ServerStrategy(Strategy):
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         """Check the replies and collect their reports in ``self.outcome``."""
-        for reply in replies:
-            self._checked(reply, server_round, training=False)
+        checked = [upload for reply in replies if (upload := self._checked(reply, server_round, training=False))]
+        insights = {upload.site: upload.payload.insight for upload in checked}
+        self.outcome.insights = {site: one for site, one in insights.items() if one is not None}
         return None
 
     def summary(self) -> None:
@@ -187,6 +195,7 @@ class ServerStrategy(Strategy):
             max_norm=self.settings.federation.max_prototype_norm,
             max_per_class=self.settings.federation.max_prototypes_per_class,
             weights=template_of(self.global_weights or {}),
+            backbones=len(self.settings.backbones),
         )
 
     def _messages(self, kind: str, instructions: Instructions, sites: list[str]) -> list[Message]:
@@ -205,7 +214,8 @@ class ServerStrategy(Strategy):
             self.outcome.failed[site] = printable(str(reply.error.reason))
             return None
         self.outcome.bytes_up += payload_bytes(reply.content)
-        crossing, limits = self.expected_up(server_round) if training else Crossing(), self.limits()
+        told = Crossing(insight=self.settings.run.insight)
+        crossing, limits = self.expected_up(server_round) if training else told, self.limits()
         try:
             check_size(reply.content, crossing, limits)
             report = unpack_report(reply.content, server_round, self.row.reported_losses if training else ())

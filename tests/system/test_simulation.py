@@ -25,6 +25,9 @@ def test_fedproto_runs_and_leaves_its_results(simulation: Connection, tmp_path: 
     assert status == "finished:completed", output
     assert "round 3/3" in output
     assert f"results: {tmp_path / 'demo'}" in output
+    assert f"report: {tmp_path / 'demo' / 'report.html'}" in output
+    sites = json.loads((tmp_path / "demo" / "sites.json").read_text())["sites"]
+    assert all(sum(facts["train-classes"]) == facts["train-samples"] for facts in sites.values())
     summary = json.loads((tmp_path / "demo" / "summary.json").read_text())
     assert summary["rounds"] == 3
     assert len(summary["clients"]) == 4

@@ -34,6 +34,9 @@ NO_PART_OF_A_RUN = (
     "round-timeout",
     "num-clients",
     "download",
+    "report",
+    "insight",
+    "tensorboard",
 )
 """Settings that may differ between two runs that are the same experiment."""
 

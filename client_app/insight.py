@@ -1,0 +1,61 @@
+"""What this client tells for the run's report, where it is asked and allowed (`protofl_common/insight.py`)."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import cosine_similarity
+
+from client_app.algorithms.base import ClientAlgorithm
+from client_app.data import LabelledImages
+from client_app.site import Site
+from protofl_common.backbones import feature_widths
+from protofl_common.datasets import UNLABELLED
+from protofl_common.insight import MAX_FEATURES, Insight
+from protofl_common.prototypes import class_means
+from protofl_common.seeding import derive_seed
+
+
+def insight_of(site: Site, algorithm: ClientAlgorithm) -> Insight:
+    """Class counts and, with frozen backbones, their similarities; at level ``features`` test features too."""
+    labels_N = site.train_set.labels.cpu()
+    counts_C = labels_N[labels_N != UNLABELLED].bincount(minlength=site.num_classes)
+    similarity_K = backbone_similarity(site, algorithm) if site.settings.backbones else None
+    if site.insight != "features":
+        return Insight(counts_C, similarity_K)
+    some = _some(site.test_set, derive_seed(site.settings.run.seed, "insight", site.name))
+    return Insight(counts_C, similarity_K, algorithm.features(some).float(), some.labels.cpu())
+
+
+def backbone_similarity(site: Site, algorithm: ClientAlgorithm) -> Tensor:
+    """How alike a client's prototypes from one backbone alone and from all of them are, [K] (FedPCL, Figure 3).
+
+    The inner product of unit vectors, averaged over the client's classes. "Alone" means that the features of the other
+    backbones are put to their mean over the client's training samples, in front of the same projection. The paper
+    leaves open how its single-backbone prototypes are made and how the scores are normalised.
+    """
+    data, widths = site.train_set, feature_widths(site.settings.backbones)
+    labels_N = data.labels.cpu()
+    fused_PD = class_means(algorithm.features(data), labels_N, site.num_classes).means
+    usual_F = data.images.mean(dim=0, keepdim=True)
+    scores, start = [], 0
+    for width in widths:
+        alone_NF = usual_F.repeat(len(data), 1)
+        alone_NF[:, start : start + width] = data.images[:, start : start + width]
+        alone = algorithm.features(dataclasses.replace(data, images=alone_NF))
+        alone_PD = class_means(alone, labels_N, site.num_classes).means
+        scores.append(cosine_similarity(alone_PD, fused_PD, dim=1).mean())
+        start += width
+    return torch.stack(scores).float()
+
+
+def _some(data: LabelledImages, seed: int) -> LabelledImages:
+    """At most `MAX_FEATURES` samples, drawn at random, in their order."""
+    if len(data) <= MAX_FEATURES:
+        return data
+    chosen = np.sort(np.random.default_rng(seed).choice(len(data), MAX_FEATURES, replace=False))
+    rows = torch.from_numpy(chosen).to(data.labels.device)
+    return LabelledImages(data.images[rows], data.labels[rows])

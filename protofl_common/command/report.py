@@ -1,0 +1,40 @@
+"""The page of a run: draw report.html from the files in its folder, finished or not.
+
+protofl report runs/20261121-103501-fedproto-mnist-4711
+protofl report 20261121-103501-fedproto-mnist-4711 another      (names in runs/)
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from protofl_common.options import SettingsError
+from protofl_common.report import write_report
+
+SUMMARY = "the page of a run, with figures: report.html"
+RUNS = Path("runs")
+
+
+def describe(parser: argparse.ArgumentParser) -> None:
+    """The arguments."""
+    parser.add_argument("runs", nargs="+", metavar="RUN", help="folder of a run, or its name in runs/")
+
+
+def act(arguments: argparse.Namespace) -> int:
+    """Draw the pages and print where they are."""
+    for run in arguments.runs:
+        folder = found(run)
+        try:
+            print(write_report(folder))
+        except OSError as error:
+            raise SettingsError(f"{folder}: the page cannot be written: {error}") from None
+    return 0
+
+
+def found(run: str) -> Path:
+    """The folder called ``run``, here or in ``runs/``; SettingsError where there is none."""
+    for folder in (Path(run), RUNS / run):
+        if folder.is_dir():
+            return folder
+    raise SettingsError(f"{run}: no such folder, neither here nor in {RUNS}/")

@@ -1,0 +1,109 @@
+"""Accuracies over the rounds: mean and worst clients, by domain, and of every client."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from protofl_common.report.figures.drawing import (
+    COLOURS,
+    HEIGHT,
+    MARKERS,
+    WIDTH,
+    Drawing,
+    canvas,
+    draw,
+    legend_below,
+    line_style,
+    round_axis,
+    round_columns,
+    short,
+    some_ticks,
+)
+from protofl_common.report.reading import Floats, Run
+
+MEANING = {"head": "the classifier", "prototype": "the nearest prototype"}
+MOST_ROWS = 200
+"""Clients of a heat map; with more it shows the first ones."""
+
+
+def curves(run: Run) -> list[Drawing]:
+    """Mean and worst tenth of the clients, of each way to predict."""
+    if not run.kinds:
+        return []
+    with canvas() as (figure, axes):
+        for index, kind in enumerate(run.kinds):
+            rows = run.evaluations(kind)
+            rounds = [row["evaluated-after-round"] for row in rows]
+            few = {"marker": MARKERS[index], "markevery": max(1, len(rounds) // 12)} if len(rounds) <= 60 else {}
+            for name, dashes in (("mean", "-"), ("worst-10%", "--")):
+                values = [100 * row["accuracy"][kind][name] for row in rows]
+                label = f"{kind}, {'mean' if name == 'mean' else 'worst 10 %'}"
+                axes.plot(rounds, values, dashes, color=COLOURS[index], label=label, **few)
+        axes.set_ylabel("test accuracy, %")
+        round_axis(axes)
+        legend_below(axes, 2)
+        said = " and ".join(f"“{kind}” by {MEANING[kind]}" for kind in run.kinds)
+        caption = (
+            f"Test accuracy over the clients: {said}. Solid: the mean; dashed: the mean of the worst tenth of the "
+            "clients. Measured with what the clients received, after the round that stands below."
+        )
+        return [draw(figure, "accuracy-curves", "Mean and worst clients", caption)]
+
+
+def of_domains(run: Run) -> list[Drawing]:
+    """The mean over each domain's clients."""
+    if not run.domains or not run.better:
+        return []
+    rows = run.evaluations(run.better)
+    rounds = [row["evaluated-after-round"] for row in rows]
+    with canvas() as (figure, axes):
+        for index, (domain, sites) in enumerate(run.domains.items()):
+            values = [_mean([_accuracy(row, site, run.better) for site in sites]) for row in rows]
+            axes.plot(rounds, values, label=short(domain, 20), **line_style(index, len(rounds)))
+        axes.set_ylabel(f"test accuracy ({run.better}), %")
+        round_axis(axes)
+        legend_below(axes, 3)
+        caption = f"Mean test accuracy over the clients of each domain, by {MEANING[run.better]}."
+        return [draw(figure, "accuracy-of-domains", "By domain", caption)]
+
+
+def of_clients(run: Run) -> list[Drawing]:
+    """A row per client, a column per evaluation."""
+    found = []
+    sites = list(run.sites)[:MOST_ROWS]
+    for kind in run.kinds:
+        rows = run.evaluations(kind)
+        values = np.array([[_accuracy(row, site, kind) for row in rows] for site in sites])
+        rounds = [row["evaluated-after-round"] for row in rows]
+        found.append(_heat_map(run, kind, sites, rounds, values))
+    return found
+
+
+def _heat_map(run: Run, kind: str, sites: list[str], rounds: list[int], values: Floats) -> Drawing:
+    with canvas(WIDTH, min(max(HEIGHT, 1.2 + 0.17 * len(sites)), 8.0)) as (figure, axes):
+        image = axes.imshow(values, aspect="auto", interpolation="none", cmap="cividis", vmin=0, vmax=100)
+        axes.grid(False)
+        chosen, names = some_ticks(sites, 30, 12)
+        axes.set_yticks(chosen, names, fontsize=8)
+        round_columns(axes, rounds)
+        figure.colorbar(image, ax=axes, label="test accuracy, %", pad=0.02)
+        shown = f" The first {len(sites)} of {len(run.sites)} clients." if len(sites) < len(run.sites) else ""
+        caption = (
+            f"Test accuracy of every client by {MEANING[kind]}; the lighter, the better. "
+            f"Blank: not evaluated then.{shown}"
+        )
+        return draw(figure, f"accuracy-of-clients-{kind}", f"Every client ({kind})", caption)
+
+
+def _accuracy(row: dict[str, object], site: str, kind: str) -> float:
+    """In percent; NaN where the client did not tell."""
+    clients = row["clients"]
+    assert isinstance(clients, dict)
+    return 100.0 * float(clients.get(site, {}).get("accuracy", {}).get(kind, math.nan))
+
+
+def _mean(values: list[float]) -> float:
+    there = [value for value in values if not math.isnan(value)]
+    return math.fsum(there) / len(there) if there else math.nan

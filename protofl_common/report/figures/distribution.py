@@ -1,0 +1,64 @@
+"""How many training samples of each class every client has (FedTGP, Figures 7 to 11)."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from protofl_common.report.figures.drawing import (
+    COLOURS,
+    INK,
+    MANY_POINTS,
+    WIDTH,
+    Drawing,
+    canvas,
+    draw,
+    short,
+    some_ticks,
+)
+from protofl_common.report.reading import Run
+
+MOST = 100
+"""Clients of the figure; with more it shows the first ones."""
+
+
+def bubbles(run: Run) -> list[Drawing]:
+    """A bubble for each client and class, whose area is the number of samples."""
+    known = [site for site, facts in run.sites.items() if facts.get("train-classes")]
+    if not known:
+        return []
+    sites = known[:MOST]
+    counts_SC = np.array([run.sites[site]["train-classes"] for site in sites], dtype=np.int64)
+    classes, largest = counts_SC.shape[1], max(1, int(counts_SC.max()))
+    wide = len(sites) > 12 or classes > 25
+    height = min(1.4 + 0.29 * max(classes, 6), 9.0)
+    with canvas(11.0 if wide else WIDTH, height) as (figure, axes):
+        across, up = (740.0 if wide else 290.0) / len(sites), 72 * (height - 1.4) / classes
+        area = max(6.0, 0.9 * min(across, up, 26.0)) ** 2  # in points², of the largest bubble
+        many = int((counts_SC > 0).sum()) > MANY_POINTS
+        for index, (name, members) in enumerate((run.domains or {"": list(sites)}).items()):
+            rows = np.array([row for row, site in enumerate(sites) if site in members], dtype=np.int64)
+            row, label = np.nonzero(counts_SC[rows])
+            sizes, colour = area * counts_SC[rows][row, label] / largest, COLOURS[index % len(COLOURS)]
+            axes.scatter(rows[row], label, s=sizes, color=colour, alpha=0.9, linewidths=0, rasterized=many)
+            if name:
+                axes.scatter([], [], s=60, color=colour, linewidths=0, label=short(name))
+        ticks, texts = some_ticks(sites, 40 if wide else 12, 10)
+        axes.set_xticks(ticks, texts, rotation=90 if len(sites) > 6 else 0, fontsize=9)
+        ticks, texts = some_ticks([run.class_name(label) for label in range(classes)], 30, 12)
+        axes.set_yticks(ticks, texts, fontsize=9)
+        axes.set_xlim(-0.7, len(sites) - 0.3)
+        axes.set_ylim(-0.8, classes - 0.2)
+        axes.set_ylabel("class")
+        for count in (largest,) if largest < 8 else (largest // 4, largest):
+            text = f"{count} sample{'s' * (count > 1)}"
+            axes.scatter([], [], s=area * count / largest, color=INK, linewidths=0, label=text)
+        handles, labels = axes.get_legend_handles_labels()
+        columns = 8 if wide else 3
+        figure.legend(handles, labels, loc="outside lower center", ncols=columns, labelspacing=1.2, borderpad=0.8)
+        left_out = f" {len(run.sites) - len(sites)} clients are not shown." if len(sites) < len(run.sites) else ""
+        coloured = " Colours are domains." if run.domains else ""
+        caption = (
+            "The area of a bubble is the number of training samples that a client has of a class "
+            f"(FedTGP, Figures 7 to 11).{coloured}{left_out}"
+        )
+        return [draw(figure, "distribution", "Training samples of each class", caption, wide=wide)]

@@ -1,0 +1,150 @@
+"""Prototype margins (FedTGP, Figure 1): how far the prototypes of a class are from those of the other classes.
+
+The margin of a class is the least Euclidean distance of its prototype to the prototypes of other classes in the same
+set, a client's or the global one. The paper compares each class's global margin with the largest one among the clients:
+averaging shrinks it, trained prototypes keep it. The paper normalises the margins of each method; here they are shown
+as they are.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from matplotlib.colors import LogNorm
+from matplotlib.ticker import FixedLocator, NullFormatter
+
+from protofl_common.report.figures.drawing import (
+    COLOURS,
+    HEIGHT,
+    INK,
+    MANY_POINTS,
+    WIDTH,
+    Drawing,
+    canvas,
+    draw,
+    legend_below,
+    line_style,
+    round_axis,
+    round_columns,
+    some_ticks,
+)
+from protofl_common.report.reading import Floats, Run
+
+
+def by_class(run: Run) -> list[Drawing]:
+    """After the last round: every client's margin of each class, the largest, and the global one."""
+    if not run.margins:
+        return []
+    clients_SC, global_C = _tables(run.margins[-1])
+    if not np.isfinite(clients_SC).any():
+        return []
+    classes, best_C = clients_SC.shape[1], _largest(clients_SC)
+    with canvas() as (figure, axes):
+        labels = np.arange(classes)
+        row, label = np.nonzero(np.isfinite(clients_SC))
+        jitter = (row / max(1, len(clients_SC) - 1) - 0.5) * 0.4
+        size = 16 if classes <= 40 else 7
+        look = {"color": COLOURS[5], "alpha": 0.8, "linewidths": 0, "rasterized": len(row) > MANY_POINTS}
+        axes.scatter(label + jitter, clients_SC[row, label], s=size, label="clients", **look)
+        axes.scatter(
+            labels, best_C, s=8 * size, marker="_", linewidths=1.8, color=COLOURS[0], label="largest among clients"
+        )
+        axes.scatter(labels, global_C, s=3 * size, marker="^", color=COLOURS[3], linewidths=0, label="global")
+        chosen, names = some_ticks([run.class_name(label) for label in range(classes)], 20, 10)
+        axes.set_xticks(chosen, names, rotation=90 if max(map(len, names)) > 2 else 0)
+        axes.set_ylim(bottom=0)
+        axes.set_xlabel("class")
+        axes.set_ylabel("margin (Euclidean)")
+        legend_below(axes, 3)
+        caption = (
+            f"After round {run.margins[-1]['round']}: the least distance of a class's prototype to those of the other "
+            "classes, in each client's own set and in the global set (FedTGP, Figure 1). A triangle below the bar: "
+            "merging has moved the classes together."
+        )
+        return [draw(figure, "margins-by-class", "Prototype margins by class", caption)]
+
+
+def over_rounds(run: Run) -> list[Drawing]:
+    """Their means over the classes, round by round."""
+    if len(run.margins) < 2:
+        return []
+    rounds = [row["round"] for row in run.margins]
+    tables = [_tables(row) for row in run.margins]
+    lines = {
+        "largest among clients": [_mean(_largest(clients_SC)) for clients_SC, _ in tables],
+        "mean of clients": [_mean(clients_SC) for clients_SC, _ in tables],
+        "global": [_mean(global_C) for _, global_C in tables],
+    }
+    if not np.isfinite(lines["mean of clients"]).any():
+        return []
+    with canvas() as (figure, axes):
+        for (name, values), colour in zip(lines.items(), (0, 5, 3), strict=True):
+            axes.plot(rounds, values, label=name, **line_style(colour, len(rounds)))
+        axes.set_ylim(bottom=0)
+        axes.set_ylabel("margin (Euclidean)")
+        round_axis(axes)
+        legend_below(axes, 3)
+        caption = (
+            "The margins of the figure by class, averaged over the classes. The global line below the largest of the "
+            "clients is the “margin shrink” that FedTGP describes (Figure 1)."
+        )
+        return [draw(figure, "margins-over-rounds", "Prototype margins over the rounds", caption)]
+
+
+def ratios(run: Run) -> list[Drawing]:
+    """Global margin over the largest client's, for each class and round."""
+    if len(run.margins) < 2:
+        return []
+    rounds = [row["round"] for row in run.margins]
+    tables = [_tables(row) for row in run.margins]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        ratios_CR = np.array([global_C / _largest(clients_SC) for clients_SC, global_C in tables]).T
+    there = ratios_CR[np.isfinite(ratios_CR) & (ratios_CR > 0)]
+    if not there.size:
+        return []
+    classes = len(ratios_CR)
+    far = min(max(2.0, float(np.exp(np.abs(np.log(there)).max()))), 32.0)
+    with canvas(WIDTH, min(max(HEIGHT, 1.2 + 0.2 * classes), 8.0)) as (figure, axes):
+        image = axes.imshow(
+            np.clip(ratios_CR, 1 / far, far),
+            aspect="auto",
+            interpolation="none",
+            cmap="PuOr",
+            norm=LogNorm(1 / far, far),
+        )
+        axes.grid(False)
+        chosen, names = some_ticks([run.class_name(label) for label in range(classes)], 30, 12)
+        axes.set_yticks(chosen, names, fontsize=9)
+        round_columns(axes, rounds)
+        axes.set_ylabel("class")
+        ticks = [tick for tick in (1 / 16, 1 / 4, 1 / 2, 1, 2, 4, 16) if 1 / far <= tick <= far]
+        bar = figure.colorbar(image, ax=axes, label="global ÷ largest among clients", pad=0.02)
+        bar.ax.minorticks_off()
+        bar.ax.yaxis.set_major_locator(FixedLocator(ticks))
+        bar.ax.yaxis.set_minor_formatter(NullFormatter())
+        bar.ax.yaxis.set_major_formatter(lambda value, _: f"{value:g}×" if value >= 1 else f"1⁄{1 / value:g}")
+        bar.outline.set_edgecolor(INK)
+        caption = (
+            "The global margin of each class as a multiple of the largest among the clients. Orange: the global "
+            "prototypes lie closer together than those of the best client; violet: further apart."
+        )
+        return [draw(figure, "margin-ratios", "Global margin against the best client’s", caption)]
+
+
+def _tables(row: dict[str, object]) -> tuple[Floats, Floats]:
+    """Margins of the clients [S, C] and of the global prototypes [C], NaN where there is none."""
+    clients, owned = row["clients"], row["global"]
+    assert isinstance(clients, dict)
+    clients_SC = np.array(list(clients.values()), dtype=np.float64)
+    return clients_SC, np.full(clients_SC.shape[1], np.nan) if owned is None else np.array(owned, dtype=np.float64)
+
+
+def _largest(clients_SC: Floats) -> Floats:
+    """[C], NaN where no client has one."""
+    lowest = np.where(np.isnan(clients_SC), -np.inf, clients_SC).max(axis=0)
+    found: Floats = np.where(np.isfinite(lowest), lowest, np.nan)
+    return found
+
+
+def _mean(values: Floats) -> float:
+    there = values[np.isfinite(values)]
+    return float(there.mean()) if there.size else float("nan")

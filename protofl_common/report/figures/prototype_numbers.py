@@ -1,0 +1,107 @@
+"""How many prototypes the clients send, where a class may have several (FedPLVM, Figure 9)."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from protofl_common.report.figures.drawing import (
+    WIDTH,
+    Drawing,
+    canvas,
+    draw,
+    legend_below,
+    line_style,
+    round_axis,
+    short,
+    some_ticks,
+)
+from protofl_common.report.reading import Floats, Run
+
+KEY = "prototypes-of-classes"
+MOST_CLASSES = 40
+
+
+def over_rounds(run: Run) -> list[Drawing]:
+    """The mean over a domain's clients and their classes, round by round."""
+    rows = _rows(run)
+    if len(rows) < 2:
+        return []
+    rounds = [row["round"] for row in rows]
+    with canvas() as (figure, axes):
+        groups = _groups(run)
+        for index, (name, sites) in enumerate(groups.items()):
+            values = [_mean(_table(row, sites)) for row in rows]
+            axes.plot(rounds, values, label=short(name, 20), **line_style(index, len(rounds)))
+        axes.set_ylabel("prototypes per class")
+        axes.set_ylim(bottom=0)
+        round_axis(axes)
+        legend_below(axes, 3)
+        caption = (
+            "Average number of local prototypes per class that a client sends, by domain (FedPLVM, Figure 9). "
+            "Clustering finds more of them where a class looks more varied."
+        )
+        return [draw(figure, "prototype-numbers", "Prototypes per class over the rounds", caption)]
+
+
+def by_class(run: Run) -> list[Drawing]:
+    """In the last round: the mean over a domain's clients, of each class."""
+    rows = _rows(run)
+    if not rows:
+        return []
+    groups = _groups(run)
+    values_GC = np.array([_mean_of_classes(_table(rows[-1], sites)) for sites in groups.values()])[:, :MOST_CLASSES]
+    if not np.isfinite(values_GC).any():
+        return []
+    classes = values_GC.shape[1]
+    with canvas(WIDTH, min(1.6 + 0.34 * len(groups), 8.0)) as (figure, axes):
+        image = axes.imshow(values_GC, aspect="auto", interpolation="none", cmap="cividis", vmin=0)
+        axes.grid(False)
+        chosen, names = some_ticks([run.class_name(label) for label in range(classes)], 20, 10)
+        axes.set_xticks(chosen, names, rotation=90 if max(map(len, names)) > 2 else 0)
+        chosen, names = some_ticks(list(groups), 30)
+        axes.set_yticks(chosen, names)
+        if classes <= 12 and len(groups) <= 20:
+            middle = float(np.nanmax(values_GC)) * 0.55
+            for (row, label), value in np.ndenumerate(values_GC):
+                if np.isfinite(value):
+                    colour = "#000000" if value > middle else "#ffffff"
+                    axes.text(label, row, f"{value:.1f}", ha="center", va="center", fontsize=8.5, color=colour)
+        axes.set_xlabel("class")
+        figure.colorbar(image, ax=axes, label="prototypes", pad=0.02)
+        first = f", the first {classes} classes" if classes == MOST_CLASSES else ""
+        caption = (
+            f"Average number of local prototypes of each class in round {rows[-1]['round']}, by domain{first}. "
+            "Blank: nobody holds the class there."
+        )
+        return [draw(figure, "prototype-numbers-by-class", "Prototypes by class and domain", caption)]
+
+
+def _rows(run: Run) -> list[dict[str, object]]:
+    return [row for row in run.rounds if any(KEY in client for client in row["clients"].values())]
+
+
+def _groups(run: Run) -> dict[str, list[str]]:
+    """Domains, or a few single clients, or all of them together."""
+    if run.domains:
+        return run.domains
+    return {site: [site] for site in run.sites} if len(run.sites) <= 8 else {"all clients": list(run.sites)}
+
+
+def _table(row: dict[str, object], sites: list[str]) -> Floats:
+    """[S, C]; NaN where a client has no prototype of a class."""
+    clients = row["clients"]
+    assert isinstance(clients, dict)
+    counted = [clients[site][KEY] for site in sites if KEY in clients.get(site, {})]
+    length = max((len(client.get(KEY, [])) for client in clients.values()), default=0)
+    table = np.array(counted, dtype=np.float64).reshape(len(counted), length)
+    table[table == 0] = np.nan
+    return table
+
+
+def _mean(table_SC: Floats) -> float:
+    there = table_SC[np.isfinite(table_SC)]
+    return float(there.mean()) if there.size else float("nan")
+
+
+def _mean_of_classes(table_SC: Floats) -> list[float]:
+    return [_mean(table_SC[:, label]) for label in range(table_SC.shape[1])]

@@ -1,0 +1,196 @@
+"""The page itself: HTML with everything inside, for a telephone's screen and a desk's, light and dark.
+
+Names of sites, classes and domains and the reasons of failures come from clients: every text goes through `escape`.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from html import escape
+from typing import Any
+
+from protofl_common.metrics import fairness, human_bytes, human_seconds
+from protofl_common.options import Scalar
+from protofl_common.report.figures import FIGURES
+from protofl_common.report.figures.drawing import Drawing
+from protofl_common.report.reading import Run
+from protofl_common.report.style import CSS
+from protofl_common.settings import default_run_config
+
+TROUBLE = ("failed", "refused", "missing", "late")
+MOST_TROUBLES = 300
+"""Rows of the table of lost replies; the rest is counted."""
+Row = Sequence[str]
+
+
+def page(run: Run) -> str:
+    """The whole page."""
+    sections = [("Result", _result(run))]
+    for name, functions in FIGURES.items():
+        drawn = [figure for function in functions for figure in _drawn(function, run)]
+        if drawn:
+            sections.append((name, f'<div class="figures">{"".join(drawn)}</div>'))
+    sections += [("Lost replies", _troubles(run)), ("Clients", _clients(run)), ("Settings", _settings(run))]
+    shown = [(name, body) for name, body in sections if body]
+    links = "".join(f'<a href="#{_anchor(name)}">{escape(name)}</a>' for name, _ in shown)
+    body = "".join(f'<section id="{_anchor(name)}"><h2>{escape(name)}</h2>{text}</section>' for name, text in shown)
+    state = "" if run.finished else '<p class="note">This run is not finished: the page shows it as far as it is.</p>'
+    paper = str(run.facts.get("paper", ""))
+    return (
+        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        '<meta name="color-scheme" content="light dark">'
+        f"<title>{escape(run.title)} – {escape(run.name)}</title><style>{CSS}</style></head>\n<body><main>"
+        f'<header><h1>{escape(run.title)}</h1><p class="sub">{escape(run.name)}'
+        f"{f' · {escape(paper)}' if paper else ''}</p>{state}<nav>{links}</nav></header>\n"
+        f"{body}{_footer(run)}</main></body></html>\n"
+    )
+
+
+def _drawn(function: Callable[[Run], list[Drawing]], run: Run) -> list[str]:
+    """A function's figures; what cannot be drawn is told in its place and costs nothing else."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # letters that matplotlib's own font lacks: the browser's have them
+            found = function(run)
+    except Exception as error:
+        what = f"{function.__module__.rpartition('.')[2]}.{function.__name__}: {type(error).__name__}: {error}"
+        return [f'<p class="note failed">A figure could not be drawn ({escape(what)}).</p>']
+    return [
+        f'<figure id="{one.name}"{" class=wide" if one.wide else ""}><h3>{escape(one.title)}</h3>'
+        f'<div class="box">{one.svg}</div><figcaption>{escape(one.caption)}</figcaption></figure>'
+        for one in found
+    ]
+
+
+def _result(run: Run) -> str:
+    """The figures that count, large, and the table of the last evaluation."""
+    rounds = run.rounds
+    if not run.rows:
+        return '<p class="note">No round has been finished yet.</p>'
+    tiles = []
+    for kind in run.kinds:
+        figures = run.evaluations(kind)[-1]["accuracy"][kind]
+        tiles.append((f"{100 * figures['mean']:.1f} %", f"mean accuracy, {kind}"))
+    if run.better:
+        worst = run.evaluations(run.better)[-1]["accuracy"][run.better]["worst-10%"]
+        tiles.append((f"{100 * worst:.1f} %", f"worst 10 % of clients, {run.better}"))
+    planned = run.settings.get("rounds", len(rounds))
+    tiles.append((str(len(rounds)) if run.finished else f"{len(rounds)} of {planned}", "rounds"))
+    tiles.append((str(len(run.sites)), "clients"))
+    up, down = (sum(row["bytes"][way] for row in rounds) for way in ("up", "down"))
+    tiles += [(human_bytes(up), "up, all rounds"), (human_bytes(down), "down, all rounds")]
+    seconds = run.summary.get("seconds") or sum(row["seconds"]["total"] for row in run.rows)
+    tiles.append((human_seconds(seconds), "time"))
+    lost = sum(len(row[kind]) for row in run.rows for kind in TROUBLE if kind != "late")
+    tiles.append((str(lost), "lost replies"))
+    shown = "".join(f"<div><b>{escape(value)}</b><span>{escape(name)}</span></div>" for value, name in tiles)
+    return f'<div class="tiles">{shown}</div>{_accuracies(run)}'
+
+
+def _accuracies(run: Run) -> str:
+    """The last evaluation: mean, spread over the clients, and the best mean of the run."""
+    rows: list[Row] = []
+    for kind in run.kinds:
+        evaluated = run.evaluations(kind)
+        last = evaluated[-1]
+        shares = [client["accuracy"][kind] for client in last["clients"].values() if kind in client["accuracy"]]
+        figures, spread = last["accuracy"][kind], fairness(shares)
+        best = max(evaluated, key=lambda row: row["accuracy"][kind]["mean"])
+        cells = [figures["mean"], figures["weighted"]]
+        cells += [spread[name] for name in ("worst-10%", "worst-20%", "worst-40%", "best-10%", "std")]
+        text = [kind, *(f"{100 * value:.2f}" for value in cells), f"{10_000 * spread['variance']:.1f}"]
+        best_text = f"{100 * best['accuracy'][kind]['mean']:.2f} @{best['evaluated-after-round']}"
+        rows.append([*text, best_text])
+    if not rows:
+        return ""
+    after = run.evaluations(run.kinds[0])[-1]["evaluated-after-round"]
+    heads = ("", "mean", "by samples", "worst 10 %", "worst 20 %", "worst 40 %", "best 10 %", "std", "variance")
+    note = (
+        f"Test accuracy after round {after} in percent, over the clients (their spread as in FedPCL, Tables 12 and 13; "
+        "std in points, variance in points²), and the best mean with its round."
+    )
+    return _table((*heads, "best mean"), rows, note)
+
+
+def _troubles(run: Run) -> str:
+    """Who failed, was refused, missing or late, in which round, and why."""
+    found: list[Row] = []
+    timeout = run.settings.get("round-timeout")
+    for row in run.rows:
+        where = "final" if row["kind"] == "final" else str(row["round"])
+        for kind in TROUBLE:
+            reasons = (
+                row[kind] if isinstance(row[kind], dict) else dict.fromkeys(row[kind], f"no answer in {timeout} s")
+            )
+            found += [(where, kind, site, str(reason)) for site, reason in reasons.items()]
+        if row["void"]:
+            few = f"{row['valid']} valid replies, fewer than min-replies; nothing was merged"
+            found.append((where, "void", "all", few))
+    if not run.rows:
+        return ""
+    if not found:
+        return "<p>None: every reply came in time and was accepted.</p>"
+    more = len(found) - MOST_TROUBLES
+    rest = f" {more} more are in metrics.jsonl." if more > 0 else ""
+    note = f"Replies that the server could not use, and why; the rounds went on without them.{rest}"
+    return _table(("round", "what", "client", "reason"), found[:MOST_TROUBLES], note, words=True)
+
+
+def _clients(run: Run) -> str:
+    """Who took part, with the last accuracies."""
+    last = {kind: run.evaluations(kind)[-1]["clients"] for kind in run.kinds}
+    rows: list[Row] = []
+    for site, facts in run.sites.items():
+        cells = [site, str(facts.get("domain") or "–"), str(facts.get("arch", "–"))]
+        for key in ("parameters", "train-samples", "test-samples"):
+            cells.append(f"{facts[key]:,}" if key in facts else "–")
+        for clients in last.items():
+            share = clients[1].get(site, {}).get("accuracy", {}).get(clients[0])
+            cells.append("–" if share is None else f"{100 * share:.1f}")
+        rows.append(cells)
+    heads = ["client", "domain", "model", "parameters", "training samples", "test samples"]
+    table = _table([*heads, *(f"{kind}, %" for kind in run.kinds)], rows, "", words=True)
+    return table if len(rows) <= 20 else f"<details><summary>{len(rows)} clients</summary>{table}</details>"
+
+
+def _settings(run: Run) -> str:
+    """All of them, those that differ from the defaults first and marked."""
+    defaults = default_run_config()
+
+    def changed(key: str, value: Scalar) -> bool:
+        return key in defaults and defaults[key] != value
+
+    own = [(key, _value(value), _value(defaults[key])) for key, value in run.settings.items() if changed(key, value)]
+    rest = [(key, _value(value)) for key, value in run.settings.items() if not changed(key, value)]
+    first = _table(("setting", "value", "default"), own, "Set for this run.", words=True) if own else ""
+    others = _table(("setting", "value"), rest, "", words=True)
+    return f"{first}<details><summary>{len(rest)} settings at their defaults</summary>{others}</details>"
+
+
+def _footer(run: Run) -> str:
+    versions = run.summary.get("versions", {})
+    told = ", ".join(f"{name} {number}" for name, number in versions.items())
+    hints = [] if run.rows else ["protofl report draws this page again at any time"]
+    if run.settings.get("insight", "none") == "none" and run.rows:
+        hints.append('insight = "features" lets clients tell test features, and similarities of frozen backbones')
+    return f"<footer><p>{escape(' · '.join(['ProtoFL', *([told] if told else []), *hints]))}</p></footer>"
+
+
+def _table(heads: Iterable[str], rows: Iterable[Row], note: str, words: bool = False) -> str:
+    """A table in a box that scrolls sideways by itself; columns of ``words`` begin at the left."""
+    head = "".join(f'<th scope="col">{escape(text)}</th>' for text in heads)
+    body = "".join("<tr>" + "".join(f"<td>{escape(text)}</td>" for text in row) + "</tr>" for row in rows)
+    told = f'<p class="told">{escape(note)}</p>' if note else ""
+    kind = ' class="words"' if words else ""
+    inside = f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody>"
+    return f'<div class="card">{told}<div class="box" tabindex="0"><table{kind}>{inside}</table></div></div>'
+
+
+def _value(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else ("“”" if value == "" else str(value))
+
+
+def _anchor(name: str) -> str:
+    return name.lower().replace(" ", "-")

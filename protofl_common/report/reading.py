@@ -1,0 +1,185 @@
+"""A run's folder -> what the page shows. Takes runs that still go on, that failed, and those of older versions."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+
+from protofl_common.catalog import CATALOG
+from protofl_common.options import Scalar, SettingsError
+from protofl_common.settings import flatten
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+KINDS = ("prototype", "head")
+"""Ways to predict, of which a run may have both."""
+
+
+@dataclass(frozen=True)
+class Vectors:
+    """Labelled vectors of several sites."""
+
+    values: Floats
+    """[P, D]."""
+    labels: Ints
+    """[P], in [0, C)."""
+    owners: Ints
+    """[P], positions in ``sites``; all 0 where nobody owns them."""
+    sites: tuple[str, ...] = ()
+    round: int = 0
+    """After which round; 0: not told."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run, as its files tell it."""
+
+    name: str
+    settings: dict[str, Scalar]
+    rows: list[dict[str, Any]]
+    """Of ``metrics.jsonl``: rounds, and at the end of a finished run the final evaluation."""
+    summary: dict[str, Any] = field(default_factory=dict)
+    """{} while the run is not finished."""
+    facts: dict[str, Any] = field(default_factory=dict)
+    """Of ``sites.json``."""
+    margins: list[dict[str, Any]] = field(default_factory=list)
+    """Of ``prototypes.jsonl``."""
+    client_prototypes: Vectors | None = None
+    global_prototypes: Vectors | None = None
+    test_features: Vectors | None = None
+
+    @cached_property
+    def sites(self) -> dict[str, dict[str, Any]]:
+        """Every site that took part, with what is known of it."""
+        known: dict[str, dict[str, Any]] = dict(self.facts.get("sites") or self.summary.get("clients") or {})
+        return known | {site: {} for row in self.rows for site in row["clients"] if site not in known}
+
+    @cached_property
+    def domains(self) -> dict[str, list[str]]:
+        """Domain -> its sites; {} unless there are at least two domains."""
+        found: dict[str, list[str]] = {}
+        for site, facts in self.sites.items():
+            if domain := facts.get("domain"):
+                found.setdefault(domain, []).append(site)
+        return dict(sorted(found.items())) if len(found) > 1 else {}
+
+    @property
+    def rounds(self) -> list[dict[str, Any]]:
+        """The rows of training rounds."""
+        return [row for row in self.rows if row["kind"] == "round"]
+
+    @property
+    def finished(self) -> bool:
+        """Whether the final evaluation has been made."""
+        return bool(self.summary)
+
+    def evaluations(self, kind: str) -> list[dict[str, Any]]:
+        """The rows that tell accuracies of this kind."""
+        return [row for row in self.rows if kind in row["accuracy"]]
+
+    @cached_property
+    def kinds(self) -> list[str]:
+        """Ways to predict that the run measured."""
+        return [kind for kind in KINDS if self.evaluations(kind)]
+
+    @cached_property
+    def better(self) -> str:
+        """The way to predict with the better last mean; "" without any."""
+        return max(self.kinds, key=lambda kind: self.evaluations(kind)[-1]["accuracy"][kind]["mean"], default="")
+
+    @property
+    def algorithm(self) -> str:
+        """Its title."""
+        algo = str(self.settings.get("algo", ""))
+        return str(self.facts.get("algorithm") or (CATALOG[algo].title if algo in CATALOG else algo))
+
+    def class_name(self, label: int) -> str:
+        """Of the data set, or the number where the names were not kept."""
+        classes = self.facts.get("classes", [])
+        return str(classes[label]) if label < len(classes) else str(label)
+
+    @property
+    def title(self) -> str:
+        """Algorithm and data set."""
+        return f"{self.algorithm} on {self.settings.get('dataset', 'unknown data')}"
+
+
+def read_run(folder: Path) -> Run:
+    """The run in ``folder``; what is not there, or damaged, is left out.
+
+    Raises
+    ------
+    SettingsError
+        When there are not even settings.
+    """
+    try:
+        settings = flatten(tomllib.loads((folder / "settings.toml").read_text(encoding="utf-8")))
+    except (OSError, ValueError):
+        raise SettingsError(f"{folder}: no settings.toml in it; give the folder of a run") from None
+    return Run(
+        name=folder.resolve().name,
+        settings=settings,
+        rows=_lines(folder / "metrics.jsonl"),
+        summary=_object(folder / "summary.json"),
+        facts=_object(folder / "sites.json"),
+        margins=_lines(folder / "prototypes.jsonl"),
+        client_prototypes=_vectors(folder / "client-prototypes.safetensors", "means"),
+        global_prototypes=_global(folder),
+        test_features=_vectors(folder / "test-features.safetensors", "features"),
+    )
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+    """A JSON object per line; a line that is still being written is not one."""
+    found = []
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError:
+        return []
+    for line in text.splitlines():
+        try:
+            value = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(value, dict):
+            found.append(value)
+    return found
+
+
+def _object(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _global(folder: Path) -> Vectors | None:
+    """The global prototypes beside the client prototypes of the last round, else those kept at the end."""
+    kept = _vectors(folder / "client-prototypes.safetensors", "global-means", "global-labels")
+    return kept or _vectors(folder / "prototypes.safetensors", "means")
+
+
+def _vectors(path: Path, name: str, labels_name: str = "labels") -> Vectors | None:
+    """The vectors of a file; None where it has none of this name."""
+    try:
+        with safe_open(path, framework="numpy") as file:
+            names, facts = set(file.keys()), dict(file.metadata() or {})
+            if not {name, labels_name} <= names:
+                return None
+            values = file.get_tensor(name).astype(np.float64)
+            labels = file.get_tensor(labels_name)
+            owners = file.get_tensor("owners") if "owners" in names and labels_name == "labels" else labels * 0
+    except (OSError, SafetensorError):
+        return None
+    if not len(labels):
+        return None
+    return Vectors(values, labels, owners, tuple(json.loads(facts.get("sites", "[]"))), int(facts.get("round", 0)))

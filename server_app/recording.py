@@ -1,0 +1,178 @@
+"""What the report shows beside the metrics: who the sites are, and what prototypes they sent.
+
+    ``sites.json``                      classes, and per site its architecture, domain, samples and, where known, its
+                                        training samples of each class
+    ``prototypes.jsonl``                a line per round: the margin of each class, of every client's prototypes and of
+                                        the global ones (FedTGP, Figure 1); null where a class has none
+    ``client-prototypes.safetensors``   the last round's client prototypes: means [P, D], labels [P], owners [P], and in
+                                        the metadata the round and, as JSON, the sites that the owners number; beside
+                                        them the global ones after that round
+    ``test-features.safetensors``       the same of test features, from clients that tell them (`insight`)
+
+Nothing here changes the run; it costs the server milliseconds a round.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from protofl_common.datasets import DataError
+from protofl_common.datasets.distribution import ShareCounts, counts_of_shares
+from protofl_common.messages import SiteCard
+from protofl_common.prototypes import margins
+from protofl_common.settings import Settings
+from server_app.strategies.base import ServerStrategy
+
+MOST_ABSENT = 10
+"""The data are divided once more only for up to that many times as many partitions as there are sites: a site that
+claims a million must not keep the server at it."""
+
+
+class Recording:
+    """Writes the files of the module as the run goes on."""
+
+    def __init__(self, settings: Settings, folder: Path) -> None:
+        self.settings = settings
+        self.folder = folder
+        self.margins = folder / "prototypes.jsonl"
+
+    def take_up(self, last: int) -> None:
+        """A resumed run: drop the rows of rounds after ``last``, which will be run again, and half of a line."""
+        if not self.margins.exists():
+            return
+        kept = []
+        for line in self.margins.read_text(encoding="utf-8").splitlines():
+            try:
+                number = json.loads(line)["round"]
+            except (ValueError, TypeError, KeyError):
+                continue
+            if number <= last:
+                kept.append(line + "\n")
+        _write_whole(self.margins, "".join(kept))
+
+    def sites(self, strategy: ServerStrategy) -> None:
+        """Before the first round: who takes part, with the division of the data as far as it is known here."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        cards = strategy.federation.cards
+        divided = self._division(cards)
+        self._write_sites(strategy, {site: {"train-classes": counts} for site, counts in divided.items()})
+
+    def add_round(self, number: int, strategy: ServerStrategy) -> None:
+        """The margins and the client prototypes of a round, where there were any."""
+        uploads, classes = strategy.outcome.uploads, strategy.num_classes
+        if not uploads:
+            return
+        owned = strategy.global_prototypes
+        row = {
+            "round": number,
+            "global": None if owned is None else _numbers(margins(owned, classes)),
+            "clients": {site: _numbers(margins(one, classes)) for site, one in uploads.items()},
+        }
+        with self.margins.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(row, ensure_ascii=False) + "\n")
+        sets = {site: (one.means, one.labels) for site, one in uploads.items()}
+        more = {} if owned is None else {"global-means": owned.means, "global-labels": owned.labels}
+        _write_owned(self.folder / "client-prototypes.safetensors", "means", sets, number, more)
+
+    def finish(self, strategy: ServerStrategy) -> None:
+        """After the final evaluation: who took part in the end, and what clients told."""
+        insights = strategy.outcome.insights
+        told: dict[str, dict[str, Any]] = {
+            site: {"train-classes": counts} for site, counts in self._division(strategy.federation.cards).items()
+        }
+        for site, insight in insights.items():
+            told.setdefault(site, {})["train-classes"] = insight.counts.tolist()
+            if insight.similarity is not None:
+                told[site]["backbone-similarity"] = _numbers(insight.similarity)
+        self._write_sites(strategy, told)
+        features = {
+            site: (insight.features, insight.labels)
+            for site, insight in insights.items()
+            if insight.features is not None and insight.labels is not None and len(insight.labels)
+        }
+        if features:
+            path = self.folder / "test-features.safetensors"
+            _write_owned(path, "features", features, self.settings.run.rounds, {})
+
+    def _write_sites(self, strategy: ServerStrategy, told: Mapping[str, Mapping[str, Any]]) -> None:
+        cards = strategy.federation.cards
+        facts = {
+            "algorithm": strategy.row.title,
+            "paper": strategy.row.paper,
+            "classes": list(next(iter(cards.values())).classes),
+            "backbones": list(self.settings.backbones),
+            "sites": {site: _facts(card) | dict(told.get(site, {})) for site, card in cards.items()},
+        }
+        _write_whole(self.folder / "sites.json", json.dumps(facts, ensure_ascii=False) + "\n")
+
+    def _division(self, cards: Mapping[str, SiteCard]) -> dict[str, list[int]]:
+        """Site -> training samples of each class, by dividing the data set as the clients did.
+
+        Left out are sites whose introduction does not fit their share: they have data of their own.
+        """
+        sizes = Counter(card.num_partitions for card in cards.values() if card.num_partitions)
+        clients = sizes.most_common(1)[0][0] if sizes else 0
+        if not 0 < clients <= MOST_ABSENT * len(cards):
+            return {}
+        of_site = {site: card.partition for site, card in cards.items() if card.num_partitions == clients}
+        chosen = sorted({partition for partition in of_site.values() if partition < clients})
+        try:
+            shares = counts_of_shares(self.settings.data, seed=self.settings.run.seed, chosen=chosen, clients=clients)
+        except (DataError, OSError):
+            return {}
+        known = {site: shares[partition] for site, partition in of_site.items() if partition in shares}
+        return {site: share.train.tolist() for site, share in known.items() if _fits(cards[site], share)}
+
+
+def _fits(card: SiteCard, share: ShareCounts) -> bool:
+    samples = (int(share.train.sum()), int(share.test.sum()))
+    held = all(label < len(share.train) and share.train[label] > 0 for label in card.holds)
+    return samples == (card.train_samples, card.test_samples) and card.domain == share.domain and held
+
+
+def _facts(card: SiteCard) -> dict[str, Any]:
+    return {
+        "arch": card.arch,
+        "domain": card.domain,
+        "parameters": card.parameters,
+        "train-samples": card.train_samples,
+        "test-samples": card.test_samples,
+    }
+
+
+def _numbers(values: Tensor) -> list[float | None]:
+    """Five digits of each, None for what is not a number."""
+    return [float(f"{value:.5g}") if math.isfinite(value) else None for value in values.tolist()]
+
+
+def _write_owned(
+    path: Path, name: str, sets: Mapping[str, tuple[Tensor, Tensor]], number: int, more: Mapping[str, Tensor]
+) -> None:
+    """Vectors [P, D] under ``name`` with labels [P] and owners [P], and ``more``, written beside and renamed."""
+    owners = [torch.full((len(labels),), index, dtype=torch.int64) for index, (_, labels) in enumerate(sets.values())]
+    arrays = {
+        name: torch.cat([vectors for vectors, _ in sets.values()]).contiguous(),
+        "labels": torch.cat([labels for _, labels in sets.values()]).contiguous(),
+        "owners": torch.cat(owners),
+        **{key: value.contiguous() for key, value in more.items()},
+    }
+    beside = path.with_suffix(".tmp")
+    save_file(arrays, beside, metadata={"sites": json.dumps(list(sets), ensure_ascii=False), "round": str(number)})
+    os.replace(beside, path)
+
+
+def _write_whole(path: Path, text: str) -> None:
+    """Write beside and rename, so that a reader never sees half a file."""
+    beside = path.with_suffix(".tmp")
+    beside.write_text(text, encoding="utf-8")
+    os.replace(beside, path)

@@ -1,0 +1,182 @@
+"""The page of hand-made folders: hostile names, runs that go on, runs of older versions, many clients and classes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from protofl_common.options import SettingsError
+from protofl_common.report import write_report
+from tests.report.pages import Page
+
+HOSTILE = (
+    "<script>alert(1)</script>",
+    '"><img src=http://evil.example/x.png onerror=alert(1)>',
+    "'onload='alert(1)",
+    "</svg></figure></body>",
+    "--><b>bold</b><!--",
+    r"$\frac{1}{0$ \begin{x}",
+    'url(http://evil.example) id="x" #010203 href="#a"',
+    "_hidden 漢字 🎈 &amp; ]]>",
+)
+
+
+def row(number: int, sites: list[str], kind: str = "round", **more: Any) -> dict[str, Any]:
+    """One row of ``metrics.jsonl``, with both accuracies rising from round to round."""
+    share = {site: min(1.0, 0.01 * number + 0.001 * index) for index, site in enumerate(sites)}
+    figures = {"mean": float(np.mean(list(share.values()))), "weighted": 0.5, "worst-10%": 0.1, "std": 0.1}
+    clients = {
+        site: {
+            "train-samples": 30,
+            "test-samples": 10,
+            "accuracy": {"head": value, "prototype": value / 2},
+            "losses": {"total": 1 / number, "cross-entropy": 0.5 / number, "prototype": 0.5 / number},
+            "seconds": {"load": 0.1, "train": 1.0},
+        }
+        for site, value in share.items()
+    }
+    return {
+        "kind": kind,
+        "round": number,
+        "evaluated-after-round": number - (kind == "round"),
+        "accuracy": {"head": figures, "prototype": figures},
+        "losses": {"total": 1 / number, "cross-entropy": 0.5 / number, "prototype": 0.5 / number},
+        "bytes": {"up": 1000, "down": 2000},
+        "asked": len(sites),
+        "valid": len(sites),
+        "void": False,
+        "failed": {},
+        "refused": {},
+        "missing": [],
+        "late": {},
+        "clients": clients,
+        "seconds": {"total": 2.0, "exchange": 1.5, "aggregate": 0.5, "clients": {"load": 1.0, "train": 9.0}},
+        **more,
+    }
+
+
+def write(folder: Path, rows: list[dict[str, Any]], **settings: Any) -> Path:
+    """A run's folder with these rows."""
+    folder.mkdir(parents=True, exist_ok=True)
+    lines = [f"{key} = {json.dumps(value)}" for key, value in ({"algo": "fedtgp", "rounds": 9} | settings).items()]
+    (folder / "settings.toml").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    text = "".join(json.dumps(one, ensure_ascii=False) + "\n" for one in rows)
+    (folder / "metrics.jsonl").write_text(text, encoding="utf-8")
+    return folder
+
+
+def write_prototypes(folder: Path, sites: list[str], classes: list[str], rounds: int, **facts: Any) -> None:
+    """What a run of so many rounds records beside its metrics: random prototypes of 16 numbers."""
+    rng = np.random.default_rng(0)
+    number = len(classes)
+    margins = [
+        {
+            "round": r,
+            "global": rng.uniform(1, 2, number).tolist(),
+            "clients": {site: [None, *rng.uniform(0, 2, number - 1).tolist()] for site in sites},
+        }
+        for r in range(1, rounds + 1)
+    ]
+    (folder / "prototypes.jsonl").write_text("".join(json.dumps(one) + "\n" for one in margins), encoding="utf-8")
+    labels = np.tile(np.arange(number), len(sites))
+    arrays = {
+        "means": rng.normal(size=(len(labels), 16)).astype(np.float32),
+        "labels": labels,
+        "owners": np.repeat(np.arange(len(sites)), number),
+        "global-means": rng.normal(size=(number, 16)).astype(np.float32),
+        "global-labels": np.arange(number),
+    }
+    told = {"sites": json.dumps(sites), "round": str(rounds)}
+    save_file(arrays, folder / "client-prototypes.safetensors", metadata=told)
+    features = {"features": arrays["means"], "labels": labels, "owners": arrays["owners"]}
+    save_file(features, folder / "test-features.safetensors", metadata=told)
+    known = {
+        site: {"arch": "cnn4", "domain": "", "train-classes": rng.integers(0, 50, number).tolist(), **facts}
+        for site in sites
+    }
+    text = json.dumps({"algorithm": "FedTGP", "classes": classes, "sites": known}, ensure_ascii=False)
+    (folder / "sites.json").write_text(text, encoding="utf-8")
+
+
+def test_hostile_names_are_shown_as_they_are_and_do_nothing(tmp_path: Path) -> None:
+    sites = [f"{text} site" for text in HOSTILE]
+    rows = [row(number, sites) for number in (1, 2, 3)]
+    rows[1] |= {"refused": {sites[0]: HOSTILE[1]}, "failed": {sites[1]: HOSTILE[0]}, "missing": [sites[2]]}
+    rows[2]["losses"][HOSTILE[0]] = 1.0
+    folder = write(tmp_path / "run", rows, dataset=HOSTILE[0], **{"round-timeout": 9.0})
+    write_prototypes(folder, sites, list(HOSTILE), 3)
+    facts = json.loads((folder / "sites.json").read_text())
+    for index, site in enumerate(sites):
+        facts["sites"][site] |= {"domain": HOSTILE[index], "arch": HOSTILE[0], "backbone-similarity": [0.5, -0.5]}
+    facts |= {"backbones": list(HOSTILE[:2]), "algorithm": HOSTILE[3], "paper": HOSTILE[4]}
+    (folder / "sites.json").write_text(json.dumps(facts))
+    page = Page(write_report(folder))
+    page.assert_self_contained()
+    assert [cells[0] for cells in page.table("client", "domain")] == sites
+    assert ["2", "refused", sites[0], HOSTILE[1]] in page.table("round", "what")
+    assert ["2", "missing", sites[2], "no answer in 9.0 s"] in page.table("round", "what")
+    assert {"backbones", "accuracy-of-domains", "distribution", "prototypes-tsne"} <= set(page.figures)
+
+
+def test_a_run_that_goes_on_is_shown_as_far_as_it_is(tmp_path: Path) -> None:
+    folder = write(tmp_path / "run", [row(1, ["a", "b"]), row(2, ["a", "b"])])
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write('{"kind": "round", "rou')
+    page = Page(write_report(folder))
+    page.assert_self_contained()
+    assert "2 of 9" in page.texts
+    assert "This run is not finished: the page shows it as far as it is." in page.texts
+
+
+def test_a_run_before_its_first_row(tmp_path: Path) -> None:
+    page = Page(write_report(write(tmp_path / "run", [])))
+    page.assert_self_contained()
+    assert "No round has been finished yet." in page.texts
+    assert not page.figures
+
+
+def test_a_run_of_an_older_version_lacks_what_was_not_recorded(tmp_path: Path) -> None:
+    folder = write(tmp_path / "run", [row(1, ["a"]), row(1, ["a"], "final")])
+    summary = {"clients": {"a": {"arch": "cnn4", "domain": "", "parameters": 9}}, "seconds": 61.0}
+    (folder / "summary.json").write_text(json.dumps(summary))
+    page = Page(write_report(folder))
+    page.assert_self_contained()
+    assert page.table("client", "domain") == [["a", "–", "cnn4", "9", "–", "–", "0.5", "1.0"]]
+    assert not {"distribution", "margins-by-class", "prototypes-tsne"} & set(page.figures)
+
+
+@pytest.mark.parametrize("damage", ["client-prototypes.safetensors", "sites.json", "prototypes.jsonl", "summary.json"])
+def test_a_damaged_file_costs_its_figures_only(damage: str, tmp_path: Path) -> None:
+    folder = write(tmp_path / "run", [row(number, ["a", "b"]) for number in (1, 2)])
+    write_prototypes(folder, ["a", "b"], ["x", "y", "z"], 2)
+    (folder / damage).write_bytes(b'{"half": ')
+    page = Page(write_report(folder))
+    page.assert_self_contained()
+    assert "accuracy-curves" in page.figures
+
+
+@pytest.mark.parametrize(("sites", "classes", "rounds"), [(1, 2, 1), (3, 1, 2), (150, 120, 3), (2, 10, 400)])
+def test_any_size_of_run_can_be_drawn(sites: int, classes: int, rounds: int, tmp_path: Path) -> None:
+    names = [f"hospital-number-{index:03d}-of-the-north" for index in range(sites)]
+    folder = write(tmp_path / "run", [row(number, names) for number in range(1, rounds + 1)])
+    write_prototypes(folder, names, [f"class {index}" for index in range(classes)], rounds)
+    page = Page(write_report(folder))
+    page.assert_self_contained()
+    assert len(page.source) < 3e6
+
+
+def test_the_same_run_gives_the_same_page(tmp_path: Path) -> None:
+    folder = write(tmp_path / "run", [row(number, ["a", "b"]) for number in (1, 2)])
+    write_prototypes(folder, ["a", "b"], ["x", "y", "z"], 2)
+    first = write_report(folder).read_text()
+    assert write_report(folder).read_text() == first
+
+
+def test_a_folder_without_a_run_is_named(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match=r"no settings.toml in it; give the folder of a run"):
+        write_report(tmp_path)

@@ -1,0 +1,135 @@
+"""The page in headless Chromium: at a telephone's and a desk's width nothing sticks out, nothing is blank.
+
+The page runs no script; for the measurement alone a copy of it gets one, which writes down what sticks out.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from html import unescape
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tests.harness import run_config, run_federation
+
+pytestmark = pytest.mark.system
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
+WIDTHS = {"telephone": 390, "desk": 1280}
+SECONDS = 120
+
+MEASURE = """<script>addEventListener("load", () => {
+  const wide = document.documentElement.scrollWidth;
+  const found = {asked: innerWidth, wide: wide, out: [], overlaps: [], small: [], shown: {}};
+  for (const element of document.querySelectorAll("main *")) {
+    const box = element.getBoundingClientRect();
+    const scrolls = element.closest(".box");
+    if (box.width && box.right > innerWidth + 1 && !scrolls) found.out.push(element.tagName + " " + element.className);
+  }
+  for (const svg of document.querySelectorAll("figure svg")) {
+    const name = svg.closest("figure").id, edge = svg.getBoundingClientRect();
+    found.shown[name] = [edge.width, edge.height];
+    const texts = [...svg.querySelectorAll("text")].filter(text => !text.closest('[id*="class-name"]'));
+    const boxes = texts.map(text => [text.textContent, text.getBoundingClientRect()]);
+    for (const [text, box] of boxes) {
+      const beside = box.left < edge.left - 3 || box.right > edge.right + 3;
+      if (beside || box.top < edge.top - 3 || box.bottom > edge.bottom + 3)
+        found.out.push(name + ": " + text);
+      if (Math.min(box.height, box.width) < 5 && text.length > 1) found.small.push(name + ": " + text);
+    }
+    for (let i = 0; i < boxes.length; i++) for (let j = 0; j < i; j++) {
+      const [one, a] = boxes[i], [other, b] = boxes[j];
+      const across = Math.min(a.right, b.right) - Math.max(a.left, b.left);
+      const down = Math.min(a.bottom, b.bottom) - Math.max(a.top, b.top);
+      if (across > 1.5 && down > 2.5)
+        found.overlaps.push(name + ": " + one + " / " + other);
+    }
+  }
+  const text = document.createElement("pre");
+  text.id = "measured";
+  text.textContent = JSON.stringify(found);
+  document.body.append(text);
+})</script></body>"""
+"""Overlaps are of the boxes of texts inside a drawing; names of classes in a t-SNE may lie where they must."""
+
+
+def chromium(*arguments: str) -> str:
+    """What it prints; it needs no display, and as root no sandbox."""
+    flags = [
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--hide-scrollbars",
+        "--host-resolver-rules=MAP * ~NOTFOUND",
+    ]
+    assert CHROMIUM is not None
+    ended = subprocess.run([CHROMIUM, *flags, *arguments], capture_output=True, timeout=SECONDS, check=True, text=True)
+    return ended.stdout
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """FedTGP with 20 clients; FedPLVM on four domains; FedPCL with its backbones."""
+    if CHROMIUM is None:
+        pytest.skip("no chromium, chromium-browser or google-chrome on this machine")
+    folder = tmp_path_factory.mktemp("pages")
+    mixed = {"dataset": "digits", "partition": "dirichlet", "alpha": 0.3, "train_samples": 0}
+    runs = {
+        "fedtgp": (20, {"rounds": 4, "insight": "features", "fedtgp__server_epochs": 10, **mixed}),
+        "fedplvm": (4, {"rounds": 3, "insight": "features", "test_samples": 60}),
+        "fedpcl": (5, {"rounds": 2, "insight": "summary", "test_samples": 60}),
+    }
+    found = {}
+    for algo, (clients, settings) in runs.items():
+        outcome = run_federation(run_config(folder / algo, algo=algo, report=True, **settings), clients)
+        found[algo] = outcome.folder / "report.html"
+    return found
+
+
+@pytest.mark.parametrize("device", WIDTHS)
+@pytest.mark.parametrize("algo", ["fedtgp", "fedplvm", "fedpcl"])
+def test_the_page_fits_the_screen(algo: str, device: str, pages: dict[str, Path], tmp_path: Path) -> None:
+    """Chromium's window is at least 500 pixels wide with --dump-dom; a frame of the wanted width stands in for it."""
+    source = pages[algo].read_text(encoding="utf-8")
+    (tmp_path / "page.html").write_text(source.replace("</body>", MEASURE), encoding="utf-8")
+    frame = f'<iframe src="page.html" style="width:{WIDTHS[device]}px;height:900px;border:0"></iframe>'
+    read = 'addEventListener("load",()=>setTimeout(()=>document.body.append(document.querySelector("iframe")'
+    read += '.contentDocument.querySelector("#measured")),500))'
+    (tmp_path / "frame.html").write_text(
+        f"<!DOCTYPE html><body>{frame}<script>{read}</script></body>", encoding="utf-8"
+    )
+    shown = chromium(
+        "--allow-file-access-from-files", "--virtual-time-budget=5000", "--dump-dom", (tmp_path / "frame.html").as_uri()
+    )
+    text = re.search(r'<pre id="measured">(.*?)</pre>', shown, re.DOTALL)
+    assert text is not None, shown[:2000]
+    measured = json.loads(unescape(text[1]))
+    assert measured["asked"] == WIDTHS[device]
+    assert measured["wide"] == WIDTHS[device]
+    assert measured["out"] == []
+    assert measured["overlaps"] == []
+    assert measured["small"] == []
+    assert len(measured["shown"]) >= 8
+    assert all(width > 250 and height > 100 for width, height in measured["shown"].values())
+
+
+@pytest.mark.parametrize("device", WIDTHS)
+@pytest.mark.parametrize("algo", ["fedtgp", "fedplvm"])
+def test_a_screenshot_is_not_blank(algo: str, device: str, pages: dict[str, Path], tmp_path: Path) -> None:
+    """Every screenful of the upper 4,000 pixels has something on it, in several colours."""
+    picture = tmp_path / "page.png"
+    size = f"--window-size={WIDTHS[device]},4000"
+    chromium(f"--screenshot={picture}", size, pages[algo].as_uri())
+    pixels = np.asarray(Image.open(picture).convert("RGB"))
+    assert pixels.shape == (4000, WIDTHS[device], 3)
+    for top in range(0, 4000, 800):
+        part = pixels[top : top + 800].reshape(-1, 3)
+        usual = np.median(part, axis=0)
+        assert (np.abs(part - usual).max(axis=1) > 40).mean() > 0.01
+        assert len(np.unique(part // 32, axis=0)) > 20
