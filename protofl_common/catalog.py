@@ -1,6 +1,6 @@
 """The catalog: one row per algorithm. Its keys are the legal values of ``algo``.
 
-A row says what crosses the wire, and the wire code (`messages.py`) enforces it in both directions: nothing that a
+A row says what crosses the wire, and the wire code (`messages`) enforces it in both directions: nothing that a
 row does not declare can be packed or is accepted. The server half of an algorithm stands in
 ``server_app/strategies``, the client half in ``client_app/algorithms``, under the same name.
 """

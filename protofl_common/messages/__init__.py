@@ -1,0 +1,69 @@
+"""The wire: typed payloads to and from Flower's ``RecordDict``.
+
+Both directions of an exchange are declared in the catalog as a :class:`~protofl_common.catalog.Crossing`. Packing
+anything undeclared is a programming error; unpacking checks every name, shape, dtype and range and raises
+:class:`RefusedMessage` with the reason. Arrays travel as raw little-endian bytes: no pickle, and 4 bytes a number.
+
+Records of a message
+    ``prototypes``  means [P, D] float32, labels [P] int64, and counts [P] int64 where declared
+    ``local-sets``  means [P, D] float32, labels [P] int64, owners [P] int64: the sets one after another
+    ``weights``     the model's state dict, where declared
+    ``insight``     client to server, after the last round, where asked for and allowed: :class:`Insight`
+    ``round``       server to client: :class:`Instructions`
+    ``report``      client to server: :class:`Report`, scalars only
+    ``site``        client to server, once: :class:`SiteCard`
+"""
+
+from __future__ import annotations
+
+from protofl_common.messages.arrays import RAW
+from protofl_common.messages.limits import Limits
+from protofl_common.messages.payloads import (
+    MAX_SETS,
+    Payload,
+    Weights,
+    check_size,
+    pack_payload,
+    payload_bytes,
+    template_of,
+    unpack_payload,
+)
+from protofl_common.messages.refusal import RefusedMessage
+from protofl_common.messages.scalars import (
+    INFERENCES,
+    PHASES,
+    Instructions,
+    Report,
+    SiteCard,
+    pack_instructions,
+    pack_report,
+    pack_site_card,
+    unpack_instructions,
+    unpack_report,
+    unpack_site_card,
+)
+
+__all__ = [
+    "INFERENCES",
+    "MAX_SETS",
+    "PHASES",
+    "RAW",
+    "Instructions",
+    "Limits",
+    "Payload",
+    "RefusedMessage",
+    "Report",
+    "SiteCard",
+    "Weights",
+    "check_size",
+    "pack_instructions",
+    "pack_payload",
+    "pack_report",
+    "pack_site_card",
+    "payload_bytes",
+    "template_of",
+    "unpack_instructions",
+    "unpack_payload",
+    "unpack_report",
+    "unpack_site_card",
+]

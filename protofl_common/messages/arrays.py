@@ -1,0 +1,65 @@
+"""Tensors as arrays of a message, and back: raw little-endian bytes, no pickle."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from flwr.app import Array, ArrayRecord
+from torch import Tensor
+
+from protofl_common.messages.refusal import RefusedMessage
+
+RAW = "raw-little-endian"
+DTYPES: dict[str, np.dtype[Any]] = {"float32": np.dtype("<f4"), "int64": np.dtype("<i8")}
+
+
+def array_record(arrays: Mapping[str, Tensor]) -> ArrayRecord:
+    return ArrayRecord({name: _array(value) for name, value in arrays.items()})
+
+
+def _array(value: Tensor) -> Array:
+    dtype = dtype_name(value)
+    if dtype not in DTYPES:
+        raise ValueError(f"cannot send {value.dtype}; the wire carries {', '.join(DTYPES)}")
+    data = value.detach().cpu().contiguous().numpy().astype(DTYPES[dtype], copy=False).tobytes()
+    return Array(dtype=dtype, shape=tuple(value.shape), stype=RAW, data=data)
+
+
+def decoded(array: Array, what: str, dtype: str, shape: tuple[int | None, ...]) -> Tensor:
+    """Decode one array, whose dtype and shape must be those given (None: any length)."""
+    if array.stype != RAW or array.dtype != dtype:
+        raise RefusedMessage(f"{what}: {array.stype} {array.dtype} instead of {RAW} {dtype}")
+    _check_shape(array, what)
+    fits = len(array.shape) == len(shape) and all(w in (None, g) for g, w in zip(array.shape, shape, strict=True))
+    if not fits or any(length < 0 for length in array.shape):
+        wanted = "×".join("any" if length is None else str(length) for length in shape)
+        raise RefusedMessage(f"{what}: shape {'×'.join(map(str, array.shape))} instead of {wanted}")
+    if len(array.data) != math.prod(array.shape) * DTYPES[dtype].itemsize:
+        raise RefusedMessage(f"{what}: {len(array.data)} bytes do not fill the shape {tuple(array.shape)}")
+    values = np.frombuffer(array.data, dtype=DTYPES[dtype]).reshape(array.shape)
+    if dtype == "float32" and not np.isfinite(values).all():
+        raise RefusedMessage(f"{what}: NaN or infinity")
+    return torch.from_numpy(values.astype(DTYPES[dtype].newbyteorder("="), copy=True))
+
+
+def rows_of(array: Array, what: str, largest: int) -> int:
+    """The length of an array's first axis, checked before any of it is decoded."""
+    _check_shape(array, what)
+    rows = array.shape[0] if len(array.shape) else 0
+    if not 1 <= rows <= largest:
+        raise RefusedMessage(f"{rows} {what}, not from 1 to {largest}")
+    return rows
+
+
+def _check_shape(array: Array, what: str) -> None:
+    """Flower hands on whatever stands in the sender's JSON."""
+    if any(type(length) is not int for length in array.shape):
+        raise RefusedMessage(f"{what}: a shape of other things than whole numbers")
+
+
+def dtype_name(value: Tensor) -> str:
+    return str(value.dtype).removeprefix("torch.")

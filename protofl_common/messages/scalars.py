@@ -1,0 +1,178 @@
+"""What goes with a payload: the server's instructions, a client's report and its introduction."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from flwr.app import ConfigRecord, MetricRecord, RecordDict
+
+from protofl_common.lineage import Lineage
+from protofl_common.messages.refusal import RefusedMessage
+
+_MAX_SCALARS = 64
+_LARGEST = 1e30
+"""Magnitude of a number in a report; sums over clients stay finite."""
+_LONGEST = 200
+"""Characters of a name in an introduction."""
+INFERENCES = ("head", "prototype")
+PHASES = ("load", "evaluate", "train", "prototypes", "save")
+"""What a report may tell of: ways to predict, and phases of a client's round."""
+_Card = TypeVar("_Card", "Instructions", "SiteCard")
+
+
+@dataclass(frozen=True)
+class Instructions:
+    """What the server asks of a client."""
+
+    round: int
+    """From 1; the final evaluation carries the number of the last round."""
+    run_name: str
+    evaluate: bool
+    lineage: Lineage
+    """Which states of a client count, where the run was resumed."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a client says of its round: scalars only."""
+
+    round: int
+    train_samples: int
+    test_samples: int
+    correct: dict[str, int] = field(default_factory=dict)
+    """Correct test predictions per inference (`INFERENCES`), with what was received."""
+    losses: dict[str, float] = field(default_factory=dict)
+    """Mean over the round's training samples: ``total`` and each of its terms (`Algorithm.reported_losses`)."""
+    seconds: dict[str, float] = field(default_factory=dict)
+    """Per phase of the client's round (`PHASES`)."""
+
+
+@dataclass(frozen=True)
+class SiteCard:
+    """How a site introduces itself, once, before the first round."""
+
+    name: str
+    partition: int
+    num_partitions: int
+    domain: str
+    arch: str
+    in_channels: int
+    image_size: int
+    parameters: int
+    train_samples: int
+    test_samples: int
+    classes: tuple[str, ...]
+    """Names of all classes of the data set, in label order."""
+    holds: tuple[int, ...]
+    """Labels of its training samples, where it will send prototypes of them; elsewhere nothing is told."""
+
+
+def pack_instructions(instructions: Instructions) -> ConfigRecord:
+    """The record ``round`` of a message to a client."""
+    return ConfigRecord(dataclasses.asdict(instructions) | {"lineage": instructions.lineage.text})
+
+
+def unpack_instructions(content: RecordDict) -> Instructions:
+    """The record ``round``; RefusedMessage if it is missing or malformed."""
+    instructions = _from_config(Instructions, content, "round")
+    try:
+        return dataclasses.replace(instructions, lineage=Lineage.parse(str(instructions.lineage)))
+    except ValueError:
+        raise RefusedMessage(f"round.lineage is {instructions.lineage!r}") from None
+
+
+def pack_site_card(card: SiteCard) -> ConfigRecord:
+    """The record ``site`` of an introduction."""
+    values = dataclasses.asdict(card)
+    return ConfigRecord(values | {"classes": list(card.classes), "holds": list(card.holds)})
+
+
+def unpack_site_card(content: RecordDict) -> SiteCard:
+    """The record ``site``; RefusedMessage if it is missing or malformed, or a number or name is out of range."""
+    if set(content) != {"site"}:
+        raise RefusedMessage("records other than 'site'")
+    card = _from_config(SiteCard, content, "site")
+    for key, value in dataclasses.asdict(card).items():
+        if isinstance(value, int) and value < 0:
+            raise RefusedMessage(f"site.{key} is {value}")
+        for text in value if key == "classes" else (value,):
+            if isinstance(text, str) and (len(text) > _LONGEST or not text.isprintable()):
+                raise RefusedMessage(f"site.{key} with a name that is too long or not printable: {text!r}")
+    if not card.name or "/" in card.name or not all(isinstance(name, str) for name in card.classes):
+        raise RefusedMessage(f"site.name is {card.name!r}, site.classes is {card.classes!r}")
+    held = list(card.holds)
+    in_range = all(type(label) is int and 0 <= label < len(card.classes) for label in held)
+    if not in_range or held != sorted(set(held)):
+        raise RefusedMessage(f"site.holds is {held!r}")
+    return dataclasses.replace(card, classes=tuple(card.classes), holds=tuple(held))
+
+
+def pack_report(report: Report, losses: Collection[str]) -> MetricRecord:
+    """The record ``report`` of a reply: dictionaries become dotted names.
+
+    ValueError for a name that is not declared: one of ``losses``, `INFERENCES` and `PHASES`.
+    """
+    names = {"losses": losses, "correct": INFERENCES, "seconds": PHASES}
+    for group, declared in names.items():
+        if odd := sorted(getattr(report, group).keys() - set(declared)):
+            raise ValueError(f"{group}.{odd[0]} is not declared; choose from {', '.join(declared)}")
+    flat: dict[str, Any] = {}
+    for name, value in dataclasses.asdict(report).items():
+        if isinstance(value, dict):
+            flat |= {f"{name}.{key}": number for key, number in value.items()}
+        else:
+            flat[name] = value
+    return MetricRecord(flat)
+
+
+def unpack_report(content: RecordDict, expected_round: int, losses: Collection[str]) -> Report:
+    """The record ``report``, checked; ``losses``: the names that its losses may have.
+
+    Raises
+    ------
+    RefusedMessage
+        If it is missing or malformed, from another round (a replay), has a number that is not finite or a name that
+        is not declared, or claims more correct predictions than test samples.
+    """
+    if set(content.metric_records) != {"report"} or content.config_records:
+        raise RefusedMessage("records other than a report")
+    flat = content.metric_records["report"]
+    if len(flat) > _MAX_SCALARS:
+        raise RefusedMessage(f"a report of {len(flat)} numbers")
+    names = {"losses": losses, "correct": INFERENCES, "seconds": PHASES}
+    plain: dict[str, int] = {}
+    nested: dict[str, dict[str, float]] = {"correct": {}, "losses": {}, "seconds": {}}
+    for name, value in flat.items():
+        if type(value) not in (int, float) or not abs(value) <= _LARGEST:  # type: ignore[arg-type]
+            raise RefusedMessage(f"a report whose {name} is not a finite number of at most {_LARGEST:g}")
+        assert isinstance(value, (int, float))
+        group, _, key = name.partition(".")
+        if group in names and key in names[group] and (group == "losses" or value >= 0):
+            nested[group][key] = value
+        elif name in ("round", "train_samples", "test_samples") and isinstance(value, int) and value >= 0:
+            plain[name] = value
+        else:
+            raise RefusedMessage(f"a report with the odd entry {name} = {value!r}")
+    if len(plain) < 3:
+        raise RefusedMessage("an incomplete report")
+    if plain["round"] != expected_round:
+        raise RefusedMessage(f"a reply to round {plain['round']} in round {expected_round}")
+    correct = {name: int(value) for name, value in nested["correct"].items()}
+    if any(value > plain["test_samples"] for value in correct.values()):
+        raise RefusedMessage("more correct predictions than test samples")
+    return Report(**plain, correct=correct, losses=nested["losses"], seconds=nested["seconds"])
+
+
+def _from_config(kind: type[_Card], content: RecordDict, name: str) -> _Card:
+    record = content.config_records.get(name)
+    fields = {field.name: str(field.type) for field in dataclasses.fields(kind)}
+    if record is None or set(record) != set(fields):
+        raise RefusedMessage(f"no complete record {name!r}")
+    kinds = {"int": int, "str": str, "bool": bool, "tuple[str, ...]": list, "tuple[int, ...]": list, "Lineage": str}
+    for key, value in record.items():
+        if type(value) is not kinds[fields[key]]:
+            raise RefusedMessage(f"{name}.{key} is {value!r}")
+    return kind(**record)  # type: ignore[arg-type]
