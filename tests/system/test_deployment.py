@@ -11,6 +11,7 @@ from PIL import Image
 from safetensors import safe_open
 from sklearn.datasets import load_digits
 
+from protofl_common.command import main
 from tests.system.processes import superlink, supernode
 
 pytestmark = pytest.mark.system
@@ -55,7 +56,12 @@ def test_two_sites_with_their_own_data_and_models_learn_together(tmp_path: Path)
     rows = [json.loads(line) for line in (tmp_path / "runs/two-sites/metrics.jsonl").read_text().splitlines()]
     assert [row["valid"] for row in rows] == [2, 2, 2, 2]
     for site, arch in (("north", "cnn4"), ("south", "htcnn-3")):
-        (state,) = (tmp_path / f"state-{site}/two-sites/clients/{site}").iterdir()
+        folder = tmp_path / f"state-{site}/two-sites"
+        (state,) = (folder / "clients" / site).glob("0*.safetensors")
         with safe_open(state, "pt") as file:
             assert file.metadata()["arch"] == arch
             assert file.metadata()["round"] == "3"
+        assert main(["export", str(folder), "--out", str(tmp_path / f"model-{site}")]) == 0
+        card = json.loads((tmp_path / f"model-{site}" / "model.json").read_text())
+        assert (card["site"], card["arch"], card["round"]) == (site, arch, 3)
+        assert card["accuracy"] == summary["accuracy-of-clients"][site]

@@ -61,7 +61,9 @@ def test_two_registered_sites_complete_a_run(federation: Machines) -> None:
     assert sum(summary["trouble"].values()) == 0
     assert min(client["head"] for client in summary["accuracy-of-clients"].values()) > 0.3
     for site in SITES:
-        assert len(list((federation.checkout(site) / "state/first/clients" / site).iterdir())) == 1
+        kept = [path.name for path in (federation.checkout(site) / "state/first/clients" / site).iterdir()]
+        assert len(kept) == 2
+        assert "model.safetensors" in kept  # for `protofl export`
 
 
 @pytest.mark.parametrize(
