@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import psutil
@@ -31,12 +31,21 @@ def rounds_of(folder: Path) -> int:
     return metrics.read_text().count("\n") if metrics.exists() else 0
 
 
+def words(process: psutil.Process) -> list[str]:
+    """Its command line; none where it has ended meanwhile."""
+    try:
+        return process.cmdline()
+    except psutil.NoSuchProcess:  # a zombie is one, to psutil
+        return []
+
+
 def kill_all(port: int) -> None:
     """SIGKILL for the SuperLink of a port and for all that it has started, Ray's processes too."""
-    (head,) = (one for one in psutil.Process().children() if str(port) in one.cmdline())
+    (head,) = (one for one in psutil.Process().children() if str(port) in words(one))
     family = [*head.children(recursive=True), head]
     for one in family:
-        one.kill()
+        with suppress(psutil.NoSuchProcess):
+            one.kill()
     psutil.wait_procs(family, timeout=30)
 
 
