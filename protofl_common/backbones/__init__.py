@@ -6,8 +6,9 @@ importing the names loads no torch.
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from protofl_common.lazy import from_homes
 
 if TYPE_CHECKING:
     from protofl_common.backbones.backbone import BackboneError
@@ -17,16 +18,13 @@ if TYPE_CHECKING:
 
 __all__ = ["BackboneError", "cached_features", "extract_features", "feature_widths", "parse_backbones"]
 
-_HOMES = {
-    "BackboneError": "protofl_common.backbones.backbone",
-    "cached_features": "protofl_common.backbones.cache",
-    "extract_features": "protofl_common.backbones.extract",
-    "feature_widths": "protofl_common.backbones.extract",
-    "parse_backbones": "protofl_common.backbones.names",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_HOMES[name]), name)
+__getattr__ = from_homes(
+    __name__,
+    {
+        "BackboneError": "protofl_common.backbones.backbone",
+        "cached_features": "protofl_common.backbones.cache",
+        "extract_features": "protofl_common.backbones.extract",
+        "feature_widths": "protofl_common.backbones.extract",
+        "parse_backbones": "protofl_common.backbones.names",
+    },
+)

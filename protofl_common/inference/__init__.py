@@ -6,8 +6,9 @@ export`` takes it out, and a :class:`Predictor` predicts with it.
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from protofl_common.lazy import from_homes
 
 if TYPE_CHECKING:
     from protofl_common.inference.predictor import Prediction, Predictor
@@ -15,15 +16,12 @@ if TYPE_CHECKING:
 
 __all__ = ["ModelCard", "Prediction", "Predictor", "TrainedModel"]
 
-_HOMES = {
-    "ModelCard": "protofl_common.inference.trained",
-    "Prediction": "protofl_common.inference.predictor",
-    "Predictor": "protofl_common.inference.predictor",
-    "TrainedModel": "protofl_common.inference.trained",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_HOMES[name]), name)
+__getattr__ = from_homes(
+    __name__,
+    {
+        "ModelCard": "protofl_common.inference.trained",
+        "Prediction": "protofl_common.inference.predictor",
+        "Predictor": "protofl_common.inference.predictor",
+        "TrainedModel": "protofl_common.inference.trained",
+    },
+)

@@ -5,8 +5,9 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from protofl_common.lazy import from_homes
 
 if TYPE_CHECKING:
     from protofl_common.models.build import build_model
@@ -15,14 +16,11 @@ if TYPE_CHECKING:
 
 __all__ = ["SplitModel", "build_model", "initial_model"]
 
-_HOMES = {
-    "SplitModel": "protofl_common.models.split",
-    "build_model": "protofl_common.models.build",
-    "initial_model": "protofl_common.models.initial",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_HOMES[name]), name)
+__getattr__ = from_homes(
+    __name__,
+    {
+        "SplitModel": "protofl_common.models.split",
+        "build_model": "protofl_common.models.build",
+        "initial_model": "protofl_common.models.initial",
+    },
+)
