@@ -16,6 +16,7 @@ from PIL import Image
 from protofl_common.datasets import open_client_data
 from protofl_common.settings import Settings, default_run_config
 from tests.system.processes import BIN, ROOT
+from tests.system.test_report_screenshots import CHROMIUM, chromium
 
 pytestmark = pytest.mark.system
 CLIENTS = 3
@@ -41,6 +42,12 @@ def test_run_look_compare_export_predict(tmp_path: Path) -> None:
     page = (runs / "first" / "report.html").read_text(encoding="utf-8")
     assert "FedProto" in page
     assert "http" not in page.replace("http://www.w3.org/", "")
+
+    if CHROMIUM is not None:
+        picture = tmp_path / "page.png"
+        chromium(f"--screenshot={picture}", "--window-size=1280,2000", (runs / "first" / "report.html").as_uri())
+        with Image.open(picture) as image_of_page:
+            assert len(image_of_page.convert("L").getcolors() or ()) > 20
 
     compared = command("protofl", "compare", str(runs / "first"), str(runs / "second"))
     assert "FedProto" in compared
