@@ -42,7 +42,7 @@ def main(grid: Grid, context: Context) -> None:
             strategy.restore(start.state)
             try:
                 run_rounds(strategy, results)
-            except (FederationError, OSError):
+            except (FederationError, TensorFileError, OSError):
                 results.draw()
                 raise
     except (SettingsError, DataError, FederationError, TensorFileError, OSError) as error:

@@ -10,9 +10,9 @@ from flwr.app import Error, Message
 from flwr.common.constant import ErrorCode
 
 from protofl_common.messages import payload_bytes
+from protofl_common.ordering import in_order
 from server_app.federation import Federation
 from server_app.pulling import pull_each
-from server_app.sampling import in_order
 from server_app.screen import say
 
 LOOK_EVERY = 3.0

@@ -11,10 +11,10 @@ from flwr.serverapp import Grid
 
 from protofl_common.lineage import Lineage
 from protofl_common.messages import RefusedMessage, SiteCard, unpack_site_card
+from protofl_common.ordering import in_order
 from protofl_common.settings import Settings
 from protofl_common.texts import printable
 from server_app.pulling import pull_each
-from server_app.sampling import in_order
 from server_app.screen import say
 
 

@@ -16,14 +16,12 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
 from protofl_common.datasets import DataError
@@ -31,6 +29,8 @@ from protofl_common.datasets.distribution import ShareCounts, counts_of_shares
 from protofl_common.messages import SiteCard
 from protofl_common.prototypes import margins
 from protofl_common.settings import Settings
+from protofl_common.tensorfile import write_tensors
+from protofl_common.wholefile import write_whole
 from server_app.strategies.base import ServerStrategy
 
 MOST_ABSENT = 10
@@ -58,7 +58,7 @@ class Recording:
                 continue
             if number <= last:
                 kept.append(line + "\n")
-        _write_whole(self.margins, "".join(kept))
+        write_whole(self.margins, "".join(kept))
 
     def sites(self, strategy: ServerStrategy) -> None:
         """Before the first round: who takes part, with the division of the data as far as it is known here."""
@@ -113,7 +113,7 @@ class Recording:
             "backbones": list(self.settings.backbones),
             "sites": {site: _facts(card) | dict(told.get(site, {})) for site, card in cards.items()},
         }
-        _write_whole(self.folder / "sites.json", json.dumps(facts, ensure_ascii=False) + "\n")
+        write_whole(self.folder / "sites.json", json.dumps(facts, ensure_ascii=False) + "\n")
 
     def _division(self, cards: Mapping[str, SiteCard]) -> dict[str, list[int]]:
         """Site -> training samples of each class, by dividing the data set as the clients did.
@@ -158,21 +158,12 @@ def _numbers(values: Tensor) -> list[float | None]:
 def _write_owned(
     path: Path, name: str, sets: Mapping[str, tuple[Tensor, Tensor]], number: int, more: Mapping[str, Tensor]
 ) -> None:
-    """Vectors [P, D] under ``name`` with labels [P] and owners [P], and ``more``, written beside and renamed."""
+    """Vectors [P, D] under ``name`` with labels [P] and owners [P], and ``more``."""
     owners = [torch.full((len(labels),), index, dtype=torch.int64) for index, (_, labels) in enumerate(sets.values())]
     arrays = {
-        name: torch.cat([vectors for vectors, _ in sets.values()]).contiguous(),
-        "labels": torch.cat([labels for _, labels in sets.values()]).contiguous(),
+        name: torch.cat([vectors for vectors, _ in sets.values()]),
+        "labels": torch.cat([labels for _, labels in sets.values()]),
         "owners": torch.cat(owners),
-        **{key: value.contiguous() for key, value in more.items()},
+        **more,
     }
-    beside = path.with_suffix(".tmp")
-    save_file(arrays, beside, metadata={"sites": json.dumps(list(sets), ensure_ascii=False), "round": str(number)})
-    os.replace(beside, path)
-
-
-def _write_whole(path: Path, text: str) -> None:
-    """Write beside and rename, so that a reader never sees half a file."""
-    beside = path.with_suffix(".tmp")
-    beside.write_text(text, encoding="utf-8")
-    os.replace(beside, path)
+    write_tensors(path, arrays, {"sites": json.dumps(list(sets), ensure_ascii=False), "round": str(number)})

@@ -27,19 +27,18 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import save_file
-
 from protofl_common.messages import Report
 from protofl_common.metrics import over_clients
 from protofl_common.options import SettingsError
-from protofl_common.prototypes import Prototypes
 from protofl_common.settings import Settings, to_run_config
-from protofl_common.tensorfile import sync
+from protofl_common.tensorfile import sync, write_tensors
+from protofl_common.wholefile import write_whole
 from server_app.checkpoint import Checkpoint
 from server_app.events import Events
+from server_app.intake import Outcome
 from server_app.recording import Recording
 from server_app.screen import final_table, round_line, say
-from server_app.strategies.base import Outcome, ServerStrategy
+from server_app.strategies.base import ServerStrategy
 
 ACCURACIES = ("prototype", "head")
 TROUBLE = ("failed", "refused", "missing", "late")
@@ -101,7 +100,7 @@ class Results:
         ).write(self.folder)
         for file, name in (("settings.toml", ""), ("resume.toml", self.folder.name)):
             if not (self.folder / file).exists():
-                _write_whole(self.folder / file, _as_toml(self.settings, name))
+                write_whole(self.folder / file, _as_toml(self.settings, name))
 
     def announce(self, strategy: ServerStrategy) -> None:
         """Who takes part."""
@@ -121,6 +120,11 @@ class Results:
         row = self._row("round", number, number - 1, outcome, seconds)
         if figures:
             row["server"] = figures
+        if strategy.row.up.many_per_class:
+            for site, sent in outcome.uploads.items():
+                row["clients"][site]["prototypes-of-classes"] = sent.labels.bincount(
+                    minlength=strategy.num_classes
+                ).tolist()
         self._note(row, outcome)
         self.recording.add_round(number, strategy)
         rounds = self.settings.run.rounds
@@ -133,12 +137,13 @@ class Results:
         row = self._row("final", number, number, outcome, seconds)
         self._note(row, outcome)
         if strategy.global_prototypes is not None:
-            save_file(_arrays(strategy.global_prototypes), self.folder / "prototypes.safetensors")
+            kept = {"means": strategy.global_prototypes.means, "labels": strategy.global_prototypes.labels}
+            write_tensors(self.folder / "prototypes.safetensors", kept, {})
         if strategy.global_weights is not None:
-            save_file(strategy.global_weights, self.folder / "weights.safetensors")
+            write_tensors(self.folder / "weights.safetensors", strategy.global_weights, {})
         self.recording.finish(strategy)
         summary = self._summary(row, strategy)
-        _write_whole(self.folder / "summary.json", json.dumps(summary, indent=2, ensure_ascii=False) + "\n")
+        write_whole(self.folder / "summary.json", json.dumps(summary, indent=2, ensure_ascii=False) + "\n")
         say(final_table(summary))
         say(f"results: {self.folder}")
         self.draw()
@@ -171,7 +176,7 @@ class Results:
             "refused": outcome.refused,
             "missing": outcome.missing,
             "late": outcome.late,
-            "clients": {site: _client_row(report, outcome.prototypes.get(site)) for site, report in reports.items()},
+            "clients": {site: _client_row(report) for site, report in reports.items()},
             "seconds": seconds | {"clients": _phase_totals(reports)},
         }
 
@@ -212,16 +217,14 @@ class Results:
             "resumed-after-rounds": [last for _, last in self.start.lineage.earlier],
             "seconds": time.monotonic() - self.began,
             "seconds-per-round": sum(row["seconds"]["total"] for row in rounds) / max(1, len(rounds)),
-            "versions": {name: version(name) for name in ("flwr", "torch", "numpy")}
-            | {"python": platform.python_version()},
+            "versions": _versions(),
             "settings": to_run_config(self.settings),
         }
 
 
-def _client_row(report: Report, prototypes: list[int] | None) -> dict[str, Any]:
+def _client_row(report: Report) -> dict[str, Any]:
     tested = max(1, report.test_samples)
-    several = {} if prototypes is None else {"prototypes-of-classes": prototypes}
-    return several | {
+    return {
         "train-samples": report.train_samples,
         "test-samples": report.test_samples,
         "accuracy": {kind: correct / tested for kind, correct in report.correct.items()},
@@ -269,20 +272,9 @@ def _versions() -> dict[str, str]:
     return {name: version(name) for name in ("flwr", "torch", "numpy")} | {"python": platform.python_version()}
 
 
-def _arrays(prototypes: Prototypes) -> dict[str, Any]:
-    return {"means": prototypes.means.contiguous(), "labels": prototypes.labels.contiguous()}
-
-
 def _as_toml(settings: Settings, resumed: str = "") -> str:
     """The run's settings as a flat TOML file that ``flwr run --run-config`` takes; ``resumed``: to resume that run."""
     values = to_run_config(settings) | ({"resume": True, "run-name": resumed} if resumed else {})
     lines = [f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in values.items()]
     to_do = "Resume it after a stop" if resumed else "Run it again"
     return f"# The settings of this run. {to_do}: flwr run . --run-config <this file>\n" + "\n".join(lines) + "\n"
-
-
-def _write_whole(path: Path, text: str) -> None:
-    """Write beside and rename, so that a reader never sees half a file."""
-    beside = path.with_suffix(".tmp")
-    beside.write_text(text, encoding="utf-8")
-    os.replace(beside, path)

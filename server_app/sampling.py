@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 
 import numpy as np
 
+from protofl_common.ordering import in_order
 from protofl_common.seeding import derive_seed
-
-
-def in_order(sites: Iterable[str]) -> list[str]:
-    """Sites in natural order: ``site-2`` before ``site-10``."""
-    return sorted(sites, key=lambda name: re.sub(r"\d+", lambda number: number.group().zfill(12), name))
 
 
 def sample_sites(sites: Iterable[str], participation: float, seed: int, server_round: int) -> list[str]:

@@ -10,10 +10,11 @@ once its last round is evaluated.
 from __future__ import annotations
 
 import argparse
-import re
 from pathlib import Path
 
+from protofl_common.inference import UNKNOWN_SHARE
 from protofl_common.options import SettingsError
+from protofl_common.ordering import in_order
 
 SUMMARY = "a site's trained model, for use outside of the federation"
 
@@ -23,11 +24,11 @@ def describe(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", type=Path, metavar="RUN", help="folder of a run, or of a run in a site's state-dir")
     parser.add_argument("--site", default="", help="whose model; needless where there is but one")
     parser.add_argument("--out", type=Path, default=Path("model"), help="folder to write to (default: model)")
-    parser.add_argument("--unknown", type=float, default=0.05, metavar="SHARE", help=_UNKNOWN)
+    parser.add_argument("--unknown", type=float, default=UNKNOWN_SHARE, metavar="SHARE", help=_UNKNOWN)
     parser.add_argument("--onnx", action="store_true", help="also model.onnx; needs the packages of protofl[onnx]")
 
 
-_UNKNOWN = "share of images like the site's own that may be called unknown (default: 0.05); 0: never say unknown"
+_UNKNOWN = f"share of images like the site's own that may be called unknown (default: {UNKNOWN_SHARE}); 0: never"
 
 
 def act(arguments: argparse.Namespace) -> int:
@@ -64,14 +65,9 @@ def _chosen(run: Path, site: str, name: str) -> Path:
     files = {file.parent.name: file for file in run.glob(f"clients/*/{name}")}
     if not files:
         raise SettingsError(f"{run}: no trained models in it; give the folder of a finished run (it has clients/)")
-    names = ", ".join(sorted(files, key=_in_order))
+    names = ", ".join(in_order(files))
     if not site and len(files) > 1:
         raise SettingsError(f"{run} has the models of several sites; choose with --site: {names}")
     if site and site not in files:
         raise SettingsError(f"--site {site}: no such site in {run}; choose {names}")
     return files[site] if site else next(iter(files.values()))
-
-
-def _in_order(site: str) -> list[tuple[int, str]]:
-    """site-2 before site-10."""
-    return [(int(part) if part.isdigit() else -1, part) for part in re.split(r"(\d+)", site)]

@@ -14,7 +14,10 @@ if TYPE_CHECKING:
     from protofl_common.inference.predictor import Prediction, Predictor
     from protofl_common.inference.trained import ModelCard, TrainedModel
 
-__all__ = ["ModelCard", "Prediction", "Predictor", "TrainedModel"]
+UNKNOWN_SHARE = 0.05
+"""Of images of the site's own kind, that may be called unknown unless told otherwise."""
+
+__all__ = ["UNKNOWN_SHARE", "ModelCard", "Prediction", "Predictor", "TrainedModel"]
 
 __getattr__ = from_homes(
     __name__,

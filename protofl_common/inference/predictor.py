@@ -13,14 +13,11 @@ from torch import Tensor
 from protofl_common.backbones import extract_features
 from protofl_common.datasets.images import normalised
 from protofl_common.datasets.raw import Images
+from protofl_common.inference import UNKNOWN_SHARE
 from protofl_common.inference.calibration import class_scores, unknown_above
 from protofl_common.inference.trained import CARD, WEIGHTS, TrainedModel
 from protofl_common.options import SettingsError
 from protofl_common.prototypes import distances
-
-INFERENCES = ("head", "prototype")
-SHARE = 0.05
-"""Of the site's own images that may be called unknown, unless told otherwise."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +71,7 @@ class Predictor:
         self.device = torch.device(device)
         self.model = trained.build().to(self.device)
         self.prototypes = None if trained.prototypes is None else trained.prototypes.to(self.device)
-        self.threshold = unknown_above(trained.distances, SHARE) if threshold is None else threshold
+        self.threshold = unknown_above(trained.distances, UNKNOWN_SHARE) if threshold is None else threshold
 
     @classmethod
     def load(cls, folder: str | Path, device: str = "cpu") -> Predictor:
@@ -96,7 +93,7 @@ class Predictor:
     @property
     def inferences(self) -> tuple[str, ...]:
         """The ways in which this model can predict."""
-        return tuple(name for name in INFERENCES if name in self.card.accuracy)
+        return tuple(self.card.accuracy)
 
     def predict(self, images: Images, by: str | None = None, batch_size: int = 256) -> list[Prediction]:
         """Predictions for images uint8 [N, channels, H, W], of the model's own size; ``by``: head or prototype.

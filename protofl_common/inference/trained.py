@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from protofl_common.models.groups import PROJECTION
 from protofl_common.options import SettingsError
 from protofl_common.prototypes import Prototypes
 from protofl_common.tensorfile import TensorFileError, read_tensors, write_tensors
+from protofl_common.wholefile import write_whole
 
 FORMAT = "protofl-model-1"
 WEIGHTS, CARD = "model.safetensors", "model.json"
@@ -103,9 +103,7 @@ class TrainedModel:
         self.write(folder / WEIGHTS)
         facts: dict[str, Any] = {"unknown-above": unknown_above if math.isfinite(unknown_above) else None}
         facts |= {key.replace("_", "-"): value for key, value in dataclasses.asdict(self.card).items()}
-        beside = folder / f"{CARD}.tmp"
-        beside.write_text(json.dumps(facts, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-        os.replace(beside, folder / CARD)
+        write_whole(folder / CARD, json.dumps(facts, indent=2, ensure_ascii=False) + "\n")
 
     @classmethod
     def read(cls, file: Path) -> TrainedModel:

@@ -7,8 +7,9 @@ matplotlib and scikit-learn are imported only then, for they take seconds.
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
+
+from protofl_common.wholefile import write_whole
 
 NAME = "report.html"
 
@@ -27,7 +28,5 @@ def write_report(folder: Path) -> Path:
     from protofl_common.report.reading import read_run
 
     path = folder / NAME
-    beside = path.with_suffix(".tmp")
-    beside.write_text(page(read_run(folder)), encoding="utf-8")
-    os.replace(beside, path)
+    write_whole(path, page(read_run(folder)))
     return path

@@ -2,14 +2,13 @@
 
     payload_down -> (clients) -> expected_up -> merge, and at the end prototypes and weights to keep
 
-The base makes the messages, checks every reply against what the catalog declares, counts what it refuses, and
-collects the clients' reports. An algorithm's file holds only its own mathematics.
+The base makes the messages, has every reply checked against what the catalog declares (`intake.py`), and merges the
+valid ones. An algorithm's file holds only its own mathematics.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 from flwr.serverapp import Grid
@@ -17,68 +16,23 @@ from flwr.serverapp.strategy import Strategy
 from torch import Tensor
 
 from protofl_common.catalog import Crossing
-from protofl_common.insight import Insight
 from protofl_common.messages import (
     Instructions,
     Limits,
     Payload,
-    RefusedMessage,
-    Report,
     Weights,
-    check_size,
     pack_instructions,
     pack_payload,
     payload_bytes,
     template_of,
-    unpack_payload,
-    unpack_report,
 )
+from protofl_common.ordering import in_order
 from protofl_common.prototypes import Prototypes
 from protofl_common.robust import merge_prototypes
-from protofl_common.texts import printable
 from server_app.federation import Federation
-from server_app.sampling import in_order, sample_sites
-from server_app.screening import check_claims, outliers
+from server_app.intake import Expected, Outcome, Upload, in_proportion, take
+from server_app.sampling import sample_sites
 from server_app.strategies.keeping import packed, put_back
-
-
-@dataclass(frozen=True)
-class Upload:
-    """What one client sent, checked."""
-
-    site: str
-    train_samples: int
-    payload: Payload
-
-
-@dataclass
-class Outcome:
-    """What came of one exchange."""
-
-    asked: list[str] = field(default_factory=list)
-    reports: dict[str, Report] = field(default_factory=dict)
-    failed: dict[str, str] = field(default_factory=dict)
-    """Site -> why it could not do its work."""
-    refused: dict[str, str] = field(default_factory=dict)
-    """Site -> what was wrong with its reply."""
-    prototypes: dict[str, list[int]] = field(default_factory=dict)
-    """Site -> how many prototypes of each class it sent, where a class may have several."""
-    uploads: dict[str, Prototypes] = field(default_factory=dict)
-    """Site -> its prototypes, of valid replies, in the order of the sites."""
-    insights: dict[str, Insight] = field(default_factory=dict)
-    """Site -> what it told for the report, after the last round."""
-    bytes_down: int = 0
-    bytes_up: int = 0
-    void: bool = False
-    """Too few valid replies: nothing was merged."""
-    late: dict[str, str] = field(default_factory=dict)
-    """Site -> which reply to an earlier exchange came during this one; it is not used."""
-
-    @property
-    def missing(self) -> list[str]:
-        """Sites that did not answer in time."""
-        heard = self.reports.keys() | self.failed.keys() | self.refused.keys()
-        return [site for site in self.asked if site not in heard]
 
 
 class ServerStrategy(Strategy):
@@ -158,8 +112,9 @@ class ServerStrategy(Strategy):
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Check the replies and merge the valid ones; ``self.outcome`` tells how it went."""
-        uploads = [upload for reply in replies if (upload := self._checked(reply, server_round, training=True))]
-        uploads = self._in_proportion(uploads)
+        expected = Expected(server_round, self.expected_up(server_round), self.limits(), self.row.reported_losses)
+        uploads = take(replies, expected, self.federation, self.outcome)
+        uploads = in_proportion(uploads, self.settings.federation.max_norm_ratio, self.outcome)
         sent = {upload.site: upload.payload.prototypes for upload in uploads}
         self.outcome.uploads = {site: one for site, one in sent.items() if one is not None}
         self.outcome.void = len(uploads) < self.settings.federation.min_replies
@@ -176,8 +131,10 @@ class ServerStrategy(Strategy):
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         """Check the replies and collect their reports in ``self.outcome``."""
-        checked = [upload for reply in replies if (upload := self._checked(reply, server_round, training=False))]
-        insights = {upload.site: upload.payload.insight for upload in checked}
+        told = Crossing(insight=self.settings.run.insight)
+        expected = Expected(server_round, told, self.limits(), training=False)
+        uploads = take(replies, expected, self.federation, self.outcome)
+        insights = {upload.site: upload.payload.insight for upload in uploads}
         self.outcome.insights = {site: one for site, one in insights.items() if one is not None}
         return None
 
@@ -206,35 +163,3 @@ class ServerStrategy(Strategy):
             content = RecordDict({**packed, "round": pack_instructions(instructions)})
             messages.append(Message(content, self.federation.node_of[site], kind, group_id=str(instructions.round)))
         return messages
-
-    def _checked(self, reply: Message, server_round: int, training: bool) -> Upload | None:
-        """The upload of a valid reply; what is wrong with any other is noted in the outcome."""
-        site = self.federation.asked[reply.metadata.reply_to_message_id]
-        if reply.has_error():
-            self.outcome.failed[site] = printable(str(reply.error.reason))
-            return None
-        self.outcome.bytes_up += payload_bytes(reply.content)
-        told = Crossing(insight=self.settings.run.insight)
-        crossing, limits = self.expected_up(server_round) if training else told, self.limits()
-        try:
-            check_size(reply.content, crossing, limits)
-            report = unpack_report(reply.content, server_round, self.row.reported_losses if training else ())
-            payload = unpack_payload(reply.content, crossing, limits, required=training)
-            check_claims(report, payload, self.federation.cards[site], training)
-        except RefusedMessage as refusal:
-            self.outcome.refused[site] = str(refusal)
-            return None
-        self.outcome.reports[site] = report
-        if payload.prototypes is not None and crossing.many_per_class:
-            labels = payload.prototypes.labels
-            self.outcome.prototypes[site] = labels.bincount(minlength=self.num_classes).tolist()
-        return Upload(site, report.train_samples, payload)
-
-    def _in_proportion(self, uploads: list[Upload]) -> list[Upload]:
-        """The uploads without those that are far longer than the others; these are refused after all."""
-        payloads = {upload.site: upload.payload for upload in uploads}
-        refused = outliers(payloads, self.settings.federation.max_norm_ratio)
-        for site, reason in refused.items():
-            self.outcome.refused[site] = reason
-            del self.outcome.reports[site]
-        return [upload for upload in uploads if upload.site not in refused]

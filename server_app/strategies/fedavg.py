@@ -12,7 +12,8 @@ import torch
 from protofl_common.messages import Payload, Weights
 from protofl_common.models import initial_model
 from server_app.federation import Federation
-from server_app.strategies.base import ServerStrategy, Upload
+from server_app.intake import Upload
+from server_app.strategies.base import ServerStrategy
 
 
 class FedAvg(ServerStrategy):

@@ -17,7 +17,7 @@ import torch
 from protofl_common.clustering import cluster_classes
 from protofl_common.messages import Payload
 from protofl_common.prototypes import Prototypes
-from server_app.strategies.base import Upload
+from server_app.intake import Upload
 from server_app.strategies.fedavg import FedAvg
 
 

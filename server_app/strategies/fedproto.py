@@ -15,7 +15,8 @@ from __future__ import annotations
 
 from protofl_common.messages import Payload
 from protofl_common.prototypes import Prototypes
-from server_app.strategies.base import ServerStrategy, Upload
+from server_app.intake import Upload
+from server_app.strategies.base import ServerStrategy
 
 
 class FedProto(ServerStrategy):

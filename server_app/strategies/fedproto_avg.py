@@ -7,7 +7,7 @@ Equations: `server_app/strategies/fedavg.py` for the weights, `server_app/strate
 from __future__ import annotations
 
 from protofl_common.messages import Payload
-from server_app.strategies.base import Upload
+from server_app.intake import Upload
 from server_app.strategies.fedavg import FedAvg
 from server_app.strategies.fedproto import FedProto
 

@@ -25,7 +25,8 @@ from protofl_common.messages import Payload
 from protofl_common.prototypes import Prototypes, class_means
 from protofl_common.seeding import derive_seed
 from server_app.federation import Federation
-from server_app.strategies.base import ServerStrategy, Upload
+from server_app.intake import Upload
+from server_app.strategies.base import ServerStrategy
 
 
 class FedTGP(ServerStrategy):

@@ -15,7 +15,7 @@ import dataclasses
 from protofl_common.catalog import Crossing
 from protofl_common.messages import Payload
 from protofl_common.prototypes import Prototypes
-from server_app.strategies.base import Upload
+from server_app.intake import Upload
 from server_app.strategies.fedavg import FedAvg
 
 

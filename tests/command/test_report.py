@@ -35,6 +35,6 @@ def test_what_is_no_run_is_named(
 
 def test_a_page_that_cannot_be_written_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = write(tmp_path / "run", [row(1, ["a"])])
-    (folder / "report.tmp").mkdir()
+    (folder / "report.html").mkdir()
     assert main(["report", str(folder)]) == 1
     assert "the page cannot be written" in capsys.readouterr().err

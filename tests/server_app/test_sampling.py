@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 
-from server_app.sampling import in_order, sample_sites
+from protofl_common.ordering import in_order
+from server_app.sampling import sample_sites
 
 SITES = [f"site-{i}" for i in range(20)]
 

@@ -1,0 +1,106 @@
+"""What the replies of one exchange bring: checked uploads to merge, and a note of everything else in the outcome."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from flwr.app import Message
+
+from protofl_common.catalog import Crossing
+from protofl_common.insight import Insight
+from protofl_common.messages import (
+    Limits,
+    Payload,
+    RefusedMessage,
+    Report,
+    check_size,
+    payload_bytes,
+    unpack_payload,
+    unpack_report,
+)
+from protofl_common.prototypes import Prototypes
+from protofl_common.texts import printable
+from server_app.federation import Federation
+from server_app.screening import check_claims, outliers
+
+
+@dataclass(frozen=True)
+class Upload:
+    """What one client sent, checked."""
+
+    site: str
+    train_samples: int
+    payload: Payload
+
+
+@dataclass
+class Outcome:
+    """What came of one exchange."""
+
+    asked: list[str] = field(default_factory=list)
+    reports: dict[str, Report] = field(default_factory=dict)
+    failed: dict[str, str] = field(default_factory=dict)
+    """Site -> why it could not do its work."""
+    refused: dict[str, str] = field(default_factory=dict)
+    """Site -> what was wrong with its reply."""
+    uploads: dict[str, Prototypes] = field(default_factory=dict)
+    """Site -> its prototypes, of valid replies, in the order of the sites."""
+    insights: dict[str, Insight] = field(default_factory=dict)
+    """Site -> what it told for the report, after the last round."""
+    bytes_down: int = 0
+    bytes_up: int = 0
+    void: bool = False
+    """Too few valid replies: nothing was merged."""
+    late: dict[str, str] = field(default_factory=dict)
+    """Site -> which reply to an earlier exchange came during this one; it is not used."""
+
+    @property
+    def missing(self) -> list[str]:
+        """Sites that did not answer in time."""
+        heard = self.reports.keys() | self.failed.keys() | self.refused.keys()
+        return [site for site in self.asked if site not in heard]
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What a valid reply of an exchange holds."""
+
+    server_round: int
+    crossing: Crossing
+    limits: Limits
+    losses: tuple[str, ...] = ()
+    """Names of the losses that the report holds."""
+    training: bool = True
+    """Whether the sites were asked to train: then everything in ``crossing`` must be there."""
+
+
+def take(replies: Iterable[Message], expected: Expected, federation: Federation, outcome: Outcome) -> list[Upload]:
+    """The uploads of the valid replies; their reports, and what is wrong with the others, go into the outcome."""
+    uploads = []
+    for reply in replies:
+        site = federation.asked[reply.metadata.reply_to_message_id]
+        if reply.has_error():
+            outcome.failed[site] = printable(str(reply.error.reason))
+            continue
+        outcome.bytes_up += payload_bytes(reply.content)
+        try:
+            check_size(reply.content, expected.crossing, expected.limits)
+            report = unpack_report(reply.content, expected.server_round, expected.losses)
+            payload = unpack_payload(reply.content, expected.crossing, expected.limits, required=expected.training)
+            check_claims(report, payload, federation.cards[site], expected.training)
+        except RefusedMessage as refusal:
+            outcome.refused[site] = str(refusal)
+            continue
+        outcome.reports[site] = report
+        uploads.append(Upload(site, report.train_samples, payload))
+    return uploads
+
+
+def in_proportion(uploads: list[Upload], ratio: float, outcome: Outcome) -> list[Upload]:
+    """The uploads without those that are more than ``ratio`` times as long as usual; these are refused after all."""
+    refused = outliers({upload.site: upload.payload for upload in uploads}, ratio)
+    for site, reason in refused.items():
+        outcome.refused[site] = reason
+        del outcome.reports[site]
+    return [upload for upload in uploads if upload.site not in refused]
