@@ -17,13 +17,8 @@ def over_clients(accuracies: Sequence[float], test_samples: Sequence[int]) -> di
     mean = math.fsum(accuracies) / len(accuracies)
     total = sum(test_samples)
     weighted = math.fsum(a * n for a, n in zip(accuracies, test_samples, strict=True)) / total if total else mean
-    tenth = sorted(accuracies)[: max(1, len(accuracies) // 10)]
-    return {
-        "mean": mean,
-        "weighted": weighted,
-        "worst-10%": math.fsum(tenth) / len(tenth),
-        "std": math.sqrt(math.fsum((a - mean) ** 2 for a in accuracies) / len(accuracies)),
-    }
+    spread = fairness(accuracies)
+    return {"mean": mean, "weighted": weighted, "worst-10%": spread["worst-10%"], "std": spread["std"]}
 
 
 def fairness(accuracies: Sequence[float]) -> dict[str, float]:
@@ -34,19 +29,17 @@ def fairness(accuracies: Sequence[float]) -> dict[str, float]:
     """
     if not accuracies:
         return {}
-    rising = sorted(accuracies)
-    found = {}
-    for name, percent, ordered in (
-        ("worst-10%", 10, rising),
-        ("worst-20%", 20, rising),
-        ("worst-40%", 40, rising),
-        ("best-10%", 10, rising[::-1]),
-    ):
-        some = ordered[: max(1, len(rising) * percent // 100)]
-        found[name] = math.fsum(some) / len(some)
+    found = {part: mean_of_part(accuracies, part) for part in ("worst-10%", "worst-20%", "worst-40%", "best-10%")}
     mean = math.fsum(accuracies) / len(accuracies)
     variance = math.fsum((a - mean) ** 2 for a in accuracies) / len(accuracies)
     return found | {"std": math.sqrt(variance), "variance": variance}
+
+
+def mean_of_part(accuracies: Sequence[float], part: str) -> float:
+    """The mean over the ``worst-N%`` or ``best-N%`` of the clients, at least one."""
+    end, _, percent = part.rstrip("%").partition("-")
+    some = sorted(accuracies, reverse=end == "best")[: max(1, len(accuracies) * int(percent) // 100)]
+    return math.fsum(some) / len(some)
 
 
 def human_bytes(size: float) -> str:

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from protofl_common.metrics import mean_of_part
 from protofl_common.options import SettingsError
 
 ACCURACIES = ("head", "prototype")
@@ -104,9 +105,7 @@ class Figure:
             return statistics.pstdev(accuracies)
         if self.over == "mean":
             return statistics.fmean(accuracies)
-        end, _, percent = self.over.rstrip("%").partition("-")
-        some = max(1, len(accuracies) * int(percent) // 100)
-        return statistics.fmean(sorted(accuracies, reverse=end == "best")[:some])
+        return mean_of_part(accuracies, self.over)
 
     def _count(self, row: dict[str, Any]) -> float:
         if self.what == "numbers":

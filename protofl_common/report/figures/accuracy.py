@@ -14,8 +14,9 @@ from protofl_common.report.figures.drawing import (
     Drawing,
     canvas,
     draw,
+    finite_mean,
     legend_below,
-    line_style,
+    plot_lines,
     round_axis,
     round_columns,
     short,
@@ -59,9 +60,11 @@ def of_domains(run: Run) -> list[Drawing]:
     rows = run.evaluations(run.better)
     rounds = [row["evaluated-after-round"] for row in rows]
     with canvas() as (figure, axes):
-        for index, (domain, sites) in enumerate(run.domains.items()):
-            values = [_mean([_accuracy(row, site, run.better) for site in sites]) for row in rows]
-            axes.plot(rounds, values, label=short(domain, 20), **line_style(index, len(rounds)))
+        of_domains = {
+            domain: [finite_mean(np.array([_accuracy(row, site, run.better) for site in sites])) for row in rows]
+            for domain, sites in run.domains.items()
+        }
+        plot_lines(axes, rounds, ((short(domain, 20), values) for domain, values in of_domains.items()))
         axes.set_ylabel(f"test accuracy ({run.better}), %")
         round_axis(axes)
         legend_below(axes, 3)
@@ -102,8 +105,3 @@ def _accuracy(row: dict[str, object], site: str, kind: str) -> float:
     clients = row["clients"]
     assert isinstance(clients, dict)
     return 100.0 * float(clients.get(site, {}).get("accuracy", {}).get(kind, math.nan))
-
-
-def _mean(values: list[float]) -> float:
-    there = [value for value in values if not math.isnan(value)]
-    return math.fsum(there) / len(there) if there else math.nan

@@ -13,7 +13,7 @@ from protofl_common.report.figures.drawing import (
     canvas,
     draw,
     legend_below,
-    line_style,
+    plot_lines,
     round_axis,
 )
 from protofl_common.report.reading import Run
@@ -30,9 +30,8 @@ def traffic(run: Run) -> list[Drawing]:
     scale, unit = next((scale, unit) for scale, unit in UNITS if largest >= scale)
     rounds = [row["round"] for row in rows]
     with canvas() as (figure, axes):
-        for index, (way, name) in enumerate((("up", "up, from the clients"), ("down", "down, to the clients"))):
-            values = [row["bytes"][way] / scale for row in rows]
-            axes.plot(rounds, values, label=name, **line_style(index, len(rounds)))
+        ways = {"up, from the clients": "up", "down, to the clients": "down"}
+        plot_lines(axes, rounds, ((name, [row["bytes"][way] / scale for row in rows]) for name, way in ways.items()))
         axes.set_ylim(bottom=0)
         axes.set_ylabel(f"{unit} a round, all clients")
         round_axis(axes, "round")
@@ -53,9 +52,8 @@ def time(run: Run) -> list[Drawing]:
 def _of_server(rounds: list[int], rows: list[dict[str, Any]]) -> Drawing:
     with canvas() as (figure, axes):
         lines = {"whole round": "total", "messages and clients": "exchange", "merging": "aggregate"}
-        for index, (name, key) in enumerate(lines.items()):
-            values = [row["seconds"].get(key, math.nan) for row in rows]
-            axes.plot(rounds, values, label=name, **line_style(index, len(rounds)))
+        found = {name: [row["seconds"].get(key, math.nan) for row in rows] for name, key in lines.items()}
+        plot_lines(axes, rounds, found.items())
         axes.set_ylim(bottom=0)
         axes.set_ylabel("seconds")
         round_axis(axes, "round")

@@ -9,15 +9,18 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from html import escape
 from typing import Any
 
 import matplotlib
+import numpy as np
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
+
+from protofl_common.report.reading import Floats
 
 INK = "#010203"
 """Stands for the colour of the page's text."""
@@ -111,6 +114,25 @@ def line_style(index: int, points: int) -> dict[str, Any]:
     if points <= 60:
         style |= {"marker": MARKERS[index % len(MARKERS)], "markevery": max(1, points // 12)}
     return style
+
+
+def plot_lines(axes: Any, rounds: Sequence[int], lines: Iterable[tuple[str, Sequence[float]]]) -> None:
+    """A line per (name, values), values in the order of ``rounds``, each in the next style."""
+    for index, (name, values) in enumerate(lines):
+        axes.plot(rounds, values, label=name, **line_style(index, len(rounds)))
+
+
+def class_columns(axes: Any, names: Sequence[str]) -> None:
+    """Some of the classes' names below the columns 0, 1, 2, …; upright where they are long."""
+    chosen, shown = some_ticks(names, 20, 10)
+    axes.set_xticks(chosen, shown, rotation=90 if max(map(len, shown)) > 2 else 0)
+    axes.set_xlabel("class")
+
+
+def finite_mean(values: Floats) -> float:
+    """The mean of the numbers among ``values``; NaN where there are none."""
+    there = values[np.isfinite(values)]
+    return float(there.mean()) if there.size else float("nan")
 
 
 def legend_below(axes: Any, columns: int) -> None:

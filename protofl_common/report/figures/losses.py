@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from protofl_common.report.figures.drawing import Drawing, canvas, draw, legend_below, line_style, round_axis
+from protofl_common.report.figures.drawing import Drawing, canvas, draw, legend_below, plot_lines, round_axis
 from protofl_common.report.reading import Run
 
 
@@ -23,8 +23,7 @@ def losses(run: Run) -> list[Drawing]:
     if any("server-loss" in row.get("server", {}) for row in rows):
         lines["server's loss"] = [row.get("server", {}).get("server-loss", math.nan) for row in rows]
     with canvas() as (figure, axes):
-        for index, (name, values) in enumerate(lines.items()):
-            axes.plot(rounds, values, label=name, **line_style(index, len(rounds)))
+        plot_lines(axes, rounds, lines.items())
         there = [value for values in lines.values() for value in values if value > 0]
         if there and max(there) > 50 * min(there):
             axes.set_yscale("log")

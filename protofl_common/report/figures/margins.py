@@ -20,7 +20,9 @@ from protofl_common.report.figures.drawing import (
     WIDTH,
     Drawing,
     canvas,
+    class_columns,
     draw,
+    finite_mean,
     legend_below,
     line_style,
     round_axis,
@@ -49,10 +51,8 @@ def by_class(run: Run) -> list[Drawing]:
             labels, best_C, s=8 * size, marker="_", linewidths=1.8, color=COLOURS[0], label="largest among clients"
         )
         axes.scatter(labels, global_C, s=3 * size, marker="^", color=COLOURS[3], linewidths=0, label="global")
-        chosen, names = some_ticks([run.class_name(label) for label in range(classes)], 20, 10)
-        axes.set_xticks(chosen, names, rotation=90 if max(map(len, names)) > 2 else 0)
+        class_columns(axes, [run.class_name(label) for label in range(classes)])
         axes.set_ylim(bottom=0)
-        axes.set_xlabel("class")
         axes.set_ylabel("margin (Euclidean)")
         legend_below(axes, 3)
         caption = (
@@ -70,9 +70,9 @@ def over_rounds(run: Run) -> list[Drawing]:
     rounds = [row["round"] for row in run.margins]
     tables = [_tables(row) for row in run.margins]
     lines = {
-        "largest among clients": [_mean(_largest(clients_SC)) for clients_SC, _ in tables],
-        "mean of clients": [_mean(clients_SC) for clients_SC, _ in tables],
-        "global": [_mean(global_C) for _, global_C in tables],
+        "largest among clients": [finite_mean(_largest(clients_SC)) for clients_SC, _ in tables],
+        "mean of clients": [finite_mean(clients_SC) for clients_SC, _ in tables],
+        "global": [finite_mean(global_C) for _, global_C in tables],
     }
     if not np.isfinite(lines["mean of clients"]).any():
         return []
@@ -143,8 +143,3 @@ def _largest(clients_SC: Floats) -> Floats:
     lowest = np.where(np.isnan(clients_SC), -np.inf, clients_SC).max(axis=0)
     found: Floats = np.where(np.isfinite(lowest), lowest, np.nan)
     return found
-
-
-def _mean(values: Floats) -> float:
-    there = values[np.isfinite(values)]
-    return float(there.mean()) if there.size else float("nan")

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from protofl_common.report.figures.drawing import (
     WIDTH,
     Drawing,
     canvas,
+    class_columns,
     draw,
+    finite_mean,
     legend_below,
-    line_style,
+    plot_lines,
     round_axis,
     short,
     some_ticks,
@@ -28,10 +32,8 @@ def over_rounds(run: Run) -> list[Drawing]:
         return []
     rounds = [row["round"] for row in rows]
     with canvas() as (figure, axes):
-        groups = _groups(run)
-        for index, (name, sites) in enumerate(groups.items()):
-            values = [_mean(_table(row, sites)) for row in rows]
-            axes.plot(rounds, values, label=short(name, 20), **line_style(index, len(rounds)))
+        of_groups = {name: [finite_mean(_table(row, sites)) for row in rows] for name, sites in _groups(run).items()}
+        plot_lines(axes, rounds, ((short(name, 20), values) for name, values in of_groups.items()))
         axes.set_ylabel("prototypes per class")
         axes.set_ylim(bottom=0)
         round_axis(axes)
@@ -56,8 +58,7 @@ def by_class(run: Run) -> list[Drawing]:
     with canvas(WIDTH, min(1.6 + 0.34 * len(groups), 8.0)) as (figure, axes):
         image = axes.imshow(values_GC, aspect="auto", interpolation="none", cmap="cividis", vmin=0)
         axes.grid(False)
-        chosen, names = some_ticks([run.class_name(label) for label in range(classes)], 20, 10)
-        axes.set_xticks(chosen, names, rotation=90 if max(map(len, names)) > 2 else 0)
+        class_columns(axes, [run.class_name(label) for label in range(classes)])
         chosen, names = some_ticks(list(groups), 30)
         axes.set_yticks(chosen, names)
         if classes <= 12 and len(groups) <= 20:
@@ -66,7 +67,6 @@ def by_class(run: Run) -> list[Drawing]:
                 if np.isfinite(value):
                     colour = "#000000" if value > middle else "#ffffff"
                     axes.text(label, row, f"{value:.1f}", ha="center", va="center", fontsize=8.5, color=colour)
-        axes.set_xlabel("class")
         figure.colorbar(image, ax=axes, label="prototypes", pad=0.02)
         first = f", the first {classes} classes" if classes == MOST_CLASSES else ""
         caption = (
@@ -76,7 +76,7 @@ def by_class(run: Run) -> list[Drawing]:
         return [draw(figure, "prototype-numbers-by-class", "Prototypes by class and domain", caption)]
 
 
-def _rows(run: Run) -> list[dict[str, object]]:
+def _rows(run: Run) -> list[dict[str, Any]]:
     return [row for row in run.rounds if any(KEY in client for client in row["clients"].values())]
 
 
@@ -87,10 +87,9 @@ def _groups(run: Run) -> dict[str, list[str]]:
     return {site: [site] for site in run.sites} if len(run.sites) <= 8 else {"all clients": list(run.sites)}
 
 
-def _table(row: dict[str, object], sites: list[str]) -> Floats:
+def _table(row: dict[str, Any], sites: list[str]) -> Floats:
     """[S, C]; NaN where a client has no prototype of a class."""
     clients = row["clients"]
-    assert isinstance(clients, dict)
     counted = [clients[site][KEY] for site in sites if KEY in clients.get(site, {})]
     length = max((len(client.get(KEY, [])) for client in clients.values()), default=0)
     table = np.array(counted, dtype=np.float64).reshape(len(counted), length)
@@ -98,10 +97,5 @@ def _table(row: dict[str, object], sites: list[str]) -> Floats:
     return table
 
 
-def _mean(table_SC: Floats) -> float:
-    there = table_SC[np.isfinite(table_SC)]
-    return float(there.mean()) if there.size else float("nan")
-
-
 def _mean_of_classes(table_SC: Floats) -> list[float]:
-    return [_mean(table_SC[:, label]) for label in range(table_SC.shape[1])]
+    return [finite_mean(table_SC[:, label]) for label in range(table_SC.shape[1])]
