@@ -49,10 +49,14 @@ def train(
     generator = torch.Generator().manual_seed(seed)
     joined = any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules())
     sums: dict[str, Tensor] = {}
+    seen = 0
     model.train()
     with fused_linears(model, optimizer):
         for epoch in range(settings.local_epochs):
-            for images, labels in shuffled_batches(data, settings.batch_size, generator, no_single=joined):
+            for images, labels in shuffled_batches(
+                data, settings.batch_size, generator, no_single=joined, drop_last=settings.drop_last
+            ):
+                seen += len(labels)
                 features = model.body(images)
                 terms = loss(features, model.head(features), labels)
                 if not terms:
@@ -66,23 +70,29 @@ def train(
                     sums[name] = sums[name] + weighted if name in sums else weighted
             if sums and not torch.isfinite(sums["total"]):
                 raise TrainingError(f"the loss is no longer finite in local epoch {epoch + 1}; try a smaller lr")
-    seen = len(data) * settings.local_epochs
     return {name: value.item() / seen for name, value in sums.items()}
 
 
 def shuffled_batches(
-    data: LabelledImages, batch_size: int, generator: torch.Generator, no_single: bool = False
+    data: LabelledImages,
+    batch_size: int,
+    generator: torch.Generator,
+    *,
+    no_single: bool = False,
+    drop_last: bool = False,
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """One epoch: the data in a new random order, cut into batches; the last may be smaller.
 
-    ``no_single`` joins a last batch of one sample to the one before it: batch normalisation cannot use it alone.
+    ``drop_last`` leaves out a smaller last batch, unless it is the only one. ``no_single`` joins a last batch of one
+    sample to the one before it: batch normalisation cannot use it alone.
     """
-    order = torch.randperm(len(data), generator=generator).to(data.labels.device)
-    images, labels = data.images[order], data.labels[order]
     sizes = [batch_size] * (len(data) // batch_size)
-    if rest := len(data) % batch_size:
+    rest = len(data) % batch_size
+    if rest and not (drop_last and sizes):
         if rest == 1 and no_single and sizes:
             sizes[-1] += 1
         else:
             sizes.append(rest)
+    order = torch.randperm(len(data), generator=generator).to(data.labels.device)[: sum(sizes)]
+    images, labels = data.images[order], data.labels[order]
     yield from zip(images.split(sizes), labels.split(sizes), strict=True)

@@ -101,6 +101,7 @@ class TrainingSettings:
 
     local_epochs: int = option(minimum=1)
     batch_size: int = option(minimum=1)
+    drop_last: bool = option()
     optimizer: str = option(choices=("sgd", "adam"))
     lr: float = option(above=0)
     momentum: float = option(minimum=0, maximum=0.9999)

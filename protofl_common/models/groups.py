@@ -18,6 +18,7 @@ BODIES: dict[str, str] = {
     "htcnn-8": "conv 32, 64 | fc 1024, 512, D",
     "resnet10": "ResNet-10 with a 3×3 stem for small images",
     "resnet18": "ResNet-18 with a 3×3 stem for small images",
+    "resnet10-5x5-stem": "ResNet-10 with a 5×5 stem of stride 2, then max-pooling of stride 2 (FedPLVM)",
     "resnet18-stride-1-4": "ResNet-18 with a 7×7 stem of stride 1, then max-pooling of stride 4 (FedProto-mh)",
     "resnet4-imagenet-stem": "ResNet-10 cut after its first stage; stem: 7×7 of stride 2, then max-pooling of stride 2",
     "resnet6-imagenet-stem": "ResNet-10 cut after its second stage, ImageNet stem",

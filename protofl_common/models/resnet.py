@@ -6,6 +6,7 @@
   unchanged for 32×32 images too, and builds those of up to 10 layers with the same stem.
 - ``resnet18-stride-1-4``: the ImageNet stem with stride 1, then max-pooling of stride 4. The text on FedProto says only
   that strides differ between clients; its authors' code has this one and (2, 2).
+- ``resnet10-5x5-stem``: 5×5 of stride 2 and padding 1, then the same max-pooling: FedPLVM's, by its authors' code.
 
 ResNet-4, 6 and 8 (Zhong et al., 2017) are ResNet-10 cut after its first, second and third stage: 64, 128, 256 features.
 All others end in 512 features, or in 2048 with bottlenecks (50 layers and more).
@@ -27,15 +28,16 @@ STAGES = 4
 
 @dataclass(frozen=True)
 class Stem:
-    """The first convolution and its stride, then 3×3 max-pooling of stride ``pool`` (0: none)."""
+    """The first convolution, its stride and padding, then 3×3 max-pooling of stride ``pool`` (0: none)."""
 
     kernel: int
     stride: int
+    padding: int
     pool: int
 
 
-SMALL = Stem(3, 1, 0)
-IMAGENET = Stem(7, 2, 2)
+SMALL = Stem(3, 1, 1, 0)
+IMAGENET = Stem(7, 2, 3, 2)
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,8 @@ class ResNetPlan:
 RESNET_PLANS: dict[str, ResNetPlan] = {
     "resnet10": ResNetPlan((1, 1, 1, 1), SMALL),
     "resnet18": ResNetPlan((2, 2, 2, 2), SMALL),
-    "resnet18-stride-1-4": ResNetPlan((2, 2, 2, 2), Stem(7, 1, 4)),
+    "resnet18-stride-1-4": ResNetPlan((2, 2, 2, 2), Stem(7, 1, 3, 4)),
+    "resnet10-5x5-stem": ResNetPlan((1, 1, 1, 1), Stem(5, 2, 1, 2)),
     "resnet4-imagenet-stem": ResNetPlan((1,)),
     "resnet6-imagenet-stem": ResNetPlan((1, 1)),
     "resnet8-imagenet-stem": ResNetPlan((1, 1, 1)),
@@ -77,7 +80,7 @@ def build_resnet(plan: ResNetPlan, *, in_channels: int, feature_dim: int) -> nn.
     for stage in range(STAGES - missing, STAGES):
         setattr(trunk, f"layer{stage + 1}", nn.Identity())
     stem = plan.stem
-    trunk.conv1 = nn.Conv2d(in_channels, 64, stem.kernel, stem.stride, padding=stem.kernel // 2, bias=False)
+    trunk.conv1 = nn.Conv2d(in_channels, 64, stem.kernel, stem.stride, stem.padding, bias=False)
     nn.init.kaiming_normal_(trunk.conv1.weight, mode="fan_out", nonlinearity="relu")  # as torchvision's other ones
     trunk.maxpool = nn.MaxPool2d(3, stem.pool, padding=1) if stem.pool else nn.Identity()
     trunk.fc = nn.Identity()

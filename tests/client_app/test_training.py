@@ -52,6 +52,28 @@ def test_a_last_batch_of_one_joins_its_neighbour_when_asked() -> None:
     assert [len(labels) for _, labels in shuffled_batches(data, 10, generator, no_single=True)] == [10, 11]
 
 
+@pytest.mark.parametrize(("samples", "sizes"), [(23, [10, 10]), (21, [10, 10]), (20, [10, 10]), (7, [7])])
+def test_a_smaller_last_batch_is_left_out_when_asked(samples: int, sizes: list[int]) -> None:
+    data, generator = some_data(samples), torch.Generator().manual_seed(5)
+    found = list(shuffled_batches(data, 10, generator, no_single=True, drop_last=True))
+    assert [len(labels) for _, labels in found] == sizes
+
+
+def test_losses_are_means_over_the_samples_that_were_seen() -> None:
+    chosen = settings(drop_last=True, local_epochs=3)
+    model, data = some_model(), some_data()
+    constant = {"one": torch.tensor(1.0)}
+    losses = train(
+        model,
+        make_optimizer(model, chosen),
+        data,
+        lambda z, logits, labels: {"zero": z.sum() * 0, **constant},
+        chosen,
+        3,
+    )
+    assert losses == {"zero": 0.0, "one": pytest.approx(1), "total": pytest.approx(1)}
+
+
 def test_batch_normalisation_survives_a_rest_of_one() -> None:
     model = some_model("resnet10")
     losses = train(model, make_optimizer(model, settings()), some_data(11), cross_entropy, settings(), seed=3)

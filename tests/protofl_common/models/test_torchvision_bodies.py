@@ -40,7 +40,13 @@ def test_parameters_of_a_projection() -> None:
     assert count("resnet18-imagenet-stem", 600) == 11_689_512 + (512 * 600 + 600) + 1000 * (600 - 512)
 
 
-FIRST = {"resnet10": 64 * 9, "resnet10-imagenet-stem": 64 * 49, "googlenet": 64 * 49, "mobilenet-v2": 32 * 9}
+FIRST = {
+    "resnet10": 64 * 9,
+    "resnet10-imagenet-stem": 64 * 49,
+    "resnet10-5x5-stem": 64 * 25,
+    "googlenet": 64 * 49,
+    "mobilenet-v2": 32 * 9,
+}
 
 
 @pytest.mark.parametrize("arch", FIRST)
@@ -103,6 +109,7 @@ SIDES = {  # of the map after the first convolution, and after the pool, on 32×
     "resnet10-imagenet-stem": (16, 8),
     "resnet18-imagenet-stem": (16, 8),
     "resnet18-stride-1-4": (32, 8),
+    "resnet10-5x5-stem": (15, 8),
 }
 
 
