@@ -123,6 +123,15 @@ def test_hostile_names_are_shown_as_they_are_and_do_nothing(tmp_path: Path) -> N
     assert {"backbones", "accuracy-of-domains", "distribution", "prototypes-tsne"} <= set(page.figures)
 
 
+def test_losses_over_many_powers_of_ten_have_plain_numbers_beside_them(tmp_path: Path) -> None:
+    rows = [row(number, ["a"]) for number in (1, 2, 3, 4)]
+    for index, one in enumerate(rows):
+        one["losses"] = {"total": 200 / 10**index}
+    text = Page(write_report(write(tmp_path / "run", rows))).figures["losses"]
+    assert {"1", "10", "100"} <= set(text.split())
+    assert "$" not in text
+
+
 def test_a_run_that_goes_on_is_shown_as_far_as_it_is(tmp_path: Path) -> None:
     folder = write(tmp_path / "run", [row(1, ["a", "b"]), row(2, ["a", "b"])])
     with (folder / "metrics.jsonl").open("a") as file:

@@ -27,6 +27,8 @@ def losses(run: Run) -> list[Drawing]:
         there = [value for values in lines.values() for value in values if value > 0]
         if there and max(there) > 50 * min(there):
             axes.set_yscale("log")
+            axes.yaxis.set_major_formatter("{x:g}")  # the default is a formula, which our figures do not typeset
+            axes.yaxis.set_minor_formatter("")
         axes.set_ylabel("loss")
         round_axis(axes, "round")
         legend_below(axes, 3)
