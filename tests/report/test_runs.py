@@ -195,6 +195,19 @@ def test_fedpcl_tells_which_backbone_its_prototypes_rely_on(fedpcl: Outcome) -> 
     assert all(name in page.figures["backbones"] for name in ("glyphs", "fractals", "scenes", "site-0 · scanned"))
 
 
+def test_numbers_in_cells_have_colours_of_their_own_in_dark_mode_too(fedplvm: Outcome, fedpcl: Outcome) -> None:
+    """A text without ``fill`` takes the colour of the page's text, which is light on a dark page."""
+    for outcome, figure, number in (
+        (fedplvm, "prototype-numbers-by-class", r"\d\.\d"),
+        (fedpcl, "backbones", r"-?\d\.\d\d"),
+    ):
+        cells = re.findall(rf'<text style="([^"]*)"[^>]*>\s*{number}\s*</text>', read(outcome).svg(figure))
+        inks = [ink for style in cells for ink in ("#111111", "#ffffff") if f"fill: {ink}" in style]
+        ticks = len(cells) - len(inks)
+        assert len(inks) >= 9
+        assert ticks < 10  # those of the scale beside it
+
+
 def test_without_prototypes_their_section_is_absent(tmp_path: Path) -> None:
     outcome = run(tmp_path, 3, algo="local")
     page = read(outcome)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from protofl_common.report.figures.drawing import WIDTH, Drawing, canvas, draw, some_ticks
+from protofl_common.report.figures.drawing import WIDTH, Drawing, canvas, draw, ink_on, some_ticks
 from protofl_common.report.reading import Run
 
 MOST_CLIENTS = 16
@@ -35,9 +35,8 @@ def similarity(run: Run) -> list[Drawing]:
         chosen, texts = some_ticks(labels, 20, 22)
         axes.set_xticks(chosen, texts, rotation=90, fontsize=9)
         for (row, column), value in np.ndenumerate(values_KS):
-            colour = "#000000" if value > 0.55 else "#ffffff"
             size = 8.5 if len(columns) <= 10 else 7.5
-            axes.text(column, row, f"{value:.2f}", ha="center", va="center", fontsize=size, color=colour)
+            axes.text(column, row, f"{value:.2f}", ha="center", va="center", fontsize=size, color=ink_on(value))
         figure.colorbar(image, ax=axes, label="similarity", pad=0.02)
         caption = (
             "Similarity (inner product of unit vectors, mean over the classes) of the prototypes that one frozen "

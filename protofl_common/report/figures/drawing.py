@@ -129,6 +129,14 @@ def class_columns(axes: Any, names: Sequence[str]) -> None:
     axes.set_xlabel("class")
 
 
+def ink_on(share: float) -> str:
+    """The colour of a number on a cell that is ``share`` (0 … 1) up the scale of colours, dark to light.
+
+    Not pure black: that is what SVG leaves out, and the page puts its own ink in its place.
+    """
+    return "#111111" if share > 0.55 else "#ffffff"
+
+
 def finite_mean(values: Floats) -> float:
     """The mean of the numbers among ``values``; NaN where there are none."""
     there = values[np.isfinite(values)]

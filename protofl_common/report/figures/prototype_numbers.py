@@ -13,6 +13,7 @@ from protofl_common.report.figures.drawing import (
     class_columns,
     draw,
     finite_mean,
+    ink_on,
     legend_below,
     plot_lines,
     round_axis,
@@ -62,11 +63,11 @@ def by_class(run: Run) -> list[Drawing]:
         chosen, names = some_ticks(list(groups), 30)
         axes.set_yticks(chosen, names)
         if classes <= 12 and len(groups) <= 20:
-            middle = float(np.nanmax(values_GC)) * 0.55
+            most = float(np.nanmax(values_GC))
             for (row, label), value in np.ndenumerate(values_GC):
                 if np.isfinite(value):
-                    colour = "#000000" if value > middle else "#ffffff"
-                    axes.text(label, row, f"{value:.1f}", ha="center", va="center", fontsize=8.5, color=colour)
+                    ink = ink_on(value / most)
+                    axes.text(label, row, f"{value:.1f}", ha="center", va="center", fontsize=8.5, color=ink)
         figure.colorbar(image, ax=axes, label="prototypes", pad=0.02)
         first = f", the first {classes} classes" if classes == MOST_CLASSES else ""
         caption = (
