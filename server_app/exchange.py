@@ -12,8 +12,8 @@ from flwr.common.constant import ErrorCode
 from protofl_common.messages import payload_bytes
 from protofl_common.ordering import in_order
 from server_app.federation import Federation
-from server_app.pulling import pull_each
 from server_app.screen import say
+from server_app.transport import copy_for, pull_each, push_each
 
 LOOK_EVERY = 3.0
 """Seconds between two looks around for sites that are new or back, while a round waits."""
@@ -83,10 +83,9 @@ class Exchange:
 
     def _push(self, messages: dict[str, Message]) -> None:
         """Send; what Flower does not take is as good as answered with an error."""
-        taken = set(self.grid.push_messages(list(messages.values())))
-        for site, message in messages.items():
+        for site, (message, taken) in zip(messages, push_each(self.grid, messages.values()), strict=True):
             self.federation.asked[_id(message)] = site
-            if _id(message) in taken:
+            if taken:
                 self._pending[site] = message
             else:
                 self._replies[site] = Message(UNREACHABLE, reply_to=message)
@@ -129,7 +128,7 @@ class Exchange:
         node_of, online = self.federation.node_of, self.federation.online
         moved = {site: message for site, message in self._pending.items() if _node(message) != node_of[site]}
         back = {site: away.message for site, away in self._away.items() if node_of[site] in online}
-        self._push({site: _copy(message, node_of[site]) for site, message in (moved | back).items()})
+        self._push({site: copy_for(message, node_of[site]) for site, message in (moved | back).items()})
         for site, away in list(self._away.items()):
             if site in back or now > away.until:
                 del self._away[site]
@@ -142,11 +141,6 @@ def _tell_silence(since: float, arrived: int = 0) -> None:
     silence = time.monotonic() - since
     if silence > SILENCE + arrived / SLOW_LINK:
         say(f"  the SuperLink did not answer for {silence:.0f} s; going on")
-
-
-def _copy(message: Message, node: int) -> Message:
-    meta = message.metadata
-    return Message(message.content, node, meta.message_type, group_id=meta.group_id)
 
 
 def _node(message: Message) -> int:

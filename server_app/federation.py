@@ -14,8 +14,8 @@ from protofl_common.messages import RefusedMessage, SiteCard, unpack_site_card
 from protofl_common.ordering import in_order
 from protofl_common.settings import Settings
 from protofl_common.texts import printable
-from server_app.pulling import pull_each
 from server_app.screen import say
+from server_app.transport import pull_each, push_each
 
 
 class FederationError(RuntimeError):
@@ -119,8 +119,8 @@ class Federation:
         self.online = set(self.grid.get_node_ids())
         if new := [node for node in self.online if node not in self._introductions]:
             new.sort()
-            asked = self.grid.push_messages([_introduction(node) for node in new])
-            given = {node: key for node, key in zip(new, asked, strict=False) if key}
+            sent = zip(new, push_each(self.grid, map(_introduction, new)), strict=True)
+            given = {node: str(message.metadata.message_id) for node, (message, taken) in sent if taken}
             self._introductions |= given
             self._waiting |= {key: node for node, key in given.items()}
         for key, reply in pull_each(self.grid, list(self._waiting)):

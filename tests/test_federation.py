@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import tomllib
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from flwr.app import Error, Message, MessageType, RecordDict
+from flwr.supercore.inflatable.inflatable_utils import ObjectPushError
 from safetensors.torch import load_file
 
 from client_app import app as client_module
@@ -18,7 +21,7 @@ from protofl_common.datasets import DataError
 from protofl_common.options import SettingsError
 from protofl_common.settings import Settings, default_run_config, flatten
 from server_app.federation import FederationError
-from tests.harness import Tamper, run_config, run_federation
+from tests.harness import LocalGrid, Tamper, run_config, run_federation
 
 
 def without_times(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -30,6 +33,42 @@ def without_times(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         return value
 
     return [clean(row) for row in rows]
+
+
+@pytest.mark.parametrize("arrive", [True, False])
+def test_messages_that_a_restarted_superlink_lost_half_sent_are_sent_again(
+    arrive: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Every push fails once, whether its messages have arrived all the same or not."""
+    wanted = run_federation(run_config(tmp_path / "undisturbed", rounds=3), clients=3)
+    push, calls = LocalGrid.push_messages, itertools.count()
+
+    def failing_at_first(grid: LocalGrid, messages: Iterable[Message]) -> list[str]:
+        fails = next(calls) % 2 == 0
+        ids = push(grid, messages) if arrive or not fails else []
+        if fails:
+            raise ObjectPushError("an-object", 1, "a-session")
+        return ids
+
+    monkeypatch.setattr(LocalGrid, "push_messages", failing_at_first)
+    found = run_federation(run_config(tmp_path / "disturbed", rounds=3), clients=3)
+    means = [load_file(outcome.folder / "prototypes.safetensors")["means"] for outcome in (found, wanted)]
+    assert torch.equal(*means)
+    assert without_times(found.rows) == without_times(wanted.rows)
+    assert capsys.readouterr().out.count("half sent; sending them again") == next(calls) // 2
+
+
+def test_a_superlink_that_keeps_losing_messages_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tries = []
+
+    def failing(grid: LocalGrid, messages: Iterable[Message]) -> list[str]:
+        tries.append(len(list(messages)))
+        raise ObjectPushError("an-object", 1, "a-session")
+
+    monkeypatch.setattr(LocalGrid, "push_messages", failing)
+    with pytest.raises(ObjectPushError):
+        run_federation(run_config(tmp_path), clients=2)
+    assert tries == [2, 2, 2]
 
 
 WITHOUT_HEAD = {"fedpcl"}
