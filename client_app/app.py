@@ -82,7 +82,7 @@ def _train_round(message: Message, context: Context) -> RecordDict:
         if settings.keep_optimizer and state is not None:
             restore_optimizer(optimizer, state.optimizer)
         seed = derive_seed(site.settings.run.seed, "train", site.name, instructions.round)
-        losses = train(site.model, optimizer, site.train_set, algorithm.loss, settings, seed)
+        losses = train(site.model, optimizer, algorithm.training_set, algorithm.batch_loss, settings, seed)
     with clock("prototypes"):
         upload = algorithm.upload()
     with clock("save"):

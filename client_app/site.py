@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from flwr.app import Context
 
-from client_app.data import LabelledImages, to_device
+from client_app.data import LabelledImages, to_device, unlabelled_apart
 from client_app.state import ClientState, StateFolder
 from protofl_common.backbones import cached_features, feature_widths
 from protofl_common.datasets import UNLABELLED, ClientData, open_client_data
@@ -33,7 +33,7 @@ class Site:
     """
 
     def __init__(self, context: Context) -> None:
-        node = dict(context.node_config)
+        node = context.node_config
         self.settings = Settings.from_run_config(context.run_config, node)
         self.partition = _whole(node, "partition-id", 0)
         self.num_partitions = _whole(node, "num-partitions", 0)
@@ -97,7 +97,8 @@ class Site:
             return to_device(images, labels, self.data, self.device)
         key = f"{self.settings.data.dataset}-{self.name}"
         features_NF = cached_features(images, names, self.device, cache_root(self.settings.data), key)
-        return LabelledImages(features_NF.to(self.device), torch.from_numpy(labels.astype(np.int64)).to(self.device))
+        labels_N = torch.from_numpy(labels.astype(np.int64)).to(self.device)
+        return unlabelled_apart(features_NF.to(self.device), labels_N)
 
     @cached_property
     def input_shape(self) -> tuple[int, int]:
@@ -125,7 +126,10 @@ class Site:
     def limits(self) -> Limits:
         """What this site accepts from the server."""
         weights = template_of(self.model.state_dict()) if self.settings.row.down.weights else {}
-        return Limits(self.num_classes, self.settings.model.feature_dim, weights=weights)
+        federation = self.settings.federation
+        clients = max(10, self.num_partitions, federation.num_clients)
+        many = clients * federation.max_prototypes_per_class  # the server may hand on all that clients sent
+        return Limits(self.num_classes, self.settings.model.feature_dim, weights=weights, max_per_class=many)
 
     def restore(self, run_name: str, lineage: Lineage, before: int) -> ClientState | None:
         """Load the model as this site left it before the round ``before``, if it had taken part in the run by then.
@@ -156,6 +160,7 @@ class Site:
             test_samples=len(self.data.test_labels),
             classes=self.data.classes,
             holds=self._held() if self.settings.row.up.prototypes else (),
+            device=str(self.device),
         )
 
     def _held(self) -> tuple[int, ...]:
@@ -179,7 +184,8 @@ def _device(name: str) -> torch.device:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0]
+        hint = "; a simulated client sees a GPU only if it asks for a part of one: client-resources-num-gpus=0.25"
         raise SettingsError(
-            f"device = {name!r}: not usable here ({reason}); choose auto, cpu, cuda or cuda:N"
+            f"device = {name!r}: not usable here ({reason}){hint if name.startswith('cuda') else ''}"
         ) from error
     return device

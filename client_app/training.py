@@ -43,7 +43,7 @@ def train(
 
     Wide layers take their SGD step inside the backward pass: the same step, faster, for losses that depend on the
     weights only through the layers' outputs (any other is a RuntimeError). Returns the mean over all samples seen of
-    each loss term and of their ``total``. Raises TrainingError if the loss stops being finite.
+    each loss term and of their ``total``. Raises TrainingError if the loss or a weight stops being finite.
     """
     torch.manual_seed(seed)  # dropout
     generator = torch.Generator().manual_seed(seed)
@@ -70,6 +70,9 @@ def train(
                     sums[name] = sums[name] + weighted if name in sums else weighted
             if sums and not torch.isfinite(sums["total"]):
                 raise TrainingError(f"the loss is no longer finite in local epoch {epoch + 1}; try a smaller lr")
+    for name, value in model.state_dict().items():
+        if not torch.isfinite(value).all():
+            raise TrainingError(f"{name} is no longer finite after training; try a smaller lr")
     return {name: value.item() / seen for name, value in sums.items()}
 
 

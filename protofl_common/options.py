@@ -65,14 +65,17 @@ def read_section(
 
 
 def unknown_keys(config: Mapping[str, Scalar], known: Iterable[str]) -> list[str]:
-    """A line for each key of ``config`` that no section reads, with the nearest known key."""
+    """A line for each key of ``config`` that is not known, with the nearest that is."""
     known = list(known)
-    lines = []
-    for key in config:
-        if key not in known:
-            near = difflib.get_close_matches(key, known, n=1)
-            lines.append(f"{key}: unknown key" + (f"; did you mean {near[0]}?" if near else ""))
-    return lines
+    return [f"{key}: unknown key{_did_you_mean(key, known)}" for key in config if key not in known]
+
+
+def _did_you_mean(key: str, known: list[str]) -> str:
+    """The nearest key by its bare name, without a table's; of several with that name the first."""
+    bare = {name.rpartition(".")[2]: name for name in reversed(known)}
+    named = difflib.get_close_matches(key, known, n=1) if "." in key else []
+    near = named or [bare[name] for name in difflib.get_close_matches(key.rpartition(".")[2], bare, n=1)]
+    return f"; did you mean {near[0]}?" if near else ""
 
 
 def _checked(value: Scalar, wanted: type, legal: Mapping[str, Any]) -> tuple[Any, str]:
@@ -81,14 +84,14 @@ def _checked(value: Scalar, wanted: type, legal: Mapping[str, Any]) -> tuple[Any
     if choices is not None and value not in choices:
         near = difflib.get_close_matches(str(value), choices, n=1)
         hint = f" (did you mean {near[0]}?)" if near else ""
-        return None, f"choose one of {', '.join(choices)}{hint}"
+        return None, f"choose one of {', '.join(choice or repr('') for choice in choices)}{hint}"
     if wanted is float and isinstance(value, int) and not isinstance(value, bool):
         value = float(value)
     if not isinstance(value, wanted) or (isinstance(value, bool) and wanted is not bool):
         names = {int: "a whole number", float: "a number", bool: "true or false", str: "a string"}
         return None, f"must be {names[wanted]}{_range_text(legal)}"
     if isinstance(value, (int, float)) and not isinstance(value, bool) and not _in_range(value, legal):
-        return None, f"must be a number{_range_text(legal)}"
+        return None, f"must be a {'' if math.isfinite(value) else 'finite '}number{_range_text(legal)}"
     return value, ""
 
 

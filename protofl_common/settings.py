@@ -1,12 +1,13 @@
 """The settings of a run: one frozen dataclass per section, built from Flower's flat ``run_config``.
 
 ``Settings.from_run_config`` checks every key at once and raises one :class:`SettingsError` with a line per problem.
-Some sections may be overridden by a client's ``--node-config`` (`NODE_KEYS`): facts about its own site.
+A client's ``--node-config`` may override some of them (`NODE_OVERRIDES`): facts about its own site.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,9 +21,10 @@ from protofl_common.insight import LEVELS
 from protofl_common.models.groups import ARCHITECTURES, GROUPS, HEADS, ORTHOGONAL_SHARED
 from protofl_common.options import Scalar, SettingsError, keys_of, option, read_section, unknown_keys
 
-NODE_KEYS = ("data-dir", "domain", "arch", "state-dir", "device", "site-name")
-"""What a site says of itself with ``--node-config`` (beside Flower's ``partition-id`` and ``num-partitions``, and
-``insight``, which is true or false there: `client_app/site.py`)."""
+NODE_OVERRIDES = ("data-dir", "arch", "device", "state-dir")
+NODE_KEYS = ("site-name", "partition-id", "num-partitions", "domain", "insight", *NODE_OVERRIDES)
+"""What a site may say of itself with ``--node-config``; ``insight`` is true or false there (`client_app/site.py`)."""
+DEVICES = re.compile(r"auto|(cpu|cuda|mps|xpu)(:\d+)?")
 
 
 @dataclass(frozen=True)
@@ -156,22 +158,42 @@ class Settings:
         Raises
         ------
         SettingsError
-            With one line for each unknown key, missing key, wrong type, and value out of range or not among its
-            choices.
+            With one line for each unknown key (of the node's, too), missing key, wrong type, and value out of range
+            or not among its choices.
         """
         config = dict(run_config)
-        overrides = {key: value for key, value in (node_config or {}).items() if key in NODE_KEYS}
-        config |= {key: value for key, value in overrides.items() if key in config}
-        problems = unknown_keys(config, known_keys())
+        node = node_config or {}
+        config |= {key: node[key] for key in NODE_OVERRIDES if key in node}
+        choices = f"choose from {', '.join(NODE_KEYS)}"
+        problems = [f"node-config: {line}; {choices}" for line in unknown_keys(node, NODE_KEYS)]
+        problems += unknown_keys(config, _likely_first(str(config.get("algo"))))
         sections = {name: read_section(section, config, problems) for name, section in SECTIONS.items()}
         tables = {
             name: read_section(row.settings, config, problems, prefix=f"{name}.") for name, row in CATALOG.items()
         }
+        problems += _run_problems(sections["run"])
+        problems += _device_problems(sections["machine"])
         problems += _backbone_problems(sections["model"])
         problems += _merging_problems(config)
         if problems:
             raise SettingsError("\n".join(problems))
         return cls(**sections, algorithm=tables[str(config["algo"])])  # type: ignore[arg-type]
+
+
+def _run_problems(run: RunSettings | None) -> list[str]:
+    if run is None:
+        return []
+    if Path(run.run_name).name != run.run_name or run.run_name.startswith("."):
+        return [f"run-name = {run.run_name!r}: must be a plain folder name, without slashes"]
+    if run.resume and not run.run_name:
+        return ["resume = true: run-name must name the run that shall go on"]
+    return []
+
+
+def _device_problems(machine: MachineSettings | None) -> list[str]:
+    if machine is None or DEVICES.fullmatch(machine.device):
+        return []
+    return [f"device = {machine.device!r}: choose auto, cpu, cuda, cuda:N, or PyTorch's mps or xpu"]
 
 
 def _backbone_problems(model: ModelSettings | None) -> list[str]:
@@ -208,6 +230,11 @@ def known_keys() -> list[str]:
     """Every key that the run configuration holds, algorithm tables included, in the order of ``pyproject.toml``."""
     general = [key for section in SECTIONS.values() for key in keys_of(section)]
     return general + [key for name, row in CATALOG.items() for key in keys_of(row.settings, f"{name}.")]
+
+
+def _likely_first(algo: str) -> list[str]:
+    """`known_keys`, those of other algorithms last: a key that nobody knows was rather meant for the chosen one."""
+    return sorted(known_keys(), key=lambda key: "." in key and not key.startswith(f"{algo}."))
 
 
 def default_run_config() -> dict[str, Scalar]:

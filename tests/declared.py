@@ -43,6 +43,7 @@ SITE = {
     "domain": str,
     "arch": str,
     "in_channels": int,
+    "device": str,
     "image_size": int,
     "parameters": int,
     "train_samples": int,

@@ -37,7 +37,7 @@ CLASSES, DIM, ROUND, MAX_NORM, MANY = 6, 3, 5, 100.0, 3
 HOLDS, SAMPLES = (0, 1, 2, 4), 40
 MODEL = {"body.weight": ("float32", (2, DIM)), "body.seen": ("int64", ())}
 LIMITS = Limits(CLASSES, DIM, MAX_NORM, MODEL, MANY, backbones=2)
-CARD = SiteCard("north", 0, 3, "", "cnn4", 1, 8, 99, SAMPLES, SAMPLES, tuple("abcdef"), HOLDS)
+CARD = SiteCard("north", 0, 3, "", "cnn4", 1, 8, 99, SAMPLES, SAMPLES, tuple("abcdef"), HOLDS, "cpu")
 
 # -- what arrives ------------------------------------------------------------------------------------------------------
 
@@ -318,7 +318,7 @@ PLAUSIBLE: dict[type, st.SearchStrategy[Any]] = {
 def test_introductions(data: st.DataObject) -> None:
     honest = {"name": "north", "partition": 0, "num_partitions": 3, "domain": "", "arch": "cnn4", "in_channels": 1}
     honest |= {"image_size": 8, "parameters": 9, "train_samples": 30, "test_samples": 30}
-    values: dict[str, Any] = honest | {"classes": list("abcdef"), "holds": [1, 4]}
+    values: dict[str, Any] = honest | {"device": "cpu", "classes": list("abcdef"), "holds": [1, 4]}
     for key in data.draw(st.lists(st.sampled_from(sorted(SITE)), max_size=2)):
         values[key] = data.draw(PLAUSIBLE[SITE[key]] if data.draw(st.booleans()) else VALUES)
     if data.draw(st.integers(0, 5)) == 0:

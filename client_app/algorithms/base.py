@@ -1,6 +1,6 @@
 """The client's side of an algorithm: hooks, in the order in which `client_app/app.py` calls them.
 
-receive -> (evaluate with `prototypes_for_prediction`) -> loss, once per batch -> upload
+receive -> (evaluate with `prototypes_for_prediction`) -> loss, once per batch of the `training_set` -> upload
 """
 
 from __future__ import annotations
@@ -45,6 +45,12 @@ class ClientAlgorithm:
     def predicts_with_head(self) -> bool:
         """Whether the head is trained, so that its accuracy is worth reporting."""
         return True
+
+    @property
+    def training_set(self) -> LabelledImages:
+        """What batches are drawn from: the labelled samples, with ``pu-weight`` the unlabelled ones too."""
+        data = self.site.train_set
+        return data.with_unlabelled() if self.site.settings.training.pu_weight > 0 else data
 
     def loss(self, features_BD: Tensor, logits_BC: Tensor, labels_B: Tensor) -> LossTerms:
         """Named scalar terms of a batch, whose sum is minimised: features z = f(x), logits g(z)."""

@@ -68,6 +68,8 @@ class SiteCard:
     """Names of all classes of the data set, in label order."""
     holds: tuple[int, ...]
     """Labels of its training samples, where it will send prototypes of them; elsewhere nothing is told."""
+    device: str
+    """Where it computes: ``"cpu"``, ``"cuda"``, ``"cuda:1"``."""
 
 
 def pack_instructions(instructions: Instructions) -> ConfigRecord:

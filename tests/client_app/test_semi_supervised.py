@@ -17,7 +17,7 @@ from client_app.training import make_optimizer, train
 from protofl_common.losses import positive_unlabelled_risk
 from protofl_common.messages import Payload
 from protofl_common.prototypes import Prototypes
-from tests.harness import run_config
+from tests.harness import run_config, run_federation
 
 FEW: dict[str, Any] = {"positive_rate": 0.34, "models": "htcnn-1", "feature_dim": 8}
 """digit-domains gives a client 3 samples of each digit: one of them is labelled."""
@@ -103,6 +103,28 @@ def test_training_on_many_batches_without_labels_stays_finite(weight: float, tmp
     after = client.model.state_dict()
     assert all(torch.isfinite(value).all() for value in after.values())
     assert any(not torch.equal(before[name], value) for name, value in after.items())
+
+
+@pytest.mark.parametrize("algo", ["fedavg", "fedproto"])
+def test_a_federation_learns_from_unlabelled_samples(algo: str, tmp_path: Path) -> None:
+    """`pu-weight` reaches the clients' training: its term is reported, and with each weight another model is learnt."""
+    losses = {
+        weight: run_federation(run_config(tmp_path / str(weight), algo=algo, pu_weight=weight, **FEW), 2).rows[1][
+            "losses"
+        ]
+        for weight in (0.0, 0.5, 1.0)
+    }
+    assert {weight: "unlabelled" in found for weight, found in losses.items()} == {0.0: False, 0.5: True, 1.0: True}
+    assert len({found["cross-entropy"] for found in losses.values()}) == 3
+
+
+@pytest.mark.parametrize("algo", ["fedpcl", "fedproto"])
+@pytest.mark.parametrize("weight", [0.0, 1.0])
+def test_few_labels_in_front_of_a_frozen_backbone(algo: str, weight: float, tmp_path: Path) -> None:
+    config = run_config(tmp_path, algo=algo, pu_weight=weight, backbones="glyphs", positive_rate=0.34)
+    outcome = run_federation(config, clients=2)
+    assert [row["valid"] for row in outcome.rows] == [2, 2, 2]
+    assert ("unlabelled" in outcome.rows[1]["losses"]) == (weight > 0)
 
 
 @pytest.mark.parametrize("algo", ["local", "fedproto"])

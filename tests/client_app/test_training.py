@@ -80,6 +80,19 @@ def test_batch_normalisation_survives_a_rest_of_one() -> None:
     assert losses["total"] > 0
 
 
+def test_a_weight_that_is_not_finite_is_an_error_although_the_losses_are() -> None:
+    """A gradient of NaN in the last step: no loss sees what it did."""
+    model, chosen = some_model(), settings(batch_size=100, local_epochs=1)
+
+    def finite_with_a_bad_gradient(
+        z: torch.Tensor, logits: torch.Tensor, labels: torch.Tensor
+    ) -> dict[str, torch.Tensor]:
+        return {"one": (logits - logits.detach()).abs().sqrt().sum()}
+
+    with pytest.raises(TrainingError, match=r"is no longer finite after training; try a smaller lr"):
+        train(model, make_optimizer(model, chosen), some_data(), finite_with_a_bad_gradient, chosen, seed=3)
+
+
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 def test_training_equals_a_plain_loop(optimizer: str) -> None:
     chosen = settings(optimizer=optimizer, momentum=0.9, weight_decay=1e-3, local_epochs=2, lr=0.05)

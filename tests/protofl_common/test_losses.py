@@ -23,6 +23,12 @@ def test_by_class_by_hand(distance: str, expected: float) -> None:
     assert found.item() == pytest.approx(expected)
 
 
+def test_by_class_mean_by_hand() -> None:
+    """FedTGP's E_c: over the batch's classes 0 and 2 that have a prototype, not over class 3, which has none."""
+    found = prototype_alignment(FEATURES, LABELS, PROTOTYPES, HELD, "l2", "class-mean")
+    assert found.item() == pytest.approx((2.0 + 3.0) / 2)
+
+
 def test_by_sample_by_hand() -> None:
     # squared distances to the class's prototype: (1.5² + 4²), 1.5², 3²; the sample of class 3 counts in B = 4 only
     found = prototype_alignment(FEATURES, LABELS, PROTOTYPES, HELD, "squared-l2", "sample")
@@ -36,12 +42,14 @@ def reference(z: np.ndarray, y: np.ndarray, table: np.ndarray, held: np.ndarray,
         "l1": lambda v: np.abs(v).sum(),
         "mse": lambda v: (v**2).mean(),
     }[d]
-    if granularity == "class":
-        return float(sum(measure(z[y == j].mean(0) - table[j]) for j in set(y.tolist()) if held[j]))
+    if granularity != "sample":
+        classes = [j for j in set(y.tolist()) if held[j]]
+        total = sum(measure(z[y == j].mean(0) - table[j]) for j in classes)
+        return float(total / len(classes) if granularity == "class-mean" else total)
     return float(sum(measure(z[i] - table[y[i]]) for i in range(len(y)) if held[y[i]]) / len(y))
 
 
-@pytest.mark.parametrize("granularity", ["class", "sample"])
+@pytest.mark.parametrize("granularity", ["class", "class-mean", "sample"])
 @pytest.mark.parametrize("distance", ["l2", "squared-l2", "l1", "mse"])
 def test_against_a_float64_loop_and_gradients(distance: str, granularity: str) -> None:
     rng = np.random.default_rng(3)
@@ -63,7 +71,8 @@ def test_gradient_is_finite_on_the_prototype_itself() -> None:
 
 def test_no_prototypes_no_loss() -> None:
     none = torch.zeros(4, dtype=torch.bool)
-    assert prototype_alignment(FEATURES, LABELS, PROTOTYPES, none, "l2", "class").item() == 0.0
+    for granularity in ("class", "class-mean", "sample"):
+        assert prototype_alignment(FEATURES, LABELS, PROTOTYPES, none, "l2", granularity).item() == 0.0
 
 
 def test_unknown_options_are_refused() -> None:

@@ -284,7 +284,7 @@ def test_a_bad_report_is_refused_with_its_reason(content: RecordDict, said: str)
 def test_instructions_and_site_cards_survive_a_round_trip() -> None:
     instructions = Instructions(3, "run", evaluate=True, lineage=Lineage(13, ((11, 5), (12, 6))))
     assert unpack_instructions(RecordDict({"round": pack_instructions(instructions)})) == instructions
-    card = SiteCard("site-1", 1, 4, "", "cnn4", 3, 28, 1234, 30, 60, ("zero", "one"), (1,))
+    card = SiteCard("site-1", 1, 4, "", "cnn4", 3, 28, 1234, 30, 60, ("zero", "one"), (1,), "cpu")
     assert unpack_site_card(RecordDict({"site": pack_site_card(card)})) == card
 
 

@@ -41,7 +41,13 @@ def test_defaults_suit_every_algorithm_and_survive_a_round_trip(algo: str) -> No
         ("arch", "vgg", "choose one of "),
         ("lr", "abc", "must be a number above 0"),
         ("lr", 0.0, "must be a number above 0"),
-        ("lr", float("nan"), "must be a number above 0"),
+        ("lr", float("nan"), "must be a finite number above 0"),
+        ("max-prototype-norm", float("inf"), "must be a finite number above 0"),
+        ("arch", "cnn5", "choose one of '', mnist-cnn, "),
+        ("device", "gpu", "choose auto, cpu, cuda, cuda:N"),
+        ("device", "cuda:x", "choose auto, cpu, cuda, cuda:N"),
+        ("run-name", "a/b", "must be a plain folder name"),
+        ("resume", True, "run-name must name the run"),
         ("rounds", 0, "must be a number at least 1"),
         ("rounds", 2.5, "must be a whole number at least 1"),
         ("rounds", True, "must be a whole number at least 1"),
@@ -60,7 +66,7 @@ def test_a_bad_value_is_named_with_what_would_be_right(key: str, value: object, 
     with pytest.raises(SettingsError) as caught:
         Settings.from_run_config(default_run_config() | {key: value})
     (line,) = str(caught.value).splitlines()
-    assert line.startswith(f"{key} = {value!r}: ")
+    assert line.startswith((f"{key} = {value!r}: ", f"{key} = {str(value).lower()}: "))
     assert said in line
 
 
@@ -75,12 +81,33 @@ def test_unknown_and_missing_keys_are_all_named_at_once() -> None:
     assert len(lines) == 3
 
 
+@pytest.mark.parametrize(
+    ("algo", "key", "meant"),
+    [
+        ("fedproto", "lambda", "fedproto.lambda"),
+        ("fedproto", "lamda", "fedproto.lambda"),
+        ("fedtgp", "lambda", "fedtgp.lambda"),
+        ("fedplvm", "temperatur", "fedplvm.temperature"),
+        ("fedproto", "fedplvm.lamda", "fedplvm.lambda"),
+        ("fedproto", "round", "rounds"),
+    ],
+)
+def test_an_unknown_key_was_rather_meant_for_the_chosen_algorithm(algo: str, key: str, meant: str) -> None:
+    with pytest.raises(SettingsError, match=rf"^{key}: unknown key; did you mean {meant}\?$"):
+        Settings.from_run_config(default_run_config() | {"algo": algo, key: 1})
+
+
 def test_a_node_may_override_its_own_facts_only() -> None:
-    node = {"device": "cpu", "arch": "cnn4", "lr": 9.0, "partition-id": 3}
+    node = {"device": "cpu", "arch": "cnn4", "partition-id": 3}
     settings = Settings.from_run_config(default_run_config(), node)
     assert settings.model.arch == "cnn4"
     assert settings.machine.device == "cpu"
-    assert settings.training.lr == default_run_config()["lr"]
+    with pytest.raises(SettingsError) as caught:
+        Settings.from_run_config(default_run_config(), node | {"lr": 9.0, "domian": "photo"})
+    lines = str(caught.value).splitlines()
+    assert len(lines) == 2
+    assert lines[0].startswith("node-config: lr: unknown key; choose from site-name, partition-id, ")
+    assert lines[1].startswith("node-config: domian: unknown key; did you mean domain?; choose from ")
 
 
 def test_a_whole_number_serves_as_a_float() -> None:
