@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 
 def over_clients(accuracies: Sequence[float], test_samples: Sequence[int]) -> dict[str, float]:
@@ -40,6 +41,15 @@ def mean_of_part(accuracies: Sequence[float], part: str) -> float:
     end, _, percent = part.rstrip("%").partition("-")
     some = sorted(accuracies, reverse=end == "best")[: max(1, len(accuracies) * int(percent) // 100)]
     return math.fsum(some) / len(some)
+
+
+def of_all_sites(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The rows of ``metrics.jsonl`` in which as many sites were asked as in the last one.
+
+    With ``participation`` below 1 that is the final evaluation: the best of means over ever other clients would tell
+    of lucky draws.
+    """
+    return [row for row in rows if row["asked"] == rows[-1]["asked"]]
 
 
 def human_bytes(size: float) -> str:

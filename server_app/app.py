@@ -37,7 +37,7 @@ def main(grid: Grid, context: Context) -> None:
             start = starting_point(settings, folder, context.run_id)
             results = Results(settings, folder, start)
             federation = Federation(grid, settings, start.lineage)
-            federation.gather(start.sites)
+            federation.gather(start.sites, start.num_partitions)
             strategy = STRATEGIES[settings.run.algo](federation, run_name)
             strategy.restore(start.state)
             try:

@@ -41,6 +41,8 @@ class Checkpoint:
     round: int = 0
     """0: before the first."""
     sites: tuple[str, ...] = ()
+    num_partitions: int = 0
+    """Among how many clients the data set is divided; 0 where sites bring data of their own."""
     seconds: float = 0.0
     """That the run has taken so far."""
     metrics_bytes: int = 0
@@ -82,8 +84,6 @@ def starting_point(settings: Settings, folder: Path, run_id: int) -> Checkpoint:
             hint = "choose another name, or let it go on with resume = true"
             raise SettingsError(f"run-name = {name!r}: {folder} holds a run already; {hint}")
         return Checkpoint(wanted, Lineage(run_id))
-    if not settings.run.run_name:
-        raise SettingsError("resume = true: run-name must name the run that shall go on")
     if (folder / "summary.json").exists():
         raise SettingsError(f"resume = true: nothing to resume, the run {name!r} is complete: {folder}")
     if not (folder / NAME).exists():

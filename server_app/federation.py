@@ -43,16 +43,17 @@ class Federation:
         self._claims: dict[str, tuple[int, SiteCard]] = {}
         """Site -> a further node that says it is this site: a restarted SuperNode, or a wrong site-name."""
 
-    def gather(self, expected: Iterable[str] = ()) -> None:
+    def gather(self, expected: Iterable[str] = (), divided_among: int = 0) -> None:
         """Wait until the wanted number of sites has connected and introduced itself (``num-clients``).
 
-        ``expected`` sites, those of a run that is resumed, are waited for too, but no longer than ``join-timeout``.
+        ``expected`` sites, those of a run that is resumed, are waited for too, but no longer than ``join-timeout``;
+        its data set must be ``divided_among`` as many clients as before (0: sites bring data of their own).
 
         Raises
         ------
         FederationError
             If too few do so within ``join-timeout``, if those that cannot take part (wrong settings, missing data)
-            leave too few, or if the sites do not fit together.
+            leave too few, if nobody says how many to wait for, or if the sites do not fit together.
         """
         deadline = time.monotonic() + self.settings.federation.join_timeout
         absent = set(expected)
@@ -63,8 +64,11 @@ class Federation:
                 raise FederationError(
                     f"two clients call themselves {name}: give each its own site-name or partition-id"
                 )
+            _check_division(self.settings, self.cards, divided_among)
             absent -= self.cards.keys()
             wanted = self._wanted()
+            if self.cards and not wanted and not self._waiting:
+                raise FederationError(self._too_few())
             if not self._waiting and not absent and wanted and len(self.cards) >= wanted:
                 break
             problems = {node: why for node, why in self.problems.items() if node in self.online}
@@ -78,6 +82,11 @@ class Federation:
         if absent:
             say(f"going on without {', '.join(in_order(absent))}: not there after join-timeout")
         _check_fit(self.settings, self.cards)
+
+    @property
+    def num_partitions(self) -> int:
+        """Among how many clients the data set is divided; 0 where sites bring data of their own."""
+        return max((card.num_partitions for card in self.cards.values()), default=0)
 
     def look_around(self) -> None:
         """Between and during rounds: greet who is new, and know again who is back under another node id.
@@ -163,9 +172,7 @@ class Federation:
 
     def _wanted(self) -> int:
         """How many sites to wait for; 0: not known yet."""
-        return self.settings.federation.num_clients or max(
-            (card.num_partitions for card in self.cards.values()), default=0
-        )
+        return self.settings.federation.num_clients or self.num_partitions
 
     def _too_few(self) -> str:
         wanted, timeout = self._wanted(), self.settings.federation.join_timeout
@@ -177,7 +184,8 @@ class Federation:
 
 
 def _check_fit(settings: Settings, cards: dict[str, SiteCard]) -> None:
-    """The sites must agree on the classes, and on the architecture where weights are averaged."""
+    """The sites must agree on the classes, on the division of common data, and on what averaged weights need."""
+    _check_division(settings, cards)
     _must_agree(
         "classes",
         {name: ", ".join(card.classes) for name, card in cards.items()},
@@ -188,6 +196,20 @@ def _check_fit(settings: Settings, cards: dict[str, SiteCard]) -> None:
         _must_agree("arch", {name: card.arch for name, card in cards.items()}, one)
         inputs = {name: f"{c.in_channels}×{c.image_size}×{c.image_size}" for name, c in cards.items()}
         _must_agree("image size", inputs, "set `image-size`")
+
+
+def _check_division(settings: Settings, cards: dict[str, SiteCard], before: int = 0) -> None:
+    """All must divide a common data set alike, and in a resumed run among as many clients as ``before`` (0: any)."""
+    among = {name: str(card.num_partitions) for name, card in cards.items() if card.num_partitions}
+    if settings.data.partition == "own" or not among:
+        return
+    _must_agree("num-partitions", among, "they divide one data set: give all the same number")
+    (now,) = set(among.values())
+    if before and now != str(before):
+        raise FederationError(
+            f"resume = true: the run's data are divided among {before} clients, not {now}; in simulation give "
+            f"--federation-config 'num-supernodes={before}' (protofl run --clients {before})"
+        )
 
 
 def _must_agree(what: str, values: dict[str, str], hint: str) -> None:

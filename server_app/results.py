@@ -20,6 +20,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import shlex
 import time
 from collections import Counter, defaultdict
 from dataclasses import replace
@@ -28,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from protofl_common.messages import Report
-from protofl_common.metrics import over_clients
+from protofl_common.metrics import of_all_sites, over_clients
 from protofl_common.options import SettingsError
 from protofl_common.settings import Settings, to_run_config
 from protofl_common.tensorfile import sync, write_tensors
@@ -47,12 +48,8 @@ TROUBLE = ("failed", "refused", "missing", "late")
 
 def name_of_run(settings: Settings, run_id: int) -> str:
     """``run-name``, or time, algorithm, data set and the start of Flower's run id."""
-    if name := settings.run.run_name:
-        if Path(name).name != name or name.startswith("."):
-            raise SettingsError(f"run-name = {name!r}: must be a plain folder name, without slashes")
-        return name
     now = time.strftime("%Y%m%d-%H%M%S")
-    return f"{now}-{settings.run.algo}-{settings.data.dataset}-{str(run_id)[:6]}"
+    return settings.run.run_name or f"{now}-{settings.run.algo}-{settings.data.dataset}-{str(run_id)[:6]}"
 
 
 class Results:
@@ -94,22 +91,24 @@ class Results:
             self.start,
             round=number,
             sites=tuple(strategy.federation.cards),
+            num_partitions=strategy.federation.num_partitions,
             seconds=time.monotonic() - self.began,
             metrics_bytes=self.metrics.stat().st_size,
             state=strategy.state(),
         ).write(self.folder)
         for file, name in (("settings.toml", ""), ("resume.toml", self.folder.name)):
             if not (self.folder / file).exists():
-                write_whole(self.folder / file, _as_toml(self.settings, name))
+                text = _as_toml(self.settings, self.folder / file, strategy.federation.num_partitions, name)
+                write_whole(self.folder / file, text)
 
     def announce(self, strategy: ServerStrategy) -> None:
         """Who takes part."""
         self.recording.sites(strategy)
         cards = strategy.federation.cards.values()
-        archs = Counter(card.arch for card in cards)
+        archs, devices = Counter(card.arch for card in cards), Counter(card.device for card in cards)
         train, test = sum(card.train_samples for card in cards), sum(card.test_samples for card in cards)
         say(f"{len(cards)} clients · {train} training and {test} test samples · {strategy.num_classes} classes")
-        say("models: " + ", ".join(f"{number} × {arch}" for arch, number in sorted(archs.items())))
+        say(f"models: {_told(archs)} · devices: {_told(devices)}")
         say("accuracies of a round are those of what the clients received at its start, before its training")
 
     def add_round(
@@ -222,6 +221,10 @@ class Results:
         }
 
 
+def _told(counts: Counter[str]) -> str:
+    return ", ".join(f"{number} × {what}" for what, number in sorted(counts.items()))
+
+
 def _client_row(report: Report) -> dict[str, Any]:
     tested = max(1, report.test_samples)
     return {
@@ -264,7 +267,8 @@ def _phase_totals(reports: dict[str, Report]) -> dict[str, float]:
 
 def _best(rows: list[dict[str, Any]], kind: str) -> dict[str, float]:
     """The best mean accuracy and after which round it was."""
-    best = max((row for row in rows if kind in row["accuracy"]), key=lambda row: row["accuracy"][kind]["mean"])
+    evaluated = [row for row in of_all_sites(rows) if kind in row["accuracy"]]
+    best = max(evaluated, key=lambda row: row["accuracy"][kind]["mean"])
     return {"mean": best["accuracy"][kind]["mean"], "after-round": best["evaluated-after-round"]}
 
 
@@ -272,9 +276,15 @@ def _versions() -> dict[str, str]:
     return {name: version(name) for name in ("flwr", "torch", "numpy")} | {"python": platform.python_version()}
 
 
-def _as_toml(settings: Settings, resumed: str = "") -> str:
-    """The run's settings as a flat TOML file that ``flwr run --run-config`` takes; ``resumed``: to resume that run."""
+def _as_toml(settings: Settings, file: Path, num_partitions: int, resumed: str = "") -> str:
+    """The run's settings as a flat TOML file that ``flwr run --run-config`` takes; ``resumed``: to resume that run.
+
+    Like a recipe, it says with how many simulated clients, where the data set is divided among them.
+    """
     values = to_run_config(settings) | ({"resume": True, "run-name": resumed} if resumed else {})
     lines = [f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in values.items()]
-    to_do = "Resume it after a stop" if resumed else "Run it again"
-    return f"# The settings of this run. {to_do}: flwr run . --run-config <this file>\n" + "\n".join(lines) + "\n"
+    command = f"flwr run . --run-config {shlex.quote(str(file))}"
+    if num_partitions:
+        command += f" --federation-config 'num-supernodes={num_partitions} client-resources-num-cpus=1'"
+    to_do = "Let it go on after a stop" if resumed else "Run it again, under another run-name"
+    return f"# The settings of this run. {to_do}:\n# {command} --stream\n" + "\n".join(lines) + "\n"

@@ -327,7 +327,9 @@ def test_an_existing_run_name_is_not_overwritten(tmp_path: Path) -> None:
         ({"partition-id": "x", "num-partitions": 2}, "partition-id = 'x'"),
         ({"site-name": "../../etc"}, "site-name"),
         ({"partition-id": 1, "num-partitions": 2, "arch": "vgg"}, "arch = 'vgg': choose one of"),
-        ({"partition-id": 1, "num-partitions": 2, "device": "gpu"}, "device = 'gpu': not usable here"),
+        ({"partition-id": 1, "num-partitions": 2, "device": "gpu"}, "device = 'gpu': choose auto, cpu, cuda"),
+        ({"partition-id": 1, "num-partitions": 2, "domian": "photo"}, "domian: unknown key; did you mean domain?"),
+        ({"partition-id": 1, "num-partitions": 3}, "the sites differ in num-partitions"),
         ({"partition-id": 1, "num-partitions": 2, "domain": "mars"}, "mars"),
         ({"partition-id": 0, "num-partitions": 2}, "two clients call themselves site-0"),
     ],
@@ -337,6 +339,12 @@ def test_a_wrong_node_config_is_told_before_training(facts: dict[str, Any], said
     expect_refusal(FederationError, said, run_config(tmp_path, join_timeout=5.0), nodes=nodes)
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
+def test_a_gpu_that_is_not_there_is_told_with_the_usual_reason(tmp_path: Path) -> None:
+    config = run_config(tmp_path, device="cuda")
+    expect_refusal(FederationError, "asks for a part of one: client-resources-num-gpus=0.25", config)
+
+
 def test_too_few_clients_are_told_after_the_join_timeout(tmp_path: Path) -> None:
     config = run_config(tmp_path, num_clients=5, join_timeout=1.0)
     expect_refusal(FederationError, "3 of 5 clients were ready after 1 s (join-timeout)", config, clients=3)
@@ -344,7 +352,7 @@ def test_too_few_clients_are_told_after_the_join_timeout(tmp_path: Path) -> None
 
 def test_sites_without_a_number_of_partitions_need_num_clients(tmp_path: Path) -> None:
     nodes = {1: {"site-name": "north", "partition-id": 0}}
-    expect_refusal(FederationError, "num-clients = 0", run_config(tmp_path, join_timeout=1.0), nodes=nodes)
+    expect_refusal(FederationError, "num-clients = 0", run_config(tmp_path, join_timeout=1e9), nodes=nodes)
 
 
 def test_fedavg_uses_one_architecture_for_all_and_refuses_sites_that_insist(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -16,10 +15,12 @@ from flwr.app import Message, MessageType
 from safetensors.torch import load_file, save_file
 
 from protofl_common.catalog import CATALOG
+from protofl_common.command.recipes import read_recipe
 from protofl_common.options import SettingsError
-from protofl_common.settings import default_run_config, flatten
+from protofl_common.settings import default_run_config
 from protofl_common.tensorfile import TensorFileError
 from server_app.checkpoint import NAME
+from server_app.federation import FederationError
 from server_app.results import Results
 from server_app.strategies.base import ServerStrategy
 from tests.harness import Outcome, Tamper, run_config, run_federation
@@ -135,8 +136,9 @@ def test_resume_toml_is_all_it_takes(tmp_path: Path) -> None:
     config = run_config(tmp_path, rounds=3)
     stop(config, "after the checkpoint", 2)
     (folder,) = (path for path in (tmp_path / "runs").iterdir() if path.is_dir())
-    kept = flatten(tomllib.loads((folder / "resume.toml").read_text()))
-    found = run_federation(default_run_config() | kept, CLIENTS, run_id=2)
+    recipe = read_recipe(str(folder / "resume.toml"))
+    assert recipe.federation["num-supernodes"] == CLIENTS
+    found = run_federation(default_run_config() | recipe.settings, CLIENTS, run_id=2)
     assert found.folder == folder
     assert found.summary["resumed-after-rounds"] == [2]
 
@@ -159,6 +161,17 @@ def test_other_settings_are_refused_with_key_and_both_values(tmp_path: Path) -> 
     assert "fedtgp.lambda = 0.1: the run has fedtgp.lambda = (not set)" in said
     assert "round-timeout" not in said
     run_federation(config | {"resume": True, "round-timeout": 7.0, "min-replies": 2}, CLIENTS, run_id=2)
+
+
+def test_another_number_of_clients_would_divide_the_data_anew(tmp_path: Path) -> None:
+    """Flower simulates 2 unless it is told another number: at once, not after ``join-timeout``."""
+    config = run_config(tmp_path, rounds=3, run_name="mine", join_timeout=1e9)
+    stop(config, "after the checkpoint", 1)
+    with pytest.raises(
+        FederationError, match=rf"divided among {CLIENTS} clients, not 2; .* 'num-supernodes={CLIENTS}'"
+    ):
+        run_federation(config | {"resume": True}, 2, run_id=2)
+    assert run_federation(config | {"resume": True}, CLIENTS, run_id=3).summary["resumed-after-rounds"] == [1]
 
 
 def test_where_there_is_nothing_to_resume_it_says_so(tmp_path: Path) -> None:

@@ -66,3 +66,5 @@ def _about_classes(settings: DataSettings) -> Iterator[str]:
     known = len(named) or source.num_classes
     if settings.partition == "pathological" and known and settings.classes_per_client > known:
         yield f"classes-per-client = {settings.classes_per_client}: there are only {known} classes"
+    if settings.partition == "n-way-k-shot" and known and settings.ways > known:
+        yield f"ways = {settings.ways}: there are only {known} classes"

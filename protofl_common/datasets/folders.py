@@ -1,5 +1,7 @@
 """A user's own images: ``image-folder`` reads CLASS/image, ``domain-folder`` DOMAIN/CLASS/image.
 
+``classes`` names the classes in label order. In an ``image-folder``, which each site may have of its own, it must name
+every folder; of a ``domain-folder`` it picks those that it names.
 Images may lie in folders below CLASS, too. Files whose extension is not among `EXTENSIONS`, and names that begin
 with a dot, are skipped. Every image is made RGB and stretched to a square.
 """
@@ -21,8 +23,8 @@ DEFAULT_SIZE = 64
 """Pixels a side when ``image-size`` is 0: photographs have no common size of their own."""
 
 
-def data_dir_of(settings: DataSettings) -> Path:
-    """The folder ``data-dir``.
+def data_dir_of(settings: DataSettings, *, hint: str = "") -> Path:
+    """The folder ``data-dir``; ``hint``: what else the user may do when there is none.
 
     Raises
     ------
@@ -33,7 +35,8 @@ def data_dir_of(settings: DataSettings) -> Path:
         raise DataError(f"data-dir = '': dataset {settings.dataset!r} needs files; set data-dir to their folder")
     root = Path(settings.data_dir).expanduser().absolute()
     if not root.is_dir():
-        raise DataError(f"data-dir = {settings.data_dir!r}: there is no such folder (dataset {settings.dataset!r})")
+        where = f"data-dir = {settings.data_dir!r}"
+        raise DataError(f"{where}: there is no such folder (dataset {settings.dataset!r}){hint}")
     return root
 
 
@@ -92,19 +95,25 @@ def read_image(file: Path, size: int) -> Images:
 
 
 def _read_trees(settings: DataSettings, root: Path, trees: dict[str, Path]) -> RawData:
+    named = class_names(settings.classes)
+    picks = named and settings.dataset == "domain-folder"
     files = [
         (file, folder.name, domain)
         for domain, (_, tree) in enumerate(sorted(trees.items()))
         for folder in _folders(tree)
+        if not picks or folder.name in named
         for file in image_files(folder)
     ]
     if not files:
         layout = "DOMAIN/CLASS/image" if settings.dataset == "domain-folder" else "CLASS/image"
         raise DataError(f"data-dir = {settings.data_dir!r}: no images laid out as {layout} in {root}")
-    classes = class_names(settings.classes) or tuple(sorted({name for _, name, _ in files}))
+    found = {name for _, name, _ in files}
+    classes = named or tuple(sorted(found))
     for file, name, _ in files:
         if name not in classes:
             raise DataError(f"classes = {settings.classes!r} does not list the folder {name!r} (of {file})")
+    if picks and settings.partition != "own" and (absent := [name for name in classes if name not in found]):
+        raise DataError(f"classes = {settings.classes!r}: no domain in {root} has images in a folder {absent[0]!r}")
     size = settings.image_size or DEFAULT_SIZE
     return RawData(
         images=np.stack([read_image(file, size) for file, _, _ in files]),

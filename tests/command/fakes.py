@@ -54,6 +54,7 @@ def _row(number: int, accuracies: Accuracies, last: bool) -> dict[str, Any]:
         "round": number,
         "accuracy": {kind: dict.fromkeys(("mean", "weighted", "worst-10%", "std"), means[kind]) for kind in kinds},
         "clients": clients,
+        "asked": len(clients),
         "valid": len(clients),
         "bytes": {"up": 400, "down": 800 * number},
     }

@@ -47,6 +47,14 @@ def test_a_figure(parts: dict[str, Any], value: float, folder: Path) -> None:
     assert Figure.of(parts, "here").read(folder) == pytest.approx(value)
 
 
+def test_the_best_is_not_a_lucky_draw_of_clients(tmp_path: Path) -> None:
+    """A round that asked the better half of the clients only."""
+    half: dict[str, dict[str, float]] = {"0": {"head": 0.9}, "1": {"head": 0.9}}
+    everybody = half | {"2": {"head": 0.3}}
+    write_run(tmp_path, {}, [half, everybody], domains=DOMAINS)
+    assert Figure(when="best").read(tmp_path) == pytest.approx(70.0)
+
+
 def test_a_figure_that_the_run_does_not_have(folder: Path) -> None:
     with pytest.raises(NoFigure, match="no evaluation of prototype"):
         Figure(what="prototype").read(folder)

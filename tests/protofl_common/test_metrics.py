@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from protofl_common.metrics import human_bytes, human_seconds, over_clients
+from protofl_common.metrics import human_bytes, human_seconds, of_all_sites, over_clients
 
 
 def test_over_clients_by_hand() -> None:
@@ -13,6 +13,12 @@ def test_over_clients_by_hand() -> None:
     assert figures["weighted"] == pytest.approx((5 + 30 + 0) / 100)
     assert figures["worst-10%"] == 0.0
     assert figures["std"] == pytest.approx((1 / 6) ** 0.5)
+
+
+def test_evaluations_of_all_sites() -> None:
+    rows = [{"asked": asked, "number": number} for number, asked in enumerate((2, 3, 4, 3, 4))]
+    assert [row["number"] for row in of_all_sites(rows)] == [2, 4]
+    assert of_all_sites([]) == []
 
 
 def test_worst_tenth_of_twenty_is_two() -> None:

@@ -2,7 +2,7 @@
 
 A figure has four parts; a table, its columns and its rows each name some of them:
 
-    when    final (after the last round), best (over the evaluations), last-5 (mean of the last 5 evaluations)
+    when    final (after the last round), best (over the evaluations by all sites), last-5 (mean of the last 5)
     what    head, prototype: accuracy in percent · prototypes-sent, prototypes-received: per client · numbers: that
             cross the wire in a round, both ways, all clients together
     domain  accuracy over the clients of this domain only; "": over all
@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from protofl_common.metrics import mean_of_part
+from protofl_common.metrics import mean_of_part, of_all_sites
 from protofl_common.options import SettingsError
 
 ACCURACIES = ("head", "prototype")
@@ -79,7 +79,8 @@ class Figure:
         else:
             clients = json.loads((folder / "summary.json").read_text(encoding="utf-8"))["clients"]
             domains = {site: card.get("domain") for site, card in clients.items()}
-            values = [self._accuracy(row["clients"], domains) for row in rows if self.what in row["accuracy"]]
+            comparable = of_all_sites(rows) if self.when == "best" else rows
+            values = [self._accuracy(row["clients"], domains) for row in comparable if self.what in row["accuracy"]]
         if not values:
             raise NoFigure(f"no evaluation of {self.what}")
         if self.when == "best":

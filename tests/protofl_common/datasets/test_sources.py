@@ -119,9 +119,19 @@ def test_image_folder_with_classes_in_the_order_given(data_settings: MakeSetting
 
 
 def test_class_folder_not_in_classes(data_settings: MakeSettings, domain_dir: Path) -> None:
-    settings = data_settings(dataset="domain-folder", data_dir=str(domain_dir), classes="cat,dog")
+    where = {"dataset": "image-folder", "data_dir": str(domain_dir / "sketch")}
     with pytest.raises(DataError, match=r"classes = 'cat,dog' does not list the folder 'owl'"):
-        open_data(settings)
+        open_data(data_settings(**where, classes="cat,dog"))
+
+
+def test_classes_picks_folders_of_a_domain_folder(data_settings: MakeSettings, domain_dir: Path) -> None:
+    """As FedPLVM takes ten of DomainNet's 345 classes; `owl` is in one of the two domains only."""
+    where = {"dataset": "domain-folder", "data_dir": str(domain_dir), "partition": "feature-shift"}
+    data = open_data(data_settings(**where, classes="owl,cat"))
+    assert data.classes == ("owl", "cat")
+    np.testing.assert_array_equal(np.bincount(data.labels), [8, 16])
+    with pytest.raises(DataError, match=r"classes = 'cat,fox': no domain in .* has images in a folder 'fox'"):
+        open_data(data_settings(**where, classes="cat,fox"))
 
 
 def test_unreadable_image_is_named(data_settings: MakeSettings, domain_dir: Path) -> None:

@@ -96,6 +96,8 @@ def test_missing_torchvision_file_says_how_to_get_it(data_settings: MakeSettings
     (mnist_dir / "MNIST" / "raw" / "t10k-labels-idx1-ubyte").unlink()
     with pytest.raises(DataError, match=r"'mnist': MNIST/raw/t10k-labels.* or download = true"):
         open_data(data_settings(dataset="mnist", data_dir=str(mnist_dir)))
+    with pytest.raises(DataError, match=r"there is no such folder \(dataset 'mnist'\); .* or download = true"):
+        open_data(data_settings(dataset="mnist", data_dir=str(mnist_dir / "nowhere")))
 
 
 def test_damaged_torchvision_file(data_settings: MakeSettings, mnist_dir: Path) -> None:
@@ -119,7 +121,7 @@ def test_download_fetches_every_part_once(
                 Path(root, "usps.bz2" if train else "usps.t.bz2").touch()
 
     monkeypatch.setattr("torchvision.datasets.USPS", FakeUsps)
-    settings = data_settings(dataset="usps", data_dir=str(tmp_path), download=True)
+    settings = data_settings(dataset="usps", data_dir=str(tmp_path / "new" / "data"), download=True)
     assert open_data(settings).images.shape == (4, 1, 16, 16)
     assert len(open_data(settings).labels) == 4
     assert fetched == [True, False]
