@@ -2,27 +2,27 @@
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
-CLIENTS ?= 10
+CLIENTS ?=
 CONFIG ?=
 
 export FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION := 1
 export FLWR_TELEMETRY_ENABLED := 0
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: run table reproduce test test-fast test-long fuzz lint format bench bench-report bench-deployment clean certificates demo demo-down
+.PHONY: run table reproduce test test-fast test-long fuzz lint format bench bench-report bench-deployment clean certificates demo demo-down faults
 
 $(BIN)/.installed: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet -e '.[dev]'
 	touch $@
 
-run: $(BIN)/.installed  ## a FedProto federation of 10 clients; make run CONFIG='algo="local"' CLIENTS=20
-	@$(BIN)/protofl run --clients $(CLIENTS) $(CONFIG)
+run: $(BIN)/.installed  ## a FedProto federation of 10 clients, or a recipe's; make run CONFIG='algo="local"' CLIENTS=20
+	@$(BIN)/protofl run $(CLIENTS:%=--clients %) $(CONFIG)
 
 TABLE ?= fedproto-mnist
 ARGS  ?=
 # Tables whose data and networks suit a machine without a GPU.
-REPRODUCE ?= fedproto-mnist fedproto-mnist-pu protofed fedpcl-digits fedpcl-office10 fedpcl-table5 fedpcl-table6 \
+REPRODUCE ?= side-by-side fedproto-mnist fedproto-mnist-pu protofed fedpcl-digits fedpcl-office10 fedpcl-table5 fedpcl-table6 \
     fedpcl-table12 fedpcl-table13 fedplvm-office10 fedplvm-office10-label-shift fedplvm-table3-office10 \
     fedplvm-table4-office10 fedplvm-table5-office10 fedplvm-table9-office10
 
@@ -32,7 +32,7 @@ table: $(BIN)/.installed  ## a paper's table; make table TABLE=fedtgp-fmnist DAT
 reproduce: $(BIN)/.installed  ## every table for a CPU, in days; start it again to go on; DATA_DIR holds MNIST/raw, office10, …
 	$(BIN)/protofl table $(REPRODUCE:%=configs/tables/%.yaml) --data-dir '$(DATA_DIR)' $(ARGS)
 
-test: $(BIN)/.installed  ## every test
+test: $(BIN)/.installed  ## every test but the long ones, and those that need docker or root
 	$(BIN)/python -m pytest
 
 test-fast: $(BIN)/.installed  ## without the whole-system tests
