@@ -64,7 +64,7 @@ def locate(name: str, settings: DataSettings) -> tuple[Path, ...]:
     row = SETS[name]
     if settings.download and settings.data_dir:
         Path(settings.data_dir).expanduser().mkdir(parents=True, exist_ok=True)
-    root = data_dir_of(settings, hint="; give the right one, or download = true")
+    root = data_dir_of(settings, hint=", or download = true")
     if _missing(row, _root_of(row, root)) and settings.download:
         _download(row, root)
     found = _root_of(row, root)

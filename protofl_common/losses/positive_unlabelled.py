@@ -10,13 +10,21 @@ learning from positive and unlabelled data (du Plessis et al., NeurIPS 2014), fo
 
 In words: an unlabelled sample is not of class c, except for the part π_c of them that is. Labels are hidden at
 random within each class, so π_c is the part of class c among the labelled samples: no hidden label is looked at.
+
+As in that code, −log(1 − p_c + ε) stands for −log(1 − p_c). Without ε the risk has no lower bound: it falls for ever
+as the model gets surer of the samples whose labels it knows, and drags the features along. (The code also divides the
+first expectation by C in place of |K|.)
 """
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 from torch.nn import functional
+
+EPSILON = 1e-6
 
 
 def positive_unlabelled_risk(
@@ -32,7 +40,7 @@ def positive_unlabelled_risk(
         How many samples of each class the client has labelled (n_c), and how many it has not (at least 1).
     non_negative
         Each class's difference counts as 0 where it is negative (Kiryo et al., NeurIPS 2017): the risk itself is not
-        negative, its estimate has no lower bound once the few labelled samples are known by heart.
+        negative, but its estimate is once the few labelled samples are known by heart.
 
     The expectations are the batch's sums over the numbers of U and of class c that a batch of B holds on average. So
     (without ``non_negative``) the mean over the batches of an epoch is the risk of all samples, whatever the batch
@@ -52,13 +60,13 @@ def positive_unlabelled_risk(
 
 
 def not_of_class(logits_BC: Tensor) -> Tensor:
-    """−log(1 − p_c) of every sample and class, [B, C]; for C of at least 2.
+    """−log(1 − p_c + ε) of every sample and class, [B, C]; for C of at least 2.
 
-    1 − p_c is the part of the other classes, so with the logits s this is log(1 + exp(s_c − log Σ_{j≠c} exp s_j)):
-    finite, and with gradients of at most 1, however sure the model is.
+    1 − p_c is the part of the other classes, so with the logits s, −log(1 − p_c) is log(1 + exp(s_c − log Σ_{j≠c}
+    exp s_j)): finite, and with gradients of at most 1, however sure the model is. ε bounds it by −log ε = 13.8.
     """
     classes = logits_BC.shape[1]
     itself_CC = torch.eye(classes, dtype=torch.bool, device=logits_BC.device)
     others_BCC = logits_BC.unsqueeze(1).expand(-1, classes, -1).masked_fill(itself_CC, float("-inf"))
-    against_BC: Tensor = functional.softplus(logits_BC - others_BCC.logsumexp(2))
-    return against_BC
+    against_BC = functional.softplus(logits_BC - others_BCC.logsumexp(2))
+    return -torch.logaddexp(-against_BC, against_BC.new_tensor(math.log(EPSILON)))

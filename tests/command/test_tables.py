@@ -200,7 +200,7 @@ A note.
 Ours: final head, final head of a, difference of two rows; mean ± sample standard deviation over the seeds.
 
 - FedProto (all, first, few): failed: seed 2: it exploded
-- MNIST (all, first, few): skipped: data-dir = 'data/none': there is no such folder (dataset 'mnist'); give the right one, or download = true
+- MNIST (all, first, few): skipped: data-dir = 'data/none': there is no such folder (dataset 'mnist'), or download = true
 """
 
 

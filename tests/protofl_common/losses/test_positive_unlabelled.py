@@ -12,8 +12,8 @@ from protofl_common.losses import not_of_class, positive_unlabelled_risk
 
 # three classes, of which class 2 is labelled by nobody; probabilities (1/2, 1/4, 1/4), (1/4, 1/2, 1/4), (1/4, 1/4, 1/2)
 LOGITS = torch.tensor([[2.0, 1.0, 1.0], [1.0, 2.0, 1.0], [1.0, 1.0, 2.0]], dtype=torch.float64).log()
-HALF, QUARTER = log(2), log(4 / 3)
-"""−log(1 − p) for p of 1/2 and of 1/4."""
+HALF, QUARTER = -log(1 / 2 + 1e-6), -log(3 / 4 + 1e-6)
+"""−log(1 − p + ε) for p of 1/2 and of 1/4."""
 
 
 def test_not_of_class_by_hand() -> None:
@@ -58,9 +58,9 @@ def reference(logits: np.ndarray, labels: np.ndarray, counts: np.ndarray, unlabe
         for row, label in zip(logits, labels, strict=True):
             p = np.exp(row)[c] / np.exp(row).sum()
             if label == -1:
-                risk += scale * -np.log(1 - p) / unlabelled
+                risk += scale * -np.log(1 - p + 1e-6) / unlabelled
             elif label == c:
-                risk -= counts[c] / counts.sum() * scale * -np.log(1 - p) / counts[c]
+                risk -= counts[c] / counts.sum() * scale * -np.log(1 - p + 1e-6) / counts[c]
         total += max(floor, risk)
     return total / len(held)
 
@@ -131,11 +131,13 @@ def test_batches_without_labelled_or_without_unlabelled_samples(non_negative: bo
     assert (only.item() == 0) if non_negative else (only.item() < 0)
 
 
-def test_finite_with_gradients_of_at_most_one_however_sure_the_model() -> None:
-    logits = torch.tensor([[500.0, 0.0], [-500.0, 0.0], [3e4, -3e4]], requires_grad=True)
+def test_bounded_with_gradients_of_at_most_one_however_sure_the_model() -> None:
+    """And none where it is sure: the risk's second term would fall without end."""
+    logits = torch.tensor([[500.0, 0.0], [-500.0, 0.0], [3e4, -3e4], [5.0, 0.0]], requires_grad=True)
     against = not_of_class(logits)
-    assert against[:, 0].tolist() == pytest.approx([500.0, 0.0, 6e4])
-    against.sum().backward()
+    assert against[:, 0].tolist() == pytest.approx([-log(1e-6), 0.0, -log(1e-6), 5.006567], abs=2e-4)
+    against[:, 0].sum().backward()
     assert logits.grad is not None
     assert torch.isfinite(logits.grad).all()
-    assert logits.grad.abs().max() <= 1
+    assert logits.grad[:3].abs().max() < 1e-6
+    assert 0.9 < logits.grad[3, 0] < 1
