@@ -37,7 +37,7 @@ rows:
   FedRep: {paper: [97.5]}
   FedProto: {settings: {algo: fedproto, fedproto.lambda: 0.5}}
   gain: {minus: [FedProto, Local], paper: {few: 1.5}}
-  MNIST: {settings: {dataset: mnist, partition: iid, data-dir: data/none}}
+  MNIST: {settings: {dataset: mnist, partition: iid, data-dir: data/no}}
 """
 
 
@@ -111,7 +111,7 @@ def test_what_runs(small: Path) -> None:
     assert few.config["train-samples"] == 10
     assert few.config["seed"] == 2
     assert few.config["fedproto.lambda"] == 0.5
-    assert "data-dir = 'data/none'" in by_name[("MNIST", "all")].skipped
+    assert "data-dir = 'data/no'" in by_name[("MNIST", "all")].skipped
     assert len(runs_of(cells)) == 8
 
 
@@ -200,7 +200,7 @@ A note.
 Ours: final head, final head of a, difference of two rows; mean ± sample standard deviation over the seeds.
 
 - FedProto (all, first, few): failed: seed 2: it exploded
-- MNIST (all, first, few): skipped: data-dir = 'data/none': there is no such folder (dataset 'mnist'), or download = true
+- MNIST (all, first, few): skipped: data-dir = 'data/no': there is no such folder (dataset 'mnist'), or download = true
 """
 
 
