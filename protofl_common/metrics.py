@@ -44,12 +44,12 @@ def mean_of_part(accuracies: Sequence[float], part: str) -> float:
 
 
 def of_all_sites(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The rows of ``metrics.jsonl`` in which as many sites were asked as in the last one.
+    """The rows of ``metrics.jsonl`` in which as many sites were asked, and at least as many answered, as in the last.
 
     With ``participation`` below 1 that is the final evaluation: the best of means over ever other clients would tell
     of lucky draws.
     """
-    return [row for row in rows if row["asked"] == rows[-1]["asked"]]
+    return [row for row in rows if row["asked"] == rows[-1]["asked"] and row["valid"] >= rows[-1]["valid"]]
 
 
 def human_bytes(size: float) -> str:

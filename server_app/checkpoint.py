@@ -25,11 +25,12 @@ from protofl_common.tensorfile import read_tensors, write_tensors
 FORMAT = "protofl-checkpoint-1"
 NAME = "checkpoint.safetensors"
 
-WHERE = ("out-dir", "data-dir", "cache-dir", "state-dir", "download", "device", "threads")
+WHERE = ("out-dir", "data-dir", "cache-dir", "download", "device", "threads")
 WHO = ("num-clients", "min-replies", "join-timeout", "round-timeout")
 SHOWN = ("report", "insight", "tensorboard")
 MAY_DIFFER = frozenset(("resume", "run-name", *WHERE, *WHO, *SHOWN))
-"""Settings that a resumed run may change: where things are, who is waited for and for how long, what is shown."""
+"""Settings that a resumed run may change: where things are (but not the clients' models: without them they would begin
+anew), who is waited for and for how long, what is shown."""
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy, mse_loss, normalize
+from torch.nn.functional import cross_entropy, normalize
 
 from client_app.algorithms.base import ClientAlgorithm
 from client_app.data import LabelledImages
@@ -69,7 +69,8 @@ class FedPCL(ClientAlgorithm):
         (global_1CD, held_1C) = self.tables["global"]
         if settings.loss == "ce-protodist" and bool(held_1C.any()):
             held_B = held_1C[0, labels_B]
-            terms["prototype"] = mse_loss(z_BD[held_B], global_1CD[0, labels_B[held_B]])
+            apart_BD = z_BD[held_B] - global_1CD[0, labels_B[held_B]]
+            terms["prototype"] = apart_BD.square().sum() / len(labels_B)
         return terms
 
     def local_prototypes(self) -> Prototypes:

@@ -53,21 +53,25 @@ def n_way_k_shot(pool: Pool, settings: DataSettings, clients: int, rng: Generato
     """FedProto's clients of n random classes with k training samples each.
 
     n is uniform in ``ways`` ± ``ways-stdev``, within 2 … number of classes, and k uniform in ``shots`` ±
-    ``shots-stdev`` (at least 1), both drawn for each client. With test-from = "split" a client gets so many more
-    samples that k are left for training. When a class runs out, its samples are dealt out again from the start, so
-    that clients come to share some; a client never has a sample twice, and gets all of a class that has too few.
+    ``shots-stdev`` (at least 1), both drawn for each client. When a class runs out, its samples are dealt out again
+    from the start, so that clients come to share some; a client never has a sample twice, and gets all of a class that
+    has too few. With test-from = "split" each class is split first, and the test samples, as many as
+    ``train-fraction`` says, are dealt from a deck of their own: nobody trains on what another is tested on.
     """
-    decks = {int(pool.labels[deck[0]]): _Deck(deck) for deck in by_class(pool.labels, rng)}
+    decks = by_class(pool.labels, rng)
+    known = np.ones(len(pool.rows), dtype=bool) if pool.for_training is None else pool.for_training
+    training = {int(pool.labels[deck[0]]): _Deck(deck[known[deck]]) for deck in decks}
+    testing = {int(pool.labels[deck[0]]): _Deck(deck[~known[deck]]) for deck in decks}
     high = min(len(decks), settings.ways + settings.ways_stdev)
     low = min(max(min(2, len(decks)), settings.ways - settings.ways_stdev), high)
     shares = []
     for _ in range(clients):
-        labels = rng.choice(list(decks), size=rng.integers(low, high + 1), replace=False)
+        labels = rng.choice(list(training), size=rng.integers(low, high + 1), replace=False)
         shots = rng.integers(settings.shots - settings.shots_stdev, settings.shots + settings.shots_stdev + 1)
         count = max(1, int(shots))
-        if settings.test_from == "split":
-            count = max(count + 1, round(count / settings.train_fraction))
-        shares.append(np.concatenate([decks[label].deal(count) for label in labels]))
+        more = max(1, round(count / settings.train_fraction) - count)
+        parts = [[training[label].deal(count), testing[label].deal(more)] for label in labels]
+        shares.append(np.concatenate([dealt for part in parts for dealt in part]))
     return shares
 
 
@@ -96,10 +100,10 @@ class _Deck:
         self._next = 0
 
     def deal(self, count: int) -> Ints:
-        """``count`` different samples, or all of them when there are fewer."""
+        """``count`` different samples, or all of them when there are fewer (of no sample, none)."""
         taken = self._next + np.arange(min(count, len(self._positions)))
         self._next += len(taken)
-        return self._positions[taken % len(self._positions)]
+        return self._positions[taken % max(1, len(self._positions))]
 
 
 def _unequal(deck: Ints, holders: int, rng: Generator) -> Shares:

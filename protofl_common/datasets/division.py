@@ -25,7 +25,7 @@ from protofl_common.seeding import derive_seed
 if TYPE_CHECKING:
     from protofl_common.settings import DataSettings
 
-FORMAT = 1
+FORMAT = 2
 """Raised whenever the same settings come to mean another division."""
 NOT_SHAPING = frozenset(("dataset", "data_dir", "download", "cache_dir", "image_size", "classes", "positive_rate"))
 """The data settings that the division does not depend on, except through the data themselves."""
@@ -38,6 +38,11 @@ class Share:
     train: Ints
     test: Ints
 
+
+UNSHAPED = ("iid", "feature-shift", "own")
+"""Partitions that give clients no class proportions of their own: ``train-samples`` balances the classes."""
+DEALT_AGAIN = ("n-way-k-shot",)
+"""Partitions in which clients may share samples: split into training and test samples before they are dealt out."""
 
 Finish = Callable[[StoredData, Ints, "DataSettings", np.random.Generator], Share]
 """(data, a client's rows, settings, its generator) -> its training and test rows."""
@@ -87,12 +92,17 @@ def divide(data: StoredData, settings: DataSettings, *, seed: int, clients: int,
     least = 2 if settings.test_from == "split" else 1
     if len(pool.rows) < least * clients:
         raise DataError(_too_few(f"{len(pool.rows)} samples are too few for {clients} clients", settings))
+    if settings.partition in DEALT_AGAIN and settings.test_from == "split":
+        for_training = np.zeros(len(pool.rows), dtype=bool)
+        of_split = np.random.default_rng(derive_seed(seed, "split", domain))
+        for_training[split(pool.labels, settings.train_fraction, of_split)[0]] = True
+        pool = replace(pool, for_training=for_training)
     rng = np.random.default_rng(derive_seed(seed, "partition", settings.partition, domain))
     positions = DIVIDE[settings.partition](pool, settings, clients, rng)
     for client, share in enumerate(positions):
         if len(share) < least:
             raise DataError(_too_few(f"client {client} of {clients} would have {len(share)} samples", settings))
-    finish = _finisher(data, settings, seed)
+    finish = _finisher(data, pool, settings, seed)
     return [
         finish(data, pool.rows[share], settings, np.random.default_rng(derive_seed(seed, "share", client, domain)))
         for client, share in enumerate(positions)
@@ -123,10 +133,12 @@ def _only(pool: Pool, settings: DataSettings, domain: str) -> Pool:
     return pool.only(domain)
 
 
-def _finisher(data: StoredData, settings: DataSettings, seed: int) -> Finish:
+def _finisher(data: StoredData, pool: Pool, settings: DataSettings, seed: int) -> Finish:
     """What ``test-from`` makes of a client's rows: which are for training, and what is for testing."""
     if settings.test_from == "official-all":
         return partial(_with_common_test, _common_test(data, settings, seed))
+    if pool.for_training is not None:
+        return partial(_split_before, pool.rows[pool.for_training])
     return {"split": _split, "official": _with_official_test}[settings.test_from]
 
 
@@ -134,18 +146,38 @@ def _split(data: StoredData, rows: Ints, settings: DataSettings, rng: np.random.
     """Split by ``train-fraction``; training samples beyond ``train-samples`` are used for testing."""
     labels = np.asarray(data.labels)[rows]
     train, test = split(labels, settings.train_fraction, rng)
-    kept, surplus = balanced(labels[train], settings.train_samples, rng)
+    kept, surplus = _capped(labels[train], settings, rng)
     test = np.concatenate([test, train[surplus]])
-    test = test[proportional(labels[test], settings.test_samples, rng)]
+    test = test[proportional(labels[test], settings.test_samples, rng)[0]]
     return Share(np.sort(rows[train[kept]]), np.sort(rows[test]))
+
+
+def _split_before(
+    for_training: Ints, data: StoredData, rows: Ints, settings: DataSettings, rng: np.random.Generator
+) -> Share:
+    """The split is made: ``for_training`` are the rows that somebody may train on, and nobody is tested on."""
+    labels, known = np.asarray(data.labels), np.isin(rows, for_training)
+    train, test = rows[known], rows[~known]
+    train = train[_capped(labels[train], settings, rng)[0]]
+    test = test[proportional(labels[test], settings.test_samples, rng)[0]]
+    return Share(np.sort(train), np.sort(test))
+
+
+def _capped(labels: Ints, settings: DataSettings, rng: np.random.Generator) -> tuple[Ints, Ints]:
+    """Positions of at most ``train-samples`` training samples, and those left over.
+
+    Classes are balanced, but where the partition gives each client class proportions of its own: there they stay.
+    """
+    cap = balanced if settings.partition in UNSHAPED else proportional
+    return cap(labels, settings.train_samples, rng)
 
 
 def _with_official_test(data: StoredData, rows: Ints, settings: DataSettings, rng: np.random.Generator) -> Share:
     """Train on the share, test on the official test samples of its classes, which clients have in common."""
     labels = np.asarray(data.labels)
-    train = rows[balanced(labels[rows], settings.train_samples, rng)[0]]
+    train = rows[_capped(labels[rows], settings, rng)[0]]
     test = np.flatnonzero((np.asarray(data.official) == 1) & np.isin(labels, labels[train]))
-    test = test[proportional(labels[test], settings.test_samples, rng)]
+    test = test[proportional(labels[test], settings.test_samples, rng)[0]]
     if not len(test):
         held = sorted({data.classes[label] for label in labels[train]})
         raise DataError(f"test-from = 'official': the official test part has no sample of classes {', '.join(held)}")
@@ -156,7 +188,7 @@ def _with_common_test(
     test: Ints, data: StoredData, rows: Ints, settings: DataSettings, rng: np.random.Generator
 ) -> Share:
     """Train on the share, test on what everybody tests on."""
-    train = rows[balanced(np.asarray(data.labels)[rows], settings.train_samples, rng)[0]]
+    train = rows[_capped(np.asarray(data.labels)[rows], settings, rng)[0]]
     return Share(np.sort(train), test)
 
 
@@ -164,7 +196,7 @@ def _common_test(data: StoredData, settings: DataSettings, seed: int) -> Ints:
     """The official test part, or ``test-samples`` of it: the same ones for every client."""
     test = np.flatnonzero(data.official == 1)
     rng = np.random.default_rng(derive_seed(seed, "official-all"))
-    return test[proportional(np.asarray(data.labels)[test], settings.test_samples, rng)]
+    return test[proportional(np.asarray(data.labels)[test], settings.test_samples, rng)[0]]
 
 
 def _too_few(what: str, settings: DataSettings) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from protofl_common.datasets.raw import Ints
 
@@ -20,10 +21,13 @@ class Pool:
     labels: Ints
     domains: Ints
     domain_names: tuple[str, ...]
+    for_training: NDArray[np.bool_] | None = None
+    """Bool [n]: which samples may be trained on, where that is settled before the clients' shares are."""
 
     def take(self, positions: Ints) -> Pool:
         """Only these samples."""
-        return replace(self, rows=self.rows[positions], labels=self.labels[positions], domains=self.domains[positions])
+        some = replace(self, rows=self.rows[positions], labels=self.labels[positions], domains=self.domains[positions])
+        return some if self.for_training is None else replace(some, for_training=self.for_training[positions])
 
     def only(self, domain: str) -> Pool:
         """Only the samples of one domain, as a pool of a single domain."""

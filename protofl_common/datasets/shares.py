@@ -51,12 +51,12 @@ def balanced(labels: Ints, limit: int, rng: Generator) -> tuple[Ints, Ints]:
     return _first(turns, limit, rng)
 
 
-def proportional(labels: Ints, limit: int, rng: Generator) -> Ints:
-    """At most ``limit`` positions (0: all) with about the class proportions of ``labels``."""
+def proportional(labels: Ints, limit: int, rng: Generator) -> tuple[Ints, Ints]:
+    """At most ``limit`` positions (0: all) with about the class proportions of ``labels``, and those left over."""
     turns = np.empty(len(labels))
     for positions in by_class(labels, rng):
         turns[positions] = (np.arange(len(positions)) + rng.random()) / len(positions)
-    return _first(turns, limit, rng)[0]
+    return _first(turns, limit, rng)
 
 
 def _first(turns: NDArray[np.float64], limit: int, rng: Generator) -> tuple[Ints, Ints]:

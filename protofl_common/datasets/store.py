@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 
 FORMAT = 1
 """Raised whenever the content of the files, or what a source delivers, changes."""
+MADE_BY = ("pillow", "matplotlib", "scikit-learn")
+"""Packages whose version the images depend on: they decode and resize, and the embedded data sets are made of them."""
 ARRAYS = ("images", "labels", "domains", "official")
 
 
@@ -113,7 +116,9 @@ def data_key(settings: DataSettings) -> str:
     """
     locate = SOURCES[settings.dataset].locate
     listing = [_listing(path) for path in locate(settings)] if locate else []
-    return f"{settings.dataset}-{digest(FORMAT, settings.dataset, settings.image_size, settings.classes, listing)}"
+    made_by = [version(package) for package in MADE_BY]
+    key = digest(FORMAT, settings.dataset, settings.image_size, settings.classes, listing, made_by)
+    return f"{settings.dataset}-{key}"
 
 
 def _listing(path: Path) -> list[tuple[str, int, int]]:

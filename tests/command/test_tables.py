@@ -122,6 +122,9 @@ def test_the_data_folder_takes_the_place_of_the_recipes(tmp_path: Path) -> None:
     run = plan(table, data_dir=str(tmp_path))[0].runs[1]
     assert run.config["data-dir"] == str(tmp_path / "office10")
     assert plan(table, data_dir=str(tmp_path / "elsewhere"))[0].skipped
+    (tmp_path / "subset").mkdir()
+    (tmp_path / "office10").rename(tmp_path / "subset" / "office10")
+    assert plan(table, data_dir=str(tmp_path / "subset"))[0].runs[1].name != run.name
 
 
 def test_defaults_said_aloud_and_another_place_are_the_same_run(small: Path) -> None:

@@ -16,8 +16,9 @@ def test_over_clients_by_hand() -> None:
 
 
 def test_evaluations_of_all_sites() -> None:
-    rows = [{"asked": asked, "number": number} for number, asked in enumerate((2, 3, 4, 3, 4))]
-    assert [row["number"] for row in of_all_sites(rows)] == [2, 4]
+    told = [(2, 2), (3, 3), (4, 4), (3, 3), (4, 1), (4, 3)]
+    rows = [{"asked": asked, "valid": valid, "number": number} for number, (asked, valid) in enumerate(told)]
+    assert [row["number"] for row in of_all_sites(rows)] == [2, 5]
     assert of_all_sites([]) == []
 
 

@@ -1,7 +1,7 @@
 """From a table to runs: every cell's settings checked, equal runs made once, missing data told.
 
-A run's folder is named after its settings, so tables share runs, and a table that is started again finds those that
-are finished.
+A run's folder is named after its settings and the place of its data, so tables share runs, and a table that is started
+again finds those that are finished.
 """
 
 from __future__ import annotations
@@ -158,7 +158,8 @@ def _run(config: dict[str, Scalar], federation: dict[str, Scalar], data_dir: str
     settings = Settings.from_run_config(defaults | config)
     check_data_settings(settings.data)
     what = {key: value for key, value in experiment(to_run_config(settings)).items() if value != defaults[key]}
-    told = json.dumps([sorted(what.items()), federation["num-supernodes"], said])
+    where = str(Path(settings.data.data_dir).absolute()) if settings.data.data_dir else ""
+    told = json.dumps([sorted(what.items()), federation["num-supernodes"], where])
     mark = hashlib.sha256(told.encode()).hexdigest()[:8]
     name = f"{settings.run.algo}-{settings.data.dataset}-s{settings.run.seed}-{mark}"
     return Run(name, config, federation, settings)

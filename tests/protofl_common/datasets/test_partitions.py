@@ -118,6 +118,36 @@ def test_n_way_k_shot_shares_samples_only_when_a_class_runs_out(open_all: OpenAl
     assert [counts(client).sum() for client in greedy] == [1797, 1797]
 
 
+def test_n_way_k_shot_never_trains_on_what_another_client_is_tested_on(open_all: OpenAll) -> None:
+    many = {"partition": "n-way-k-shot", "ways": 10, "ways_stdev": 0, "shots": 90}
+    everyone = open_all(3, dataset="digits", **many, **WHOLE)
+    trained, tested = (
+        set.union(*(identities(getattr(client, part)) for client in everyone))
+        for part in ("train_images", "test_images")
+    )
+    assert len(trained) < 3 * 900  # the clients do share some
+    assert not trained & tested
+
+
+@pytest.mark.parametrize("partition", ["label-shift", "feature-label-shift", "dirichlet", "pathological"])
+def test_a_cap_keeps_the_proportions_that_the_partition_gives(open_all: OpenAll, partition: str) -> None:
+    shaped = {"dataset": "digit-domains", "partition": partition, "alpha": 0.5, "test_samples": 0}
+    for capped, whole in zip(
+        open_all(5, **shaped, train_samples=40), open_all(5, **shaped, train_samples=0), strict=True
+    ):
+        found, wanted = (
+            np.bincount(client.train_labels, minlength=10) / len(client.train_labels) for client in (capped, whole)
+        )
+        assert len(capped.train_labels) <= 40
+        np.testing.assert_allclose(found, wanted, atol=1.5 / 40)
+
+
+@pytest.mark.parametrize("partition", ["iid", "feature-shift"])
+def test_a_cap_balances_the_classes_where_the_partition_gives_none(open_all: OpenAll, partition: str) -> None:
+    for client in open_all(5, dataset="digit-domains", partition=partition, train_samples=40, test_samples=0):
+        assert np.bincount(client.train_labels, minlength=10).tolist() == [4] * 10
+
+
 def test_feature_shift_deals_domains_in_turn(open_all: OpenAll) -> None:
     everyone = open_all(10, dataset="digit-domains", partition="feature-shift", **WHOLE)
     assert [client.domain for client in everyone] == ["scanned", "printed", "photo", "inverted", "coloured"] * 2

@@ -45,8 +45,9 @@ def test_thirty_over_ten_classes() -> None:
 @pytest.mark.parametrize("limit", [10, 40])
 def test_proportional(limit: int) -> None:
     labels = np.repeat([0, 1, 2], [20, 20, 160])
-    kept = proportional(labels, limit, np.random.default_rng(1))
+    kept, left = proportional(labels, limit, np.random.default_rng(1))
     assert len(kept) == limit
+    assert sorted([*kept, *left]) == list(range(200))
     np.testing.assert_allclose(np.bincount(labels[kept]), np.array([0.1, 0.1, 0.8]) * limit, atol=1)
 
 
