@@ -13,7 +13,6 @@ from client_app.algorithms.base import ClientAlgorithm
 from client_app.data import LabelledImages
 from client_app.site import Site
 from protofl_common.backbones import feature_widths
-from protofl_common.datasets import UNLABELLED
 from protofl_common.insight import MAX_FEATURES, Insight
 from protofl_common.prototypes import class_means
 from protofl_common.seeding import derive_seed
@@ -21,8 +20,7 @@ from protofl_common.seeding import derive_seed
 
 def insight_of(site: Site, algorithm: ClientAlgorithm) -> Insight:
     """Class counts and, with frozen backbones, their similarities; at level ``features`` test features too."""
-    labels_N = site.train_set.labels.cpu()
-    counts_C = labels_N[labels_N != UNLABELLED].bincount(minlength=site.num_classes)
+    counts_C = site.train_set.labels.cpu().bincount(minlength=site.num_classes)
     similarity_K = backbone_similarity(site, algorithm) if site.settings.backbones else None
     if site.insight != "features":
         return Insight(counts_C, similarity_K)

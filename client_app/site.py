@@ -44,18 +44,16 @@ class Site:
             raise SettingsError(f"node-config: site-name = {self.name!r} must be a plain name without slashes")
         self.wanted_domain = str(node.get("domain", ""))
         self.insight = self._insight(node)
-        self.arch = self._architecture(pinned="arch" in node)
+        self.arch = self._architecture()
         self.device = _device(self.settings.machine.device)
         if self.settings.machine.threads:
             torch.set_num_threads(self.settings.machine.threads)
 
-    def _architecture(self, pinned: bool) -> str:
-        """This site's own ``arch``, or the group's; algorithms that average weights use the group's first."""
+    def _architecture(self) -> str:
+        """``arch``, or the group's, whose first algorithms that average weights use; behind backbones neither."""
         model, row = self.settings.model, self.settings.row
         if self.settings.backbones:
             return PROJECTION
-        if model.arch and (pinned or not row.shares_weights):
-            return model.arch
         return model.arch or architecture_of(model.models, 0 if row.shares_weights else self.partition)
 
     def _insight(self, node: Mapping[str, object]) -> str:

@@ -19,11 +19,6 @@ class Lineage:
     """(run id, the last round of it that counts), oldest first."""
 
     @property
-    def resumed_from(self) -> int:
-        """The round after which the present Flower run began; 0 for a run that was never resumed."""
-        return self.earlier[-1][1] if self.earlier else 0
-
-    @property
     def known(self) -> set[int]:
         """All its Flower run ids."""
         return {self.run_id, *(run_id for run_id, _ in self.earlier)}

@@ -24,7 +24,7 @@ from protofl_common.options import Scalar, SettingsError, keys_of, option, read_
 NODE_OVERRIDES = ("data-dir", "arch", "device", "state-dir")
 NODE_KEYS = ("site-name", "partition-id", "num-partitions", "domain", "insight", *NODE_OVERRIDES)
 """What a site may say of itself with ``--node-config``; ``insight`` is true or false there (`client_app/site.py`)."""
-DEVICES = re.compile(r"auto|(cpu|cuda|mps|xpu)(:\d+)?")
+DEVICES = re.compile(r"auto|cpu|mps|(cuda|xpu)(:\d+)?")
 
 
 @dataclass(frozen=True)

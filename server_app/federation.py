@@ -14,6 +14,7 @@ from protofl_common.messages import RefusedMessage, SiteCard, unpack_site_card
 from protofl_common.ordering import in_order
 from protofl_common.settings import Settings
 from protofl_common.texts import printable
+from server_app.sampling import number_asked
 from server_app.screen import say
 from server_app.transport import pull_each, push_each
 
@@ -82,11 +83,20 @@ class Federation:
         if absent:
             say(f"going on without {', '.join(in_order(absent))}: not there after join-timeout")
         _check_fit(self.settings, self.cards)
+        self._check_replies()
 
     @property
     def num_partitions(self) -> int:
         """Among how many clients the data set is divided; 0 where sites bring data of their own."""
         return max((card.num_partitions for card in self.cards.values()), default=0)
+
+    def _check_replies(self) -> None:
+        """FederationError where a round asks fewer sites than it needs replies: each would be void."""
+        federation = self.settings.federation
+        asked = number_asked(len(self.cards), federation.participation)
+        if asked < federation.min_replies:
+            share = "" if federation.participation == 1 else f" (participation = {federation.participation:g})"
+            raise FederationError(f"min-replies = {federation.min_replies}: a round asks only {asked} sites{share}")
 
     def look_around(self) -> None:
         """Between and during rounds: greet who is new, and know again who is back under another node id.

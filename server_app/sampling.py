@@ -10,10 +10,15 @@ from protofl_common.ordering import in_order
 from protofl_common.seeding import derive_seed
 
 
+def number_asked(sites: int, participation: float) -> int:
+    """How many of ``sites`` take part in a round: ``participation`` of them, rounded, and at least one."""
+    return max(1, round(participation * sites))
+
+
 def sample_sites(sites: Iterable[str], participation: float, seed: int, server_round: int) -> list[str]:
-    """``max(1, round(participation · m))`` of the m sites, without replacement, in natural order."""
+    """`number_asked` of the sites, without replacement, in natural order."""
     ordered = in_order(sites)
-    number = max(1, round(participation * len(ordered)))
+    number = number_asked(len(ordered), participation)
     if number == len(ordered):
         return ordered
     generator = np.random.default_rng(derive_seed(seed, "sampling", server_round))

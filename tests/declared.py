@@ -43,13 +43,13 @@ SITE = {
     "domain": str,
     "arch": str,
     "in_channels": int,
-    "device": str,
     "image_size": int,
     "parameters": int,
     "train_samples": int,
     "test_samples": int,
     "classes": list,
     "holds": list,
+    "device": str,
 }
 
 INSIGHT: dict[str, tuple[str, ...]] = {

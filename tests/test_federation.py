@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from flwr.app import Error, Message, MessageType, RecordDict
@@ -75,6 +76,10 @@ WITHOUT_HEAD = {"fedpcl"}
 """Algorithms that train no classifier; frozen features make their prototypes useful before any training."""
 
 
+LOSSES = {algo: row.losses for algo, row in CATALOG.items()} | {"fedpcl": ("global", "local")}
+"""What the second round's training minimises, when there are prototypes; FedPCL's other terms are ablations."""
+
+
 @pytest.mark.parametrize("algo", CATALOG)
 def test_a_run_leaves_complete_results(algo: str, tmp_path: Path) -> None:
     config = run_config(tmp_path, algo=algo, rounds=3, run_name="mine")
@@ -91,6 +96,7 @@ def test_a_run_leaves_complete_results(algo: str, tmp_path: Path) -> None:
     assert (outcome.folder / "prototypes.safetensors").exists() == with_prototypes
     assert (outcome.folder / "weights.safetensors").exists() == CATALOG[algo].down.weights
     assert len(list((outcome.folder / "clients").iterdir())) == 5
+    assert outcome.rows[1]["losses"].keys() == {"total", *LOSSES[algo]}
 
 
 @pytest.mark.parametrize("algo", CATALOG)
@@ -348,6 +354,38 @@ def test_a_gpu_that_is_not_there_is_told_with_the_usual_reason(tmp_path: Path) -
 def test_too_few_clients_are_told_after_the_join_timeout(tmp_path: Path) -> None:
     config = run_config(tmp_path, num_clients=5, join_timeout=1.0)
     expect_refusal(FederationError, "3 of 5 clients were ready after 1 s (join-timeout)", config, clients=3)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"min_replies": 5}, "min-replies = 5: a round asks only 4 sites"),
+        ({"min_replies": 3, "participation": 0.5}, "a round asks only 2 sites (participation = 0.5)"),
+    ],
+)
+def test_min_replies_that_no_round_can_have_are_told(settings: dict[str, Any], said: str, tmp_path: Path) -> None:
+    expect_refusal(FederationError, said, run_config(tmp_path, **settings), clients=4)
+
+
+def test_participation_asks_a_part_of_the_sites_and_at_the_end_all(tmp_path: Path) -> None:
+    outcome = run_federation(run_config(tmp_path, participation=0.5, rounds=3), clients=5)
+    assert [row["asked"] for row in outcome.rows] == [2, 2, 2, 5]
+    assert len({tuple(row["clients"]) for row in outcome.rows[:3]}) > 1
+    best = outcome.summary["best-accuracy"]["head"]
+    assert best == {"mean": outcome.summary["accuracy"]["head"]["mean"], "after-round": 3}
+
+
+def test_fedavg_weighs_clients_by_their_samples(tmp_path: Path) -> None:
+    unequal = {"partition": "dirichlet", "alpha": 0.5, "train_samples": 0, "total_samples": 200}
+    outcome = run_federation(run_config(tmp_path, algo="fedavg", rounds=1, **unequal), clients=3)
+    replies = [reply for message, reply in outcome.grid.log if message.metadata.message_type == MessageType.TRAIN]
+    samples = np.array([reply.content.metric_records["report"]["train_samples"] for reply in replies], dtype=float)
+    assert samples.max() > 1.5 * samples.min()
+    for name, found in load_file(outcome.folder / "weights.safetensors").items():
+        arrays = [reply.content.array_records["weights"][name] for reply in replies]
+        values = np.stack([np.frombuffer(array.data, dtype="<f4").reshape(array.shape) for array in arrays])
+        wanted = np.tensordot(samples / samples.sum(), values.astype(np.float64), axes=1)
+        np.testing.assert_allclose(found.numpy(), wanted, rtol=1e-5, atol=1e-7)
 
 
 def test_sites_without_a_number_of_partitions_need_num_clients(tmp_path: Path) -> None:

@@ -46,6 +46,7 @@ def test_defaults_suit_every_algorithm_and_survive_a_round_trip(algo: str) -> No
         ("arch", "cnn5", "choose one of '', mnist-cnn, "),
         ("device", "gpu", "choose auto, cpu, cuda, cuda:N"),
         ("device", "cuda:x", "choose auto, cpu, cuda, cuda:N"),
+        ("device", "cpu:0", "choose auto, cpu, cuda, cuda:N"),
         ("run-name", "a/b", "must be a plain folder name"),
         ("resume", True, "run-name must name the run"),
         ("rounds", 0, "must be a number at least 1"),

@@ -1,0 +1,159 @@
+"""Every setting acts: changed alone, it changes what a small federation leaves behind.
+
+A function may be right, tested and called by nobody; then its setting does nothing, and only this notices.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file
+
+from protofl_common.settings import default_run_config
+from tests.harness import run_config, run_federation
+from tests.test_federation import without_times
+
+SMALL: dict[str, Any] = {"models": "mnist-cnn", "train_samples": 10, "test_samples": 20, "clients": 3}
+SHOTS = {"partition": "n-way-k-shot", "train_samples": 0, "shots": 6}
+FEW_LABELS = {"positive_rate": 0.5, "train_samples": 20}
+UNEQUAL = {"partition": "dirichlet", "alpha": 0.5, "train_samples": 0, "test_samples": 0, "total_samples": 200}
+CLUSTERS = {"algo": "fedplvm", "train_samples": 40}
+
+CASES: dict[str, tuple[dict[str, Any], Any]] = {
+    "algo": ({}, "fedavg"),
+    "rounds": ({}, 3),
+    "seed": ({}, 7),
+    "participation": ({}, 0.34),
+    "evaluate-every": ({}, 2),
+    "max-prototype-norm": ({}, 0.01),
+    "max-prototypes-per-class": (CLUSTERS, 1),
+    "max-norm-ratio": ({}, 1.0001),
+    "merging": ({}, "median"),
+    "trim-fraction": ({"merging": "trimmed-mean", "clients": 5}, 0.4),
+    "dataset": ({"partition": "iid"}, "digits"),
+    "image-size": ({}, 20),
+    "partition": ({}, "iid"),
+    "alpha": (UNEQUAL, 9.0),
+    "classes-per-client": ({"partition": "pathological"}, 4),
+    "ways": (SHOTS, 5),
+    "ways-stdev": (SHOTS, 0),
+    "shots": (SHOTS, 9),
+    "shots-stdev": (SHOTS, 3),
+    "clients-per-domain": ({}, "3,0,0,0,0"),
+    "total-samples": ({}, 200),
+    "train-samples": ({}, 20),
+    "test-samples": ({}, 30),
+    "train-fraction": ({}, 0.3),
+    "positive-rate": ({"train_samples": 20}, 0.5),
+    "models": ({}, "htcnn-1"),
+    "arch": ({}, "htcnn-1"),
+    "feature-dim": ({}, 32),
+    "head": ({}, "orthogonal-frozen"),
+    "initial-weights": ({}, "shared"),
+    "backbones": ({}, "glyphs"),
+    "local-epochs": ({}, 2),
+    "batch-size": ({}, 4),
+    "drop-last": ({"batch_size": 8}, True),
+    "optimizer": ({}, "adam"),
+    "lr": ({}, 0.02),
+    "momentum": ({"batch_size": 4}, 0.9),
+    "weight-decay": ({}, 0.1),
+    "keep-optimizer": ({}, True),
+    "predict-among": (UNEQUAL | {"partition": "pathological", "clients": 5, "rounds": 3}, "own"),
+    "pu-weight": (FEW_LABELS, 1.0),
+    "pu-risk": (FEW_LABELS | {"pu_weight": 1.0, "local_epochs": 10}, "non-negative"),
+    "fedproto.lambda": ({}, 3.0),
+    "fedproto.weighting": (UNEQUAL, "uniform"),
+    "fedproto.distance": ({}, "l1"),
+    "fedproto.granularity": ({}, "class"),
+    "fedproto-avg.lambda": ({"algo": "fedproto-avg"}, 3.0),
+    "fedproto-avg.weighting": (UNEQUAL | {"algo": "fedproto-avg"}, "uniform"),
+    "fedproto-avg.distance": ({"algo": "fedproto-avg"}, "l1"),
+    "fedproto-avg.granularity": ({"algo": "fedproto-avg"}, "class"),
+    "fedtgp.lambda": ({"algo": "fedtgp"}, 3.0),
+    "fedtgp.distance": ({"algo": "fedtgp"}, "l1"),
+    "fedtgp.granularity": ({"algo": "fedtgp"}, "sample"),
+    "fedtgp.margin": ({"algo": "fedtgp"}, "fixed"),
+    "fedtgp.margin-threshold": ({"algo": "fedtgp"}, 0.001),
+    "fedtgp.transform": ({"algo": "fedtgp"}, False),
+    "fedtgp.server-epochs": ({"algo": "fedtgp"}, 3),
+    "fedtgp.server-lr": ({"algo": "fedtgp"}, 0.5),
+    "fedtgp.server-batch-size": ({"algo": "fedtgp"}, 4),
+    "fedpcl.temperature": ({"algo": "fedpcl"}, 0.5),
+    "fedpcl.prototypes": ({"algo": "fedpcl"}, "global"),
+    "fedpcl.loss": ({"algo": "fedpcl"}, "ce-protodist"),
+    "fedpcl.denominator": ({"algo": "fedpcl"}, "all"),
+    "fedplvm.lambda": (CLUSTERS, 9.0),
+    "fedplvm.alpha": (CLUSTERS, 0.9),
+    "fedplvm.temperature": (CLUSTERS, 0.5),
+    "fedplvm.contrast": (CLUSTERS, False),
+    "fedplvm.correction": (CLUSTERS, False),
+    "fedplvm.similarity-floor": (CLUSTERS, 0.9),
+    "fedplvm.local-clusters": (CLUSTERS, "average"),
+    "fedplvm.global-clusters": (CLUSTERS, "none"),
+    "fedplvm.kmeans-clusters": (CLUSTERS | {"fedplvm__local_clusters": "kmeans"}, 3),
+    "protofed.prototypes": ({"algo": "protofed"}, "every-round"),
+}
+"""Key -> (the settings under which it acts, another value than its default)."""
+
+ELSEWHERE = {
+    "run-name out-dir": "test_federation: where the results are",
+    "resume": "test_resume",
+    "report insight tensorboard": "tests/report, test_recording",
+    "num-clients min-replies join-timeout round-timeout": "test_federation, test_communication: who is waited for",
+    "data-dir download cache-dir classes test-from": "tests/protofl_common/datasets: they need files",
+    "eval-batch-size": "test_evaluation: any value gives the same figures, up to rounding",
+    "device threads state-dir": "test_federation, tests/system: the client's machine",
+}
+
+
+def test_every_setting_is_here_or_elsewhere() -> None:
+    elsewhere = {key for keys in ELSEWHERE for key in keys.split()}
+    assert not elsewhere & CASES.keys()
+    assert elsewhere | CASES.keys() == default_run_config().keys()
+
+
+@pytest.fixture(scope="module")
+def left_behind(tmp_path_factory: pytest.TempPathFactory) -> Callable[[dict[str, Any]], object]:
+    """Settings -> everything that a run with them leaves, but the time it took; each run once."""
+    known: dict[str, object] = {}
+
+    def run(changes: dict[str, Any]) -> object:
+        name = repr(sorted(changes.items()))
+        if name not in known:
+            wanted = SMALL | changes
+            clients = wanted.pop("clients")
+            outcome = run_federation(run_config(tmp_path_factory.mktemp("run"), **wanted), clients)
+            known[name] = without_times(outcome.rows), _digests(outcome.folder)
+        return known[name]
+
+    return run
+
+
+def _digests(folder: Path) -> dict[str, str]:
+    """Of the global and the clients' prototypes and models, without what else their files tell."""
+    found = {}
+    for file in (*folder.glob("*.safetensors"), *folder.glob("clients/*/model.safetensors")):
+        if file.name != "checkpoint.safetensors":
+            for name, tensor in load_file(file).items():
+                digest = hashlib.sha256(tensor.contiguous().numpy().tobytes()).hexdigest()
+                found[f"{file.relative_to(folder)}: {name}"] = digest
+    return found
+
+
+def test_what_must_not_act_does_not(left_behind: Callable[[dict[str, Any]], object]) -> None:
+    """Nor does another folder, or time: so a difference is the setting's."""
+    for changes in ({"round_timeout": 999.0}, {"fedtgp__lambda": 9.0}, {"alpha": 9.0}):
+        assert left_behind(changes) == left_behind({})
+
+
+@pytest.mark.parametrize("key", CASES)
+def test_a_setting_acts(key: str, left_behind: Callable[[dict[str, Any]], object]) -> None:
+    under, other = CASES[key]
+    assert other != default_run_config()[key]
+    named = key.replace("-", "_").replace(".", "__")
+    assert left_behind(under | {named: other}) != left_behind(under)
