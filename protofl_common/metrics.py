@@ -52,6 +52,12 @@ def of_all_sites(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return [row for row in rows if row["asked"] == rows[-1]["asked"] and row["valid"] >= rows[-1]["valid"]]
 
 
+def best_evaluation(rows: Sequence[dict[str, Any]], kind: str) -> dict[str, Any] | None:
+    """The row of the highest mean accuracy of this kind, among those `of_all_sites`; None where there is none."""
+    evaluated = [row for row in of_all_sites(rows) if kind in row["accuracy"]]
+    return max(evaluated, key=lambda row: row["accuracy"][kind]["mean"], default=None)
+
+
 def human_bytes(size: float) -> str:
     """1536 -> ``1.5 kB`` (steps of 1000)."""
     for unit in ("B", "kB", "MB"):

@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from protofl_common.messages import Report
-from protofl_common.metrics import of_all_sites, over_clients
+from protofl_common.metrics import best_evaluation, over_clients
 from protofl_common.options import SettingsError
 from protofl_common.settings import Settings, to_run_config
 from protofl_common.tensorfile import sync, write_tensors
@@ -267,8 +267,8 @@ def _phase_totals(reports: dict[str, Report]) -> dict[str, float]:
 
 def _best(rows: list[dict[str, Any]], kind: str) -> dict[str, float]:
     """The best mean accuracy and after which round it was."""
-    evaluated = [row for row in of_all_sites(rows) if kind in row["accuracy"]]
-    best = max(evaluated, key=lambda row: row["accuracy"][kind]["mean"])
+    best = best_evaluation(rows, kind)
+    assert best is not None  # the final evaluation is one
     return {"mean": best["accuracy"][kind]["mean"], "after-round": best["evaluated-after-round"]}
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from html import escape
 from typing import Any
 
-from protofl_common.metrics import fairness, human_bytes, human_seconds, of_all_sites
+from protofl_common.metrics import best_evaluation, fairness, human_bytes, human_seconds
 from protofl_common.options import Scalar
 from protofl_common.report.figures import FIGURES
 from protofl_common.report.figures.drawing import Drawing
@@ -97,8 +97,7 @@ def _accuracies(run: Run) -> str:
         last = evaluated[-1]
         shares = [client["accuracy"][kind] for client in last["clients"].values() if kind in client["accuracy"]]
         figures, spread = last["accuracy"][kind], fairness(shares)
-        comparable = [row for row in of_all_sites(run.rows) if kind in row["accuracy"]] or [last]
-        best = max(comparable, key=lambda row: row["accuracy"][kind]["mean"])
+        best = best_evaluation(run.rows, kind) or last
         cells = [figures["mean"], figures["weighted"]]
         cells += [spread[name] for name in ("worst-10%", "worst-20%", "worst-40%", "best-10%", "std")]
         text = [kind, *(f"{100 * value:.2f}" for value in cells), f"{10_000 * spread['variance']:.1f}"]
