@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from client_app.data import LabelledImages
+from client_app.data import Samples
 from protofl_common.models import SplitModel
 from protofl_common.prototypes import ClassMeans, Prototypes, nearest_label
 
@@ -13,7 +13,7 @@ from protofl_common.prototypes import ClassMeans, Prototypes, nearest_label
 @torch.inference_mode()
 def evaluate(
     model: SplitModel,
-    data: LabelledImages,
+    data: Samples,
     batch_size: int,
     prototypes: Prototypes | None = None,
     similarity: str = "l2",
@@ -25,7 +25,7 @@ def evaluate(
     """
     model.eval()
     hits: dict[str, Tensor] = {}
-    for images, labels in zip(data.images.split(batch_size), data.labels.split(batch_size), strict=True):
+    for images, labels in zip(data.inputs.split(batch_size), data.labels.split(batch_size), strict=True):
         features = model.body(images)
         predictions = {"head": model.head(features).argmax(1)} if with_head else {}
         if prototypes is not None and len(prototypes):
@@ -36,19 +36,17 @@ def evaluate(
 
 
 @torch.inference_mode()
-def local_features(model: SplitModel, data: LabelledImages, batch_size: int) -> Tensor:
+def local_features(model: SplitModel, data: Samples, batch_size: int) -> Tensor:
     """The features [N, D] of all of ``data``, in its order, on the CPU."""
     model.eval()
-    return torch.cat([model.body(images) for images in data.images.split(batch_size)]).cpu()
+    return torch.cat([model.body(images) for images in data.inputs.split(batch_size)]).cpu()
 
 
 @torch.inference_mode()
-def local_prototypes(
-    model: SplitModel, data: LabelledImages, batch_size: int, num_classes: int, dim: int
-) -> Prototypes:
+def local_prototypes(model: SplitModel, data: Samples, batch_size: int, num_classes: int, dim: int) -> Prototypes:
     """The mean feature of each class of ``data`` under the model as it is now (FedProto Eq. 1)."""
     model.eval()
     means = ClassMeans(num_classes, dim, data.labels.device)
-    for images, labels in zip(data.images.split(batch_size), data.labels.split(batch_size), strict=True):
+    for images, labels in zip(data.inputs.split(batch_size), data.labels.split(batch_size), strict=True):
         means.add(model.body(images), labels)
     return means.result()

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
 from client_app.algorithms.base import ClientAlgorithm
-from client_app.data import LabelledImages
+from client_app.data import Samples
 from client_app.site import Site
 from protofl_common.backbones import feature_widths
 from protofl_common.insight import MAX_FEATURES, Insight
@@ -38,22 +38,22 @@ def backbone_similarity(site: Site, algorithm: ClientAlgorithm) -> Tensor:
     data, widths = site.train_set, feature_widths(site.settings.backbones)
     labels_N = data.labels.cpu()
     fused_PD = class_means(algorithm.features(data), labels_N, site.num_classes).means
-    usual_F = data.images.mean(dim=0, keepdim=True)
+    usual_F = data.inputs.mean(dim=0, keepdim=True)
     scores, start = [], 0
     for width in widths:
         alone_NF = usual_F.repeat(len(data), 1)
-        alone_NF[:, start : start + width] = data.images[:, start : start + width]
-        alone = algorithm.features(dataclasses.replace(data, images=alone_NF))
+        alone_NF[:, start : start + width] = data.inputs[:, start : start + width]
+        alone = algorithm.features(dataclasses.replace(data, inputs=alone_NF))
         alone_PD = class_means(alone, labels_N, site.num_classes).means
         scores.append(cosine_similarity(alone_PD, fused_PD, dim=1).mean())
         start += width
     return torch.stack(scores).float()
 
 
-def _some(data: LabelledImages, seed: int) -> LabelledImages:
+def _some(data: Samples, seed: int) -> Samples:
     """At most `MAX_FEATURES` samples, drawn at random, in their order."""
     if len(data) <= MAX_FEATURES:
         return data
     chosen = np.sort(np.random.default_rng(seed).choice(len(data), MAX_FEATURES, replace=False))
     rows = torch.from_numpy(chosen).to(data.labels.device)
-    return LabelledImages(data.images[rows], data.labels[rows])
+    return Samples(data.inputs[rows], data.labels[rows])

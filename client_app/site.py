@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from flwr.app import Context
 
-from client_app.data import LabelledImages, to_device, unlabelled_apart
+from client_app.data import Samples, to_device, unlabelled_apart
 from client_app.state import ClientState, StateFolder
 from protofl_common.backbones import cached_features, feature_widths
 from protofl_common.datasets import UNLABELLED, ClientData, open_client_data
@@ -80,16 +80,16 @@ class Site:
         )
 
     @cached_property
-    def train_set(self) -> LabelledImages:
+    def train_set(self) -> Samples:
         """Training images, or their features, and labels on the device."""
         return self._on_device(self.data.train_images, self.data.train_labels)
 
     @cached_property
-    def test_set(self) -> LabelledImages:
+    def test_set(self) -> Samples:
         """Test images, or their features, and labels on the device."""
         return self._on_device(self.data.test_images, self.data.test_labels)
 
-    def _on_device(self, images: np.ndarray, labels: np.ndarray) -> LabelledImages:
+    def _on_device(self, images: np.ndarray, labels: np.ndarray) -> Samples:
         names = self.settings.backbones
         if not names:
             return to_device(images, labels, self.data, self.device)

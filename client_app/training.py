@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor, nn
 
-from client_app.data import LabelledImages
+from client_app.data import Samples
 from client_app.eager import without_compiler
 from protofl_common.models import SplitModel
 from protofl_common.models.fused_linear import fused_linears
@@ -34,7 +34,7 @@ def make_optimizer(model: nn.Module, settings: TrainingSettings) -> torch.optim.
 def train(
     model: SplitModel,
     optimizer: torch.optim.Optimizer,
-    data: LabelledImages,
+    data: Samples,
     loss: Loss,
     settings: TrainingSettings,
     seed: int,
@@ -77,7 +77,7 @@ def train(
 
 
 def shuffled_batches(
-    data: LabelledImages,
+    data: Samples,
     batch_size: int,
     generator: torch.Generator,
     *,
@@ -97,5 +97,5 @@ def shuffled_batches(
         else:
             sizes.append(rest)
     order = torch.randperm(len(data), generator=generator).to(data.labels.device)[: sum(sizes)]
-    images, labels = data.images[order], data.labels[order]
+    images, labels = data.inputs[order], data.labels[order]
     yield from zip(images.split(sizes), labels.split(sizes), strict=True)

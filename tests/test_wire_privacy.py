@@ -159,7 +159,7 @@ def kept_by(outcome: Outcome, algo: str, index: int) -> tuple[np.ndarray, np.nda
     site = Site(Context(1, 1, node, RecordDict(), outcome.grid.run_config))
     site.model.load_state_dict(state)
     with torch.no_grad():
-        features = site.model.eval().body(site.train_set.images)
+        features = site.model.eval().body(site.train_set.inputs)
     if algo == "fedpcl":
         features = features / features.norm(dim=1, keepdim=True)
     return features.double().numpy(), site.train_set.labels.numpy(), state
@@ -384,7 +384,7 @@ def tells_a_path(honest: Pack) -> Pack:
 def sends_a_sample(honest: Pack) -> Pack:
     def local_prototypes(self: ClientAlgorithm) -> Prototypes:
         found: Prototypes = honest(self)
-        sample = self.model.body(self.site.train_set.images[self.site.train_set.labels == found.labels[0]][:1])
+        sample = self.model.body(self.site.train_set.inputs[self.site.train_set.labels == found.labels[0]][:1])
         means = torch.cat([sample.detach(), found.means[1:]])
         return Prototypes(means, found.labels, found.counts)
 

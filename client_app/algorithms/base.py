@@ -8,7 +8,7 @@ from __future__ import annotations
 from torch import Tensor
 from torch.nn import functional
 
-from client_app.data import LabelledImages
+from client_app.data import Samples
 from client_app.evaluation import local_features, local_prototypes
 from client_app.site import Site
 from client_app.training import LossTerms
@@ -47,7 +47,7 @@ class ClientAlgorithm:
         return True
 
     @property
-    def training_set(self) -> LabelledImages:
+    def training_set(self) -> Samples:
         """What batches are drawn from: the labelled samples, with ``pu-weight`` the unlabelled ones too."""
         data = self.site.train_set
         return data.with_unlabelled() if self.site.settings.training.pu_weight > 0 else data
@@ -79,7 +79,7 @@ class ClientAlgorithm:
         batch_size, dim = settings.training.eval_batch_size, settings.model.feature_dim
         return local_prototypes(self.model, self.site.train_set, batch_size, self.site.num_classes, dim)
 
-    def features(self, data: LabelledImages) -> Tensor:
+    def features(self, data: Samples) -> Tensor:
         """The features [N, D] of ``data`` of which prototypes are means, on the CPU."""
         return local_features(self.model, data, self.site.settings.training.eval_batch_size)
 

@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy, normalize
 
 from client_app.algorithms.base import ClientAlgorithm
-from client_app.data import LabelledImages
+from client_app.data import Samples
 from client_app.training import LossTerms
 from protofl_common.losses import prototype_contrast, supervised_contrast
 from protofl_common.messages import Payload
@@ -78,7 +78,7 @@ class FedPCL(ClientAlgorithm):
         data = self.site.train_set
         return class_means(self.features(data), data.labels.cpu(), self.site.num_classes)
 
-    def features(self, data: LabelledImages) -> Tensor:
+    def features(self, data: Samples) -> Tensor:
         """z [N, D] of ``data``, on the CPU."""
         return normalize(super().features(data), dim=1)
 

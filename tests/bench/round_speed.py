@@ -18,7 +18,7 @@ from typing import Any
 import psutil
 import torch
 
-from client_app.data import LabelledImages
+from client_app.data import Samples
 from client_app.evaluation import evaluate, local_prototypes
 from protofl_common.metrics import human_bytes
 from protofl_common.models import build_model
@@ -84,7 +84,7 @@ def compare_rounds(connection: Connection, folder: Path, data_dir: str, rounds: 
 def compare_passes(repeats: int) -> None:
     """(b): evaluation and prototype passes against the bare forward passes of the same samples, one thread."""
     torch.set_num_threads(1)
-    data = LabelledImages(torch.randn(2500, 1, 28, 28), torch.randint(0, 10, (2500,)))
+    data = Samples(torch.randn(2500, 1, 28, 28), torch.randint(0, 10, (2500,)))
     known = Prototypes(torch.randn(10, 512), torch.arange(10))
     totals: dict[str, list[float]] = {
         "prototypes": [],
@@ -99,7 +99,7 @@ def compare_passes(repeats: int) -> None:
             model = build_model(arch, in_channels=1, image_size=28, num_classes=10, feature_dim=512, seed=1).eval()
             body, head = plain_htcnn(arch, 512, 10)
 
-            def forward(parts: list[torch.nn.Module], images: torch.Tensor = data.images) -> None:
+            def forward(parts: list[torch.nn.Module], images: torch.Tensor = data.inputs) -> None:
                 with torch.inference_mode():
                     for batch in images.split(500):
                         for part in parts:

@@ -7,7 +7,7 @@ import warnings
 import numpy as np
 import torch
 
-from client_app.data import LabelledImages, to_device, unlabelled_apart
+from client_app.data import Samples, to_device, unlabelled_apart
 from protofl_common.datasets import ClientData
 
 CPU = torch.device("cpu")
@@ -24,8 +24,8 @@ def test_bytes_become_normalised_floats() -> None:
     data = some_data([0, 2, 1])
     found = to_device(data.train_images, data.train_labels, data, CPU)
     mean, std = np.array([0.2, 0.5]).reshape(1, 2, 1, 1), np.array([0.3, 0.25]).reshape(1, 2, 1, 1)
-    np.testing.assert_allclose(found.images.numpy(), (data.train_images / 255 - mean) / std, rtol=1e-5, atol=1e-6)
-    assert found.images.dtype == torch.float32
+    np.testing.assert_allclose(found.inputs.numpy(), (data.train_images / 255 - mean) / std, rtol=1e-5, atol=1e-6)
+    assert found.inputs.dtype == torch.float32
     assert found.labels.tolist() == [0, 2, 1]
     assert found.unlabelled is None
 
@@ -37,29 +37,29 @@ def test_read_only_arrays_serve_without_a_warning_and_stay_as_they_are() -> None
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         found = to_device(data.test_images, data.test_labels, data, CPU)
-    found.images.zero_()
+    found.inputs.zero_()
     np.testing.assert_array_equal(data.test_images, before)
 
 
 def test_samples_without_a_label_stand_apart_in_their_order() -> None:
     data = some_data([1, -1, 0, -1, 2])
-    whole = to_device(data.train_images, np.zeros(5, np.int64), data, CPU).images
+    whole = to_device(data.train_images, np.zeros(5, np.int64), data, CPU).inputs
     found = to_device(data.train_images, data.train_labels, data, CPU)
     assert len(found) == 3
     assert found.labels.tolist() == [1, 0, 2]
-    assert torch.equal(found.images, whole[[0, 2, 4]])
+    assert torch.equal(found.inputs, whole[[0, 2, 4]])
     assert found.unlabelled is not None
     assert torch.equal(found.unlabelled, whole[[1, 3]])
     together = found.with_unlabelled()
     assert together.labels.tolist() == [1, 0, 2, -1, -1]
-    assert torch.equal(together.images, whole[[0, 2, 4, 1, 3]])
+    assert torch.equal(together.inputs, whole[[0, 2, 4, 1, 3]])
     assert together.unlabelled is None
 
 
 def test_fully_labelled_data_are_not_touched() -> None:
     images, labels = torch.rand(3, 7), torch.tensor([0, 0, 1])
     found = unlabelled_apart(images, labels)
-    assert found.images is images
+    assert found.inputs is images
     assert found.labels is labels
     assert found.with_unlabelled() is found
 
@@ -67,7 +67,7 @@ def test_fully_labelled_data_are_not_touched() -> None:
 def test_features_are_taken_apart_like_images() -> None:
     features = torch.arange(6.0).view(3, 2)
     found = unlabelled_apart(features, torch.tensor([-1, 4, -1]))
-    assert isinstance(found, LabelledImages)
-    assert found.images.tolist() == [[2.0, 3.0]]
+    assert isinstance(found, Samples)
+    assert found.inputs.tolist() == [[2.0, 3.0]]
     assert found.unlabelled is not None
     assert found.unlabelled.tolist() == [[0.0, 1.0], [4.0, 5.0]]

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import torch
 
-from client_app.data import LabelledImages
+from client_app.data import Samples
 from client_app.evaluation import evaluate, local_prototypes
 from protofl_common.models import build_model
 from protofl_common.prototypes import Prototypes
 
 
-def setting() -> tuple[torch.nn.Module, LabelledImages]:
+def setting() -> tuple[torch.nn.Module, Samples]:
     model = build_model("mnist-cnn", in_channels=1, image_size=28, num_classes=5, feature_dim=8, seed=1)
     generator = torch.Generator().manual_seed(0)
     images = torch.randn(57, 1, 28, 28, generator=generator)
-    return model, LabelledImages(images, torch.randint(0, 5, (57,), generator=generator))
+    return model, Samples(images, torch.randint(0, 5, (57,), generator=generator))
 
 
 def test_both_accuracies_equal_plain_code_at_any_batch_size() -> None:
@@ -22,7 +22,7 @@ def test_both_accuracies_equal_plain_code_at_any_batch_size() -> None:
     known = Prototypes(torch.randn(3, 8), torch.tensor([0, 2, 4]))
     model.eval()
     with torch.no_grad():
-        z = model.body(data.images)
+        z = model.body(data.inputs)
         head = int((model.head(z).argmax(1) == data.labels).sum())
         distances = ((z[:, None] - known.means[None]) ** 2).sum(-1)
         nearest = int((known.labels[distances.argmin(1)] == data.labels).sum())
@@ -37,7 +37,7 @@ def test_local_prototypes_are_class_means_in_eval_mode() -> None:
     found = local_prototypes(model, data, 10, num_classes=5, dim=8)
     model.eval()
     with torch.no_grad():
-        z = model.body(data.images)
+        z = model.body(data.inputs)
     for label, mean, count in zip(found.labels.tolist(), found.means, found.counts.tolist(), strict=True):
         torch.testing.assert_close(mean, z[data.labels == label].mean(0), atol=1e-5, rtol=1e-5)
         assert count == int((data.labels == label).sum())

@@ -37,7 +37,7 @@ def algorithm(tmp_path: Path, algo: str = "fedproto", **changes: Any) -> ClientA
 def outputs(client: ClientAlgorithm, rows: slice = slice(None)) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Features, logits and labels of rows of the labelled (0 … 9) and unlabelled (10 … 29) training samples."""
     data = client.site.train_set.with_unlabelled()
-    features = client.model.body(data.images[rows])
+    features = client.model.body(data.inputs[rows])
     return features, client.model.head(features), data.labels[rows]
 
 
@@ -145,7 +145,7 @@ def test_prototypes_and_their_counts_are_those_of_the_labelled_samples(tmp_path:
     assert sent is not None
     assert sent.counts is not None
     assert sent.counts.tolist() == [2] * 10
-    images, labels = client.site.train_set.images, client.site.train_set.labels
+    images, labels = client.site.train_set.inputs, client.site.train_set.labels
     with torch.no_grad():
         for label, mean in zip(sent.labels.tolist(), sent.means, strict=True):
             torch.testing.assert_close(mean, client.model.body(images[labels == label]).mean(0))

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from client_app.data import LabelledImages
+from client_app.data import Samples
 from client_app.training import TrainingError, make_optimizer, shuffled_batches, train
 from protofl_common.models import SplitModel, build_model
 from protofl_common.settings import Settings, TrainingSettings, default_run_config
@@ -18,10 +18,10 @@ def settings(**changes: object) -> TrainingSettings:
     return dataclasses.replace(Settings.from_run_config(default_run_config()).training, **changes)  # type: ignore[arg-type]
 
 
-def some_data(n: int = 23) -> LabelledImages:
+def some_data(n: int = 23) -> Samples:
     generator = torch.Generator().manual_seed(0)
     images = torch.randn(n, 1, 8, 8, generator=generator)
-    return LabelledImages(images, torch.randint(0, 4, (n,), generator=generator))
+    return Samples(images, torch.randint(0, 4, (n,), generator=generator))
 
 
 def some_model(arch: str = "cnn4") -> SplitModel:
@@ -33,7 +33,7 @@ def cross_entropy(z: torch.Tensor, logits: torch.Tensor, labels: torch.Tensor) -
 
 
 def test_an_epoch_visits_every_sample_once_in_an_order_of_its_own() -> None:
-    data = LabelledImages(torch.arange(23.0).view(23, 1, 1, 1), torch.arange(23))
+    data = Samples(torch.arange(23.0).view(23, 1, 1, 1), torch.arange(23))
     generator = torch.Generator().manual_seed(5)
     first = list(shuffled_batches(data, 10, generator))
     second = list(shuffled_batches(data, 10, generator))
@@ -108,7 +108,7 @@ def test_training_equals_a_plain_loop(optimizer: str) -> None:
         order = torch.randperm(23, generator=generator)
         for start in range(0, 23, 10):
             batch = order[start : start + 10]
-            loss = functional.cross_entropy(plain(data.images[batch]), data.labels[batch])
+            loss = functional.cross_entropy(plain(data.inputs[batch]), data.labels[batch])
             step.zero_grad()
             loss.backward()
             step.step()

@@ -1,0 +1,96 @@
+"""The figures of every algorithm in small federations, to the last bit: recorded before a change, compared after it.
+
+    python -m tests.bench.golden record before.json
+    python -m tests.bench.golden compare before.json
+
+Figures belong to a machine and a PyTorch; so they are recorded where they are compared, and not kept in the repository.
+Compared are the rounds' metrics without times, the summary's accuracies, and every tensor that the server leaves.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+
+from protofl_common.catalog import CATALOG
+from tests.harness import run_config, run_federation
+from tests.test_federation import without_times
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "plain": {"train_samples": 20, "test_samples": 40},
+    "wide": {  # wide linear layers, batch normalisation's absence, unequal shares, a sample of the clients
+        "partition": "dirichlet", "alpha": 0.5, "train_samples": 0, "total_samples": 300, "test_samples": 40,
+        "models": "htcnn-3", "momentum": 0.9, "weight_decay": 0.01, "keep_optimizer": True, "participation": 0.7,
+        "batch_size": 8, "rounds": 3, "feature_dim": 32,
+    },
+    "few": {  # few labels, batch normalisation, Adam
+        "models": "resnet4-imagenet-stem", "optimizer": "adam", "lr": 0.002, "positive_rate": 0.5, "pu_weight": 0.5,
+        "train_samples": 24, "test_samples": 40, "local_epochs": 2, "keep_optimizer": True,
+    },
+}  # fmt: skip
+
+
+def figures(algo: str, settings: dict[str, Any]) -> Any:
+    """Metrics of a run, and a digest of each tensor of the files it leaves."""
+    with tempfile.TemporaryDirectory() as folder:
+        outcome = run_federation(run_config(Path(folder), algo=algo, **settings), clients=4)
+        tensors = {
+            f"{path.relative_to(outcome.folder)}:{name}": hashlib.sha256(
+                value.contiguous().numpy().tobytes()
+            ).hexdigest()
+            for path in sorted(
+                [*outcome.folder.glob("*.safetensors"), *outcome.folder.glob("clients/*/model.safetensors")]
+            )
+            if path.name != "checkpoint.safetensors"
+            for name, value in load_file(path).items()
+        }
+        summary = {key: value for key, value in outcome.summary.items() if "accuracy" in key}
+        rows = without_times(outcome.rows)
+        return json.loads(json.dumps({"rows": rows, "summary": summary, "tensors": tensors}))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("record", "compare"))
+    parser.add_argument("file", type=Path)
+    parser.add_argument("--only", help="one algorithm")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    known = json.loads(arguments.file.read_text()) if arguments.what == "compare" else {}
+    differ = 0
+    for algo in [arguments.only] if arguments.only else known or CATALOG:
+        for name, settings in SETTINGS.items():
+            found = figures(algo, settings)
+            if arguments.what == "record":
+                known.setdefault(algo, {})[name] = found
+            elif found != known[algo][name]:
+                differ += 1
+                print(f"{algo} {name}: {_first_difference(known[algo][name], found)}", flush=True)
+    if arguments.what == "record":
+        arguments.file.write_text(json.dumps(known))
+    print(f"{differ} differ" if arguments.what == "compare" else f"recorded {', '.join(known)}")
+    return int(differ > 0)
+
+
+def _first_difference(before: Any, after: Any, path: str = "") -> str:
+    if isinstance(before, dict) and isinstance(after, dict):
+        for key in before | after:
+            if before.get(key) != after.get(key):
+                return _first_difference(before.get(key), after.get(key), f"{path}/{key}")
+    if isinstance(before, list) and isinstance(after, list) and len(before) == len(after):
+        for index, (one, other) in enumerate(zip(before, after, strict=True)):
+            if one != other:
+                return _first_difference(one, other, f"{path}/{index}")
+    return f"{path}: {before!r} -> {after!r}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
