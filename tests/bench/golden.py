@@ -42,13 +42,10 @@ def figures(algo: str, settings: dict[str, Any]) -> Any:
     """Metrics of a run, and a digest of each tensor of the files it leaves."""
     with tempfile.TemporaryDirectory() as folder:
         outcome = run_federation(run_config(Path(folder), algo=algo, **settings), clients=4)
+        files = [*outcome.folder.glob("*.safetensors"), *outcome.folder.glob("clients/*/model.safetensors")]
         tensors = {
-            f"{path.relative_to(outcome.folder)}:{name}": hashlib.sha256(
-                value.contiguous().numpy().tobytes()
-            ).hexdigest()
-            for path in sorted(
-                [*outcome.folder.glob("*.safetensors"), *outcome.folder.glob("clients/*/model.safetensors")]
-            )
+            f"{path.relative_to(outcome.folder)}:{name}": hashlib.sha256(value.contiguous().numpy()).hexdigest()
+            for path in sorted(files)
             if path.name != "checkpoint.safetensors"
             for name, value in load_file(path).items()
         }
