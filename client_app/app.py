@@ -11,20 +11,22 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from flwr.app import Context, Error, Message, MessageType, RecordDict
 from flwr.clientapp import ClientApp
 
-from client_app.algorithms import ALGORITHMS
+from client_app.algorithms import client_half
 from client_app.algorithms.base import ClientAlgorithm
+from client_app.eager import without_compiler
 from client_app.evaluation import evaluate
 from client_app.handover import hand_over
 from client_app.insight import insight_of
 from client_app.site import Site
-from client_app.state import ClientState, StateError
-from client_app.training import TrainingError, make_optimizer, train
-from protofl_common.catalog import Crossing
+from client_app.state import ClientState, StateError, StateFolder
+from client_app.training import TrainingError
 from protofl_common.datasets import DataError
+from protofl_common.exchange import statistics_declared
 from protofl_common.messages import (
     Instructions,
     Payload,
@@ -38,8 +40,6 @@ from protofl_common.messages import (
 )
 from protofl_common.options import SettingsError
 from protofl_common.prototypes import Prototypes, chosen
-from protofl_common.seeding import derive_seed
-from protofl_common.tensorfile import flatten_optimizer, restore_optimizer
 from protofl_common.texts import without_paths
 
 app = ClientApp()
@@ -52,12 +52,13 @@ ERROR_CODE = 2
 @app.query()
 def introduce(message: Message, context: Context) -> Message:
     """Before the first round: who this site is. Prepares the data, so that what is wrong with them shows now."""
-    return _answer(message, lambda: RecordDict({"site": pack_site_card(Site(context).card())}))
+    return _answer(message, lambda: _introduction(context))
 
 
 @app.train()
 def train_round(message: Message, context: Context) -> Message:
     """A round: evaluate what was received, train, upload."""
+    without_compiler()
     return _answer(message, lambda: _train_round(message, context))
 
 
@@ -67,63 +68,71 @@ def final_evaluation(message: Message, context: Context) -> Message:
     return _answer(message, lambda: _final_evaluation(message, context))
 
 
+def _introduction(context: Context) -> RecordDict:
+    site = Site(context)
+    exchange = site.settings.row.exchange
+    algorithm = client_half(site.settings.row)(site, 0)
+    weights = {**algorithm.templates(exchange.down), **algorithm.templates(exchange.up)}
+    return RecordDict({"site": pack_site_card(site.card(weights))})
+
+
 def _train_round(message: Message, context: Context) -> RecordDict:
     clock = Stopwatch()
     with clock("load"):
-        site, instructions, algorithm, state = _open(message, context)
-        _ = site.train_set, site.test_set
+        site, instructions, algorithm, states = _open(message, context)
+        site.load_data()
     correct: dict[str, int] = {}
     if instructions.evaluate:
         with clock("evaluate"):
             correct = _evaluate(site, algorithm, _predicting(site, algorithm))
-    settings = site.settings.training
     with clock("train"):
-        optimizer = make_optimizer(site.model, settings)
-        if settings.keep_optimizer and state is not None:
-            restore_optimizer(optimizer, state.optimizer)
-        seed = derive_seed(site.settings.run.seed, "train", site.name, instructions.round)
-        losses = train(site.model, optimizer, algorithm.training_set, algorithm.batch_loss, settings, seed)
+        losses = algorithm.fit()
     with clock("prototypes"):
         upload = algorithm.upload()
     with clock("save"):
-        kept = flatten_optimizer(optimizer) if settings.keep_optimizer else {}
-        site.states.save(ClientState(instructions.round, site.arch, site.model.state_dict(), kept))
-    content = pack_payload(upload, site.settings.row.up)
-    content["report"] = pack_report(
-        _report(site, instructions, correct, losses, clock), site.settings.row.reported_losses
-    )
+        if tensors := algorithm.packed_state():
+            states.save(ClientState(instructions.round, site.arch, tensors))
+    row = site.settings.row
+    content = pack_payload(upload, row.exchange.up)
+    content["report"] = pack_report(_report(site, instructions, correct, losses, clock), row.reported_losses)
     return content
 
 
 def _final_evaluation(message: Message, context: Context) -> RecordDict:
     clock = Stopwatch()
     with clock("load"):
-        site, instructions, algorithm, _ = _open(message, context)
+        site, instructions, algorithm, states = _open(message, context)
         _ = site.test_set
     with clock("evaluate"):
         prototypes = _predicting(site, algorithm)
         correct = _evaluate(site, algorithm, prototypes)
-    told = Payload(insight=None if site.insight == "none" else insight_of(site, algorithm))
+    statistics = None if site.insight == "none" else insight_of(site, algorithm)
     with clock("save"):
-        hand_over(site, algorithm, prototypes, correct, instructions)
-        site.states.finish(instructions.round)
-    content = pack_payload(told, Crossing(insight=site.insight))
+        hand_over(site, algorithm, states, prototypes, correct, instructions)
+        states.finish(instructions.round)
+    content = pack_payload(Payload(insight=statistics), statistics_declared(site.insight))
     content["report"] = pack_report(_report(site, instructions, correct, {}, clock), ())
     return content
 
 
-def _open(message: Message, context: Context) -> tuple[Site, Instructions, ClientAlgorithm, ClientState | None]:
-    """The site as it was before this round, or after the last one, with what the server sent taken in."""
+def _open(message: Message, context: Context) -> tuple[Site, Instructions, ClientAlgorithm[Any], StateFolder]:
+    """The algorithm as it was before this round, or after the last one, with what the server sent taken in."""
     site = Site(context)
     instructions = unpack_instructions(message.content)
+    algorithm = client_half(site.settings.row)(site, instructions.round)
     training = message.metadata.message_type == MessageType.TRAIN
-    state = site.restore(instructions.run_name, instructions.lineage, instructions.round + (not training))
-    algorithm = ALGORITHMS[site.settings.run.algo](site, instructions.round)
-    algorithm.receive(unpack_payload(message.content, site.settings.row.down, site.limits, required=False))
-    return site, instructions, algorithm, state
+    states = site.states(instructions.run_name, instructions.lineage)
+    first_without = instructions.round if training else instructions.round + 1
+    state = states.load(first_without, site.arch, site.device) if algorithm.kept else None
+    if state is not None:
+        algorithm.restore(state.tensors, state.round)
+    down = site.settings.row.exchange.down
+    limits = site.limits(algorithm.templates(down))
+    algorithm.receive(unpack_payload(message.content, down, limits, required=False))
+    return site, instructions, algorithm, states
 
 
-def _predicting(site: Site, algorithm: ClientAlgorithm) -> Prototypes | None:
+def _predicting(site: Site, algorithm: ClientAlgorithm[Any]) -> Prototypes | None:
     """The prototypes to predict with: all, or with ``predict-among = "own"`` those of this site's classes."""
     prototypes = algorithm.prototypes_for_prediction()
     if prototypes is None or site.settings.training.predict_among == "all":
@@ -131,9 +140,9 @@ def _predicting(site: Site, algorithm: ClientAlgorithm) -> Prototypes | None:
     return chosen(prototypes, site.train_set.labels.unique())
 
 
-def _evaluate(site: Site, algorithm: ClientAlgorithm, prototypes: Prototypes | None) -> dict[str, int]:
+def _evaluate(site: Site, algorithm: ClientAlgorithm[Any], prototypes: Prototypes | None) -> dict[str, int]:
     return evaluate(
-        site.model,
+        algorithm.evaluation_model(),
         site.test_set,
         site.settings.training.eval_batch_size,
         prototypes,

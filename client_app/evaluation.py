@@ -1,4 +1,4 @@
-"""THE passes without gradient: evaluation and class prototypes."""
+"""The passes without gradient: evaluation, and the features that prototypes are made of."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch import Tensor
 
 from client_app.data import Samples
 from protofl_common.models import SplitModel
-from protofl_common.prototypes import ClassMeans, Prototypes, nearest_label
+from protofl_common.prototypes import Prototypes, nearest_label
 
 
 @torch.inference_mode()
@@ -25,8 +25,8 @@ def evaluate(
     """
     model.eval()
     hits: dict[str, Tensor] = {}
-    for images, labels in zip(data.inputs.split(batch_size), data.labels.split(batch_size), strict=True):
-        features = model.body(images)
+    for inputs, labels in zip(data.inputs.split(batch_size), data.labels.split(batch_size), strict=True):
+        features = model.body(inputs)
         predictions = {"head": model.head(features).argmax(1)} if with_head else {}
         if prototypes is not None and len(prototypes):
             predictions["prototype"] = nearest_label(features, prototypes, similarity)
@@ -39,14 +39,4 @@ def evaluate(
 def local_features(model: SplitModel, data: Samples, batch_size: int) -> Tensor:
     """The features [N, D] of all of ``data``, in its order, on the CPU."""
     model.eval()
-    return torch.cat([model.body(images) for images in data.inputs.split(batch_size)]).cpu()
-
-
-@torch.inference_mode()
-def local_prototypes(model: SplitModel, data: Samples, batch_size: int, num_classes: int, dim: int) -> Prototypes:
-    """The mean feature of each class of ``data`` under the model as it is now (FedProto Eq. 1)."""
-    model.eval()
-    means = ClassMeans(num_classes, dim, data.labels.device)
-    for images, labels in zip(data.inputs.split(batch_size), data.labels.split(batch_size), strict=True):
-        means.add(model.body(images), labels)
-    return means.result()
+    return torch.cat([model.body(inputs) for inputs in data.inputs.split(batch_size)]).cpu()

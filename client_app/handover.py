@@ -6,6 +6,7 @@ Nothing of it travels. Whether it can be written changes nothing for the federat
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,25 +14,28 @@ from torch import Tensor
 from client_app.algorithms.base import ClientAlgorithm
 from client_app.evaluation import local_features
 from client_app.site import Site
+from client_app.state import StateFolder
 from protofl_common.inference.calibration import class_scores, fit_temperature
 from protofl_common.inference.trained import WEIGHTS, ModelCard, TrainedModel
 from protofl_common.messages import Instructions
+from protofl_common.models import SplitModel
 from protofl_common.prototypes import Prototypes, distances
 from protofl_common.tensorfile import TensorFileError
 
 
 def hand_over(
     site: Site,
-    algorithm: ClientAlgorithm,
+    algorithm: ClientAlgorithm[Any],
+    states: StateFolder,
     prototypes: Prototypes | None,
     correct: dict[str, int],
     instructions: Instructions,
 ) -> None:
     """Leave the model, and the ``prototypes`` that predict; ``correct``: test images that each way got right."""
-    apart, temperature = torch.empty(0), 1.0
+    model, apart, temperature = algorithm.evaluation_model(), torch.empty(0), 1.0
     prototypes = prototypes if prototypes is not None and len(prototypes) else None
     if prototypes is not None and len(site.test_set):
-        apart, temperature = _calibrated(site, prototypes, algorithm.similarity)
+        apart, temperature = _calibrated(site, model, prototypes, algorithm.similarity)
     tested = len(site.test_set)
     data, settings = site.data, site.settings
     card = ModelCard(
@@ -55,17 +59,17 @@ def hand_over(
         test_samples=tested,
         temperature=temperature,
     )
-    trained = TrainedModel(card, site.model.state_dict(), prototypes, apart)
+    trained = TrainedModel(card, model.state_dict(), prototypes, apart)
     try:
-        trained.write(site.states.folder / WEIGHTS)
+        trained.write(states.folder / WEIGHTS)
     except TensorFileError as error:
         print(f"protofl: the trained model was not left for use: {error}", file=sys.stderr, flush=True)
 
 
-def _calibrated(site: Site, prototypes: Prototypes, similarity: str) -> tuple[Tensor, float]:
+def _calibrated(site: Site, model: SplitModel, prototypes: Prototypes, similarity: str) -> tuple[Tensor, float]:
     """Distances [n] of the test images from their nearest prototypes, ascending, and T of the probabilities."""
     test = site.test_set
-    features = local_features(site.model, test, site.settings.training.eval_batch_size).to(site.device)
+    features = local_features(model, test, site.settings.training.eval_batch_size).to(site.device)
     apart = distances(features, prototypes, similarity).cpu()
     scores = class_scores(apart, prototypes.labels.cpu(), site.num_classes)
     return apart.amin(1).sort().values, fit_temperature(scores, test.labels.cpu())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,7 +19,7 @@ from protofl_common.prototypes import class_means
 from protofl_common.seeding import derive_seed
 
 
-def insight_of(site: Site, algorithm: ClientAlgorithm) -> Insight:
+def insight_of(site: Site, algorithm: ClientAlgorithm[Any]) -> Insight:
     """Class counts and, with frozen backbones, their similarities; at level ``features`` test features too."""
     counts_C = site.train_set.labels.cpu().bincount(minlength=site.num_classes)
     similarity_K = backbone_similarity(site, algorithm) if site.settings.backbones else None
@@ -28,7 +29,7 @@ def insight_of(site: Site, algorithm: ClientAlgorithm) -> Insight:
     return Insight(counts_C, similarity_K, algorithm.features(some).float(), some.labels.cpu())
 
 
-def backbone_similarity(site: Site, algorithm: ClientAlgorithm) -> Tensor:
+def backbone_similarity(site: Site, algorithm: ClientAlgorithm[Any]) -> Tensor:
     """How alike a client's prototypes from one backbone alone and from all of them are, [K] (FedPCL, Figure 3).
 
     The inner product of unit vectors, averaged over the client's classes. "Alone" means that the features of the other

@@ -11,12 +11,12 @@ import torch
 from flwr.app import Context
 
 from client_app.data import Samples, to_device, unlabelled_apart
-from client_app.state import ClientState, StateFolder
+from client_app.state import StateFolder
 from protofl_common.backbones import cached_features, feature_widths
 from protofl_common.datasets import UNLABELLED, ClientData, open_client_data
-from protofl_common.datasets.store import cache_root
+from protofl_common.datasets.store import cache_root, digest
 from protofl_common.lineage import Lineage
-from protofl_common.messages import Limits, SiteCard, template_of
+from protofl_common.messages import Limits, SiteCard, Template
 from protofl_common.models import SplitModel, initial_model
 from protofl_common.models.groups import PROJECTION, architecture_of
 from protofl_common.options import SettingsError
@@ -54,7 +54,7 @@ class Site:
         model, row = self.settings.model, self.settings.row
         if self.settings.backbones:
             return PROJECTION
-        return model.arch or architecture_of(model.models, 0 if row.shares_weights else self.partition)
+        return model.arch or architecture_of(model.models, 0 if row.exchange.needs_one_architecture else self.partition)
 
     def _insight(self, node: Mapping[str, object]) -> str:
         """What this site tells for the report, of what the run asks for (`protofl_common.insight`).
@@ -78,6 +78,10 @@ class Site:
             num_partitions=max(1, self.num_partitions),
             domain=self.wanted_domain,
         )
+
+    def load_data(self) -> None:
+        """Read both sets now."""
+        _ = self.train_set, self.test_set
 
     @cached_property
     def train_set(self) -> Samples:
@@ -120,30 +124,21 @@ class Site:
         """C, of the whole data set."""
         return len(self.data.classes)
 
-    @property
-    def limits(self) -> Limits:
-        """What this site accepts from the server."""
-        weights = template_of(self.model.state_dict()) if self.settings.row.down.weights else {}
+    def limits(self, weights: Mapping[str, Template]) -> Limits:
+        """What this site accepts from the server; ``weights``: the arrays of each declared entry of weights."""
         federation = self.settings.federation
         clients = max(10, self.num_partitions, federation.num_clients)
         many = clients * federation.max_prototypes_per_class  # the server may hand on all that clients sent
         return Limits(self.num_classes, self.settings.model.feature_dim, weights=weights, max_per_class=many)
 
-    def restore(self, run_name: str, lineage: Lineage, before: int) -> ClientState | None:
-        """Load the model as this site left it before the round ``before``, if it had taken part in the run by then.
-
-        Where it keeps itself is `states` from then on.
-        """
+    def states(self, run_name: str, lineage: Lineage) -> StateFolder:
+        """Where this site keeps its state in the run."""
         machine = self.settings.machine
         root = Path(machine.state_dir) if machine.state_dir else Path(self.settings.run.out_dir)
-        self.states = StateFolder(root / run_name / "clients", self.name, lineage)
-        state = self.states.load(before, self.arch, self.device)
-        if state is not None:
-            self.model.load_state_dict(state.model)
-        return state
+        return StateFolder(root / run_name / "clients", self.name, lineage)
 
-    def card(self) -> SiteCard:
-        """How this site introduces itself."""
+    def card(self, weights: Mapping[str, Template]) -> SiteCard:
+        """How this site introduces itself; ``weights``: the arrays of each entry of weights that it exchanges."""
         channels, size = self.input_shape
         return SiteCard(
             name=self.name,
@@ -157,7 +152,8 @@ class Site:
             train_samples=len(self.data.train_labels),
             test_samples=len(self.data.test_labels),
             classes=self.data.classes,
-            holds=self._held() if self.settings.row.up.prototypes else (),
+            holds=self._held() if self.settings.row.sends_vectors else (),
+            weights=digest(weights) if weights else "",
             device=str(self.device),
         )
 

@@ -1,4 +1,4 @@
-"""What never leaves this client: its model and its optimizer, after the last round that counts and the one it trains.
+"""What never leaves this client: its algorithm's state, after the last round that counts and the one it trains.
 
 One file per round, ``<folder>/<site>/<round>-<Flower run id>.safetensors``. A server that died may ask for its last
 round again, and the client must then start it from where it stood before; so the state that a round started from is
@@ -8,7 +8,7 @@ kept until the next round is over. Older ones are removed: at rest there are two
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -17,7 +17,7 @@ from torch import Tensor
 from protofl_common.lineage import Lineage
 from protofl_common.tensorfile import TensorFileError, read_tensors, write_tensors
 
-FORMAT = "protofl-client-state-2"
+FORMAT = "protofl-client-state-3"
 _NAME = re.compile(r"(\d+)-(\d+)\.safetensors(\.\d+\.tmp)?")
 _Key = tuple[int, int]
 """(round, Flower run id)."""
@@ -33,8 +33,8 @@ class ClientState:
 
     round: int
     arch: str
-    model: dict[str, Tensor]
-    optimizer: dict[str, Tensor] = field(default_factory=dict)
+    tensors: dict[str, Tensor]
+    """What the algorithm names in its ``state`` (`protofl_common/attributes.py`)."""
 
 
 class StateFolder:
@@ -64,21 +64,15 @@ class StateFolder:
             raise StateError(f"{path} is not a state of this version ({FORMAT}); remove it to start afresh")
         if facts["arch"] != arch:
             raise StateError(f"{path} holds a {facts['arch']}, but this client is now a {arch}")
-        parts: dict[str, dict[str, Tensor]] = {"model": {}, "optimizer": {}}
-        for name, value in tensors.items():
-            part, _, inner = name.partition(".")
-            parts[part][inner] = value
-        return ClientState(key[0], arch, parts["model"], parts["optimizer"])
+        return ClientState(key[0], arch, tensors)
 
     def save(self, state: ClientState) -> None:
         """Keep ``state`` beside the one its round started from; StateError leaves that one as it is."""
         start = self._last(state.round)
         self._tidy(start)
-        tensors = {f"model.{name}": value for name, value in state.model.items()}
-        tensors |= {f"optimizer.{name}": value for name, value in state.optimizer.items()}
         path = self._path((state.round, self.lineage.run_id))
         try:
-            write_tensors(path, tensors, {"format": FORMAT, "round": str(state.round), "arch": state.arch})
+            write_tensors(path, state.tensors, {"format": FORMAT, "round": str(state.round), "arch": state.arch})
         except TensorFileError as error:
             kept = f"the state after round {start[0]}" if start else "no older state"
             raise StateError(f"round {state.round} is lost on this client, which keeps {kept}: {error}") from error

@@ -1,78 +1,142 @@
-"""THE training loop: every algorithm trains through it, and gives it only a loss."""
+"""The training loop. Every algorithm trains through it and gives it a loss, or a step of its own."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from client_app.data import Samples
-from client_app.eager import without_compiler
 from protofl_common.models import SplitModel
 from protofl_common.models.fused_linear import fused_linears
 from protofl_common.settings import TrainingSettings
 
 LossTerms = dict[str, Tensor]
-Loss = Callable[[Tensor, Tensor, Tensor], LossTerms]
-"""(features [B, D], logits [B, C], labels [B]) -> named scalar terms; their sum is minimised, if there are any."""
 
 
 class TrainingError(RuntimeError):
     """Training broke down; the message says where and what to try."""
 
 
-def make_optimizer(model: nn.Module, settings: TrainingSettings) -> torch.optim.Optimizer:
-    """The optimizer of the settings, over the parameters that train."""
-    without_compiler()
-    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+@dataclass(frozen=True)
+class Batch:
+    """What a loss is given: B samples, and what the model makes of them."""
+
+    inputs: Tensor
+    """[B, …]."""
+    labels: Tensor
+    """[B] int64."""
+    index: Tensor
+    """[B] int64: which samples of the training set they are, the same in every epoch and round."""
+    features: Tensor
+    """z = f(x), [B, D]."""
+    logits: Tensor
+    """g(z), [B, C]."""
+
+    def only(self, mask_B: Tensor) -> Batch:
+        """The samples that ``mask_B`` selects."""
+        return Batch(*(value[mask_B] for value in vars(self).values()))
+
+
+Loss = Callable[[Batch], LossTerms]
+"""Named scalar terms of a batch, whose sum is minimised; no terms: there is nothing to learn from it."""
+
+
+class Step:
+    """One update of the weights by one batch: forward pass, loss, backward pass, step of the optimizer.
+
+    Parameters
+    ----------
+    modules
+        All modules that the optimizer trains; the first is the model whose features and logits the loss is given.
+    optimizer
+        Over parameters of ``modules``.
+    loss
+        Of a `Batch`.
+    """
+
+    def __init__(self, modules: Sequence[nn.Module], optimizer: torch.optim.Optimizer, loss: Loss) -> None:
+        (self.model, *_), self.modules = modules, modules
+        self.optimizer, self.loss = optimizer, loss
+
+    def __call__(self, inputs: Tensor, labels: Tensor, index: Tensor) -> LossTerms:
+        """Update the weights; the terms of the loss before the update and, if there are any, their ``total``."""
+        terms = self.terms(self.model, inputs, labels, index)
+        if terms:
+            self.optimizer.zero_grad(set_to_none=True)
+            terms["total"].backward()
+            self.optimizer.step()
+        return terms
+
+    def terms(self, model: nn.Module, inputs: Tensor, labels: Tensor, index: Tensor) -> LossTerms:
+        """The loss of a batch under ``model``, with its ``total``."""
+        assert isinstance(model, SplitModel)
+        features = model.body(inputs)
+        terms = self.loss(Batch(inputs, labels, index, features, model.head(features)))
+        if not terms:
+            return {}  # nothing to learn from yet; batch normalisation has seen the batch all the same
+        total = torch.stack(list(terms.values())).sum() if len(terms) > 1 else next(iter(terms.values()))
+        return {**terms, "total": total}
+
+    def session(self) -> AbstractContextManager[object]:
+        """In force while a training loop uses this step."""
+        return nullcontext()
+
+
+class FusedStep(Step):
+    """The same, but wide linear layers take their SGD step inside the backward pass, which is faster on a CPU.
+
+    Only for losses that depend on the weights through the layers' outputs alone and use each layer once; any other is
+    a RuntimeError (`fused_linears`).
+    """
+
+    def session(self) -> AbstractContextManager[object]:
+        """While this lasts, the layers are replaced."""
+        return fused_linears(self.model, self.optimizer)
+
+
+def make_optimizer(modules: Sequence[nn.Module], settings: TrainingSettings) -> torch.optim.Optimizer:
+    """The optimizer of the settings, over the parameters of ``modules`` that train."""
+    parameters = [parameter for module in modules for parameter in module.parameters() if parameter.requires_grad]
     if settings.optimizer == "adam":
         return torch.optim.Adam(parameters, lr=settings.lr, weight_decay=settings.weight_decay)
     return torch.optim.SGD(parameters, lr=settings.lr, momentum=settings.momentum, weight_decay=settings.weight_decay)
 
 
 def train(
-    model: SplitModel,
-    optimizer: torch.optim.Optimizer,
-    data: Samples,
-    loss: Loss,
-    settings: TrainingSettings,
-    seed: int,
+    step: Step, data: Samples, settings: TrainingSettings, seed: int, epochs: int | None = None
 ) -> dict[str, float]:
-    """Train ``model`` in place for ``local-epochs`` epochs.
+    """Train the modules of ``step`` in place for ``epochs`` epochs (None: ``local-epochs``).
 
-    Wide layers take their SGD step inside the backward pass: the same step, faster, for losses that depend on the
-    weights only through the layers' outputs (any other is a RuntimeError). Returns the mean over all samples seen of
-    each loss term and of their ``total``. Raises TrainingError if the loss or a weight stops being finite.
+    Returns the mean over all samples seen of each loss term and of their ``total``. Raises TrainingError if the loss or
+    a weight stops being finite.
     """
     torch.manual_seed(seed)  # dropout
     generator = torch.Generator().manual_seed(seed)
-    joined = any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules())
+    parts = [module for one in step.modules for module in one.modules()]
+    joined = any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in parts)
     sums: dict[str, Tensor] = {}
     seen = 0
-    model.train()
-    with fused_linears(model, optimizer):
-        for epoch in range(settings.local_epochs):
-            for images, labels in shuffled_batches(
+    for module in step.modules:
+        module.train()
+    with step.session():
+        for epoch in range(settings.local_epochs if epochs is None else epochs):
+            for inputs, labels, index in shuffled_batches(
                 data, settings.batch_size, generator, no_single=joined, drop_last=settings.drop_last
             ):
                 seen += len(labels)
-                features = model.body(images)
-                terms = loss(features, model.head(features), labels)
-                if not terms:
-                    continue  # nothing to learn from yet; batch normalisation has seen the batch all the same
-                total = torch.stack(list(terms.values())).sum() if len(terms) > 1 else next(iter(terms.values()))
-                optimizer.zero_grad(set_to_none=True)
-                total.backward()
-                optimizer.step()
-                for name, value in {**terms, "total": total}.items():
+                for name, value in step(inputs, labels, index).items():
                     weighted = value.detach() * len(labels)
                     sums[name] = sums[name] + weighted if name in sums else weighted
             if sums and not torch.isfinite(sums["total"]):
                 raise TrainingError(f"the loss is no longer finite in local epoch {epoch + 1}; try a smaller lr")
-    for name, value in model.state_dict().items():
-        if not torch.isfinite(value).all():
-            raise TrainingError(f"{name} is no longer finite after training; try a smaller lr")
+    for module in step.modules:
+        for name, value in module.state_dict().items():
+            if not torch.isfinite(value).all():
+                raise TrainingError(f"{name} is no longer finite after training; try a smaller lr")
     return {name: value.item() / seen for name, value in sums.items()}
 
 
@@ -83,8 +147,8 @@ def shuffled_batches(
     *,
     no_single: bool = False,
     drop_last: bool = False,
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """One epoch: the data in a new random order, cut into batches; the last may be smaller.
+) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """One epoch: inputs, labels and indices of the data in a new random order, in batches; the last may be smaller.
 
     ``drop_last`` leaves out a smaller last batch, unless it is the only one. ``no_single`` joins a last batch of one
     sample to the one before it: batch normalisation cannot use it alone.
@@ -97,5 +161,5 @@ def shuffled_batches(
         else:
             sizes.append(rest)
     order = torch.randperm(len(data), generator=generator).to(data.labels.device)[: sum(sizes)]
-    images, labels = data.inputs[order], data.labels[order]
-    yield from zip(images.split(sizes), labels.split(sizes), strict=True)
+    inputs, labels = data.inputs[order], data.labels[order]
+    yield from zip(inputs.split(sizes), labels.split(sizes), order.split(sizes), strict=True)

@@ -1,14 +1,17 @@
 """The catalog: one row per algorithm. Its keys are the legal values of ``algo``.
 
-A row says what crosses the wire, and the wire code (`messages`) enforces it in both directions: nothing that a
-row does not declare can be packed or is accepted. The server half of an algorithm stands in
-``server_app/strategies``, the client half in ``client_app/algorithms``, under the same name.
+A row says what the halves of an algorithm exchange, and the wire code (`messages`) enforces it in both directions:
+nothing that a row does not declare can be packed or is accepted. The server half stands in ``server_app/strategies``,
+the client half in ``client_app/algorithms``, in files of the algorithm's name; the row names their classes.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from importlib import import_module
+from typing import TypeVar
 
+from protofl_common.exchange import Exchange, Vectors, VectorSets, Weights
 from protofl_common.options import option
 
 DISTANCES = ("l2", "squared-l2", "l1", "mse")
@@ -24,45 +27,30 @@ MERGINGS = ("mean", "median", "trimmed-mean")
 
 
 @dataclass(frozen=True)
-class Crossing:
-    """What one direction of an exchange carries."""
-
-    prototypes: bool = False
-    """Class prototypes: means [P, D] and labels [P]."""
-    counts: bool = False
-    """Samples behind each prototype, [P]. Some papers promise not to reveal them."""
-    weights: bool = False
-    """The whole model."""
-    many_per_class: bool = False
-    """A class may have several prototypes."""
-    local_sets: bool = False
-    """The prototypes of every client, one set each."""
-    insight: str = "none"
-    """What a client tells for the report, after the last round only (`insight.LEVELS`)."""
+class Hparams:
+    """The hyper-parameters of an algorithm; this base has none."""
 
 
 @dataclass(frozen=True)
-class NoSettings:
-    """For an algorithm without settings of its own."""
+class AlignmentHparams(Hparams):
+    """Of `losses.prototype_alignment`."""
+
+    lambda_: float = option(minimum=0)
+    distance: str = option(choices=DISTANCES)
+    granularity: str = option(choices=GRANULARITIES)
 
 
 @dataclass(frozen=True)
-class FedProtoSettings:
+class FedProtoHparams(AlignmentHparams):
     """``[tool.flwr.app.config.fedproto]``."""
 
-    lambda_: float = option(minimum=0)
     weighting: str = option(choices=("counts", "uniform"))
-    distance: str = option(choices=DISTANCES)
-    granularity: str = option(choices=GRANULARITIES)
 
 
 @dataclass(frozen=True)
-class FedTGPSettings:
+class FedTGPHparams(AlignmentHparams):
     """``[tool.flwr.app.config.fedtgp]``."""
 
-    lambda_: float = option(minimum=0)
-    distance: str = option(choices=DISTANCES)
-    granularity: str = option(choices=GRANULARITIES)
     margin: str = option(choices=("adaptive", "nearest", "fixed", "none"))
     margin_threshold: float = option(minimum=0)
     transform: bool = option()
@@ -72,7 +60,7 @@ class FedTGPSettings:
 
 
 @dataclass(frozen=True)
-class ProtoFedSettings:
+class ProtoFedHparams(Hparams):
     """``[tool.flwr.app.config.protofed]``."""
 
     prototypes: str = option(choices=("last-round", "every-round"))
@@ -83,7 +71,7 @@ class ProtoFedSettings:
 
 
 @dataclass(frozen=True)
-class FedPCLSettings:
+class FedPCLHparams(Hparams):
     """``[tool.flwr.app.config.fedpcl]``."""
 
     temperature: float = option(above=0)
@@ -93,7 +81,7 @@ class FedPCLSettings:
 
 
 @dataclass(frozen=True)
-class FedPLVMSettings:
+class FedPLVMHparams(Hparams):
     """``[tool.flwr.app.config.fedplvm]``."""
 
     lambda_: float = option(minimum=0)
@@ -113,9 +101,12 @@ class Algorithm:
 
     title: str
     paper: str
-    settings: type
-    down: Crossing
-    up: Crossing
+    client: str
+    """Its client half, as ``module:Class``."""
+    server: str
+    """Its server half. A half that adds nothing of its own need not exist: the row then names the one it inherits."""
+    hparams: type[Hparams] = Hparams
+    exchange: Exchange = field(default_factory=Exchange)
     losses: tuple[str, ...] = ("cross-entropy",)
     """Names of the loss terms that its clients report."""
     averages_prototypes: bool = False
@@ -129,49 +120,69 @@ class Algorithm:
         return ("total", "unlabelled", *self.losses)
 
     @property
-    def shares_weights(self) -> bool:
-        """Models are averaged, so every client must have the same architecture."""
-        return self.down.weights or self.up.weights
+    def several_per_class(self) -> bool:
+        """Whether clients may send several vectors of a class."""
+        return any(isinstance(entry, Vectors) and entry.several for entry in self.exchange.up.values())
+
+    @property
+    def sends_vectors(self) -> bool:
+        """Whether clients send vectors of classes, and so must say before the first round which classes they hold."""
+        return any(isinstance(entry, Vectors) for entry in self.exchange.up.values())
+
+
+Half = TypeVar("Half")
+
+
+def half(path: str, kind: type[Half]) -> type[Half]:
+    """The class that ``path`` (``module:Class``) of a row names, a subclass of ``kind``."""
+    module, _, name = path.partition(":")
+    found: type[Half] = getattr(import_module(module), name)
+    assert issubclass(found, kind), path
+    return found
 
 
 CATALOG: dict[str, Algorithm] = {
     "local": Algorithm(
         title="Local",
         paper="baseline: every client trains alone",
-        settings=NoSettings,
-        down=Crossing(),
-        up=Crossing(),
+        client="client_app.algorithms.base:ClientAlgorithm",
+        server="server_app.strategies.base:ServerStrategy",
     ),
     "fedavg": Algorithm(
         title="FedAvg",
         paper="McMahan et al., AISTATS 2017",
-        settings=NoSettings,
-        down=Crossing(weights=True),
-        up=Crossing(weights=True),
+        client="client_app.algorithms.fedavg:FedAvg",
+        server="server_app.strategies.fedavg:FedAvg",
+        exchange=Exchange(down={"weights": Weights()}, up={"weights": Weights()}),
     ),
     "fedproto": Algorithm(
         title="FedProto",
         paper="Tan et al., AAAI 2022",
-        settings=FedProtoSettings,
-        down=Crossing(prototypes=True),
-        up=Crossing(prototypes=True, counts=True),
+        client="client_app.algorithms.fedproto:FedProto",
+        server="server_app.strategies.fedproto:FedProto",
+        hparams=FedProtoHparams,
+        exchange=Exchange(down={"prototypes": Vectors()}, up={"prototypes": Vectors(counts=True)}),
         losses=("cross-entropy", "prototype"),
         averages_prototypes=True,
     ),
     "fedtgp": Algorithm(
         title="FedTGP",
         paper="Zhang et al., AAAI 2024",
-        settings=FedTGPSettings,
-        down=Crossing(prototypes=True),
-        up=Crossing(prototypes=True),
+        client="client_app.algorithms.fedtgp:FedTGP",
+        server="server_app.strategies.fedtgp:FedTGP",
+        hparams=FedTGPHparams,
+        exchange=Exchange(down={"prototypes": Vectors()}, up={"prototypes": Vectors()}),
         losses=("cross-entropy", "prototype"),
     ),
     "fedpcl": Algorithm(
         title="FedPCL",
         paper="Tan et al., NeurIPS 2022",
-        settings=FedPCLSettings,
-        down=Crossing(prototypes=True, local_sets=True),
-        up=Crossing(prototypes=True, counts=True),
+        client="client_app.algorithms.fedpcl:FedPCL",
+        server="server_app.strategies.fedpcl:FedPCL",
+        hparams=FedPCLHparams,
+        exchange=Exchange(
+            down={"prototypes": Vectors(), "local_sets": VectorSets()}, up={"prototypes": Vectors(counts=True)}
+        ),
         losses=("contrast", "global", "local", "cross-entropy", "prototype"),
         averages_prototypes=True,
         frozen_backbones=True,
@@ -179,25 +190,36 @@ CATALOG: dict[str, Algorithm] = {
     "fedplvm": Algorithm(
         title="FedPLVM",
         paper="Wang et al., NeurIPS 2024",
-        settings=FedPLVMSettings,
-        down=Crossing(weights=True, prototypes=True, many_per_class=True),
-        up=Crossing(weights=True, prototypes=True, many_per_class=True),
+        client="client_app.algorithms.fedplvm:FedPLVM",
+        server="server_app.strategies.fedplvm:FedPLVM",
+        hparams=FedPLVMHparams,
+        exchange=Exchange(
+            down={"weights": Weights(), "prototypes": Vectors(several=True)},
+            up={"weights": Weights(), "prototypes": Vectors(several=True)},
+        ),
         losses=("cross-entropy", "contrast", "correction"),
     ),
     "protofed": Algorithm(
         title="ProtoFed",
         paper="Qiao et al., Prototype Helps Federated Learning, 2023",
-        settings=ProtoFedSettings,
-        down=Crossing(weights=True, prototypes=True),
-        up=Crossing(weights=True, prototypes=True),
+        client="client_app.algorithms.protofed:ProtoFed",
+        server="server_app.strategies.protofed:ProtoFed",
+        hparams=ProtoFedHparams,
+        exchange=Exchange(
+            down={"weights": Weights(), "prototypes": Vectors()}, up={"weights": Weights(), "prototypes": Vectors()}
+        ),
         averages_prototypes=True,
     ),
     "fedproto-avg": Algorithm(
         title="FedProto + averaging",
         paper="FedProto with FedAvg's model, a baseline of FedPLVM",
-        settings=FedProtoSettings,
-        down=Crossing(weights=True, prototypes=True),
-        up=Crossing(weights=True, prototypes=True, counts=True),
+        client="client_app.algorithms.fedproto_avg:FedProtoAvg",
+        server="server_app.strategies.fedproto_avg:FedProtoAvg",
+        hparams=FedProtoHparams,
+        exchange=Exchange(
+            down={"weights": Weights(), "prototypes": Vectors()},
+            up={"weights": Weights(), "prototypes": Vectors(counts=True)},
+        ),
         losses=("cross-entropy", "prototype"),
         averages_prototypes=True,
     ),

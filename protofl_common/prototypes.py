@@ -40,31 +40,14 @@ class Prototypes:
         return Prototypes(self.means, self.labels)
 
 
-class ClassMeans:
-    """Running class means: one `index_add` per batch, so a pass over the data keeps no features."""
-
-    def __init__(self, num_classes: int, dim: int, device: torch.device | None = None) -> None:
-        self.sums_CD = torch.zeros(num_classes, dim, device=device)
-        self.counts_C = torch.zeros(num_classes, dtype=torch.int64, device=device)
-
-    def add(self, features_ND: Tensor, labels_N: Tensor) -> None:
-        """Take in a batch: features [N, D] and labels [N] int64."""
-        self.sums_CD.index_add_(0, labels_N, features_ND.to(self.sums_CD.dtype))
-        self.counts_C += torch.bincount(labels_N, minlength=len(self.counts_C))
-
-    def result(self) -> Prototypes:
-        """The mean of each class seen so far (FedProto Eq. 1), in label order, on the CPU."""
-        labels_P = torch.nonzero(self.counts_C).flatten()
-        counts_P = self.counts_C[labels_P]
-        means_PD = self.sums_CD[labels_P] / counts_P.unsqueeze(1)
-        return Prototypes(means_PD.cpu(), labels_P.cpu(), counts_P.cpu())
-
-
 def class_means(features_ND: Tensor, labels_N: Tensor, num_classes: int) -> Prototypes:
-    """The mean feature of each class present (FedProto Eq. 1)."""
-    means = ClassMeans(num_classes, features_ND.shape[1], features_ND.device)
-    means.add(features_ND, labels_N)
-    return means.result()
+    """The mean feature of each class present (FedProto Eq. 1), in label order, on the CPU."""
+    sums_CD = features_ND.new_zeros(num_classes, features_ND.shape[1], dtype=torch.float32)
+    sums_CD.index_add_(0, labels_N, features_ND.float())
+    counts_C = torch.bincount(labels_N, minlength=num_classes)
+    labels_P = torch.nonzero(counts_C).flatten()
+    means_PD = sums_CD[labels_P] / counts_C[labels_P].unsqueeze(1)
+    return Prototypes(means_PD.cpu(), labels_P.cpu(), counts_C[labels_P].cpu())
 
 
 def merge_by_class(sets: Sequence[Prototypes], weighting: str, previous: Prototypes | None = None) -> Prototypes:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from protofl_common.backbones.names import EMBEDDED, parse_backbones
-from protofl_common.catalog import CATALOG, MERGINGS, Algorithm
+from protofl_common.catalog import CATALOG, MERGINGS, Algorithm, Hparams
 from protofl_common.datasets.names import DATASETS, PARTITIONS
 from protofl_common.insight import LEVELS
 from protofl_common.models.groups import ARCHITECTURES, GROUPS, HEADS, ORTHOGONAL_SHARED
@@ -126,7 +126,7 @@ class MachineSettings:
 
 @dataclass(frozen=True)
 class Settings:
-    """Everything a run needs to know; ``algorithm`` holds the settings of the chosen algorithm only."""
+    """Everything a run needs to know; ``hparams`` are those of the chosen algorithm."""
 
     run: RunSettings
     federation: FederationSettings
@@ -134,7 +134,7 @@ class Settings:
     model: ModelSettings
     training: TrainingSettings
     machine: MachineSettings
-    algorithm: Any
+    hparams: Hparams
 
     @property
     def row(self) -> Algorithm:
@@ -168,16 +168,14 @@ class Settings:
         problems = [f"node-config: {line}; {choices}" for line in unknown_keys(node, NODE_KEYS)]
         problems += unknown_keys(config, _likely_first(str(config.get("algo"))))
         sections = {name: read_section(section, config, problems) for name, section in SECTIONS.items()}
-        tables = {
-            name: read_section(row.settings, config, problems, prefix=f"{name}.") for name, row in CATALOG.items()
-        }
+        tables = {name: read_section(row.hparams, config, problems, prefix=f"{name}.") for name, row in CATALOG.items()}
         problems += _run_problems(sections["run"])
         problems += _device_problems(sections["machine"])
         problems += _backbone_problems(sections["model"])
         problems += _merging_problems(config)
         if problems:
             raise SettingsError("\n".join(problems))
-        return cls(**sections, algorithm=tables[str(config["algo"])])  # type: ignore[arg-type]
+        return cls(**sections, hparams=tables[str(config["algo"])])  # type: ignore[arg-type]
 
 
 def _run_problems(run: RunSettings | None) -> list[str]:
@@ -229,7 +227,7 @@ SECTIONS: dict[str, type] = {
 def known_keys() -> list[str]:
     """Every key that the run configuration holds, algorithm tables included, in the order of ``pyproject.toml``."""
     general = [key for section in SECTIONS.values() for key in keys_of(section)]
-    return general + [key for name, row in CATALOG.items() for key in keys_of(row.settings, f"{name}.")]
+    return general + [key for name, row in CATALOG.items() for key in keys_of(row.hparams, f"{name}.")]
 
 
 def _likely_first(algo: str) -> list[str]:
@@ -260,5 +258,5 @@ def to_run_config(settings: Settings) -> dict[str, Scalar]:
     for name, section in SECTIONS.items():
         flat |= dict(zip(keys_of(section), dataclasses.astuple(getattr(settings, name)), strict=True))
     prefix = f"{settings.run.algo}."
-    keys = keys_of(type(settings.algorithm), prefix)
-    return flat | dict(zip(keys, dataclasses.astuple(settings.algorithm), strict=True))
+    keys = keys_of(type(settings.hparams), prefix)
+    return flat | dict(zip(keys, dataclasses.astuple(settings.hparams), strict=True))

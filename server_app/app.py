@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from typing import Any
 
-from flwr.app import ConfigRecord, Context
+from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from protofl_common.datasets import DataError, check_data_settings
@@ -16,7 +17,9 @@ from server_app.checkpoint import alone_in, starting_point
 from server_app.exchange import Exchange
 from server_app.federation import Federation, FederationError
 from server_app.results import Results, name_of_run
-from server_app.strategies import STRATEGIES
+from server_app.round import final_evaluation, train_round
+from server_app.screen import say
+from server_app.strategies import server_half
 from server_app.strategies.base import ServerStrategy
 
 app = ServerApp()
@@ -38,7 +41,7 @@ def main(grid: Grid, context: Context) -> None:
             results = Results(settings, folder, start)
             federation = Federation(grid, settings, start.lineage)
             federation.gather(start.sites, start.num_partitions)
-            strategy = STRATEGIES[settings.run.algo](federation, run_name)
+            strategy = server_half(settings.row)(federation)
             strategy.restore(start.state)
             try:
                 run_rounds(strategy, results)
@@ -50,36 +53,30 @@ def main(grid: Grid, context: Context) -> None:
         raise error.with_traceback(None) from None
 
 
-def run_rounds(strategy: ServerStrategy, results: Results) -> None:
+def run_rounds(strategy: ServerStrategy[Any], results: Results) -> None:
     """All rounds that are left and the final evaluation, with a checkpoint after each round.
 
     FederationError when several rounds in a row had too few replies.
     """
     federation, settings = strategy.federation, strategy.settings
-    exchange, timeout = Exchange(federation), settings.federation.round_timeout
-    strategy.summary()
+    exchange, run_name = Exchange(federation), results.folder.name
+    say(f"{strategy.row.title} ({strategy.row.paper})")
     results.announce(strategy)
     results.keep(results.start.round, strategy)
     void = 0
     for number in range(results.start.round + 1, settings.run.rounds + 1):
         start = time.monotonic()
         federation.await_sites()
-        messages = list(strategy.configure_train(number, None, ConfigRecord(), federation.grid))
-        replies = exchange(messages, timeout)
-        exchanged = time.monotonic()
-        _, figures = strategy.aggregate_train(number, replies)
-        done = time.monotonic()
-        strategy.outcome.late = exchange.late
-        seconds = {"total": done - start, "exchange": exchanged - start, "aggregate": done - exchanged}
-        results.add_round(number, strategy, seconds, dict(figures or {}))
+        outcome = train_round(strategy, run_name, number, exchange)
+        outcome.late = exchange.late
+        seconds = {"total": time.monotonic() - start, **outcome.seconds}
+        results.add_round(number, strategy, seconds, outcome.metrics)
         results.keep(number, strategy)
-        void = void + 1 if strategy.outcome.void else 0
+        void = void + 1 if outcome.void else 0
         if void == MAX_VOID_ROUNDS:
             few = f"{void} rounds in a row had fewer valid replies than min-replies"
             raise FederationError(f"{few}; see {results.folder}, where resume.toml lets it go on")
     start = time.monotonic()
     federation.await_sites()
-    messages = list(strategy.configure_evaluate(settings.run.rounds, None, ConfigRecord(), federation.grid))
-    strategy.aggregate_evaluate(settings.run.rounds, exchange(messages, timeout))
-    strategy.outcome.late = exchange.late
+    final_evaluation(strategy, run_name, settings.run.rounds, exchange).late = exchange.late
     results.finish(settings.run.rounds, strategy, {"total": time.monotonic() - start})

@@ -22,7 +22,7 @@ from protofl_common.options import Scalar, SettingsError
 from protofl_common.settings import Settings, to_run_config
 from protofl_common.tensorfile import read_tensors, write_tensors
 
-FORMAT = "protofl-checkpoint-1"
+FORMAT = "protofl-checkpoint-2"
 NAME = "checkpoint.safetensors"
 
 WHERE = ("out-dir", "data-dir", "cache-dir", "download", "device", "threads")

@@ -201,11 +201,14 @@ def _check_fit(settings: Settings, cards: dict[str, SiteCard]) -> None:
         {name: ", ".join(card.classes) for name, card in cards.items()},
         "set `classes` to the class names in label order",
     )
-    if settings.row.shares_weights:
+    if len({card.weights for card in cards.values()}) > 1:
         one = f"{settings.run.algo} averages weights and needs one architecture on all sites"
         _must_agree("arch", {name: card.arch for name, card in cards.items()}, one)
         inputs = {name: f"{c.in_channels}×{c.image_size}×{c.image_size}" for name, c in cards.items()}
         _must_agree("image size", inputs, "set `image-size`")
+        _must_agree(
+            "weights", {name: card.weights for name, card in cards.items()}, "these are digests of their shapes"
+        )
 
 
 def _check_division(settings: Settings, cards: dict[str, SiteCard], before: int = 0) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from flwr.app import Message
 
-from protofl_common.catalog import Crossing
+from protofl_common.exchange import Declared
 from protofl_common.insight import Insight
 from protofl_common.messages import (
     Limits,
@@ -30,8 +30,13 @@ class Upload:
     """What one client sent, checked."""
 
     site: str
-    train_samples: int
     payload: Payload
+    report: Report
+
+    @property
+    def train_samples(self) -> int:
+        """n of FedAvg's weights."""
+        return self.report.train_samples
 
 
 @dataclass
@@ -48,6 +53,10 @@ class Outcome:
     """Site -> its prototypes, of valid replies, in the order of the sites."""
     insights: dict[str, Insight] = field(default_factory=dict)
     """Site -> what it told for the report, after the last round."""
+    metrics: dict[str, float] = field(default_factory=dict)
+    """What the server's step reports."""
+    seconds: dict[str, float] = field(default_factory=dict)
+    """Of the exchange and of the server's step."""
     bytes_down: int = 0
     bytes_up: int = 0
     void: bool = False
@@ -67,12 +76,12 @@ class Expected:
     """What a valid reply of an exchange holds."""
 
     server_round: int
-    crossing: Crossing
+    declared: Declared
     limits: Limits
     losses: tuple[str, ...] = ()
     """Names of the losses that the report holds."""
     training: bool = True
-    """Whether the sites were asked to train: then everything in ``crossing`` must be there."""
+    """Whether the sites were asked to train: then everything in ``declared`` must be there."""
 
 
 def take(replies: Iterable[Message], expected: Expected, federation: Federation, outcome: Outcome) -> list[Upload]:
@@ -85,15 +94,15 @@ def take(replies: Iterable[Message], expected: Expected, federation: Federation,
             continue
         outcome.bytes_up += payload_bytes(reply.content)
         try:
-            check_size(reply.content, expected.crossing, expected.limits)
+            check_size(reply.content, expected.declared, expected.limits)
             report = unpack_report(reply.content, expected.server_round, expected.losses)
-            payload = unpack_payload(reply.content, expected.crossing, expected.limits, required=expected.training)
+            payload = unpack_payload(reply.content, expected.declared, expected.limits, required=expected.training)
             check_claims(report, payload, federation.cards[site], expected.training)
         except RefusedMessage as refusal:
             outcome.refused[site] = str(refusal)
             continue
         outcome.reports[site] = report
-        uploads.append(Upload(site, report.train_samples, payload))
+        uploads.append(Upload(site, payload, report))
     return uploads
 
 

@@ -60,14 +60,14 @@ class Recording:
                 kept.append(line + "\n")
         write_whole(self.margins, "".join(kept))
 
-    def sites(self, strategy: ServerStrategy) -> None:
+    def sites(self, strategy: ServerStrategy[Any]) -> None:
         """Before the first round: who takes part, with the division of the data as far as it is known here."""
         self.folder.mkdir(parents=True, exist_ok=True)
         cards = strategy.federation.cards
         divided = self._division(cards)
         self._write_sites(strategy, {site: {"train-classes": counts} for site, counts in divided.items()})
 
-    def add_round(self, number: int, strategy: ServerStrategy) -> None:
+    def add_round(self, number: int, strategy: ServerStrategy[Any]) -> None:
         """The margins and the client prototypes of a round, where there were any."""
         uploads, classes = strategy.outcome.uploads, strategy.num_classes
         if not uploads:
@@ -84,7 +84,7 @@ class Recording:
         more = {} if owned is None else {"global-means": owned.means, "global-labels": owned.labels}
         _write_owned(self.folder / "client-prototypes.safetensors", "means", sets, number, more)
 
-    def finish(self, strategy: ServerStrategy) -> None:
+    def finish(self, strategy: ServerStrategy[Any]) -> None:
         """After the final evaluation: who took part in the end, and what clients told."""
         insights = strategy.outcome.insights
         told: dict[str, dict[str, Any]] = {
@@ -104,7 +104,7 @@ class Recording:
             path = self.folder / "test-features.safetensors"
             _write_owned(path, "features", features, self.settings.run.rounds, {})
 
-    def _write_sites(self, strategy: ServerStrategy, told: Mapping[str, Mapping[str, Any]]) -> None:
+    def _write_sites(self, strategy: ServerStrategy[Any], told: Mapping[str, Mapping[str, Any]]) -> None:
         cards = strategy.federation.cards
         facts = {
             "algorithm": strategy.row.title,

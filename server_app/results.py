@@ -81,7 +81,7 @@ class Results:
         then = f"round {start.round + 1} is next" if start.round < rounds else "its final evaluation is next"
         say(f"resuming {self.folder.name} after round {start.round} of {rounds}; {then}")
 
-    def keep(self, number: int, strategy: ServerStrategy) -> None:
+    def keep(self, number: int, strategy: ServerStrategy[Any]) -> None:
         """Checkpoint the run after the round ``number``: from here on it can be resumed."""
         if not self.metrics.exists():
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -94,14 +94,14 @@ class Results:
             num_partitions=strategy.federation.num_partitions,
             seconds=time.monotonic() - self.began,
             metrics_bytes=self.metrics.stat().st_size,
-            state=strategy.state(),
+            state=strategy.packed_state(),
         ).write(self.folder)
         for file, name in (("settings.toml", ""), ("resume.toml", self.folder.name)):
             if not (self.folder / file).exists():
                 text = _as_toml(self.settings, self.folder / file, strategy.federation.num_partitions, name)
                 write_whole(self.folder / file, text)
 
-    def announce(self, strategy: ServerStrategy) -> None:
+    def announce(self, strategy: ServerStrategy[Any]) -> None:
         """Who takes part."""
         self.recording.sites(strategy)
         cards = strategy.federation.cards.values()
@@ -112,14 +112,14 @@ class Results:
         say("accuracies of a round are those of what the clients received at its start, before its training")
 
     def add_round(
-        self, number: int, strategy: ServerStrategy, seconds: dict[str, float], figures: dict[str, Any]
+        self, number: int, strategy: ServerStrategy[Any], seconds: dict[str, float], figures: dict[str, Any]
     ) -> None:
         """A training round."""
         outcome = strategy.outcome
         row = self._row("round", number, number - 1, outcome, seconds)
         if figures:
             row["server"] = figures
-        if strategy.row.up.many_per_class:
+        if strategy.row.several_per_class:
             for site, sent in outcome.uploads.items():
                 row["clients"][site]["prototypes-of-classes"] = sent.labels.bincount(
                     minlength=strategy.num_classes
@@ -130,7 +130,7 @@ class Results:
         left = (time.monotonic() - self.began) / number * (rounds - number)
         say(round_line(row, rounds, left))
 
-    def finish(self, number: int, strategy: ServerStrategy, seconds: dict[str, float]) -> None:
+    def finish(self, number: int, strategy: ServerStrategy[Any], seconds: dict[str, float]) -> None:
         """The final evaluation, after round ``number``: print the table, write the summary and what was learnt."""
         outcome = strategy.outcome
         row = self._row("final", number, number, outcome, seconds)
@@ -196,7 +196,7 @@ class Results:
             least = self.settings.federation.min_replies
             say(f"  void: {len(outcome.reports)} valid replies, fewer than min-replies = {least}; nothing was merged")
 
-    def _summary(self, final: dict[str, Any], strategy: ServerStrategy) -> dict[str, Any]:
+    def _summary(self, final: dict[str, Any], strategy: ServerStrategy[Any]) -> dict[str, Any]:
         rounds = [row for row in self.rows if row["kind"] == "round"]
         return {
             "algorithm": strategy.row.title,

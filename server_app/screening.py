@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Mapping
 
 import torch
 
-from protofl_common.messages import Payload, RefusedMessage, Report, SiteCard
+from protofl_common.messages import Payload, RefusedMessage, Report, SiteCard, Value
+from protofl_common.prototypes import Prototypes
 
 FEWEST = 3
 """Replies of a round from which on their median tells what is usual."""
@@ -30,19 +32,17 @@ def check_claims(report: Report, payload: Payload, card: SiteCard, training: boo
         now, before = getattr(report, what), getattr(card, what)
         if now > before:
             raise RefusedMessage(f"{what} = {now}, but it joined with {before}")
-    insight = payload.insight
+    insight = payload.statistics()
     if insight is not None and (total := float(insight.counts.double().sum())) > report.train_samples:
         raise RefusedMessage(f"insight counts of {total:g} samples, but it has {report.train_samples} for training")
     if insight is not None and insight.labels is not None and len(insight.labels) > report.test_samples:
         raise RefusedMessage(f"{len(insight.labels)} insight features, but {report.test_samples} samples for testing")
-    prototypes = payload.prototypes
-    if prototypes is None:
-        return
-    if alien := sorted(set(prototypes.labels.tolist()) - set(card.holds)):
-        names = ", ".join(card.classes[label] for label in alien[:3])
-        raise RefusedMessage(f"a prototype of a class that it did not declare when it joined: {names}")
-    if prototypes.counts is not None and (total := float(prototypes.counts.double().sum())) > report.train_samples:
-        raise RefusedMessage(f"counts of {total:g} samples, but it has {report.train_samples} for training")
+    for vectors in (value for value in payload.entries.values() if isinstance(value, Prototypes)):
+        if alien := sorted(set(vectors.labels.tolist()) - set(card.holds)):
+            names = ", ".join(card.classes[label] for label in alien[:3])
+            raise RefusedMessage(f"a prototype of a class that it did not declare when it joined: {names}")
+        if vectors.counts is not None and (total := float(vectors.counts.double().sum())) > report.train_samples:
+            raise RefusedMessage(f"counts of {total:g} samples, but it has {report.train_samples} for training")
 
 
 def outliers(payloads: Mapping[str, Payload], ratio: float) -> dict[str, str]:
@@ -52,15 +52,19 @@ def outliers(payloads: Mapping[str, Payload], ratio: float) -> dict[str, str]:
     which is that of an honest client while more than half of them are.
     """
     found: dict[str, str] = {}
-    prototypes = {site: one.prototypes for site, one in payloads.items() if one.prototypes is not None}
-    norms = {site: float(torch.linalg.vector_norm(one.means.double(), dim=1).max()) for site, one in prototypes.items()}
-    found |= _far_above(norms, ratio, "a prototype")
-    models = {site: one.weights for site, one in payloads.items() if one.weights is not None}
-    norms = {
-        site: sum(float(value.double().square().sum()) for value in one.values() if value.is_floating_point()) ** 0.5
-        for site, one in models.items()
-    }
-    return found | _far_above(norms, ratio, "a model")
+    for name in dict.fromkeys(name for payload in payloads.values() for name in payload.entries):
+        norms = {site: _norm(payload.entries[name]) for site, payload in payloads.items() if name in payload.entries}
+        found |= _far_above(norms, ratio, name)
+    return found
+
+
+def _norm(value: Value) -> float:
+    """The largest norm of a vector, or the norm of all weights together."""
+    if isinstance(value, Prototypes):
+        return float(torch.linalg.vector_norm(value.means.double(), dim=1).max())
+    tensors = value.values() if isinstance(value, dict) else ()
+    squares = [float(one.double().square().sum()) for one in tensors if one.is_floating_point()]
+    return math.sqrt(sum(squares))
 
 
 def _far_above(norms: Mapping[str, float], ratio: float, what: str) -> dict[str, str]:

@@ -1,41 +1,76 @@
 """The client's side of an algorithm: hooks, in the order in which `client_app/app.py` calls them.
 
-receive -> (evaluate with `prototypes_for_prediction`) -> loss, once per batch of the `training_set` -> upload
+restore -> receive -> (evaluate `evaluation_model`) -> fit, which asks `loss` once per batch -> upload
+
+An algorithm overrides what differs. It is built anew for every round; what shall live on stands in `state`.
 """
 
 from __future__ import annotations
 
-from torch import Tensor
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Generic, TypeVar, cast
+
+import torch
+from torch import Tensor, nn
 from torch.nn import functional
 
 from client_app.data import Samples
-from client_app.evaluation import local_features, local_prototypes
+from client_app.evaluation import local_features
+from client_app.few_labels import labelled_loss, training_set
 from client_app.site import Site
-from client_app.training import LossTerms
-from protofl_common.datasets import UNLABELLED
-from protofl_common.losses import positive_unlabelled_risk
-from protofl_common.messages import Payload
-from protofl_common.prototypes import Prototypes
+from client_app.training import Batch, FusedStep, LossTerms, Step, make_optimizer, train
+from protofl_common.attributes import pack_attributes, restore_attributes
+from protofl_common.catalog import CATALOG, Hparams
+from protofl_common.exchange import Declared, Weights
+from protofl_common.messages import Payload, StateDict, Template, part_of, template_of
+from protofl_common.models import SplitModel
+from protofl_common.models.groups import ARCHITECTURES
+from protofl_common.prototypes import Prototypes, class_means
+from protofl_common.seeding import derive_seed
+
+H = TypeVar("H", bound=Hparams)
 
 
-class ClientAlgorithm:
+class ClientAlgorithm(Generic[H]):
     """Local training alone: every hook of the simplest algorithm, to be overridden."""
 
-    global_prototypes: Prototypes | None = None
-    """What the server sent, on the device; None where it sent none."""
+    state: tuple[str, ...] = ("model",)
+    """Attributes that live on until the client's next round: modules, tensors, prototypes, optimizers, generators, and
+    dictionaries of these. A model that the server overwrites need not be among them."""
+    needs_gradients = False
+    """True where the loss or the step looks at weights or gradients (proximal terms, clipping) or uses a layer twice:
+    every gradient is then left in place until the optimizer's step."""
     similarity = "l2"
     """How prediction compares with prototypes: ``l2`` or ``cosine``."""
+    global_prototypes: Prototypes | None = None
+    """What the server sent, on the device; None where it sent none."""
+    last_round: int | None = None
+    """The client's last round before this one; None if it has no state: it has not taken part before."""
 
     def __init__(self, site: Site, round_number: int) -> None:
         self.site = site
         self.round = round_number
-        self.settings = site.settings.algorithm
-        self.model = site.model
+        self.settings = site.settings
+        self.hparams = cast(H, site.settings.hparams)
+        self.model: SplitModel = site.model
+
+    # -- before training -----------------------------------------------------------------------------------------
+
+    def restore(self, tensors: Mapping[str, Tensor], last_round: int) -> None:
+        """Be as after ``last_round``. It comes before `receive`: here the model is what this client has trained."""
+        restore_attributes(self, self.kept, tensors)
+        self.last_round = last_round
 
     def receive(self, payload: Payload) -> None:
         """Take in what the server sent, of which the base keeps prototypes; in some first rounds that is nothing."""
-        if payload.prototypes is not None:
-            self.global_prototypes = payload.prototypes.to(self.site.device)
+        prototypes = payload.vectors()
+        if prototypes is not None:
+            self.global_prototypes = prototypes.to(self.site.device)
+
+    def evaluation_model(self) -> SplitModel:
+        """The model that is evaluated, and left for use after the run."""
+        return self.model
 
     def prototypes_for_prediction(self) -> Prototypes | None:
         """Prototypes to predict with by nearest prototype, on the device; None: the head alone predicts."""
@@ -46,43 +81,72 @@ class ClientAlgorithm:
         """Whether the head is trained, so that its accuracy is worth reporting."""
         return True
 
+    # -- training ------------------------------------------------------------------------------------------------
+
     @property
-    def training_set(self) -> Samples:
-        """What batches are drawn from: the labelled samples, with ``pu-weight`` the unlabelled ones too."""
-        data = self.site.train_set
-        return data.with_unlabelled() if self.site.settings.training.pu_weight > 0 else data
+    def modules(self) -> Sequence[nn.Module]:
+        """The modules that `fit` trains with one optimizer; the first makes the features and logits of the batch."""
+        return (self.model,)
 
-    def loss(self, features_BD: Tensor, logits_BC: Tensor, labels_B: Tensor) -> LossTerms:
-        """Named scalar terms of a batch, whose sum is minimised: features z = f(x), logits g(z)."""
-        return {"cross-entropy": functional.cross_entropy(logits_BC, labels_B)}
+    @cached_property
+    def optimizer(self) -> torch.optim.Optimizer:
+        """A new one each round; with ``keep-optimizer`` it goes on as it was."""
+        return make_optimizer(self.modules, self.settings.training)
 
-    def batch_loss(self, features_BD: Tensor, logits_BC: Tensor, labels_B: Tensor) -> LossTerms:
-        """What the training loop asks for: `loss` of the batch's labelled samples (the others' label is -1).
+    def loss(self, batch: Batch) -> LossTerms:
+        """Named scalar terms of a batch of labelled samples, whose sum is minimised."""
+        return {"cross-entropy": functional.cross_entropy(batch.logits, batch.labels)}
 
-        With ``pu-weight`` FedPU's risk of the unlabelled ones is added; no terms mean that there is nothing to learn.
-        """
-        hidden, settings = self.site.train_set.unlabelled, self.site.settings.training
-        if hidden is None:
-            return self.loss(features_BD, logits_BC, labels_B)
-        known_B = labels_B != UNLABELLED
-        terms = self.loss(features_BD[known_B], logits_BC[known_B], labels_B[known_B]) if bool(known_B.any()) else {}
-        if settings.pu_weight > 0:
-            counts_C = self.site.train_set.labels.bincount(minlength=self.site.num_classes)
-            bounded = settings.pu_risk == "non-negative"
-            risk = positive_unlabelled_risk(logits_BC, labels_B, counts_C, len(hidden), bounded)
-            terms["unlabelled"] = settings.pu_weight * risk
-        return terms
+    def step(self) -> Step:
+        """The update by one batch. The fused one is used where it is known to be right: with parts of the catalog."""
+        known = self.settings.run.algo in CATALOG and self.site.arch in ARCHITECTURES
+        data, training = self.site.train_set, self.settings.training
+        loss = labelled_loss(self.loss, data, training, self.site.num_classes)
+        return (FusedStep if known and not self.needs_gradients else Step)(self.modules, self.optimizer, loss)
 
-    def local_prototypes(self) -> Prototypes:
-        """The class means of this client's training data under its model as it is now: one pass."""
-        settings = self.site.settings
-        batch_size, dim = settings.training.eval_batch_size, settings.model.feature_dim
-        return local_prototypes(self.model, self.site.train_set, batch_size, self.site.num_classes, dim)
+    def fit(self) -> dict[str, float]:
+        """Train for a round; the mean of each loss term, which the catalog's row names."""
+        return self.train(self.step())
 
-    def features(self, data: Samples) -> Tensor:
-        """The features [N, D] of ``data`` of which prototypes are means, on the CPU."""
-        return local_features(self.model, data, self.site.settings.training.eval_batch_size)
+    def train(self, step: Step, epochs: int | None = None, purpose: str = "train") -> dict[str, float]:
+        """The training loop over this client's data; a second one in a round needs another ``purpose`` (its seed)."""
+        seed = derive_seed(self.settings.run.seed, purpose, self.site.name, self.round)
+        data = training_set(self.site.train_set, self.settings.training)
+        return train(step, data, self.settings.training, seed, epochs)
+
+    # -- after training ------------------------------------------------------------------------------------------
 
     def upload(self) -> Payload:
         """What goes to the server after training; the catalog's row says what may."""
         return Payload()
+
+    def weights(self, name: str = "weights") -> StateDict:
+        """What the catalog's row declares under ``name`` for the upload."""
+        entry = self.settings.row.exchange.up[name]
+        assert isinstance(entry, Weights)
+        return part_of(getattr(self, entry.of), entry)
+
+    def local_prototypes(self) -> Prototypes:
+        """The class means of this client's training data under its model as it is now: one pass (FedProto Eq. 1)."""
+        data = self.site.train_set
+        return class_means(self.features(data), data.labels.cpu(), self.site.num_classes)
+
+    def features(self, data: Samples) -> Tensor:
+        """The features [N, D] of ``data`` of which prototypes are means, on the CPU."""
+        return local_features(self.model, data, self.settings.training.eval_batch_size)
+
+    # -- what the app asks ---------------------------------------------------------------------------------------
+
+    @property
+    def kept(self) -> tuple[str, ...]:
+        """All attributes that live on."""
+        return (*self.state, "optimizer") if self.settings.training.keep_optimizer else self.state
+
+    def packed_state(self) -> dict[str, Tensor]:
+        """The attributes that live on, as tensors of a file."""
+        return pack_attributes(self, self.kept)
+
+    def templates(self, declared: Declared) -> dict[str, Template]:
+        """Name, dtype and shape of every array of the declared weights."""
+        weights = {name: entry for name, entry in declared.items() if isinstance(entry, Weights)}
+        return {name: template_of(part_of(getattr(self, entry.of), entry)) for name, entry in weights.items()}

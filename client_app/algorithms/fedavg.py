@@ -7,19 +7,21 @@ Buffers (batch-normalisation statistics) travel and are averaged with the weight
 
 from __future__ import annotations
 
-from client_app.algorithms.base import ClientAlgorithm
+from client_app.algorithms.base import ClientAlgorithm, H
 from protofl_common.messages import Payload
 
 
-class FedAvg(ClientAlgorithm):
+class FedAvg(ClientAlgorithm[H]):
     """Cross-entropy, starting each round from the global model."""
 
+    state: tuple[str, ...] = ()
+
     def receive(self, payload: Payload) -> None:
-        """Become the global model."""
+        """Become the global model, as far as the catalog's row shares it."""
         super().receive(payload)
-        if payload.weights is not None:
-            self.model.load_state_dict(payload.weights)
+        if (weights := payload.weights()) is not None:
+            self.model.load_state_dict(self.model.state_dict() | weights)
 
     def upload(self) -> Payload:
-        """The whole model."""
-        return Payload(weights=dict(self.model.state_dict()))
+        """The model, or its declared parts."""
+        return Payload(weights=self.weights())

@@ -25,13 +25,14 @@ from torch.nn.functional import cross_entropy, normalize
 
 from client_app.algorithms.base import ClientAlgorithm
 from client_app.data import Samples
-from client_app.training import LossTerms
+from client_app.training import Batch, LossTerms
+from protofl_common.catalog import FedPCLHparams
 from protofl_common.losses import prototype_contrast, supervised_contrast
 from protofl_common.messages import Payload
-from protofl_common.prototypes import Prototypes, by_class, class_means
+from protofl_common.prototypes import Prototypes, by_class
 
 
-class FedPCL(ClientAlgorithm):
+class FedPCL(ClientAlgorithm[FedPCLHparams]):
     """Contrast with the global and with every client's prototypes; prediction with its own."""
 
     similarity = "cosine"
@@ -39,58 +40,57 @@ class FedPCL(ClientAlgorithm):
     def receive(self, payload: Payload) -> None:
         """Keep C̄ and the C_p as tables by class, of unit length."""
         super().receive(payload)
-        self.tables = {"global": self._table((payload.prototypes,) if payload.prototypes else ())}
-        self.tables["local"] = self._table(payload.local_sets)
-        wanted = self.settings.prototypes
-        self.terms = [name for name in ("global", "local") if wanted in (name, "both")]
+        own = payload.vectors()
+        self.tables = {"global": self._table((own,) if own else ()), "local": self._table(payload.sets("local_sets"))}
 
     @property
     def predicts_with_head(self) -> bool:
         """Only the ablations with cross-entropy train the classifier."""
-        return str(self.settings.loss).startswith("ce")
+        return self.hparams.loss.startswith("ce")
 
     def prototypes_for_prediction(self) -> Prototypes:
         """This client's own prototypes, under its model as it is now."""
         return self.local_prototypes().to(self.site.device)
 
-    def loss(self, features_BD: Tensor, logits_BC: Tensor, labels_B: Tensor) -> LossTerms:
+    def loss(self, batch: Batch) -> LossTerms:
         """Eq. 10, or the loss of an ablation."""
-        settings, z_BD = self.settings, normalize(features_BD, dim=1)
-        if settings.loss == "supcon":
-            return {"contrast": supervised_contrast(z_BD, labels_B, settings.temperature)}
-        if settings.loss == "contrast":
-            tables = {name: self.tables[name] for name in self.terms if self.global_prototypes is not None}
-            with_own = settings.denominator == "all"
-            return {
-                name: prototype_contrast(z_BD, labels_B, sets, held, settings.temperature, with_own)
-                for name, (sets, held) in tables.items()
-            }
-        terms = {"cross-entropy": cross_entropy(logits_BC, labels_B)}
-        (global_1CD, held_1C) = self.tables["global"]
-        if settings.loss == "ce-protodist" and bool(held_1C.any()):
-            held_B = held_1C[0, labels_B]
-            apart_BD = z_BD[held_B] - global_1CD[0, labels_B[held_B]]
-            terms["prototype"] = apart_BD.square().sum() / len(labels_B)
+        hparams, labels_B, z_BD = self.hparams, batch.labels, normalize(batch.features, dim=1)
+        if hparams.loss == "supcon":
+            return {"contrast": supervised_contrast(z_BD, labels_B, hparams.temperature)}
+        if hparams.loss == "contrast":
+            return self._contrast(z_BD, labels_B)
+        terms = {"cross-entropy": cross_entropy(batch.logits, labels_B)}
+        (global_1CD, mask_1C) = self.tables["global"]
+        if hparams.loss == "ce-protodist" and bool(mask_1C.any()):
+            mask_B = mask_1C[0, labels_B]
+            difference_BD = z_BD[mask_B] - global_1CD[0, labels_B[mask_B]]
+            terms["prototype"] = difference_BD.square().sum() / len(labels_B)
         return terms
 
-    def local_prototypes(self) -> Prototypes:
-        """Eq. 5: the class means of z over the training data, under the model as it is now."""
-        data = self.site.train_set
-        return class_means(self.features(data), data.labels.cpu(), self.site.num_classes)
+    def _contrast(self, z_BD: Tensor, labels_B: Tensor) -> LossTerms:
+        """L_g and L_p, or one of them (``prototypes``); nothing before there are prototypes."""
+        if self.global_prototypes is None:
+            return {}
+        chosen, with_own = self.hparams.prototypes, self.hparams.denominator == "all"
+        return {
+            name: prototype_contrast(z_BD, labels_B, sets, mask, self.hparams.temperature, with_own)
+            for name, (sets, mask) in self.tables.items()
+            if chosen in (name, "both")
+        }
 
     def features(self, data: Samples) -> Tensor:
-        """z [N, D] of ``data``, on the CPU."""
+        """z [N, D] of ``data``, of unit length, on the CPU."""
         return normalize(super().features(data), dim=1)
 
     def upload(self) -> Payload:
-        """The local prototypes."""
+        """The local prototypes (Eq. 5)."""
         return Payload(prototypes=self.local_prototypes())
 
     def _table(self, sets: tuple[Prototypes, ...]) -> tuple[Tensor, Tensor]:
         """Sets of prototypes -> unit vectors [M, C, D] and which of them exist [M, C]; no set: one empty one."""
-        classes, dim, device = self.site.num_classes, self.site.settings.model.feature_dim, self.site.device
+        classes, dim, device = self.site.num_classes, self.settings.model.feature_dim, self.site.device
         if not sets:
             nothing = torch.zeros(1, classes, dim), torch.zeros(1, classes, dtype=torch.bool)
             return nothing[0].to(device), nothing[1].to(device)
-        tables, held = zip(*(by_class(one.to(device), classes) for one in sets), strict=True)
-        return normalize(torch.stack(tables), dim=2), torch.stack(held)
+        tables, masks = zip(*(by_class(one.to(device), classes) for one in sets), strict=True)
+        return normalize(torch.stack(tables), dim=2), torch.stack(masks)

@@ -20,39 +20,36 @@ paper's 100 wants ``drop-last``: batch normalisation over a small last batch ups
 
 from __future__ import annotations
 
-from torch import Tensor
-
 from client_app.algorithms.fedavg import FedAvg
-from client_app.evaluation import local_features
-from client_app.training import LossTerms
+from client_app.training import Batch, LossTerms
+from protofl_common.catalog import FedPLVMHparams
 from protofl_common.clustering import cluster_classes
 from protofl_common.losses import sparse_contrast, sparse_correction, sparse_similarity
 from protofl_common.messages import Payload
 
 
-class FedPLVM(FedAvg):
+class FedPLVM(FedAvg[FedPLVMHparams]):
     """Cross-entropy plus λ times the α-sparsity prototype loss; uploads clusters of features."""
 
-    def loss(self, features_BD: Tensor, logits_BC: Tensor, labels_B: Tensor) -> LossTerms:
+    def loss(self, batch: Batch) -> LossTerms:
         """Eq. 10, its terms already weighted."""
-        terms = super().loss(features_BD, logits_BC, labels_B)
-        settings = self.settings
-        if self.global_prototypes is None or settings.lambda_ == 0:
+        terms = super().loss(batch)
+        hparams = self.hparams
+        if self.global_prototypes is None or hparams.lambda_ == 0:
             return terms
         prototypes_GD, labels_G = self.global_prototypes.means, self.global_prototypes.labels
-        similarity_BG = sparse_similarity(features_BD, prototypes_GD, settings.alpha, settings.similarity_floor)
-        own_BG = labels_B.unsqueeze(1) == labels_G
-        if settings.contrast:
-            terms["contrast"] = settings.lambda_ * sparse_contrast(similarity_BG, own_BG, settings.temperature)
-        if settings.correction:
-            terms["correction"] = settings.lambda_ * sparse_correction(similarity_BG, own_BG)
+        similarity_BG = sparse_similarity(batch.features, prototypes_GD, hparams.alpha, hparams.similarity_floor)
+        own_BG = batch.labels.unsqueeze(1) == labels_G
+        if hparams.contrast:
+            terms["contrast"] = hparams.lambda_ * sparse_contrast(similarity_BG, own_BG, hparams.temperature)
+        if hparams.correction:
+            terms["correction"] = hparams.lambda_ * sparse_correction(similarity_BG, own_BG)
         return terms
 
     def upload(self) -> Payload:
         """The model, and the local clusters (Eq. 3)."""
-        data = self.site.train_set
-        features_ND = local_features(self.model, data, self.site.settings.training.eval_batch_size)
+        data, hparams = self.site.train_set, self.hparams
         clusters = cluster_classes(
-            features_ND, data.labels.cpu(), self.settings.local_clusters, self.settings.kmeans_clusters
+            self.features(data), data.labels.cpu(), hparams.local_clusters, hparams.kmeans_clusters
         )
-        return Payload(prototypes=clusters, weights=super().upload().weights)
+        return Payload(prototypes=clusters, weights=self.weights())

@@ -1,7 +1,8 @@
 """FedProto (Tan et al., AAAI 2022), client half: learn locally, with features held near the global prototypes.
 
 Other half: `server_app/strategies/fedproto.py`.
-Symbols: C̄ = `global_CD` [C, D] global prototypes, `held_C` which classes have one; z = `features_BD`; λ = `lambda`.
+Symbols: C̄ = `global_CD` [C, D] global prototypes, `mask_C` which classes have one; z = `batch.features` [B, D]; λ =
+`lambda`.
 
 Loss (Eq. 5, 6)     L = L_S(g(z), y) + λ · Σ_j d(C_i^(j), C̄^(j)), with cross-entropy for L_S
 Upload (Eq. 1)      C_i^(j) = mean of f(x) over this client's training samples of class j, after training
@@ -15,42 +16,45 @@ sample's feature. Eq. 6 by the letter (``"class"``, ``"l2"``) overpowers the cro
 The first round has no global prototypes, and so no second term.
 
 Few labels (``positive-rate`` below 1; our text, Section 5.4): both terms, and the prototypes, are of the labelled
-samples alone; the unlabelled ones have FedPU's term of weight ``pu-weight`` (`ClientAlgorithm.batch_loss`).
+samples alone; the unlabelled ones have FedPU's term of weight ``pu-weight`` (`client_app/few_labels.py`).
 """
 
 from __future__ import annotations
 
-from torch import Tensor
+from typing import TypeVar
 
 from client_app.algorithms.base import ClientAlgorithm
-from client_app.training import LossTerms
+from client_app.training import Batch, LossTerms
+from protofl_common.catalog import AlignmentHparams
 from protofl_common.losses import prototype_alignment
 from protofl_common.messages import Payload
 from protofl_common.prototypes import by_class
 
+A = TypeVar("A", bound=AlignmentHparams)
 
-class FedProto(ClientAlgorithm):
+
+class FedProto(ClientAlgorithm[A]):
     """Cross-entropy plus λ times the distance to the global prototypes."""
 
     def receive(self, payload: Payload) -> None:
         """Keep the global prototypes, which also predict (Eq. 2), and a table of them by class."""
         super().receive(payload)
         if self.global_prototypes is not None:
-            self.global_CD, self.held_C = by_class(self.global_prototypes, self.site.num_classes)
+            self.global_CD, self.mask_C = by_class(self.global_prototypes, self.site.num_classes)
 
-    def loss(self, features_BD: Tensor, logits_BC: Tensor, labels_B: Tensor) -> LossTerms:
+    def loss(self, batch: Batch) -> LossTerms:
         """Eq. 5; the second term is λ · L_R."""
-        terms = super().loss(features_BD, logits_BC, labels_B)
-        if self.global_prototypes is not None and self.settings.lambda_ > 0:
-            apart = prototype_alignment(
-                features_BD,
-                labels_B,
+        terms = super().loss(batch)
+        if self.global_prototypes is not None and self.hparams.lambda_ > 0:
+            distance = prototype_alignment(
+                batch.features,
+                batch.labels,
                 self.global_CD,
-                self.held_C,
-                self.settings.distance,
-                self.settings.granularity,
+                self.mask_C,
+                self.hparams.distance,
+                self.hparams.granularity,
             )
-            terms["prototype"] = self.settings.lambda_ * apart
+            terms["prototype"] = self.hparams.lambda_ * distance
         return terms
 
     def upload(self) -> Payload:

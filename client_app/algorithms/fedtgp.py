@@ -16,10 +16,11 @@ model as it was before the round (their model is reloaded from disk); ours are t
 from __future__ import annotations
 
 from client_app.algorithms.fedproto import FedProto
+from protofl_common.catalog import FedTGPHparams
 from protofl_common.messages import Payload
 
 
-class FedTGP(FedProto):
+class FedTGP(FedProto[FedTGPHparams]):
     """FedProto's client with its own defaults (`fedtgp.lambda`, …), and no class counts on the wire."""
 
     def upload(self) -> Payload:

@@ -16,15 +16,15 @@ not say whether ỹ is taken from the model before or after local training; its 
 from __future__ import annotations
 
 from client_app.algorithms.fedavg import FedAvg
+from protofl_common.catalog import ProtoFedHparams
 from protofl_common.messages import Payload
 
 
-class ProtoFed(FedAvg):
+class ProtoFed(FedAvg[ProtoFedHparams]):
     """FedAvg that also sends class means when it is time; the global ones predict (Eq. 4)."""
 
     def upload(self) -> Payload:
         """The model, and the local prototypes when it is time."""
-        weights = super().upload().weights
-        if self.settings.due(self.round, self.site.settings.run.rounds):
-            return Payload(prototypes=self.local_prototypes().without_counts(), weights=weights)
-        return Payload(weights=weights)
+        due = self.hparams.due(self.round, self.settings.run.rounds)
+        prototypes = self.local_prototypes().without_counts() if due else None
+        return Payload(prototypes=prototypes, weights=self.weights())

@@ -18,7 +18,7 @@ from protofl_common.settings import SECTIONS
 def declared_types() -> dict[str, type]:
     """Every run-config key with its type."""
     sections = [("", section) for section in SECTIONS.values()]
-    sections += [(f"{name}.", row.settings) for name, row in CATALOG.items()]
+    sections += [(f"{name}.", row.hparams) for name, row in CATALOG.items()]
     return {
         prefix + key_of(field): wanted
         for prefix, section in sections

@@ -14,8 +14,9 @@ from rich.markup import escape
 from rich.table import Table
 
 from protofl_common.backbones.names import EMBEDDED, OTHERS
-from protofl_common.catalog import CATALOG, Algorithm, Crossing
+from protofl_common.catalog import CATALOG, Algorithm
 from protofl_common.datasets.names import DATASETS, PARTITIONS
+from protofl_common.exchange import Declared, Entry, Vectors, VectorSets, Weights
 from protofl_common.models.groups import ARCHITECTURES, GROUPS
 
 SUMMARY = "algorithms, data sets, partitions, models that the settings can name"
@@ -56,14 +57,22 @@ def lists() -> dict[str, tuple[str, Mapping[str, str]]]:
 
 
 def _one_line(row: Algorithm) -> str:
-    return f"{row.title} ({row.paper}). Down: {_carries(row.down)}. Up: {_carries(row.up)}."
+    down, up = (_carries(declared) for declared in (row.exchange.down, row.exchange.up))
+    return f"{row.title} ({row.paper}). Down: {down}. Up: {up}."
 
 
-def _carries(crossing: Crossing) -> str:
-    parts = [
-        "weights" if crossing.weights else "",
-        ("several prototypes per class" if crossing.many_per_class else "prototypes") if crossing.prototypes else "",
-        "class counts" if crossing.counts else "",
-        "every client's prototypes" if crossing.local_sets else "",
-    ]
-    return ", ".join(part for part in parts if part) or "nothing"
+def _carries(declared: Declared) -> str:
+    return ", ".join(f"{name}{_qualified(entry)}" for name, entry in declared.items()) or "nothing"
+
+
+def _qualified(entry: Entry) -> str:
+    match entry:
+        case Vectors():
+            found = ["several per class"] * entry.several + ["with class counts"] * entry.counts
+        case VectorSets():
+            found = ["every client's prototypes"]
+        case Weights():
+            found = [*["of " + entry.of] * (entry.of != "model"), *filter(None, entry.parts)]
+        case _:
+            found = []
+    return f" ({', '.join(found)})" if found else ""

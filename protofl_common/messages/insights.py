@@ -50,3 +50,9 @@ def unpack_insight(record: ArrayRecord, level: str, limits: Limits) -> Insight:
         if rows and (norm := float(torch.linalg.vector_norm(features.double(), dim=1).max())) > limits.max_norm:
             raise RefusedMessage(f"an insight feature of norm {norm:.3g}, above {limits.max_norm:g}")
     return Insight(counts, similarity, features, labels)
+
+
+def bytes_of_insight(level: str, limits: Limits) -> int:
+    """The most bytes that it can have."""
+    counts = 0 if level == "none" else 8 * limits.num_classes + 4 * limits.backbones
+    return counts + (MAX_FEATURES * (4 * limits.feature_dim + 8) if level == "features" else 0)

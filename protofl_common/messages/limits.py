@@ -6,6 +6,11 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from protofl_common.exchange import Vectors
+
+Template = Mapping[str, tuple[str, tuple[int, ...]]]
+"""Name of an array -> (dtype, shape)."""
+
 
 @dataclass(frozen=True)
 class Limits:
@@ -14,9 +19,17 @@ class Limits:
     num_classes: int
     feature_dim: int
     max_norm: float = math.inf
-    weights: Mapping[str, tuple[str, tuple[int, ...]]] = field(default_factory=dict)
-    """Name -> (dtype, shape) of every array of the model, where weights are exchanged."""
+    weights: Mapping[str, Template] = field(default_factory=dict)
+    """Declared entry -> the arrays that it must hold, where weights are exchanged."""
     max_per_class: int = 1000
-    """Prototypes of one class in one message, where several are allowed at all."""
+    """Vectors of one class in one message, where several are allowed at all."""
     backbones: int = 0
-    """K, the frozen backbones that an insight compares."""
+    """K, the frozen backbones that statistics compare."""
+
+    def width(self, vectors: Vectors) -> int:
+        """W of vectors [P, W]."""
+        return self.feature_dim if vectors.width == "features" else self.num_classes
+
+    def per_class(self, vectors: Vectors) -> int:
+        """The most vectors of one class."""
+        return self.max_per_class if vectors.several else 1

@@ -1,71 +1,74 @@
-"""What the algorithms exchange: prototypes and weights."""
+"""What the algorithms exchange, packed and checked by what their rows of the catalog declare."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from flwr.app import ArrayRecord, RecordDict
-from torch import Tensor
+from torch import Tensor, nn
 
-from protofl_common.catalog import Crossing
-from protofl_common.insight import MAX_FEATURES, Insight
+from protofl_common.exchange import Declared, Entry, Statistics, Vectors, VectorSets, Weights
+from protofl_common.insight import Insight
 from protofl_common.messages.arrays import DTYPES, array_record, decoded, dtype_name, rows_of
-from protofl_common.messages.insights import pack_insight, unpack_insight
-from protofl_common.messages.limits import Limits
+from protofl_common.messages.insights import bytes_of_insight, pack_insight, unpack_insight
+from protofl_common.messages.limits import Limits, Template
 from protofl_common.messages.refusal import RefusedMessage
 from protofl_common.prototypes import Prototypes
 
 MAX_SETS = 10_000
 """Clients whose prototypes a message may carry."""
-Weights = dict[str, Tensor]
+StateDict = dict[str, Tensor]
+Value = Prototypes | tuple[Prototypes, ...] | StateDict | Insight
 
 
-@dataclass(frozen=True)
 class Payload:
-    """What the algorithms exchange."""
+    """Values by the names under which the catalog declares them; one that is None is left out.
 
-    prototypes: Prototypes | None = None
-    weights: Weights | None = None
-    local_sets: tuple[Prototypes, ...] = ()
-    """Every client's prototypes, in the order of the sites; none where they are not exchanged."""
-    insight: Insight | None = None
-    """What a client tells for the report; None from one that does not."""
+    >>> Payload(prototypes=None).entries
+    {}
+    """
+
+    def __init__(self, **entries: Value | None) -> None:
+        self.entries = {name: value for name, value in entries.items() if value is not None}
+
+    def vectors(self, name: str = "prototypes") -> Prototypes | None:
+        """The entry, declared as `Vectors`; None where it was not sent."""
+        value = self.entries.get(name)
+        return value if isinstance(value, Prototypes) else None
+
+    def weights(self, name: str = "weights") -> StateDict | None:
+        """The entry, declared as `Weights`; None where it was not sent."""
+        value = self.entries.get(name)
+        return value if isinstance(value, dict) else None
+
+    def sets(self, name: str) -> tuple[Prototypes, ...]:
+        """The entry, declared as `VectorSets`, in the order of the sites; () where it was not sent."""
+        value = self.entries.get(name)
+        return value if isinstance(value, tuple) else ()
+
+    def statistics(self, name: str = "insight") -> Insight | None:
+        """The entry, declared as `Statistics`; None where it was not sent."""
+        value = self.entries.get(name)
+        return value if isinstance(value, Insight) else None
 
 
-def pack_payload(payload: Payload, crossing: Crossing) -> RecordDict:
-    """The declared parts of ``payload`` as array records; ValueError if it holds anything undeclared."""
-    prototypes, sets, weights = payload.prototypes, payload.local_sets, payload.weights
-    if prototypes is not None and not crossing.prototypes:
-        raise ValueError("prototypes are not declared for this direction")
-    if prototypes is not None and prototypes.counts is not None and not crossing.counts:
-        raise ValueError("class counts are not declared for this direction")
-    if prototypes is not None and not crossing.many_per_class and _largest_class(prototypes.labels) > 1:
-        raise ValueError("several prototypes of a class are not declared for this direction")
-    if sets and not crossing.local_sets:
-        raise ValueError("local sets are not declared for this direction")
-    if weights is not None and not crossing.weights:
-        raise ValueError("weights are not declared for this direction")
+def pack_payload(payload: Payload, declared: Declared) -> RecordDict:
+    """The declared entries as array records, in the order of the declaration; ValueError if one is undeclared."""
+    if odd := [name for name in payload.entries if name not in declared]:
+        raise ValueError(f"{odd[0]} is not declared for this direction; declared: {', '.join(declared) or 'nothing'}")
     content = RecordDict()
-    if prototypes is not None:
-        arrays = {"means": prototypes.means, "labels": prototypes.labels}
-        if prototypes.counts is not None:
-            arrays["counts"] = prototypes.counts
-        content["prototypes"] = array_record(arrays)
-    if sets:
-        owners = [torch.full((len(one),), index, dtype=torch.int64) for index, one in enumerate(sets)]
-        means, labels = torch.cat([one.means for one in sets]), torch.cat([one.labels for one in sets])
-        content["local-sets"] = array_record({"means": means, "labels": labels, "owners": torch.cat(owners)})
-    if weights is not None:
-        content["weights"] = array_record(weights)
-    if payload.insight is not None:
-        content["insight"] = pack_insight(payload.insight, crossing.insight)
+    for name, entry in declared.items():
+        if name in payload.entries:
+            content[name] = _codec(entry).pack(name, payload.entries[name], entry)
     return content
 
 
-def unpack_payload(content: RecordDict, crossing: Crossing, limits: Limits, required: bool) -> Payload:
-    """The checked payload of a message; ``required``: every declared part must be there.
+def unpack_payload(content: RecordDict, declared: Declared, limits: Limits, required: bool) -> Payload:
+    """The checked payload of a message; ``required``: every declared entry must be there.
 
     Raises
     ------
@@ -73,40 +76,21 @@ def unpack_payload(content: RecordDict, crossing: Crossing, limits: Limits, requ
         For an undeclared or missing record or array, a wrong dtype or shape, NaN or infinity, a label out of range
         or twice, a count below 1, a norm above the limit.
     """
-    declared = {"prototypes": crossing.prototypes, "local-sets": crossing.local_sets, "weights": crossing.weights}
-    declared["insight"] = crossing.insight != "none"
     for name in content.array_records:
-        if not declared.get(name):
+        if name not in declared:
             raise RefusedMessage(f"an undeclared array record {name!r}")
-    for name, wanted in declared.items():
-        if wanted and required and name not in content.array_records:
+    found: dict[str, Value] = {}
+    for name, entry in declared.items():
+        if name in content.array_records:
+            found[name] = _codec(entry).unpack(name, content.array_records[name], entry, limits)
+        elif required:
             raise RefusedMessage(f"no {name}")
-    prototypes = weights = None
-    sets: tuple[Prototypes, ...] = ()
-    if "prototypes" in content.array_records:
-        prototypes = _unpack_prototypes(content.array_records["prototypes"], crossing, limits)
-    if "local-sets" in content.array_records:
-        sets = _unpack_sets(content.array_records["local-sets"], limits)
-    if "weights" in content.array_records:
-        weights = _unpack_weights(content.array_records["weights"], limits)
-    insight = None
-    if "insight" in content.array_records:
-        insight = unpack_insight(content.array_records["insight"], crossing.insight, limits)
-    return Payload(prototypes, weights, sets, insight)
+    return Payload(**found)
 
 
-def check_size(content: RecordDict, crossing: Crossing, limits: Limits) -> None:
+def check_size(content: RecordDict, declared: Declared, limits: Limits) -> None:
     """Refuse a message with more bytes than a valid one can have, before any of it is decoded or copied."""
-    rows = limits.num_classes * (limits.max_per_class if crossing.many_per_class else 1)
-    largest = rows * (4 * limits.feature_dim + 8 + 8 * crossing.counts) if crossing.prototypes else 0
-    if crossing.local_sets:
-        largest += MAX_SETS * limits.num_classes * (4 * limits.feature_dim + 16)
-    if crossing.weights:
-        largest += sum(math.prod(shape) * DTYPES[dtype].itemsize for dtype, shape in limits.weights.values())
-    if crossing.insight != "none":
-        largest += 8 * limits.num_classes + 4 * limits.backbones
-    if crossing.insight == "features":
-        largest += MAX_FEATURES * (4 * limits.feature_dim + 8)
+    largest = sum(_codec(entry).most_bytes(name, entry, limits) for name, entry in declared.items())
     if (size := payload_bytes(content)) > largest:
         raise RefusedMessage(f"{size} bytes of arrays, where a valid reply has at most {largest}")
 
@@ -116,43 +100,47 @@ def payload_bytes(content: RecordDict) -> int:
     return sum(len(array.data) for record in content.array_records.values() for array in record.values())
 
 
-def template_of(weights: Weights) -> dict[str, tuple[str, tuple[int, ...]]]:
+def part_of(module: nn.Module, entry: Weights) -> StateDict:
+    """The parameters and buffers of ``module`` that ``entry`` declares."""
+    return {name: value for name, value in module.state_dict().items() if name.startswith(entry.parts)}
+
+
+def template_of(weights: StateDict) -> Template:
     """Name -> (dtype, shape): what `Limits.weights` compares with."""
     return {name: (dtype_name(value), tuple(value.shape)) for name, value in weights.items()}
 
 
-def _unpack_prototypes(record: ArrayRecord, crossing: Crossing, limits: Limits) -> Prototypes:
-    wanted = {"means", "labels", "counts"} if crossing.counts else {"means", "labels"}
+# -- vectors of classes --------------------------------------------------------------------------------------------
+
+
+def _pack_vectors(name: str, value: Prototypes, entry: Vectors) -> ArrayRecord:
+    if value.counts is not None and not entry.counts:
+        raise ValueError(f"class counts of {name} are not declared for this direction")
+    if not entry.several and _largest_class(value.labels) > 1:
+        raise ValueError(f"several {name} of a class are not declared for this direction")
+    counts = {} if value.counts is None else {"counts": value.counts}
+    return array_record({"means": value.means, "labels": value.labels, **counts})
+
+
+def _unpack_vectors(name: str, record: ArrayRecord, entry: Vectors, limits: Limits) -> Prototypes:
+    wanted = {"means", "labels", "counts"} if entry.counts else {"means", "labels"}
     if set(record) != wanted:
-        raise RefusedMessage(f"prototypes with the arrays {sorted(record)} instead of {sorted(wanted)}")
-    max_per_class = limits.max_per_class if crossing.many_per_class else 1
-    rows = rows_of(record["means"], "prototypes", limits.num_classes * max_per_class)
-    means = decoded(record["means"], "prototype means", "float32", (rows, limits.feature_dim))
-    labels = decoded(record["labels"], "prototype labels", "int64", (rows,))
-    counts = decoded(record["counts"], "prototype counts", "int64", (rows,)) if crossing.counts else None
-    _check_prototypes(means, labels, limits, max_per_class)
+        raise RefusedMessage(f"{name} with the arrays {sorted(record)} instead of {sorted(wanted)}")
+    rows = rows_of(record["means"], name, limits.num_classes * limits.per_class(entry))
+    means = decoded(record["means"], f"{name} means", "float32", (rows, limits.width(entry)))
+    labels = decoded(record["labels"], f"{name} labels", "int64", (rows,))
+    counts = decoded(record["counts"], f"{name} counts", "int64", (rows,)) if entry.counts else None
+    _check_vectors(means, labels, limits, limits.per_class(entry))
     if counts is not None and int(counts.min()) < 1:
         raise RefusedMessage("a count below 1")
     return Prototypes(means, labels, counts)
 
 
-def _unpack_sets(record: ArrayRecord, limits: Limits) -> tuple[Prototypes, ...]:
-    if set(record) != {"means", "labels", "owners"}:
-        raise RefusedMessage(f"local sets with the arrays {sorted(record)} instead of ['labels', 'means', 'owners']")
-    rows = rows_of(record["means"], "local prototypes", limits.num_classes * MAX_SETS)
-    means = decoded(record["means"], "local set means", "float32", (rows, limits.feature_dim))
-    labels = decoded(record["labels"], "local set labels", "int64", (rows,))
-    owners = decoded(record["owners"], "local set owners", "int64", (rows,))
-    changes = owners.diff(prepend=owners.new_full((1,), -1))
-    if not bool(((changes == 0) | (changes == 1)).all()):
-        raise RefusedMessage("local sets whose owners are not numbered 0, 1, 2, … in order")
-    sets = tuple(Prototypes(means[owners == one], labels[owners == one]) for one in owners.unique().tolist())
-    for one in sets:
-        _check_prototypes(one.means, one.labels, limits, max_per_class=1)
-    return sets
+def _bytes_of_vectors(name: str, entry: Vectors, limits: Limits) -> int:
+    return limits.num_classes * limits.per_class(entry) * (4 * limits.width(entry) + 8 + 8 * entry.counts)
 
 
-def _check_prototypes(means: Tensor, labels: Tensor, limits: Limits, max_per_class: int) -> None:
+def _check_vectors(means: Tensor, labels: Tensor, limits: Limits, max_per_class: int) -> None:
     if int(labels.min()) < 0 or int(labels.max()) >= limits.num_classes:
         raise RefusedMessage(f"a label outside 0..{limits.num_classes - 1}")
     if (most := _largest_class(labels)) > max_per_class:
@@ -167,10 +155,76 @@ def _largest_class(labels: Tensor) -> int:
     return int(torch.bincount(labels).max()) if len(labels) else 0
 
 
-def _unpack_weights(record: ArrayRecord, limits: Limits) -> Weights:
-    if set(record) != set(limits.weights):
-        odd = sorted(set(record) ^ set(limits.weights))
-        raise RefusedMessage(f"weights that do not fit the model: {', '.join(odd[:3])}{' …' if odd[3:] else ''}")
-    return {
-        name: decoded(record[name], f"weights {name}", dtype, shape) for name, (dtype, shape) in limits.weights.items()
-    }
+# -- every client's vectors ----------------------------------------------------------------------------------------
+
+
+def _pack_sets(name: str, value: tuple[Prototypes, ...], entry: VectorSets) -> ArrayRecord:
+    owners = [torch.full((len(one),), index, dtype=torch.int64) for index, one in enumerate(value)]
+    means, labels = torch.cat([one.means for one in value]), torch.cat([one.labels for one in value])
+    return array_record({"means": means, "labels": labels, "owners": torch.cat(owners)})
+
+
+def _unpack_sets(name: str, record: ArrayRecord, entry: VectorSets, limits: Limits) -> tuple[Prototypes, ...]:
+    if set(record) != {"means", "labels", "owners"}:
+        raise RefusedMessage(f"{name} with the arrays {sorted(record)} instead of ['labels', 'means', 'owners']")
+    rows = rows_of(record["means"], name, limits.num_classes * MAX_SETS)
+    means = decoded(record["means"], f"{name} means", "float32", (rows, limits.feature_dim))
+    labels = decoded(record["labels"], f"{name} labels", "int64", (rows,))
+    owners = decoded(record["owners"], f"{name} owners", "int64", (rows,))
+    changes = owners.diff(prepend=owners.new_full((1,), -1))
+    if not bool(((changes == 0) | (changes == 1)).all()):
+        raise RefusedMessage(f"{name} whose owners are not numbered 0, 1, 2, … in order")
+    sets = tuple(Prototypes(means[owners == one], labels[owners == one]) for one in owners.unique().tolist())
+    for one in sets:
+        _check_vectors(one.means, one.labels, limits, max_per_class=1)
+    return sets
+
+
+def _bytes_of_sets(name: str, entry: VectorSets, limits: Limits) -> int:
+    return MAX_SETS * limits.num_classes * (4 * limits.feature_dim + 16)
+
+
+# -- weights -------------------------------------------------------------------------------------------------------
+
+
+def _pack_weights(name: str, value: StateDict, entry: Weights) -> ArrayRecord:
+    if odd := [key for key in value if not key.startswith(entry.parts)]:
+        raise ValueError(f"{name}.{odd[0]} is not declared for this direction; parts: {', '.join(entry.parts)}")
+    return array_record(value)
+
+
+def _unpack_weights(name: str, record: ArrayRecord, entry: Weights, limits: Limits) -> StateDict:
+    template = limits.weights[name]
+    if set(record) != set(template):
+        odd = sorted(set(record) ^ set(template))
+        raise RefusedMessage(f"{name} that do not fit the model: {', '.join(odd[:3])}{' …' if odd[3:] else ''}")
+    return {key: decoded(record[key], f"{name} {key}", dtype, shape) for key, (dtype, shape) in template.items()}
+
+
+def _bytes_of_weights(name: str, entry: Weights, limits: Limits) -> int:
+    return sum(math.prod(shape) * DTYPES[dtype].itemsize for dtype, shape in limits.weights[name].values())
+
+
+@dataclass(frozen=True)
+class _Codec:
+    """How one kind of entry travels."""
+
+    pack: Callable[[str, Any, Any], ArrayRecord]
+    unpack: Callable[[str, ArrayRecord, Any, Limits], Value]
+    most_bytes: Callable[[str, Any, Limits], int]
+
+
+_CODECS: dict[type[Entry], _Codec] = {
+    Vectors: _Codec(_pack_vectors, _unpack_vectors, _bytes_of_vectors),
+    VectorSets: _Codec(_pack_sets, _unpack_sets, _bytes_of_sets),
+    Weights: _Codec(_pack_weights, _unpack_weights, _bytes_of_weights),
+    Statistics: _Codec(
+        lambda name, value, entry: pack_insight(value, entry.level),
+        lambda name, record, entry, limits: unpack_insight(record, entry.level, limits),
+        lambda name, entry, limits: bytes_of_insight(entry.level, limits),
+    ),
+}
+
+
+def _codec(entry: Entry) -> _Codec:
+    return _CODECS[type(entry)]

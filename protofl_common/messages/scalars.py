@@ -68,6 +68,8 @@ class SiteCard:
     """Names of all classes of the data set, in label order."""
     holds: tuple[int, ...]
     """Labels of its training samples, where it will send prototypes of them; elsewhere nothing is told."""
+    weights: str
+    """A digest of names, types and shapes of all weights that it exchanges; "" for none."""
     device: str
     """Where it computes: ``"cpu"``, ``"cuda"``, ``"cuda:1"``."""
 

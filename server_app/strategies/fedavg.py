@@ -9,26 +9,29 @@ from __future__ import annotations
 
 import torch
 
-from protofl_common.messages import Payload, Weights
+from protofl_common.exchange import Weights
+from protofl_common.messages import Payload, StateDict, part_of
 from protofl_common.models import initial_model
 from server_app.federation import Federation
 from server_app.intake import Upload
-from server_app.strategies.base import ServerStrategy
+from server_app.strategies.base import H, ServerStrategy
 
 
-class FedAvg(ServerStrategy):
-    """Keeps the global model; its first weights are drawn by the server."""
+class FedAvg(ServerStrategy[H]):
+    """Keeps the global model, as far as the catalog's row shares it; its first weights are drawn by the server."""
 
-    keeps: tuple[str, ...] = ("weights",)
+    state: tuple[str, ...] = ("weights",)
 
-    def __init__(self, federation: Federation, run_name: str) -> None:
-        super().__init__(federation, run_name)
+    def __init__(self, federation: Federation) -> None:
+        super().__init__(federation)
         card = next(iter(federation.cards.values()))
         input_shape = card.in_channels, card.image_size
         model = initial_model(
             card.arch, input_shape, self.num_classes, self.settings.model, self.settings.run.seed, owner="global"
         )
-        self.weights: Weights = dict(model.state_dict())
+        entry = self.row.exchange.up["weights"]
+        assert isinstance(entry, Weights)
+        self.weights: StateDict = part_of(model, entry)
 
     def payload_down(self) -> Payload:
         """The global model."""
@@ -40,12 +43,13 @@ class FedAvg(ServerStrategy):
         for name, old in self.weights.items():
             mean = torch.zeros_like(old, dtype=torch.float64)
             for upload in uploads:
-                assert upload.payload.weights is not None  # required of every upload
-                mean += upload.payload.weights[name].double() * (upload.train_samples / total)
+                sent = upload.payload.weights()
+                assert sent is not None  # required of every upload
+                mean += sent[name].double() * (upload.train_samples / total)
             self.weights[name] = (mean if old.is_floating_point() else mean.round()).to(old.dtype)
         return {}
 
     @property
-    def global_weights(self) -> Weights:
+    def global_weights(self) -> StateDict:
         """The global model."""
         return self.weights

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import torch
 
+from protofl_common.catalog import FedPCLHparams
 from protofl_common.messages import Payload
 from protofl_common.ordering import in_order
 from protofl_common.prototypes import Prototypes
@@ -23,14 +24,14 @@ from server_app.intake import Upload
 from server_app.strategies.base import ServerStrategy
 
 
-class FedPCL(ServerStrategy):
+class FedPCL(ServerStrategy[FedPCLHparams]):
     """Keeps the global prototypes and the last set of every client; in the first round there are none."""
 
-    keeps: tuple[str, ...] = ("prototypes", "sets")
+    state: tuple[str, ...] = ("prototypes", "sets")
     prototypes: Prototypes | None = None
 
-    def __init__(self, federation: Federation, run_name: str) -> None:
-        super().__init__(federation, run_name)
+    def __init__(self, federation: Federation) -> None:
+        super().__init__(federation)
         self.sets: dict[str, Prototypes] = {}
 
     def payload_down(self) -> Payload:
@@ -42,7 +43,7 @@ class FedPCL(ServerStrategy):
 
     def merge(self, uploads: list[Upload]) -> dict[str, float]:
         """Eq. 6."""
-        sets = {upload.site: upload.payload.prototypes for upload in uploads if upload.payload.prototypes is not None}
+        sets = {upload.site: one for upload in uploads if (one := upload.payload.vectors()) is not None}
         self.prototypes = self.merged(uploads, "counts", self.prototypes)
         self.sets |= {site: one.without_counts() for site, one in sets.items()}
         return {}

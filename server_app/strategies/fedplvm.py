@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import torch
 
+from protofl_common.catalog import FedPLVMHparams
 from protofl_common.clustering import cluster_classes
 from protofl_common.messages import Payload
 from protofl_common.prototypes import Prototypes
@@ -21,10 +22,10 @@ from server_app.intake import Upload
 from server_app.strategies.fedavg import FedAvg
 
 
-class FedPLVM(FedAvg):
+class FedPLVM(FedAvg[FedPLVMHparams]):
     """Keeps the global model and the global prototypes; in the first round there are none of these."""
 
-    keeps: tuple[str, ...] = ("weights", "prototypes")
+    state: tuple[str, ...] = ("weights", "prototypes")
     prototypes: Prototypes | None = None
 
     def payload_down(self) -> Payload:
@@ -34,13 +35,13 @@ class FedPLVM(FedAvg):
     def merge(self, uploads: list[Upload]) -> dict[str, float]:
         """FedAvg's mean of the models; the clusters of all local prototypes (Eq. 4)."""
         super().merge(uploads)
-        sent = [upload.payload.prototypes for upload in uploads if upload.payload.prototypes is not None]
+        sent = [one for upload in uploads if (one := upload.payload.vectors()) is not None]
         means, labels = torch.cat([one.means for one in sent]), torch.cat([one.labels for one in sent])
-        method = self.algorithm.global_clusters
+        method = self.hparams.global_clusters
         if method == "none":
             merged = Prototypes(means, labels)
         else:
-            merged = cluster_classes(means, labels, method, self.algorithm.kmeans_clusters)
+            merged = cluster_classes(means, labels, method, self.hparams.kmeans_clusters)
         if self.prototypes is not None:
             kept = ~torch.isin(self.prototypes.labels, merged.labels)
             merged = Prototypes(

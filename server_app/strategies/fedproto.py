@@ -13,16 +13,17 @@ left out. A class that nobody sent in a round keeps its prototype.
 
 from __future__ import annotations
 
+from protofl_common.catalog import FedProtoHparams
 from protofl_common.messages import Payload
 from protofl_common.prototypes import Prototypes
 from server_app.intake import Upload
 from server_app.strategies.base import ServerStrategy
 
 
-class FedProto(ServerStrategy):
+class FedProto(ServerStrategy[FedProtoHparams]):
     """Keeps the global prototypes; in the first round there are none."""
 
-    keeps: tuple[str, ...] = ("prototypes",)
+    state: tuple[str, ...] = ("prototypes",)
     prototypes: Prototypes | None = None
 
     def payload_down(self) -> Payload:
@@ -31,7 +32,7 @@ class FedProto(ServerStrategy):
 
     def merge(self, uploads: list[Upload]) -> dict[str, float]:
         """Eq. 4."""
-        self.prototypes = self.merged(uploads, self.algorithm.weighting, self.prototypes)
+        self.prototypes = self.merged(uploads, self.hparams.weighting, self.prototypes)
         return {}
 
     @property

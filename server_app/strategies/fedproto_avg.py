@@ -6,16 +6,17 @@ Equations: `server_app/strategies/fedavg.py` for the weights, `server_app/strate
 
 from __future__ import annotations
 
+from protofl_common.catalog import FedProtoHparams
 from protofl_common.messages import Payload
 from server_app.intake import Upload
 from server_app.strategies.fedavg import FedAvg
 from server_app.strategies.fedproto import FedProto
 
 
-class FedProtoAvg(FedProto, FedAvg):
+class FedProtoAvg(FedProto, FedAvg[FedProtoHparams]):
     """Keeps the global model and the global prototypes."""
 
-    keeps: tuple[str, ...] = ("weights", "prototypes")
+    state: tuple[str, ...] = ("weights", "prototypes")
 
     def payload_down(self) -> Payload:
         """The global model and prototypes."""

@@ -20,6 +20,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from protofl_common.catalog import FedTGPHparams
 from protofl_common.losses import largest_distance, largest_nearest_distance, margin_contrast
 from protofl_common.messages import Payload
 from protofl_common.prototypes import Prototypes, class_means
@@ -29,21 +30,21 @@ from server_app.intake import Upload
 from server_app.strategies.base import ServerStrategy
 
 
-class FedTGP(ServerStrategy):
+class FedTGP(ServerStrategy[FedTGPHparams]):
     """Keeps Ṕ, F and which classes have been seen; in the first round there is nothing to send."""
 
-    keeps: tuple[str, ...] = ("vectors_CD", "transform", "optimizer", "generator", "seen_C")
+    state: tuple[str, ...] = ("vectors_CD", "transform", "optimizer", "generator", "seen_C")
 
-    def __init__(self, federation: Federation, run_name: str) -> None:
-        super().__init__(federation, run_name)
+    def __init__(self, federation: Federation) -> None:
+        super().__init__(federation)
         dim, seed = self.settings.model.feature_dim, derive_seed(self.settings.run.seed, "fedtgp")
         with torch.random.fork_rng():
             torch.manual_seed(seed)
             self.vectors_CD = nn.Parameter(torch.randn(self.num_classes, dim))
-            layers = [nn.Linear(dim, dim), nn.ReLU(), nn.Linear(dim, dim)] if self.algorithm.transform else []
+            layers = [nn.Linear(dim, dim), nn.ReLU(), nn.Linear(dim, dim)] if self.hparams.transform else []
             self.transform = nn.Sequential(*layers)
         self.generator = torch.Generator().manual_seed(seed)
-        self.optimizer = torch.optim.SGD([self.vectors_CD, *self.transform.parameters()], lr=self.algorithm.server_lr)
+        self.optimizer = torch.optim.SGD([self.vectors_CD, *self.transform.parameters()], lr=self.hparams.server_lr)
         self.seen_C = torch.zeros(self.num_classes, dtype=torch.bool)
 
     def payload_down(self) -> Payload:
@@ -60,19 +61,19 @@ class FedTGP(ServerStrategy):
 
     def merge(self, uploads: list[Upload]) -> dict[str, float]:
         """S epochs on the round's client prototypes; the last epoch's mean loss and the margin."""
-        sets = [upload.payload.prototypes for upload in uploads if upload.payload.prototypes is not None]
+        sets = [one for upload in uploads if (one := upload.payload.vectors()) is not None]
         samples_PD, labels_P = torch.cat([one.means for one in sets]), torch.cat([one.labels for one in sets])
         self.seen_C[labels_P] = True
         margin = self.margin(samples_PD, labels_P)
         row_of_C = self.seen_C.cumsum(0) - 1
         loss = 0.0
-        for _ in range(self.algorithm.server_epochs):
+        for _ in range(self.hparams.server_epochs):
             loss = self._epoch(samples_PD, row_of_C[labels_P], margin)
         return {"server-loss": loss, "margin": margin}
 
     def margin(self, samples_PD: Tensor, labels_P: Tensor) -> float:
         """δ of the round (Eq. 9), or that of an ablation."""
-        kind, threshold = str(self.algorithm.margin), float(self.algorithm.margin_threshold)
+        kind, threshold = self.hparams.margin, self.hparams.margin_threshold
         if kind in ("none", "fixed"):
             return threshold if kind == "fixed" else 0.0
         centres_KD = class_means(samples_PD, labels_P, self.num_classes).means
@@ -83,7 +84,7 @@ class FedTGP(ServerStrategy):
         """One pass in shuffled minibatches; the mean loss."""
         total = 0.0
         order = torch.randperm(len(rows_P), generator=self.generator)
-        for batch in order.split(self.algorithm.server_batch_size or len(order)):
+        for batch in order.split(self.hparams.server_batch_size or len(order)):
             targets_KD = self.transform(self.vectors_CD[self.seen_C])
             loss = margin_contrast(samples_PD[batch], rows_P[batch], targets_KD, margin)
             self.optimizer.zero_grad()

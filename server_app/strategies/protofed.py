@@ -10,28 +10,28 @@ Prototypes (Eq. 3)  ȳ_j = (1 / |φ|) Σ_{i∈φ} ỹ_{i,j}, in the last round o
 
 from __future__ import annotations
 
-import dataclasses
-
-from protofl_common.catalog import Crossing
+from protofl_common.catalog import ProtoFedHparams
+from protofl_common.exchange import Declared
 from protofl_common.messages import Payload
 from protofl_common.prototypes import Prototypes
 from server_app.intake import Upload
 from server_app.strategies.fedavg import FedAvg
 
 
-class ProtoFed(FedAvg):
+class ProtoFed(FedAvg[ProtoFedHparams]):
     """Keeps the global model and, once clients have sent some, the global prototypes."""
 
-    keeps: tuple[str, ...] = ("weights", "prototypes")
+    state: tuple[str, ...] = ("weights", "prototypes")
     prototypes: Prototypes | None = None
 
     def payload_down(self) -> Payload:
         """The global model and prototypes."""
         return Payload(prototypes=self.prototypes, weights=self.weights)
 
-    def expected_up(self, server_round: int) -> Crossing:
+    def expected_up(self, server_round: int) -> Declared:
         """Weights in every round, prototypes when it is time."""
-        return dataclasses.replace(self.row.up, prototypes=self.algorithm.due(server_round, self.settings.run.rounds))
+        due = self.hparams.due(server_round, self.settings.run.rounds)
+        return {name: entry for name, entry in super().expected_up(server_round).items() if due or name != "prototypes"}
 
     def merge(self, uploads: list[Upload]) -> dict[str, float]:
         """The mean model and Eq. 3."""

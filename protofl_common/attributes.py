@@ -1,8 +1,8 @@
-"""From the attributes that an algorithm names in ``keeps`` to tensors of a checkpoint, and back.
+"""From named attributes of an algorithm's half to the tensors of a checkpoint, and back; the same for both halves.
 
-An attribute may be a tensor or parameter, prototypes or None, a module, an optimizer, a random generator, or a
-dictionary of tensors or prototypes by name. Entries are named ``seen_C``, ``weights.body.0.weight``, ``sets.site-1``;
-prototypes take two entries, with ``:means`` and ``:labels`` after the name.
+An attribute may be a tensor or parameter, prototypes, a module, an optimizer, a random generator, None, or a dictionary
+of these by name, of any depth. Entries are named ``seen_C``, ``model/body.0.weight``, ``sets/site-1``; prototypes take
+two entries, with ``:means`` and ``:labels`` after the name.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from protofl_common.tensorfile import flatten_optimizer, restore_optimizer
 _MEANS, _LABELS = ":means", ":labels"
 
 
-def packed(owner: object, names: Iterable[str]) -> dict[str, Tensor]:
+def pack_attributes(owner: object, names: Iterable[str]) -> dict[str, Tensor]:
     """The named attributes as tensors of their own, on the CPU."""
     entries = {key: value for name in names for key, value in _entries(name, getattr(owner, name)).items()}
     return {key: value.detach().cpu().clone() for key, value in entries.items()}
 
 
-def put_back(owner: object, names: Iterable[str], entries: Mapping[str, Tensor]) -> None:
-    """Set the attributes of a freshly built ``owner`` to what `packed` gave."""
+def restore_attributes(owner: object, names: Iterable[str], entries: Mapping[str, Tensor]) -> None:
+    """Set the attributes of a freshly built ``owner`` to what `pack_attributes` gave."""
     for name in names:
-        inner = {key.removeprefix(f"{name}."): value for key, value in entries.items() if key.startswith(f"{name}.")}
+        inner = {key.removeprefix(f"{name}/"): value for key, value in entries.items() if key.startswith(f"{name}/")}
         match getattr(owner, name):
             case torch.Generator() as generator:
                 generator.set_state(entries[name])
@@ -39,9 +39,10 @@ def put_back(owner: object, names: Iterable[str], entries: Mapping[str, Tensor])
             case Tensor() as tensor:  # in place: an optimizer may hold it
                 tensor.data.copy_(entries[name])
             case dict():
-                setattr(owner, name, _by_name(inner))
+                setattr(owner, name, _tree(inner))
             case _:
-                setattr(owner, name, _by_name({key: entries[key] for key in _of(name, entries)}).get(name))
+                plain = {key: value for key, value in entries.items() if key.partition(":")[0] == name}
+                setattr(owner, name, _tree(inner) if inner else _tree(plain).get(name))
 
 
 def _entries(name: str, value: Any) -> dict[str, Tensor]:
@@ -62,20 +63,20 @@ def _entries(name: str, value: Any) -> dict[str, Tensor]:
             inner = value
         case _:
             raise TypeError(f"{name}: a checkpoint cannot hold a {type(value).__name__}")
-    return {key: tensor for part, one in inner.items() for key, tensor in _entries(f"{name}.{part}", one).items()}
+    return {key: tensor for part, one in inner.items() for key, tensor in _entries(f"{name}/{part}", one).items()}
 
 
-def _of(name: str, entries: Mapping[str, Tensor]) -> list[str]:
-    return [key for key in (name + _MEANS, name + _LABELS) if key in entries]
-
-
-def _by_name(entries: Mapping[str, Tensor]) -> dict[str, Any]:
-    """Tensors by name, or prototypes where there are means and labels of a name; in the order of the names stored."""
+def _tree(entries: Mapping[str, Tensor]) -> dict[str, Any]:
+    """Tensors by name, prototypes where there are means and labels of a name, dictionaries where it has a slash."""
     found: dict[str, Any] = {}
     for key, value in entries.items():
-        if key.endswith(_MEANS):
-            name = key.removesuffix(_MEANS)
-            found[name] = Prototypes(value, entries[name + _LABELS])
-        elif not key.endswith(_LABELS):
-            found[key] = value
+        *path, last = key.split("/")
+        place = found
+        for name in path:
+            place = place.setdefault(name, {})
+        if last.endswith(_MEANS):
+            labels = entries[key.removesuffix(_MEANS) + _LABELS]
+            place[last.removesuffix(_MEANS)] = Prototypes(value, labels)
+        elif not last.endswith(_LABELS):
+            place[last] = value
     return found

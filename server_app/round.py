@@ -1,0 +1,91 @@
+"""One round: messages to the sites, their replies checked, the valid ones merged."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from flwr.app import Message, MessageType, RecordDict
+
+from protofl_common.exchange import statistics_declared
+from protofl_common.messages import (
+    Instructions,
+    Limits,
+    pack_instructions,
+    pack_payload,
+    payload_bytes,
+)
+from protofl_common.ordering import in_order
+from server_app.intake import Expected, Outcome, in_proportion, take
+from server_app.sampling import sample_sites
+from server_app.strategies.base import ServerStrategy
+
+Strategy = ServerStrategy[Any]
+Send = Callable[[Sequence[Message], float], list[Message]]
+"""(messages, timeout in seconds) -> the replies that came."""
+
+
+def train_round(strategy: Strategy, run_name: str, number: int, send: Send) -> Outcome:
+    """The sites of this round's sample evaluate what they receive, train and upload; the server merges."""
+    federation, settings = strategy.federation, strategy.settings.federation
+    sites = sample_sites(federation.node_of, settings.participation, strategy.settings.run.seed, number)
+    evaluate = (number - 1) % settings.evaluate_every == 0
+    instructions = Instructions(number, run_name, evaluate, federation.lineage)
+    outcome, messages = _messages(strategy, MessageType.TRAIN, instructions, sites)
+    start = time.monotonic()
+    replies = send(messages, settings.round_timeout)
+    arrived = time.monotonic()
+    expected = Expected(number, strategy.expected_up(number), _limits(strategy), strategy.row.reported_losses)
+    uploads = take(replies, expected, federation, outcome)
+    uploads = in_proportion(uploads, settings.max_norm_ratio, outcome)
+    sent = {upload.site: upload.payload.vectors() for upload in uploads}
+    outcome.uploads = {site: one for site, one in sent.items() if one is not None}
+    outcome.void = len(uploads) < settings.min_replies
+    if not outcome.void:
+        outcome.metrics = strategy.merge(uploads)
+    outcome.seconds = {"exchange": arrived - start, "aggregate": time.monotonic() - arrived}
+    return outcome
+
+
+def final_evaluation(strategy: Strategy, run_name: str, number: int, send: Send) -> Outcome:
+    """After round ``number``, the last: all sites evaluate, and say what the report may show."""
+    federation, settings = strategy.federation, strategy.settings
+    instructions = Instructions(number, run_name, True, federation.lineage)
+    outcome, messages = _messages(strategy, MessageType.EVALUATE, instructions, in_order(federation.node_of))
+    replies = send(messages, settings.federation.round_timeout)
+    expected = Expected(number, statistics_declared(settings.run.insight), _limits(strategy), training=False)
+    uploads = take(replies, expected, federation, outcome)
+    statistics = {upload.site: upload.payload.statistics() for upload in uploads}
+    outcome.insights = {site: one for site, one in statistics.items() if one is not None}
+    return outcome
+
+
+def _messages(
+    strategy: Strategy, kind: str, instructions: Instructions, sites: list[str]
+) -> tuple[Outcome, list[Message]]:
+    """A message to each site; the payload that all share is packed once."""
+    down, common = strategy.row.exchange.down, strategy.payload_down()
+    shared = pack_payload(common, down)
+    strategy.outcome = outcome = Outcome(asked=sites)
+    messages = []
+    for site in sites:
+        own = strategy.payload_for(site, common)
+        packed = shared if own is common else pack_payload(own, down)
+        outcome.bytes_down += payload_bytes(packed)
+        content = RecordDict({**packed, "round": pack_instructions(instructions)})
+        messages.append(Message(content, strategy.federation.node_of[site], kind, group_id=str(instructions.round)))
+    return outcome, messages
+
+
+def _limits(strategy: Strategy) -> Limits:
+    """What is accepted from a client."""
+    settings = strategy.settings
+    return Limits(
+        num_classes=strategy.num_classes,
+        feature_dim=settings.model.feature_dim,
+        max_norm=settings.federation.max_prototype_norm,
+        max_per_class=settings.federation.max_prototypes_per_class,
+        weights=strategy.templates(),
+        backbones=len(settings.backbones),
+    )
