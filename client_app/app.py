@@ -70,7 +70,7 @@ def final_evaluation(message: Message, context: Context) -> Message:
 
 def _introduction(context: Context) -> RecordDict:
     site = Site(context)
-    exchange = site.settings.row.exchange
+    exchange = site.settings.exchange
     algorithm = client_half(site.settings.row)(site, 0)
     weights = {**algorithm.templates(exchange.down), **algorithm.templates(exchange.up)}
     return RecordDict({"site": pack_site_card(site.card(weights))})
@@ -93,7 +93,7 @@ def _train_round(message: Message, context: Context) -> RecordDict:
         if tensors := algorithm.packed_state():
             states.save(ClientState(instructions.round, site.arch, tensors))
     row = site.settings.row
-    content = pack_payload(upload, row.exchange.up)
+    content = pack_payload(upload, site.settings.exchange.up)
     content["report"] = pack_report(_report(site, instructions, correct, losses, clock), row.reported_losses)
     return content
 
@@ -126,7 +126,7 @@ def _open(message: Message, context: Context) -> tuple[Site, Instructions, Clien
     state = states.load(first_without, site.arch, site.device) if algorithm.kept else None
     if state is not None:
         algorithm.restore(state.tensors, state.round)
-    down = site.settings.row.exchange.down
+    down = site.settings.exchange.down
     limits = site.limits(algorithm.templates(down))
     algorithm.receive(unpack_payload(message.content, down, limits, required=False))
     return site, instructions, algorithm, states

@@ -18,7 +18,6 @@ from protofl_common.datasets.store import cache_root, digest
 from protofl_common.lineage import Lineage
 from protofl_common.messages import Limits, SiteCard, Template
 from protofl_common.models import SplitModel, initial_model
-from protofl_common.models.groups import PROJECTION, architecture_of
 from protofl_common.options import SettingsError
 from protofl_common.settings import Settings
 
@@ -44,17 +43,11 @@ class Site:
             raise SettingsError(f"node-config: site-name = {self.name!r} must be a plain name without slashes")
         self.wanted_domain = str(node.get("domain", ""))
         self.insight = self._insight(node)
-        self.arch = self._architecture()
+        alike = self.settings.exchange.needs_one_architecture
+        self.arch = self.settings.architecture(0 if alike else self.partition, self.settings.model.arch)
         self.device = _device(self.settings.machine.device)
         if self.settings.machine.threads:
             torch.set_num_threads(self.settings.machine.threads)
-
-    def _architecture(self) -> str:
-        """``arch``, or the group's, whose first algorithms that average weights use; behind backbones neither."""
-        model, row = self.settings.model, self.settings.row
-        if self.settings.backbones:
-            return PROJECTION
-        return model.arch or architecture_of(model.models, 0 if row.exchange.needs_one_architecture else self.partition)
 
     def _insight(self, node: Mapping[str, object]) -> str:
         """What this site tells for the report, of what the run asks for (`protofl_common.insight`).

@@ -66,10 +66,14 @@ class Step:
         """Update the weights; the terms of the loss before the update and, if there are any, their ``total``."""
         terms = self.terms(self.model, inputs, labels, index)
         if terms:
-            self.optimizer.zero_grad(set_to_none=True)
-            terms["total"].backward()
+            self.gradients(terms)
             self.optimizer.step()
         return terms
+
+    def gradients(self, terms: LossTerms) -> None:
+        """Replace all gradients by those of the total."""
+        self.optimizer.zero_grad(set_to_none=True)
+        terms["total"].backward()
 
     def terms(self, model: nn.Module, inputs: Tensor, labels: Tensor, index: Tensor) -> LossTerms:
         """The loss of a batch under ``model``, with its ``total``."""
@@ -107,9 +111,14 @@ def make_optimizer(modules: Sequence[nn.Module], settings: TrainingSettings) -> 
 
 
 def train(
-    step: Step, data: Samples, settings: TrainingSettings, seed: int, epochs: int | None = None
+    step: Step,
+    data: Samples,
+    settings: TrainingSettings,
+    seed: int,
+    epochs: int | None = None,
+    batch_size: int | None = None,
 ) -> dict[str, float]:
-    """Train the modules of ``step`` in place for ``epochs`` epochs (None: ``local-epochs``).
+    """Train the modules of ``step`` in place for ``epochs`` epochs of batches of ``batch_size`` (None: the settings').
 
     Returns the mean over all samples seen of each loss term and of their ``total``. Raises TrainingError if the loss or
     a weight stops being finite.
@@ -125,7 +134,7 @@ def train(
     with step.session():
         for epoch in range(settings.local_epochs if epochs is None else epochs):
             for inputs, labels, index in shuffled_batches(
-                data, settings.batch_size, generator, no_single=joined, drop_last=settings.drop_last
+                data, batch_size or settings.batch_size, generator, no_single=joined, drop_last=settings.drop_last
             ):
                 seen += len(labels)
                 for name, value in step(inputs, labels, index).items():

@@ -30,6 +30,10 @@ MERGINGS = ("mean", "median", "trimmed-mean")
 class Hparams:
     """The hyper-parameters of an algorithm; this base has none."""
 
+    def exchange(self, declared: Exchange) -> Exchange:
+        """What is exchanged under these hyper-parameters; the default: all that the row declares."""
+        return declared
+
 
 @dataclass(frozen=True)
 class AlignmentHparams(Hparams):
@@ -93,6 +97,49 @@ class FedPLVMHparams(Hparams):
     local_clusters: str = option(choices=CLUSTERINGS)
     global_clusters: str = option(choices=(*CLUSTERINGS, "none"))
     kmeans_clusters: int = option(minimum=0)
+
+
+@dataclass(frozen=True)
+class FedProxHparams(Hparams):
+    """``[tool.flwr.app.config.fedprox]``."""
+
+    mu: float = option(minimum=0)
+
+
+@dataclass(frozen=True)
+class FedPerHparams(Hparams):
+    """``[tool.flwr.app.config.fedper]``."""
+
+    personal_layers: int = option(minimum=0)
+
+    def exchange(self, declared: Exchange) -> Exchange:
+        """Without the personal layers, which are the last ones."""
+        shared = {"weights": Weights(without_last=self.personal_layers)}
+        return Exchange(down=shared, up=shared)
+
+
+@dataclass(frozen=True)
+class FMLHparams(Hparams):
+    """``[tool.flwr.app.config.fml]``."""
+
+    alpha: float = option(minimum=0, maximum=1)
+    beta: float = option(minimum=0, maximum=1)
+    meme: str = option()
+    mutual: str = option(choices=("detached", "coupled"))
+
+
+@dataclass(frozen=True)
+class FeSEMHparams(Hparams):
+    """``[tool.flwr.app.config.fesem]``."""
+
+    centres: int = option(minimum=1)
+
+
+@dataclass(frozen=True)
+class PerFedAvgHparams(Hparams):
+    """``[tool.flwr.app.config.per-fedavg]``."""
+
+    alpha: float = option(minimum=0)
 
 
 @dataclass(frozen=True)
@@ -222,5 +269,47 @@ CATALOG: dict[str, Algorithm] = {
         ),
         losses=("cross-entropy", "prototype"),
         averages_prototypes=True,
+    ),
+    "fedprox": Algorithm(
+        title="FedProx",
+        paper="Li et al., MLSys 2020",
+        client="client_app.algorithms.fedprox:FedProx",
+        server="server_app.strategies.fedavg:FedAvg",
+        hparams=FedProxHparams,
+        exchange=Exchange(down={"weights": Weights()}, up={"weights": Weights()}),
+        losses=("cross-entropy", "proximal"),
+    ),
+    "fedper": Algorithm(
+        title="FedPer",
+        paper="Arivazhagan et al., 2019",
+        client="client_app.algorithms.fedper:FedPer",
+        server="server_app.strategies.fedavg:FedAvg",
+        hparams=FedPerHparams,
+        exchange=Exchange(down={"weights": Weights(without_last=1)}, up={"weights": Weights(without_last=1)}),
+    ),
+    "fml": Algorithm(
+        title="FML",
+        paper="Shen et al., 2020",
+        client="client_app.algorithms.fml:FML",
+        server="server_app.strategies.fml:FML",
+        hparams=FMLHparams,
+        exchange=Exchange(down={"weights": Weights(of="meme")}, up={"weights": Weights(of="meme")}),
+        losses=("cross-entropy", "mutual", "meme-cross-entropy", "meme-mutual"),
+    ),
+    "fesem": Algorithm(
+        title="FeSEM",
+        paper="Xie et al., Multi-Center Federated Learning, 2020",
+        client="client_app.algorithms.fedavg:FedAvg",
+        server="server_app.strategies.fesem:FeSEM",
+        hparams=FeSEMHparams,
+        exchange=Exchange(down={"weights": Weights()}, up={"weights": Weights()}),
+    ),
+    "per-fedavg": Algorithm(
+        title="Per-FedAvg",
+        paper="Fallah et al., NeurIPS 2020",
+        client="client_app.algorithms.per_fedavg:PerFedAvg",
+        server="server_app.strategies.fedavg:FedAvg",
+        hparams=PerFedAvgHparams,
+        exchange=Exchange(down={"weights": Weights()}, up={"weights": Weights()}),
     ),
 }

@@ -30,12 +30,14 @@ class VectorSets:
 
 @dataclass(frozen=True)
 class Weights:
-    """Parameters and buffers of a module, or those whose names begin with one of ``parts``."""
+    """Parameters and buffers of a module: of its layers, those whose names begin with one of ``parts``."""
 
     of: str = "model"
     """The attribute of the client's algorithm that is the module."""
     parts: tuple[str, ...] = ("",)
     """``("body.",)``, ``("head.",)``; the default is all of it."""
+    without_last: int = 0
+    """Layers with weights, counted from the end, that are left out."""
 
     @property
     def needs_one_architecture(self) -> bool:

@@ -17,8 +17,9 @@ from typing import Any
 from protofl_common.backbones.names import EMBEDDED, parse_backbones
 from protofl_common.catalog import CATALOG, MERGINGS, Algorithm, Hparams
 from protofl_common.datasets.names import DATASETS, PARTITIONS
+from protofl_common.exchange import Exchange
 from protofl_common.insight import LEVELS
-from protofl_common.models.groups import ARCHITECTURES, GROUPS, HEADS, ORTHOGONAL_SHARED
+from protofl_common.models.groups import ARCHITECTURES, GROUPS, HEADS, ORTHOGONAL_SHARED, PROJECTION, architecture_of
 from protofl_common.options import Scalar, SettingsError, keys_of, option, read_section, unknown_keys
 
 NODE_OVERRIDES = ("data-dir", "arch", "device", "state-dir")
@@ -142,12 +143,21 @@ class Settings:
         return CATALOG[self.run.algo]
 
     @property
+    def exchange(self) -> Exchange:
+        """What the chosen algorithm exchanges under its hyper-parameters."""
+        return self.hparams.exchange(self.row.exchange)
+
+    @property
     def backbones(self) -> tuple[str, ...]:
         """Names of the frozen backbones in front of every client's model; () for none."""
         named = self.model.backbones
         if named == "auto":
             return tuple(EMBEDDED) if self.row.frozen_backbones else ()
         return () if named == "none" else parse_backbones(named)
+
+    def architecture(self, client: int, named: str = "") -> str:
+        """What a client trains: the projection behind frozen backbones, else what is ``named``, else the group's."""
+        return PROJECTION if self.backbones else named or architecture_of(self.model.models, client)
 
     @classmethod
     def from_run_config(

@@ -65,7 +65,7 @@ def _messages(
     strategy: Strategy, kind: str, instructions: Instructions, sites: list[str]
 ) -> tuple[Outcome, list[Message]]:
     """A message to each site; the payload that all share is packed once."""
-    down, common = strategy.row.exchange.down, strategy.payload_down()
+    down, common = strategy.settings.exchange.down, strategy.payload_down()
     shared = pack_payload(common, down)
     strategy.outcome = outcome = Outcome(asked=sites)
     messages = []

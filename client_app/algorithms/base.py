@@ -19,7 +19,7 @@ from client_app.data import Samples
 from client_app.evaluation import local_features
 from client_app.few_labels import labelled_loss, training_set
 from client_app.site import Site
-from client_app.training import Batch, FusedStep, LossTerms, Step, make_optimizer, train
+from client_app.training import Batch, FusedStep, Loss, LossTerms, Step, make_optimizer, train
 from protofl_common.attributes import pack_attributes, restore_attributes
 from protofl_common.catalog import CATALOG, Hparams
 from protofl_common.exchange import Declared, Weights
@@ -97,22 +97,28 @@ class ClientAlgorithm(Generic[H]):
         """Named scalar terms of a batch of labelled samples, whose sum is minimised."""
         return {"cross-entropy": functional.cross_entropy(batch.logits, batch.labels)}
 
+    @property
+    def labelled_loss(self) -> Loss:
+        """`loss` as a step needs it: where labels are few, with FedPU's term for the rest."""
+        return labelled_loss(self.loss, self.site.train_set, self.settings.training, self.site.num_classes)
+
     def step(self) -> Step:
         """The update by one batch. The fused one is used where it is known to be right: with parts of the catalog."""
         known = self.settings.run.algo in CATALOG and self.site.arch in ARCHITECTURES
-        data, training = self.site.train_set, self.settings.training
-        loss = labelled_loss(self.loss, data, training, self.site.num_classes)
-        return (FusedStep if known and not self.needs_gradients else Step)(self.modules, self.optimizer, loss)
+        kind = FusedStep if known and not self.needs_gradients else Step
+        return kind(self.modules, self.optimizer, self.labelled_loss)
 
     def fit(self) -> dict[str, float]:
         """Train for a round; the mean of each loss term, which the catalog's row names."""
         return self.train(self.step())
 
-    def train(self, step: Step, epochs: int | None = None, purpose: str = "train") -> dict[str, float]:
+    def train(
+        self, step: Step, epochs: int | None = None, batch_size: int | None = None, purpose: str = "train"
+    ) -> dict[str, float]:
         """The training loop over this client's data; a second one in a round needs another ``purpose`` (its seed)."""
         seed = derive_seed(self.settings.run.seed, purpose, self.site.name, self.round)
         data = training_set(self.site.train_set, self.settings.training)
-        return train(step, data, self.settings.training, seed, epochs)
+        return train(step, data, self.settings.training, seed, epochs, batch_size)
 
     # -- after training ------------------------------------------------------------------------------------------
 
@@ -122,7 +128,7 @@ class ClientAlgorithm(Generic[H]):
 
     def weights(self, name: str = "weights") -> StateDict:
         """What the catalog's row declares under ``name`` for the upload."""
-        entry = self.settings.row.exchange.up[name]
+        entry = self.settings.exchange.up[name]
         assert isinstance(entry, Weights)
         return part_of(getattr(self, entry.of), entry)
 

@@ -101,8 +101,11 @@ def payload_bytes(content: RecordDict) -> int:
 
 
 def part_of(module: nn.Module, entry: Weights) -> StateDict:
-    """The parameters and buffers of ``module`` that ``entry`` declares."""
-    return {name: value for name, value in module.state_dict().items() if name.startswith(entry.parts)}
+    """The parameters and buffers of ``module`` that ``entry`` declares, as references."""
+    layers = [f"{name}." for name, one in module.named_modules() if any(True for _ in one.parameters(recurse=False))]
+    out = tuple(layers[max(0, len(layers) - entry.without_last) :])
+    named = {name: value for name, value in module.state_dict().items() if name.startswith(entry.parts)}
+    return {name: value for name, value in named.items() if not name.startswith(out)} if out else named
 
 
 def template_of(weights: StateDict) -> Template:

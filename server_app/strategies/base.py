@@ -52,7 +52,7 @@ class ServerStrategy(Generic[H]):
 
     def expected_up(self, server_round: int) -> Declared:
         """What every reply of this round must hold: all that the catalog declares, unless an algorithm says less."""
-        return self.row.exchange.up
+        return self.settings.exchange.up
 
     def merge(self, uploads: list[Upload]) -> dict[str, float]:
         """The server's step on the round's valid uploads, in the order of the sites; metrics to report."""
@@ -70,7 +70,7 @@ class ServerStrategy(Generic[H]):
 
     def templates(self) -> dict[str, Template]:
         """Declared entry -> the arrays that a client must send; the default: those of `global_weights`."""
-        entries = [name for name, entry in self.row.exchange.up.items() if isinstance(entry, Weights)]
+        entries = [name for name, entry in self.settings.exchange.up.items() if isinstance(entry, Weights)]
         return dict.fromkeys(entries, template_of(self.global_weights or {}))
 
     # -- for algorithms to use -----------------------------------------------------------------------------------

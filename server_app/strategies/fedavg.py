@@ -11,7 +11,7 @@ import torch
 
 from protofl_common.exchange import Weights
 from protofl_common.messages import Payload, StateDict, part_of
-from protofl_common.models import initial_model
+from protofl_common.models import SplitModel, initial_model
 from server_app.federation import Federation
 from server_app.intake import Upload
 from server_app.strategies.base import H, ServerStrategy
@@ -24,32 +24,40 @@ class FedAvg(ServerStrategy[H]):
 
     def __init__(self, federation: Federation) -> None:
         super().__init__(federation)
-        card = next(iter(federation.cards.values()))
-        input_shape = card.in_channels, card.image_size
-        model = initial_model(
-            card.arch, input_shape, self.num_classes, self.settings.model, self.settings.run.seed, owner="global"
-        )
-        entry = self.row.exchange.up["weights"]
+        model = self.first_model()
+        entry = self.settings.exchange.up["weights"]
         assert isinstance(entry, Weights)
         self.weights: StateDict = part_of(model, entry)
+
+    def first_model(self) -> SplitModel:
+        """The model of the first round, whose architecture all clients have."""
+        card = next(iter(self.federation.cards.values()))
+        input_shape, settings = (card.in_channels, card.image_size), self.settings
+        return initial_model(card.arch, input_shape, self.num_classes, settings.model, settings.run.seed, "global")
 
     def payload_down(self) -> Payload:
         """The global model."""
         return Payload(weights=self.weights)
 
     def merge(self, uploads: list[Upload]) -> dict[str, float]:
-        """The weighted mean of the clients' models, summed in float64."""
-        total = sum(upload.train_samples for upload in uploads)
-        for name, old in self.weights.items():
-            mean = torch.zeros_like(old, dtype=torch.float64)
-            for upload in uploads:
-                sent = upload.payload.weights()
-                assert sent is not None  # required of every upload
-                mean += sent[name].double() * (upload.train_samples / total)
-            self.weights[name] = (mean if old.is_floating_point() else mean.round()).to(old.dtype)
+        """The weighted mean of the clients' models."""
+        self.weights = weighted_mean(uploads)
         return {}
 
     @property
     def global_weights(self) -> StateDict:
         """The global model."""
         return self.weights
+
+
+def weighted_mean(uploads: list[Upload]) -> StateDict:
+    """Σ_i (n_i / Σ n) · w_i, summed in float64."""
+    total = sum(upload.train_samples for upload in uploads)
+    sent = [(weights, upload.train_samples / total) for upload in uploads if (weights := upload.payload.weights())]
+    merged: StateDict = {}
+    for name, one in sent[0][0].items():
+        mean = torch.zeros_like(one, dtype=torch.float64)
+        for weights, share in sent:
+            mean += weights[name].double() * share
+        merged[name] = (mean if one.is_floating_point() else mean.round()).to(one.dtype)
+    return merged

@@ -1,0 +1,24 @@
+"""FedPer (Arivazhagan et al., "Federated Learning with Personalization Layers", 2019), client half: heads of their own.
+
+Other half: `server_app/strategies/fedavg.py`; the server is FedAvg's, of the base layers.
+Symbols: W_B the base layers, which all share; W_P the last K_P = ``personal-layers`` layers, this client's own.
+
+Training            as FedAvg, base and personal layers together
+Evaluation          of the global base layers under the client's own personal ones, before it trains
+
+Down and up: W_B. Stays: W_P.
+
+Deviations: a layer is whatever has weights of its own, batch normalisation too. FedProto compares with FedPer on MNIST
+with both fully connected layers personal (106,000 numbers a round for 20 clients): ``personal-layers = 2``.
+"""
+
+from __future__ import annotations
+
+from client_app.algorithms.fedavg import FedAvg
+from protofl_common.catalog import FedPerHparams
+
+
+class FedPer(FedAvg[FedPerHparams]):
+    """FedAvg of what the exchange declares; the personal layers live on with the model."""
+
+    state: tuple[str, ...] = ("model",)

@@ -1,0 +1,44 @@
+"""FedProx (Li et al., "Federated Optimization in Heterogeneous Networks", MLSys 2020), client half.
+
+Other half: `server_app/strategies/fedavg.py`; the server is FedAvg's.
+Symbols: w the client's parameters, w^t the global model that the round started from; μ = ``mu``.
+
+Loss (Eq. 2)        h(w) = F(w) + (μ/2) · ‖w − w^t‖², with cross-entropy for F
+
+Down: the weights of the global model. Up: those after local training. Stays: nothing but the data.
+
+Deviations: every client trains ``local-epochs`` epochs; the paper lets slow ones do less (its γ-inexact solutions).
+Buffers (batch-normalisation statistics) take no part in the norm.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from client_app.algorithms.fedavg import FedAvg
+from client_app.site import Site
+from client_app.training import Batch, LossTerms
+from protofl_common.catalog import FedProxHparams
+from protofl_common.messages import Payload
+
+
+class FedProx(FedAvg[FedProxHparams]):
+    """Cross-entropy plus the proximal term."""
+
+    def __init__(self, site: Site, round_number: int) -> None:
+        super().__init__(site, round_number)
+        self.needs_gradients = self.hparams.mu > 0
+
+    def receive(self, payload: Payload) -> None:
+        """Become the global model, and remember it."""
+        super().receive(payload)
+        self.parameters = [one for one in self.model.parameters() if one.requires_grad]
+        self.start = [one.detach().clone() for one in self.parameters]
+
+    def loss(self, batch: Batch) -> LossTerms:
+        """Eq. 2."""
+        terms = super().loss(batch)
+        if self.hparams.mu > 0:
+            squares = [(w - start).square().sum() for w, start in zip(self.parameters, self.start, strict=True)]
+            terms["proximal"] = self.hparams.mu / 2 * torch.stack(squares).sum()
+        return terms

@@ -1,0 +1,74 @@
+"""FML (Shen et al., "Federated Mutual Learning", 2020), client half: a private model and a shared one teach each other.
+
+Other half: `server_app/strategies/fml.py`.
+Symbols: p the private model's class probabilities, q those of the meme model, which all clients share; α, β.
+
+Private loss        L_p = α · CE(p, y) + (1 − α) · KL(q ‖ p)
+Meme loss           L_q = β · CE(q, y) + (1 − β) · KL(p ‖ q)
+Both are minimised together, each with the other's probabilities as fixed targets.
+Inference           the private model
+
+Down and up: the weights of the meme model. Stays: the private model, of any architecture.
+
+Deviations: ``mutual = "coupled"`` is HtFLlib's code: targets are not fixed, so both losses move both models, and the
+divergence is a mean over samples and classes, which makes it C times weaker.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, kl_div, log_softmax
+
+from client_app.algorithms.base import ClientAlgorithm
+from client_app.site import Site
+from client_app.training import Batch, LossTerms
+from protofl_common.catalog import FMLHparams
+from protofl_common.messages import Payload
+from protofl_common.models import initial_model
+
+
+class FML(ClientAlgorithm[FMLHparams]):
+    """Two models with one optimizer."""
+
+    def __init__(self, site: Site, round_number: int) -> None:
+        super().__init__(site, round_number)
+        model, seed = self.settings.model, self.settings.run.seed
+        arch = self.settings.architecture(0, self.hparams.meme)
+        self.meme = initial_model(arch, site.input_shape, site.num_classes, model, seed, "global").to(site.device)
+
+    def receive(self, payload: Payload) -> None:
+        """Take in the meme model."""
+        super().receive(payload)
+        if (weights := payload.weights()) is not None:
+            self.meme.load_state_dict(weights)
+
+    @property
+    def modules(self) -> Sequence[nn.Module]:
+        """Both models."""
+        return (self.model, self.meme)
+
+    def loss(self, batch: Batch) -> LossTerms:
+        """L_p and L_q."""
+        own_BC, meme_BC, hparams = batch.logits, self.meme(batch.inputs), self.hparams
+        terms = {
+            "cross-entropy": hparams.alpha * cross_entropy(own_BC, batch.labels),
+            "meme-cross-entropy": hparams.beta * cross_entropy(meme_BC, batch.labels),
+        }
+        if hparams.alpha < 1:
+            terms["mutual"] = (1 - hparams.alpha) * self._divergence(meme_BC, own_BC)
+        if hparams.beta < 1:
+            terms["meme-mutual"] = (1 - hparams.beta) * self._divergence(own_BC, meme_BC)
+        return terms
+
+    def _divergence(self, target_BC: Tensor, logits_BC: Tensor) -> Tensor:
+        """KL of the target's class probabilities from those of the logits, averaged over the batch."""
+        coupled = self.hparams.mutual == "coupled"
+        target_BC = log_softmax(target_BC if coupled else target_BC.detach(), dim=1)
+        reduction = "mean" if coupled else "batchmean"
+        return kl_div(log_softmax(logits_BC, dim=1), target_BC, reduction=reduction, log_target=True)
+
+    def upload(self) -> Payload:
+        """The meme model."""
+        return Payload(weights=self.weights())

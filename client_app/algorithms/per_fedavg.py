@@ -1,0 +1,87 @@
+"""Per-FedAvg (Fallah et al., "Personalized Federated Learning with Theoretical Guarantees", NeurIPS 2020), client half.
+
+Other half: `server_app/strategies/fedavg.py`; the server is FedAvg's.
+Symbols: w the model that adapts well, of which w̃ is the version after one step; D, D' two batches; α, β = ``lr``.
+
+Step (Alg. 1, first-order)  w̃ = w − α · ∇f(w; D);   w ← w − β · ∇f(w̃; D')
+Evaluation                  of w after one such inner step on a batch of this client's training data
+
+Down: w. Up: w after local training. Stays: nothing but the data.
+
+Deviations: this is Per-FedAvg (FO), which leaves out the Hessian of the full step; both are the paper's. D and D' are
+the halves of a batch of twice ``batch-size``; a rest of fewer than four samples serves as both. Momentum and weight
+decay, where set, are the outer step's. Batch-normalisation statistics see both passes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from copy import deepcopy
+from functools import cached_property
+
+import torch
+from torch import Tensor, nn
+
+from client_app.algorithms.fedavg import FedAvg
+from client_app.training import Loss, LossTerms, Step, make_optimizer, shuffled_batches
+from protofl_common.catalog import PerFedAvgHparams
+from protofl_common.models import SplitModel
+from protofl_common.seeding import derive_seed
+
+
+class MetaStep(Step):
+    """The step of the module's docstring; ``alpha`` is the inner rate."""
+
+    def __init__(
+        self, modules: Sequence[nn.Module], optimizer: torch.optim.Optimizer, loss: Loss, alpha: float
+    ) -> None:
+        super().__init__(modules, optimizer, loss)
+        self.alpha = alpha
+
+    def __call__(self, inputs: Tensor, labels: Tensor, index: Tensor) -> LossTerms:
+        """Update w; the loss of w̃ on D'."""
+        values = (inputs, labels, index)
+        inner, outer = zip(*(one.tensor_split(2) for one in values), strict=True) if len(labels) > 3 else (values,) * 2
+        before = [one.detach().clone() for one in self.model.parameters()]
+        self.descend(*inner)
+        terms = self.terms(self.model, *outer)
+        if terms:
+            self.gradients(terms)
+        with torch.no_grad():
+            for one, start in zip(self.model.parameters(), before, strict=True):
+                one.copy_(start)
+        if terms:
+            self.optimizer.step()
+        return terms
+
+    def descend(self, inputs: Tensor, labels: Tensor, index: Tensor) -> None:
+        """w ← w̃."""
+        if terms := self.terms(self.model, inputs, labels, index):
+            self.gradients(terms)
+            with torch.no_grad():
+                for one in self.model.parameters():
+                    if one.grad is not None:
+                        one.sub_(one.grad, alpha=self.alpha)
+
+
+class PerFedAvg(FedAvg[PerFedAvgHparams]):
+    """FedAvg of models that are one step away from every client's own."""
+
+    def fit(self) -> dict[str, float]:
+        """Train by `MetaStep`."""
+        step = MetaStep(self.modules, self.optimizer, self.labelled_loss, self.hparams.alpha)
+        return self.train(step, batch_size=2 * self.settings.training.batch_size)
+
+    def evaluation_model(self) -> SplitModel:
+        """w̃, once per round."""
+        return self._adapted
+
+    @cached_property
+    def _adapted(self) -> SplitModel:
+        model, training = deepcopy(self.model).train(), self.settings.training
+        seed = derive_seed(self.settings.run.seed, "adapt", self.site.name, self.round)
+        generator = torch.Generator().manual_seed(seed)
+        batch = next(shuffled_batches(self.site.train_set, training.batch_size, generator))
+        torch.manual_seed(seed)  # dropout
+        MetaStep((model,), make_optimizer((model,), training), self.labelled_loss, self.hparams.alpha).descend(*batch)
+        return model

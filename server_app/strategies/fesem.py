@@ -1,0 +1,74 @@
+"""FeSEM (Xie et al., "Multi-Center Federated Learning", 2020), server half: K global models, each of similar clients.
+
+Other half: `client_app/algorithms/fedavg.py`; a client trains whatever model it receives.
+Symbols: w_i client i's parameters after local training, n_i its samples; c_k the centres, K = ``centres``; r_i.
+
+E-step              r_i = argmin_k ‖w_i − c_k‖²
+M-step              c_k = Σ_{i: r_i = k} n_i w_i / Σ_{i: r_i = k} n_i
+Down                c_{r_i}, to each client its own
+
+Deviations: all clients begin with one model, which as K equal centres would put everybody into the first cluster for
+ever; so the first round's clusters are K-means of its parameters. Distances are of parameters, without buffers. A
+cluster that no client of the round belongs to keeps its centre; a client that has not trained yet gets the first one.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from sklearn.cluster import KMeans
+
+from protofl_common.catalog import FeSEMHparams
+from protofl_common.messages import Payload, StateDict, Template, template_of
+from protofl_common.seeding import derive_seed
+from server_app.federation import Federation
+from server_app.intake import Upload
+from server_app.strategies.fedavg import FedAvg, weighted_mean
+
+
+class FeSEM(FedAvg[FeSEMHparams]):
+    """Keeps the centres and the cluster of every client that has trained."""
+
+    state: tuple[str, ...] = ("centres", "cluster_of")
+
+    def __init__(self, federation: Federation) -> None:
+        super().__init__(federation)
+        self.names = [name for name, _ in self.first_model().named_parameters()]
+        self.centres: dict[str, StateDict] = {str(k): self.weights for k in range(self.hparams.centres)}
+        self.cluster_of: dict[str, torch.Tensor] = {}
+
+    def payload_for(self, site: str, common: Payload) -> Payload:
+        """The centre of the client's cluster."""
+        return Payload(weights=self.centres[str(int(self.cluster_of.get(site, torch.tensor(0))))])
+
+    def merge(self, uploads: list[Upload]) -> dict[str, float]:
+        """E-step and M-step; how many clusters the round's clients are in."""
+        points = np.stack([self._vector(upload.payload.weights() or {}) for upload in uploads])
+        clusters = self._nearest(points) if self.cluster_of else self._first_clusters(points)
+        for k in sorted(set(clusters)):
+            members = [upload for upload, cluster in zip(uploads, clusters, strict=True) if cluster == k]
+            self.centres[str(k)] = weighted_mean(members)
+        self.cluster_of |= {one.site: torch.tensor(k) for one, k in zip(uploads, clusters, strict=True)}
+        return {"clusters": float(len(set(clusters)))}
+
+    def _vector(self, weights: StateDict) -> np.ndarray:
+        return torch.cat([weights[name].flatten() for name in self.names]).numpy()
+
+    def _nearest(self, points: np.ndarray) -> list[int]:
+        """r_i of points [n, parameters]."""
+        squares = [np.square(points - self._vector(centre)).sum(axis=1) for centre in self.centres.values()]
+        return [int(k) for k in np.argmin(squares, axis=0)]
+
+    def _first_clusters(self, points: np.ndarray) -> list[int]:
+        count = min(len(self.centres), len(np.unique(points, axis=0)))
+        seed = derive_seed(self.settings.run.seed, "fesem") % 2**32
+        return [int(k) for k in KMeans(count, n_init=10, random_state=seed).fit_predict(points)]
+
+    def templates(self) -> dict[str, Template]:
+        """Of one centre."""
+        return {"weights": template_of(self.centres["0"])}
+
+    @property
+    def global_weights(self) -> StateDict:
+        """All centres, as ``<k>/<name>``."""
+        return {f"{k}/{name}": value for k, centre in self.centres.items() for name, value in centre.items()}
