@@ -6,9 +6,7 @@ server does not wait.
 
 from __future__ import annotations
 
-import sys
 import time
-import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -18,17 +16,16 @@ from flwr.clientapp import ClientApp
 from client_app.algorithms import ALGORITHMS
 from client_app.algorithms.base import ClientAlgorithm
 from client_app.evaluation import evaluate
+from client_app.failures import reason_of
 from client_app.handover import hand_over
 from client_app.insight import insight_of
 from client_app.site import Site
-from client_app.state import ClientState, StateError
-from client_app.training import TrainingError, make_optimizer, train
+from client_app.state import ClientState
+from client_app.training import make_optimizer, train
 from protofl_common.catalog import Crossing
-from protofl_common.datasets import DataError
 from protofl_common.messages import (
     Instructions,
     Payload,
-    RefusedMessage,
     Report,
     pack_payload,
     pack_report,
@@ -36,15 +33,13 @@ from protofl_common.messages import (
     unpack_instructions,
     unpack_payload,
 )
-from protofl_common.options import SettingsError
 from protofl_common.prototypes import Prototypes, chosen
 from protofl_common.seeding import derive_seed
+from protofl_common.settings import is_site
 from protofl_common.tensorfile import flatten_optimizer, restore_optimizer
-from protofl_common.texts import without_paths
 
 app = ClientApp()
 
-EXPECTED_ERRORS = (SettingsError, DataError, StateError, TrainingError, RefusedMessage)
 ERROR_CODE = 2
 """Flower's code for "the ClientApp raised an exception"."""
 
@@ -52,19 +47,19 @@ ERROR_CODE = 2
 @app.query()
 def introduce(message: Message, context: Context) -> Message:
     """Before the first round: who this site is. Prepares the data, so that what is wrong with them shows now."""
-    return _answer(message, lambda: RecordDict({"site": pack_site_card(Site(context).card())}))
+    return _answer(message, context, lambda: RecordDict({"site": pack_site_card(Site(context).card())}))
 
 
 @app.train()
 def train_round(message: Message, context: Context) -> Message:
     """A round: evaluate what was received, train, upload."""
-    return _answer(message, lambda: _train_round(message, context))
+    return _answer(message, context, lambda: _train_round(message, context))
 
 
 @app.evaluate()
 def final_evaluation(message: Message, context: Context) -> Message:
     """After the last round: evaluate only, and tell what the report may show."""
-    return _answer(message, lambda: _final_evaluation(message, context))
+    return _answer(message, context, lambda: _final_evaluation(message, context))
 
 
 def _train_round(message: Message, context: Context) -> RecordDict:
@@ -117,7 +112,7 @@ def _open(message: Message, context: Context) -> tuple[Site, Instructions, Clien
     site = Site(context)
     instructions = unpack_instructions(message.content)
     training = message.metadata.message_type == MessageType.TRAIN
-    state = site.restore(instructions.run_name, instructions.lineage, instructions.round + (not training))
+    state = site.restore(instructions, instructions.round + (not training))
     algorithm = ALGORITHMS[site.settings.run.algo](site, instructions.round)
     algorithm.receive(unpack_payload(message.content, site.settings.row.down, site.limits, required=False))
     return site, instructions, algorithm, state
@@ -155,20 +150,13 @@ def _report(
     )
 
 
-def _answer(message: Message, work: Callable[[], RecordDict]) -> Message:
-    """The reply with what ``work`` returns, or an error reply with the reason it did not.
-
-    The reason tells the server no folders of this machine; its own log has them.
-    """
+def _answer(message: Message, context: Context, work: Callable[[], RecordDict]) -> Message:
+    """The reply with what ``work`` returns, or an error reply with the reason it did not."""
     try:
         return Message(work(), reply_to=message)
-    except EXPECTED_ERRORS as error:
-        reason = str(error)
-        print(f"protofl: {reason}", file=sys.stderr, flush=True)
     except Exception as error:
-        reason = f"{type(error).__name__}: {error}"
-        traceback.print_exc()
-    return Message(Error(ERROR_CODE, without_paths(reason)), reply_to=message)
+        reason = reason_of(error, is_site(context.node_config))
+        return Message(Error(ERROR_CODE, reason), reply_to=message)
 
 
 class Stopwatch:

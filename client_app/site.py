@@ -15,12 +15,12 @@ from client_app.state import ClientState, StateFolder
 from protofl_common.backbones import cached_features, feature_widths
 from protofl_common.datasets import UNLABELLED, ClientData, open_client_data
 from protofl_common.datasets.store import cache_root
-from protofl_common.lineage import Lineage
-from protofl_common.messages import Limits, SiteCard, template_of
+from protofl_common.messages import Instructions, Limits, RefusedMessage, SiteCard, template_of
 from protofl_common.models import SplitModel, initial_model
 from protofl_common.models.groups import PROJECTION, architecture_of
 from protofl_common.options import SettingsError
-from protofl_common.settings import Settings
+from protofl_common.settings import Settings, is_site
+from protofl_common.texts import is_plain_name
 
 
 class Site:
@@ -40,8 +40,9 @@ class Site:
         if "site-name" not in node and "partition-id" not in node:
             raise SettingsError("node-config: give partition-id and num-partitions, or a site-name")
         self.name = str(node.get("site-name", f"site-{self.partition}"))
-        if not self.name or any(letter in self.name for letter in "/\\\0") or self.name.startswith("."):
+        if not is_plain_name(self.name):
             raise SettingsError(f"node-config: site-name = {self.name!r} must be a plain name without slashes")
+        self.run_id, self.real = context.run_id, is_site(node)
         self.wanted_domain = str(node.get("domain", ""))
         self.insight = self._insight(node)
         self.arch = self._architecture()
@@ -129,14 +130,18 @@ class Site:
         many = clients * federation.max_prototypes_per_class  # the server may hand on all that clients sent
         return Limits(self.num_classes, self.settings.model.feature_dim, weights=weights, max_per_class=many)
 
-    def restore(self, run_name: str, lineage: Lineage, before: int) -> ClientState | None:
+    def restore(self, instructions: Instructions, before: int) -> ClientState | None:
         """Load the model as this site left it before the round ``before``, if it had taken part in the run by then.
 
-        Where it keeps itself is `states` from then on.
+        Where it keeps itself is `states` from then on. RefusedMessage if the server names another Flower run than the
+        one whose message this is.
         """
+        lineage = instructions.lineage
+        if lineage.run_id != self.run_id:
+            raise RefusedMessage(f"round.lineage is {lineage.text!r} in the Flower run {self.run_id}")
         machine = self.settings.machine
         root = Path(machine.state_dir) if machine.state_dir else Path(self.settings.run.out_dir)
-        self.states = StateFolder(root / run_name / "clients", self.name, lineage)
+        self.states = StateFolder(root / instructions.run_name / "clients", self.name, lineage, wary=self.real)
         state = self.states.load(before, self.arch, self.device)
         if state is not None:
             self.model.load_state_dict(state.model)

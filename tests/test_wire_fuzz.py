@@ -363,17 +363,25 @@ def test_what_a_client_is_told(data: st.DataObject) -> None:
         ),
     }
     if data.draw(st.integers(0, 2)) == 0:
-        values[data.draw(st.sampled_from(sorted(values)))] = data.draw(VALUES)
+        key = data.draw(st.sampled_from(sorted(values)))
+        values[key] = data.draw(st.one_of(VALUES, TEXTS, st.text("0123456789,: -", max_size=9)))
     if data.draw(st.integers(0, 3)) == 0:
         made[data.draw(st.sampled_from(sorted(made)))] = data.draw(arrays())
     content = RecordDict({"round": ConfigRecord(values), "local-sets": ArrayRecord(made)})
     try:
-        unpack_instructions(content)
+        instructions = unpack_instructions(content)
         payload = unpack_payload(content, CATALOG["fedpcl"].down, LIMITS, required=False)
     except RefusedMessage:
         event("refused")
         return
     event("accepted")
+    name = instructions.run_name
+    assert 1 <= len(name) <= 200
+    assert name.isprintable()
+    assert name[0] != "."
+    assert not {"/", "\\"} & set(name)
+    assert instructions.lineage.text == values["lineage"]
+    assert set(values["lineage"]) <= set("0123456789:,")
     for one in payload.local_sets:
         assert len(set(one.labels.tolist())) == len(one) <= CLASSES
         assert 0 <= min(one.labels.tolist()) <= max(one.labels.tolist()) < CLASSES
