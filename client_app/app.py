@@ -6,9 +6,7 @@ server does not wait.
 
 from __future__ import annotations
 
-import sys
 import time
-import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -20,17 +18,15 @@ from client_app.algorithms import client_half
 from client_app.algorithms.base import ClientAlgorithm
 from client_app.eager import without_compiler
 from client_app.evaluation import evaluate
+from client_app.failures import reason_of
 from client_app.handover import hand_over
 from client_app.insight import insight_of
 from client_app.site import Site
-from client_app.state import ClientState, StateError, StateFolder
-from client_app.training import TrainingError
-from protofl_common.datasets import DataError
+from client_app.state import ClientState, StateFolder
 from protofl_common.exchange import statistics_declared
 from protofl_common.messages import (
     Instructions,
     Payload,
-    RefusedMessage,
     Report,
     pack_payload,
     pack_report,
@@ -38,13 +34,11 @@ from protofl_common.messages import (
     unpack_instructions,
     unpack_payload,
 )
-from protofl_common.options import SettingsError
 from protofl_common.prototypes import Prototypes, chosen
-from protofl_common.texts import without_paths
+from protofl_common.settings import is_site
 
 app = ClientApp()
 
-EXPECTED_ERRORS = (SettingsError, DataError, StateError, TrainingError, RefusedMessage)
 ERROR_CODE = 2
 """Flower's code for "the ClientApp raised an exception"."""
 
@@ -52,20 +46,20 @@ ERROR_CODE = 2
 @app.query()
 def introduce(message: Message, context: Context) -> Message:
     """Before the first round: who this site is. Prepares the data, so that what is wrong with them shows now."""
-    return _answer(message, lambda: _introduction(context))
+    return _answer(message, context, lambda: _introduction(context))
 
 
 @app.train()
 def train_round(message: Message, context: Context) -> Message:
     """A round: evaluate what was received, train, upload."""
     without_compiler()
-    return _answer(message, lambda: _train_round(message, context))
+    return _answer(message, context, lambda: _train_round(message, context))
 
 
 @app.evaluate()
 def final_evaluation(message: Message, context: Context) -> Message:
     """After the last round: evaluate only, and tell what the report may show."""
-    return _answer(message, lambda: _final_evaluation(message, context))
+    return _answer(message, context, lambda: _final_evaluation(message, context))
 
 
 def _introduction(context: Context) -> RecordDict:
@@ -121,7 +115,7 @@ def _open(message: Message, context: Context) -> tuple[Site, Instructions, Clien
     instructions = unpack_instructions(message.content)
     algorithm = client_half(site.settings.row)(site, instructions.round)
     training = message.metadata.message_type == MessageType.TRAIN
-    states = site.states(instructions.run_name, instructions.lineage)
+    states = site.states(instructions)
     first_without = instructions.round if training else instructions.round + 1
     state = states.load(first_without, site.arch, site.device) if algorithm.kept else None
     if state is not None:
@@ -164,20 +158,13 @@ def _report(
     )
 
 
-def _answer(message: Message, work: Callable[[], RecordDict]) -> Message:
-    """The reply with what ``work`` returns, or an error reply with the reason it did not.
-
-    The reason tells the server no folders of this machine; its own log has them.
-    """
+def _answer(message: Message, context: Context, work: Callable[[], RecordDict]) -> Message:
+    """The reply with what ``work`` returns, or an error reply with the reason it did not."""
     try:
         return Message(work(), reply_to=message)
-    except EXPECTED_ERRORS as error:
-        reason = str(error)
-        print(f"protofl: {reason}", file=sys.stderr, flush=True)
     except Exception as error:
-        reason = f"{type(error).__name__}: {error}"
-        traceback.print_exc()
-    return Message(Error(ERROR_CODE, without_paths(reason)), reply_to=message)
+        reason = reason_of(error, is_site(context.node_config))
+        return Message(Error(ERROR_CODE, reason), reply_to=message)
 
 
 class Stopwatch:

@@ -15,11 +15,11 @@ from client_app.state import StateFolder
 from protofl_common.backbones import cached_features, feature_widths
 from protofl_common.datasets import UNLABELLED, ClientData, open_client_data
 from protofl_common.datasets.store import cache_root, digest
-from protofl_common.lineage import Lineage
-from protofl_common.messages import Limits, SiteCard, Template
+from protofl_common.messages import Instructions, Limits, RefusedMessage, SiteCard, Template
 from protofl_common.models import SplitModel, initial_model
 from protofl_common.options import SettingsError
-from protofl_common.settings import Settings
+from protofl_common.settings import Settings, is_site
+from protofl_common.texts import is_plain_name
 
 
 class Site:
@@ -39,8 +39,9 @@ class Site:
         if "site-name" not in node and "partition-id" not in node:
             raise SettingsError("node-config: give partition-id and num-partitions, or a site-name")
         self.name = str(node.get("site-name", f"site-{self.partition}"))
-        if not self.name or any(letter in self.name for letter in "/\\\0") or self.name.startswith("."):
+        if not is_plain_name(self.name):
             raise SettingsError(f"node-config: site-name = {self.name!r} must be a plain name without slashes")
+        self.run_id, self.real = context.run_id, is_site(node)
         self.wanted_domain = str(node.get("domain", ""))
         self.insight = self._insight(node)
         alike = self.settings.exchange.needs_one_architecture
@@ -124,11 +125,14 @@ class Site:
         many = clients * federation.max_prototypes_per_class  # the server may hand on all that clients sent
         return Limits(self.num_classes, self.settings.model.feature_dim, weights=weights, max_per_class=many)
 
-    def states(self, run_name: str, lineage: Lineage) -> StateFolder:
-        """Where this site keeps its state in the run."""
+    def states(self, instructions: Instructions) -> StateFolder:
+        """Where this site keeps its state in the run; RefusedMessage if the server names another Flower run."""
+        lineage = instructions.lineage
+        if lineage.run_id != self.run_id:
+            raise RefusedMessage(f"round.lineage is {lineage.text!r} in the Flower run {self.run_id}")
         machine = self.settings.machine
         root = Path(machine.state_dir) if machine.state_dir else Path(self.settings.run.out_dir)
-        return StateFolder(root / run_name / "clients", self.name, lineage)
+        return StateFolder(root / instructions.run_name / "clients", self.name, lineage, wary=self.real)
 
     def card(self, weights: Mapping[str, Template]) -> SiteCard:
         """How this site introduces itself; ``weights``: the arrays of each entry of weights that it exchanges."""

@@ -3,6 +3,8 @@
 One file per round, ``<folder>/<site>/<round>-<Flower run id>.safetensors``. A server that died may ask for its last
 round again, and the client must then start it from where it stood before; so the state that a round started from is
 kept until the next round is over. Older ones are removed: at rest there are two files, after the final evaluation one.
+On a site with an operator, the server's word alone removes nothing of other Flower runs: a run that was stopped and
+resumed leaves up to two more files there each time.
 """
 
 from __future__ import annotations
@@ -40,9 +42,11 @@ class ClientState:
 class StateFolder:
     """The states of one client in one run."""
 
-    def __init__(self, folder: Path, site: str, lineage: Lineage) -> None:
+    def __init__(self, folder: Path, site: str, lineage: Lineage, *, wary: bool = False) -> None:
         self.folder = folder / site
         self.lineage = lineage
+        self.wary = wary
+        """Whether only states of the present Flower run may be removed, and never its newest."""
 
     def load(self, before: int, arch: str, device: torch.device) -> ClientState | None:
         """The last state before the round ``before`` that counts; None if there is none.
@@ -86,9 +90,15 @@ class StateFolder:
 
         A run id that the lineage does not name may be of a server that resumed this run meanwhile: not ours to remove.
         """
-        for path, (number, run_id) in self._files():
-            older = start is not None and number < start[0]
-            if older or (run_id in self.lineage.known and not self.lineage.counts(run_id, number)):
+        files = self._files()
+        ours = [number for path, (number, run_id) in files if run_id == self.lineage.run_id and path.suffix != ".tmp"]
+        for path, (number, run_id) in files:
+            old = start is not None and number < start[0]
+            if self.wary:
+                old = old and run_id == self.lineage.run_id and number < max(ours, default=0)
+            elif run_id in self.lineage.known:
+                old = old or not self.lineage.counts(run_id, number)
+            if old:
                 path.unlink(missing_ok=True)
 
     def _last(self, before: int) -> _Key | None:

@@ -7,7 +7,10 @@ client the run's lineage. ``"11:5,12:6,13"``: run 11 counts up to round 5, run 1
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
+
+_TEXT = re.compile(r"(?:[0-9]{1,20}:[0-9]{1,9},){0,400}[0-9]{1,20}")
 
 
 @dataclass(frozen=True)
@@ -44,6 +47,8 @@ class Lineage:
     @classmethod
     def parse(cls, text: str) -> Lineage:
         """The inverse of ``text``; ValueError if it is none."""
+        if not _TEXT.fullmatch(text):
+            raise ValueError(f"{text!r} is no lineage, such as '11:5,12:6,13'")
         *earlier, now = text.split(",")
         pairs = tuple((int(run_id), int(last)) for run_id, last in (entry.split(":") for entry in earlier))
         return cls(int(now), pairs)

@@ -1,7 +1,8 @@
 """The settings of a run: one frozen dataclass per section, built from Flower's flat ``run_config``.
 
 ``Settings.from_run_config`` checks every key at once and raises one :class:`SettingsError` with a line per problem.
-A client's ``--node-config`` may override some of them (`NODE_OVERRIDES`): facts about its own site.
+A client's ``--node-config`` may override some of them (`NODE_OVERRIDES`): facts about its own site. On such a site the
+run configuration chooses no folders, and no download or weights that the node config does not allow.
 """
 
 from __future__ import annotations
@@ -14,17 +15,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from protofl_common.backbones.names import EMBEDDED, parse_backbones
+from protofl_common.backbones.names import EMBEDDED, is_allowed, parse_backbones
 from protofl_common.catalog import CATALOG, MERGINGS, Algorithm, Hparams
 from protofl_common.datasets.names import DATASETS, PARTITIONS
 from protofl_common.exchange import Exchange
 from protofl_common.insight import LEVELS
 from protofl_common.models.groups import ARCHITECTURES, GROUPS, HEADS, ORTHOGONAL_SHARED, PROJECTION, architecture_of
 from protofl_common.options import Scalar, SettingsError, keys_of, option, read_section, unknown_keys
+from protofl_common.texts import is_plain_name
 
-NODE_OVERRIDES = ("data-dir", "arch", "device", "state-dir")
-NODE_KEYS = ("site-name", "partition-id", "num-partitions", "domain", "insight", *NODE_OVERRIDES)
+PARTITION_KEYS = ("partition-id", "num-partitions")
+"""All that the node config of a simulated client has."""
+NODE_OVERRIDES = ("data-dir", "arch", "device", "state-dir", "cache-dir")
+PERMISSIONS: dict[str, Scalar] = {"allow-download": False, "allow-backbones": ""}
+"""What a site lets a run ask for, with the defaults: no download, embedded backbones only."""
+NODE_KEYS = ("site-name", *PARTITION_KEYS, "domain", "insight", *NODE_OVERRIDES, *PERMISSIONS)
 """What a site may say of itself with ``--node-config``; ``insight`` is true or false there (`client_app/site.py`)."""
+SITE_FOLDERS: dict[str, Scalar] = {"data-dir": "", "cache-dir": "", "state-dir": "", "out-dir": "runs"}
+"""The folders of a site whose node config does not say otherwise; what the run config says of them is ignored."""
 DEVICES = re.compile(r"auto|cpu|mps|(cuda|xpu)(:\d+)?")
 
 
@@ -173,6 +181,8 @@ class Settings:
         """
         config = dict(run_config)
         node = node_config or {}
+        if is_site(node):
+            config |= SITE_FOLDERS
         config |= {key: node[key] for key in NODE_OVERRIDES if key in node}
         choices = f"choose from {', '.join(NODE_KEYS)}"
         problems = [f"node-config: {line}; {choices}" for line in unknown_keys(node, NODE_KEYS)]
@@ -183,15 +193,42 @@ class Settings:
         problems += _device_problems(sections["machine"])
         problems += _backbone_problems(sections["model"])
         problems += _merging_problems(config)
+        problems += _permission_problems(node, config)
         if problems:
             raise SettingsError("\n".join(problems))
         return cls(**sections, hparams=tables[str(config["algo"])])  # type: ignore[arg-type]
 
 
+def is_site(node_config: Mapping[str, object]) -> bool:
+    """Whether a node config is that of a machine with an operator, not of a simulated client."""
+    return bool(node_config.keys() - set(PARTITION_KEYS))
+
+
+def _permission_problems(node: Mapping[str, Scalar], config: Mapping[str, Scalar]) -> list[str]:
+    """A line for what the run asks of a site without the node config's permission, or for one that is none."""
+    if not is_site(node):
+        return []
+    allowed = PERMISSIONS | {key: node[key] for key in PERMISSIONS if key in node}
+    for key, default in PERMISSIONS.items():
+        if type(allowed[key]) is not type(default):
+            kind = "true or false" if default is False else "a string of names, separated by commas"
+            return [f"node-config: {key} = {allowed[key]!r} must be {kind}"]
+    problems = []
+    if config.get("download") is True and not allowed["allow-download"]:
+        problems.append(f"download = true: {_NOT_ALLOWED} set allow-download=true (node config)")
+    for name in map(str.strip, str(config.get("backbones")).split(",")):
+        if not is_allowed(name, str(allowed["allow-backbones"])):
+            problems.append(f"backbones = {name!r}: {_NOT_ALLOWED} name it in allow-backbones (node config)")
+    return problems
+
+
+_NOT_ALLOWED = "not allowed on this site; its operator may"
+
+
 def _run_problems(run: RunSettings | None) -> list[str]:
     if run is None:
         return []
-    if Path(run.run_name).name != run.run_name or run.run_name.startswith("."):
+    if run.run_name and not is_plain_name(run.run_name):
         return [f"run-name = {run.run_name!r}: must be a plain folder name, without slashes"]
     if run.resume and not run.run_name:
         return ["resume = true: run-name must name the run that shall go on"]

@@ -14,6 +14,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from protofl_common.wholefile import make_private
+
 
 class TensorFileError(RuntimeError):
     """A file could not be read or written; the message says which and why."""
@@ -23,7 +25,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str,
     """Replace ``path`` in one step; TensorFileError leaves it as it was."""
     beside = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_private(path.parent)
         save_file({name: value.contiguous() for name, value in tensors.items()}, beside, metadata=dict(facts))
         sync(beside)
         os.replace(beside, path)

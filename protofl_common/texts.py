@@ -1,4 +1,4 @@
-"""Texts that cross the wire: what a client says of an error, and what the server writes down of a stranger's words."""
+"""Texts that cross the wire: names, what a client says of an error, what the server writes of a stranger's words."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 LONGEST = 500
+LONGEST_NAME = 200
 _FOLDERS = re.compile(r"(?<![\w.:/])/(?:[^\s/:;,'\"()]+/)+")
 
 
@@ -14,6 +15,12 @@ def printable(text: str) -> str:
     line = "; ".join(text[:LONGEST].splitlines())
     plain = "".join(letter if letter.isprintable() else f"\\x{ord(letter):02x}" for letter in line)
     return plain + (f" … ({len(text)} characters)" if len(text) > LONGEST else "")
+
+
+def is_plain_name(text: str) -> bool:
+    """Whether ``text`` may name a folder and stand in a log: short, printable, without slashes, not hidden."""
+    short = 0 < len(text) <= LONGEST_NAME
+    return short and text.isprintable() and not text.startswith(".") and not set(text) & {"/", "\\"}
 
 
 def without_paths(text: str) -> str:

@@ -15,11 +15,13 @@ from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
 from client_app.app import app as client_app
-from protofl_common.settings import default_run_config
+from protofl_common.settings import default_run_config, is_site
 from server_app.app import main as server_main
 
 RUN_ID = 4711
 _CACHE = tempfile.TemporaryDirectory()  # of decoded data, for all tests of a process
+CACHE = {"cache-dir": _CACHE.name}
+"""For node configs of sites, which do not take the run's."""
 Tamper = Callable[[Message, Message], Message | None]
 """(message, honest reply) -> the reply that arrives, or None for no reply."""
 
@@ -62,7 +64,8 @@ class LocalGrid(Grid):
             node = message.metadata.dst_node_id
             if node not in self.nodes:
                 continue
-            context = Context(self.run_id, node, self.nodes[node], RecordDict(), self.run_config)
+            facts = (CACHE if is_site(self.nodes[node]) else {}) | self.nodes[node]
+            context = Context(self.run_id, node, facts, RecordDict(), self.run_config)
             reply: Message | None = client_app(message, context)
             reply.metadata.__dict__["_src_node_id"] = node
             self.log.append((message, reply))
@@ -101,7 +104,7 @@ def run_config(tmp_path: Path, **overrides: Any) -> dict[str, Any]:
         "rounds": 2,
         "local-epochs": 1,
         "out-dir": str(tmp_path / "runs"),
-        "cache-dir": _CACHE.name,
+        **CACHE,
         "join-timeout": 20.0,
         "report": False,
     }

@@ -13,7 +13,7 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
 from flwr.proto.recorddict_pb2 import RecordDict as ProtoRecordDict
-from hypothesis import event, given
+from hypothesis import event, example, given
 from hypothesis import strategies as st
 
 from protofl_common.catalog import CATALOG, Crossing
@@ -380,3 +380,28 @@ def test_what_a_client_is_told(data: st.DataObject) -> None:
         assert np.isfinite(one.means.numpy()).all()
         assert one.means.shape[1] == DIM
     assert sum(len(one) for one in payload.local_sets) == rows
+
+
+@given(TEXTS, st.one_of(TEXTS, st.text("0123456789,:- _", max_size=9)))
+@example("../..", "11:5,13")
+@example("/srv/www", "13")
+@example("..", "13")
+@example("x" * 201, "13")
+@example("a\u202eb", "13")
+@example("mine", "-1")
+@example("mine", "1_1: 5,13")
+def test_where_a_server_sends_a_client(run_name: str, lineage: str) -> None:
+    """The run name becomes a folder, and the lineage says which files in it count."""
+    values = {"round": 3, "run_name": run_name, "evaluate": True, "lineage": lineage}
+    try:
+        unpack_instructions(RecordDict({"round": ConfigRecord(values)}))
+    except RefusedMessage as refusal:
+        REASONS.append(str(refusal))
+        assert_last_reason_is_fit_for_a_log()
+        return
+    assert 1 <= len(run_name) <= 200
+    assert run_name.isprintable()
+    assert run_name[0] != "."
+    assert not {"/", "\\"} & set(run_name)
+    assert set(lineage) <= set("0123456789:,")
+    assert all(part.isdigit() for pair in lineage.split(",") for part in pair.split(":"))

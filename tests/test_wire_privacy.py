@@ -31,7 +31,7 @@ from protofl_common.options import SettingsError
 from protofl_common.prototypes import Prototypes
 from tests.attacks import raw
 from tests.declared import DECLARED, INSIGHT, SITE, report_names
-from tests.harness import Outcome, run_config, run_federation
+from tests.harness import CACHE, Outcome, run_config, run_federation
 
 CLIENTS, ROUNDS = 3, 2
 
@@ -45,7 +45,13 @@ def small_config(folder: Path, algo: str, **settings: Any) -> dict[str, Any]:
 def federation(folder: Path, algo: str, node: dict[str, Any] | None = None, **settings: Any) -> Outcome:
     """Three clients, each with a folder of its own; ``node``: what else stands in their node configs."""
     facts = [
-        {"partition-id": i, "num-partitions": CLIENTS, "state-dir": f"{folder}/private-disk-{i}", **(node or {})}
+        {
+            "partition-id": i,
+            "num-partitions": CLIENTS,
+            "state-dir": f"{folder}/private-disk-{i}",
+            **CACHE,
+            **(node or {}),
+        }
         for i in (0, 1, 2)
     ]
     return run_federation(
@@ -302,15 +308,24 @@ def test_classes_are_told_at_joining_only_where_prototypes_will_tell_them(tmp_pa
         assert list(site.card().holds) == (held if declared.prototypes else [])
 
 
-def test_an_error_tells_no_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_names_no_file_of_a_site_and_no_folder_of_a_simulation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = f"cannot open {tmp_path}/private-disk-0/scans/a.png, nor '{Path.home()}/my scans/b.png'"
+
     def broken(*args: object) -> None:
-        raise OSError(f"cannot open {tmp_path}/private-disk-0/scans/a.png, nor '{Path.home()}/my scans/b.png'")
+        raise OSError(text)
+
+    def reasons(outcome: Outcome) -> set[str]:
+        training = [pair for pair in outcome.grid.log if pair[0].metadata.message_type == MessageType.TRAIN]
+        return {reply.error.reason for _, reply in training}
 
     monkeypatch.setattr(client_module, "train", broken)
-    outcome = federation(tmp_path, "local")
-    for message, reply in outcome.grid.log:
-        if message.metadata.message_type == MessageType.TRAIN:
-            assert reply.error.reason == "OSError: cannot open …/a.png, nor '…/my scans/b.png'"
+    told = "OSError: an unexpected error; the log of the site says more"
+    assert reasons(federation(tmp_path / "sites", "local")) == {told}
+    assert f"OSError: {text}" in capsys.readouterr().err
+    simulated = run_federation(small_config(tmp_path / "simulated", "local"))
+    assert reasons(simulated) == {"OSError: cannot open …/a.png, nor '…/my scans/b.png'"}
 
 
 # -- a client that sends more is found out -----------------------------------------------------------------------------
@@ -427,9 +442,10 @@ def test_a_further_field_of_the_introduction_is_found_out(tmp_path: Path) -> Non
 
 
 def test_the_client_itself_refuses_to_send_counts_that_the_paper_promises_not_to(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(FedTGP, "upload", lambda self: Payload(prototypes=self.local_prototypes()))
     outcome = federation(tmp_path, "fedtgp")
-    wanted = "ValueError: class counts are not declared for this direction"
+    assert "ValueError: class counts are not declared for this direction" in capsys.readouterr().err
+    wanted = "ValueError: an unexpected error; the log of the site says more"
     assert outcome.rows[0]["failed"] == dict.fromkeys(("site-0", "site-1", "site-2"), wanted)

@@ -75,6 +75,18 @@ def parse_name(name: str) -> BackboneName:
     raise ValueError(f"backbone {name!r} is not one of {CHOICES}")
 
 
+def is_allowed(name: str, permitted: str) -> bool:
+    """Whether a site with ``allow-backbones = permitted`` takes the backbone ``name``; always if it is embedded.
+
+    An entry of ``permitted`` that ends in ``:`` or ``/`` stands for all names that begin with it.
+    """
+    if ":" not in name:
+        return True
+    entries = [entry.strip() for entry in permitted.split(",")]
+    below = tuple(entry for entry in entries if entry.endswith((":", "/")))
+    return name in entries or (name.startswith(below) and "/.." not in name)
+
+
 def _size(name: str, digits: str | None) -> int:
     size = int(digits or 0)
     if digits and not 8 <= size <= 1024:

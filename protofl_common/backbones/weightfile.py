@@ -87,7 +87,7 @@ def read_weights(file: Path) -> StoredWeights:
     except BackboneError:
         raise
     except (ValueError, KeyError, TypeError, AttributeError, binascii.Error) as error:
-        raise BackboneError(f"{file}: not a file of backbone weights ({error!r})") from error
+        raise BackboneError(f"{file}: not a file of backbone weights ({type(error).__name__}: {error})") from error
 
 
 def checksum(arrays: Mapping[str, np.ndarray[Any, Any]]) -> str:

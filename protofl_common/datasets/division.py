@@ -229,4 +229,5 @@ def _write(file: Path, shares: list[Share]) -> None:
         test=np.concatenate([share.test for share in shares]),
         test_starts=np.cumsum([0, *(len(share.test) for share in shares)]),
     )
+    partial.chmod(0o600)
     os.replace(partial, file)

@@ -32,12 +32,15 @@ def data_dir_of(settings: DataSettings, *, hint: str = "") -> Path:
         When it is not given or is no folder.
     """
     if not settings.data_dir:
-        raise DataError(f"data-dir = '': dataset {settings.dataset!r} needs files; set data-dir to their folder")
+        raise DataError(f"data-dir = '': dataset {settings.dataset!r} needs files; set data-dir to their folder{_SITE}")
     root = Path(settings.data_dir).expanduser().absolute()
     if not root.is_dir():
         where = f"data-dir = {settings.data_dir!r}"
         raise DataError(f"{where}: there is no such folder (dataset {settings.dataset!r}){hint}")
     return root
+
+
+_SITE = " (on a site with a node config of its own: there)"
 
 
 def locate(settings: DataSettings) -> tuple[Path]:

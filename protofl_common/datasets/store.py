@@ -24,6 +24,7 @@ import numpy as np
 from protofl_common.datasets.images import channel_statistics, resized
 from protofl_common.datasets.raw import DataError, RawData
 from protofl_common.datasets.sources import SOURCES
+from protofl_common.wholefile import make_private
 
 if TYPE_CHECKING:
     from protofl_common.settings import DataSettings
@@ -89,7 +90,7 @@ def locked(entry: Path) -> Iterator[None]:
     from filelock import FileLock
 
     try:
-        entry.parent.mkdir(parents=True, exist_ok=True)
+        make_private(entry.parent)
         with FileLock(entry.with_name(f"{entry.name}.lock")):
             yield
     except OSError as error:
@@ -164,7 +165,7 @@ def _built(folder: Path, settings: DataSettings) -> StoredData:
     partial = folder.with_name(f"{folder.name}.partial")
     for leftover in (partial, folder):
         shutil.rmtree(leftover, ignore_errors=True)
-    partial.mkdir()
+    partial.mkdir(mode=0o700)
     for name in ARRAYS:
         np.save(partial / f"{name}.npy", getattr(raw, name))
     meta = {
@@ -175,6 +176,8 @@ def _built(folder: Path, settings: DataSettings) -> StoredData:
         "std": std,
     }
     (partial / "meta.json").write_text(json.dumps(meta), encoding="utf-8")
+    for file in partial.iterdir():
+        file.chmod(0o600)
     partial.replace(folder)
     found = _opened(folder)
     if found is None:

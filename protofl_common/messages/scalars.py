@@ -11,12 +11,11 @@ from flwr.app import ConfigRecord, MetricRecord, RecordDict
 
 from protofl_common.lineage import Lineage
 from protofl_common.messages.refusal import RefusedMessage
+from protofl_common.texts import LONGEST_NAME, is_plain_name
 
 _MAX_SCALARS = 64
 _LARGEST = 1e30
 """Magnitude of a number in a report; sums over clients stay finite."""
-_LONGEST = 200
-"""Characters of a name in an introduction."""
 INFERENCES = ("head", "prototype")
 PHASES = ("load", "evaluate", "train", "prototypes", "save")
 """What a report may tell of: ways to predict, and phases of a client's round."""
@@ -80,8 +79,10 @@ def pack_instructions(instructions: Instructions) -> ConfigRecord:
 
 
 def unpack_instructions(content: RecordDict) -> Instructions:
-    """The record ``round``; RefusedMessage if it is missing or malformed."""
+    """The record ``round``; RefusedMessage if it is missing or malformed, or its run name would be no plain folder."""
     instructions = _from_config(Instructions, content, "round")
+    if not is_plain_name(instructions.run_name):
+        raise RefusedMessage(f"round.run_name is {instructions.run_name!r}, not a plain name")
     try:
         return dataclasses.replace(instructions, lineage=Lineage.parse(str(instructions.lineage)))
     except ValueError:
@@ -103,7 +104,7 @@ def unpack_site_card(content: RecordDict) -> SiteCard:
         if isinstance(value, int) and value < 0:
             raise RefusedMessage(f"site.{key} is {value}")
         for text in value if key == "classes" else (value,):
-            if isinstance(text, str) and (len(text) > _LONGEST or not text.isprintable()):
+            if isinstance(text, str) and (len(text) > LONGEST_NAME or not text.isprintable()):
                 raise RefusedMessage(f"site.{key} with a name that is too long or not printable: {text!r}")
     if not card.name or "/" in card.name or not all(isinstance(name, str) for name in card.classes):
         raise RefusedMessage(f"site.name is {card.name!r}, site.classes is {card.classes!r}")

@@ -106,6 +106,29 @@ def test_a_damaged_file_is_an_error_that_names_it(tmp_path: Path) -> None:
         folder(tmp_path).load(4, "cnn4", CPU)
 
 
+def test_a_site_removes_nothing_of_other_flower_runs_whatever_lineage_the_server_tells(tmp_path: Path) -> None:
+    other = folder(tmp_path, Lineage(4711))
+    for number in (1, 2):
+        other.save(some_state(number))
+    for lineage in (Lineage(12), Lineage(12, ((4711, 0),)), Lineage(12, ((4711, 2),)), Lineage(12, ((4711, 99),))):
+        states = StateFolder(tmp_path, "site-1", lineage, wary=True)
+        for number in (1, 2, 3, 4):
+            states.save(some_state(number))
+        states.finish(9)
+        assert {"000001-4711.safetensors", "000002-4711.safetensors", "000004-12.safetensors"} <= set(names(tmp_path))
+
+
+def test_a_site_tidies_its_own_run_all_the_same(tmp_path: Path) -> None:
+    states = StateFolder(tmp_path, "site-1", FIRST, wary=True)
+    (tmp_path / "site-1").mkdir()
+    (tmp_path / "site-1" / "000001-11.safetensors.77.tmp").write_bytes(b"half")
+    for number in (1, 2, 3, 4):
+        states.save(some_state(number))
+    assert names(tmp_path) == ["000003-11.safetensors", "000004-11.safetensors"]
+    states.finish(4)
+    assert names(tmp_path) == ["000004-11.safetensors"]
+
+
 def full_disk(*args: object, **kwargs: object) -> None:
     raise OSError(errno.ENOSPC, "No space left on device")
 

@@ -292,7 +292,12 @@ def test_malformed_instructions_are_refused() -> None:
     with pytest.raises(RefusedMessage, match="no complete record 'round'"):
         unpack_instructions(RecordDict())
     right = {"round": 3, "run_name": "run", "evaluate": True, "lineage": "11:5,13"}
-    for key, value in (("round", "3"), ("lineage", 13), ("lineage", "11:5:2,13"), ("lineage", "")):
+    wrongs = [
+        ("round", "3"),
+        *(("lineage", text) for text in (13, "", "11:5:2,13", " 13", "-1", "1_1", "١", "1," * 500)),
+    ]
+    wrongs += [("run_name", text) for text in ("", "..", ".x", "a/b", "/abs", "a\\b", "x" * 201, "a\u202eb", "a\nb")]
+    for key, value in wrongs:
         wrong = ConfigRecord({**right, key: value})
-        with pytest.raises(RefusedMessage, match=rf"round\.{key} is {value!r}"):
+        with pytest.raises(RefusedMessage, match=rf"round\.{key} is "):
             unpack_instructions(RecordDict({"round": wrong}))

@@ -59,7 +59,7 @@ class Standing:
     def start_site(self, site: str, partition: int, partitions: int, state: Path | None = None) -> None:
         """A SuperNode; its state is kept in ``state``, or under the federation's folder."""
         facts = f'site-name="{site}" partition-id={partition} num-partitions={partitions}'
-        facts += f' state-dir="{state or self.folder / "state"}"'
+        facts += f' state-dir="{state or self.folder / "state"}" cache-dir="{self.folder / "cache"}"'
         command = ["flower-supernode", "--insecure", "--superlink", f"127.0.0.1:{self.port}"]
         command += ["--host", "127.0.0.1", "--port", str(free_port()), "--node-config", facts]
         self.start(site, command)

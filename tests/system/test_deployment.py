@@ -31,11 +31,12 @@ def test_two_sites_with_their_own_data_and_models_learn_together(tmp_path: Path)
     for site, rows in (("north", slice(0, 300)), ("south", slice(300, 600))):
         write_site(tmp_path / f"data-{site}", digits.images[rows], digits.target[rows], inverted=site == "south")
     settings = 'dataset="image-folder" partition="own" image-size=28 train-samples=0 rounds=3 num-clients=2 lr=0.05'
-    settings += f' threads=1 out-dir="{tmp_path / "runs"}" run-name="two-sites" cache-dir="{tmp_path / "cache"}"'
+    settings += f' threads=1 out-dir="{tmp_path / "runs"}" run-name="two-sites"'
 
     def facts(site: str, arch: str) -> str:
         data, state = tmp_path / f"data-{site}", tmp_path / f"state-{site}"
-        return f'site-name="{site}" data-dir="{data}" state-dir="{state}" arch="{arch}"'
+        cache = tmp_path / f"cache-{site}"
+        return f'site-name="{site}" data-dir="{data}" state-dir="{state}" cache-dir="{cache}" arch="{arch}"'
 
     with (
         superlink(tmp_path) as connection,

@@ -1,0 +1,50 @@
+"""What a client says of an error: all of it in its own log, and to the server what may leave this machine.
+
+Errors about data, weights and states may name files, folders and classes, or quote their content. A site says of those
+only the kind, and the setting that they are about. A simulated client's log is the server's, so it says the whole text.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import traceback
+
+from client_app.state import StateError
+from client_app.training import TrainingError
+from protofl_common.backbones import BackboneError
+from protofl_common.datasets import DataError
+from protofl_common.messages import RefusedMessage
+from protofl_common.options import SettingsError
+from protofl_common.settings import NODE_KEYS, known_keys
+from protofl_common.texts import printable, without_paths
+
+OPEN = (SettingsError, TrainingError, RefusedMessage)
+"""Their texts are made of settings, of the model's own names, and of what the server sent."""
+KINDS: dict[type[Exception], str] = {
+    DataError: "its data cannot be read or divided as the run asks",
+    StateError: "its model of this run cannot be read or written",
+    BackboneError: "a frozen backbone cannot be had",
+}
+"""What a site says instead of the text."""
+
+
+def reason_of(error: Exception, at_site: bool) -> str:
+    """Log ``error``; the reason for the server: one short line, and from a site nothing of its files."""
+    expected = isinstance(error, (*OPEN, *KINDS))
+    text = str(error) if expected else f"{type(error).__name__}: {error}"
+    if expected:
+        print(f"protofl: {text}", file=sys.stderr, flush=True)
+    else:
+        traceback.print_exception(error)
+    if at_site and not isinstance(error, OPEN):
+        text = _of_a_site(error)
+    return printable(without_paths(text))
+
+
+def _of_a_site(error: Exception) -> str:
+    """The kind of error, and the setting with which its text begins."""
+    key = re.match(r"[a-z-]*", str(error))
+    about = f" ({key[0]})" if key and key[0] in {*known_keys(), *NODE_KEYS} else ""
+    kind = KINDS.get(type(error), "an unexpected error")
+    return f"{type(error).__name__}{about}: {kind}; the log of the site says more"

@@ -1,0 +1,255 @@
+"""A site with an operator of its own: what a run, or a server, cannot make it read, write, download, remove or tell."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import ConfigRecord, Message, MessageType, RecordDict
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from client_app.failures import reason_of
+from client_app.state import ClientState, StateFolder
+from protofl_common.lineage import Lineage
+from protofl_common.options import SettingsError
+from protofl_common.settings import Settings, default_run_config
+from tests.harness import LocalGrid, run_config, run_federation
+
+SITE: dict[str, Any] = {"site-name": "north"}
+SIMULATED: dict[str, Any] = {"partition-id": 0, "num-partitions": 1}
+
+
+def answer(node: dict[str, Any], config: dict[str, Any], message: Message | None = None) -> Message:
+    """A client's reply to a message, or to the question who it is."""
+    grid = LocalGrid(config, {7: node})
+    grid.push_messages([message or Message(RecordDict(), 7, MessageType.QUERY, group_id="0")])
+    return grid.log[-1][1]
+
+
+def images(folder: Path, *names: str) -> Path:
+    """Random images at these places."""
+    for index, name in enumerate(names):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        pixels = np.random.default_rng(index).integers(0, 255, (8, 8, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(folder / name)
+    return folder
+
+
+# -- what an error tells ----------------------------------------------------------------------------------------------
+
+SOURCES = {
+    "json": "file:small:{file}",
+    "safetensors": "file:resnet18:{file}",
+    "pth": "file:resnet18:{file}",
+    "image": "",
+}
+
+
+@pytest.mark.parametrize("suffix", SOURCES)
+@pytest.mark.parametrize("node", [SIMULATED, SITE | {"allow-backbones": "file:"}], ids=["simulated", "site"])
+@settings(max_examples=15, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
+@given(st.one_of(st.binary(min_size=16, max_size=300), st.text('abc{}[]":,0', min_size=16).map(str.encode)))
+def test_no_file_content_leaves_with_an_error(
+    suffix: str, node: dict[str, Any], tmp_path: Path, content: bytes
+) -> None:
+    file = tmp_path / ("data/cats/x.png" if suffix == "image" else f"x.{suffix}")
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_bytes(content)
+    if suffix == "image":
+        data = {"data-dir": str(tmp_path / "data")}
+        config = run_config(tmp_path, dataset="image-folder", partition="own") | data
+        reply = answer(node | (data if "site-name" in node else {}), config)
+    else:
+        config = run_config(tmp_path, dataset="digits", partition="iid", train_samples=5)
+        reply = answer(node, config | {"backbones": SOURCES[suffix].format(file=file)})
+    assert reply.has_error()
+    reason = str(reply.error.reason)
+    assert reason.isprintable()
+    assert len(reason) <= 600
+    for run in {content[i : i + 8] for i in range(len(content) - 7)}:
+        assert repr(run)[2:-1] not in reason
+        assert run.decode("latin-1") not in reason
+
+
+def test_a_reason_is_cut_and_printable() -> None:
+    """Also where a text may leave as it is."""
+    for at_site in (True, False):
+        reason = reason_of(SettingsError("\x1b[2J\n" + "x" * 10**6), at_site)
+        assert len(reason) < 600
+        assert reason.isprintable()
+
+
+def test_the_server_learns_the_kind_of_error_and_the_sites_log_the_rest(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = images(tmp_path / "my scans", "HIV positive/DOE_Jane_1961.png", "negative/ROE_Richard.png")
+    config = run_config(tmp_path, dataset="image-folder", partition="own", classes="positive,negative")
+    node = SITE | {"data-dir": str(data)}
+    reason = answer(node, config).error.reason
+    said = "its data cannot be read or divided as the run asks; the log of the site says more"
+    assert reason == f"DataError (classes): {said}"
+    assert "'HIV positive'" in (log := capsys.readouterr().err)
+    assert "DOE_Jane_1961.png" in log
+    (data / "negative" / "ROE_Richard.png").write_bytes(b"no image")
+    assert answer(node, config | {"classes": ""}).error.reason == f"DataError: {said}"
+    assert "ROE_Richard.png is not a readable image" in capsys.readouterr().err
+    simulated = answer(SIMULATED, config | {"classes": "", "data-dir": str(data)}).error.reason
+    assert "ROE_Richard.png is not a readable image" in simulated
+
+
+# -- what a run chooses -----------------------------------------------------------------------------------------------
+
+FOLDERS = {"data-dir": "/home/jane/photos", "state-dir": "/srv/www", "cache-dir": "/srv/www", "out-dir": "/srv/www"}
+
+
+def settings_of(run: dict[str, Any], node: dict[str, Any]) -> Settings:
+    return Settings.from_run_config(default_run_config() | run, node)
+
+
+def folders_of(found: Settings) -> list[str]:
+    return [found.data.data_dir, found.machine.state_dir, found.data.cache_dir, found.run.out_dir]
+
+
+@pytest.mark.parametrize("node", [SITE, {**SIMULATED, "data-dir": ""}, {**SIMULATED, "arch": "cnn4"}])
+def test_a_run_chooses_no_folder_of_a_site(node: dict[str, Any]) -> None:
+    assert folders_of(settings_of(FOLDERS, node)) == ["", "", "", "runs"]
+    own = {"data-dir": "/data", "state-dir": "/state", "cache-dir": "/cache"}
+    assert folders_of(settings_of(FOLDERS, node | own)) == ["/data", "/state", "/cache", "runs"]
+    assert folders_of(settings_of(FOLDERS, SIMULATED)) == list(FOLDERS.values())
+
+
+def test_a_run_neither_reads_nor_writes_where_it_wants_on_a_site(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "work").mkdir()
+    monkeypatch.chdir(tmp_path / "work")
+    wanted = {key: str(tmp_path / "wanted" / key) for key in FOLDERS}
+    images(Path(wanted["data-dir"]), *(f"{kind}/{i}.png" for kind in ("a", "b") for i in range(9)))
+    before = sorted(tmp_path.joinpath("wanted").rglob("*"))
+    config = run_config(tmp_path, dataset="image-folder", partition="own", num_clients=1) | wanted
+    assert answer(SITE, config).error.reason.startswith("DataError (data-dir): ")
+    own = {"data-dir": wanted["data-dir"], "cache-dir": str(tmp_path / "cache")}
+    grid = LocalGrid(config, {7: SITE | own})
+    record = ConfigRecord({"round": 1, "run_name": "mine", "evaluate": False, "lineage": str(grid.run_id)})
+    grid.push_messages([Message(RecordDict({"round": record}), 7, MessageType.TRAIN, group_id="1")])
+    assert not grid.log[-1][1].has_error()
+    assert sorted(tmp_path.joinpath("wanted").rglob("*")) == before
+    assert list((tmp_path / "work/runs/mine/clients/north").glob("*.safetensors"))
+    assert list((tmp_path / "cache").rglob("images.npy"))
+
+
+@pytest.mark.parametrize(
+    ("run", "permission"),
+    [
+        ({"download": True}, {"allow-download": True}),
+        ({"backbones": "torchvision:resnet18@64"}, {"allow-backbones": "torchvision:resnet18@64"}),
+        ({"backbones": "torchvision:resnet18@64"}, {"allow-backbones": "torchvision:"}),
+        ({"backbones": "glyphs,timm:hf-hub:any/repo"}, {"allow-backbones": "x:y, timm:hf-hub:any/repo"}),
+        ({"backbones": "file:small:/srv/weights/x.json"}, {"allow-backbones": "file:small:/srv/weights/"}),
+    ],
+)
+def test_downloads_and_strange_weights_need_the_operators_word(run: dict[str, Any], permission: dict[str, Any]) -> None:
+    (key, value), (allow, _) = *run.items(), *permission.items()
+    with pytest.raises(SettingsError) as caught:
+        settings_of(run, SITE)
+    (line,) = str(caught.value).splitlines()
+    assert line.startswith(f"{key} = ")
+    assert str(value).split(",")[-1].lower() in line.lower()
+    assert f"not allowed on this site; its operator may {'set' if key == 'download' else 'name it in'} {allow}" in line
+    settings_of(run, SITE | permission)
+    settings_of(run, SIMULATED)
+
+
+@pytest.mark.parametrize(
+    ("backbones", "allowed"),
+    [
+        ("file:small:/srv/weights/../../etc/shadow", "file:small:/srv/weights/"),
+        ("file:small:/srv/weights.json.old", "file:small:/srv/weights.json"),
+        ("file:small:/srv/x.json", "timm:,torchvision:"),
+        ("timm:hf-hub:any/repo", "timm:hf-hub"),
+        ("timm:resnet18", ","),
+    ],
+)
+def test_a_permission_covers_what_it_says_only(backbones: str, allowed: str) -> None:
+    with pytest.raises(SettingsError, match="not allowed on this site"):
+        settings_of({"backbones": backbones}, SITE | {"allow-backbones": allowed})
+
+
+@pytest.mark.parametrize("wrong", [{"allow-download": "yes"}, {"allow-download": 1}, {"allow-backbones": True}])
+def test_a_wrong_permission_is_named(wrong: dict[str, Any]) -> None:
+    (key,) = wrong
+    with pytest.raises(SettingsError, match=f"node-config: {key} = .* must be "):
+        settings_of({}, SITE | wrong)
+
+
+def test_embedded_data_and_backbones_need_no_permission(tmp_path: Path) -> None:
+    config = run_config(tmp_path, algo="fedpcl", dataset="digits", partition="iid", train_samples=10)
+    assert not answer(SITE | {"partition-id": 0, "num-partitions": 2}, config).has_error()
+
+
+# -- what a server asks -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("run_name", "lineage"),
+    [("../../elsewhere", "4711"), ("{tmp}/elsewhere", "4711"), ("..", "4711"), ("mine", "4711:9,5"), ("mine", "12")],
+)
+def test_a_server_leads_no_site_to_other_folders_or_runs(
+    run_name: str, lineage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """4711 is the Flower run of these messages."""
+    (tmp_path / "work").mkdir()
+    monkeypatch.chdir(tmp_path / "work")
+    (old,) = _saved(tmp_path / "work/runs/mine/clients", 12)
+    values = {"round": 1, "run_name": run_name.format(tmp=tmp_path), "evaluate": False, "lineage": lineage}
+    content = RecordDict({"round": ConfigRecord(values)})
+    node = SITE | {"partition-id": 0, "num-partitions": 2, "state-dir": str(tmp_path / "work" / "runs")}
+    config = run_config(tmp_path, dataset="digits", partition="iid", train_samples=10)
+    reply = answer(node, config, Message(content, 7, MessageType.TRAIN, group_id="1"))
+    assert reply.error.reason.startswith("round.")
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == [old]
+
+
+def _saved(folder: Path, run_id: int) -> list[Path]:
+    states = StateFolder(folder, "north", Lineage(run_id))
+    states.save(ClientState(1, "cnn4", {"w": torch.ones(1)}))
+    return list(states.folder.iterdir())
+
+
+def test_a_whole_run_leaves_another_runs_model_alone(tmp_path: Path) -> None:
+    (old,) = _saved(tmp_path / "state/mine/clients", 12)
+    node = SITE | SIMULATED | {"state-dir": str(tmp_path / "state")}
+    before = old.read_bytes()
+    run_federation(run_config(tmp_path, run_name="mine", dataset="digits", partition="iid"), nodes={7: node})
+    assert old.read_bytes() == before
+
+
+# -- who else on the machine sees it ----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def _usual_umask() -> Iterator[None]:
+    before = os.umask(0o022)
+    yield
+    os.umask(before)
+
+
+@pytest.mark.usefixtures("_usual_umask")
+@pytest.mark.parametrize("algo", ["fedproto", "fedpcl"])
+def test_decoded_data_and_models_are_the_users_alone(algo: str, tmp_path: Path) -> None:
+    node = SITE | SIMULATED | {"state-dir": str(tmp_path / "a/state"), "cache-dir": str(tmp_path / "b/cache")}
+    config = run_config(tmp_path, algo=algo, dataset="digits", partition="iid", train_samples=20)
+    run_federation(config, nodes={7: node})
+    found = [path for top in ("a", "b") for path in [tmp_path / top, *(tmp_path / top).rglob("*")]]
+    assert {path.name for path in found} >= {"images.npy", "meta.json", "model.safetensors"}
+    for path in found:
+        if not path.name.endswith(".lock"):  # empty
+            assert stat.S_IMODE(path.stat().st_mode) == (0o700 if path.is_dir() else 0o600), path
