@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from torch import nn
 
-from protofl_common.models.flops import forward_flops
 from tests.communication import CIFAR100, CLIENTS, DIM, numbers_per_round
+from tests.support.flops import forward_flops
 
 
 @pytest.mark.parametrize(("algo", "beside"), [("fedproto", 2), ("fedtgp", 1)])

@@ -15,10 +15,10 @@ from flwr.app import Message, MessageType
 from safetensors.torch import load_file, save_file
 
 from protofl_common.catalog import CATALOG
-from protofl_common.command.recipes import read_recipe
 from protofl_common.options import SettingsError
 from protofl_common.settings import default_run_config
 from protofl_common.tensorfile import TensorFileError
+from protofl_common.tools.cli.recipes import read_recipe
 from server_app.checkpoint import NAME
 from server_app.federation import FederationError
 from server_app.results import Results

@@ -13,9 +13,9 @@ import tempfile
 from pathlib import Path
 
 from protofl_common.models import build_model
-from protofl_common.models.flops import forward_flops
 from protofl_common.models.groups import GROUPS, architecture_of
 from tests.communication import CIFAR100, CLIENTS, DIM, numbers_per_round
+from tests.support.flops import forward_flops
 
 PAPER_FORWARD = {
     "cnn4": 0.013,

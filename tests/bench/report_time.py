@@ -35,7 +35,7 @@ def main() -> None:
         sites = [f"site-{index}" for index in range(options.clients)]
         folder = write(Path(place) / "run", [row(number, sites) for number in range(1, options.rounds + 1)])
         write_prototypes(folder, sites, [f"class {index}" for index in range(options.classes)], options.rounds)
-        command = [sys.executable, "-c", "import sys; from protofl_common.command import main; sys.exit(main())"]
+        command = [sys.executable, "-c", "import sys; from protofl_common.tools.cli import main; sys.exit(main())"]
         for _ in range(options.times):
             start, worked = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
             subprocess.run([*command, "report", str(folder)], check=True, stdout=subprocess.DEVNULL)

@@ -11,7 +11,7 @@ from PIL import Image
 from safetensors import safe_open
 from sklearn.datasets import load_digits
 
-from protofl_common.command import main
+from protofl_common.tools.cli import main
 from tests.system.processes import superlink, supernode
 
 pytestmark = pytest.mark.system

@@ -1,1 +1,0 @@
-"""Paper tables: their files (`model`), runs (`plan`, `execute`), `figures`, and how they are shown (`report`)."""

@@ -1,0 +1,65 @@
+"""The command ``protofl``. One file per subcommand; each has `describe` and `act`.
+
+It adds nothing that Flower's own commands cannot do: it writes their arguments, starts a SuperLink of its own and
+reads the files that a run leaves behind. It imports no Flower.
+"""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+from types import FrameType
+
+from protofl_common.datasets.raw import DataError
+from protofl_common.options import SettingsError
+from protofl_common.tools.cli import compare, export, listing, predict, report, run, table
+
+COMMANDS = {
+    "run": run,
+    "list": listing,
+    "table": table,
+    "compare": compare,
+    "report": report,
+    "export": export,
+    "predict": predict,
+}
+STOPPED = 130
+"""Exit status after Ctrl-C, as shells have it."""
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """The exit status: 0, 1 for wrong settings or a failed run, 2 for a wrong command line, 130 after Ctrl-C."""
+    about = "\n".join(f"  {name:9}{module.SUMMARY}" for name, module in COMMANDS.items())
+    parser = argparse.ArgumentParser(
+        prog="protofl",
+        usage="protofl COMMAND …",
+        description="Federated learning with class prototypes.",
+        epilog=f"commands:\n{about}\n\nprotofl COMMAND --help says more.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("command", choices=COMMANDS, metavar="COMMAND", help=", ".join(COMMANDS))
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+    chosen = parser.parse_args(arguments)
+    module = COMMANDS[chosen.command]
+    own = argparse.ArgumentParser(
+        prog=f"protofl {chosen.command}",
+        description=module.__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    module.describe(own)
+    for kind in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(kind, _as_interrupt)
+    try:
+        return int(module.act(own.parse_intermixed_args(chosen.arguments)))
+    except (SettingsError, DataError) as error:
+        print(f"protofl: this cannot work\n{error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("\nprotofl: stopped", file=sys.stderr)
+        return STOPPED
+
+
+def _as_interrupt(number: int, frame: FrameType | None) -> None:
+    """A killed `protofl` ends its SuperLink and its run, as one stopped with Ctrl-C does."""
+    raise KeyboardInterrupt

@@ -1,0 +1,73 @@
+"""Takes a site's trained model out of a run: weights, prototypes and a card that says what they are.
+
+protofl export runs/20261121-103501-fedproto-mnist-4711 --site site-3 --out model
+protofl export /var/lib/protofl/myrun --out model --onnx
+
+RUN is the folder of a simulated run, or on a site's own machine the run's folder in its state-dir. A run has models
+once its last round is evaluated.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from protofl_common.options import SettingsError
+from protofl_common.ordering import in_order
+from protofl_common.tools.inference import UNKNOWN_SHARE
+
+SUMMARY = "a site's trained model, for use outside of the federation"
+
+
+def describe(parser: argparse.ArgumentParser) -> None:
+    """The arguments."""
+    parser.add_argument("run", type=Path, metavar="RUN", help="folder of a run, or of a run in a site's state-dir")
+    parser.add_argument("--site", default="", help="whose model; needless where there is but one")
+    parser.add_argument("--out", type=Path, default=Path("model"), help="folder to write to (default: model)")
+    parser.add_argument("--unknown", type=float, default=UNKNOWN_SHARE, metavar="SHARE", help=_UNKNOWN)
+    parser.add_argument("--onnx", action="store_true", help="also model.onnx; needs the packages of protofl[onnx]")
+
+
+_UNKNOWN = f"share of images like the site's own that may be called unknown (default: {UNKNOWN_SHARE}); 0: never"
+
+
+def act(arguments: argparse.Namespace) -> int:
+    """Write the files and say what they are."""
+    from protofl_common.models.calibration import unknown_above
+    from protofl_common.models.trained import CARD, WEIGHTS, TrainedModel
+
+    if not 0 <= arguments.unknown < 1:
+        raise SettingsError(f"--unknown {arguments.unknown}: must be at least 0 and below 1")
+    model = TrainedModel.read(_chosen(arguments.run, arguments.site, WEIGHTS))
+    limit = unknown_above(model.distances, arguments.unknown)
+    written = [WEIGHTS, CARD]
+    if arguments.onnx:
+        from protofl_common.tools.inference.onnx_file import NAME, write_onnx
+
+        write_onnx(model, arguments.out / NAME)
+        written.append(NAME)
+    model.export(arguments.out, limit)
+    card = model.card
+    ways = ", ".join(f"{kind} {100 * share:.2f} %" for kind, share in card.accuracy.items())
+    print(
+        f"{card.site}: {card.arch}, {card.algorithm}, after round {card.round}; on its {card.test_samples} test images"
+    )
+    print(f"  right: {ways}; predicts by {card.inference}")
+    if model.prototypes is not None:
+        print(f"  unknown: farther than {limit:.4g} from every prototype")
+    print(f"{arguments.out}: {', '.join(written)}")
+    print(f"try: protofl predict {arguments.out} IMAGE…")
+    return 0
+
+
+def _chosen(run: Path, site: str, name: str) -> Path:
+    """The file of the site's model."""
+    files = {file.parent.name: file for file in run.glob(f"clients/*/{name}")}
+    if not files:
+        raise SettingsError(f"{run}: no trained models in it; give the folder of a finished run (it has clients/)")
+    names = ", ".join(in_order(files))
+    if not site and len(files) > 1:
+        raise SettingsError(f"{run} has the models of several sites; choose with --site: {names}")
+    if site and site not in files:
+        raise SettingsError(f"--site {site}: no such site in {run}; choose {names}")
+    return files[site] if site else next(iter(files.values()))

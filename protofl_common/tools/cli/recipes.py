@@ -1,0 +1,68 @@
+"""Recipes: the settings in ``configs/recipes/NAME.toml``, and the simulation that its own comment asks for."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+
+from protofl_common.options import Scalar, SettingsError
+from protofl_common.settings import flatten
+from protofl_common.tools.cli.assignments import typed
+
+ROOT = Path(__file__).resolve().parents[3]
+RECIPES = ROOT / "configs" / "recipes"
+DEFAULT_FEDERATION: dict[str, Scalar] = {"num-supernodes": 10, "client-resources-num-cpus": 1}
+"""Ten clients, one process of one thread per core: what small models at small batches run best with."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """One paper setting.
+
+    Attributes
+    ----------
+    path
+        The file.
+    settings
+        Its keys, flat.
+    federation
+        What ``--federation-config`` holds in the comment that says how to run it.
+    """
+
+    path: Path
+    settings: dict[str, Scalar]
+    federation: dict[str, Scalar]
+
+
+def read_recipe(name: str) -> Recipe:
+    """The recipe of that name in ``configs/recipes``, or the TOML file at that path.
+
+    Raises
+    ------
+    SettingsError
+        When there is none, or it is not TOML.
+    """
+    path = Path(name) if name.endswith(".toml") else RECIPES / f"{name}.toml"
+    if not path.is_file():
+        path = ROOT / path
+    try:
+        text = path.read_text(encoding="utf-8")
+        settings = flatten(tomllib.loads(text))
+    except OSError:
+        there = ", ".join(sorted(file.stem for file in RECIPES.glob("*.toml")))
+        raise SettingsError(f"recipe = {name!r}: no such file; choose a TOML file, or one of {there}") from None
+    except tomllib.TOMLDecodeError as error:
+        raise SettingsError(f"recipe = {name!r}: not TOML: {error}") from None
+    return Recipe(path, settings, federation_in(text))
+
+
+def federation_in(text: str) -> dict[str, Scalar]:
+    """``{"num-supernodes": 20, …}`` from the line ``# flwr run … --federation-config '…'``; the default without it."""
+    found = re.search(r"^# flwr run .*--federation-config '([^']*)'", text, re.MULTILINE)
+    if not found:
+        return dict(DEFAULT_FEDERATION)
+    words = (word.partition("=") for word in shlex.split(found[1]))
+    return {key: typed(value, int if value.isdigit() else float) for key, _, value in words}

@@ -1,0 +1,98 @@
+"""One federation, simulated on this machine: a thin layer over ``flwr run``, whose exact command it prints.
+
+  protofl run algo=fedplvm rounds=20 --clients 20
+  protofl run --recipe fedproto-mnist-3way data-dir=/data seed=2
+
+Settings are key=value, without further quotes; a wrong one is named before anything starts. Every key with its default
+and meaning stands in pyproject.toml under [tool.flwr.app.config]. Exits with 1 when the run failed; Ctrl-C stops it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from protofl_common.datasets import check_data_settings
+from protofl_common.datasets.sources import SOURCES
+from protofl_common.options import Scalar, SettingsError
+from protofl_common.settings import DataSettings, Settings, default_run_config
+from protofl_common.tools.cli.assignments import as_run_config, read_assignments
+from protofl_common.tools.cli.flower import flwr_run, follow, shown
+from protofl_common.tools.cli.recipes import DEFAULT_FEDERATION, read_recipe
+from protofl_common.tools.cli.superlink import SuperLink
+
+SUMMARY = "one federation, simulated on this machine"
+
+
+def describe(parser: argparse.ArgumentParser) -> None:
+    """The arguments."""
+    parser.add_argument("settings", nargs="*", metavar="KEY=VALUE", help="settings of the run")
+    parser.add_argument(
+        "--recipe", metavar="NAME", help="configs/recipes/NAME.toml, or a TOML file, below the settings"
+    )
+    parser.add_argument("--clients", type=int, metavar="N", help="number of clients (the recipe's, else 10)")
+    add_resources(parser)
+
+
+def add_resources(parser: argparse.ArgumentParser) -> None:
+    """What each client at work gets of this machine; the same for every command that simulates."""
+    parser.add_argument("--cpus", type=int, metavar="N", help="CPUs per client at work (the recipe's, else 1)")
+    parser.add_argument(
+        "--gpus", type=float, metavar="F", help="part of a GPU per client at work (the recipe's, else 0)"
+    )
+
+
+def with_resources(
+    federation: dict[str, Scalar], arguments: argparse.Namespace, clients: int | None
+) -> dict[str, Scalar]:
+    """``federation`` with what the command line says.
+
+    Raises
+    ------
+    SettingsError
+        When a number is out of range.
+    """
+    problems = [
+        f"--{name} {value}: must be at least 1"
+        for name, value in (("clients", clients), ("cpus", arguments.cpus))
+        if value is not None and value < 1
+    ]
+    if arguments.gpus is not None and arguments.gpus < 0:
+        problems.append(f"--gpus {arguments.gpus}: must be at least 0")
+    if problems:
+        raise SettingsError("\n".join(problems))
+    said = {
+        "num-supernodes": clients,
+        "client-resources-num-cpus": arguments.cpus,
+        "client-resources-num-gpus": arguments.gpus,
+    }
+    return federation | {key: value for key, value in said.items() if value is not None}
+
+
+def act(arguments: argparse.Namespace) -> int:
+    """Check the settings, run, and tell whether it went well."""
+    recipe = read_recipe(arguments.recipe) if arguments.recipe else None
+    given = read_assignments(arguments.settings)
+    settings = Settings.from_run_config(default_run_config() | (recipe.settings if recipe else {}) | given)
+    check_data_settings(settings.data)
+    check_data_are_here(settings.data)
+    base = recipe.federation if recipe else DEFAULT_FEDERATION
+    federation = with_resources(base, arguments, arguments.clients)
+    if recipe and not given:
+        run_config = str(recipe.path)
+    else:  # Flower does not take a file and pairs together
+        run_config = as_run_config((recipe.settings if recipe else {}) | given)
+    command = flwr_run(run_config, federation)
+    with SuperLink() as superlink:
+        print(f"$ {shown(command, superlink)}", flush=True)
+        ended = follow(command, superlink, lambda line: print(line, flush=True))
+    if not ended.well:
+        print(f"protofl: this run has failed ({ended.status})", file=sys.stderr)
+    return 0 if ended.well else 1
+
+
+def check_data_are_here(settings: DataSettings) -> None:
+    """DataError when the data set's files are missing and may not be downloaded; downloads nothing."""
+    locate = SOURCES[settings.dataset].locate
+    if locate and not settings.download:
+        locate(settings)

@@ -1,0 +1,125 @@
+"""A paper's table: a matrix of runs, one after another, with the paper's numbers beside.
+
+  protofl table configs/tables/fedplvm-office10.yaml --data-dir /data
+  protofl table configs/tables/fedtgp-fmnist.yaml --only FedTGP --seeds 1 rounds=20
+
+Start it again to go on: finished runs are not repeated, interrupted ones go on after their last round. A run that fails
+does not stop the others, and rows whose data are not here are skipped. KEY=VALUE overrides a setting of all runs.
+Results stand in OUT/TABLE.md and OUT/TABLE.csv, the runs in OUT/runs (shared by all tables), their logs in OUT/logs.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from rich.console import Console
+from rich.markdown import Markdown
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from protofl_common.options import Scalar, SettingsError
+from protofl_common.tools.cli.assignments import read_assignments
+from protofl_common.tools.cli.run import add_resources, with_resources
+from protofl_common.tools.tables.execute import Launch, Runs, flower_launcher
+from protofl_common.tools.tables.plan import Cell, Run, plan, runs_of
+from protofl_common.tools.tables.render import as_csv, collect, markdown
+from protofl_common.tools.tables.spec import TableFile, read_table
+
+SUMMARY = "a matrix of runs that rebuilds a paper's table"
+
+
+def describe(parser: argparse.ArgumentParser) -> None:
+    """The arguments."""
+    parser.add_argument("what", nargs="+", metavar="TABLE.yaml|KEY=VALUE", help="tables, and settings of all runs")
+    parser.add_argument(
+        "--data-dir", default="", metavar="D", help="instead of the leading data in the recipes' data-dir"
+    )
+    parser.add_argument("--only", action="append", default=[], metavar="ROW", help="this row only; may be repeated")
+    parser.add_argument("--seeds", default="", metavar="1,2,3", help="instead of the table's")
+    parser.add_argument("--out", default="runs/tables", metavar="DIR", help="where results go (runs/tables)")
+    parser.add_argument("--dry-run", action="store_true", help="show what would run, and start nothing")
+    add_resources(parser)
+
+
+def act(arguments: argparse.Namespace) -> int:
+    """0 when no run has failed, else 1."""
+    files = [word for word in arguments.what if word.endswith((".yaml", ".yml"))]
+    overrides = read_assignments(word for word in arguments.what if word not in files)
+    if not files:
+        raise SettingsError("which table? Give a YAML file, such as configs/tables/fedplvm-office10.yaml")
+    seeds = _seeds(arguments.seeds)
+    options = {"data_dir": arguments.data_dir, "seeds": seeds, "only": tuple(arguments.only), "overrides": overrides}
+    tables = [read_table(Path(file)) for file in files]
+    planned = [(table, plan(table, **options)) for table in tables]
+    out, console = Path(arguments.out), Console()
+    runs = Runs(out / "runs")
+    if arguments.dry_run:
+        show_plan(planned, runs, console)
+        return 0
+    with flower_launcher(lambda federation: with_resources(federation, arguments, None)) as launch:
+        return execute(planned, runs, launch, out, overrides, console)
+
+
+def execute(
+    planned: list[tuple[TableFile, list[Cell]]],
+    runs: Runs,
+    launch: Launch,
+    out: Path,
+    overrides: dict[str, Scalar],
+    console: Console,
+) -> int:
+    """All runs of all tables with a progress bar; a table's files are written anew after each of its runs."""
+    out.mkdir(parents=True, exist_ok=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    for table, cells in planned:
+        todo = runs_of(cells)
+        _write(table, cells, runs, out, overrides)
+        with Progress(*columns, console=console) as progress:
+            whole = progress.add_task(table.name, total=len(todo))
+            for run in todo:
+                _one(run, runs, launch, progress)
+                progress.advance(whole)
+                _write(table, cells, runs, out, overrides)
+        console.print(Markdown((out / f"{table.name}.md").read_text(encoding="utf-8")))
+        console.print(f"results: {out / table.name}.md, .csv")
+    return 1 if runs.failed else 0
+
+
+def show_plan(planned: list[tuple[TableFile, list[Cell]]], runs: Runs, console: Console) -> None:
+    """A line per cell that is skipped and per run, with what is to be done."""
+    for table, cells in planned:
+        console.print(f"[bold]{table.name}[/bold]: {table.title}", highlight=False)
+        for cell in cells:
+            if cell.skipped:
+                console.print(f"  skipped   {cell.row} / {cell.column}: {cell.skipped}", highlight=False, markup=False)
+        for run in runs_of(cells):
+            state = "finished" if runs.finished(run) else "to run  "
+            clients, rounds = run.federation["num-supernodes"], run.settings.run.rounds
+            console.print(f"  {state}  {run.name}: {clients} clients, {rounds} rounds", highlight=False)
+
+
+def _one(run: Run, runs: Runs, launch: Launch, progress: Progress) -> None:
+    """One run with a bar of its rounds."""
+    if runs.finished(run):
+        return
+    bar = progress.add_task(f"  {run.name}", total=run.settings.run.rounds)
+    runs.execute(run, launch, lambda number: progress.update(bar, completed=number))
+    progress.remove_task(bar)
+    if reason := runs.failed.get(run.name):
+        progress.console.print(f"  failed: {run.name}: {reason}", markup=False, highlight=False)
+
+
+def _write(table: TableFile, cells: list[Cell], runs: Runs, out: Path, overrides: dict[str, Scalar]) -> None:
+    results = collect(table, cells, runs)
+    (out / f"{table.name}.md").write_text(markdown(table, results, overrides), encoding="utf-8")
+    (out / f"{table.name}.csv").write_text(as_csv(table, results), encoding="utf-8")
+
+
+def _seeds(text: str) -> tuple[int, ...]:
+    try:
+        seeds = tuple(int(word) for word in text.split(",")) if text else ()
+    except ValueError:
+        seeds = (-1,)
+    if any(seed < 0 for seed in seeds):
+        raise SettingsError(f"--seeds {text!r}: must be whole numbers of at least 0, such as 1,2,3")
+    return seeds

@@ -1,0 +1,77 @@
+"""A trained model as ONNX, for programs without PyTorch.
+
+Input   ``images`` [N, channels, size, size] float32, pixels in [0, 255]
+Outputs ``logits`` [N, C] of the head, and, where the model has prototypes, ``distances`` [N, P] from them
+"""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import normalize
+
+from protofl_common.models.trained import TrainedModel
+from protofl_common.options import SettingsError
+
+NAME = "model.onnx"
+OPSET = 18
+
+
+class _Whole(nn.Module):
+    """From pixels to logits and distances."""
+
+    def __init__(self, trained: TrainedModel) -> None:
+        super().__init__()
+        self.model, self.prototypes, self.similarity = trained.build(), trained.prototypes, trained.card.similarity
+        self.mean = torch.tensor(trained.card.mean).view(-1, 1, 1)
+        self.std = torch.tensor(trained.card.std).view(-1, 1, 1)
+
+    def forward(self, images: Tensor) -> tuple[Tensor, ...]:
+        features = self.model.body((images / 255 - self.mean) / self.std)
+        logits = self.model.head(features)
+        if self.prototypes is None:
+            return (logits,)
+        return logits, self._distances(features)
+
+    def _distances(self, features_ND: Tensor) -> Tensor:
+        """As `prototypes.distances`, whose ``cdist`` the exporter does not know."""
+        means_PD = self.prototypes.means if self.prototypes is not None else features_ND
+        if self.similarity == "cosine":
+            features_ND, means_PD = normalize(features_ND, dim=1), normalize(means_PD, dim=1)
+        return (features_ND[:, None] - means_PD).square().sum(2).sqrt()
+
+
+def write_onnx(trained: TrainedModel, file: Path) -> None:
+    """Write the model.
+
+    Raises
+    ------
+    SettingsError
+        If the packages for it are missing, and for a model behind frozen backbones, which ONNX files do not carry.
+    """
+    card = trained.card
+    if card.backbones:
+        raise SettingsError(f"--onnx: {card.site}'s model has frozen backbones in front of it, which are not exported")
+    file.parent.mkdir(parents=True, exist_ok=True)
+    example = torch.zeros(2, card.channels, card.image_size, card.image_size)
+    names = ["logits"] if trained.prototypes is None else ["logits", "distances"]
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            torch.onnx.export(
+                _Whole(trained).eval(),
+                (example,),
+                str(file),
+                input_names=["images"],
+                output_names=names,
+                dynamic_shapes={"images": {0: torch.export.Dim("N", min=1)}},
+                opset_version=OPSET,
+                dynamo=True,
+                external_data=False,
+                verbose=False,
+            )
+    except ImportError as error:
+        raise SettingsError(f"--onnx: {error.name} is not installed; pip install 'protofl[onnx]'") from error

@@ -1,0 +1,94 @@
+"""Runs one after another; what is finished is not repeated, what was interrupted goes on after its last round."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from protofl_common.options import Scalar
+from protofl_common.tools.cli.assignments import as_run_config
+from protofl_common.tools.cli.flower import flwr_run, follow
+from protofl_common.tools.cli.superlink import SuperLink
+from protofl_common.tools.tables.plan import Run
+
+Federation = dict[str, Scalar]
+Launch = Callable[[Run, Path, bool, Callable[[int], None]], str]
+"""(run, folder of all runs, whether to resume it, what to call with each round's number) -> "", or why it failed."""
+
+
+class Runs:
+    """The folder of all runs, and how those of this invocation ended."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder.resolve()
+        self.failed: dict[str, str] = {}
+
+    def folder_of(self, run: Run) -> Path:
+        """Where ``run`` leaves its results."""
+        return self.folder / run.name
+
+    def finished(self, run: Run) -> bool:
+        """Whether it need not run (again)."""
+        return run.finished(self.folder_of(run))
+
+    def execute(self, run: Run, launch: Launch, on_round: Callable[[int], None]) -> None:
+        """Run it, unless it is finished; a failure is kept in `failed`."""
+        if self.finished(run):
+            return
+        folder = self.folder_of(run)
+        resume = (folder / "checkpoint.safetensors").exists() and not (folder / "summary.json").exists()
+        if not resume:
+            shutil.rmtree(folder, ignore_errors=True)  # what is there is of other defaults, or has no checkpoint
+        reason = launch(run, self.folder, resume, on_round)
+        if resume and reason.startswith("resume = true"):  # it cannot go on: of another version, or damaged
+            shutil.rmtree(folder, ignore_errors=True)
+            reason = launch(run, self.folder, False, on_round)
+        if not reason and not self.finished(run):
+            reason = f"it left no summary of these settings in {folder}"
+        if reason:
+            self.failed[run.name] = reason
+        else:
+            self.failed.pop(run.name, None)
+
+
+@contextmanager
+def flower_launcher(resources: Callable[[Federation], Federation]) -> Iterator[Launch]:
+    """Launches runs on one SuperLink, started with the first run and kept; a dead one is replaced.
+
+    ``resources`` says what a client gets of this machine. Each run's log is kept beside the runs, in ``logs/NAME.log``.
+    """
+    kept: list[SuperLink] = []
+
+    def superlink() -> SuperLink:
+        if kept and not kept[0].alive:
+            kept.pop().stop()
+        if not kept:
+            kept.append(SuperLink().__enter__())
+        return kept[0]
+
+    def launch(run: Run, folder: Path, resume: bool, on_round: Callable[[int], None]) -> str:
+        config = run.config | {"out-dir": str(folder), "run-name": run.name} | ({"resume": True} if resume else {})
+        log = folder.parent / "logs" / f"{run.name}.log"
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with log.open("w", encoding="utf-8") as file:
+
+            def note(line: str) -> None:
+                file.write(line + "\n")
+                file.flush()
+                if found := re.search(r"\bround +(\d+)/\d+\b", line):
+                    on_round(int(found[1]))
+
+            command = flwr_run(as_run_config(config), resources(run.federation))
+            note(f"$ {shlex.join(command)}")
+            ended = follow(command, superlink(), note)
+        return "" if ended.well else ended.reason
+
+    try:
+        yield launch
+    finally:
+        for one in kept:
+            one.stop()

@@ -1,0 +1,169 @@
+"""From a table to runs: every cell's settings checked, equal runs made once, missing data told.
+
+A run's folder is named after its settings and the place of its data, so tables share runs, and a table that is started
+again finds those that are finished.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path, PurePath
+from typing import Any
+
+from protofl_common.datasets import DataError, check_data_settings
+from protofl_common.options import Scalar, SettingsError
+from protofl_common.settings import Settings, default_run_config, to_run_config
+from protofl_common.tools.cli.recipes import read_recipe
+from protofl_common.tools.cli.run import check_data_are_here
+from protofl_common.tools.tables.metrics import Figure
+from protofl_common.tools.tables.spec import Part, TableFile
+
+NO_PART_OF_A_RUN = (
+    "run-name",
+    "resume",
+    "out-dir",
+    "data-dir",
+    "cache-dir",
+    "state-dir",
+    "device",
+    "threads",
+    "join-timeout",
+    "round-timeout",
+    "num-clients",
+    "download",
+    "report",
+    "insight",
+    "tensorboard",
+)
+"""Settings that may differ between two runs that are the same experiment."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run of a table: its ``--run-config`` (without name and folder) and its ``--federation-config``."""
+
+    name: str
+    config: dict[str, Scalar]
+    federation: dict[str, Scalar]
+    settings: Settings
+
+    def finished(self, folder: Path) -> bool:
+        """Whether ``folder`` holds a finished run with these settings and as many clients."""
+        try:
+            summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return False
+        wanted, found = experiment(to_run_config(self.settings)), summary["settings"]
+        same = all(found[key] == value for key, value in wanted.items() if key in found)
+        return same and len(summary["clients"]) == self.federation["num-supernodes"]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One cell: a run per seed, or the reason why there is none."""
+
+    row: str
+    column: str
+    figure: Figure
+    runs: dict[int, Run]
+    skipped: str = ""
+
+
+def experiment(config: dict[str, Scalar]) -> dict[str, Scalar]:
+    """The settings that make the experiment."""
+    return {key: value for key, value in config.items() if key not in NO_PART_OF_A_RUN}
+
+
+def plan(
+    table: TableFile,
+    *,
+    data_dir: str = "",
+    seeds: tuple[int, ...] = (),
+    only: tuple[str, ...] = (),
+    overrides: dict[str, Scalar] | None = None,
+) -> list[Cell]:
+    """The cells in reading order.
+
+    Parameters
+    ----------
+    data_dir
+        Takes the place of the leading ``data`` in the recipes' ``data-dir``; "": the recipes' own.
+    seeds
+        Instead of the table's.
+    only
+        Names of rows: the others are left out.
+    overrides
+        Settings of the command line.
+
+    Raises
+    ------
+    SettingsError
+        With a line for each cell whose settings are wrong, and for an unknown row in ``only``.
+    """
+    runnable = [name for name, row in table.rows.items() if row.part]
+    problems = [f"--only {name!r}: choose among {', '.join(runnable)}" for name in only if name not in runnable]
+    cells: list[Cell] = []
+    for name, row in table.rows.items():
+        if row.part is None or (only and name not in only):
+            continue
+        for column, part in table.columns.items():
+            where = f"{table.name}: {name} / {column}"
+            try:
+                cells.append(_cell(table, name, row.part, column, part, seeds, data_dir, overrides or {}))
+            except (SettingsError, DataError) as error:
+                problems += [f"{where}: {line}" for line in str(error).splitlines()]
+    if problems:
+        raise SettingsError("\n".join(problems))
+    return cells
+
+
+def runs_of(cells: list[Cell]) -> list[Run]:
+    """Each run once, row by row."""
+    return list({run.name: run for cell in cells for run in cell.runs.values()}.values())
+
+
+def _cell(
+    table: TableFile,
+    name: str,
+    row: Part,
+    column_name: str,
+    column: Part,
+    seeds: tuple[int, ...],
+    data_dir: str,
+    overrides: dict[str, Scalar],
+) -> Cell:
+    parts = (table.base, column, row)
+    figure = Figure.of(_merged(part.figure for part in parts), "figure")
+    recipe = read_recipe(next(part.recipe for part in reversed(parts) if part.recipe))
+    config = recipe.settings | _merged(part.settings for part in parts) | overrides
+    clients = next((part.clients for part in reversed(parts) if part.clients), None)
+    federation = recipe.federation | ({"num-supernodes": clients} if clients else {})
+    runs = {seed: _run(config | {"seed": seed}, federation, data_dir) for seed in seeds or table.seeds}
+    try:
+        check_data_are_here(next(iter(runs.values())).settings.data)
+    except DataError as missing:
+        return Cell(name, column_name, figure, {}, str(missing))
+    return Cell(name, column_name, figure, runs)
+
+
+def _run(config: dict[str, Scalar], federation: dict[str, Scalar], data_dir: str) -> Run:
+    defaults = default_run_config()
+    said = str(config.get("data-dir", ""))
+    place = PurePath(said)
+    if data_dir and place.parts[:1] == ("data",):
+        config = config | {"data-dir": str(PurePath(data_dir, *place.parts[1:]))}
+    settings = Settings.from_run_config(defaults | config)
+    check_data_settings(settings.data)
+    what = {key: value for key, value in experiment(to_run_config(settings)).items() if value != defaults[key]}
+    where = str(Path(settings.data.data_dir).absolute()) if settings.data.data_dir else ""
+    told = json.dumps([sorted(what.items()), federation["num-supernodes"], where])
+    mark = hashlib.sha256(told.encode()).hexdigest()[:8]
+    name = f"{settings.run.algo}-{settings.data.dataset}-s{settings.run.seed}-{mark}"
+    return Run(name, config, federation, settings)
+
+
+def _merged(parts: Iterable[dict[str, Any]]) -> dict[str, Any]:
+    return {key: value for part in parts for key, value in part.items()}

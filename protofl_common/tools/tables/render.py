@@ -1,0 +1,141 @@
+"""A table as Markdown and CSV: ours beside the paper's, mean ± sample standard deviation over seeds."""
+
+from __future__ import annotations
+
+import csv
+import io
+import statistics
+from dataclasses import dataclass
+
+from protofl_common.options import Scalar
+from protofl_common.tools.tables.execute import Runs
+from protofl_common.tools.tables.metrics import COUNTS, NoFigure
+from protofl_common.tools.tables.plan import Cell
+from protofl_common.tools.tables.spec import TableFile
+
+
+@dataclass(frozen=True)
+class Result:
+    """What stands in a cell.
+
+    Attributes
+    ----------
+    values
+        Seed -> figure.
+    wanted
+        Number of seeds asked for.
+    state
+        done, failed, skipped, open (not all runs made yet).
+    reason
+        Why it failed, or was skipped: data that are not here, or a figure that the algorithm does not have.
+    figure
+        Which figure it is.
+    """
+
+    values: dict[int, float]
+    wanted: int
+    state: str
+    reason: str
+    figure: str
+    decimals: int = 2
+
+    @property
+    def text(self) -> str:
+        """``97.58 ± 0.05``; with fewer seeds than wanted, how many there are; else the state."""
+        if not self.values:
+            return {"open": "…", "skipped": "–"}.get(self.state, self.state)
+        numbers = list(self.values.values())
+        text = f"{statistics.fmean(numbers):.{self.decimals}f}"
+        if len(numbers) > 1:
+            text += f" ± {statistics.stdev(numbers):.{self.decimals}f}"
+        if len(numbers) < self.wanted:
+            text += f" ({len(numbers)} of {self.wanted} seeds" + (", others failed)" if self.state == "failed" else ")")
+        return text
+
+
+Results = dict[tuple[str, str], Result]
+
+
+def collect(table: TableFile, cells: list[Cell], runs: Runs) -> Results:
+    """(row, column) -> result, for the cells that are in the plan and the rows that are differences of two of them."""
+    results = {(cell.row, cell.column): _result(cell, runs) for cell in cells}
+    for name, row in table.rows.items():
+        for column in table.columns if row.minus else ():
+            pair = [results.get((other, column)) for other in row.minus or ()]
+            if pair[0] and pair[1]:
+                results[name, column] = _difference(pair[0], pair[1])
+    return results
+
+
+def markdown(table: TableFile, results: Results, overrides: dict[str, Scalar]) -> str:
+    """The whole document."""
+    notes: dict[tuple[str, str], list[str]] = {}
+    header = ["", *(text for column in table.columns for text in (column, "paper"))]
+    lines = [f"# {table.title}", ""]
+    lines += [f"{table.source}", ""] if table.source else []
+    lines += [f"{table.note}", ""] if table.note else []
+    lines += [_line(header), _line(["---", *["---:"] * (len(header) - 1)])]
+    for name, row in table.rows.items():
+        texts = [name]
+        for column in table.columns:
+            result = results.get((name, column))
+            texts += [result.text if result else "–", row.paper.get(column, "")]
+            if result and result.reason:
+                notes.setdefault((name, f"{result.state}: {result.reason}"), []).append(column)
+        lines.append(_line(texts))
+    figures = ", ".join(dict.fromkeys(result.figure for result in results.values()))
+    lines += ["", f"Ours: {figures or 'nothing'}; mean ± sample standard deviation over the seeds."]
+    if overrides:
+        said = ", ".join(f"{key} = {value}" for key, value in overrides.items())
+        lines.append(f"All runs with {said}.")
+    lines += [""] if notes else []
+    lines += [f"- {name} ({', '.join(columns)}): {note}" for (name, note), columns in notes.items()]
+    return "\n".join(lines) + "\n"
+
+
+def as_csv(table: TableFile, results: Results) -> str:
+    """A line per row and column."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["row", "column", "state", "mean", "std", "seeds", "paper", "figure", "values", "reason"])
+    for name, row in table.rows.items():
+        for column in table.columns:
+            result, paper = results.get((name, column)), row.paper.get(column, "")
+            if result is None:
+                writer.writerow([name, column, "paper only", "", "", 0, paper, "", "", ""])
+                continue
+            numbers = list(result.values.values())
+            mean = f"{statistics.fmean(numbers):.4f}" if numbers else ""
+            std = f"{statistics.stdev(numbers):.4f}" if len(numbers) > 1 else ""
+            values = " ".join(f"{seed}:{value:.4f}" for seed, value in result.values.items())
+            tail = [len(numbers), paper, result.figure, values, result.reason]
+            writer.writerow([name, column, result.state, mean, std, *tail])
+    return text.getvalue()
+
+
+def _result(cell: Cell, runs: Runs) -> Result:
+    decimals = 1 if cell.figure.what in COUNTS else 2
+    if cell.skipped:
+        return Result({}, 0, "skipped", cell.skipped, str(cell.figure), decimals)
+    values, reasons, absent = {}, [], dict[str, None]()
+    for seed, run in cell.runs.items():
+        try:
+            if runs.finished(run):
+                values[seed] = cell.figure.read(runs.folder_of(run))
+            elif run.name in runs.failed:
+                reasons.append(f"seed {seed}: {runs.failed[run.name]}")
+        except NoFigure as error:
+            absent[str(error)] = None
+    state = "failed" if reasons else "skipped" if absent else "done" if len(values) == len(cell.runs) else "open"
+    return Result(values, len(cell.runs), state, "; ".join([*reasons, *absent]), str(cell.figure), decimals)
+
+
+def _difference(more: Result, less: Result) -> Result:
+    """Seed by seed, where both have a figure."""
+    values = {seed: value - less.values[seed] for seed, value in more.values.items() if seed in less.values}
+    state = "done" if values and len(values) == more.wanted else "skipped" if not more.wanted else "open"
+    return Result(values, more.wanted, state, "", "difference of two rows", more.decimals)
+
+
+def _line(texts: list[str]) -> str:
+    return "| " + " | ".join(text.replace("|", "\\|") for text in texts) + " |"

@@ -1,0 +1,162 @@
+"""A table as its YAML file says it: rows × columns × seeds, each with settings above a recipe.
+
+    title: what stands above it
+    source: paper and table
+    note: a line or more on how ours differs from the paper's (optional)
+    recipe: the name of a recipe; a column or a row may name another
+    seeds: [1, 2, 3]
+    figure: {when: best, what: prototype}          # see `metrics`; a column or a row may say more
+    settings: {rounds: 100}                        # for all runs (optional)
+    columns:
+      practical: {recipe: …, settings: {…}, figure: {…}, clients: 50}      # each part optional
+    rows:
+      FedTGP: {settings: {algo: fedtgp}, paper: [97.58 ± 0.05]}            # the paper's numbers, by column
+      FedGen: {paper: [97.35 ± 0.02]}                                      # only the paper's: nothing runs
+      gain: {minus: [FedTGP, FedProto], paper: [0.12]}                     # difference of two rows, by seed
+
+What is nearer to the run wins: recipe, settings of the table, of the column, of the row, of the command line, seed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from protofl_common.options import Scalar, SettingsError, unknown_keys
+from protofl_common.settings import known_keys
+
+TABLE_KEYS = ("title", "source", "note", "recipe", "seeds", "figure", "settings", "columns", "rows")
+COLUMN_KEYS = ("recipe", "settings", "figure", "clients")
+ROW_KEYS = ("recipe", "settings", "figure", "clients", "paper", "minus")
+NAMED_PARTS = ("settings", "figure")
+
+
+@dataclass(frozen=True)
+class Part:
+    """A column, or what a row says of its runs."""
+
+    recipe: str = ""
+    settings: dict[str, Scalar] = field(default_factory=dict)
+    figure: dict[str, Any] = field(default_factory=dict)
+    clients: int | None = None
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row; ``part`` is None where nothing runs."""
+
+    part: Part | None
+    paper: dict[str, str]
+    minus: tuple[str, str] | None = None
+
+
+@dataclass(frozen=True)
+class TableFile:
+    """A whole table."""
+
+    name: str
+    title: str
+    source: str
+    note: str
+    base: Part
+    seeds: tuple[int, ...]
+    columns: dict[str, Part]
+    rows: dict[str, Row]
+
+
+def read_table(path: Path) -> TableFile:
+    """Read and check a table.
+
+    Raises
+    ------
+    SettingsError
+        With a line for each thing that is wrong with it.
+    """
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise SettingsError(f"{path}: {error.strerror}") from None
+    except yaml.YAMLError as error:
+        raise SettingsError(f"{path}: not YAML: {error}") from None
+    if not isinstance(content, dict) or not isinstance(content.get("columns"), dict):
+        raise SettingsError(f"{path}: a table needs title, recipe, columns and rows")
+    problems = _problems(content)
+    if problems:
+        raise SettingsError("\n".join(f"{path.name}: {problem}" for problem in problems))
+    columns = {str(name): _part(said or {}) for name, said in content["columns"].items()}
+    return TableFile(
+        name=path.stem,
+        title=str(content["title"]),
+        source=str(content.get("source", "")),
+        note=str(content.get("note", "")).strip(),
+        base=_part(content),
+        seeds=tuple(content.get("seeds", (1,))),
+        columns=columns,
+        rows={str(name): _row(said, list(columns)) for name, said in content["rows"].items()},
+    )
+
+
+def _part(said: dict[str, Any]) -> Part:
+    return Part(str(said.get("recipe", "")), said.get("settings", {}), said.get("figure", {}), said.get("clients"))
+
+
+def _row(said: dict[str, Any], columns: list[str]) -> Row:
+    numbers = said.get("paper", [])
+    paper = (
+        {str(k): v for k, v in numbers.items()}
+        if isinstance(numbers, dict)
+        else dict(zip(columns, numbers, strict=False))
+    )
+    texts = {column: str(number) for column, number in paper.items() if number is not None}
+    minus = said.get("minus")
+    runs = minus is None and any(key in said for key in COLUMN_KEYS)
+    return Row(_part(said) if runs else None, texts, tuple(minus) if minus else None)
+
+
+def _problems(content: dict[str, Any]) -> list[str]:
+    problems = _unknown("", content, TABLE_KEYS)
+    problems += [f"{key}: missing" for key in ("title", "recipe", "rows") if not content.get(key)]
+    if not _whole_numbers(content.get("seeds", [1])):
+        problems.append(f"seeds = {content['seeds']!r}: must be a list of whole numbers, at least 0")
+    rows = content.get("rows") or {}
+    for kind, members, legal in (("column", content["columns"], COLUMN_KEYS), ("row", rows, ROW_KEYS)):
+        for name, said in members.items():
+            problems += _unknown(f"{kind} {name}: ", said or {}, legal)
+    for name, said in rows.items():
+        problems += _problems_of_row(str(name), said or {}, content)
+    return problems
+
+
+def _problems_of_row(name: str, said: dict[str, Any], content: dict[str, Any]) -> list[str]:
+    problems, columns, numbers = [], content["columns"], said.get("paper", [])
+    if isinstance(numbers, list) and len(numbers) > len(columns):
+        problems.append(f"row {name}: paper has {len(numbers)} numbers for {len(columns)} columns")
+    if isinstance(numbers, dict):
+        problems += [f"row {name}: paper: no column {column!r}" for column in numbers if column not in columns]
+    minus = said.get("minus")
+    if minus is not None:
+        there = [row for row, other in content["rows"].items() if row != name and "settings" in (other or {})]
+        if not isinstance(minus, list) or len(minus) != 2 or any(row not in there for row in minus):
+            problems.append(f"row {name}: minus = {minus!r}: must be two of {', '.join(map(str, there))}")
+    return problems
+
+
+def _unknown(where: str, said: dict[str, Any], legal: tuple[str, ...]) -> list[str]:
+    problems = [f"{where}{line}" for line in unknown_keys(said, legal)]
+    for part in NAMED_PARTS:
+        if not isinstance(said.get(part, {}), dict):
+            problems.append(f"{where}{part} = {said[part]!r}: must be key: value pairs")
+        elif part == "settings":
+            problems += [f"{where}settings: {line}" for line in unknown_keys(said.get(part, {}), known_keys())]
+    clients = said.get("clients", 1)
+    if not _whole_numbers([clients]) or clients < 1:
+        problems.append(f"{where}clients = {clients!r}: must be a whole number, at least 1")
+    return problems
+
+
+def _whole_numbers(values: Any) -> bool:
+    numbers = isinstance(values, list) and all(isinstance(value, int) and value >= 0 for value in values)
+    return numbers and len(values) > 0

@@ -1,0 +1,137 @@
+"""``protofl run``: its exact command, and errors before anything starts."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+
+from protofl_common.options import SettingsError
+from protofl_common.tools.cli import main, run
+from protofl_common.tools.cli.flower import Ended
+from protofl_common.tools.cli.recipes import RECIPES, ROOT, federation_in, read_recipe
+
+
+class FakeSuperLink:
+    environment: ClassVar = {"FLWR_HOME": "/home of/flower"}
+
+    def __enter__(self) -> FakeSuperLink:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+
+@pytest.fixture
+def commands(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """The commands that would have run."""
+    seen: list[list[str]] = []
+
+    def follow(command: list[str], superlink: FakeSuperLink, on_line: Callable[[str], None]) -> Ended:
+        seen.append(command)
+        on_line("a line of the run")
+        return Ended("finished:failed" if 'run-name="bad"' in command[-1] else "finished:completed", ())
+
+    monkeypatch.setattr(run, "SuperLink", FakeSuperLink)
+    monkeypatch.setattr(run, "follow", follow)
+    monkeypatch.chdir(ROOT)
+    return seen
+
+
+def test_bare_settings_become_flowers_command_and_it_is_shown(
+    commands: list[list[str]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["run", "algo=fedplvm", "--clients", "20", "rounds=20", "models=cnn4"]) == 0
+    federation, config = "num-supernodes=20 client-resources-num-cpus=1", 'algo="fedplvm" rounds=20 models="cnn4"'
+    wanted = ["flwr", "run", ".", "--stream", "--federation-config", federation, "--run-config", config]
+    assert commands == [wanted]
+    shown, *log = capsys.readouterr().out.splitlines()
+    assert shlex.split(shown) == ["$", "env", "FLWR_HOME=/home of/flower", *wanted]
+    assert log == ["a line of the run"]
+
+
+def test_without_settings_the_defaults_run_with_ten_clients(commands: list[list[str]]) -> None:
+    assert main(["run"]) == 0
+    assert commands[0][4:] == ["--federation-config", "num-supernodes=10 client-resources-num-cpus=1"]
+
+
+def test_a_recipe_alone_goes_as_a_file_with_the_clients_of_its_comment(commands: list[list[str]]) -> None:
+    recipe = "configs/recipes/fedpcl-digits.toml"
+    here = ROOT / "a recipe.toml"
+    assert read_recipe("fedpcl-digits").federation["num-supernodes"] == 5
+    assert not here.exists()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(run, "check_data_are_here", lambda settings: None)
+        assert main(["run", "--recipe", recipe]) == 0
+    assert commands[0][4:] == [
+        "--federation-config",
+        "num-supernodes=5 client-resources-num-cpus=1",
+        "--run-config",
+        recipe,
+    ]
+
+
+def test_a_recipe_with_settings_becomes_pairs_and_the_settings_win(commands: list[list[str]]) -> None:
+    words = ["dataset=digits", "partition=iid", "test-from=split", "rounds=3", "--clients", "2", "--gpus", "0.5"]
+    assert main(["run", "--recipe", "fedproto-mnist-3way", *words]) == 0
+    federation, config = commands[0][5], commands[0][7]
+    assert federation == "num-supernodes=2 client-resources-num-cpus=1 client-resources-num-gpus=0.5"
+    assert "rounds=3" in config
+    assert "rounds=100" not in config
+    assert 'fedproto.distance="mse"' in config
+
+
+def test_a_failed_run_exits_with_1(commands: list[list[str]], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "run-name=bad"]) == 1
+    assert "this run has failed (finished:failed)" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["algo=fedx", "rounds=0"], ["algo = 'fedx': choose one of local,", "rounds = 0: must be a number at least 1"]),
+        (["roundz=3"], ["roundz: unknown key; did you mean rounds?"]),
+        (["dataset=mnist", "partition=iid", "data-dir=/nowhere"], ["data-dir = '/nowhere'"]),
+        (
+            ["partition=feature-shift", "dataset=digits"],
+            ["partition = 'feature-shift': dataset 'digits' has no domains"],
+        ),
+        (["--recipe", "fedprotto"], ["recipe = 'fedprotto': no such file; choose", "fedproto-mnist-3way"]),
+        (["--clients", "0"], ["--clients 0: must be at least 1"]),
+    ],
+)
+def test_what_is_wrong_is_named_before_anything_starts(
+    words: list[str], said: list[str], commands: list[list[str]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["run", *words]) == 1
+    told = capsys.readouterr().err
+    assert all(part in told for part in said), told
+    assert commands == []
+
+
+def test_ctrl_c_exits_with_130(commands: list[list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> Ended:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(run, "follow", interrupted)
+    assert main(["run"]) == 130
+
+
+def test_the_reason_of_a_failure_is_what_our_server_said() -> None:
+    said = ("protofl: this run cannot go on", "rounds = 0: must be more", "", "Exit Code: 200")
+    assert Ended("finished:failed", said).reason == "rounds = 0: must be more"
+    assert Ended("finished:failed", ("one", "\x1b[92mtwo\x1b[0m", "")).reason == "finished:failed: two"
+
+
+def test_every_recipe_says_its_federation() -> None:
+    for path in RECIPES.glob("*.toml"):
+        assert int(read_recipe(path.stem).federation["num-supernodes"]) > 1, path
+    assert federation_in("algo = 'x'") == {"num-supernodes": 10, "client-resources-num-cpus": 1}
+
+
+def test_a_recipe_that_is_not_toml_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "bad.toml").write_text("algo = fedproto")
+    with pytest.raises(SettingsError, match=r"bad.toml': not TOML"):
+        read_recipe(str(tmp_path / "bad.toml"))

@@ -1,0 +1,265 @@
+"""Tables: their files, what runs, what is not repeated, and how the result looks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from protofl_common.options import SettingsError
+from protofl_common.settings import to_run_config
+from protofl_common.tools.cli import main
+from protofl_common.tools.cli.recipes import RECIPES, ROOT
+from protofl_common.tools.cli.table import execute
+from protofl_common.tools.tables.execute import Runs
+from protofl_common.tools.tables.plan import Run, plan, runs_of
+from protofl_common.tools.tables.spec import read_table
+from tests.tools.fakes import write_run
+
+TABLES = sorted((ROOT / "configs" / "tables").glob("*.yaml"))
+SMALL = """
+title: A small table
+source: Somebody et al., Table 1
+note: |
+  A note.
+recipe: fedproto-mnist-3way
+seeds: [1, 2]
+figure: {when: final, what: head}
+settings: {dataset: digits, test-from: split, rounds: 2, partition: iid}
+columns:
+  all:
+  first: {figure: {domain: a}}
+  few: {settings: {train-samples: 10}, clients: 3}
+rows:
+  Local: {settings: {algo: local}, paper: [98.26 ± 0.40, null, 90]}
+  FedRep: {paper: [97.5]}
+  FedProto: {settings: {algo: fedproto, fedproto.lambda: 0.5}}
+  gain: {minus: [FedProto, Local], paper: {few: 1.5}}
+  MNIST: {settings: {dataset: mnist, partition: iid, data-dir: data/no}}
+"""
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Path:
+    path = tmp_path / "small.yaml"
+    path.write_text(SMALL, encoding="utf-8")
+    return path
+
+
+class Launcher:
+    """Instead of Flower: runs of ``fedproto`` with seed 2 fail, and one may be interrupted after its first round."""
+
+    def __init__(self) -> None:
+        self.launched: list[str] = []
+        self.resumed: list[str] = []
+        self.interrupt_at = 0
+        self.damaged = False
+        self.broken = "fedproto-digits-s2"
+
+    def __call__(self, run: Run, folder: Path, resume: bool, on_round: Callable[[int], None]) -> str:
+        self.launched.append(run.name)
+        here = folder / run.name
+        assert here.exists() is resume
+        self.resumed += [run.name] if resume else []
+        if resume and self.damaged:
+            return "resume = true: the run was started with other settings"
+        if len(self.launched) == self.interrupt_at:
+            here.mkdir(parents=True)
+            (here / "checkpoint.safetensors").write_text("after round 1")
+            raise KeyboardInterrupt
+        if self.broken and run.name.startswith(self.broken):
+            return "it exploded"
+        on_round(1)
+        clients = int(run.federation["num-supernodes"])
+        base = (0.5 if run.settings.run.algo == "local" else 0.75) + 0.01 * run.settings.run.seed
+        sites = {str(site): {"head": base} for site in range(clients)}
+        write_run(here, to_run_config(run.settings), [sites] * 3, domains=dict.fromkeys(sites, "a"))
+        return ""
+
+
+def run_table(path: Path, launcher: Launcher, seeds: tuple[int, ...] = ()) -> int:
+    table = read_table(path)
+    cells = plan(table, seeds=seeds)
+    return execute([(table, cells)], Runs(path.parent / "runs"), launcher, path.parent, {}, Console(quiet=True))
+
+
+@pytest.mark.parametrize("path", TABLES, ids=[path.stem for path in TABLES])
+def test_every_cell_of_every_table_has_right_settings(path: Path, tmp_path: Path) -> None:
+    table = read_table(path)
+    cells = plan(table, data_dir=str(tmp_path))
+    assert {cell.column for cell in cells} == set(table.columns)
+    of_a_paper = "which is on Digit-5" not in table.source and "no paper's" not in table.source
+    assert any(row.paper for row in table.rows.values()) == of_a_paper
+    for row in table.rows.values():
+        assert row.part is None or "algo" in row.part.settings
+
+
+def test_every_recipe_stands_in_a_table() -> None:
+    text = "".join(path.read_text(encoding="utf-8") for path in TABLES)
+    assert [path.stem for path in RECIPES.glob("*.toml") if path.stem not in text] == []
+
+
+def test_what_runs(small: Path) -> None:
+    cells = plan(read_table(small))
+    by_name = {(cell.row, cell.column): cell for cell in cells}
+    assert set(by_name[("Local", "all")].runs) == {1, 2}
+    assert by_name[("Local", "all")].runs[1].name == by_name[("Local", "first")].runs[1].name
+    few = by_name[("FedProto", "few")].runs[2]
+    assert few.federation == {"num-supernodes": 3, "client-resources-num-cpus": 1}
+    assert few.config["train-samples"] == 10
+    assert few.config["seed"] == 2
+    assert few.config["fedproto.lambda"] == 0.5
+    assert "data-dir = 'data/no'" in by_name[("MNIST", "all")].skipped
+    assert len(runs_of(cells)) == 8
+
+
+def test_the_data_folder_takes_the_place_of_the_recipes(tmp_path: Path) -> None:
+    here = tmp_path / "office10" / "amazon" / "mug"
+    here.mkdir(parents=True)
+    table = read_table(ROOT / "configs" / "tables" / "fedplvm-office10.yaml")
+    run = plan(table, data_dir=str(tmp_path))[0].runs[1]
+    assert run.config["data-dir"] == str(tmp_path / "office10")
+    assert plan(table, data_dir=str(tmp_path / "elsewhere"))[0].skipped
+    (tmp_path / "subset").mkdir()
+    (tmp_path / "office10").rename(tmp_path / "subset" / "office10")
+    assert plan(table, data_dir=str(tmp_path / "subset"))[0].runs[1].name != run.name
+
+
+def test_defaults_said_aloud_and_another_place_are_the_same_run(small: Path) -> None:
+    table = read_table(small)
+    names = [run.name for run in runs_of(plan(table))]
+    assert names == [run.name for run in runs_of(plan(table, overrides={"momentum": 0.5, "threads": 1}))]
+    assert names != [run.name for run in runs_of(plan(table, overrides={"momentum": 0.9}))]
+
+
+@pytest.mark.parametrize("damaged", [False, True])
+def test_finished_runs_are_not_repeated_interrupted_ones_go_on_failed_ones_begin_anew(
+    damaged: bool, small: Path
+) -> None:
+    launcher = Launcher()
+    launcher.interrupt_at = 4
+    with pytest.raises(KeyboardInterrupt):
+        run_table(small, launcher)
+    first = launcher.launched[:]
+    assert len(first) == 4
+    assert "| Local | 51.50 ± 0.71 | 98.26 ± 0.40 |" in (small.parent / "small.md").read_text(encoding="utf-8")
+
+    launcher = Launcher()
+    launcher.damaged = damaged
+    assert run_table(small, launcher) == 1
+    assert launcher.resumed == first[3:]
+    assert launcher.launched[: 1 + damaged] == first[3:] * (1 + damaged)
+    assert not set(launcher.launched) & set(first[:3])
+
+    launcher = Launcher()
+    launcher.broken = ""
+    assert run_table(small, launcher) == 0
+    assert [name.rpartition("-")[0] for name in launcher.launched] == ["fedproto-digits-s2"] * 2
+
+    launcher = Launcher()
+    assert run_table(small, launcher) == 0
+    assert launcher.launched == []
+
+
+def test_a_run_of_other_settings_in_the_same_place_is_repeated(small: Path) -> None:
+    cells, runs = plan(read_table(small), only=("Local",)), Runs(small.parent / "runs")
+    run = runs_of(cells)[0]
+    sites = {str(site): {"head": 0.5} for site in range(20)}
+    settings = to_run_config(run.settings)
+    for changed, finished in (({}, True), ({"device": "cuda"}, True), ({"lr": 0.5}, False)):
+        write_run(runs.folder_of(run), settings | changed, [sites])
+        assert runs.finished(run) is finished
+    write_run(runs.folder_of(run), settings, [dict(list(sites.items())[:3])])
+    assert not runs.finished(run)
+
+
+def test_the_result_as_markdown_and_csv(small: Path) -> None:
+    assert run_table(small, Launcher()) == 1
+    assert (small.parent / "small.md").read_text(encoding="utf-8") == MARKDOWN
+    lines = (small.parent / "small.csv").read_text(encoding="utf-8").splitlines()
+    assert lines[0] == "row,column,state,mean,std,seeds,paper,figure,values,reason"
+    assert lines[1] == "Local,all,done,51.5000,0.7071,2,98.26 ± 0.40,final head,1:51.0000 2:52.0000,"
+    assert lines[4] == "FedRep,all,paper only,,,0,97.5,,,"
+    assert lines[7] == "FedProto,all,failed,76.0000,,1,,final head,1:76.0000,seed 2: it exploded"
+
+
+MARKDOWN = """# A small table
+
+Somebody et al., Table 1
+
+A note.
+
+|  | all | paper | first | paper | few | paper |
+| --- | ---: | ---: | ---: | ---: | ---: | ---: |
+| Local | 51.50 ± 0.71 | 98.26 ± 0.40 | 51.50 ± 0.71 |  | 51.50 ± 0.71 | 90 |
+| FedRep | – | 97.5 | – |  | – |  |
+| FedProto | 76.00 (1 of 2 seeds, others failed) |  | 76.00 (1 of 2 seeds, others failed) |  \
+| 76.00 (1 of 2 seeds, others failed) |  |
+| gain | 25.00 (1 of 2 seeds) |  | 25.00 (1 of 2 seeds) |  | 25.00 (1 of 2 seeds) | 1.5 |
+| MNIST | – |  | – |  | – |  |
+
+Ours: final head, final head of a, difference of two rows; mean ± sample standard deviation over the seeds.
+
+- FedProto (all, first, few): failed: seed 2: it exploded
+- MNIST (all, first, few): skipped: data-dir = 'data/no': there is no such folder (dataset 'mnist'), or download = true
+"""
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (("title: A small table", ""), "title: missing"),
+        (("rows:", "rowz: 1\nrows:"), "rowz: unknown key; did you mean rows?"),
+        (("seeds: [1, 2]", "seeds: 3"), "seeds = 3: must be a list of whole numbers"),
+        (("fedproto.lambda", "fedproto.lamda"), "row FedProto: settings: fedproto.lamda: unknown key"),
+        (("clients: 3", "clients: 0"), "column few: clients = 0: must be a whole number, at least 1"),
+        (("{few: 1.5}", "{many: 1.5}"), "row gain: paper: no column 'many'"),
+        (("[FedProto, Local]", "[FedProto, FedRep]"), "row gain: minus = ['FedProto', 'FedRep']: must be two of"),
+        (("null, 90]", "null, 90, 91]"), "row Local: paper has 4 numbers for 3 columns"),
+    ],
+)
+def test_a_wrong_table_is_refused(change: tuple[str, str], said: str, tmp_path: Path) -> None:
+    path = tmp_path / "wrong.yaml"
+    path.write_text(SMALL.replace(*change), encoding="utf-8")
+    with pytest.raises(SettingsError) as error:
+        read_table(path)
+    assert f"wrong.yaml: {said}" in str(error.value)
+
+
+def test_a_wrong_value_is_named_with_its_cell(small: Path) -> None:
+    small.write_text(SMALL.replace("train-samples: 10", "train-samples: -1"), encoding="utf-8")
+    with pytest.raises(SettingsError) as error:
+        plan(read_table(small))
+    assert "small: Local / few: train-samples = -1: must be a number at least 0" in str(error.value)
+
+
+def test_the_command_shows_what_would_run(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = ["--out", str(small.parent / "out")]
+    assert main(["table", str(small), "--dry-run", "--only", "Local", "--seeds", "7", "rounds=3", *out]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "small: A small table"
+    assert [line.split()[0:2] for line in lines[1:]] == [["to", "run"]] * 2
+    assert all(line.endswith("3 rounds") for line in lines[1:])
+    assert not (small.parent / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--only", "FedTGP"], "--only 'FedTGP': choose among Local, FedProto, MNIST"),
+        (["--seeds", "a"], "--seeds 'a': must be whole numbers"),
+        (["lr=fast"], "small: Local / all: lr = 'fast': must be a number above 0"),
+    ],
+)
+def test_a_wrong_command_line_is_named(
+    words: list[str], said: str, small: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["table", str(small), "--dry-run", *words]) == 1
+    assert said in capsys.readouterr().err
+
+
+def test_a_table_is_needed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["table", "rounds=3"]) == 1
+    assert "which table? Give a YAML file" in capsys.readouterr().err

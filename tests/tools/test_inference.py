@@ -1,0 +1,204 @@
+"""A trained model taken out of a run: it predicts as it did in the last evaluation, and knows what it does not know."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import Context, RecordDict
+from PIL import Image
+
+from client_app.site import Site
+from protofl_common.catalog import CATALOG
+from protofl_common.models.calibration import class_scores, fit_temperature, unknown_above
+from protofl_common.models.trained import CARD, WEIGHTS
+from protofl_common.tools.cli import main
+from protofl_common.tools.inference import Prediction, Predictor, TrainedModel
+from tests.harness import RUN_ID, Outcome, run_config, run_federation
+
+CLIENTS = 2
+
+
+def trained(tmp_path: Path, **settings: Any) -> Outcome:
+    settings = {"train_samples": 60, "test_samples": 60} | settings
+    return run_federation(run_config(tmp_path, **settings), CLIENTS)
+
+
+def site(run: Outcome, number: int) -> Site:
+    node = {"partition-id": number, "num-partitions": CLIENTS}
+    return Site(Context(RUN_ID, 1, node, RecordDict(), run.grid.run_config))
+
+
+def write_images(folder: Path, images: Any) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    for index, image in enumerate(images):
+        pixels = image[0] if len(image) == 1 else image.transpose(1, 2, 0)
+        Image.fromarray(pixels).save(folder / f"{index:04d}.png")
+    return folder
+
+
+@pytest.mark.parametrize("algo", CATALOG)
+@pytest.mark.parametrize("among", ["all", "own"])
+def test_an_exported_model_is_right_as_often_as_in_the_last_evaluation(tmp_path: Path, algo: str, among: str) -> None:
+    few = {"partition": "pathological", "classes_per_client": 3} if among == "own" else {}
+    run = trained(tmp_path, algo=algo, predict_among=among, local_epochs=2, **few)
+    for number in range(CLIENTS):
+        data = site(run, number).data
+        accuracy = run.summary["accuracy-of-clients"][f"site-{number}"]
+        out = tmp_path / f"model-{number}"
+        assert main(["export", str(run.folder), "--site", f"site-{number}", "--out", str(out)]) == 0
+        predictor = Predictor.load(out)
+        assert set(predictor.inferences) == set(accuracy)
+        for by, wanted in accuracy.items():
+            labels = [one.label for one in predictor.predict(data.test_images, by)]
+            assert (np.array(labels) == data.test_labels).mean() == wanted
+
+
+def test_the_command_line_says_what_python_says(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = trained(tmp_path, algo="fedproto", local_epochs=3, dataset="digits", partition="iid")
+    data = site(run, 1).data
+    folder, out = write_images(tmp_path / "images", data.test_images), tmp_path / "model"
+    assert main(["export", str(run.folder), "--site", "site-1", "--out", str(out)]) == 0
+    capsys.readouterr()
+    assert main(["predict", str(out), str(folder), "--json"]) == 0
+    told = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    known = Predictor.load(out).predict(data.test_images)
+    assert [one["label"] for one in told] == [one.label for one in known]
+    assert [one["file"] for one in told] == sorted(str(file) for file in folder.iterdir())
+    assert [one["distance"] for one in told] == [one.distance for one in known]
+    assert [one["unknown"] for one in told] == [one.unknown for one in known]
+    assert 0 < sum(one["unknown"] for one in told) <= 0.05 * len(told)
+    assert all(0 < one["probability"] <= 1 for one in told)
+    assert main(["predict", str(out), str(folder / "0000.png")]) == 0
+    assert known[0].name in capsys.readouterr().out
+
+
+def test_the_card_says_what_the_model_is(tmp_path: Path) -> None:
+    run = trained(tmp_path, algo="fedtgp", models="htcnn8")
+    assert main(["export", str(run.folder), "--site", "site-1", "--out", str(tmp_path / "model")]) == 0
+    card = json.loads((tmp_path / "model" / CARD).read_text())
+    facts = {key: card[key] for key in ("run", "site", "algorithm", "round", "arch", "channels", "similarity")}
+    assert facts == {
+        "run": run.folder.name,
+        "site": "site-1",
+        "algorithm": "fedtgp",
+        "round": 2,
+        "arch": "htcnn-2",
+        "channels": 3,
+        "similarity": "l2",
+    }
+    assert card["classes"] == [str(digit) for digit in range(10)]
+    assert card["accuracy"] == run.summary["accuracy-of-clients"]["site-1"]
+    assert card["unknown-above"] > 0
+
+
+def test_strange_images_are_unknown_and_the_own_ones_are_not(tmp_path: Path) -> None:
+    """Inverted digits, dark on white, among a model's own, white on dark."""
+    settings: dict[str, Any] = {
+        "algo": "fedproto",
+        "rounds": 3,
+        "local_epochs": 5,
+        "dataset": "digits",
+        "partition": "iid",
+    }
+    run = trained(tmp_path, train_samples=300, test_samples=300, **settings)
+    model = TrainedModel.read(run.folder / "clients" / "site-0" / WEIGHTS)
+    data = site(run, 0).data
+    share = [one.unknown for one in Predictor(model).predict(data.test_images)]
+    assert np.mean(share) <= 0.05
+    far = [one.unknown for one in Predictor(model).predict(255 - data.test_images)]
+    assert np.mean(far) > 0.3
+
+
+def test_no_unknown_without_prototypes_or_when_not_wanted(tmp_path: Path) -> None:
+    run = trained(tmp_path, algo="local")
+    data = site(run, 0).data
+    file = run.folder / "clients" / "site-0" / WEIGHTS
+    assert all(
+        one.nearest is None and one.distance is None and not one.unknown
+        for one in Predictor(TrainedModel.read(file)).predict(255 - data.test_images)
+    )
+    other = trained(tmp_path / "other", algo="fedproto")
+    out = tmp_path / "model"
+    assert main(["export", str(other.folder), "--site", "site-0", "--out", str(out), "--unknown", "0"]) == 0
+    assert json.loads((out / CARD).read_text())["unknown-above"] is None
+    assert not any(one.unknown for one in Predictor.load(out).predict(255 - data.test_images))
+
+
+@pytest.mark.parametrize("algo", ["local", "fedproto", "fedplvm"])
+def test_onnx_computes_the_same(tmp_path: Path, algo: str) -> None:
+    runtime = pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    run = trained(tmp_path, algo=algo, models="resnet10" if algo == "fedplvm" else "small3")
+    out = tmp_path / "model"
+    assert main(["export", str(run.folder), "--site", "site-1", "--out", str(out), "--onnx"]) == 0
+    images = site(run, 1).data.test_images[:5]
+    found = runtime.InferenceSession(str(out / "model.onnx")).run(None, {"images": images.astype(np.float32)})
+    wanted = Predictor.load(out).outputs(images)
+    assert np.allclose(found[0], wanted.logits_NC, atol=1e-4)
+    assert len(found) == 1 + (algo != "local")
+    if wanted.distances_NP is not None:
+        assert np.allclose(found[1], wanted.distances_NP, atol=1e-4)
+
+
+def test_what_cannot_work_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = trained(tmp_path, algo="fedpcl")
+    out = tmp_path / "model"
+    for arguments, reason in (
+        (["export", str(tmp_path)], "no trained models in it"),
+        (["export", str(run.folder)], "choose with --site: site-0, site-1"),
+        (["export", str(run.folder), "--site", "site-7"], "choose site-0, site-1"),
+        (["export", str(run.folder), "--site", "site-0", "--unknown", "1"], "at least 0 and below 1"),
+        (["export", str(run.folder), "--site", "site-0", "--out", str(out), "--onnx"], "frozen backbones"),
+    ):
+        assert main(arguments) == 1, arguments
+        assert reason in capsys.readouterr().err, arguments
+    assert not out.exists()
+    assert main(["export", str(run.folder), "--site", "site-0", "--out", str(out)]) == 0
+    for image, reason in (
+        (tmp_path / "none.png", "there is no such file"),
+        (run.folder, "no images in this folder"),
+        (out / CARD, "is not a readable image"),
+    ):
+        assert main(["predict", str(out), str(image)]) == 1
+        assert reason in capsys.readouterr().err
+    image = write_images(tmp_path / "images", site(run, 0).data.test_images[:1])
+    assert main(["predict", str(out), str(image), "--by", "head"]) == 1
+    assert "by = 'head': this model predicts by prototype" in capsys.readouterr().err
+    (out / WEIGHTS).write_bytes(b"nothing")
+    assert main(["predict", str(out), str(image)]) == 1
+    assert str(out / WEIGHTS) in capsys.readouterr().err
+    with pytest.raises(ValueError, match="not uint8"):
+        Predictor(TrainedModel.read(run.folder / "clients" / "site-0" / WEIGHTS)).predict(np.zeros((1, 1, 9, 9)))
+
+
+def test_class_scores_by_hand() -> None:
+    distances = torch.tensor([[1.0, 2.0, 3.0]])
+    assert class_scores(distances, torch.tensor([2, 0, 2]), 4).tolist() == [[-4.0, -math.inf, -1.0, -math.inf]]
+
+
+def test_the_temperature_makes_probabilities_true() -> None:
+    """Labels drawn from softmax(scores / 7): that temperature is found."""
+    generator = torch.Generator().manual_seed(1)
+    scores = -20 * torch.rand(20_000, 5, generator=generator)
+    labels = torch.multinomial((scores / 7).softmax(1), 1, generator=generator)[:, 0]
+    assert fit_temperature(scores, labels) == pytest.approx(7, rel=0.08)
+    assert fit_temperature(torch.full((3, 2), -math.inf), torch.tensor([0, 1, 1])) == 1.0
+
+
+def test_the_limit_of_the_unknown_by_hand() -> None:
+    """n = 19: of 20 images, one may be above the largest of the others, a share of 5 %."""
+    distances = torch.arange(1.0, 20.0)
+    assert unknown_above(distances, 0.05) == 19.0
+    assert unknown_above(distances, 0.10) == 18.0
+    assert unknown_above(distances, 0.04) == math.inf
+    assert unknown_above(torch.empty(0), 0.05) == math.inf
+
+
+def test_a_prediction_is_plain_data() -> None:
+    assert Prediction(3, "three", 0.5) == Prediction(3, "three", 0.5, None, None, False)
