@@ -23,14 +23,19 @@ class SettingsError(ValueError):
 
 def option(
     *,
+    default: Scalar | None = None,
     choices: Iterable[str] | None = None,
     minimum: float | None = None,
     maximum: float | None = None,
     above: float | None = None,
 ) -> Any:
-    """A dataclass field with its legal values: ``choices``, or a range (``above`` is exclusive)."""
-    legal = {"choices": None if choices is None else tuple(choices)}
-    return dataclasses.field(metadata=legal | {"minimum": minimum, "maximum": maximum, "above": above})
+    """A dataclass field with its legal values: ``choices``, or a range (``above`` is exclusive).
+
+    ``default`` is for the hyper-parameters of other packages; this project's stand in ``pyproject.toml``.
+    """
+    legal: dict[str, Any] = {"choices": None if choices is None else tuple(choices)}
+    legal |= {"minimum": minimum, "maximum": maximum, "above": above}
+    return dataclasses.field(metadata=legal) if default is None else dataclasses.field(metadata=legal, default=default)
 
 
 def key_of(field_name: str) -> str:

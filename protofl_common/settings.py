@@ -22,13 +22,14 @@ from protofl_common.exchange import Exchange
 from protofl_common.insight import LEVELS
 from protofl_common.models.groups import ARCHITECTURES, GROUPS, HEADS, ORTHOGONAL_SHARED, PROJECTION, architecture_of
 from protofl_common.options import Scalar, SettingsError, keys_of, option, read_section, unknown_keys
+from protofl_common.plugins import algorithm_named, installed, read_hparams
 from protofl_common.texts import is_plain_name
 
 PARTITION_KEYS = ("partition-id", "num-partitions")
 """All that the node config of a simulated client has."""
 NODE_OVERRIDES = ("data-dir", "arch", "device", "state-dir", "cache-dir")
-PERMISSIONS: dict[str, Scalar] = {"allow-download": False, "allow-backbones": ""}
-"""What a site lets a run ask for, with the defaults: no download, embedded backbones only."""
+PERMISSIONS: dict[str, Scalar] = {"allow-download": False, "allow-backbones": "", "allow-python": ""}
+"""What a site lets a run ask for, with the defaults: no download, embedded backbones, no module but this app's."""
 NODE_KEYS = ("site-name", *PARTITION_KEYS, "domain", "insight", *NODE_OVERRIDES, *PERMISSIONS)
 """What a site may say of itself with ``--node-config``; ``insight`` is true or false there (`client_app/site.py`)."""
 SITE_FOLDERS: dict[str, Scalar] = {"data-dir": "", "cache-dir": "", "state-dir": "", "out-dir": "runs"}
@@ -40,7 +41,8 @@ DEVICES = re.compile(r"auto|cpu|mps|(cuda|xpu)(:\d+)?")
 class RunSettings:
     """The run itself."""
 
-    algo: str = option(choices=CATALOG)
+    algo: str = option()
+    hparams: str = option()
     rounds: int = option(minimum=1)
     seed: int = option(minimum=0)
     run_name: str = option()
@@ -148,7 +150,7 @@ class Settings:
     @property
     def row(self) -> Algorithm:
         """The catalog's row of the chosen algorithm."""
-        return CATALOG[self.run.algo]
+        return algorithm_named(self.run.algo)
 
     @property
     def exchange(self) -> Exchange:
@@ -192,11 +194,11 @@ class Settings:
         problems += _run_problems(sections["run"])
         problems += _device_problems(sections["machine"])
         problems += _backbone_problems(sections["model"])
-        problems += _merging_problems(config)
-        problems += _permission_problems(node, config)
-        if problems:
+        denied = _permission_problems(node, config)
+        hparams = None if denied else _hparams(config, tables, problems)
+        if problems := problems + denied:
             raise SettingsError("\n".join(problems))
-        return cls(**sections, hparams=tables[str(config["algo"])])  # type: ignore[arg-type]
+        return cls(**sections, hparams=hparams)  # type: ignore[arg-type]
 
 
 def is_site(node_config: Mapping[str, object]) -> bool:
@@ -216,10 +218,19 @@ def _permission_problems(node: Mapping[str, Scalar], config: Mapping[str, Scalar
     problems = []
     if config.get("download") is True and not allowed["allow-download"]:
         problems.append(f"download = true: {_NOT_ALLOWED} set allow-download=true (node config)")
+    for key, module in _modules_named(config):
+        if module not in map(str.strip, str(allowed["allow-python"]).split(",")):
+            problems.append(f"{key}: {_NOT_ALLOWED} name {module} in allow-python (node config)")
     for name in map(str.strip, str(config.get("backbones")).split(",")):
         if not is_allowed(name, str(allowed["allow-backbones"])):
             problems.append(f"backbones = {name!r}: {_NOT_ALLOWED} name it in allow-backbones (node config)")
     return problems
+
+
+def _modules_named(config: Mapping[str, Scalar]) -> list[tuple[str, str]]:
+    """What a run would have imported beside this app: (``key = value``, the module)."""
+    points = {} if (algo := str(config.get("algo"))) in CATALOG else installed()
+    return [(f"algo = {algo!r}", points[algo].module)] if algo in points else []
 
 
 _NOT_ALLOWED = "not allowed on this site; its operator may"
@@ -251,13 +262,25 @@ def _backbone_problems(model: ModelSettings | None) -> list[str]:
     return []
 
 
-def _merging_problems(config: Mapping[str, Scalar]) -> list[str]:
-    algo, merging = config.get("algo"), config.get("merging")
-    if merging == "mean" or merging not in MERGINGS or algo not in CATALOG:
+def _hparams(config: Mapping[str, Scalar], tables: Mapping[str, Hparams | None], problems: list[str]) -> Hparams | None:
+    """The hyper-parameters of the chosen algorithm, whose package is imported if it is not of the catalog."""
+    algo, text = str(config.get("algo")), str(config.get("hparams", ""))
+    try:
+        row = algorithm_named(algo)
+        if algo in CATALOG and text:
+            raise SettingsError(f"hparams = {text!r}: only for algorithms of other packages; set {algo}.KEY instead")
+        problems += _merging_problems(algo, row, config)
+        return tables[algo] if algo in CATALOG else read_hparams(row, text)
+    except SettingsError as error:
+        problems.append(str(error))
+        return None
+
+
+def _merging_problems(algo: str, row: Algorithm, config: Mapping[str, Scalar]) -> list[str]:
+    merging = config.get("merging")
+    if merging == "mean" or merging not in MERGINGS or row.averages_prototypes:
         return []
-    if CATALOG[str(algo)].averages_prototypes:
-        return []
-    able = ", ".join(name for name, row in CATALOG.items() if row.averages_prototypes)
+    able = ", ".join(name for name, one in CATALOG.items() if one.averages_prototypes)
     return [f"merging = {merging!r}: {algo} does not average prototypes; choose mean, or an algo of {able}"]
 
 
@@ -305,5 +328,7 @@ def to_run_config(settings: Settings) -> dict[str, Scalar]:
     for name, section in SECTIONS.items():
         flat |= dict(zip(keys_of(section), dataclasses.astuple(getattr(settings, name)), strict=True))
     prefix = f"{settings.run.algo}."
+    if settings.run.algo not in CATALOG:
+        return flat  # its hyper-parameters stand in the setting hparams
     keys = keys_of(type(settings.hparams), prefix)
     return flat | dict(zip(keys, dataclasses.astuple(settings.hparams), strict=True))

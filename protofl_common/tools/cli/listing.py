@@ -18,6 +18,7 @@ from protofl_common.catalog import CATALOG, Algorithm
 from protofl_common.datasets.names import DATASETS, PARTITIONS
 from protofl_common.exchange import Declared, Entry, Vectors, VectorSets, Weights
 from protofl_common.models.groups import ARCHITECTURES, GROUPS
+from protofl_common.plugins import installed
 
 SUMMARY = "algorithms, data sets, partitions, models that the settings can name"
 
@@ -47,13 +48,18 @@ def lists() -> dict[str, tuple[str, Mapping[str, str]]]:
     """Name of the list -> the setting it belongs to, and choice -> explanation, from where each is declared."""
     groups = {name: ", ".join(members) for name, members in GROUPS.items() if name not in ARCHITECTURES}
     return {
-        "algorithms": ("algo", {name: _one_line(row) for name, row in CATALOG.items()}),
+        "algorithms": ("algo", {name: _one_line(row) for name, row in CATALOG.items()} | _of_packages()),
         "datasets": ("dataset", DATASETS),
         "partitions": ("partition", PARTITIONS),
         "groups": ("models: client i gets architecture i mod n", groups),
         "architectures": ("models, for all clients; arch, in a site's node config", ARCHITECTURES),
         "backbones": ("backbones, comma-separated; auto, none", EMBEDDED | OTHERS),
     }
+
+
+def _of_packages() -> dict[str, str]:
+    """Algorithms of other packages; they are not imported."""
+    return {name: f"of an installed package: {point.value}" for name, point in installed().items()}
 
 
 def _one_line(row: Algorithm) -> str:
