@@ -49,6 +49,7 @@ SITE = {
     "test_samples": int,
     "classes": list,
     "holds": list,
+    "weights": str,
     "device": str,
 }
 

@@ -19,10 +19,12 @@ from protofl_common.options import SettingsError
 from protofl_common.settings import default_run_config
 from protofl_common.tensorfile import TensorFileError
 from protofl_common.tools.cli.recipes import read_recipe
+from server_app import app as app_module
+from server_app import round as round_module
 from server_app.checkpoint import NAME
 from server_app.federation import FederationError
+from server_app.intake import Expected
 from server_app.results import Results
-from server_app.strategies.base import ServerStrategy
 from tests.harness import Outcome, Tamper, run_config, run_federation
 from tests.test_federation import without_times
 
@@ -48,15 +50,15 @@ def on_message(kind: str, number: int) -> Tamper:
 
 
 @contextmanager
-def instead(owner: type, name: str, number: int, *, after: bool = False) -> Iterator[None]:
-    """The server dies in the place of a method's call for a round, or right after it."""
+def instead(owner: object, name: str, number: int, *, after: bool = False) -> Iterator[None]:
+    """The server dies in the place of a call for a round, or right after it."""
     original: Callable[..., Any] = getattr(owner, name)
 
-    def call(self: Any, server_round: int, *rest: Any) -> Any:
-        if server_round != number:
-            return original(self, server_round, *rest)
+    def call(*arguments: Any) -> Any:
+        if round_of(arguments) != number:
+            return original(*arguments)
         if after:
-            original(self, server_round, *rest)
+            original(*arguments)
         raise Killed
 
     with pytest.MonkeyPatch.context() as patch:
@@ -64,10 +66,18 @@ def instead(owner: type, name: str, number: int, *, after: bool = False) -> Iter
         yield
 
 
-PLACES = {
+def round_of(arguments: tuple[Any, ...]) -> int:
+    """The round of a call, as a number or as what is expected in it."""
+    (number,) = {one for one in arguments if type(one) is int} or {
+        one.server_round for one in arguments if isinstance(one, Expected)
+    }
+    return int(number)
+
+
+PLACES: dict[str, tuple[object, str, bool] | None] = {
     "while the clients train": None,
-    "before the merging": (ServerStrategy, "aggregate_train", False),
-    "after the merging": (ServerStrategy, "aggregate_train", True),
+    "before the merging": (round_module, "take", False),
+    "after the merging": (app_module, "train_round", True),
     "before the checkpoint": (Results, "keep", False),
     "after the checkpoint": (Results, "keep", True),
 }

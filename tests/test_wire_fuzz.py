@@ -16,7 +16,8 @@ from flwr.proto.recorddict_pb2 import RecordDict as ProtoRecordDict
 from hypothesis import event, example, given
 from hypothesis import strategies as st
 
-from protofl_common.catalog import CATALOG, Crossing
+from protofl_common.catalog import CATALOG
+from protofl_common.exchange import statistics_declared
 from protofl_common.messages import (
     RAW,
     Limits,
@@ -36,8 +37,8 @@ from tests.declared import DECLARED, INSIGHT, SITE, report_names
 CLASSES, DIM, ROUND, MAX_NORM, MANY = 6, 3, 5, 100.0, 3
 HOLDS, SAMPLES = (0, 1, 2, 4), 40
 MODEL = {"body.weight": ("float32", (2, DIM)), "body.seen": ("int64", ())}
-LIMITS = Limits(CLASSES, DIM, MAX_NORM, MODEL, MANY, backbones=2)
-CARD = SiteCard("north", 0, 3, "", "cnn4", 1, 8, 99, SAMPLES, SAMPLES, tuple("abcdef"), HOLDS, "cpu")
+LIMITS = Limits(CLASSES, DIM, MAX_NORM, {"weights": MODEL}, MANY, backbones=2)
+CARD = SiteCard("north", 0, 3, "", "cnn4", 1, 8, 99, SAMPLES, SAMPLES, tuple("abcdef"), HOLDS, "", "cpu")
 
 # -- what arrives ------------------------------------------------------------------------------------------------------
 
@@ -128,7 +129,7 @@ def remove_array(draw: st.DrawFn, content: RecordDict) -> None:
 
 
 def add_record(draw: st.DrawFn, content: RecordDict) -> None:
-    name = draw(st.one_of(st.sampled_from(["prototypes", "weights", "local-sets", "insight", "report", "site"]), TEXTS))
+    name = draw(st.one_of(st.sampled_from(["prototypes", "weights", "local_sets", "insight", "report", "site"]), TEXTS))
     kinds: list[Callable[[], Any]] = [
         lambda: ArrayRecord({draw(TEXTS): draw(arrays())}),
         lambda: MetricRecord({draw(TEXTS): draw(st.one_of(st.integers(-9, 9), st.floats()))}),
@@ -161,11 +162,13 @@ def assert_proper(
     declared = DECLARED[algo]
     may = {"insight"} if level != "none" else set()
     assert set(content.array_records) - may == (declared.records if training else set())
-    assert (payload.insight is not None) == ("insight" in content.array_records)
-    if payload.insight is not None:
+    assert set(payload.entries) == set(content.array_records)
+    statistics, prototypes, weights = payload.statistics(), payload.vectors(), payload.weights()
+    assert (statistics is not None) == ("insight" in content.array_records)
+    if statistics is not None:
         record = content.array_records["insight"]
         assert set(record) == {*INSIGHT[level], "similarity"}
-        told = {name: value.numpy() for name, value in vars(payload.insight).items() if value is not None}
+        told = {name: value.numpy() for name, value in vars(statistics).items() if value is not None}
         assert all(told[name].tobytes() == record[name].data for name in record)
         assert told["counts"].shape == (CLASSES,)
         assert told["counts"].min() >= 0
@@ -187,13 +190,13 @@ def assert_proper(
     assert (1 if training else 0) <= report.train_samples <= SAMPLES
     assert 0 <= report.test_samples <= SAMPLES
     assert all(type(n) is int and 0 <= n <= report.test_samples for n in report.correct.values())
-    assert not payload.local_sets
-    assert (payload.prototypes is not None) == bool(training and declared.prototypes)
-    assert (payload.weights is not None) == bool(training and declared.weights)
-    if payload.prototypes is not None:
+    assert not payload.sets("local_sets")
+    assert (prototypes is not None) == bool(training and declared.prototypes)
+    assert (weights is not None) == bool(training and declared.weights)
+    if prototypes is not None:
         record = content.array_records["prototypes"]
         assert set(record) == set(declared.prototypes)
-        means, labels = payload.prototypes.means.numpy(), payload.prototypes.labels.numpy()
+        means, labels = prototypes.means.numpy(), prototypes.labels.numpy()
         assert (means.dtype, labels.dtype) == (np.float32, np.int64)
         assert 1 <= len(labels) <= CLASSES * (MANY if declared.several else 1)
         assert means.shape == (len(labels), DIM)
@@ -203,26 +206,26 @@ def assert_proper(
         assert max(labels.tolist().count(label) for label in labels.tolist()) <= (MANY if declared.several else 1)
         assert means.tobytes() == record["means"].data
         assert labels.tobytes() == record["labels"].data
-        assert (payload.prototypes.counts is not None) == ("counts" in declared.prototypes)
-        if payload.prototypes.counts is not None:
-            assert payload.prototypes.counts.numpy().tobytes() == record["counts"].data
-            assert min(payload.prototypes.counts.tolist()) >= 1
-            assert sum(payload.prototypes.counts.tolist()) <= report.train_samples
-    if payload.weights is not None:
-        assert set(payload.weights) == set(MODEL)
+        assert (prototypes.counts is not None) == ("counts" in declared.prototypes)
+        if prototypes.counts is not None:
+            assert prototypes.counts.numpy().tobytes() == record["counts"].data
+            assert min(prototypes.counts.tolist()) >= 1
+            assert sum(prototypes.counts.tolist()) <= report.train_samples
+    if weights is not None:
+        assert set(weights) == set(MODEL)
         for name, (dtype, shape) in MODEL.items():
-            assert (str(payload.weights[name].dtype), tuple(payload.weights[name].shape)) == (f"torch.{dtype}", shape)
-            assert np.isfinite(payload.weights[name].numpy()).all()
+            assert (str(weights[name].dtype), tuple(weights[name].shape)) == (f"torch.{dtype}", shape)
+            assert np.isfinite(weights[name].numpy()).all()
 
 
 def take(content: RecordDict, algo: str, training: bool, level: str = "none") -> tuple[Payload, Report] | None:
     """As the server does it; None: refused."""
     row = CATALOG[algo]
-    crossing = row.up if training else Crossing(insight=level)
+    declared = row.exchange.up if training else statistics_declared(level)
     try:
-        check_size(content, crossing, LIMITS)
+        check_size(content, declared, LIMITS)
         report = unpack_report(content, ROUND, row.reported_losses if training else ())
-        payload = unpack_payload(content, crossing, LIMITS, required=training)
+        payload = unpack_payload(content, declared, LIMITS, required=training)
         check_claims(report, payload, CARD, training)
     except RefusedMessage as refusal:
         REASONS.append(str(refusal))
@@ -318,7 +321,7 @@ PLAUSIBLE: dict[type, st.SearchStrategy[Any]] = {
 def test_introductions(data: st.DataObject) -> None:
     honest = {"name": "north", "partition": 0, "num_partitions": 3, "domain": "", "arch": "cnn4", "in_channels": 1}
     honest |= {"image_size": 8, "parameters": 9, "train_samples": 30, "test_samples": 30}
-    values: dict[str, Any] = honest | {"device": "cpu", "classes": list("abcdef"), "holds": [1, 4]}
+    values: dict[str, Any] = honest | {"device": "cpu", "classes": list("abcdef"), "holds": [1, 4], "weights": "0f" * 8}
     for key in data.draw(st.lists(st.sampled_from(sorted(SITE)), max_size=2)):
         values[key] = data.draw(PLAUSIBLE[SITE[key]] if data.draw(st.booleans()) else VALUES)
     if data.draw(st.integers(0, 5)) == 0:
@@ -342,7 +345,8 @@ def test_introductions(data: st.DataObject) -> None:
         assert type(values[key]) is kind
     assert all(value >= 0 for value in values.values() if isinstance(value, int))
     assert all(
-        isinstance(name, str) and len(name) <= 200 for name in [card.name, card.domain, card.arch, *card.classes]
+        isinstance(name, str) and len(name) <= 200
+        for name in [card.name, card.domain, card.arch, card.weights, *card.classes]
     )
     assert card.name
     assert "/" not in card.name
@@ -366,20 +370,20 @@ def test_what_a_client_is_told(data: st.DataObject) -> None:
         values[data.draw(st.sampled_from(sorted(values)))] = data.draw(VALUES)
     if data.draw(st.integers(0, 3)) == 0:
         made[data.draw(st.sampled_from(sorted(made)))] = data.draw(arrays())
-    content = RecordDict({"round": ConfigRecord(values), "local-sets": ArrayRecord(made)})
+    content = RecordDict({"round": ConfigRecord(values), "local_sets": ArrayRecord(made)})
     try:
         unpack_instructions(content)
-        payload = unpack_payload(content, CATALOG["fedpcl"].down, LIMITS, required=False)
+        payload = unpack_payload(content, CATALOG["fedpcl"].exchange.down, LIMITS, required=False)
     except RefusedMessage:
         event("refused")
         return
     event("accepted")
-    for one in payload.local_sets:
+    for one in payload.sets("local_sets"):
         assert len(set(one.labels.tolist())) == len(one) <= CLASSES
         assert 0 <= min(one.labels.tolist()) <= max(one.labels.tolist()) < CLASSES
         assert np.isfinite(one.means.numpy()).all()
         assert one.means.shape[1] == DIM
-    assert sum(len(one) for one in payload.local_sets) == rows
+    assert sum(len(one) for one in payload.sets("local_sets")) == rows
 
 
 @given(TEXTS, st.one_of(TEXTS, st.text("0123456789,:- _", max_size=9)))

@@ -22,10 +22,10 @@ from flwr.proto import recorddict_pb2 as proto
 from safetensors.torch import load_file
 
 from client_app import app as client_module
-from client_app.algorithms import ALGORITHMS
 from client_app.algorithms.base import ClientAlgorithm
 from client_app.algorithms.fedtgp import FedTGP
 from client_app.site import Site
+from protofl_common.catalog import CATALOG
 from protofl_common.messages import RAW, Payload, RefusedMessage, pack_site_card, unpack_site_card
 from protofl_common.options import SettingsError
 from protofl_common.prototypes import Prototypes
@@ -57,6 +57,22 @@ def federation(folder: Path, algo: str, node: dict[str, Any] | None = None, **se
     return run_federation(
         small_config(folder, algo, **settings), nodes={1000 + i: dict(one) for i, one in enumerate(facts)}
     )
+
+
+TRAINED: dict[str, dict[str, Any]] = {}
+"""Site -> its model when it had packed its upload, in the last round of the last run."""
+
+
+@pytest.fixture(autouse=True)
+def _trained(monkeypatch: pytest.MonkeyPatch) -> None:
+    packed_state = ClientAlgorithm.packed_state
+
+    def noted(self: ClientAlgorithm[Any]) -> dict[str, torch.Tensor]:
+        TRAINED[self.site.name] = {name: value.clone() for name, value in self.model.state_dict().items()}
+        return packed_state(self)
+
+    TRAINED.clear()
+    monkeypatch.setattr(ClientAlgorithm, "packed_state", noted)
 
 
 def bytes_of(content: RecordDict) -> bytes:
@@ -158,11 +174,16 @@ def site_anew(record: Any) -> Any:
 
 
 def kept_by(outcome: Outcome, algo: str, index: int) -> tuple[np.ndarray, np.ndarray, dict[str, Any]]:
-    """Features [N, D] and labels [N] of a client's training data under the model it keeps after the run; that model."""
+    """Features [N, D] and labels [N] of a client's training data under the model that it trained last; that model."""
     node = outcome.grid.nodes[1000 + index]
-    (path,) = Path(str(node["state-dir"])).rglob("0*.safetensors")
-    state = {name.removeprefix("model."): value for name, value in load_file(path).items()}
     site = Site(Context(1, 1, node, RecordDict(), outcome.grid.run_config))
+    state = TRAINED[site.name]
+    files = list(Path(str(node["state-dir"])).rglob("0*.safetensors"))
+    assert len(files) == ("weights" not in DECLARED[algo].records)  # what is averaged need not be kept
+    for path in files:
+        kept = load_file(path)
+        assert kept.keys() == {f"model/{name}" for name in state}
+        assert all(torch.equal(kept[f"model/{name}"], value) for name, value in state.items())
     site.model.load_state_dict(state)
     with torch.no_grad():
         features = site.model.eval().body(site.train_set.inputs)
@@ -297,7 +318,7 @@ def test_insight_of_a_node_must_be_true_or_false(tmp_path: Path) -> None:
 
 
 def test_the_table_of_this_test_covers_the_catalog() -> None:
-    assert set(DECLARED) == set(ALGORITHMS)
+    assert set(DECLARED) == set(CATALOG)
 
 
 def test_classes_are_told_at_joining_only_where_prototypes_will_tell_them(tmp_path: Path) -> None:
@@ -305,7 +326,7 @@ def test_classes_are_told_at_joining_only_where_prototypes_will_tell_them(tmp_pa
         site = Site(Context(1, 1, {"partition-id": 1, "num-partitions": 3}, RecordDict(), small_config(tmp_path, algo)))
         held = sorted(set(site.data.train_labels.tolist()))
         assert len(held) == 5
-        assert list(site.card().holds) == (held if declared.prototypes else [])
+        assert list(site.card({}).holds) == (held if declared.prototypes else [])
 
 
 def test_an_error_names_no_file_of_a_site_and_no_folder_of_a_simulation(
@@ -320,7 +341,7 @@ def test_an_error_names_no_file_of_a_site_and_no_folder_of_a_simulation(
         training = [pair for pair in outcome.grid.log if pair[0].metadata.message_type == MessageType.TRAIN]
         return {reply.error.reason for _, reply in training}
 
-    monkeypatch.setattr(client_module, "train", broken)
+    monkeypatch.setattr(ClientAlgorithm, "fit", broken)
     told = "OSError: an unexpected error; the log of the site says more"
     assert reasons(federation(tmp_path / "sites", "local")) == {told}
     assert f"OSError: {text}" in capsys.readouterr().err
@@ -334,8 +355,8 @@ Pack = Callable[..., Any]
 
 
 def adds_record(honest: Pack) -> Pack:
-    def pack(upload: Payload, crossing: Any) -> RecordDict:
-        content: RecordDict = honest(upload, crossing)
+    def pack(upload: Payload, declared: Any) -> RecordDict:
+        content: RecordDict = honest(upload, declared)
         content["features"] = ArrayRecord({"z": raw(np.zeros((30, 64), np.float32))})
         return content
 
@@ -343,8 +364,8 @@ def adds_record(honest: Pack) -> Pack:
 
 
 def adds_array(honest: Pack) -> Pack:
-    def pack(upload: Payload, crossing: Any) -> RecordDict:
-        content: RecordDict = honest(upload, crossing)
+    def pack(upload: Payload, declared: Any) -> RecordDict:
+        content: RecordDict = honest(upload, declared)
         content.array_records["prototypes"]["features"] = raw(np.zeros((30, 64), np.float32))
         return content
 
@@ -352,8 +373,8 @@ def adds_array(honest: Pack) -> Pack:
 
 
 def adds_bytes(honest: Pack) -> Pack:
-    def pack(upload: Payload, crossing: Any) -> RecordDict:
-        content: RecordDict = honest(upload, crossing)
+    def pack(upload: Payload, declared: Any) -> RecordDict:
+        content: RecordDict = honest(upload, declared)
         means = content.array_records["prototypes"]["means"]
         content.array_records["prototypes"]["means"] = Array("float32", means.shape, RAW, means.data + b"more")
         return content
@@ -362,8 +383,8 @@ def adds_bytes(honest: Pack) -> Pack:
 
 
 def adds_text(honest: Pack) -> Pack:
-    def pack(upload: Payload, crossing: Any) -> RecordDict:
-        content: RecordDict = honest(upload, crossing)
+    def pack(upload: Payload, declared: Any) -> RecordDict:
+        content: RecordDict = honest(upload, declared)
         content["note"] = ConfigRecord({"from": "here"})
         return content
 
@@ -397,7 +418,7 @@ def tells_a_path(honest: Pack) -> Pack:
 
 
 def sends_a_sample(honest: Pack) -> Pack:
-    def local_prototypes(self: ClientAlgorithm) -> Prototypes:
+    def local_prototypes(self: ClientAlgorithm[Any]) -> Prototypes:
         found: Prototypes = honest(self)
         sample = self.model.body(self.site.train_set.inputs[self.site.train_set.labels == found.labels[0]][:1])
         means = torch.cat([sample.detach(), found.means[1:]])
@@ -433,7 +454,7 @@ def test_a_client_that_sends_more_is_found_out(what: str, tmp_path: Path, monkey
 
 def test_a_further_field_of_the_introduction_is_found_out(tmp_path: Path) -> None:
     site = Site(Context(1, 1, {"partition-id": 1, "num-partitions": 3}, RecordDict(), small_config(tmp_path, "local")))
-    honest, more = (RecordDict({"site": pack(site.card())}) for pack in (pack_site_card, adds_field(pack_site_card)))
+    honest, more = (RecordDict({"site": pack(site.card({}))}) for pack in (pack_site_card, adds_field(pack_site_card)))
     assert_only_declared("local", MessageType.QUERY, 0, bytes_of(honest))
     with pytest.raises(AssertionError, match="an undeclared field"):
         assert_only_declared("local", MessageType.QUERY, 0, bytes_of(more))
@@ -446,6 +467,6 @@ def test_the_client_itself_refuses_to_send_counts_that_the_paper_promises_not_to
 ) -> None:
     monkeypatch.setattr(FedTGP, "upload", lambda self: Payload(prototypes=self.local_prototypes()))
     outcome = federation(tmp_path, "fedtgp")
-    assert "ValueError: class counts are not declared for this direction" in capsys.readouterr().err
+    assert "ValueError: class counts of prototypes are not declared for this direction" in capsys.readouterr().err
     wanted = "ValueError: an unexpected error; the log of the site says more"
     assert outcome.rows[0]["failed"] == dict.fromkeys(("site-0", "site-1", "site-2"), wanted)

@@ -19,11 +19,11 @@ import psutil
 import torch
 
 from client_app.data import Samples
-from client_app.evaluation import evaluate, local_prototypes
+from client_app.evaluation import evaluate, local_features
 from protofl_common.metrics import human_bytes
 from protofl_common.models import build_model
 from protofl_common.models.groups import GROUPS
-from protofl_common.prototypes import Prototypes
+from protofl_common.prototypes import Prototypes, class_means
 from protofl_common.settings import Settings, default_run_config
 from tests.bench.bare import BareFederation, plain_htcnn
 from tests.system.processes import Connection, superlink
@@ -107,7 +107,7 @@ def compare_passes(repeats: int) -> None:
 
             works = {
                 "bare body": lambda model=model: forward([model.body]),
-                "prototypes": lambda model=model: local_prototypes(model, data, 500, 10, 512),
+                "prototypes": lambda model=model: class_means(local_features(model, data, 500), data.labels, 10),
                 "bare body+head": lambda model=model: forward([model.body, model.head]),
                 "evaluate": lambda model=model: evaluate(model, data, 500, known),
                 "plain": lambda body=body, head=head: forward([body, head]),

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from protofl_common.losses import margin_contrast
-from protofl_common.messages import Payload
+from protofl_common.messages import Payload, Report
 from protofl_common.prototypes import Prototypes
 from protofl_common.settings import Settings, default_run_config
 from server_app.intake import Upload
@@ -47,7 +47,7 @@ def strategy(options: argparse.Namespace, **fedtgp: float) -> FedTGP:
     changes |= {f"fedtgp.{key.replace('_', '-')}": value for key, value in fedtgp.items()}
     card = SimpleNamespace(classes=tuple(range(options.classes)))
     settings = Settings.from_run_config(default_run_config() | changes)
-    return FedTGP(SimpleNamespace(settings=settings, cards={"site-0": card}), "bench")  # type: ignore[arg-type]
+    return FedTGP(SimpleNamespace(settings=settings, cards={"site-0": card}))  # type: ignore[arg-type]
 
 
 def loop(start: FedTGP, samples_PD: Tensor, labels_P: Tensor, margin: float, epochs: int) -> FedTGP:
@@ -77,7 +77,7 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     sets = client_prototypes(options.clients, options.classes, options.dim)
     samples_PD, labels_P = torch.cat([one.means for one in sets]), torch.cat([one.labels for one in sets])
-    uploads = [Upload(f"site-{i}", 1, Payload(prototypes=one)) for i, one in enumerate(sets)]
+    uploads = [Upload(f"site-{i}", Payload(prototypes=one), Report(1, 1, 0)) for i, one in enumerate(sets)]
     margin = strategy(options).margin(samples_PD, labels_P)
 
     def report(name: str, trained: FedTGP, seconds: float) -> float:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 
 from client_app.data import Samples
-from client_app.evaluation import evaluate, local_prototypes
-from protofl_common.models import build_model
-from protofl_common.prototypes import Prototypes
+from client_app.evaluation import evaluate, local_features
+from protofl_common.models import SplitModel, build_model
+from protofl_common.prototypes import Prototypes, class_means
 
 
-def setting() -> tuple[torch.nn.Module, Samples]:
+def setting() -> tuple[SplitModel, Samples]:
     model = build_model("mnist-cnn", in_channels=1, image_size=28, num_classes=5, feature_dim=8, seed=1)
     generator = torch.Generator().manual_seed(0)
     images = torch.randn(57, 1, 28, 28, generator=generator)
@@ -34,7 +34,7 @@ def test_both_accuracies_equal_plain_code_at_any_batch_size() -> None:
 def test_local_prototypes_are_class_means_in_eval_mode() -> None:
     model, data = setting()
     model.train()
-    found = local_prototypes(model, data, 10, num_classes=5, dim=8)
+    found = class_means(local_features(model, data, 10), data.labels, 5)
     model.eval()
     with torch.no_grad():
         z = model.body(data.inputs)

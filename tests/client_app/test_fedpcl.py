@@ -11,6 +11,7 @@ from flwr.app import Context, RecordDict
 
 from client_app.algorithms.fedpcl import FedPCL
 from client_app.site import Site
+from client_app.training import Batch
 from protofl_common.messages import Payload
 from protofl_common.prototypes import Prototypes
 from tests.harness import run_config
@@ -27,6 +28,11 @@ def client(tmp_path: Path, loss: str) -> FedPCL:
     return found
 
 
+def batch(z: torch.Tensor, logits: torch.Tensor, labels: torch.Tensor) -> Batch:
+    """Without the inputs, at which no loss of FedPCL looks."""
+    return Batch(torch.empty(len(labels), 0), labels, torch.arange(len(labels)), z, logits)
+
+
 def unit(rows: torch.Tensor) -> np.ndarray:
     array = rows.detach().double().numpy()
     return array / np.linalg.norm(array, axis=1, keepdims=True)
@@ -39,7 +45,7 @@ def test_cross_entropy_and_the_distance_to_the_global_prototype(loss: str, tmp_p
     generator = torch.Generator().manual_seed(1)
     z, logits = torch.randn(10, 6, generator=generator), torch.randn(10, 10, generator=generator)
     labels = torch.arange(10)
-    terms = found.loss(z, logits, labels)
+    terms = found.loss(batch(z, logits, labels))
     shares = logits.double().log_softmax(1).numpy()
     expected = {"cross-entropy": -shares[np.arange(10), np.arange(10)].mean()}
     if loss == "ce-protodist":
@@ -52,9 +58,9 @@ def test_cross_entropy_and_the_distance_to_the_global_prototype(loss: str, tmp_p
 def test_supervised_contrast_knows_no_prototypes(tmp_path: Path) -> None:
     found = client(tmp_path, "supcon")
     z, labels = torch.randn(8, 6, generator=torch.Generator().manual_seed(1)), torch.arange(8) // 2
-    terms = found.loss(z, torch.zeros(8, 10), labels)
+    terms = found.loss(batch(z, torch.zeros(8, 10), labels))
     found.receive(Payload())
-    assert {name: value.item() for name, value in found.loss(z, torch.zeros(8, 10), labels).items()} == {
+    assert {name: value.item() for name, value in found.loss(batch(z, torch.zeros(8, 10), labels)).items()} == {
         name: value.item() for name, value in terms.items()
     }
     assert list(terms) == ["contrast"]

@@ -10,10 +10,12 @@ import pytest
 import torch
 from flwr.app import Context, RecordDict
 
-from client_app.algorithms import ALGORITHMS
+from client_app.algorithms import client_half
 from client_app.algorithms.base import ClientAlgorithm
+from client_app.few_labels import labelled_loss, training_set
 from client_app.site import Site
-from client_app.training import make_optimizer, train
+from client_app.training import Batch, LossTerms, train
+from protofl_common.catalog import CATALOG
 from protofl_common.losses import positive_unlabelled_risk
 from protofl_common.messages import Payload
 from protofl_common.prototypes import Prototypes
@@ -23,22 +25,33 @@ FEW: dict[str, Any] = {"positive_rate": 0.34, "models": "htcnn-1", "feature_dim"
 """digit-domains gives a client 3 samples of each digit: one of them is labelled."""
 
 
-def algorithm(tmp_path: Path, algo: str = "fedproto", **changes: Any) -> ClientAlgorithm:
+def algorithm(tmp_path: Path, algo: str = "fedproto", **changes: Any) -> ClientAlgorithm[Any]:
     """Site 1 of 5 in round 2, with global prototypes of classes 0 … 4."""
     config = run_config(tmp_path, algo=algo, **{**FEW, **changes})
     site = Site(Context(1, 7, {"partition-id": 1, "num-partitions": 5}, RecordDict(), config))
-    found = ALGORITHMS[algo](site, 2)
-    if site.settings.row.down.prototypes:
+    found = client_half(CATALOG[algo])(site, 2)
+    if "prototypes" in site.settings.row.exchange.down:
         generator = torch.Generator().manual_seed(0)
         found.receive(Payload(prototypes=Prototypes(torch.rand(5, 8, generator=generator), torch.arange(5))))
     return found
 
 
-def outputs(client: ClientAlgorithm, rows: slice = slice(None)) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Features, logits and labels of rows of the labelled (0 … 9) and unlabelled (10 … 29) training samples."""
+def batch(client: ClientAlgorithm[Any], rows: slice = slice(None)) -> Batch:
+    """Rows of the labelled (0 … 9) and unlabelled (10 … 29) training samples, as the training loop gives them."""
     data = client.site.train_set.with_unlabelled()
     features = client.model.body(data.inputs[rows])
-    return features, client.model.head(features), data.labels[rows]
+    index = torch.arange(len(data))[rows]
+    return Batch(data.inputs[rows], data.labels[rows], index, features, client.model.head(features))
+
+
+def batch_loss(client: ClientAlgorithm[Any], of: Batch) -> LossTerms:
+    """What the training loop asks for: the client's step has it, and `labelled_loss` makes it."""
+    site = client.site
+    made = labelled_loss(client.loss, site.train_set, site.settings.training, site.num_classes)(of)
+    found = client.step().loss(of)
+    assert list(found) == list(made)
+    assert all(torch.equal(found[name], value) for name, value in made.items())
+    return found
 
 
 def test_the_training_set_is_what_is_labelled(tmp_path: Path) -> None:
@@ -46,7 +59,7 @@ def test_the_training_set_is_what_is_labelled(tmp_path: Path) -> None:
     assert client.site.train_set.labels.sort().values.tolist() == list(range(10))
     assert client.site.train_set.unlabelled is not None
     assert len(client.site.train_set.unlabelled) == 20
-    assert len(client.site.data.train_labels) == client.site.card().train_samples == 30
+    assert len(client.site.data.train_labels) == client.site.card({}).train_samples == 30
     assert (client.site.test_set.labels >= 0).all()
     assert client.site.test_set.unlabelled is None
 
@@ -54,14 +67,15 @@ def test_the_training_set_is_what_is_labelled(tmp_path: Path) -> None:
 @pytest.mark.parametrize("algo", ["local", "fedavg", "fedproto", "fedtgp", "protofed"])
 def test_an_algorithms_own_loss_sees_the_labelled_samples_alone(algo: str, tmp_path: Path) -> None:
     client = algorithm(tmp_path, algo)
-    z, logits, labels = outputs(client, slice(5, 15))
-    mixed = client.batch_loss(z, logits, labels)
-    alone = client.loss(z[:5], logits[:5], labels[:5])
+    some = batch(client, slice(5, 15))
+    mixed = batch_loss(client, some)
+    labelled = Batch(some.inputs[:5], some.labels[:5], some.index[:5], some.features[:5], some.logits[:5])
+    alone = client.loss(labelled)
     assert list(mixed) == list(alone)
     for name, value in alone.items():
         assert torch.equal(mixed[name], value)
     total: torch.Tensor = sum(mixed.values(), start=torch.zeros(()))
-    (slope,) = torch.autograd.grad(total, z)
+    (slope,) = torch.autograd.grad(total, some.features)
     assert (slope[:5].abs().sum(1) > 0).all()
     assert (slope[5:] == 0).all()
 
@@ -71,22 +85,22 @@ def test_an_algorithms_own_loss_sees_the_labelled_samples_alone(algo: str, tmp_p
 def test_the_unlabelled_samples_have_a_term_of_their_own(algo: str, risk: str, tmp_path: Path) -> None:
     plain = algorithm(tmp_path, algo)
     client = algorithm(tmp_path, algo, pu_weight=0.5, pu_risk=risk)
-    z, logits, labels = outputs(client, slice(5, 15))
-    terms = client.batch_loss(z, logits, labels)
+    some = batch(client, slice(5, 15))
+    terms = batch_loss(client, some)
     counts = torch.ones(10, dtype=torch.int64)
-    expected = positive_unlabelled_risk(logits, labels, counts, 20, non_negative=risk == "non-negative")
+    expected = positive_unlabelled_risk(some.logits, some.labels, counts, 20, non_negative=risk == "non-negative")
     assert terms.pop("unlabelled").item() == pytest.approx(0.5 * expected.item(), rel=1e-6)
     assert {name: value.item() for name, value in terms.items()} == {
-        name: value.item() for name, value in plain.batch_loss(z, logits, labels).items()
+        name: value.item() for name, value in batch_loss(plain, some).items()
     }
-    (slope,) = torch.autograd.grad(expected, z)
+    (slope,) = torch.autograd.grad(expected, some.features)
     assert (slope[5:].abs().sum(1) > 0).all()
 
 
 def test_a_batch_without_any_label(tmp_path: Path) -> None:
     without, using = algorithm(tmp_path), algorithm(tmp_path, pu_weight=1.0)
-    assert without.batch_loss(*outputs(without, slice(12, 16))) == {}
-    terms = using.batch_loss(*outputs(using, slice(12, 16)))
+    assert batch_loss(without, batch(without, slice(12, 16))) == {}
+    terms = batch_loss(using, batch(using, slice(12, 16)))
     assert list(terms) == ["unlabelled"]
     assert terms["unlabelled"].item() > 0
 
@@ -94,10 +108,9 @@ def test_a_batch_without_any_label(tmp_path: Path) -> None:
 @pytest.mark.parametrize("weight", [0.0, 1.0])
 def test_training_on_many_batches_without_labels_stays_finite(weight: float, tmp_path: Path) -> None:
     client = algorithm(tmp_path, positive_rate=1e-6, batch_size=2, local_epochs=2, pu_weight=weight)
-    settings = client.site.settings.training
     before = {name: value.clone() for name, value in client.model.state_dict().items()}
     data = client.site.train_set.with_unlabelled()
-    losses = train(client.model, make_optimizer(client.model, settings), data, client.batch_loss, settings, seed=1)
+    losses = train(client.step(), data, client.settings.training, seed=1)
     assert np.isfinite(list(losses.values())).all()
     assert set(losses) == {"cross-entropy", "prototype", "total"} | ({"unlabelled"} if weight else set())
     after = client.model.state_dict()
@@ -132,16 +145,18 @@ def test_when_all_is_labelled_the_loss_is_the_algorithms_own(algo: str, tmp_path
     """Whatever the weight: to the last bit, and in the same order of samples."""
     client = algorithm(tmp_path, algo, positive_rate=1.0, pu_weight=1.0)
     assert client.site.train_set.with_unlabelled() is client.site.train_set
-    z, logits, labels = outputs(client)
-    own = client.loss(z, logits, labels)
-    found = client.batch_loss(z, logits, labels)
+    assert training_set(client.site.train_set, client.settings.training) is client.site.train_set
+    assert client.step().loss == client.loss
+    everything = batch(client)
+    own = client.loss(everything)
+    found = batch_loss(client, everything)
     assert list(found) == list(own)
     assert all(torch.equal(found[name], value) for name, value in own.items())
 
 
 def test_prototypes_and_their_counts_are_those_of_the_labelled_samples(tmp_path: Path) -> None:
     client = algorithm(tmp_path, positive_rate=0.67)
-    sent = client.upload().prototypes
+    sent = client.upload().vectors()
     assert sent is not None
     assert sent.counts is not None
     assert sent.counts.tolist() == [2] * 10

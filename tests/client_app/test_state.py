@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -10,16 +11,25 @@ import torch
 from torch import nn
 
 from client_app.state import ClientState, StateError, StateFolder
+from protofl_common.attributes import pack_attributes, restore_attributes
 from protofl_common.lineage import Lineage
-from protofl_common.tensorfile import flatten_optimizer, restore_optimizer
 
 CPU = torch.device("cpu")
 FIRST = Lineage(11)
+KEPT = ("model", "optimizer")
+
+
+@dataclass
+class Owner:
+    """What of an algorithm lives on in these tests."""
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
 
 
 def some_state(round_number: int = 3) -> ClientState:
-    model = {"w": torch.full((3, 2), float(round_number)), "n": torch.tensor(4)}
-    return ClientState(round_number, "cnn4", model, {"0.m": torch.ones(2)})
+    model = {"model/w": torch.full((3, 2), float(round_number)), "model/n": torch.tensor(4)}
+    return ClientState(round_number, "cnn4", {**model, "optimizer/0.m": torch.ones(2)})
 
 
 def folder(path: Path, lineage: Lineage = FIRST) -> StateFolder:
@@ -29,7 +39,7 @@ def folder(path: Path, lineage: Lineage = FIRST) -> StateFolder:
 def loaded(states: StateFolder, before: int) -> ClientState:
     found = states.load(before, "cnn4", CPU)
     assert found is not None
-    assert float(found.model["w"][0, 0]) == found.round
+    assert float(found.tensors["model/w"][0, 0]) == found.round
     return found
 
 
@@ -43,8 +53,9 @@ def test_round_trip(tmp_path: Path) -> None:
     states.save(state)
     found = loaded(states, 4)
     assert (found.round, found.arch) == (3, "cnn4")
-    assert all(torch.equal(found.model[name], value) for name, value in state.model.items())
-    assert torch.equal(found.optimizer["0.m"], torch.ones(2))
+    assert found.tensors.keys() == state.tensors.keys()
+    assert all(torch.equal(found.tensors[name], value) for name, value in state.tensors.items())
+    assert torch.equal(found.tensors["optimizer/0.m"], torch.ones(2))
     assert names(tmp_path / "new" / "folder") == ["000003-11.safetensors"]
 
 
@@ -173,13 +184,12 @@ def test_an_optimizer_goes_on_where_it_stopped(kind: str, tmp_path: Path) -> Non
 
     through, optimizer = fresh()
     steps(through, optimizer, 2)
-    folder(tmp_path).save(ClientState(1, "linear", through.state_dict(), flatten_optimizer(optimizer)))
+    folder(tmp_path).save(ClientState(1, "linear", pack_attributes(Owner(through, optimizer), KEPT)))
     steps(through, optimizer, 2)
 
     found = folder(tmp_path).load(2, "linear", CPU)
     assert found is not None
     stopped, resumed = fresh()
-    stopped.load_state_dict(found.model)
-    restore_optimizer(resumed, found.optimizer)
+    restore_attributes(Owner(stopped, resumed), KEPT, found.tensors)
     steps(stopped, resumed, 2)
     assert torch.equal(through.weight, stopped.weight)

@@ -9,7 +9,17 @@ import torch
 from torch.nn import functional
 
 from client_app.data import Samples
-from client_app.training import TrainingError, make_optimizer, shuffled_batches, train
+from client_app.training import (
+    Batch,
+    FusedStep,
+    Loss,
+    LossTerms,
+    Step,
+    TrainingError,
+    make_optimizer,
+    shuffled_batches,
+    train,
+)
 from protofl_common.models import SplitModel, build_model
 from protofl_common.settings import Settings, TrainingSettings, default_run_config
 
@@ -28,8 +38,13 @@ def some_model(arch: str = "cnn4") -> SplitModel:
     return build_model(arch, in_channels=1, image_size=8, num_classes=4, feature_dim=6, seed=1)
 
 
-def cross_entropy(z: torch.Tensor, logits: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
-    return {"cross-entropy": functional.cross_entropy(logits, labels)}
+def cross_entropy(batch: Batch) -> LossTerms:
+    return {"cross-entropy": functional.cross_entropy(batch.logits, batch.labels)}
+
+
+def step_of(model: SplitModel, loss: Loss, chosen: TrainingSettings, kind: type[Step] = FusedStep) -> Step:
+    """The fused one, as the algorithms of the catalog use it, unless told otherwise."""
+    return kind([model], make_optimizer([model], chosen), loss)
 
 
 def test_an_epoch_visits_every_sample_once_in_an_order_of_its_own() -> None:
@@ -37,10 +52,11 @@ def test_an_epoch_visits_every_sample_once_in_an_order_of_its_own() -> None:
     generator = torch.Generator().manual_seed(5)
     first = list(shuffled_batches(data, 10, generator))
     second = list(shuffled_batches(data, 10, generator))
-    assert [len(labels) for _, labels in first] == [10, 10, 3]
-    for images, labels in first:
+    assert [len(labels) for _, labels, _ in first] == [10, 10, 3]
+    for images, labels, index in (*first, *second):
         assert torch.equal(images.flatten(), labels.float())
-    orders = [torch.cat([labels for _, labels in epoch]).tolist() for epoch in (first, second)]
+        assert torch.equal(index, labels)
+    orders = [torch.cat([labels for _, labels, _ in epoch]).tolist() for epoch in (first, second)]
     assert orders[0] != orders[1]
     assert sorted(orders[0]) == sorted(orders[1]) == list(range(23))
 
@@ -48,35 +64,29 @@ def test_an_epoch_visits_every_sample_once_in_an_order_of_its_own() -> None:
 def test_a_last_batch_of_one_joins_its_neighbour_when_asked() -> None:
     data = some_data(21)
     generator = torch.Generator()
-    assert [len(labels) for _, labels in shuffled_batches(data, 10, generator)] == [10, 10, 1]
-    assert [len(labels) for _, labels in shuffled_batches(data, 10, generator, no_single=True)] == [10, 11]
+    assert [len(labels) for _, labels, _ in shuffled_batches(data, 10, generator)] == [10, 10, 1]
+    assert [len(labels) for _, labels, _ in shuffled_batches(data, 10, generator, no_single=True)] == [10, 11]
 
 
 @pytest.mark.parametrize(("samples", "sizes"), [(23, [10, 10]), (21, [10, 10]), (20, [10, 10]), (7, [7])])
 def test_a_smaller_last_batch_is_left_out_when_asked(samples: int, sizes: list[int]) -> None:
     data, generator = some_data(samples), torch.Generator().manual_seed(5)
     found = list(shuffled_batches(data, 10, generator, no_single=True, drop_last=True))
-    assert [len(labels) for _, labels in found] == sizes
+    assert [len(labels) for _, labels, _ in found] == sizes
 
 
 def test_losses_are_means_over_the_samples_that_were_seen() -> None:
     chosen = settings(drop_last=True, local_epochs=3)
     model, data = some_model(), some_data()
     constant = {"one": torch.tensor(1.0)}
-    losses = train(
-        model,
-        make_optimizer(model, chosen),
-        data,
-        lambda z, logits, labels: {"zero": z.sum() * 0, **constant},
-        chosen,
-        3,
-    )
+    step = step_of(model, lambda batch: {"zero": batch.features.sum() * 0, **constant}, chosen)
+    losses = train(step, data, chosen, 3)
     assert losses == {"zero": 0.0, "one": pytest.approx(1), "total": pytest.approx(1)}
 
 
 def test_batch_normalisation_survives_a_rest_of_one() -> None:
     model = some_model("resnet10")
-    losses = train(model, make_optimizer(model, settings()), some_data(11), cross_entropy, settings(), seed=3)
+    losses = train(step_of(model, cross_entropy, settings()), some_data(11), settings(), seed=3)
     assert losses["total"] > 0
 
 
@@ -84,20 +94,19 @@ def test_a_weight_that_is_not_finite_is_an_error_although_the_losses_are() -> No
     """A gradient of NaN in the last step: no loss sees what it did."""
     model, chosen = some_model(), settings(batch_size=100, local_epochs=1)
 
-    def finite_with_a_bad_gradient(
-        z: torch.Tensor, logits: torch.Tensor, labels: torch.Tensor
-    ) -> dict[str, torch.Tensor]:
-        return {"one": (logits - logits.detach()).abs().sqrt().sum()}
+    def finite_with_a_bad_gradient(batch: Batch) -> LossTerms:
+        return {"one": (batch.logits - batch.logits.detach()).abs().sqrt().sum()}
 
     with pytest.raises(TrainingError, match=r"is no longer finite after training; try a smaller lr"):
-        train(model, make_optimizer(model, chosen), some_data(), finite_with_a_bad_gradient, chosen, seed=3)
+        train(step_of(model, finite_with_a_bad_gradient, chosen), some_data(), chosen, seed=3)
 
 
+@pytest.mark.parametrize("kind", [Step, FusedStep])
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
-def test_training_equals_a_plain_loop(optimizer: str) -> None:
+def test_training_equals_a_plain_loop(optimizer: str, kind: type[Step]) -> None:
     chosen = settings(optimizer=optimizer, momentum=0.9, weight_decay=1e-3, local_epochs=2, lr=0.05)
     data, ours, plain = some_data(), some_model(), some_model()
-    losses = train(ours, make_optimizer(ours, chosen), data, cross_entropy, chosen, seed=7)
+    losses = train(step_of(ours, cross_entropy, chosen, kind), data, chosen, seed=7)
 
     kinds = {"sgd": lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9, weight_decay=1e-3)}
     kinds["adam"] = lambda p: torch.optim.Adam(p, lr=0.05, weight_decay=1e-3)  # type: ignore[assignment]
@@ -119,18 +128,18 @@ def test_training_equals_a_plain_loop(optimizer: str) -> None:
 
 
 def test_terms_are_summed_and_reported_by_name() -> None:
-    def two_terms(z: torch.Tensor, logits: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
-        return {"a": logits.square().mean(), "b": 2 * z.square().mean()}
+    def two_terms(batch: Batch) -> LossTerms:
+        return {"a": batch.logits.square().mean(), "b": 2 * batch.features.square().mean()}
 
     model = some_model()
-    losses = train(model, make_optimizer(model, settings()), some_data(), two_terms, settings(), seed=1)
+    losses = train(step_of(model, two_terms, settings()), some_data(), settings(), seed=1)
     assert losses["total"] == pytest.approx(losses["a"] + losses["b"], rel=1e-5)
 
 
 def test_the_same_seed_gives_the_same_model_with_dropout_too() -> None:
     models = [some_model("mnist-cnn") for _ in range(3)]
     for model, seed in zip(models, (4, 4, 5), strict=True):
-        train(model, make_optimizer(model, settings()), some_data(), cross_entropy, settings(), seed=seed)
+        train(step_of(model, cross_entropy, settings()), some_data(), settings(), seed=seed)
     same, other = [
         all(torch.equal(a, b) for a, b in zip(models[0].parameters(), model.parameters(), strict=True))
         for model in models[1:]
@@ -143,4 +152,4 @@ def test_a_loss_that_explodes_is_an_error_that_says_what_to_try() -> None:
     chosen = settings(lr=1e12)
     model = some_model()
     with pytest.raises(TrainingError, match="local epoch 1; try a smaller lr"):
-        train(model, make_optimizer(model, chosen), some_data(), cross_entropy, chosen, seed=1)
+        train(step_of(model, cross_entropy, chosen), some_data(), chosen, seed=1)

@@ -10,7 +10,9 @@ import pytest
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
-from protofl_common.catalog import CATALOG, Crossing
+from protofl_common.catalog import CATALOG
+from protofl_common.exchange import Declared, Entry, Vectors, VectorSets, Weights
+from protofl_common.insight import Insight
 from protofl_common.lineage import Lineage
 from protofl_common.messages import (
     RAW,
@@ -20,6 +22,7 @@ from protofl_common.messages import (
     RefusedMessage,
     Report,
     SiteCard,
+    Value,
     pack_instructions,
     pack_payload,
     pack_report,
@@ -33,7 +36,7 @@ from protofl_common.messages import (
 )
 from protofl_common.prototypes import Prototypes
 
-UP = Crossing(prototypes=True, counts=True)
+UP: Declared = {"prototypes": Vectors(counts=True)}
 LIMITS = Limits(num_classes=10, feature_dim=3, max_norm=100.0)
 LOSSES = CATALOG["fedproto"].reported_losses
 REPORT = Report(2, 30, 20, {"head": 11}, {"total": 0.5, "cross-entropy": 0.5}, {"train": 1.5})
@@ -41,65 +44,80 @@ REPORT = Report(2, 30, 20, {"head": 11}, {"total": 0.5, "cross-entropy": 0.5}, {
 
 def honest() -> RecordDict:
     means = torch.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]])
-    content = pack_payload(Payload(Prototypes(means, torch.tensor([7, 2]), torch.tensor([5, 9]))), UP)
+    content = pack_payload(Payload(prototypes=Prototypes(means, torch.tensor([7, 2]), torch.tensor([5, 9]))), UP)
     content["report"] = pack_report(REPORT, LOSSES)
     return content
 
 
-def some_payload(crossing: Crossing) -> Payload:
-    prototypes = weights = None
-    sets: tuple[Prototypes, ...] = ()
-    if crossing.prototypes:
-        counts = torch.tensor([5, 9]) if crossing.counts else None
-        labels = torch.tensor([9, 9]) if crossing.many_per_class else torch.tensor([0, 9])
-        prototypes = Prototypes(torch.randn(2, 3), labels, counts)
-    if crossing.local_sets:
-        sets = tuple(Prototypes(torch.randn(rows, 3), torch.arange(rows)) for rows in (2, 1, 3))
-    if crossing.weights:
-        weights = {"head.weight": torch.randn(10, 3), "body.1.num_batches_tracked": torch.tensor(4)}
-    return Payload(prototypes, weights, sets)
+def some_value(entry: Entry) -> Value:
+    match entry:
+        case Vectors():
+            counts = torch.tensor([5, 9]) if entry.counts else None
+            labels = torch.tensor([9, 9]) if entry.several else torch.tensor([0, 9])
+            return Prototypes(torch.randn(2, 3 if entry.width == "features" else 10), labels, counts)
+        case VectorSets():
+            return tuple(Prototypes(torch.randn(rows, 3), torch.arange(rows)) for rows in (2, 1, 3))
+        case Weights():
+            return {"head.weight": torch.randn(10, 3), "body.1.num_batches_tracked": torch.tensor(4)}
+    raise AssertionError(entry)
+
+
+def some_payload(declared: Declared) -> Payload:
+    return Payload(**{name: some_value(entry) for name, entry in declared.items()})
+
+
+def assert_equal(got: Payload, sent: Payload) -> None:
+    """All entries, to the last bit."""
+    assert got.entries.keys() == sent.entries.keys()
+    for name in sent.entries:
+        ours, theirs = got.vectors(name), sent.vectors(name)
+        assert (ours is None) == (theirs is None)
+        pairs = list(zip(got.sets(name), sent.sets(name), strict=True))
+        for one, other in [(ours, theirs), *pairs] if ours and theirs else pairs:
+            assert torch.equal(one.means, other.means)
+            assert torch.equal(one.labels, other.labels)
+            assert (one.counts is None) == (other.counts is None)
+            assert one.counts is None or other.counts is None or torch.equal(one.counts, other.counts)
+        mine, yours = got.weights(name) or {}, sent.weights(name) or {}
+        assert mine.keys() == yours.keys()
+        assert all(torch.equal(mine[key], value) for key, value in yours.items())
 
 
 @pytest.mark.parametrize("algo", CATALOG)
 @pytest.mark.parametrize("way", ["down", "up"])
 def test_every_declared_payload_survives_a_round_trip(algo: str, way: str) -> None:
-    crossing = getattr(CATALOG[algo], way)
-    sent = some_payload(crossing)
-    limits = Limits(10, 3, 100.0, template_of(sent.weights or {}))
-    got = unpack_payload(pack_payload(sent, crossing), crossing, limits, required=True)
-    if sent.prototypes is not None:
-        assert got.prototypes is not None
-        assert torch.equal(got.prototypes.means, sent.prototypes.means)
-        assert torch.equal(got.prototypes.labels, sent.prototypes.labels)
-        assert (got.prototypes.counts is None) == (sent.prototypes.counts is None)
-    assert len(got.local_sets) == len(sent.local_sets)
-    for ours, theirs in zip(got.local_sets, sent.local_sets, strict=True):
-        assert torch.equal(ours.means, theirs.means)
-        assert torch.equal(ours.labels, theirs.labels)
-    if sent.weights is not None:
-        assert got.weights is not None
-        assert all(torch.equal(got.weights[name], value) for name, value in sent.weights.items())
+    declared = getattr(CATALOG[algo].exchange, way)
+    sent = some_payload(declared)
+    assert sent.entries.keys() == declared.keys()
+    limits = Limits(10, 3, 100.0, {"weights": template_of(sent.weights() or {})})
+    assert_equal(unpack_payload(pack_payload(sent, declared), declared, limits, required=True), sent)
 
 
 @pytest.mark.parametrize("algo", CATALOG)
 def test_nothing_undeclared_can_be_packed(algo: str) -> None:
     row = CATALOG[algo]
-    everything = some_payload(Crossing(prototypes=True, counts=True, weights=True))
-    assert everything.prototypes is not None
+    everything = some_payload({**UP, "weights": Weights()})
+    counted = everything.vectors()
+    assert counted is not None
     several = Prototypes(torch.randn(2, 3), torch.tensor([4, 4]))
-    for crossing in (row.down, row.up):
-        if not crossing.weights:
-            with pytest.raises(ValueError, match="weights are not declared"):
-                pack_payload(Payload(weights=everything.weights), crossing)
-        if not crossing.counts:
+    for declared in (row.exchange.down, row.exchange.up):
+        vectors = declared.get("prototypes")
+        if "weights" not in declared:
+            with pytest.raises(ValueError, match="weights is not declared"):
+                pack_payload(Payload(weights=everything.weights()), declared)
+        if not isinstance(vectors, Vectors) or not vectors.counts:
             with pytest.raises(ValueError, match="not declared"):
-                pack_payload(Payload(prototypes=everything.prototypes), crossing)
-        if not crossing.many_per_class:
+                pack_payload(Payload(prototypes=counted), declared)
+        if not isinstance(vectors, Vectors) or not vectors.several:
             with pytest.raises(ValueError, match="not declared"):
-                pack_payload(Payload(prototypes=several), crossing)
-        if not crossing.local_sets:
+                pack_payload(Payload(prototypes=several), declared)
+        if "local_sets" not in declared:
             with pytest.raises(ValueError, match="not declared"):
-                pack_payload(Payload(local_sets=(everything.prototypes.without_counts(),)), crossing)
+                pack_payload(Payload(local_sets=(counted.without_counts(),)), declared)
+        with pytest.raises(ValueError, match="insight is not declared"):
+            pack_payload(Payload(insight=Insight(torch.ones(10, dtype=torch.int64))), declared)
+        with pytest.raises(ValueError, match="secret is not declared"):
+            pack_payload(Payload(secret=everything.weights()), declared)
 
 
 def test_prototypes_cost_four_bytes_a_number_plus_labels_and_counts() -> None:
@@ -189,14 +207,14 @@ def test_more_prototypes_than_classes_are_refused() -> None:
 
 
 def test_several_prototypes_of_a_class_are_limited_where_they_are_allowed() -> None:
-    crossing = Crossing(prototypes=True, many_per_class=True)
-    content = pack_payload(Payload(Prototypes(torch.ones(4, 3), torch.tensor([2, 2, 2, 5]))), crossing)
+    declared = {"prototypes": Vectors(several=True)}
+    content = pack_payload(Payload(prototypes=Prototypes(torch.ones(4, 3), torch.tensor([2, 2, 2, 5]))), declared)
     limits = Limits(10, 3, max_per_class=3)
-    got = unpack_payload(content, crossing, limits, required=True)
-    assert got.prototypes is not None
-    assert got.prototypes.labels.tolist() == [2, 2, 2, 5]
+    got = unpack_payload(content, declared, limits, required=True)
+    assert (found := got.vectors()) is not None
+    assert found.labels.tolist() == [2, 2, 2, 5]
     with pytest.raises(RefusedMessage, match="3 prototypes with the same label"):
-        unpack_payload(content, crossing, Limits(10, 3, max_per_class=2), required=True)
+        unpack_payload(content, declared, Limits(10, 3, max_per_class=2), required=True)
 
 
 @pytest.mark.parametrize(
@@ -209,31 +227,31 @@ def test_several_prototypes_of_a_class_are_limited_where_they_are_allowed() -> N
         ("labels", np.array([3, 3, 1]), "same label"),
         ("labels", np.array([3, 10, 1]), "label outside"),
         ("means", np.full((3, 3), np.nan, np.float32), "NaN"),
-        ("counts", np.array([1, 1, 1]), "local sets with the arrays"),
+        ("counts", np.array([1, 1, 1]), "local_sets with the arrays"),
     ],
 )
 def test_bad_local_sets_are_refused(array: str, values: np.ndarray, said: str) -> None:
-    crossing = Crossing(local_sets=True)
+    declared = {"local_sets": VectorSets()}
     sets = (Prototypes(torch.ones(2, 3), torch.tensor([0, 1])), Prototypes(torch.ones(1, 3), torch.tensor([0])))
-    content = pack_payload(Payload(local_sets=sets), crossing)
-    content.array_records["local-sets"][array] = raw(values)
+    content = pack_payload(Payload(local_sets=sets), declared)
+    content.array_records["local_sets"][array] = raw(values)
     with pytest.raises(RefusedMessage) as caught:
-        unpack_payload(content, crossing, LIMITS, required=True)
+        unpack_payload(content, declared, LIMITS, required=True)
     assert said in str(caught.value)
 
 
 def test_counts_are_refused_where_the_paper_promises_none() -> None:
     with pytest.raises(RefusedMessage, match="counts"):
-        unpack_payload(honest(), Crossing(prototypes=True), LIMITS, required=True)
+        unpack_payload(honest(), {"prototypes": Vectors()}, LIMITS, required=True)
 
 
 def test_weights_that_do_not_fit_the_model_are_refused() -> None:
-    crossing = Crossing(weights=True)
-    limits = Limits(10, 3, weights={"w": ("float32", (2, 2))})
+    declared = {"weights": Weights()}
+    limits = Limits(10, 3, weights={"weights": {"w": ("float32", (2, 2))}})
     for name, shape, said in (("v", (2, 2), "do not fit the model: v, w"), ("w", (2, 3), "shape 2×3 instead of 2×2")):
-        content = pack_payload(Payload(weights={name: torch.zeros(shape)}), crossing)
+        content = pack_payload(Payload(weights={name: torch.zeros(shape)}), declared)
         with pytest.raises(RefusedMessage) as caught:
-            unpack_payload(content, crossing, limits, required=True)
+            unpack_payload(content, declared, limits, required=True)
         assert said in str(caught.value)
 
 
@@ -284,7 +302,7 @@ def test_a_bad_report_is_refused_with_its_reason(content: RecordDict, said: str)
 def test_instructions_and_site_cards_survive_a_round_trip() -> None:
     instructions = Instructions(3, "run", evaluate=True, lineage=Lineage(13, ((11, 5), (12, 6))))
     assert unpack_instructions(RecordDict({"round": pack_instructions(instructions)})) == instructions
-    card = SiteCard("site-1", 1, 4, "", "cnn4", 3, 28, 1234, 30, 60, ("zero", "one"), (1,), "cpu")
+    card = SiteCard("site-1", 1, 4, "", "cnn4", 3, 28, 1234, 30, 60, ("zero", "one"), (1,), "0a1b", "cpu")
     assert unpack_site_card(RecordDict({"site": pack_site_card(card)})) == card
 
 

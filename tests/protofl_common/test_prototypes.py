@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from protofl_common.prototypes import (
-    ClassMeans,
     Prototypes,
     by_class,
     chosen,
@@ -30,13 +29,13 @@ def test_class_means_by_hand() -> None:
     assert found.counts.tolist() == [1, 2]
 
 
-def test_running_class_means_equal_a_float64_reference() -> None:
+def test_class_means_equal_a_float64_reference() -> None:
     rng = np.random.default_rng(0)
     features, labels = rng.normal(5, 3, (1000, 16)).astype(np.float32), rng.integers(0, 7, 1000)
-    running = ClassMeans(9, 16)
-    for start in range(0, 1000, 64):
-        running.add(torch.from_numpy(features[start : start + 64]), torch.from_numpy(labels[start : start + 64]))
-    found = running.result()
+    found = class_means(torch.from_numpy(features), torch.from_numpy(labels), 9)
+    assert found.labels.tolist() == list(range(7))
+    assert found.counts is not None
+    assert found.counts.tolist() == np.bincount(labels).tolist()
     for label, mean in zip(found.labels.tolist(), found.means.numpy(), strict=True):
         np.testing.assert_allclose(mean, features[labels == label].astype(np.float64).mean(0), rtol=1e-5)
 

@@ -31,7 +31,7 @@ class PlainClient:
         self.name, self.seed = f"site-{index}", settings.run.seed
         self.dim, self.arch = settings.model.feature_dim, arch
         self.lr, self.momentum = settings.training.lr, settings.training.momentum
-        self.algorithm = settings.algorithm
+        self.hparams = settings.hparams
 
     def model_of(self, owner: str) -> torch.nn.Module:
         _, channels, size, _ = self.data.train_images.shape

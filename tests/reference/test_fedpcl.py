@@ -55,7 +55,7 @@ class FedPCLClient(PlainClient):
     def contrast(self, z: torch.Tensor, label: int, table: Table) -> torch.Tensor:
         """−log [ exp(z·C^y/τ) / Σ_{a ≠ y} exp(z·C^a/τ) ]."""
         products = {c: z @ torch.from_numpy(p / np.linalg.norm(p)).float() for c, p in table.items()}
-        tau = self.algorithm.temperature
+        tau = self.hparams.temperature
         below = sum(torch.exp(value / tau) for c, value in products.items() if c != label)
         return -torch.log(torch.exp(products[label] / tau) / below)
 

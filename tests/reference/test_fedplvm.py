@@ -35,7 +35,7 @@ class FedPLVMClient(PlainClient):
             z = model.body(self.x[batch])
             loss = cross_entropy(model.head(z), labels)
             if protos:
-                loss = loss + self.algorithm.lambda_ * self.prototype_loss(z, labels, protos)
+                loss = loss + self.hparams.lambda_ * self.prototype_loss(z, labels, protos)
             self.step(loss, model, velocity)
         self.model = model
         return dict(model.state_dict())
@@ -44,10 +44,10 @@ class FedPLVMClient(PlainClient):
         """Eq. 5, 6 and 8, averaged over the batch."""
         total = torch.zeros(())
         for row, label in enumerate(labels):
-            s = [similarity(z[row], g, self.algorithm.alpha, self.algorithm.similarity_floor) for _, g in protos]
+            s = [similarity(z[row], g, self.hparams.alpha, self.hparams.similarity_floor) for _, g in protos]
             own = [value for value, (of, _) in zip(s, protos, strict=True) if of == label]
             if own:
-                tau = self.algorithm.temperature
+                tau = self.hparams.temperature
                 share = sum(torch.exp(v / tau) for v in own) / sum(torch.exp(v / tau) for v in s)
                 total = total - torch.log(share) + torch.abs(sum(own) - len(own))
         return total / len(labels)

@@ -24,7 +24,7 @@ class FedProtoClient(PlainClient):
     def regulariser(self, z: torch.Tensor, labels: list[int], protos: dict[int, np.ndarray]) -> torch.Tensor:
         """Eq. 6 by the letter (l2 of class means, summed), or the authors' mean squared error per sample."""
         total = torch.zeros(())
-        if self.algorithm.granularity == "class":
+        if self.hparams.granularity == "class":
             for label in set(labels) & set(protos):
                 own = torch.stack([z[row] for row, y in enumerate(labels) if y == label]).mean(0)
                 total = total + ((own - torch.from_numpy(protos[label])) ** 2).sum().sqrt()
@@ -40,7 +40,7 @@ class FedProtoClient(PlainClient):
             labels = [self.y[i] for i in batch]
             z = self.model.body(self.x[batch])
             loss = cross_entropy(self.model.head(z), labels)
-            loss = loss + self.algorithm.lambda_ * self.regulariser(z, labels, protos)
+            loss = loss + self.hparams.lambda_ * self.regulariser(z, labels, protos)
             self.step(loss, self.model, velocity)
 
     def prototypes(self) -> dict[int, tuple[np.ndarray, int]]:

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from protofl_common.losses import largest_distance, largest_nearest_distance, margin_contrast
-from protofl_common.messages import Payload
+from protofl_common.messages import Payload, Report
 from protofl_common.prototypes import Prototypes
 from protofl_common.settings import Settings, default_run_config
 from server_app.intake import Upload
@@ -24,7 +24,7 @@ def strategy(**changes: Any) -> FedTGP:
     named = {f"fedtgp.{key.replace('_', '-')}": value for key, value in changes.items()}
     settings = Settings.from_run_config(default_run_config() | {"algo": "fedtgp", "feature-dim": 16} | named)
     card = SimpleNamespace(classes=tuple("abcde"))
-    return FedTGP(SimpleNamespace(settings=settings, cards={"site-0": card}), "run")  # type: ignore[arg-type]
+    return FedTGP(SimpleNamespace(settings=settings, cards={"site-0": card}))  # type: ignore[arg-type]
 
 
 def uploads() -> list[Upload]:
@@ -33,7 +33,7 @@ def uploads() -> list[Upload]:
     centres = torch.randn(5, 16, generator=generator)
     held = [torch.tensor(labels) for labels in ([0, 1, 3], [1, 3], [3])]
     sets = [Prototypes(centres[one] + 0.3 * torch.randn(len(one), 16, generator=generator), one) for one in held]
-    return [Upload(f"site-{i}", 10, Payload(prototypes=one)) for i, one in enumerate(sets)]
+    return [Upload(f"site-{i}", Payload(prototypes=one), Report(1, 10, 5)) for i, one in enumerate(sets)]
 
 
 def test_margins_by_hand() -> None:
@@ -83,7 +83,7 @@ def test_the_server_step_equals_an_independent_loop(transform: bool, batch_size:
         w1, b1, w2, b2 = weights
         return w2 @ torch.relu(w1 @ vector + b1) + b2
 
-    sets = [upload.payload.prototypes for upload in uploads()]
+    sets = [upload.payload.vectors() for upload in uploads()]
     samples = [(mean, int(y)) for one in sets if one for mean, y in zip(one.means, one.labels, strict=True)]
     margin = ours.margin(torch.stack([mean for mean, _ in samples]), torch.tensor([y for _, y in samples]))
     for _ in range(7):
@@ -113,7 +113,7 @@ def test_the_server_step_equals_an_independent_loop(transform: bool, batch_size:
 
 def test_classes_nobody_holds_are_not_sent_and_not_trained() -> None:
     server = strategy()
-    assert server.payload_down().prototypes is None
+    assert server.payload_down().vectors() is None
     before = server.vectors_CD.detach().clone()
     server.merge(uploads())
     changed = (server.vectors_CD.detach() != before).any(dim=1)
@@ -124,7 +124,7 @@ def test_a_class_not_sent_this_round_stays_known() -> None:
     server = strategy(server_epochs=2)
     server.merge(uploads())
     server.merge(uploads()[1:])
-    found = server.payload_down().prototypes
+    found = server.payload_down().vectors()
     assert found is not None
     assert found.labels.tolist() == [0, 1, 3]
 
@@ -137,8 +137,8 @@ def test_training_parts_the_classes() -> None:
     found = server.global_prototypes
     assert found is not None
     apart = torch.cdist(found.means, found.means).fill_diagonal_(math.inf).min()
-    samples = torch.cat([one.payload.prototypes.means for one in uploads() if one.payload.prototypes])
-    labels = torch.cat([one.payload.prototypes.labels for one in uploads() if one.payload.prototypes])
+    sent = [one for upload in uploads() if (one := upload.payload.vectors()) is not None]
+    samples, labels = torch.cat([one.means for one in sent]), torch.cat([one.labels for one in sent])
     centres = torch.stack([samples[labels == c].mean(0) for c in (0, 1, 3)])
     assert apart > torch.cdist(centres, centres).fill_diagonal_(math.inf).min()
 

@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 from protofl_common.datasets import open_client_data
 from protofl_common.models import build_model
 from protofl_common.settings import Settings
+from tests.attacks import values_of
 from tests.harness import run_config, run_federation
 
 
@@ -39,15 +40,23 @@ def test_prototypes_travel_when_it_is_time_and_without_counts(when: str, rounds:
 
 
 def test_equation_3_by_plain_code(tmp_path: Path) -> None:
+    """The client's trained models are the weights that it sent."""
     config = run_config(tmp_path, algo="protofed", partition="pathological", classes_per_client=4, rounds=1)
     outcome = run_federation(config, clients=3)
+    sent = {
+        f"site-{message.metadata.dst_node_id - 1000}": {
+            name: torch.from_numpy(values_of(array).copy())
+            for name, array in reply.content.array_records["weights"].items()
+        }
+        for message, reply in outcome.grid.log
+        if message.metadata.message_type == MessageType.TRAIN
+    }
     settings = Settings.from_run_config(config)
     means: dict[int, list[torch.Tensor]] = {}
     for index in range(3):
         data = open_client_data(settings.data, seed=settings.run.seed, partition=index, num_partitions=3)
         model = build_model("cnn4", in_channels=3, image_size=28, num_classes=10, feature_dim=64, seed=0).eval()
-        state = load_file(next((outcome.folder / "clients" / f"site-{index}").iterdir()))
-        model.load_state_dict({name.removeprefix("model."): value for name, value in state.items()})
+        model.load_state_dict(sent[f"site-{index}"])
         x = torch.from_numpy(data.train_images).float() / 255
         x = (x - torch.tensor(data.mean).view(3, 1, 1)) / torch.tensor(data.std).view(3, 1, 1)
         with torch.no_grad():

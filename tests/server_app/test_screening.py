@@ -9,16 +9,16 @@ from protofl_common.messages import Payload, RefusedMessage, Report, SiteCard
 from protofl_common.prototypes import Prototypes
 from server_app.screening import check_claims, outliers
 
-CARD = SiteCard("north", 0, 3, "", "cnn4", 1, 8, 99, 30, 20, ("zero", "one", "two"), (0, 2), "cpu")
+CARD = SiteCard("north", 0, 3, "", "cnn4", 1, 8, 99, 30, 20, ("zero", "one", "two"), (0, 2), "", "cpu")
 
 
 def of_norm(norm: float) -> Payload:
-    return Payload(Prototypes(torch.tensor([[0.0, 1.0], [0.0, norm]]), torch.tensor([0, 2])))
+    return Payload(prototypes=Prototypes(torch.tensor([[0.0, 1.0], [0.0, norm]]), torch.tensor([0, 2])))
 
 
 def test_far_above_the_median_of_three_or_more() -> None:
     payloads = {"a": of_norm(2), "b": of_norm(4), "c": of_norm(2001)}
-    said = "a prototype of norm 2e+03, above 500 times the round's median of 4 (max-norm-ratio)"
+    said = "prototypes of norm 2e+03, above 500 times the round's median of 4 (max-norm-ratio)"
     assert outliers(payloads, 500) == {"c": said}
     assert outliers(payloads, 501) == {}
     assert outliers({"a": of_norm(2), "c": of_norm(1e9)}, 500) == {}
@@ -30,7 +30,7 @@ def test_models_are_measured_too_without_their_counters() -> None:
 
     payloads = {"a": model(1, 9), "b": model(2, 10**9), "c": model(-3000, 9)}
     assert outliers(payloads, 1000) == {
-        "c": "a model of norm 6e+03, above 1000 times the round's median of 4 (max-norm-ratio)"
+        "c": "weights of norm 6e+03, above 1000 times the round's median of 4 (max-norm-ratio)"
     }
 
 
@@ -39,7 +39,7 @@ def test_a_site_is_held_to_its_introduction() -> None:
         train: int = 30, test: int = 20, labels: tuple[int, ...] = (0, 2), counts: tuple[int, ...] = (9, 21)
     ) -> None:
         prototypes = Prototypes(torch.ones(len(labels), 2), torch.tensor(labels), torch.tensor(counts))
-        check_claims(Report(1, train, test), Payload(prototypes), CARD, training=True)
+        check_claims(Report(1, train, test), Payload(prototypes=prototypes), CARD, training=True)
 
     claims()
     claims(train=29, test=0, counts=(9, 20))
