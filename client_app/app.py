@@ -40,7 +40,7 @@ from protofl_common.options import SettingsError
 from protofl_common.prototypes import Prototypes, chosen
 from protofl_common.seeding import derive_seed
 from protofl_common.tensorfile import flatten_optimizer, restore_optimizer
-from protofl_common.texts import without_paths
+from protofl_common.text import without_paths
 
 app = ClientApp()
 

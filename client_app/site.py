@@ -12,13 +12,15 @@ from flwr.app import Context
 
 from client_app.data import Samples, to_device, unlabelled_apart
 from client_app.state import ClientState, StateFolder
-from protofl_common.backbones import cached_features, feature_widths
+from protofl_common.backbones.cache import cached_features
+from protofl_common.backbones.extract import feature_widths
 from protofl_common.datasets import UNLABELLED, ClientData, open_client_data
 from protofl_common.datasets.store import cache_root
 from protofl_common.lineage import Lineage
 from protofl_common.messages import Limits, SiteCard, template_of
-from protofl_common.models import SplitModel, initial_model
 from protofl_common.models.groups import PROJECTION, architecture_of
+from protofl_common.models.initial import initial_model
+from protofl_common.models.split import SplitModel
 from protofl_common.options import SettingsError
 from protofl_common.settings import Settings
 

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from client_app.data import Samples
 from client_app.eager import without_compiler
-from protofl_common.models import SplitModel
 from protofl_common.models.fused_linear import fused_linears
+from protofl_common.models.split import SplitModel
 from protofl_common.settings import TrainingSettings
 
 LossTerms = dict[str, Tensor]

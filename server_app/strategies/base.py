@@ -26,9 +26,9 @@ from protofl_common.messages import (
     payload_bytes,
     template_of,
 )
-from protofl_common.ordering import in_order
 from protofl_common.prototypes import Prototypes
 from protofl_common.robust import merge_prototypes
+from protofl_common.text import in_order
 from server_app.federation import Federation
 from server_app.intake import Expected, Outcome, Upload, in_proportion, take
 from server_app.sampling import sample_sites

@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 
 from protofl_common.messages import Payload, Weights
-from protofl_common.models import initial_model
+from protofl_common.models.initial import initial_model
 from server_app.federation import Federation
 from server_app.intake import Upload
 from server_app.strategies.base import ServerStrategy

@@ -6,7 +6,7 @@ import torch
 
 from client_app.data import Samples
 from client_app.evaluation import evaluate, local_prototypes
-from protofl_common.models import build_model
+from protofl_common.models.build import build_model
 from protofl_common.prototypes import Prototypes
 
 

@@ -10,7 +10,8 @@ from torch.nn import functional
 
 from client_app.data import Samples
 from client_app.training import TrainingError, make_optimizer, shuffled_batches, train
-from protofl_common.models import SplitModel, build_model
+from protofl_common.models.build import build_model
+from protofl_common.models.split import SplitModel
 from protofl_common.settings import Settings, TrainingSettings, default_run_config
 
 

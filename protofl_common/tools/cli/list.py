@@ -18,8 +18,6 @@ from protofl_common.catalog import CATALOG, Algorithm, Crossing
 from protofl_common.datasets.names import DATASETS, PARTITIONS
 from protofl_common.models.groups import ARCHITECTURES, GROUPS
 
-SUMMARY = "algorithms, data sets, partitions, models that the settings can name"
-
 
 def describe(parser: argparse.ArgumentParser) -> None:
     """The arguments."""
