@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from client_app.data import Samples
-from protofl_common.models import SplitModel
+from protofl_common.models.split import SplitModel
 from protofl_common.prototypes import Prototypes, nearest_label
 
 

@@ -13,7 +13,7 @@ from torch.nn.functional import cosine_similarity
 from client_app.algorithms.base import ClientAlgorithm
 from client_app.data import Samples
 from client_app.site import Site
-from protofl_common.backbones import feature_widths
+from protofl_common.backbones.extract import feature_widths
 from protofl_common.insight import MAX_FEATURES, Insight
 from protofl_common.prototypes import class_means
 from protofl_common.seeding import derive_seed

@@ -12,14 +12,16 @@ from flwr.app import Context
 
 from client_app.data import Samples, to_device, unlabelled_apart
 from client_app.state import StateFolder
-from protofl_common.backbones import cached_features, feature_widths
+from protofl_common.backbones.cache import cached_features
+from protofl_common.backbones.extract import feature_widths
 from protofl_common.datasets import UNLABELLED, ClientData, open_client_data
 from protofl_common.datasets.store import cache_root, digest
 from protofl_common.messages import Instructions, Limits, RefusedMessage, SiteCard, Template
-from protofl_common.models import SplitModel, initial_model
+from protofl_common.models.initial import initial_model
+from protofl_common.models.split import SplitModel
 from protofl_common.options import SettingsError
 from protofl_common.settings import Settings, is_site
-from protofl_common.texts import is_plain_name
+from protofl_common.text import is_plain_name
 
 
 class Site:

@@ -20,7 +20,7 @@ from protofl_common.lineage import Lineage
 from protofl_common.tensorfile import TensorFileError, read_tensors, write_tensors
 
 FORMAT = "protofl-client-state-3"
-_NAME = re.compile(r"(\d+)-(\d+)\.safetensors(\.\d+\.tmp)?")
+_NAME = re.compile(r"(\d+)-(\d+)\.safetensors(\.\w+\.tmp)?")
 _Key = tuple[int, int]
 """(round, Flower run id)."""
 

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from client_app.data import Samples
-from protofl_common.models import SplitModel
 from protofl_common.models.fused_linear import fused_linears
+from protofl_common.models.split import SplitModel
 from protofl_common.settings import TrainingSettings
 
 LossTerms = dict[str, Tensor]

@@ -23,7 +23,7 @@ from protofl_common.insight import LEVELS
 from protofl_common.models.groups import ARCHITECTURES, GROUPS, HEADS, ORTHOGONAL_SHARED, PROJECTION, architecture_of
 from protofl_common.options import Scalar, SettingsError, keys_of, option, read_section, unknown_keys
 from protofl_common.plugins import algorithm_named, installed, read_hparams
-from protofl_common.texts import is_plain_name
+from protofl_common.text import is_plain_name
 
 PARTITION_KEYS = ("partition-id", "num-partitions")
 """All that the node config of a simulated client has."""

@@ -10,7 +10,7 @@ from flwr.app import Error, Message
 from flwr.common.constant import ErrorCode
 
 from protofl_common.messages import payload_bytes
-from protofl_common.ordering import in_order
+from protofl_common.text import in_order
 from server_app.federation import Federation
 from server_app.screen import say
 from server_app.transport import copy_for, pull_each, push_each

@@ -20,7 +20,7 @@ from protofl_common.messages import (
     unpack_report,
 )
 from protofl_common.prototypes import Prototypes
-from protofl_common.texts import printable
+from protofl_common.text import printable
 from server_app.federation import Federation
 from server_app.screening import check_claims, outliers
 

@@ -26,11 +26,11 @@ from torch import Tensor
 
 from protofl_common.datasets import DataError
 from protofl_common.datasets.distribution import ShareCounts, counts_of_shares
+from protofl_common.files import write_text
 from protofl_common.messages import SiteCard
 from protofl_common.prototypes import margins
 from protofl_common.settings import Settings
 from protofl_common.tensorfile import write_tensors
-from protofl_common.wholefile import write_whole
 from server_app.strategies.base import ServerStrategy
 
 MOST_ABSENT = 10
@@ -58,7 +58,7 @@ class Recording:
                 continue
             if number <= last:
                 kept.append(line + "\n")
-        write_whole(self.margins, "".join(kept))
+        write_text(self.margins, "".join(kept))
 
     def sites(self, strategy: ServerStrategy[Any]) -> None:
         """Before the first round: who takes part, with the division of the data as far as it is known here."""
@@ -113,7 +113,7 @@ class Recording:
             "backbones": list(self.settings.backbones),
             "sites": {site: _facts(card) | dict(told.get(site, {})) for site, card in cards.items()},
         }
-        write_whole(self.folder / "sites.json", json.dumps(facts, ensure_ascii=False) + "\n")
+        write_text(self.folder / "sites.json", json.dumps(facts, ensure_ascii=False) + "\n")
 
     def _division(self, cards: Mapping[str, SiteCard]) -> dict[str, list[int]]:
         """Site -> training samples of each class, by dividing the data set as the clients did.

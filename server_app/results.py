@@ -28,12 +28,12 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from protofl_common.files import sync, write_text
 from protofl_common.messages import Report
 from protofl_common.metrics import best_evaluation, over_clients
 from protofl_common.options import SettingsError
 from protofl_common.settings import Settings, to_run_config
-from protofl_common.tensorfile import sync, write_tensors
-from protofl_common.wholefile import write_whole
+from protofl_common.tensorfile import write_tensors
 from server_app.checkpoint import Checkpoint
 from server_app.events import Events
 from server_app.intake import Outcome
@@ -99,7 +99,7 @@ class Results:
         for file, name in (("settings.toml", ""), ("resume.toml", self.folder.name)):
             if not (self.folder / file).exists():
                 text = _as_toml(self.settings, self.folder / file, strategy.federation.num_partitions, name)
-                write_whole(self.folder / file, text)
+                write_text(self.folder / file, text)
 
     def announce(self, strategy: ServerStrategy[Any]) -> None:
         """Who takes part."""
@@ -142,7 +142,7 @@ class Results:
             write_tensors(self.folder / "weights.safetensors", strategy.global_weights, {})
         self.recording.finish(strategy)
         summary = self._summary(row, strategy)
-        write_whole(self.folder / "summary.json", json.dumps(summary, indent=2, ensure_ascii=False) + "\n")
+        write_text(self.folder / "summary.json", json.dumps(summary, indent=2, ensure_ascii=False) + "\n")
         say(final_table(summary))
         say(f"results: {self.folder}")
         self.draw()

@@ -16,7 +16,7 @@ from protofl_common.messages import (
     pack_payload,
     payload_bytes,
 )
-from protofl_common.ordering import in_order
+from protofl_common.text import in_order
 from server_app.intake import Expected, Outcome, in_proportion, take
 from server_app.sampling import sample_sites
 from server_app.strategies.base import ServerStrategy

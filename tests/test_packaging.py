@@ -47,7 +47,7 @@ def test_both_halves_load_from_the_bundle_with_their_embedded_data(bundle: zipfi
     bundle.extractall(tmp_path)
     script = """
 import torch, client_app.app, server_app.app
-from protofl_common.backbones import feature_widths
+from protofl_common.backbones.extract import feature_widths
 from protofl_common.settings import Settings, default_run_config
 from protofl_common.datasets.sources import SOURCES
 assert client_app.app.__file__.startswith(PLACE), client_app.app.__file__

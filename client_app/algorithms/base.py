@@ -24,8 +24,8 @@ from protofl_common.attributes import pack_attributes, restore_attributes
 from protofl_common.catalog import CATALOG, Hparams
 from protofl_common.exchange import Declared, Weights
 from protofl_common.messages import Payload, StateDict, Template, part_of, template_of
-from protofl_common.models import SplitModel
 from protofl_common.models.groups import ARCHITECTURES
+from protofl_common.models.split import SplitModel
 from protofl_common.prototypes import Prototypes, class_means
 from protofl_common.seeding import derive_seed
 

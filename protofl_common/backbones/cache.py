@@ -18,6 +18,7 @@ from protofl_common.backbones.extract import extract_features
 from protofl_common.backbones.load import load_backbone
 from protofl_common.datasets.raw import Images
 from protofl_common.datasets.store import digest, locked
+from protofl_common.files import replacing
 
 FORMAT = 1
 """Raised whenever the same backbones give other features, e.g. after a change of the resizing."""
@@ -71,9 +72,8 @@ def _from_disk(file: Path, shape: tuple[int, int], compute: Callable[[], Tensor]
         found = _opened(file, shape)
         if found is None:
             found = compute()
-            partial = file.with_name(f"{file.name}.partial")
-            save_file({"features": found}, partial)
-            partial.replace(file)
+            with replacing(file, private=True) as beside:
+                save_file({"features": found}, beside)
     return found
 
 

@@ -5,7 +5,6 @@ Steps: choose the pool (``test-from``, ``total-samples``), divide it (``partitio
 
 from __future__ import annotations
 
-import os
 import zipfile
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
@@ -20,6 +19,7 @@ from protofl_common.datasets.pool import Pool
 from protofl_common.datasets.raw import DataError, Ints
 from protofl_common.datasets.shares import balanced, proportional, split
 from protofl_common.datasets.store import StoredData, cache_root, digest, locked
+from protofl_common.files import replacing
 from protofl_common.seeding import derive_seed
 
 if TYPE_CHECKING:
@@ -221,13 +221,11 @@ def _opened(file: Path, client: int) -> Share | None:
 
 def _write(file: Path, shares: list[Share]) -> None:
     """All shares, concatenated, and where each client's begins; the caller holds the lock of the data."""
-    partial = file.with_name(f"{file.name}.partial.npz")
-    np.savez(
-        partial,
-        train=np.concatenate([share.train for share in shares]),
-        train_starts=np.cumsum([0, *(len(share.train) for share in shares)]),
-        test=np.concatenate([share.test for share in shares]),
-        test_starts=np.cumsum([0, *(len(share.test) for share in shares)]),
-    )
-    partial.chmod(0o600)
-    os.replace(partial, file)
+    with replacing(file, private=True) as beside, beside.open("wb") as whole:
+        np.savez(
+            whole,
+            train=np.concatenate([share.train for share in shares]),
+            train_starts=np.cumsum([0, *(len(share.train) for share in shares)]),
+            test=np.concatenate([share.test for share in shares]),
+            test_starts=np.cumsum([0, *(len(share.test) for share in shares)]),
+        )

@@ -10,11 +10,11 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from glob import escape
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,7 +24,7 @@ import numpy as np
 from protofl_common.datasets.images import channel_statistics, resized
 from protofl_common.datasets.raw import DataError, RawData
 from protofl_common.datasets.sources import SOURCES
-from protofl_common.wholefile import make_private
+from protofl_common.files import make_private, remove, replacing
 
 if TYPE_CHECKING:
     from protofl_common.settings import DataSettings
@@ -82,6 +82,8 @@ def cache_root(settings: DataSettings) -> Path:
 def locked(entry: Path) -> Iterator[None]:
     """Hold the lock of the cache entry ``entry`` while building it; the system frees it when its holder dies.
 
+    What a process that was killed at it has left is removed.
+
     Raises
     ------
     DataError
@@ -92,6 +94,8 @@ def locked(entry: Path) -> Iterator[None]:
     try:
         make_private(entry.parent)
         with FileLock(entry.with_name(f"{entry.name}.lock")):
+            for leftover in entry.parent.glob(f"{escape(entry.name)}*.tmp"):
+                remove(leftover)
             yield
     except OSError as error:
         raise DataError(
@@ -162,12 +166,6 @@ def _built(folder: Path, settings: DataSettings) -> StoredData:
     raw = SOURCES[settings.dataset].read(settings)
     raw = replace(raw, images=resized(raw.images, settings.image_size))
     mean, std = channel_statistics(raw.images)
-    partial = folder.with_name(f"{folder.name}.partial")
-    for leftover in (partial, folder):
-        shutil.rmtree(leftover, ignore_errors=True)
-    partial.mkdir(mode=0o700)
-    for name in ARRAYS:
-        np.save(partial / f"{name}.npy", getattr(raw, name))
     meta = {
         "samples": len(raw.labels),
         "classes": raw.classes,
@@ -175,10 +173,11 @@ def _built(folder: Path, settings: DataSettings) -> StoredData:
         "mean": mean,
         "std": std,
     }
-    (partial / "meta.json").write_text(json.dumps(meta), encoding="utf-8")
-    for file in partial.iterdir():
-        file.chmod(0o600)
-    partial.replace(folder)
+    with replacing(folder, private=True) as beside:
+        beside.mkdir()
+        for name in ARRAYS:
+            np.save(beside / f"{name}.npy", getattr(raw, name))
+        (beside / "meta.json").write_text(json.dumps(meta), encoding="utf-8")
     found = _opened(folder)
     if found is None:
         raise DataError(f"cache-dir: {folder} cannot be read back after writing it; is the disk full?")

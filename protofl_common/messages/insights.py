@@ -9,7 +9,7 @@ from protofl_common.insight import MAX_FEATURES, Insight
 from protofl_common.messages.arrays import array_record, decoded
 from protofl_common.messages.limits import Limits
 from protofl_common.messages.refusal import RefusedMessage
-from protofl_common.texts import printable
+from protofl_common.text import printable
 
 
 def pack_insight(insight: Insight, level: str) -> ArrayRecord:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from protofl_common.texts import printable
+from protofl_common.text import printable
 
 
 class RefusedMessage(ValueError):

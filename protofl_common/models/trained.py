@@ -12,12 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from protofl_common.models import SplitModel, build_model
+from protofl_common.files import write_text
+from protofl_common.models.build import build_model
 from protofl_common.models.groups import PROJECTION
+from protofl_common.models.split import SplitModel
 from protofl_common.options import SettingsError
 from protofl_common.prototypes import Prototypes
 from protofl_common.tensorfile import TensorFileError, read_tensors, write_tensors
-from protofl_common.wholefile import write_whole
 
 FORMAT = "protofl-model-1"
 WEIGHTS, CARD = "model.safetensors", "model.json"
@@ -103,7 +104,7 @@ class TrainedModel:
         self.write(folder / WEIGHTS)
         facts: dict[str, Any] = {"unknown-above": unknown_above if math.isfinite(unknown_above) else None}
         facts |= {key.replace("_", "-"): value for key, value in dataclasses.asdict(self.card).items()}
-        write_whole(folder / CARD, json.dumps(facts, indent=2, ensure_ascii=False) + "\n")
+        write_text(folder / CARD, json.dumps(facts, indent=2, ensure_ascii=False) + "\n")
 
     @classmethod
     def read(cls, file: Path) -> TrainedModel:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from protofl_common.wholefile import write_whole
+from protofl_common.files import write_text
 
 NAME = "report.html"
 
@@ -28,5 +28,5 @@ def write_report(folder: Path) -> Path:
     from protofl_common.report.reading import read_run
 
     path = folder / NAME
-    write_whole(path, page(read_run(folder)))
+    write_text(path, page(read_run(folder)))
     return path

@@ -11,7 +11,8 @@ import torch
 
 from protofl_common.exchange import Weights
 from protofl_common.messages import Payload, StateDict, part_of
-from protofl_common.models import SplitModel, initial_model
+from protofl_common.models.initial import initial_model
+from protofl_common.models.split import SplitModel
 from server_app.federation import Federation
 from server_app.intake import Upload
 from server_app.strategies.base import H, ServerStrategy

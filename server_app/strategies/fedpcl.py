@@ -17,8 +17,8 @@ import torch
 
 from protofl_common.catalog import FedPCLHparams
 from protofl_common.messages import Payload
-from protofl_common.ordering import in_order
 from protofl_common.prototypes import Prototypes
+from protofl_common.text import in_order
 from server_app.federation import Federation
 from server_app.intake import Upload
 from server_app.strategies.base import ServerStrategy

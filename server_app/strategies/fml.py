@@ -7,7 +7,8 @@ The private models, and their architectures, are the clients' own affair.
 from __future__ import annotations
 
 from protofl_common.catalog import FMLHparams
-from protofl_common.models import SplitModel, initial_model
+from protofl_common.models.initial import initial_model
+from protofl_common.models.split import SplitModel
 from server_app.strategies.fedavg import FedAvg
 
 

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 import client_app.site
-from protofl_common.backbones import extract_features
+from protofl_common.backbones.extract import extract_features
 from protofl_common.settings import flatten
 from tests.harness import run_config, run_federation
 

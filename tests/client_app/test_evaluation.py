@@ -6,7 +6,8 @@ import torch
 
 from client_app.data import Samples
 from client_app.evaluation import evaluate, local_features
-from protofl_common.models import SplitModel, build_model
+from protofl_common.models.build import build_model
+from protofl_common.models.split import SplitModel
 from protofl_common.prototypes import Prototypes, class_means
 
 

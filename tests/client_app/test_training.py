@@ -20,7 +20,8 @@ from client_app.training import (
     shuffled_batches,
     train,
 )
-from protofl_common.models import SplitModel, build_model
+from protofl_common.models.build import build_model
+from protofl_common.models.split import SplitModel
 from protofl_common.settings import Settings, TrainingSettings, default_run_config
 
 

@@ -9,7 +9,7 @@ from finch import FINCH
 
 from protofl_common.clustering import cluster, cluster_classes, finch_partitions
 from protofl_common.datasets import open_client_data
-from protofl_common.models import build_model
+from protofl_common.models.build import build_model
 from protofl_common.settings import Settings, default_run_config
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from protofl_common.datasets import open_client_data
-from protofl_common.models import build_model
+from protofl_common.models.build import build_model
 from protofl_common.seeding import derive_seed
 from protofl_common.settings import Settings
 

@@ -10,7 +10,7 @@ from flwr.app import MessageType
 from safetensors.torch import load_file
 
 from protofl_common.datasets import open_client_data
-from protofl_common.models import build_model
+from protofl_common.models.build import build_model
 from protofl_common.settings import Settings
 from tests.attacks import values_of
 from tests.harness import run_config, run_federation

@@ -1,7 +1,7 @@
 """The command ``protofl``. One file per subcommand; each has `describe` and `act`.
 
 It adds nothing that Flower's own commands cannot do: it writes their arguments, starts a SuperLink of its own and
-reads the files that a run leaves behind. It imports no Flower.
+reads the files that a run leaves behind. It imports no Flower, and only the subcommand that was chosen.
 """
 
 from __future__ import annotations
@@ -9,28 +9,28 @@ from __future__ import annotations
 import argparse
 import signal
 import sys
+from importlib import import_module
 from types import FrameType
 
-from protofl_common.datasets.raw import DataError
 from protofl_common.options import SettingsError
-from protofl_common.tools.cli import compare, export, listing, predict, report, run, table
 
 COMMANDS = {
-    "run": run,
-    "list": listing,
-    "table": table,
-    "compare": compare,
-    "report": report,
-    "export": export,
-    "predict": predict,
+    "run": "one federation, simulated on this machine",
+    "list": "algorithms, data sets, partitions, models that the settings can name",
+    "table": "a matrix of runs that rebuilds a paper's table",
+    "compare": "finished runs side by side",
+    "report": "the page of a run, with figures: report.html",
+    "export": "a site's trained model, for use outside of the federation",
+    "predict": "classes of image files, by a model that was exported",
 }
+"""The name of each file beside this one, and what it does."""
 STOPPED = 130
 """Exit status after Ctrl-C, as shells have it."""
 
 
 def main(arguments: list[str] | None = None) -> int:
     """The exit status: 0, 1 for wrong settings or a failed run, 2 for a wrong command line, 130 after Ctrl-C."""
-    about = "\n".join(f"  {name:9}{module.SUMMARY}" for name, module in COMMANDS.items())
+    about = "\n".join(f"  {name:9}{summary}" for name, summary in COMMANDS.items())
     parser = argparse.ArgumentParser(
         prog="protofl",
         usage="protofl COMMAND …",
@@ -41,7 +41,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("command", choices=COMMANDS, metavar="COMMAND", help=", ".join(COMMANDS))
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     chosen = parser.parse_args(arguments)
-    module = COMMANDS[chosen.command]
+    from protofl_common.datasets.raw import DataError  # half a second that --help does not need
+
+    module = import_module(f"{__name__}.{chosen.command}")
     own = argparse.ArgumentParser(
         prog=f"protofl {chosen.command}",
         description=module.__doc__,

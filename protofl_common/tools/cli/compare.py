@@ -18,7 +18,6 @@ from rich.table import Table
 from protofl_common.metrics import human_bytes, human_seconds
 from protofl_common.options import SettingsError
 
-SUMMARY = "finished runs side by side"
 UNLIKE_ANYWAY = ("run-name", "out-dir")
 """Settings that say nothing about the run."""
 

@@ -13,10 +13,8 @@ import argparse
 from pathlib import Path
 
 from protofl_common.options import SettingsError
-from protofl_common.ordering import in_order
-from protofl_common.tools.inference import UNKNOWN_SHARE
-
-SUMMARY = "a site's trained model, for use outside of the federation"
+from protofl_common.text import in_order
+from protofl_common.tools import UNKNOWN_SHARE
 
 
 def describe(parser: argparse.ArgumentParser) -> None:

@@ -19,7 +19,6 @@ from rich.table import Table
 
 from protofl_common.options import SettingsError
 
-SUMMARY = "classes of image files, by a model that was exported"
 UNKNOWN = "unknown"
 
 

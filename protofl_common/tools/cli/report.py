@@ -12,7 +12,6 @@ from pathlib import Path
 from protofl_common.options import SettingsError
 from protofl_common.report import write_report
 
-SUMMARY = "the page of a run, with figures: report.html"
 RUNS = Path("runs")
 
 

@@ -21,8 +21,6 @@ from protofl_common.tools.cli.flower import flwr_run, follow, shown
 from protofl_common.tools.cli.recipes import DEFAULT_FEDERATION, read_recipe
 from protofl_common.tools.cli.superlink import SuperLink
 
-SUMMARY = "one federation, simulated on this machine"
-
 
 def describe(parser: argparse.ArgumentParser) -> None:
     """The arguments."""

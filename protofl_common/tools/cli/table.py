@@ -25,8 +25,6 @@ from protofl_common.tools.tables.plan import Cell, Run, plan, runs_of
 from protofl_common.tools.tables.render import as_csv, collect, markdown
 from protofl_common.tools.tables.spec import TableFile, read_table
 
-SUMMARY = "a matrix of runs that rebuilds a paper's table"
-
 
 def describe(parser: argparse.ArgumentParser) -> None:
     """The arguments."""

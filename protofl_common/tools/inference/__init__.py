@@ -1,30 +1,10 @@
 """Using what a run has taught a site: its own model with the prototypes that predict, outside of any federation.
 
-A client leaves a :class:`TrainedModel` when it evaluates for the last time (`client_app/handover.py`); ``protofl
-export`` takes it out, and a :class:`Predictor` predicts with it.
+A client leaves a `TrainedModel` when it evaluates for the last time (`client_app/handover.py`); ``protofl export``
+takes it out, and a `Predictor` predicts with it.
 """
 
-from __future__ import annotations
+from protofl_common.models.trained import ModelCard, TrainedModel
+from protofl_common.tools.inference.predictor import Prediction, Predictor
 
-from typing import TYPE_CHECKING
-
-from protofl_common.lazy import from_homes
-
-if TYPE_CHECKING:
-    from protofl_common.models.trained import ModelCard, TrainedModel
-    from protofl_common.tools.inference.predictor import Prediction, Predictor
-
-UNKNOWN_SHARE = 0.05
-"""Of images of the site's own kind, that may be called unknown unless told otherwise."""
-
-__all__ = ["UNKNOWN_SHARE", "ModelCard", "Prediction", "Predictor", "TrainedModel"]
-
-__getattr__ = from_homes(
-    __name__,
-    {
-        "ModelCard": "protofl_common.models.trained",
-        "Prediction": "protofl_common.tools.inference.predictor",
-        "Predictor": "protofl_common.tools.inference.predictor",
-        "TrainedModel": "protofl_common.models.trained",
-    },
-)
+__all__ = ["ModelCard", "Prediction", "Predictor", "TrainedModel"]

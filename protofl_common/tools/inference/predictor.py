@@ -10,14 +10,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from protofl_common.backbones import extract_features
+from protofl_common.backbones.extract import extract_features
 from protofl_common.datasets.images import normalised
 from protofl_common.datasets.raw import Images
 from protofl_common.models.calibration import class_scores, unknown_above
 from protofl_common.models.trained import CARD, WEIGHTS, TrainedModel
 from protofl_common.options import SettingsError
 from protofl_common.prototypes import distances
-from protofl_common.tools.inference import UNKNOWN_SHARE
+from protofl_common.tools import UNKNOWN_SHARE
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from protofl_common.backbones import cache, cached_features, extract_features
+from protofl_common.backbones import cache
 from protofl_common.backbones.backbone import Backbone
+from protofl_common.backbones.cache import cached_features
+from protofl_common.backbones.extract import extract_features
 from protofl_common.datasets.raw import DataError, Images
 
 CPU = torch.device("cpu")

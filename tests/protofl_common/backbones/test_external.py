@@ -14,8 +14,8 @@ from safetensors.torch import save_file
 from torch import nn
 from torchvision import models
 
-from protofl_common.backbones import extract_features, feature_widths
 from protofl_common.backbones.backbone import BackboneError
+from protofl_common.backbones.extract import extract_features, feature_widths
 from protofl_common.backbones.load import load_backbone
 
 CPU = torch.device("cpu")

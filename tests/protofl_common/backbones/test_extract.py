@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from protofl_common.backbones import extract_features, feature_widths
+from protofl_common.backbones.extract import extract_features, feature_widths
 from protofl_common.backbones.load import load_backbone, small_backbone
 from protofl_common.backbones.network import SmallResNet
 from protofl_common.backbones.weightfile import StoredWeights

@@ -61,7 +61,7 @@ def test_damaged_division_is_rebuilt(data_settings: MakeSettings, tmp_path: Path
 
 def test_leftovers_of_a_killed_process_do_no_harm(data_settings: MakeSettings, tmp_path: Path) -> None:
     settings = data_settings(dataset="digits", partition="iid", cache_dir=str(tmp_path))
-    partial = tmp_path / f"{data_key(settings)}.partial"
+    partial = tmp_path / f"{data_key(settings)}.0a1b2c3d.tmp"
     partial.mkdir()
     (partial / "images.npy").write_bytes(b"half")
     assert len(_first(settings).train_labels) == 30

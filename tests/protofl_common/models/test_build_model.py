@@ -6,9 +6,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from protofl_common.models import SplitModel, build_model
+from protofl_common.models.build import build_model
 from protofl_common.models.cnn import CNN_PLANS
 from protofl_common.models.groups import ARCHITECTURES, HTC4, PROJECTION
+from protofl_common.models.split import SplitModel
 
 CLASSES, DIM = 10, 12
 SMALL = [*CNN_PLANS, PROJECTION]

@@ -10,8 +10,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from protofl_common.models import SplitModel, build_model, fused_linear
+from protofl_common.models import fused_linear
+from protofl_common.models.build import build_model
 from protofl_common.models.fused_linear import fused_linears
+from protofl_common.models.split import SplitModel
 
 MIN = 64  # weights from which a layer of these little models is treated
 Settings = dict[str, float]

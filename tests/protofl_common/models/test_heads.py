@@ -6,9 +6,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from protofl_common.models import SplitModel, build_model
+from protofl_common.models.build import build_model
 from protofl_common.models.fused_linear import fused_linears
 from protofl_common.models.heads import HiddenHead, class_directions
+from protofl_common.models.split import SplitModel
 
 
 def build(arch: str, head: str, seed: int = 0, head_seed: int | None = None, classes: int = 10) -> SplitModel:

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor, nn
 from torchvision import models as torchvision
 
-from protofl_common.models import SplitModel, build_model
+from protofl_common.models.build import build_model
+from protofl_common.models.split import SplitModel
 
 PUBLISHED = {  # parameters with 1000 classes, as torchvision states them; GoogLeNet's with no auxiliary heads
     "resnet18-imagenet-stem": (512, 11_689_512),

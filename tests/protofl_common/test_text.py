@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from protofl_common.texts import printable, without_paths
+from protofl_common.text import printable, without_paths
 
 
 def test_printable_is_short_and_plain() -> None:

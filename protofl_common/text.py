@@ -1,13 +1,19 @@
-"""Texts that cross the wire: names, what a client says of an error, what the server writes of a stranger's words."""
+"""Names in the order that people expect, and texts that cross the wire: errors of a client, words of a stranger."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from pathlib import Path
 
 LONGEST = 500
 LONGEST_NAME = 200
 _FOLDERS = re.compile(r"(?<![\w.:/])/(?:[^\s/:;,'\"()]+/)+")
+
+
+def in_order(names: Iterable[str]) -> list[str]:
+    """Natural order: ``site-2`` before ``site-10``."""
+    return sorted(names, key=lambda name: re.sub(r"\d+", lambda number: number.group().zfill(12), name))
 
 
 def printable(text: str) -> str:

@@ -20,8 +20,6 @@ from protofl_common.exchange import Declared, Entry, Vectors, VectorSets, Weight
 from protofl_common.models.groups import ARCHITECTURES, GROUPS
 from protofl_common.plugins import installed
 
-SUMMARY = "algorithms, data sets, partitions, models that the settings can name"
-
 
 def describe(parser: argparse.ArgumentParser) -> None:
     """The arguments."""

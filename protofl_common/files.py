@@ -1,0 +1,68 @@
+"""Files that are written whole or not at all: beside, onto the disk, then renamed.
+
+Whoever is killed while writing leaves the old file; so does a full disk. Tensors are written so by `tensorfile`: this
+module loads no torch.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+@contextmanager
+def replacing(path: Path, *, private: bool = False) -> Iterator[Path]:
+    """A free name beside ``path``; the file, or folder of files, that is made under it replaces ``path`` in one step.
+
+    After an error ``path`` is as it was, and nothing is left beside it. What is ``private`` no other user can read, nor
+    look into the folders that had to be made for it.
+    """
+    if private:
+        make_private(path.parent)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_name(f"{path.name}.{secrets.token_hex(4)}.tmp")
+    try:
+        yield beside
+        for made in (*(beside.iterdir() if beside.is_dir() else ()), beside):
+            if private:
+                made.chmod(0o700 if made.is_dir() else 0o600)
+            sync(made)
+        if beside.is_dir():
+            remove(path)
+        os.replace(beside, path)
+        sync(path.parent)
+    finally:
+        remove(beside)
+
+
+def make_private(folder: Path) -> None:
+    """Make ``folder`` and what is missing above it, for this user only; folders that are there stay as they are."""
+    for one in reversed([one for one in (folder, *folder.parents) if not one.exists()]):
+        one.mkdir(mode=0o700, exist_ok=True)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Replace ``path`` in one step; OSError leaves it as it was."""
+    with replacing(path) as beside:
+        beside.write_text(text, encoding="utf-8")
+
+
+def sync(path: Path) -> None:
+    """Wait until a file, or the names in a folder, are on the disk: a power cut must not reorder what we rely on."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def remove(path: Path) -> None:
+    """Remove a file or a folder, where there is one."""
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
