@@ -204,8 +204,8 @@ def _check_fit(settings: Settings, cards: dict[str, SiteCard]) -> None:
     if settings.row.shares_weights:
         one = f"{settings.run.algo} averages weights and needs one architecture on all sites"
         _must_agree("arch", {name: card.arch for name, card in cards.items()}, one)
-        inputs = {name: f"{c.in_channels}×{c.image_size}×{c.image_size}" for name, c in cards.items()}
-        _must_agree("image size", inputs, "set `image-size`")
+        shapes = {name: "×".join(map(str, card.input_shape)) for name, card in cards.items()}
+        _must_agree("the shape of their inputs", shapes, "bring inputs of one shape; for images set `image-size`")
 
 
 def _check_division(settings: Settings, cards: dict[str, SiteCard], before: int = 0) -> None:

@@ -24,7 +24,7 @@ from protofl_common.backbones.load import WEIGHTS
 from protofl_common.backbones.names import EMBEDDED
 from protofl_common.backbones.network import WIDTH, SmallResNet
 from protofl_common.backbones.weightfile import StoredWeights, write_weights
-from protofl_common.datasets.images import channel_statistics
+from protofl_common.datasets.inputs import channel_statistics
 
 BATCH, STEPS = 64, 6000
 MOMENTUM, WEIGHT_DECAY, SMOOTHING = 0.9, 5e-4, 0.1

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from protofl_common.inference.trained import ModelCard, TrainedModel
 
 UNKNOWN_SHARE = 0.05
-"""Of images of the site's own kind, that may be called unknown unless told otherwise."""
+"""Of inputs of the site's own kind, that may be called unknown unless told otherwise."""
 
 __all__ = ["UNKNOWN_SHARE", "ModelCard", "Prediction", "Predictor", "TrainedModel"]
 

@@ -24,9 +24,8 @@ class FedAvg(ServerStrategy):
     def __init__(self, federation: Federation, run_name: str) -> None:
         super().__init__(federation, run_name)
         card = next(iter(federation.cards.values()))
-        input_shape = card.in_channels, card.image_size
         model = initial_model(
-            card.arch, input_shape, self.num_classes, self.settings.model, self.settings.run.seed, owner="global"
+            card.arch, card.input_shape, self.num_classes, self.settings.model, self.settings.run.seed, owner="global"
         )
         self.weights: Weights = dict(model.state_dict())
 
