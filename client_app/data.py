@@ -9,12 +9,15 @@ import torch
 from torch import Tensor
 
 from protofl_common.datasets import UNLABELLED, ClientData
-from protofl_common.datasets.images import normalised
+from protofl_common.datasets.inputs import normalised
 
 
 @dataclass(frozen=True)
 class Samples:
-    """Inputs [N, …] as the model takes them (normalised images, features) and labels [N] int64, on the device."""
+    """Inputs [N, …] as the model takes them and labels [N] int64, on the device.
+
+    Inputs are normalised images or numbers, tokens, or features of frozen backbones.
+    """
 
     inputs: Tensor
     labels: Tensor
@@ -32,10 +35,10 @@ class Samples:
         return Samples(torch.cat([self.inputs, self.unlabelled]), torch.cat([self.labels, nothing]))
 
 
-def to_device(images: np.ndarray, labels: np.ndarray, data: ClientData, device: torch.device) -> Samples:
-    """Bytes to floats, normalised by the mean and deviation of the data set."""
-    pixels = normalised(images, data.mean, data.std, device)
-    return unlabelled_apart(pixels, torch.from_numpy(labels.astype(np.int64)).to(device))
+def to_device(inputs: np.ndarray, labels: np.ndarray, data: ClientData, device: torch.device) -> Samples:
+    """Images and numbers as floats, normalised by the mean and deviation of the data set; tokens as they are."""
+    values = normalised(inputs, data.mean, data.std, device)
+    return unlabelled_apart(values, torch.from_numpy(labels.astype(np.int64)).to(device))
 
 
 def unlabelled_apart(inputs: Tensor, labels: Tensor) -> Samples:

@@ -31,7 +31,7 @@ def hand_over(
     correct: dict[str, int],
     instructions: Instructions,
 ) -> None:
-    """Leave the model, and the ``prototypes`` that predict; ``correct``: test images that each way got right."""
+    """Leave the model, and the ``prototypes`` that predict; ``correct``: test samples that each way got right."""
     model, apart, temperature = algorithm.evaluation_model(), torch.empty(0), 1.0
     prototypes = prototypes if prototypes is not None and len(prototypes) else None
     if prototypes is not None and len(site.test_set):
@@ -45,8 +45,8 @@ def hand_over(
         algorithm=settings.run.algo,
         round=instructions.round,
         arch=site.arch,
-        channels=data.test_images.shape[1],
-        image_size=data.test_images.shape[2],
+        input_shape=tuple(data.test_inputs.shape[1:]),
+        input_type=str(data.test_inputs.dtype),
         mean=tuple(data.mean),
         std=tuple(data.std),
         backbones=settings.backbones,
@@ -67,7 +67,7 @@ def hand_over(
 
 
 def _calibrated(site: Site, model: SplitModel, prototypes: Prototypes, similarity: str) -> tuple[Tensor, float]:
-    """Distances [n] of the test images from their nearest prototypes, ascending, and T of the probabilities."""
+    """Distances [n] of the test samples from their nearest prototypes, ascending, and T of the probabilities."""
     test = site.test_set
     features = local_features(model, test, site.settings.training.eval_batch_size).to(site.device)
     apart = distances(features, prototypes, similarity).cpu()

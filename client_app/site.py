@@ -66,7 +66,7 @@ class Site:
 
     @cached_property
     def data(self) -> ClientData:
-        """This site's share of the data, as bytes."""
+        """This site's share of the data, as it is stored."""
         return open_client_data(
             self.settings.data,
             seed=self.settings.run.seed,
@@ -81,30 +81,29 @@ class Site:
 
     @cached_property
     def train_set(self) -> Samples:
-        """Training images, or their features, and labels on the device."""
-        return self._on_device(self.data.train_images, self.data.train_labels)
+        """Training inputs, or their features, and labels on the device."""
+        return self._on_device(self.data.train_inputs, self.data.train_labels)
 
     @cached_property
     def test_set(self) -> Samples:
-        """Test images, or their features, and labels on the device."""
-        return self._on_device(self.data.test_images, self.data.test_labels)
+        """Test inputs, or their features, and labels on the device."""
+        return self._on_device(self.data.test_inputs, self.data.test_labels)
 
-    def _on_device(self, images: np.ndarray, labels: np.ndarray) -> Samples:
+    def _on_device(self, inputs: np.ndarray, labels: np.ndarray) -> Samples:
         names = self.settings.backbones
         if not names:
-            return to_device(images, labels, self.data, self.device)
+            return to_device(inputs, labels, self.data, self.device)
         key = f"{self.settings.data.dataset}-{self.name}"
-        features_NF = cached_features(images, names, self.device, cache_root(self.settings.data), key)
+        features_NF = cached_features(inputs, names, self.device, cache_root(self.settings.data), key)
         labels_N = torch.from_numpy(labels.astype(np.int64)).to(self.device)
         return unlabelled_apart(features_NF.to(self.device), labels_N)
 
     @cached_property
-    def input_shape(self) -> tuple[int, int]:
-        """What a sample of `train_set` is: channels and pixels a side, or as many features and 1."""
+    def input_shape(self) -> tuple[int, ...]:
+        """The shape of a sample of `train_set`: the input's own, or the number of backbone features."""
         if self.settings.backbones:
-            return sum(feature_widths(self.settings.backbones)), 1
-        _, channels, size, _ = self.data.train_images.shape
-        return channels, size
+            return (sum(feature_widths(self.settings.backbones)),)
+        return tuple(self.data.train_inputs.shape[1:])
 
     @cached_property
     def model(self) -> SplitModel:
@@ -138,15 +137,13 @@ class Site:
 
     def card(self, weights: Mapping[str, Template]) -> SiteCard:
         """How this site introduces itself; ``weights``: the arrays of each entry of weights that it exchanges."""
-        channels, size = self.input_shape
         return SiteCard(
             name=self.name,
             partition=self.partition,
             num_partitions=self.num_partitions,
             domain=self.data.domain,
             arch=self.arch,
-            in_channels=channels,
-            image_size=size,
+            input_shape=self.input_shape,
             parameters=sum(parameter.numel() for parameter in self.model.parameters()),
             train_samples=len(self.data.train_labels),
             test_samples=len(self.data.test_labels),

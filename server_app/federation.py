@@ -203,11 +203,10 @@ def _check_fit(settings: Settings, cards: dict[str, SiteCard]) -> None:
     if len({card.weights for card in cards.values()}) > 1:
         one = f"{settings.run.algo} averages weights and needs one architecture on all sites"
         _must_agree("arch", {name: card.arch for name, card in cards.items()}, one)
-        inputs = {name: f"{c.in_channels}×{c.image_size}×{c.image_size}" for name, c in cards.items()}
-        _must_agree("image size", inputs, "set `image-size`")
-        _must_agree(
-            "weights", {name: card.weights for name, card in cards.items()}, "these are digests of their shapes"
-        )
+        shapes = {name: "×".join(map(str, card.input_shape)) for name, card in cards.items()}
+        _must_agree("the shape of their inputs", shapes, "bring inputs of one shape; for images set `image-size`")
+        digests = {name: card.weights for name, card in cards.items()}
+        _must_agree("weights", digests, "these are digests of their shapes")
 
 
 def _check_division(settings: Settings, cards: dict[str, SiteCard], before: int = 0) -> None:

@@ -38,7 +38,7 @@ CLASSES, DIM, ROUND, MAX_NORM, MANY = 6, 3, 5, 100.0, 3
 HOLDS, SAMPLES = (0, 1, 2, 4), 40
 MODEL = {"body.weight": ("float32", (2, DIM)), "body.seen": ("int64", ())}
 LIMITS = Limits(CLASSES, DIM, MAX_NORM, {"weights": MODEL}, MANY, backbones=2)
-CARD = SiteCard("north", 0, 3, "", "cnn4", 1, 8, 99, SAMPLES, SAMPLES, tuple("abcdef"), HOLDS, "", "cpu")
+CARD = SiteCard("north", 0, 3, "", "cnn4", (1, 8, 8), 99, SAMPLES, SAMPLES, tuple("abcdef"), HOLDS, "", "cpu")
 
 # -- what arrives ------------------------------------------------------------------------------------------------------
 
@@ -319,8 +319,8 @@ PLAUSIBLE: dict[type, st.SearchStrategy[Any]] = {
 
 @given(st.data())
 def test_introductions(data: st.DataObject) -> None:
-    honest = {"name": "north", "partition": 0, "num_partitions": 3, "domain": "", "arch": "cnn4", "in_channels": 1}
-    honest |= {"image_size": 8, "parameters": 9, "train_samples": 30, "test_samples": 30}
+    honest = {"name": "north", "partition": 0, "num_partitions": 3, "domain": "", "arch": "cnn4"}
+    honest |= {"input_shape": [1, 8, 8], "parameters": 9, "train_samples": 30, "test_samples": 30}
     values: dict[str, Any] = honest | {"device": "cpu", "classes": list("abcdef"), "holds": [1, 4], "weights": "0f" * 8}
     for key in data.draw(st.lists(st.sampled_from(sorted(SITE)), max_size=2)):
         values[key] = data.draw(PLAUSIBLE[SITE[key]] if data.draw(st.booleans()) else VALUES)
@@ -352,6 +352,8 @@ def test_introductions(data: st.DataObject) -> None:
     assert "/" not in card.name
     assert list(card.holds) == sorted({int(label) for label in card.holds})
     assert all(type(label) is int and 0 <= label < len(card.classes) for label in card.holds)
+    assert 1 <= len(card.input_shape) <= 8
+    assert all(type(size) is int and size > 0 for size in card.input_shape)
 
 
 @given(st.data())

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from protofl_common.backbones.extract import extract_features
 from protofl_common.backbones.load import load_backbone
-from protofl_common.datasets.raw import Images
+from protofl_common.datasets.raw import Inputs
 from protofl_common.datasets.store import digest, locked
 from protofl_common.files import replacing
 
@@ -30,7 +30,7 @@ KEPT = 8
 _memory: OrderedDict[str, Tensor] = OrderedDict()
 
 
-def cached_features(images: Images, names: Sequence[str], device: torch.device, cache_dir: Path, key: str) -> Tensor:
+def cached_features(images: Inputs, names: Sequence[str], device: torch.device, cache_dir: Path, key: str) -> Tensor:
     """`extract_features`, computed once and then read from ``cache_dir``; treat the result as read-only.
 
     The entry's name is ``key`` (for people: say whose images they are) and a hash of the images' bytes, of the

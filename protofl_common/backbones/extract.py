@@ -9,19 +9,23 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from protofl_common.backbones.backbone import Backbone
+from protofl_common.backbones.backbone import Backbone, BackboneError
 from protofl_common.backbones.load import load_backbone
-from protofl_common.datasets.raw import Images
+from protofl_common.datasets.inputs import are_images, described
+from protofl_common.datasets.raw import Inputs
 
 
-def extract_features(images: Images, names: Sequence[str], device: torch.device, batch_size: int = 64) -> Tensor:
+def extract_features(images: Inputs, names: Sequence[str], device: torch.device, batch_size: int = 64) -> Tensor:
     """r(x) of images uint8 [N, channels, H, W] -> float32 [N, F_1 + … + F_K] on the CPU, in the order of ``names``.
 
     Grey images get three equal channels; each backbone sees them stretched to its own size (bilinear, antialiased)
     and normalised its own way. Nothing is random, and the batch size changes no more than rounding.
     """
-    if images.dtype != np.uint8 or images.ndim != 4 or images.shape[1] not in (1, 3):
-        raise ValueError(f"images are {images.dtype} {list(images.shape)}, not uint8 [N, 1 or 3, H, W]")
+    if not are_images(images) or images.shape[1] not in (1, 3):
+        raise BackboneError(
+            f"frozen backbones see images only, uint8 [1 or 3, H, W]; a sample of these data is {described(images)}; "
+            "set backbones = none"
+        )
     backbones = [load_backbone(name, device) for name in names]
     features = torch.empty(len(images), sum(backbone.width for backbone in backbones))
     with torch.inference_mode():

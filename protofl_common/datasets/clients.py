@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from protofl_common.datasets.checks import check_data_settings
 from protofl_common.datasets.division import client_share, placed
 from protofl_common.datasets.labelling import hide_labels
-from protofl_common.datasets.raw import Images, Ints
+from protofl_common.datasets.raw import Inputs, Ints
 from protofl_common.datasets.store import StoredData, open_data
 from protofl_common.seeding import derive_seed
 
@@ -25,8 +25,8 @@ class ClientData:
 
     Attributes
     ----------
-    train_images, test_images
-        uint8 [n, channels, H, W]; no sample is in both.
+    train_inputs, test_inputs
+        As `RawData.inputs`: images, numbers or tokens [n, …]; no sample is in both.
     train_labels, test_labels
         int64 [n], indices into ``classes``; with ``positive-rate`` below 1, -1 for the unlabelled training samples.
     classes
@@ -34,12 +34,13 @@ class ClientData:
     domain
         The client's domain; "" when the data have none, or when the client's samples are of several.
     mean, std
-        Per channel, of the images scaled to [0, 1], over the whole data set (a constant channel has std 1).
+        Per channel, of the images scaled to [0, 1], over the whole data set (a constant channel has std 1). Of numbers
+        per channel or feature, without an official test part; () for tokens.
     """
 
-    train_images: Images
+    train_inputs: Inputs
     train_labels: Ints
-    test_images: Images
+    test_inputs: Inputs
     test_labels: Ints
     classes: tuple[str, ...]
     domain: str
@@ -67,9 +68,9 @@ def open_client_data(
     share = client_share(data, settings, seed=seed, client=client, clients=clients, domain=domain)
     hiding = np.random.default_rng(derive_seed(seed, "labelled", client, domain))
     return ClientData(
-        train_images=_rows(data.images, share.train),
+        train_inputs=_rows(data.inputs, share.train),
         train_labels=hide_labels(_rows(data.labels, share.train), settings.positive_rate, hiding),
-        test_images=_rows(data.images, share.test),
+        test_inputs=_rows(data.inputs, share.test),
         test_labels=_rows(data.labels, share.test),
         classes=data.classes,
         domain=_domain_name(data, share.train),

@@ -36,7 +36,7 @@ def read(settings: DataSettings) -> RawData:
     images = [_domain(look, pencil_of[name], labels, rng) for name, look in DOMAINS.items()]
     count = len(labels) * len(DOMAINS)
     return RawData(
-        images=np.concatenate(images),
+        inputs=np.concatenate(images),
         labels=np.tile(labels, len(DOMAINS)),
         domains=np.repeat(np.arange(len(DOMAINS)), len(labels)),
         official=np.zeros(count, dtype=np.uint8),

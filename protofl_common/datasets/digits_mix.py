@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from protofl_common.datasets import digits_domains, torchvision_sets
-from protofl_common.datasets.images import resized
+from protofl_common.datasets.inputs import resized
 from protofl_common.datasets.raw import Images, Ints, RawData
 
 if TYPE_CHECKING:
@@ -35,10 +35,10 @@ def read(settings: DataSettings) -> RawData:
     drawn = digits_domains.read(settings)
     for look in LOOKS:
         rows = drawn.domains == drawn.domain_names.index(look)
-        parts.append((drawn.images[rows], drawn.labels[rows]))
+        parts.append((drawn.inputs[rows], drawn.labels[rows]))
     images, labels = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
     return RawData(
-        images=images,
+        inputs=images,
         labels=labels,
         domains=np.repeat(np.arange(len(parts)), [len(part) for _, part in parts]),
         official=np.zeros(len(labels), dtype=np.uint8),
@@ -52,4 +52,4 @@ def _real(name: str, settings: DataSettings) -> tuple[Images, Ints]:
     training = np.flatnonzero(data.official == 0)
     of_each = [training[data.labels[training] == digit][:PER_CLASS] for digit in range(10)]
     rows = np.sort(np.concatenate(of_each))
-    return np.repeat(resized(data.images[rows], 28), 3, axis=1), data.labels[rows]
+    return np.repeat(resized(data.inputs[rows], 28), 3, axis=1), data.labels[rows]

@@ -119,7 +119,7 @@ def _read_trees(settings: DataSettings, root: Path, trees: dict[str, Path]) -> R
         raise DataError(f"classes = {settings.classes!r}: no domain in {root} has images in a folder {absent[0]!r}")
     size = settings.image_size or DEFAULT_SIZE
     return RawData(
-        images=np.stack([read_image(file, size) for file, _, _ in files]),
+        inputs=np.stack([read_image(file, size) for file, _, _ in files]),
         labels=np.array([classes.index(name) for _, name, _ in files], dtype=np.int64),
         domains=np.array([domain for _, _, domain in files], dtype=np.int64),
         official=np.zeros(len(files), dtype=np.uint8),

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+Inputs = NDArray[Any]
 Images = NDArray[np.uint8]
 Ints = NDArray[np.int64]
 
@@ -21,8 +23,9 @@ class RawData:
 
     Attributes
     ----------
-    images
-        uint8 [N, channels, H, W].
+    inputs
+        uint8 [N, channels, H, W]: images; float32 [N, …]: numbers (a table [N, features], a signal [N, channels,
+        steps]), standardised along their second axis; int64 [N, length]: tokens, given to models as they are.
     labels
         int64 [N], indices into ``classes``.
     domains
@@ -33,7 +36,7 @@ class RawData:
         Names in the order of the indices; ``domain_names`` is empty when the data have no domains.
     """
 
-    images: Images
+    inputs: Inputs
     labels: Ints
     domains: Ints
     official: Images
@@ -41,7 +44,7 @@ class RawData:
     domain_names: tuple[str, ...] = ()
 
 
-def without_domains(images: Images, labels: Ints, official: Images, classes: tuple[str, ...]) -> RawData:
+def without_domains(inputs: Inputs, labels: Ints, official: Images, classes: tuple[str, ...]) -> RawData:
     """Raw data of one kind only; labels of any integer type are made int64."""
     labels = np.asarray(labels, dtype=np.int64)
-    return RawData(np.ascontiguousarray(images), labels, np.zeros_like(labels), official, classes)
+    return RawData(np.ascontiguousarray(inputs), labels, np.zeros_like(labels), official, classes)

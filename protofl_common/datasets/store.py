@@ -1,6 +1,6 @@
 """Decoded data sets on disk: read once per machine, then opened memory-mapped by every client process.
 
-A data set is a folder ``DATASET-KEY`` in the cache, with ``images.npy``, ``labels.npy``, ``domains.npy``,
+A data set is a folder ``DATASET-KEY`` in the cache, with ``inputs.npy``, ``labels.npy``, ``domains.npy``,
 ``official.npy`` (see `RawData`) and ``meta.json``. Its key covers everything that its content depends on. It is
 built by one process at a time, under a temporary name; an entry that is damaged is built anew.
 """
@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from protofl_common.datasets.images import channel_statistics, resized
+from protofl_common.datasets.inputs import are_images, resized, statistics
 from protofl_common.datasets.raw import DataError, RawData
 from protofl_common.datasets.sources import SOURCES
 from protofl_common.files import make_private, remove, replacing
@@ -29,11 +29,11 @@ from protofl_common.files import make_private, remove, replacing
 if TYPE_CHECKING:
     from protofl_common.settings import DataSettings
 
-FORMAT = 1
+FORMAT = 2
 """Raised whenever the content of the files, or what a source delivers, changes."""
 MADE_BY = ("pillow", "matplotlib", "scikit-learn")
 """Packages whose version the images depend on: they decode and resize, and the embedded data sets are made of them."""
-ARRAYS = ("images", "labels", "domains", "official")
+ARRAYS = ("inputs", "labels", "domains", "official")
 
 
 @dataclass(frozen=True)
@@ -164,8 +164,8 @@ def _opened(folder: Path) -> StoredData | None:
 def _built(folder: Path, settings: DataSettings) -> StoredData:
     """Read the data set and write its cache entry; the caller holds the entry's lock."""
     raw = SOURCES[settings.dataset].read(settings)
-    raw = replace(raw, images=resized(raw.images, settings.image_size))
-    mean, std = channel_statistics(raw.images)
+    raw = replace(raw, inputs=resized(raw.inputs, settings.image_size))
+    mean, std = statistics(raw.inputs if are_images(raw.inputs) else raw.inputs[raw.official == 0])
     meta = {
         "samples": len(raw.labels),
         "classes": raw.classes,

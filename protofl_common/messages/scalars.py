@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -16,6 +17,8 @@ from protofl_common.text import LONGEST_NAME, is_plain_name
 _MAX_SCALARS = 64
 _LARGEST = 1e30
 """Magnitude of a number in a report; sums over clients stay finite."""
+_MOST_DIMENSIONS, _LARGEST_INPUT = 8, 2**24
+"""Of a sample in an introduction: its dimensions and its numbers; a server may have to build a model for it."""
 INFERENCES = ("head", "prototype")
 PHASES = ("load", "evaluate", "train", "prototypes", "save")
 """What a report may tell of: ways to predict, and phases of a client's round."""
@@ -58,8 +61,8 @@ class SiteCard:
     num_partitions: int
     domain: str
     arch: str
-    in_channels: int
-    image_size: int
+    input_shape: tuple[int, ...]
+    """Of a sample, as the model is given it: (channels, H, W), (features,), (channels, steps), (tokens,)."""
     parameters: int
     train_samples: int
     test_samples: int
@@ -92,7 +95,7 @@ def unpack_instructions(content: RecordDict) -> Instructions:
 def pack_site_card(card: SiteCard) -> ConfigRecord:
     """The record ``site`` of an introduction."""
     values = dataclasses.asdict(card)
-    return ConfigRecord(values | {"classes": list(card.classes), "holds": list(card.holds)})
+    return ConfigRecord({key: list(value) if isinstance(value, tuple) else value for key, value in values.items()})
 
 
 def unpack_site_card(content: RecordDict) -> SiteCard:
@@ -112,7 +115,11 @@ def unpack_site_card(content: RecordDict) -> SiteCard:
     in_range = all(type(label) is int and 0 <= label < len(card.classes) for label in held)
     if not in_range or held != sorted(set(held)):
         raise RefusedMessage(f"site.holds is {held!r}")
-    return dataclasses.replace(card, classes=tuple(card.classes), holds=tuple(held))
+    shape = tuple(card.input_shape)
+    positive = all(type(size) is int and size > 0 for size in shape)
+    if not positive or not 1 <= len(shape) <= _MOST_DIMENSIONS or math.prod(shape) > _LARGEST_INPUT:
+        raise RefusedMessage(f"site.input_shape is {list(shape)!r}")
+    return dataclasses.replace(card, input_shape=shape, classes=tuple(card.classes), holds=tuple(held))
 
 
 def pack_report(report: Report, losses: Collection[str]) -> MetricRecord:

@@ -19,8 +19,7 @@ SMALLEST_IMAGE = 8
 def build_model(
     arch: str,
     *,
-    in_channels: int,
-    image_size: int,
+    input_shape: tuple[int, ...],
     num_classes: int,
     feature_dim: int,
     seed: int,
@@ -33,13 +32,13 @@ def build_model(
     can have the same one, as in FedNH (last layers of one width: HtC4's differ), or else from ``seed``: each client its
     own, as in the code of FedProto-UH, whose text does not say. Nothing else depends on these two arguments.
 
-    Raises ValueError for an unknown architecture or kind of head, and for sizes that no model can have.
+    Raises ValueError for an unknown architecture or kind of head, and for inputs and sizes that it cannot have.
     """
-    _check(arch, head, in_channels, image_size, num_classes, feature_dim)
+    _check(arch, head, num_classes, feature_dim)
     name, hidden = body_and_hidden(arch)
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)  # unlike torch.manual_seed, leaves the GPUs' generators alone
-        body = _build_body(name, in_channels, image_size, feature_dim)
+        body = _build_body(name, input_shape, feature_dim)
         top = build_head(feature_dim, hidden, num_classes, CNN_PLANS[name].dropout if name in CNN_PLANS else 0.0)
         if head == "orthogonal-frozen":
             if head_seed is not None:
@@ -48,23 +47,32 @@ def build_model(
     return SplitModel(body, top)
 
 
-def _build_body(name: str, in_channels: int, image_size: int, feature_dim: int) -> nn.Module:
-    if name in CNN_PLANS:
-        return build_cnn(CNN_PLANS[name], in_channels=in_channels, image_size=image_size, feature_dim=feature_dim)
-    if name in RESNET_PLANS:
-        return build_resnet(RESNET_PLANS[name], in_channels=in_channels, feature_dim=feature_dim)
+def _build_body(name: str, input_shape: tuple[int, ...], feature_dim: int) -> nn.Module:
     if name == PROJECTION:
-        return build_projection(in_channels, image_size, feature_dim)
-    return COMPACT[name](in_channels, image_size, feature_dim)
+        return build_projection(input_shape, feature_dim)
+    channels, side = _square_image(name, input_shape)
+    if name in CNN_PLANS:
+        return build_cnn(CNN_PLANS[name], in_channels=channels, image_size=side, feature_dim=feature_dim)
+    if name in RESNET_PLANS:
+        return build_resnet(RESNET_PLANS[name], in_channels=channels, feature_dim=feature_dim)
+    return COMPACT[name](channels, side, feature_dim)
 
 
-def _check(arch: str, head: str, in_channels: int, image_size: int, num_classes: int, feature_dim: int) -> None:
+def _square_image(name: str, input_shape: tuple[int, ...]) -> tuple[int, int]:
+    """Channels and pixels a side."""
+    if len(input_shape) != 3 or input_shape[1] != input_shape[2] or input_shape[1] < SMALLEST_IMAGE:
+        raise ValueError(
+            f"arch {name!r} is for square images [channels, H, W] of at least {SMALLEST_IMAGE} pixels a side (set "
+            f"image-size for others); a sample of these data is {list(input_shape)}"
+        )
+    return input_shape[0], input_shape[1]
+
+
+def _check(arch: str, head: str, num_classes: int, feature_dim: int) -> None:
     if arch not in ARCHITECTURES:
         raise ValueError(f"arch is {arch!r}, not one of {', '.join(ARCHITECTURES)}")
     if head not in HEADS:
         raise ValueError(f"head is {head!r}, not one of {', '.join(HEADS)}")
-    if image_size < SMALLEST_IMAGE and arch != PROJECTION:
-        raise ValueError(f"image_size is {image_size}, below {SMALLEST_IMAGE}")
-    for name, value in (("in_channels", in_channels), ("num_classes", num_classes), ("feature_dim", feature_dim)):
+    for name, value in (("num_classes", num_classes), ("feature_dim", feature_dim)):
         if value < 1:
             raise ValueError(f"{name} is {value}, below 1")

@@ -1,6 +1,6 @@
-"""What a site's own test images, which no training saw, say of distances: probabilities, and when an image is strange.
+"""What a site's own test samples, which no training saw, say of distances: probabilities, and when a sample is strange.
 
-Symbols: n images, P prototypes, C classes; d_ip distance of image i from prototype p.
+Symbols: n samples, P prototypes, C classes; d_ip distance of sample i from prototype p.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def class_scores(distances_nP: Tensor, labels_P: Tensor, num_classes: int) -> Te
 def fit_temperature(scores_nC: Tensor, labels_n: Tensor) -> float:
     """T for which softmax(scores / T) gives the labels the greatest likelihood (Guo et al., ICML 2017).
 
-    Images of classes without a prototype say nothing about it; without any other the temperature is 1.
+    Samples of classes without a prototype say nothing about it; without any other the temperature is 1.
     """
     known_n = scores_nC.gather(1, labels_n[:, None])[:, 0].isfinite()
     scores_nC, labels_n = scores_nC[known_n], labels_n[known_n]
@@ -37,9 +37,9 @@ def fit_temperature(scores_nC: Tensor, labels_n: Tensor) -> float:
 
 
 def unknown_above(distances_n: Tensor, share: float) -> float:
-    """The distance above which an image counts as unknown; ``distances_n`` [n] ascending, of the test images.
+    """The distance above which a sample counts as unknown; ``distances_n`` [n] ascending, of the test samples.
 
-    Of new images like these, at most ``share`` are above it on average (split conformal prediction: the k-th smallest
+    Of new samples like these, at most ``share`` are above it on average (split conformal prediction: the k-th smallest
     with k = ⌈(n + 1)(1 − share)⌉). ∞, so that none is, when n is too small for that.
     """
     k = math.ceil((len(distances_n) + 1) * (1 - share))

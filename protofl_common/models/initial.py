@@ -14,17 +14,16 @@ if TYPE_CHECKING:
 
 
 def initial_model(
-    arch: str, input_shape: tuple[int, int], num_classes: int, settings: ModelSettings, seed: int, owner: str
+    arch: str, input_shape: tuple[int, ...], num_classes: int, settings: ModelSettings, seed: int, owner: str
 ) -> SplitModel:
-    """``owner``'s model before its first round, on the CPU; ``input_shape`` is (channels, pixels a side).
+    """``owner``'s model before its first round, on the CPU; ``input_shape`` is a sample's.
 
     The same run seed, architecture and owner give the same weights, on the server as on a client.
     """
     shared_head = settings.head == ORTHOGONAL_SHARED
     return build_model(
         arch,
-        in_channels=input_shape[0],
-        image_size=input_shape[1],
+        input_shape=input_shape,
         num_classes=num_classes,
         feature_dim=settings.feature_dim,
         seed=derive_seed(seed, "model", owner),

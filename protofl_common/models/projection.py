@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
+
 from torch import nn
 
 
-def build_projection(in_channels: int, image_size: int, feature_dim: int) -> nn.Module:
-    """r(x) [B, F] -> z [B, D]: one fully connected layer, ReLU, BatchNorm; images are flattened to vectors."""
-    width = in_channels * image_size * image_size
-    return nn.Sequential(nn.Flatten(), nn.Linear(width, feature_dim), nn.ReLU(), nn.BatchNorm1d(feature_dim))
+def build_projection(input_shape: tuple[int, ...], feature_dim: int) -> nn.Module:
+    """r(x) [B, F] -> z [B, D]: one fully connected layer, ReLU, BatchNorm; inputs are flattened to vectors."""
+    linear = nn.Linear(math.prod(input_shape), feature_dim)
+    return nn.Sequential(nn.Flatten(), linear, nn.ReLU(), nn.BatchNorm1d(feature_dim))

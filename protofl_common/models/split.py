@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 
 class SplitModel(nn.Module):
-    """A model that is cut at its features: ``body`` x [B, channels, H, W] -> z [B, D], ``head`` z -> logits [B, C]."""
+    """A model that is cut at its features: ``body`` x [B, …] -> z [B, D], ``head`` z -> logits [B, C]."""
 
     def __init__(self, body: nn.Module, head: nn.Module) -> None:
         super().__init__()
@@ -14,6 +14,6 @@ class SplitModel(nn.Module):
         self.head = head
 
     def forward(self, x: Tensor) -> Tensor:
-        """x [B, channels, H, W] -> logits [B, C]."""
+        """x [B, …] -> logits [B, C]."""
         logits: Tensor = self.head(self.body(x))
         return logits

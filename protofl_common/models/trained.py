@@ -14,13 +14,12 @@ from torch import Tensor
 
 from protofl_common.files import write_text
 from protofl_common.models.build import build_model
-from protofl_common.models.groups import PROJECTION
 from protofl_common.models.split import SplitModel
 from protofl_common.options import SettingsError
 from protofl_common.prototypes import Prototypes
 from protofl_common.tensorfile import TensorFileError, read_tensors, write_tensors
 
-FORMAT = "protofl-model-1"
+FORMAT = "protofl-model-2"
 WEIGHTS, CARD = "model.safetensors", "model.json"
 """The two files of an exported model; a client leaves the first alone, with the card among its metadata."""
 
@@ -37,13 +36,13 @@ class ModelCard:
     round: int
     """After which it was left."""
     arch: str
-    channels: int
-    """Of the images: 1 or 3."""
-    image_size: int
-    """Pixels a side."""
+    input_shape: tuple[int, ...]
+    """Of a sample: (channels, H, W), (features,), (channels, steps), (tokens,)."""
+    input_type: str
+    """Of its numbers, as NumPy calls it: ``uint8`` for images, ``int64`` for tokens, else ``float32``."""
     mean: tuple[float, ...]
     std: tuple[float, ...]
-    """Per channel, for pixels in [0, 1]; what the model is given is (x − mean) / std."""
+    """Per channel or feature, for pixels in [0, 1]; what the model is given is (x − mean) / std. () for tokens."""
     backbones: tuple[str, ...]
     """Frozen backbones in front of the model, which then is given their features."""
     features_in: int
@@ -57,7 +56,7 @@ class ModelCard:
     similarity: str
     """How it compares with prototypes: ``l2``, or ``cosine``."""
     accuracy: dict[str, float]
-    """Of each way to predict, on the site's test images, at the end of the run."""
+    """Of each way to predict, on the site's test samples, at the end of the run."""
     test_samples: int
     temperature: float
     """T of the probabilities by prototype, see `calibration`."""
@@ -73,16 +72,14 @@ class TrainedModel:
     prototypes: Prototypes | None
     """Those that predict; None where the algorithm has none."""
     distances: Tensor
-    """[n] float32, ascending: of the site's test images from their nearest prototypes; empty without prototypes."""
+    """[n] float32, ascending: of the site's test samples from their nearest prototypes; empty without prototypes."""
 
     def build(self) -> SplitModel:
         """The model, on the CPU, ready to predict."""
         card = self.card
-        channels, size = (card.features_in, 1) if card.arch == PROJECTION else (card.channels, card.image_size)
         model = build_model(
             card.arch,
-            in_channels=channels,
-            image_size=size,
+            input_shape=(card.features_in,) if card.backbones else card.input_shape,
             num_classes=len(card.classes),
             feature_dim=card.feature_dim,
             seed=0,
@@ -100,7 +97,7 @@ class TrainedModel:
         write_tensors(file, tensors, {"format": FORMAT, "card": json.dumps(dataclasses.asdict(self.card))})
 
     def export(self, folder: Path, unknown_above: float) -> None:
-        """Both files into ``folder``; an image farther than ``unknown_above`` from every prototype is unknown."""
+        """Both files into ``folder``; an input farther than ``unknown_above`` from every prototype is unknown."""
         self.write(folder / WEIGHTS)
         facts: dict[str, Any] = {"unknown-above": unknown_above if math.isfinite(unknown_above) else None}
         facts |= {key.replace("_", "-"): value for key, value in dataclasses.asdict(self.card).items()}

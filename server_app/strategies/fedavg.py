@@ -33,8 +33,8 @@ class FedAvg(ServerStrategy[H]):
     def first_model(self) -> SplitModel:
         """The model of the first round, whose architecture all clients have."""
         card = next(iter(self.federation.cards.values()))
-        input_shape, settings = (card.in_channels, card.image_size), self.settings
-        return initial_model(card.arch, input_shape, self.num_classes, settings.model, settings.run.seed, "global")
+        settings = self.settings
+        return initial_model(card.arch, card.input_shape, self.num_classes, settings.model, settings.run.seed, "global")
 
     def payload_down(self) -> Payload:
         """The global model."""

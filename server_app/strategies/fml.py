@@ -19,5 +19,4 @@ class FML(FedAvg[FMLHparams]):
         """The meme model of the first round."""
         card, settings = next(iter(self.federation.cards.values())), self.settings
         arch = settings.architecture(0, self.hparams.meme)
-        shape = card.in_channels, card.image_size
-        return initial_model(arch, shape, self.num_classes, settings.model, settings.run.seed, "global")
+        return initial_model(arch, card.input_shape, self.num_classes, settings.model, settings.run.seed, "global")

@@ -61,7 +61,7 @@ class BareClient:
             architecture_of(settings.model.models, index), settings.model.feature_dim, len(data.classes)
         )
         labels = torch.from_numpy(data.train_labels), torch.from_numpy(data.test_labels)
-        return cls(floats(data.train_images), labels[0], floats(data.test_images), labels[1], body, head)
+        return cls(floats(data.train_inputs), labels[0], floats(data.test_inputs), labels[1], body, head)
 
     def round(self, table: Tensor | None, held: Tensor | None, lr: float, batch_size: int) -> tuple[Tensor, Tensor]:
         """Train, class means, evaluate; the means [C, D] and counts [C]."""

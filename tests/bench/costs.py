@@ -39,7 +39,7 @@ def main() -> None:
     print("| Table 8: forward, one Cifar100 image | parameters | ours | the paper |\n|---|---|---|---|")
     forward = {}
     for arch in GROUPS["htfe8"]:
-        model = build_model(arch, in_channels=3, image_size=32, num_classes=CIFAR100, feature_dim=DIM, seed=0)
+        model = build_model(arch, input_shape=(3, 32, 32), num_classes=CIFAR100, feature_dim=DIM, seed=0)
         forward[arch] = forward_flops(model, (3, 32, 32)) / 1e9
         size = sum(parameter.numel() for parameter in model.parameters())
         print(f"| {arch} | {size / 1e6:.2f} M | {forward[arch]:.3f} B | {PAPER_FORWARD[arch]:.3f} B |")

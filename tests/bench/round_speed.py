@@ -96,7 +96,7 @@ def compare_passes(repeats: int) -> None:
     for _ in range(repeats):
         times = dict.fromkeys(totals, 0.0)
         for arch in GROUPS["htcnn8"]:
-            model = build_model(arch, in_channels=1, image_size=28, num_classes=10, feature_dim=512, seed=1).eval()
+            model = build_model(arch, input_shape=(1, 28, 28), num_classes=10, feature_dim=512, seed=1).eval()
             body, head = plain_htcnn(arch, 512, 10)
 
             def forward(parts: list[torch.nn.Module], images: torch.Tensor = data.inputs) -> None:

@@ -12,7 +12,7 @@ from protofl_common.prototypes import Prototypes, class_means
 
 
 def setting() -> tuple[SplitModel, Samples]:
-    model = build_model("mnist-cnn", in_channels=1, image_size=28, num_classes=5, feature_dim=8, seed=1)
+    model = build_model("mnist-cnn", input_shape=(1, 28, 28), num_classes=5, feature_dim=8, seed=1)
     generator = torch.Generator().manual_seed(0)
     images = torch.randn(57, 1, 28, 28, generator=generator)
     return model, Samples(images, torch.randint(0, 5, (57,), generator=generator))

@@ -36,7 +36,7 @@ def some_data(n: int = 23) -> Samples:
 
 
 def some_model(arch: str = "cnn4") -> SplitModel:
-    return build_model(arch, in_channels=1, image_size=8, num_classes=4, feature_dim=6, seed=1)
+    return build_model(arch, input_shape=(1, 8, 8), num_classes=4, feature_dim=6, seed=1)
 
 
 def cross_entropy(batch: Batch) -> LossTerms:

@@ -42,9 +42,9 @@ def first_partition(rows: np.ndarray) -> np.ndarray:
 def features_of_a_network() -> np.ndarray:
     config = default_run_config()
     data = open_client_data(Settings.from_run_config(config).data, seed=1, partition=0, num_partitions=5)
-    model = build_model("resnet10", in_channels=3, image_size=28, num_classes=10, feature_dim=64, seed=3).eval()
+    model = build_model("resnet10", input_shape=(3, 28, 28), num_classes=10, feature_dim=64, seed=3).eval()
     with torch.no_grad():
-        return np.asarray(model.body(torch.from_numpy(data.test_images[:120]).float() / 255).numpy())
+        return np.asarray(model.body(torch.from_numpy(data.test_inputs[:120]).float() / 255).numpy())
 
 
 @pytest.mark.parametrize("source", ["random", "blobs", "network"])

@@ -302,8 +302,16 @@ def test_a_bad_report_is_refused_with_its_reason(content: RecordDict, said: str)
 def test_instructions_and_site_cards_survive_a_round_trip() -> None:
     instructions = Instructions(3, "run", evaluate=True, lineage=Lineage(13, ((11, 5), (12, 6))))
     assert unpack_instructions(RecordDict({"round": pack_instructions(instructions)})) == instructions
-    card = SiteCard("site-1", 1, 4, "", "cnn4", 3, 28, 1234, 30, 60, ("zero", "one"), (1,), "0a1b", "cpu")
+    card = SiteCard("site-1", 1, 4, "", "cnn4", (3, 28, 28), 1234, 30, 60, ("zero", "one"), (1,), "0a1b", "cpu")
     assert unpack_site_card(RecordDict({"site": pack_site_card(card)})) == card
+
+
+@pytest.mark.parametrize("shape", [[], [0], [3, -1], [1] * 9, [2**13, 2**13], ["3"], [3.0]])
+def test_an_introduction_with_an_impossible_input_shape_is_refused(shape: list[int]) -> None:
+    card = SiteCard("site-1", 1, 4, "", "cnn4", (3, 28, 28), 1234, 30, 60, ("zero", "one"), (1,), "cpu")
+    record = ConfigRecord({**pack_site_card(card), "input_shape": shape})
+    with pytest.raises(RefusedMessage, match="input_shape"):
+        unpack_site_card(RecordDict({"site": record}))
 
 
 def test_malformed_instructions_are_refused() -> None:

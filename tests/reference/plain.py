@@ -24,7 +24,7 @@ class PlainClient:
         mean, std = (np.array(values, np.float32).reshape(1, -1, 1, 1) for values in (data.mean, data.std))
         self.x, self.x_test = (
             torch.from_numpy((images.astype(np.float32) / 255 - mean) / std)
-            for images in (data.train_images, data.test_images)
+            for images in (data.train_inputs, data.test_inputs)
         )
         self.data = data
         self.y, self.y_test = data.train_labels.tolist(), data.test_labels.tolist()
@@ -34,11 +34,9 @@ class PlainClient:
         self.hparams = settings.hparams
 
     def model_of(self, owner: str) -> torch.nn.Module:
-        _, channels, size, _ = self.data.train_images.shape
         return build_model(
             self.arch,
-            in_channels=channels,
-            image_size=size,
+            input_shape=self.data.train_inputs.shape[1:],
             num_classes=10,
             feature_dim=self.dim,
             seed=derive_seed(self.seed, "model", owner),

@@ -25,12 +25,11 @@ class FedPCLClient(PlainClient):
         super().__init__(settings, index, "projection")
         cpu = torch.device("cpu")
         self.r, self.r_test = (
-            extract_features(images, tuple(EMBEDDED), cpu) for images in (self.data.train_images, self.data.test_images)
+            extract_features(images, tuple(EMBEDDED), cpu) for images in (self.data.train_inputs, self.data.test_inputs)
         )
         self.model = build_model(
             "projection",
-            in_channels=self.r.shape[1],
-            image_size=1,
+            input_shape=(self.r.shape[1],),
             num_classes=10,
             feature_dim=self.dim,
             seed=derive_seed(self.seed, "model", self.name),

@@ -58,7 +58,7 @@ def test_run_look_compare_export_predict(tmp_path: Path) -> None:
 
     settings = Settings.from_run_config(default_run_config() | {"partition": "iid", "train-samples": 200})
     data = open_client_data(settings.data, seed=42, partition=1, num_partitions=CLIENTS)
-    Image.fromarray(data.test_images[0].transpose(1, 2, 0)).save(image)
+    Image.fromarray(data.test_inputs[0].transpose(1, 2, 0)).save(image)
     (line,) = command("protofl", "predict", str(model), str(image), "--json").splitlines()
     told = json.loads(line)
     assert told["file"] == str(image)
@@ -67,7 +67,7 @@ def test_run_look_compare_export_predict(tmp_path: Path) -> None:
 
     folder = tmp_path / "images"
     folder.mkdir()
-    for index, pixels in enumerate(data.test_images):
+    for index, pixels in enumerate(data.test_inputs):
         Image.fromarray(pixels.transpose(1, 2, 0)).save(folder / f"{index:05d}.png")
     lines = command("protofl", "predict", str(model), str(folder), "--json").splitlines()
     right = np.array([json.loads(line)["label"] for line in lines]) == data.test_labels

@@ -55,19 +55,19 @@ def test_an_exported_model_is_right_as_often_as_in_the_last_evaluation(tmp_path:
         predictor = Predictor.load(out)
         assert set(predictor.inferences) == set(accuracy)
         for by, wanted in accuracy.items():
-            labels = [one.label for one in predictor.predict(data.test_images, by)]
+            labels = [one.label for one in predictor.predict(data.test_inputs, by)]
             assert (np.array(labels) == data.test_labels).mean() == wanted
 
 
 def test_the_command_line_says_what_python_says(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = trained(tmp_path, algo="fedproto", local_epochs=3, dataset="digits", partition="iid")
     data = site(run, 1).data
-    folder, out = write_images(tmp_path / "images", data.test_images), tmp_path / "model"
+    folder, out = write_images(tmp_path / "images", data.test_inputs), tmp_path / "model"
     assert main(["export", str(run.folder), "--site", "site-1", "--out", str(out)]) == 0
     capsys.readouterr()
     assert main(["predict", str(out), str(folder), "--json"]) == 0
     told = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    known = Predictor.load(out).predict(data.test_images)
+    known = Predictor.load(out).predict(data.test_inputs)
     assert [one["label"] for one in told] == [one.label for one in known]
     assert [one["file"] for one in told] == sorted(str(file) for file in folder.iterdir())
     assert [one["distance"] for one in told] == [one.distance for one in known]
@@ -82,14 +82,18 @@ def test_the_card_says_what_the_model_is(tmp_path: Path) -> None:
     run = trained(tmp_path, algo="fedtgp", models="htcnn8")
     assert main(["export", str(run.folder), "--site", "site-1", "--out", str(tmp_path / "model")]) == 0
     card = json.loads((tmp_path / "model" / CARD).read_text())
-    facts = {key: card[key] for key in ("run", "site", "algorithm", "round", "arch", "channels", "similarity")}
+    facts = {
+        key: card[key]
+        for key in ("run", "site", "algorithm", "round", "arch", "input-shape", "input-type", "similarity")
+    }
     assert facts == {
         "run": run.folder.name,
         "site": "site-1",
         "algorithm": "fedtgp",
         "round": 2,
         "arch": "htcnn-2",
-        "channels": 3,
+        "input-shape": [3, 28, 28],
+        "input-type": "uint8",
         "similarity": "l2",
     }
     assert card["classes"] == [str(digit) for digit in range(10)]
@@ -109,9 +113,9 @@ def test_strange_images_are_unknown_and_the_own_ones_are_not(tmp_path: Path) -> 
     run = trained(tmp_path, train_samples=300, test_samples=300, **settings)
     model = TrainedModel.read(run.folder / "clients" / "site-0" / WEIGHTS)
     data = site(run, 0).data
-    share = [one.unknown for one in Predictor(model).predict(data.test_images)]
+    share = [one.unknown for one in Predictor(model).predict(data.test_inputs)]
     assert np.mean(share) <= 0.05
-    far = [one.unknown for one in Predictor(model).predict(255 - data.test_images)]
+    far = [one.unknown for one in Predictor(model).predict(255 - data.test_inputs)]
     assert np.mean(far) > 0.3
 
 
@@ -121,13 +125,13 @@ def test_no_unknown_without_prototypes_or_when_not_wanted(tmp_path: Path) -> Non
     file = run.folder / "clients" / "site-0" / WEIGHTS
     assert all(
         one.nearest is None and one.distance is None and not one.unknown
-        for one in Predictor(TrainedModel.read(file)).predict(255 - data.test_images)
+        for one in Predictor(TrainedModel.read(file)).predict(255 - data.test_inputs)
     )
     other = trained(tmp_path / "other", algo="fedproto")
     out = tmp_path / "model"
     assert main(["export", str(other.folder), "--site", "site-0", "--out", str(out), "--unknown", "0"]) == 0
     assert json.loads((out / CARD).read_text())["unknown-above"] is None
-    assert not any(one.unknown for one in Predictor.load(out).predict(255 - data.test_images))
+    assert not any(one.unknown for one in Predictor.load(out).predict(255 - data.test_inputs))
 
 
 @pytest.mark.parametrize("algo", ["local", "fedproto", "fedplvm"])
@@ -137,8 +141,8 @@ def test_onnx_computes_the_same(tmp_path: Path, algo: str) -> None:
     run = trained(tmp_path, algo=algo, models="resnet10" if algo == "fedplvm" else "small3")
     out = tmp_path / "model"
     assert main(["export", str(run.folder), "--site", "site-1", "--out", str(out), "--onnx"]) == 0
-    images = site(run, 1).data.test_images[:5]
-    found = runtime.InferenceSession(str(out / "model.onnx")).run(None, {"images": images.astype(np.float32)})
+    images = site(run, 1).data.test_inputs[:5]
+    found = runtime.InferenceSession(str(out / "model.onnx")).run(None, {"inputs": images.astype(np.float32)})
     wanted = Predictor.load(out).outputs(images)
     assert np.allclose(found[0], wanted.logits_NC, atol=1e-4)
     assert len(found) == 1 + (algo != "local")
@@ -167,7 +171,7 @@ def test_what_cannot_work_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[
     ):
         assert main(["predict", str(out), str(image)]) == 1
         assert reason in capsys.readouterr().err
-    image = write_images(tmp_path / "images", site(run, 0).data.test_images[:1])
+    image = write_images(tmp_path / "images", site(run, 0).data.test_inputs[:1])
     assert main(["predict", str(out), str(image), "--by", "head"]) == 1
     assert "by = 'head': this model predicts by prototype" in capsys.readouterr().err
     (out / WEIGHTS).write_bytes(b"nothing")

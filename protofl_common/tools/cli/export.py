@@ -26,7 +26,7 @@ def describe(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--onnx", action="store_true", help="also model.onnx; needs the packages of protofl[onnx]")
 
 
-_UNKNOWN = f"share of images like the site's own that may be called unknown (default: {UNKNOWN_SHARE}); 0: never"
+_UNKNOWN = f"share of inputs like the site's own that may be called unknown (default: {UNKNOWN_SHARE}); 0: never"
 
 
 def act(arguments: argparse.Namespace) -> int:
@@ -48,13 +48,13 @@ def act(arguments: argparse.Namespace) -> int:
     card = model.card
     ways = ", ".join(f"{kind} {100 * share:.2f} %" for kind, share in card.accuracy.items())
     print(
-        f"{card.site}: {card.arch}, {card.algorithm}, after round {card.round}; on its {card.test_samples} test images"
+        f"{card.site}: {card.arch}, {card.algorithm}, after round {card.round}; on its {card.test_samples} test samples"
     )
     print(f"  right: {ways}; predicts by {card.inference}")
     if model.prototypes is not None:
         print(f"  unknown: farther than {limit:.4g} from every prototype")
     print(f"{arguments.out}: {', '.join(written)}")
-    print(f"try: protofl predict {arguments.out} IMAGE…")
+    print(f"try: protofl predict {arguments.out} FILE…")
     return 0
 
 

@@ -1,6 +1,6 @@
 """A trained model as ONNX, for programs without PyTorch.
 
-Input   ``images`` [N, channels, size, size] float32, pixels in [0, 255]
+Input   ``inputs`` [N, …] as the data set stores them, not normalised: float32, pixels in [0, 255]; tokens int64
 Outputs ``logits`` [N, C] of the head, and, where the model has prototypes, ``distances`` [N, P] from them
 """
 
@@ -21,16 +21,18 @@ OPSET = 18
 
 
 class _Whole(nn.Module):
-    """From pixels to logits and distances."""
+    """From inputs to logits and distances."""
 
     def __init__(self, trained: TrainedModel) -> None:
         super().__init__()
         self.model, self.prototypes, self.similarity = trained.build(), trained.prototypes, trained.card.similarity
-        self.mean = torch.tensor(trained.card.mean).view(-1, 1, 1)
-        self.std = torch.tensor(trained.card.std).view(-1, 1, 1)
+        per_channel = (-1, *(1,) * (len(trained.card.input_shape) - 1))
+        self.mean = torch.tensor(trained.card.mean).view(per_channel)
+        self.std = torch.tensor(trained.card.std).view(per_channel)
+        self.scale = 255 if trained.card.input_type == "uint8" else 1
 
-    def forward(self, images: Tensor) -> tuple[Tensor, ...]:
-        features = self.model.body((images / 255 - self.mean) / self.std)
+    def forward(self, inputs: Tensor) -> tuple[Tensor, ...]:
+        features = self.model.body((inputs / self.scale - self.mean) / self.std if len(self.mean) else inputs)
         logits = self.model.head(features)
         if self.prototypes is None:
             return (logits,)
@@ -56,7 +58,7 @@ def write_onnx(trained: TrainedModel, file: Path) -> None:
     if card.backbones:
         raise SettingsError(f"--onnx: {card.site}'s model has frozen backbones in front of it, which are not exported")
     file.parent.mkdir(parents=True, exist_ok=True)
-    example = torch.zeros(2, card.channels, card.image_size, card.image_size)
+    example = torch.zeros(2, *card.input_shape, dtype=torch.float32 if card.mean else torch.int64)
     names = ["logits"] if trained.prototypes is None else ["logits", "distances"]
     try:
         with warnings.catch_warnings():
@@ -65,9 +67,9 @@ def write_onnx(trained: TrainedModel, file: Path) -> None:
                 _Whole(trained).eval(),
                 (example,),
                 str(file),
-                input_names=["images"],
+                input_names=["inputs"],
                 output_names=names,
-                dynamic_shapes={"images": {0: torch.export.Dim("N", min=1)}},
+                dynamic_shapes={"inputs": {0: torch.export.Dim("N", min=1)}},
                 opset_version=OPSET,
                 dynamo=True,
                 external_data=False,

@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from protofl_common.backbones.extract import extract_features
-from protofl_common.datasets.images import normalised
-from protofl_common.datasets.raw import Images
+from protofl_common.datasets.inputs import normalised
+from protofl_common.datasets.raw import Inputs
 from protofl_common.models.calibration import class_scores, unknown_above
 from protofl_common.models.trained import CARD, WEIGHTS, TrainedModel
 from protofl_common.options import SettingsError
@@ -22,7 +23,7 @@ from protofl_common.tools import UNKNOWN_SHARE
 
 @dataclass(frozen=True)
 class Prediction:
-    """What is said of an image."""
+    """What is said of a sample."""
 
     label: int
     """Index of the class."""
@@ -34,12 +35,12 @@ class Prediction:
     distance: float | None = None
     """From it."""
     unknown: bool = False
-    """Farther from every prototype than the images of the site are."""
+    """Farther from every prototype than the samples of the site are."""
 
 
 @dataclass(frozen=True)
 class Outputs:
-    """Of N images, on the CPU."""
+    """Of N samples, on the CPU."""
 
     logits_NC: Tensor
     """Of the head."""
@@ -55,14 +56,14 @@ class Predictor:
     trained
         The model.
     threshold
-        Distance above which an image is unknown; None: as 5 % of the site's own test images are.
+        Distance above which a sample is unknown; None: as 5 % of the site's own test samples are.
     device
         Where it computes.
 
     Example
     -------
     >>> predictor = Predictor.load("model")                    # doctest: +SKIP
-    >>> predictor.predict(images)[0].name                      # doctest: +SKIP
+    >>> predictor.predict(inputs)[0].name                      # doctest: +SKIP
     'zebra'
     """
 
@@ -95,34 +96,36 @@ class Predictor:
         """The ways in which this model can predict."""
         return tuple(self.card.accuracy)
 
-    def predict(self, images: Images, by: str | None = None, batch_size: int = 256) -> list[Prediction]:
-        """Predictions for images uint8 [N, channels, H, W], of the model's own size; ``by``: head or prototype.
+    def predict(self, inputs: Inputs, by: str | None = None, batch_size: int = 256) -> list[Prediction]:
+        """Predictions for inputs [N, …] of the model's own type and shape, not normalised; ``by``: head or prototype.
 
         Raises
         ------
         SettingsError
             If this model cannot predict that way.
         ValueError
-            If the images do not have the form that it wants.
+            If the inputs are not of that type and shape.
         """
         by = by or self.card.inference
         if by not in self.inferences:
             raise SettingsError(f"by = {by!r}: this model predicts by {' or '.join(self.inferences)}")
-        given = [self.outputs(images[start : start + batch_size]) for start in range(0, len(images), batch_size)]
+        given = [self.outputs(inputs[start : start + batch_size]) for start in range(0, len(inputs), batch_size)]
         return [prediction for outputs in given for prediction in self._read(outputs, by)]
 
     @torch.inference_mode()
-    def outputs(self, images: Images) -> Outputs:
+    def outputs(self, inputs: Inputs) -> Outputs:
         """Logits and distances of a batch."""
         card = self.card
-        wanted = (card.channels, card.image_size, card.image_size)
-        if images.dtype != np.uint8 or images.shape[1:] != wanted:
-            raise ValueError(f"images are {images.dtype} {list(images.shape)}, not uint8 [N, *{list(wanted)}]")
+        casting: Literal["no", "same_kind"] = "no" if card.input_type == "uint8" else "same_kind"
+        if not np.can_cast(inputs.dtype, card.input_type, casting) or inputs.shape[1:] != card.input_shape:
+            wanted = f"{card.input_type} [N, *{list(card.input_shape)}]"
+            raise ValueError(f"inputs are {inputs.dtype} {list(inputs.shape)}, not {wanted}")
+        inputs = inputs.astype(card.input_type, copy=False)
         if card.backbones:
-            inputs = extract_features(images, card.backbones, self.device).to(self.device)
+            values = extract_features(inputs, card.backbones, self.device).to(self.device)
         else:
-            inputs = normalised(images, card.mean, card.std, self.device)
-        features = self.model.body(inputs)
+            values = normalised(inputs, card.mean, card.std, self.device)
+        features = self.model.body(values)
         apart = None if self.prototypes is None else distances(features, self.prototypes, card.similarity).cpu()
         return Outputs(self.model.head(features).cpu(), apart)
 

@@ -17,8 +17,8 @@ def read_images(files: Sequence[Path], card: ModelCard) -> Images:
 
     DataError for a file that cannot be read.
     """
-    colour = np.stack([read_image(file, card.image_size) for file in files])
-    return colour if card.channels == 3 else _grey(colour)
+    colour = np.stack([read_image(file, card.input_shape[1]) for file in files])
+    return colour if card.input_shape[0] == 3 else _grey(colour)
 
 
 def _grey(colour: Images) -> Images:

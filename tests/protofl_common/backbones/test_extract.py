@@ -19,7 +19,7 @@ CPU = torch.device("cpu")
 
 @pytest.fixture
 def images(digit_domains: RawData) -> Images:
-    return digit_domains.images[::125]
+    return digit_domains.inputs[::125]
 
 
 def test_features_lie_side_by_side(images: Images) -> None:
@@ -87,13 +87,13 @@ def test_networks_stay_frozen(images: Images) -> None:
     [np.zeros((2, 3, 8, 8)), np.zeros((2, 2, 8, 8), dtype=np.uint8), np.zeros((2, 8, 8), dtype=np.uint8)],
 )
 def test_other_arrays_are_refused(images: np.ndarray) -> None:
-    with pytest.raises(ValueError, match=r"not uint8 \[N, 1 or 3, H, W\]"):
+    with pytest.raises(ValueError, match=r"see images only, uint8 \[1 or 3, H, W\]"):
         extract_features(images, NAMES, CPU)
 
 
 def test_features_beat_those_of_untrained_networks(digit_domains: RawData) -> None:
     """Nearest class mean (cosine) within each of the five domains, 10 images per class to learn, 10 to test."""
-    images = digit_domains.images.reshape(5, 500, 3, 28, 28)[:, :200].reshape(1000, 3, 28, 28)
+    images = digit_domains.inputs.reshape(5, 500, 3, 28, 28)[:, :200].reshape(1000, 3, 28, 28)
     torch.manual_seed(0)
     untrained = [small_backbone(StoredWeights(SmallResNet().state_dict(), (0.5,) * 3, (0.25,) * 3), 0) for _ in NAMES]
     with torch.inference_mode():

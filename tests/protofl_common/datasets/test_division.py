@@ -33,10 +33,10 @@ def test_official_test_part(open_all: OpenAll, mnist_dir: Path) -> None:
     """The made-up MNIST has images 0…399 for training and 400…499 for testing, of class number mod 10."""
     official = {"dataset": "mnist", "data_dir": str(mnist_dir), "test_from": "official"}
     everyone = open_all(5, **official, partition="pathological", **WHOLE)
-    numbers = [client.train_images[:, 0, 0, :2].astype(int) @ [256, 1] for client in everyone]
+    numbers = [client.train_inputs[:, 0, 0, :2].astype(int) @ [256, 1] for client in everyone]
     np.testing.assert_array_equal(np.sort(np.concatenate(numbers)), np.arange(400))
     for client in everyone:
-        tests = client.test_images[:, 0, 0, :2].astype(int) @ [256, 1]
+        tests = client.test_inputs[:, 0, 0, :2].astype(int) @ [256, 1]
         assert set(tests) == {number for number in range(400, 500) if number % 10 in held(client)}
     capped = open_all(5, **official, partition="iid", train_samples=20, test_samples=30, total_samples=390)
     for client in capped:
@@ -56,19 +56,19 @@ def test_the_whole_official_test_part_for_everybody(open_all: OpenAll, mnist_dir
     everyone = open_all(5, **same, test_from="official-all")
     own = open_all(5, **same, test_from="official")
     for client, narrow in zip(everyone, own, strict=True):
-        assert numbers(client.test_images) == list(range(400, 500))
+        assert numbers(client.test_inputs) == list(range(400, 500))
         np.testing.assert_array_equal(client.test_labels, np.arange(100) % 10)
         assert len(held(narrow)) == 2
-        np.testing.assert_array_equal(client.train_images, narrow.train_images)
+        np.testing.assert_array_equal(client.train_inputs, narrow.train_inputs)
 
 
 def test_the_whole_official_test_part_is_shared_not_copied(open_all: OpenAll, mnist_dir: Path) -> None:
     """Consecutive rows are a view into the memory-mapped cache: the system holds one copy for all clients."""
     everyone = open_all(3, dataset="mnist", data_dir=str(mnist_dir), partition="iid", test_from="official-all")
     for client in everyone:
-        assert not client.test_images.flags.owndata
-        assert not client.test_images.flags.writeable
-        assert client.train_images.flags.owndata
+        assert not client.test_inputs.flags.owndata
+        assert not client.test_inputs.flags.writeable
+        assert client.train_inputs.flags.owndata
 
 
 def test_a_cap_on_it_is_balanced_the_same_for_everybody_and_depends_on_the_seed(
@@ -77,12 +77,12 @@ def test_a_cap_on_it_is_balanced_the_same_for_everybody_and_depends_on_the_seed(
     few = {"dataset": "mnist", "data_dir": str(mnist_dir), "partition": "iid", "test_from": "official-all"}
     first, second, third = open_all(3, **few, test_samples=30)
     assert (np.bincount(first.test_labels) == 3).all()
-    assert numbers(first.test_images) == numbers(second.test_images) == numbers(third.test_images)
-    assert numbers(open_all(3, seed=7, **few, test_samples=30)[0].test_images) != numbers(first.test_images)
+    assert numbers(first.test_inputs) == numbers(second.test_inputs) == numbers(third.test_inputs)
+    assert numbers(open_all(3, seed=7, **few, test_samples=30)[0].test_inputs) != numbers(first.test_inputs)
 
 
 def test_a_client_alone_is_tested_on_it_too(data_settings: MakeSettings, mnist_dir: Path) -> None:
     settings = data_settings(dataset="mnist", data_dir=str(mnist_dir), partition="own", test_from="official-all")
     client = open_client_data(settings, seed=1, partition=4, num_partitions=9)
     assert len(client.train_labels) == 30
-    assert numbers(client.test_images) == list(range(400, 500))
+    assert numbers(client.test_inputs) == list(range(400, 500))

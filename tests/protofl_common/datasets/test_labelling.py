@@ -58,8 +58,8 @@ SHIFT: dict[str, Any] = {"dataset": "digit-domains", "partition": "feature-shift
 
 def test_only_training_labels_change(open_all: OpenAll) -> None:
     for whole, few in zip(open_all(5, **SHIFT), open_all(5, **SHIFT, positive_rate=0.1), strict=True):
-        np.testing.assert_array_equal(few.train_images, whole.train_images)
-        np.testing.assert_array_equal(few.test_images, whole.test_images)
+        np.testing.assert_array_equal(few.train_inputs, whole.train_inputs)
+        np.testing.assert_array_equal(few.test_inputs, whole.test_inputs)
         np.testing.assert_array_equal(few.test_labels, whole.test_labels)
         known = few.train_labels != UNLABELLED
         np.testing.assert_array_equal(few.train_labels[known], whole.train_labels[known])

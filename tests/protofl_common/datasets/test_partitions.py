@@ -25,14 +25,14 @@ def test_shares_are_disjoint_and_depend_on_the_seed(
 ) -> None:
     few = {"shots": 5, "alpha": 0.5, "dataset": dataset, "partition": partition}
     everyone = open_all(clients, **few, **WHOLE)
-    trains = [identities(client.train_images) for client in everyone]
+    trains = [identities(client.train_inputs) for client in everyone]
     for client, train in zip(everyone, trains, strict=True):
         assert len(client.train_labels) >= 1
         assert len(client.test_labels) >= 1
-        assert len(client.train_images) == len(client.train_labels)
-        assert not train & identities(client.test_images)
+        assert len(client.train_inputs) == len(client.train_labels)
+        assert not train & identities(client.test_inputs)
     assert len(set.union(*trains)) == sum(len(client.train_labels) for client in everyone)
-    assert identities(open_all(clients, seed=43, **few, **WHOLE)[-1].train_images) != trains[-1]
+    assert identities(open_all(clients, seed=43, **few, **WHOLE)[-1].train_inputs) != trains[-1]
 
 
 @pytest.mark.parametrize(("dataset", "partition"), EACH)
@@ -112,7 +112,7 @@ def test_n_way_k_shot_varies_shots_and_stays_within_the_classes(open_all: OpenAl
 def test_n_way_k_shot_shares_samples_only_when_a_class_runs_out(open_all: OpenAll) -> None:
     many = {"partition": "n-way-k-shot", "ways": 10, "ways_stdev": 0, "shots": 90}
     everyone = open_all(3, dataset="digits", **many, **WHOLE)
-    samples = [identities(np.concatenate([client.train_images, client.test_images])) for client in everyone]
+    samples = [identities(np.concatenate([client.train_inputs, client.test_inputs])) for client in everyone]
     assert all(len(ids) == counts(client).sum() == 1200 for ids, client in zip(samples, everyone, strict=True))
     greedy = open_all(2, dataset="digits", **(many | {"shots": 1000}), **WHOLE)
     assert [counts(client).sum() for client in greedy] == [1797, 1797]
@@ -123,7 +123,7 @@ def test_n_way_k_shot_never_trains_on_what_another_client_is_tested_on(open_all:
     everyone = open_all(3, dataset="digits", **many, **WHOLE)
     trained, tested = (
         set.union(*(identities(getattr(client, part)) for client in everyone))
-        for part in ("train_images", "test_images")
+        for part in ("train_inputs", "test_inputs")
     )
     assert len(trained) < 3 * 900  # the clients do share some
     assert not trained & tested
@@ -168,7 +168,7 @@ def test_a_named_domain_is_all_the_clients_own(data_settings: MakeSettings, part
     two = open_client_data(settings, seed=1, partition=0, num_partitions=3, domain="photo")
     assert one.domain == "photo"
     assert (counts(one) == 50).all()
-    np.testing.assert_array_equal(one.train_images, two.train_images)
+    np.testing.assert_array_equal(one.train_inputs, two.train_inputs)
 
 
 def test_a_named_domain_with_its_own_class_proportions(data_settings: MakeSettings) -> None:

@@ -11,7 +11,7 @@ from sklearn.datasets import load_digits
 
 from protofl_common.datasets import DataError
 from protofl_common.datasets.digits_domains import DOMAINS
-from protofl_common.datasets.images import channel_statistics, resized
+from protofl_common.datasets.inputs import channel_statistics, resized
 from protofl_common.datasets.names import DATASETS, PARTITIONS
 from protofl_common.datasets.partitions import DIVIDE
 from protofl_common.datasets.sources import SOURCES
@@ -27,16 +27,16 @@ def test_every_name_has_its_function() -> None:
 
 def test_digits_are_scikit_learns(data_settings: MakeSettings) -> None:
     data, original = open_data(data_settings(dataset="digits")), load_digits()
-    assert data.images.shape == (1797, 1, 8, 8)
-    assert data.images.dtype == np.uint8
+    assert data.inputs.shape == (1797, 1, 8, 8)
+    assert data.inputs.dtype == np.uint8
     np.testing.assert_array_equal(data.labels, original.target)
-    np.testing.assert_allclose(data.images[:, 0] / 255 * 16, original.images, atol=0.04)
+    np.testing.assert_allclose(data.inputs[:, 0] / 255 * 16, original.images, atol=0.04)
     assert data.domain_names == ()
 
 
 def test_digit_domains_are_balanced(data_settings: MakeSettings) -> None:
     data = open_data(data_settings(dataset="digit-domains"))
-    assert data.images.shape[1:] == (3, 28, 28)
+    assert data.inputs.shape[1:] == (3, 28, 28)
     assert data.domain_names == ("scanned", "printed", "photo", "inverted", "coloured")
     counts = np.array([np.bincount(data.labels[data.domains == d], minlength=10) for d in range(5)])
     assert (counts == 50).all()
@@ -44,10 +44,10 @@ def test_digit_domains_are_balanced(data_settings: MakeSettings) -> None:
 
 def test_digit_domains_do_not_repeat_an_image_and_look_different(data_settings: MakeSettings) -> None:
     data = open_data(data_settings(dataset="digit-domains"))
-    assert len({image.tobytes() for image in data.images}) == len(data.images)
-    brightness = {name: data.images[data.domains == d].mean() for d, name in enumerate(DOMAINS)}
+    assert len({image.tobytes() for image in data.inputs}) == len(data.inputs)
+    brightness = {name: data.inputs[data.domains == d].mean() for d, name in enumerate(DOMAINS)}
     assert brightness["scanned"] < 80 < 140 < brightness["inverted"] < brightness["printed"]
-    colour = {name: np.ptp(data.images[data.domains == d], axis=1).mean() for d, name in enumerate(DOMAINS)}
+    colour = {name: np.ptp(data.inputs[data.domains == d], axis=1).mean() for d, name in enumerate(DOMAINS)}
     assert colour["scanned"] == colour["inverted"] == 0
     assert colour["coloured"] > 30
     assert colour["photo"] > 20
@@ -55,19 +55,19 @@ def test_digit_domains_do_not_repeat_an_image_and_look_different(data_settings: 
 
 def test_digit_domains_are_the_same_whenever_they_are_made(data_settings: MakeSettings) -> None:
     settings = data_settings(dataset="digit-domains")
-    np.testing.assert_array_equal(SOURCES["digit-domains"].read(settings).images, open_data(settings).images)
+    np.testing.assert_array_equal(SOURCES["digit-domains"].read(settings).inputs, open_data(settings).inputs)
 
 
 def test_digit_mix_takes_the_first_images_of_each_training_part(data_settings: MakeSettings, usps_dir: Path) -> None:
     data = open_data(data_settings(dataset="digit-mix", data_dir=str(usps_dir)))
     assert data.domain_names == ("mnist", "usps", "photo", "inverted", "coloured")
     assert np.bincount(data.domains).tolist() == [400, 40, 500, 500, 500]  # none of the 100 and 20 test images
-    assert data.images.shape[1:] == (3, 28, 28)
-    mnist = np.asarray(data.images)[data.domains == 0]
+    assert data.inputs.shape[1:] == (3, 28, 28)
+    mnist = np.asarray(data.inputs)[data.domains == 0]
     np.testing.assert_array_equal(mnist[:, 2, 0, 1], np.arange(400) % 256)
     np.testing.assert_array_equal(data.labels[data.domains == 1], np.arange(40) % 10)
     embedded = open_data(data_settings(dataset="digit-domains"))
-    np.testing.assert_array_equal(data.images[data.domains == 2], embedded.images[embedded.domains == 2])
+    np.testing.assert_array_equal(data.inputs[data.domains == 2], embedded.inputs[embedded.domains == 2])
 
 
 def test_digit_mix_needs_both_sets(data_settings: MakeSettings, mnist_dir: Path) -> None:
@@ -77,16 +77,16 @@ def test_digit_mix_needs_both_sets(data_settings: MakeSettings, mnist_dir: Path)
 
 def test_statistics_are_numpys(data_settings: MakeSettings) -> None:
     data = open_data(data_settings(dataset="digit-domains"))
-    scaled = np.asarray(data.images) / 255
+    scaled = np.asarray(data.inputs) / 255
     np.testing.assert_allclose(data.mean, scaled.mean(axis=(0, 2, 3)), atol=1e-9)
     np.testing.assert_allclose(data.std, scaled.std(axis=(0, 2, 3)), atol=1e-9)
     assert channel_statistics(np.full((2, 1, 3, 3), 51, np.uint8)) == ((pytest.approx(0.2),), (1.0,))
 
 
 def test_image_size_resizes_any_source(data_settings: MakeSettings, mnist_dir: Path) -> None:
-    assert open_data(data_settings(dataset="digits", image_size=16)).images.shape[1:] == (1, 16, 16)
+    assert open_data(data_settings(dataset="digits", image_size=16)).inputs.shape[1:] == (1, 16, 16)
     small = data_settings(dataset="mnist", data_dir=str(mnist_dir), image_size=14)
-    assert open_data(small).images.shape == (500, 1, 14, 14)
+    assert open_data(small).inputs.shape == (500, 1, 14, 14)
 
 
 def test_resizing_keeps_constant_images_and_the_size_that_is_right() -> None:
@@ -101,18 +101,18 @@ def test_domain_folder(data_settings: MakeSettings, domain_dir: Path) -> None:
     (domain_dir / "photo" / "cat" / ".hidden.png").write_text("not an image either")
     (domain_dir / ".git" / "cat").mkdir(parents=True)
     data = open_data(data_settings(dataset="domain-folder", data_dir=str(domain_dir)))
-    assert data.images.shape == (40, 3, 64, 64)
+    assert data.inputs.shape == (40, 3, 64, 64)
     assert data.classes == ("cat", "dog", "owl")
     assert data.domain_names == ("photo", "sketch")
     np.testing.assert_array_equal(np.bincount(data.labels), [16, 16, 8])
-    assert (data.images[data.domains == 0, 2] == 200).all()
-    assert (data.images[data.domains == 1, 0] == 200).all()
+    assert (data.inputs[data.domains == 0, 2] == 200).all()
+    assert (data.inputs[data.domains == 1, 0] == 200).all()
 
 
 def test_image_folder_with_classes_in_the_order_given(data_settings: MakeSettings, domain_dir: Path) -> None:
     where = {"dataset": "image-folder", "data_dir": str(domain_dir / "sketch"), "image_size": 12}
     data = open_data(data_settings(**where, classes="owl, dog, cat, fox"))
-    assert data.images.shape == (24, 3, 12, 12)
+    assert data.inputs.shape == (24, 3, 12, 12)
     assert data.classes == ("owl", "dog", "cat", "fox")
     np.testing.assert_array_equal(np.bincount(data.labels, minlength=4), [8, 8, 8, 0])
     assert data.domain_names == ()

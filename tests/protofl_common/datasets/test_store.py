@@ -24,9 +24,9 @@ def _first(settings: DataSettings) -> ClientData:
 
 def test_arrays_are_mapped_and_the_clients_are_copies(data_settings: MakeSettings) -> None:
     settings = data_settings(dataset="digits", partition="iid")
-    assert isinstance(open_data(settings).images, np.memmap)
+    assert isinstance(open_data(settings).inputs, np.memmap)
     client = _first(settings)
-    for array in (client.train_images, client.train_labels, client.test_images, client.test_labels):
+    for array in (client.train_inputs, client.train_labels, client.test_inputs, client.test_labels):
         assert type(array) is np.ndarray
         assert array.base is None
     assert client.train_labels.dtype == client.test_labels.dtype == np.int64
@@ -37,7 +37,7 @@ def test_damaged_entry_is_rebuilt(data_settings: MakeSettings, tmp_path: Path, d
     settings = data_settings(dataset="digits", partition="iid", cache_dir=str(tmp_path))
     before = _first(settings)
     entry = tmp_path / data_key(settings)
-    images = entry / "images.npy"
+    images = entry / "inputs.npy"
     if damage == "truncate":
         images.write_bytes(images.read_bytes()[:5000])
     elif damage == "delete":
@@ -47,7 +47,7 @@ def test_damaged_entry_is_rebuilt(data_settings: MakeSettings, tmp_path: Path, d
     else:
         (entry / "labels.npy").write_bytes(b"garbage")
     after = _first(settings)
-    np.testing.assert_array_equal(before.train_images, after.train_images)
+    np.testing.assert_array_equal(before.train_inputs, after.train_inputs)
     np.testing.assert_array_equal(before.test_labels, after.test_labels)
 
 
@@ -56,14 +56,14 @@ def test_damaged_division_is_rebuilt(data_settings: MakeSettings, tmp_path: Path
     before = _first(settings)
     (division,) = tmp_path.glob("*.npz")
     division.write_bytes(division.read_bytes()[:700])
-    np.testing.assert_array_equal(before.train_images, _first(settings).train_images)
+    np.testing.assert_array_equal(before.train_inputs, _first(settings).train_inputs)
 
 
 def test_leftovers_of_a_killed_process_do_no_harm(data_settings: MakeSettings, tmp_path: Path) -> None:
     settings = data_settings(dataset="digits", partition="iid", cache_dir=str(tmp_path))
     partial = tmp_path / f"{data_key(settings)}.0a1b2c3d.tmp"
     partial.mkdir()
-    (partial / "images.npy").write_bytes(b"half")
+    (partial / "inputs.npy").write_bytes(b"half")
     assert len(_first(settings).train_labels) == 30
     assert not partial.exists()
 

@@ -20,9 +20,9 @@ from .conftest import MakeSettings
 
 def test_torchvision_set_has_both_parts(data_settings: MakeSettings, mnist_dir: Path) -> None:
     data = open_data(data_settings(dataset="mnist", data_dir=str(mnist_dir)))
-    assert data.images.shape == (500, 1, 28, 28)
+    assert data.inputs.shape == (500, 1, 28, 28)
     np.testing.assert_array_equal(data.official, np.arange(500) >= 400)
-    np.testing.assert_array_equal(data.images[:, 0, 0, :2].astype(int) @ [256, 1], np.arange(500))
+    np.testing.assert_array_equal(data.inputs[:, 0, 0, :2].astype(int) @ [256, 1], np.arange(500))
     assert len(data.classes) == 10
 
 
@@ -74,15 +74,15 @@ def test_torchvision_layouts(
 ) -> None:
     monkeypatch.setattr(f"torchvision.datasets.{cls}", fake)
     raw = SOURCES[dataset].read(data_settings(dataset=dataset, data_dir=str(tmp_path)))
-    assert raw.images.shape == (2 * parts, *shape)
-    assert raw.images.flags.c_contiguous
+    assert raw.inputs.shape == (2 * parts, *shape)
+    assert raw.inputs.flags.c_contiguous
     np.testing.assert_array_equal(raw.labels, [1, 0] * parts)
     np.testing.assert_array_equal(raw.official, [0, 0] * (parts - 1) + [1, 1])
     assert raw.classes == (("plane", "car") if dataset == "cifar10" else tuple("0123456789"))
     if dataset in ("cifar10", "svhn"):
-        np.testing.assert_array_equal(raw.images[0], FakeCifar.data[0].transpose(2, 0, 1))
+        np.testing.assert_array_equal(raw.inputs[0], FakeCifar.data[0].transpose(2, 0, 1))
     if dataset == "emnist":
-        np.testing.assert_array_equal(raw.images[0, 0], FakeCifar.data[0, :, :, 0].T)
+        np.testing.assert_array_equal(raw.inputs[0, 0], FakeCifar.data[0, :, :, 0].T)
 
 
 def test_torchvision_set_may_lie_in_a_folder_of_its_own(data_settings: MakeSettings, mnist_dir: Path) -> None:
@@ -122,7 +122,7 @@ def test_download_fetches_every_part_once(
 
     monkeypatch.setattr("torchvision.datasets.USPS", FakeUsps)
     settings = data_settings(dataset="usps", data_dir=str(tmp_path / "new" / "data"), download=True)
-    assert open_data(settings).images.shape == (4, 1, 16, 16)
+    assert open_data(settings).inputs.shape == (4, 1, 16, 16)
     assert len(open_data(settings).labels) == 4
     assert fetched == [True, False]
 

@@ -17,7 +17,7 @@ LARGER = [arch for arch in ARCHITECTURES if arch not in SMALL]
 
 
 def build(arch: str, channels: int = 1, size: int = 28, dim: int = DIM, seed: int = 0) -> SplitModel:
-    return build_model(arch, in_channels=channels, image_size=size, num_classes=CLASSES, feature_dim=dim, seed=seed)
+    return build_model(arch, input_shape=(channels, size, size), num_classes=CLASSES, feature_dim=dim, seed=seed)
 
 
 @pytest.fixture(autouse=True)
@@ -130,8 +130,9 @@ def test_weights_follow_from_the_seed_alone(arch: str) -> None:
         ({"arch": "vgg"}, "arch is 'vgg', not one of mnist-cnn"),
         ({"arch": "cnn4+fc512"}, "arch is 'cnn4\\+fc512', not one of"),
         ({"head": "frozen"}, "head is 'frozen', not one of trainable, orthogonal-frozen"),
-        ({"image_size": 7}, "image_size is 7"),
-        ({"in_channels": 0}, "in_channels is 0"),
+        ({"input_shape": (1, 7, 7)}, r"at least 8 pixels a side .*\[1, 7, 7\]"),
+        ({"input_shape": (1, 28, 32)}, r"square images .*\[1, 28, 32\]"),
+        ({"input_shape": (30,)}, r"'cnn4' is for square images .*\[30\]"),
         ({"num_classes": 0}, "num_classes is 0"),
         ({"feature_dim": 0}, "feature_dim is 0"),
     ],
@@ -139,8 +140,7 @@ def test_weights_follow_from_the_seed_alone(arch: str) -> None:
 def test_impossible_models_are_refused(change: dict[str, object], words: str) -> None:
     arguments: dict[str, object] = {
         "arch": "cnn4",
-        "in_channels": 1,
-        "image_size": 28,
+        "input_shape": (1, 28, 28),
         "num_classes": 10,
         "feature_dim": 8,
         "seed": 0,

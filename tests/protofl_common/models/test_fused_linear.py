@@ -77,7 +77,7 @@ def test_a_client_model_of_full_width(momentum: float, monkeypatch: pytest.Monke
     x, y = torch.rand(4, 1, 28, 28), torch.tensor([0, 1, 2, 1])
     states = []
     for fused in (True, False):
-        model = build_model("htcnn-3", in_channels=1, image_size=28, num_classes=3, feature_dim=512, seed=0)
+        model = build_model("htcnn-3", input_shape=(1, 28, 28), num_classes=3, feature_dim=512, seed=0)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=momentum)
         with fused_linears(model, optimizer) if fused else nullcontext([]) as layers:
             assert [tuple(layer.weight.shape) for layer in layers] == ([(512, 4608), (512, 512)] if fused else [])

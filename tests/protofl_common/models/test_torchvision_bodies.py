@@ -22,7 +22,7 @@ PUBLISHED = {  # parameters with 1000 classes, as torchvision states them; GoogL
 
 
 def build(arch: str, dim: int, channels: int = 3, classes: int = 10, size: int = 32) -> SplitModel:
-    return build_model(arch, in_channels=channels, image_size=size, num_classes=classes, feature_dim=dim, seed=0)
+    return build_model(arch, input_shape=(channels, size, size), num_classes=classes, feature_dim=dim, seed=0)
 
 
 def count(arch: str, dim: int, channels: int = 3, classes: int = 1000) -> int:
