@@ -2,7 +2,7 @@
 
 An attribute may be a tensor or parameter, prototypes, a module, an optimizer, a random generator, None, or a dictionary
 of these by name, of any depth. Entries are named ``seen_C``, ``model/body.0.weight``, ``sets/site-1``; prototypes take
-two entries, with ``:means`` and ``:labels`` after the name.
+entries with ``:means``, ``:labels`` and, where they have any, ``:counts`` after the name.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from protofl_common.prototypes import Prototypes
 from protofl_common.tensorfile import flatten_optimizer, restore_optimizer
 
-_MEANS, _LABELS = ":means", ":labels"
+_MEANS, _LABELS, _COUNTS = ":means", ":labels", ":counts"
+_IN_PLACE = (torch.Generator, torch.optim.Optimizer, nn.Module, dict)
 
 
 def pack_attributes(owner: object, names: Iterable[str]) -> dict[str, Tensor]:
@@ -28,21 +29,32 @@ def pack_attributes(owner: object, names: Iterable[str]) -> dict[str, Tensor]:
 def restore_attributes(owner: object, names: Iterable[str], entries: Mapping[str, Tensor]) -> None:
     """Set the attributes of a freshly built ``owner`` to what `pack_attributes` gave."""
     for name in names:
-        inner = {key.removeprefix(f"{name}/"): value for key, value in entries.items() if key.startswith(f"{name}/")}
-        match getattr(owner, name):
-            case torch.Generator() as generator:
-                generator.set_state(entries[name])
-            case torch.optim.Optimizer() as optimizer:
-                restore_optimizer(optimizer, inner)
-            case nn.Module() as module:
-                module.load_state_dict(inner)
-            case Tensor() as tensor:  # in place: an optimizer may hold it
-                tensor.data.copy_(entries[name])
-            case dict():
-                setattr(owner, name, _tree(inner))
-            case _:
-                plain = {key: value for key, value in entries.items() if key.partition(":")[0] == name}
-                setattr(owner, name, _tree(inner) if inner else _tree(plain).get(name))
+        found = getattr(owner, name)
+        if (restored := _restored(found, name, entries)) is not found:
+            setattr(owner, name, restored)
+
+
+def _restored(found: Any, name: str, entries: Mapping[str, Tensor]) -> Any:
+    """``found`` as it was: itself, where it can be changed in place, for an optimizer may hold it."""
+    inner = {key.removeprefix(f"{name}/"): value for key, value in entries.items() if key.startswith(f"{name}/")}
+    match found:
+        case torch.Generator():
+            found.set_state(entries[name].cpu())
+        case torch.optim.Optimizer():
+            restore_optimizer(found, inner)
+        case nn.Module():
+            found.load_state_dict(inner)
+        case Tensor():
+            found.data.copy_(entries[name])
+        case dict():
+            lasting = {key: value for key, value in found.items() if isinstance(value, _IN_PLACE)}
+            return _tree(inner) | {key: _restored(value, key, inner) for key, value in lasting.items()}
+        case _:
+            plain = {
+                key: entries[key] for key in (name, name + _MEANS, name + _LABELS, name + _COUNTS) if key in entries
+            }
+            return _tree(inner) if inner else _tree(plain).get(name)
+    return found
 
 
 def _entries(name: str, value: Any) -> dict[str, Tensor]:
@@ -50,7 +62,8 @@ def _entries(name: str, value: Any) -> dict[str, Tensor]:
         case None:
             return {}
         case Prototypes():
-            return {name + _MEANS: value.means, name + _LABELS: value.labels}
+            counts = {} if value.counts is None else {name + _COUNTS: value.counts}
+            return {name + _MEANS: value.means, name + _LABELS: value.labels, **counts}
         case Tensor():
             return {name: value}
         case torch.Generator():
@@ -75,8 +88,8 @@ def _tree(entries: Mapping[str, Tensor]) -> dict[str, Any]:
         for name in path:
             place = place.setdefault(name, {})
         if last.endswith(_MEANS):
-            labels = entries[key.removesuffix(_MEANS) + _LABELS]
-            place[last.removesuffix(_MEANS)] = Prototypes(value, labels)
-        elif not last.endswith(_LABELS):
+            whole = key.removesuffix(_MEANS)
+            place[last.removesuffix(_MEANS)] = Prototypes(value, entries[whole + _LABELS], entries.get(whole + _COUNTS))
+        elif not last.endswith((_LABELS, _COUNTS)):
             place[last] = value
     return found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import io
+import re
 import subprocess
 import sys
 import zipfile
@@ -13,11 +14,13 @@ import pytest
 from flwr.app import MessageType
 from flwr.cli.build import build_fab_from_disk
 
-from client_app.algorithms import ALGORITHMS
+from client_app.algorithms import client_half
+from client_app.algorithms.base import ClientAlgorithm
 from protofl_common.backbones.names import EMBEDDED
 from protofl_common.catalog import CATALOG
 from protofl_common.messages import Limits, unpack_payload, unpack_report
-from server_app.strategies import STRATEGIES
+from server_app.strategies import server_half
+from server_app.strategies.base import ServerStrategy
 from tests.harness import run_config, run_federation
 
 ROOT = Path(__file__).parents[1]
@@ -30,6 +33,11 @@ for file in pathlib.Path().rglob("*.py"):
     module = importlib.import_module(".".join(file.with_suffix("").parts).removesuffix(".__init__"))
     assert pathlib.Path(module.__file__).samefile(file), module.__file__
 """
+HALVES = ("client_app/algorithms", "server_app/strategies")
+GRADIENTS = re.compile(r"\.backward\(|\bautograd\s*\.\s*(grad|backward)\b|\bimport\s+(\w+\s*,\s*)*(grad|backward)\b")
+"""Where a loop of training takes them."""
+OWN_RULE: tuple[str, ...] = ()
+"""Algorithms with an update rule of their own, a `Step` that asks for gradients itself: files of client_app."""
 
 
 def modules_in(path: Path) -> set[str]:
@@ -47,18 +55,27 @@ def imports_of(path: Path) -> set[str]:
     return {name.partition(".")[0] for name in modules_in(path)}
 
 
-def test_catalog_and_both_dictionaries_have_the_same_keys() -> None:
-    assert list(CATALOG) == list(ALGORITHMS) == list(STRATEGIES)
-
-
 @pytest.mark.parametrize("algo", CATALOG)
-def test_twins_stand_in_files_of_the_same_name_and_point_to_each_other(algo: str) -> None:
-    name = algo.replace("-", "_")
+def test_a_row_names_both_halves_and_twins_point_to_each_other(algo: str) -> None:
+    """A half of an algorithm stands in the file of its name; one that adds nothing is the one it inherits."""
+    row, name = CATALOG[algo], algo.replace("-", "_")
     client, server = f"client_app/algorithms/{name}.py", f"server_app/strategies/{name}.py"
-    assert server in (ROOT / client).read_text(encoding="utf-8").split('"""')[1]
-    assert client in (ROOT / server).read_text(encoding="utf-8").split('"""')[1]
-    for path in (client, server):
-        assert len((ROOT / path).read_text(encoding="utf-8").splitlines()) <= 130, f"{path} has outgrown its room"
+    assert issubclass(client_half(row), ClientAlgorithm)
+    assert issubclass(server_half(row), ServerStrategy)
+    for path, other, named in ((client, server, row.client), (server, client, row.server)):
+        module = named.partition(":")[0].replace(".", "/") + ".py"
+        assert (module == path) == (ROOT / path).exists(), f"{algo} has {path}, and its row names {module}"
+        if not (ROOT / path).exists():
+            continue
+        text = (ROOT / path).read_text(encoding="utf-8")
+        assert len(text.splitlines()) <= 120, f"{path} has outgrown its room"
+        if (ROOT / other).exists():
+            assert other in text.split('"""')[1]
+
+
+def test_every_half_is_of_an_algorithm_of_the_catalog() -> None:
+    files = {path.stem for folder in HALVES for path in (ROOT / folder).glob("*.py")} - {"__init__", "base"}
+    assert files == {algo.replace("-", "_") for algo in CATALOG} - {"local"}  # which adds nothing on either side
 
 
 def test_client_and_server_never_import_each_other() -> None:
@@ -94,8 +111,27 @@ def test_the_app_bundle_holds_both_apps_without_the_tools_and_they_import(tmp_pa
 
 
 def test_there_is_one_training_loop() -> None:
-    loops = [path.name for path in (ROOT / "client_app").rglob("*.py") if ".backward(" in path.read_text("utf-8")]
-    assert loops == ["training.py"]
+    paths = (ROOT / "client_app").rglob("*.py")
+    loops = {str(path.relative_to(ROOT / "client_app")) for path in paths if GRADIENTS.search(path.read_text("utf-8"))}
+    assert loops == {"training.py", *OWN_RULE}
+
+
+@pytest.mark.parametrize(
+    ("line", "hit"),
+    [
+        ("loss.backward()", True),
+        ("terms['total'].backward(retain_graph=True)", True),
+        ("torch.autograd.grad(loss, parameters)", True),
+        ("autograd.grad(loss, parameters)", True),
+        ("torch.autograd.backward(loss)", True),
+        ("from torch.autograd import grad", True),
+        ("from torch.autograd import Function, grad", True),
+        ("with torch.no_grad():", False),
+        ("needs_gradients = False", False),
+    ],
+)
+def test_another_training_loop_would_be_found(line: str, hit: bool) -> None:
+    assert bool(GRADIENTS.search(line)) == hit
 
 
 @pytest.mark.parametrize("algo", CATALOG)
@@ -109,12 +145,11 @@ def test_nothing_but_the_declared_upload_and_a_report_leaves_a_client(algo: str,
         training = message.metadata.message_type == MessageType.TRAIN
         losses = row.reported_losses if training else ()
         unpack_report(reply.content, int(message.content["round"]["round"]), losses)
-        crossing = row.up if training else type(row.up)()
+        declared = row.exchange.up if training else {}
         sent = reply.content.array_records
-        declared = {name for name in ("prototypes", "weights") if getattr(crossing, name)}
         last = message.metadata.group_id == "2"
-        assert set(sent) == declared if last else set(sent) <= declared
+        assert set(sent) == set(declared) if last else set(sent) <= set(declared)
         weights = {}
         if "weights" in sent:
-            weights = {name: (array.dtype, array.shape) for name, array in sent["weights"].items()}
-        unpack_payload(reply.content, crossing, Limits(10, 64, weights=weights), required=training and last)
+            weights["weights"] = {name: (array.dtype, array.shape) for name, array in sent["weights"].items()}
+        unpack_payload(reply.content, declared, Limits(10, 64, weights=weights), required=training and last)

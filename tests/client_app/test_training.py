@@ -62,6 +62,68 @@ def test_an_epoch_visits_every_sample_once_in_an_order_of_its_own() -> None:
     assert sorted(orders[0]) == sorted(orders[1]) == list(range(23))
 
 
+def test_a_batch_says_which_samples_of_the_training_set_it_has() -> None:
+    """In every epoch, of the same tensors; and what the model makes of them stands beside them."""
+    data, model, chosen = some_data(), some_model(), settings(local_epochs=3, lr=1e-9)
+    seen: list[int] = []
+
+    def watching(batch: Batch) -> LossTerms:
+        assert torch.equal(batch.inputs, data.inputs[batch.index])
+        assert torch.equal(batch.labels, data.labels[batch.index])
+        assert batch.index.dtype == torch.int64
+        assert torch.equal(batch.features, model.body(batch.inputs))
+        assert torch.equal(batch.logits, model.head(batch.features))
+        seen.extend(batch.index.tolist())
+        return cross_entropy(batch)
+
+    train(step_of(model, watching, chosen, Step), data, chosen, seed=2)
+    assert len(seen) == 3 * len(data)
+    epochs = [seen[start : start + len(data)] for start in range(0, len(seen), len(data))]
+    assert all(sorted(epoch) == list(range(len(data))) for epoch in epochs)
+    assert epochs[0] != epochs[1]
+
+
+def test_a_part_of_a_batch_has_its_own_rows_of_everything() -> None:
+    rows = torch.arange(4.0)
+    batch = Batch(rows.view(4, 1), rows.long() + 10, rows.long() + 20, rows.view(4, 1) + 30, rows.view(4, 1) + 40)
+    some = batch.only(torch.tensor([False, True, False, True]))
+    assert [value.flatten().tolist() for value in vars(some).values()] == [
+        [1.0, 3.0],
+        [11, 13],
+        [21, 23],
+        [31.0, 33.0],
+        [41.0, 43.0],
+    ]
+
+
+def test_epochs_may_be_told_and_every_module_of_the_step_trains() -> None:
+    """As for a second loop in a round: its own number of epochs, an optimizer over two modules."""
+    model, other, chosen = some_model(), torch.nn.Linear(4, 4), settings(local_epochs=1)
+    before = other.weight.detach().clone()
+    calls: list[bool] = []
+
+    def through_both(batch: Batch) -> LossTerms:
+        calls.append(other.training)
+        return {"cross-entropy": functional.cross_entropy(other(batch.logits), batch.labels)}
+
+    other.eval()
+    train(Step([model, other], make_optimizer([model, other], chosen), through_both), some_data(20), chosen, 1, 3)
+    assert calls == [True] * 6
+    assert not torch.equal(other.weight, before)
+
+
+def test_a_module_beside_the_model_is_checked_too() -> None:
+    model, other, chosen = some_model(), torch.nn.Linear(4, 4), settings(local_epochs=1)
+    other.register_buffer("spoilt", torch.zeros(1))
+
+    def spoiling(batch: Batch) -> LossTerms:
+        other.spoilt.fill_(torch.nan)
+        return cross_entropy(batch)
+
+    with pytest.raises(TrainingError, match="spoilt is no longer finite after training"):
+        train(Step([model, other], make_optimizer([model, other], chosen), spoiling), some_data(), chosen, 1)
+
+
 def test_a_last_batch_of_one_joins_its_neighbour_when_asked() -> None:
     data = some_data(21)
     generator = torch.Generator()

@@ -11,7 +11,7 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
 from protofl_common.catalog import CATALOG
-from protofl_common.exchange import Declared, Entry, Vectors, VectorSets, Weights
+from protofl_common.exchange import Declared, Entry, Exchange, Vectors, VectorSets, Weights, statistics_declared
 from protofl_common.insight import Insight
 from protofl_common.lineage import Lineage
 from protofl_common.messages import (
@@ -23,10 +23,12 @@ from protofl_common.messages import (
     Report,
     SiteCard,
     Value,
+    check_size,
     pack_instructions,
     pack_payload,
     pack_report,
     pack_site_card,
+    part_of,
     payload_bytes,
     template_of,
     unpack_instructions,
@@ -34,6 +36,7 @@ from protofl_common.messages import (
     unpack_report,
     unpack_site_card,
 )
+from protofl_common.models import build_model
 from protofl_common.prototypes import Prototypes
 
 UP: Declared = {"prototypes": Vectors(counts=True)}
@@ -253,6 +256,123 @@ def test_weights_that_do_not_fit_the_model_are_refused() -> None:
         with pytest.raises(RefusedMessage) as caught:
             unpack_payload(content, declared, limits, required=True)
         assert said in str(caught.value)
+
+
+BODY: Declared = {"weights": Weights(parts=("body.",))}
+BODY_LIMITS = Limits(10, 3, weights={"weights": {"body.w": ("float32", (2, 2))}})
+
+
+def test_a_declared_part_of_the_weights_survives_and_the_rest_is_refused_both_ways() -> None:
+    body = {"body.w": torch.randn(2, 2)}
+    content = pack_payload(Payload(weights=body), BODY)
+    assert_equal(unpack_payload(content, BODY, BODY_LIMITS, required=True), Payload(weights=body))
+    for odd in ("head.w", "bod", "body", "xbody.w"):
+        with pytest.raises(ValueError, match=rf"weights\.{odd} is not declared .*; parts: body\."):
+            pack_payload(Payload(weights={**body, odd: torch.zeros(1)}), BODY)
+        more = pack_payload(Payload(weights={**body, odd: torch.zeros(1)}), {"weights": Weights()})
+        with pytest.raises(RefusedMessage, match=f"weights that do not fit the model: {odd}"):
+            unpack_payload(more, BODY, BODY_LIMITS, required=True)
+        with pytest.raises(RefusedMessage, match="bytes of arrays, where a valid reply has at most 16"):
+            check_size(more, BODY, BODY_LIMITS)
+    less = pack_payload(Payload(weights={}), BODY)
+    with pytest.raises(RefusedMessage, match=r"do not fit the model: body\.w"):
+        unpack_payload(less, BODY, BODY_LIMITS, required=True)
+
+
+def test_the_declared_part_of_a_module() -> None:
+    model = build_model("cnn4", in_channels=1, image_size=8, num_classes=4, feature_dim=6, seed=1)
+    whole = model.state_dict()
+    body, head = part_of(model, Weights(parts=("body.",))), part_of(model, Weights(parts=("head.",)))
+    assert body
+    assert head
+    assert body.keys() | head.keys() == whole.keys() == part_of(model, Weights()).keys()
+    assert all(name.startswith("body.") for name in body)
+    assert all(name.startswith("head.") for name in head)
+    assert part_of(model, Weights(parts=("body.", "head."))).keys() == whole.keys()
+
+
+def test_entries_of_one_kind_under_several_names() -> None:
+    """Each is checked by its own declaration, and against its own arrays."""
+    declared: Declared = {
+        "weights": Weights(parts=("body.",)),
+        "critic": Weights(of="critic"),
+        "prototypes": Vectors(counts=True),
+        "logits": Vectors(width="classes"),
+    }
+    templates = {"weights": {"body.w": ("float32", (2,))}, "critic": {"w": ("float32", (3,))}}
+    sent = Payload(
+        weights={"body.w": torch.randn(2)},
+        critic={"w": torch.randn(3)},
+        prototypes=Prototypes(torch.randn(1, 3), torch.tensor([4]), torch.tensor([2])),
+        logits=Prototypes(torch.randn(2, 10), torch.tensor([4, 1])),
+    )
+    content = pack_payload(sent, declared)
+    assert list(content) == list(declared)
+    limits = Limits(10, 3, weights=templates)
+    check_size(content, declared, limits)
+    assert_equal(unpack_payload(content, declared, limits, required=True), sent)
+    content["critic"], content["weights"] = content["weights"], content["critic"]
+    with pytest.raises(RefusedMessage, match=r"weights that do not fit the model: body\.w, w"):
+        unpack_payload(content, declared, limits, required=True)
+    del content["critic"], content["weights"]
+    with pytest.raises(RefusedMessage, match="no weights"):
+        unpack_payload(content, declared, limits, required=True)
+    assert unpack_payload(content, declared, limits, required=False).entries.keys() == {"prototypes", "logits"}
+
+
+def test_vectors_as_wide_as_there_are_classes() -> None:
+    declared: Declared = {"logits": Vectors(width="classes")}
+    sent = Payload(logits=Prototypes(torch.randn(2, 10), torch.tensor([7, 2])))
+    content = pack_payload(sent, declared)
+    check_size(content, declared, LIMITS)
+    assert_equal(unpack_payload(content, declared, LIMITS, required=True), sent)
+    with pytest.raises(RefusedMessage, match="logits means: shape 2×10 instead of 2×3"):
+        unpack_payload(content, {"logits": Vectors()}, LIMITS, required=True)
+    narrow = pack_payload(Payload(logits=Prototypes(torch.randn(2, 3), torch.tensor([7, 2]))), declared)
+    with pytest.raises(RefusedMessage, match="logits means: shape 2×3 instead of 2×10"):
+        unpack_payload(narrow, declared, LIMITS, required=True)
+    full = pack_payload(Payload(logits=Prototypes(torch.randn(10, 10), torch.arange(10))), declared)
+    check_size(full, declared, LIMITS)
+    with pytest.raises(RefusedMessage, match="480 bytes of arrays, where a valid reply has at most 200"):
+        check_size(full, {"logits": Vectors()}, LIMITS)
+
+
+def test_statistics_are_declared_by_level() -> None:
+    told = Insight(torch.arange(10), features=torch.randn(2, 3), labels=torch.tensor([1, 2]))
+    assert statistics_declared("none") == {}
+    with pytest.raises(ValueError, match="insight is not declared"):
+        pack_payload(Payload(insight=told), statistics_declared("none"))
+    with pytest.raises(ValueError, match="features is not declared"):
+        pack_payload(Payload(insight=told), statistics_declared("summary"))
+    declared = statistics_declared("features")
+    got = unpack_payload(pack_payload(Payload(insight=told), declared), declared, LIMITS, required=True).statistics()
+    assert got is not None
+    assert got.labels is not None
+    assert got.labels.tolist() == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("entry", "one"),
+    [
+        (Weights(), True),
+        (Weights(parts=("body.",)), True),
+        (Weights(parts=("body.conv1.",)), True),
+        (Weights(parts=("head.", "body.")), True),
+        (Weights(parts=("head.",)), False),
+        (Weights(of="critic"), False),
+        (Vectors(counts=True), False),
+        (VectorSets(), False),
+    ],
+)
+def test_what_is_shared_says_whether_clients_must_be_of_one_architecture(entry: Entry, one: bool) -> None:
+    assert Exchange(up={"it": entry}).needs_one_architecture == one
+    assert Exchange(down={"other": VectorSets(), "it": entry}).needs_one_architecture == one
+
+
+def test_the_algorithms_that_need_one_architecture() -> None:
+    averaging = {algo for algo, row in CATALOG.items() if row.exchange.needs_one_architecture}
+    assert averaging == {"fedavg", "fedplvm", "protofed", "fedproto-avg"}
+    assert not Exchange().needs_one_architecture
 
 
 def test_a_report_survives_a_round_trip() -> None:
