@@ -36,7 +36,7 @@ from protofl_common.messages import (
     unpack_report,
     unpack_site_card,
 )
-from protofl_common.models import build_model
+from protofl_common.models.build import build_model
 from protofl_common.prototypes import Prototypes
 
 UP: Declared = {"prototypes": Vectors(counts=True)}
