@@ -27,7 +27,7 @@ def test_pyproject_holds_every_key_in_the_documented_order() -> None:
 @pytest.mark.parametrize("algo", CATALOG)
 def test_defaults_suit_every_algorithm_and_survive_a_round_trip(algo: str) -> None:
     settings = Settings.from_run_config(default_run_config() | {"algo": algo})
-    assert isinstance(settings.algorithm, CATALOG[algo].settings)
+    assert isinstance(settings.hparams, CATALOG[algo].hparams)
     assert Settings.from_run_config(default_run_config() | to_run_config(settings)) == settings
 
 

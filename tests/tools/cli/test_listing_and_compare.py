@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
 from protofl_common.backbones.names import EMBEDDED
 from protofl_common.catalog import CATALOG
 from protofl_common.datasets.names import DATASETS, PARTITIONS
+from protofl_common.exchange import Exchange, Weights
 from protofl_common.models.groups import ARCHITECTURES, GROUPS
 from protofl_common.tools.cli import main
 from tests.tools.fakes import write_run
@@ -41,7 +44,19 @@ def test_what_crosses_the_wire_is_said(capsys: pytest.CaptureFixture[str]) -> No
     main(["list", "algorithms"])
     out = capsys.readouterr().out
     assert "Local (baseline: every client trains alone). Down: nothing. Up: nothing." in out
-    assert "Up: prototypes, class counts." in out
+    assert "Down: prototypes. Up: prototypes (with class counts)." in out
+    assert "Down: prototypes, local_sets (every client's prototypes). Up: prototypes (with class counts)." in out
+    assert "Up: weights, prototypes (several per class)." in out
+
+
+def test_a_part_and_another_module_are_named_too(capsys: pytest.CaptureFixture[str]) -> None:
+    row = replace(
+        CATALOG["fedavg"],
+        exchange=Exchange(up={"weights": Weights(parts=("body.",)), "critic": Weights(of="critic")}),
+    )
+    with mock.patch.dict(CATALOG, {"mine": row}):
+        main(["list", "algorithms"])
+    assert "Down: nothing. Up: weights (body.), critic (of critic)." in capsys.readouterr().out
 
 
 def test_compare_shows_figures_and_the_settings_that_differ(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
