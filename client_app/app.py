@@ -17,7 +17,7 @@ from flwr.clientapp import ClientApp
 from client_app.algorithms import client_half
 from client_app.algorithms.base import ClientAlgorithm
 from client_app.eager import without_compiler
-from client_app.evaluation import evaluate
+from client_app.evaluation import Evaluation, evaluate
 from client_app.failures import reason_of
 from client_app.handover import hand_over
 from client_app.insight import insight_of
@@ -75,10 +75,10 @@ def _train_round(message: Message, context: Context) -> RecordDict:
     with clock("load"):
         site, instructions, algorithm, states = _open(message, context)
         site.load_data()
-    correct: dict[str, int] = {}
+    evaluation = Evaluation()
     if instructions.evaluate:
         with clock("evaluate"):
-            correct = _evaluate(site, algorithm, _predicting(site, algorithm))
+            evaluation = _evaluate(site, algorithm, _predicting(site, algorithm))
     with clock("train"):
         losses = algorithm.fit()
     with clock("prototypes"):
@@ -86,9 +86,9 @@ def _train_round(message: Message, context: Context) -> RecordDict:
     with clock("save"):
         if tensors := algorithm.packed_state():
             states.save(ClientState(instructions.round, site.arch, tensors))
-    row = site.settings.row
+    report = _report(site, instructions, evaluation, losses, clock)
     content = pack_payload(upload, site.settings.exchange.up)
-    content["report"] = pack_report(_report(site, instructions, correct, losses, clock), row.reported_losses)
+    content["report"] = pack_report(report, site.settings.row.reported_losses, site.metrics)
     return content
 
 
@@ -99,13 +99,13 @@ def _final_evaluation(message: Message, context: Context) -> RecordDict:
         _ = site.test_set
     with clock("evaluate"):
         prototypes = _predicting(site, algorithm)
-        correct = _evaluate(site, algorithm, prototypes)
+        evaluation = _evaluate(site, algorithm, prototypes)
     statistics = None if site.insight == "none" else insight_of(site, algorithm)
     with clock("save"):
-        hand_over(site, algorithm, states, prototypes, correct, instructions)
+        hand_over(site, algorithm, states, prototypes, evaluation.correct, instructions)
         states.finish(instructions.round)
     content = pack_payload(Payload(insight=statistics), statistics_declared(site.insight))
-    content["report"] = pack_report(_report(site, instructions, correct, {}, clock), ())
+    content["report"] = pack_report(_report(site, instructions, evaluation, {}, clock), (), site.metrics)
     return content
 
 
@@ -134,7 +134,7 @@ def _predicting(site: Site, algorithm: ClientAlgorithm[Any]) -> Prototypes | Non
     return chosen(prototypes, site.train_set.labels.unique())
 
 
-def _evaluate(site: Site, algorithm: ClientAlgorithm[Any], prototypes: Prototypes | None) -> dict[str, int]:
+def _evaluate(site: Site, algorithm: ClientAlgorithm[Any], prototypes: Prototypes | None) -> Evaluation:
     return evaluate(
         algorithm.evaluation_model(),
         site.test_set,
@@ -142,17 +142,20 @@ def _evaluate(site: Site, algorithm: ClientAlgorithm[Any], prototypes: Prototype
         prototypes,
         similarity=algorithm.similarity,
         with_head=algorithm.predicts_with_head,
+        metrics=site.settings.metrics,
+        num_classes=site.num_classes,
     )
 
 
 def _report(
-    site: Site, instructions: Instructions, correct: dict[str, int], losses: dict[str, float], clock: Stopwatch
+    site: Site, instructions: Instructions, evaluation: Evaluation, losses: dict[str, float], clock: Stopwatch
 ) -> Report:
     return Report(
         round=instructions.round,
         train_samples=len(site.data.train_labels),
         test_samples=len(site.data.test_labels),
-        correct=correct,
+        correct=evaluation.correct,
+        metrics=evaluation.metrics,
         losses=losses,
         seconds=clock.seconds,
     )

@@ -2,12 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
 import torch
 from torch import Tensor
 
 from client_app.data import Samples
+from protofl_common.evaluation_metrics import evaluate_metrics
+from protofl_common.models.calibration import class_scores
 from protofl_common.models.split import SplitModel
-from protofl_common.prototypes import Prototypes, nearest_label
+from protofl_common.prototypes import Prototypes, distances
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Of a client's test samples, for each way to predict: ``head`` (the logits) and, given any, ``prototype``."""
+
+    correct: dict[str, int] = field(default_factory=dict)
+    """Right predictions."""
+    metrics: dict[str, float] = field(default_factory=dict)
+    """``head/auc`` …, where asked for (`evaluation_metrics.py`)."""
 
 
 @torch.inference_mode()
@@ -18,21 +34,45 @@ def evaluate(
     prototypes: Prototypes | None = None,
     similarity: str = "l2",
     with_head: bool = True,
-) -> dict[str, int]:
-    """Correct predictions on ``data``: ``head`` (argmax of the logits) and, given prototypes, ``prototype``.
+    metrics: Sequence[str] = (),
+    num_classes: int = 0,
+) -> Evaluation:
+    """Predict ``data`` by the head and, given prototypes, by the nearest one; ``similarity`` as in `distances`.
 
-    ``similarity``: how prototypes are compared with, see `nearest_label`.
+    ``num_classes`` is needed where there are ``metrics``.
     """
     model.eval()
     hits: dict[str, Tensor] = {}
+    scores: dict[str, list[Tensor]] = {}
     for inputs, labels in zip(data.inputs.split(batch_size), data.labels.split(batch_size), strict=True):
         features = model.body(inputs)
-        predictions = {"head": model.head(features).argmax(1)} if with_head else {}
+        predicted = {}
+        if with_head:
+            logits = model.head(features)
+            predicted["head"] = logits.argmax(1)
+            if metrics:
+                scores.setdefault("head", []).append(logits)
         if prototypes is not None and len(prototypes):
-            predictions["prototype"] = nearest_label(features, prototypes, similarity)
-        for name, predicted in predictions.items():
-            hits[name] = hits.get(name, 0) + (predicted == labels).sum()
-    return {name: int(count) for name, count in hits.items()}
+            distances_BP = distances(features, prototypes, similarity)
+            predicted["prototype"] = prototypes.labels[distances_BP.argmin(dim=1)]
+            if metrics:
+                of_classes = class_scores(distances_BP, prototypes.labels, num_classes)
+                scores.setdefault("prototype", []).append(of_classes)
+        for name, labels_found in predicted.items():
+            hits[name] = hits.get(name, 0) + (labels_found == labels).sum()
+    figures = {
+        f"{name}/{metric}": value
+        for name, parts in scores.items()
+        for metric, value in evaluate_metrics(metrics, _finite(torch.cat(parts)), data.labels.cpu().numpy()).items()
+    }
+    return Evaluation({name: int(count) for name, count in hits.items()}, figures)
+
+
+def _finite(scores_NC: Tensor) -> np.ndarray:
+    """With a number below all others in the place of −∞."""
+    scores = scores_NC.double().cpu().numpy()
+    lowest = scores[np.isfinite(scores)].min(initial=0.0) - 1
+    return np.where(np.isfinite(scores), scores, lowest)
 
 
 @torch.inference_mode()

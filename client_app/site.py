@@ -16,7 +16,8 @@ from protofl_common.backbones.cache import cached_features
 from protofl_common.backbones.extract import feature_widths
 from protofl_common.datasets import UNLABELLED, ClientData, open_client_data
 from protofl_common.datasets.store import cache_root, digest
-from protofl_common.messages import Instructions, Limits, RefusedMessage, SiteCard, Template
+from protofl_common.evaluation_metrics import declared_metrics
+from protofl_common.messages import INFERENCES, Instructions, Limits, RefusedMessage, SiteCard, Template
 from protofl_common.models.initial import initial_model
 from protofl_common.models.split import SplitModel
 from protofl_common.options import SettingsError
@@ -118,6 +119,11 @@ class Site:
     def num_classes(self) -> int:
         """C, of the whole data set."""
         return len(self.data.classes)
+
+    @property
+    def metrics(self) -> set[str]:
+        """What a report may hold beside accuracy."""
+        return declared_metrics(self.settings.metrics, INFERENCES, self.num_classes)
 
     def limits(self, weights: Mapping[str, Template]) -> Limits:
         """What this site accepts from the server; ``weights``: the arrays of each declared entry of weights."""

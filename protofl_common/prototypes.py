@@ -100,11 +100,6 @@ def by_class(prototypes: Prototypes, num_classes: int) -> tuple[Tensor, Tensor]:
     return table_CD, held_C
 
 
-def nearest_label(features_ND: Tensor, prototypes: Prototypes, similarity: str = "l2") -> Tensor:
-    """The label [N] of the nearest prototype (FedProto Eq. 2); ``similarity`` as in `distances`."""
-    return prototypes.labels[distances(features_ND, prototypes, similarity).argmin(dim=1)]
-
-
 def chosen(prototypes: Prototypes, among: Tensor) -> Prototypes:
     """The prototypes of the labels ``among`` [K] int64; all of them if none is of these labels."""
     of_these = torch.isin(prototypes.labels, among)
@@ -114,7 +109,7 @@ def chosen(prototypes: Prototypes, among: Tensor) -> Prototypes:
 
 
 def distances(features_ND: Tensor, prototypes: Prototypes, similarity: str = "l2") -> Tensor:
-    """Distances [N, P] of features from prototypes.
+    """Distances [N, P] of features from prototypes; the nearest one predicts (FedProto Eq. 2).
 
     ``similarity``: ``l2``, the Euclidean distance, or ``cosine`` (FedPCL), that of the vectors scaled to length 1,
     √(2 − 2 cos), which has the order of the angle.

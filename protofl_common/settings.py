@@ -18,11 +18,13 @@ from typing import Any
 from protofl_common.backbones.names import EMBEDDED, is_allowed, parse_backbones
 from protofl_common.catalog import CATALOG, MERGINGS, Algorithm, Hparams
 from protofl_common.datasets.names import DATASETS, PARTITIONS
+from protofl_common.evaluation_metrics import metric_names
 from protofl_common.exchange import Exchange
 from protofl_common.insight import LEVELS
 from protofl_common.models.groups import ARCHITECTURES, GROUPS, HEADS, ORTHOGONAL_SHARED, PROJECTION, architecture_of
 from protofl_common.options import Scalar, SettingsError, keys_of, option, read_section, unknown_keys
 from protofl_common.plugins import algorithm_named, installed, read_hparams
+from protofl_common.python_names import is_python_name
 from protofl_common.text import is_plain_name
 
 PARTITION_KEYS = ("partition-id", "num-partitions")
@@ -50,6 +52,7 @@ class RunSettings:
     resume: bool = option()
     report: bool = option()
     insight: str = option(choices=LEVELS)
+    metrics: str = option()
     tensorboard: bool = option()
 
 
@@ -158,6 +161,11 @@ class Settings:
         return self.hparams.exchange(self.row.exchange)
 
     @property
+    def metrics(self) -> tuple[str, ...]:
+        """Names of the metrics that are computed beside accuracy."""
+        return metric_names(self.run.metrics)
+
+    @property
     def backbones(self) -> tuple[str, ...]:
         """Names of the frozen backbones in front of every client's model; () for none."""
         named = self.model.backbones
@@ -230,7 +238,11 @@ def _permission_problems(node: Mapping[str, Scalar], config: Mapping[str, Scalar
 def _modules_named(config: Mapping[str, Scalar]) -> list[tuple[str, str]]:
     """What a run would have imported beside this app: (``key = value``, the module)."""
     points = {} if (algo := str(config.get("algo"))) in CATALOG else installed()
-    return [(f"algo = {algo!r}", points[algo].module)] if algo in points else []
+    found = [(f"algo = {algo!r}", points[algo].module)] if algo in points else []
+    for key in ("metrics", "dataset", "arch", "models"):
+        names = filter(is_python_name, map(str.strip, str(config.get(key)).split(",")))
+        found += [(f"{key} = {name!r}", name.partition(":")[0]) for name in names]
+    return found
 
 
 _NOT_ALLOWED = "not allowed on this site; its operator may"
@@ -241,6 +253,10 @@ def _run_problems(run: RunSettings | None) -> list[str]:
         return []
     if run.run_name and not is_plain_name(run.run_name):
         return [f"run-name = {run.run_name!r}: must be a plain folder name, without slashes"]
+    try:
+        metric_names(run.metrics)
+    except SettingsError as error:
+        return [str(error)]
     if run.resume and not run.run_name:
         return ["resume = true: run-name must name the run that shall go on"]
     return []

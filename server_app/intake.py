@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
 from flwr.app import Message
@@ -80,6 +80,8 @@ class Expected:
     limits: Limits
     losses: tuple[str, ...] = ()
     """Names of the losses that the report holds."""
+    metrics: Collection[str] = ()
+    """Names of the metrics that the report may hold."""
     training: bool = True
     """Whether the sites were asked to train: then everything in ``declared`` must be there."""
 
@@ -95,7 +97,7 @@ def take(replies: Iterable[Message], expected: Expected, federation: Federation,
         outcome.bytes_up += payload_bytes(reply.content)
         try:
             check_size(reply.content, expected.declared, expected.limits)
-            report = unpack_report(reply.content, expected.server_round, expected.losses)
+            report = unpack_report(reply.content, expected.server_round, expected.losses, expected.metrics)
             payload = unpack_payload(reply.content, expected.declared, expected.limits, required=expected.training)
             check_claims(report, payload, federation.cards[site], expected.training)
         except RefusedMessage as refusal:

@@ -8,8 +8,10 @@ from typing import Any
 
 from flwr.app import Message, MessageType, RecordDict
 
+from protofl_common.evaluation_metrics import declared_metrics
 from protofl_common.exchange import statistics_declared
 from protofl_common.messages import (
+    INFERENCES,
     Instructions,
     Limits,
     pack_instructions,
@@ -36,7 +38,8 @@ def train_round(strategy: Strategy, run_name: str, number: int, send: Send) -> O
     start = time.monotonic()
     replies = send(messages, settings.round_timeout)
     arrived = time.monotonic()
-    expected = Expected(number, strategy.expected_up(number), _limits(strategy), strategy.row.reported_losses)
+    declared, losses = strategy.expected_up(number), strategy.row.reported_losses
+    expected = Expected(number, declared, _limits(strategy), losses, _metrics(strategy))
     uploads = take(replies, expected, federation, outcome)
     uploads = in_proportion(uploads, settings.max_norm_ratio, outcome)
     sent = {upload.site: upload.payload.vectors() for upload in uploads}
@@ -54,7 +57,8 @@ def final_evaluation(strategy: Strategy, run_name: str, number: int, send: Send)
     instructions = Instructions(number, run_name, True, federation.lineage)
     outcome, messages = _messages(strategy, MessageType.EVALUATE, instructions, in_order(federation.node_of))
     replies = send(messages, settings.federation.round_timeout)
-    expected = Expected(number, statistics_declared(settings.run.insight), _limits(strategy), training=False)
+    declared = statistics_declared(settings.run.insight)
+    expected = Expected(number, declared, _limits(strategy), metrics=_metrics(strategy), training=False)
     uploads = take(replies, expected, federation, outcome)
     statistics = {upload.site: upload.payload.statistics() for upload in uploads}
     outcome.insights = {site: one for site, one in statistics.items() if one is not None}
@@ -76,6 +80,11 @@ def _messages(
         content = RecordDict({**packed, "round": pack_instructions(instructions)})
         messages.append(Message(content, strategy.federation.node_of[site], kind, group_id=str(instructions.round)))
     return outcome, messages
+
+
+def _metrics(strategy: Strategy) -> set[str]:
+    """Names of the metrics that a report may hold."""
+    return declared_metrics(strategy.settings.metrics, INFERENCES, strategy.num_classes)
 
 
 def _limits(strategy: Strategy) -> Limits:

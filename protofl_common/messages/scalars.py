@@ -48,6 +48,8 @@ class Report:
     """Correct test predictions per inference (`INFERENCES`), with what was received."""
     losses: dict[str, float] = field(default_factory=dict)
     """Mean over the round's training samples: ``total`` and each of its terms (`Algorithm.reported_losses`)."""
+    metrics: dict[str, float] = field(default_factory=dict)
+    """``head/auc`` …: what the setting ``metrics`` asks for (`evaluation_metrics.py`)."""
     seconds: dict[str, float] = field(default_factory=dict)
     """Per phase of the client's round (`PHASES`)."""
 
@@ -122,12 +124,12 @@ def unpack_site_card(content: RecordDict) -> SiteCard:
     return dataclasses.replace(card, input_shape=shape, classes=tuple(card.classes), holds=tuple(held))
 
 
-def pack_report(report: Report, losses: Collection[str]) -> MetricRecord:
+def pack_report(report: Report, losses: Collection[str], metrics: Collection[str] = ()) -> MetricRecord:
     """The record ``report`` of a reply: dictionaries become dotted names.
 
-    ValueError for a name that is not declared: one of ``losses``, `INFERENCES` and `PHASES`.
+    ValueError for a name that is not declared: one of ``losses``, ``metrics``, `INFERENCES` and `PHASES`.
     """
-    names = {"losses": losses, "correct": INFERENCES, "seconds": PHASES}
+    names = {"losses": losses, "metrics": metrics, "correct": INFERENCES, "seconds": PHASES}
     for group, declared in names.items():
         if odd := sorted(getattr(report, group).keys() - set(declared)):
             raise ValueError(f"{group}.{odd[0]} is not declared; choose from {', '.join(declared)}")
@@ -140,8 +142,10 @@ def pack_report(report: Report, losses: Collection[str]) -> MetricRecord:
     return MetricRecord(flat)
 
 
-def unpack_report(content: RecordDict, expected_round: int, losses: Collection[str]) -> Report:
-    """The record ``report``, checked; ``losses``: the names that its losses may have.
+def unpack_report(
+    content: RecordDict, expected_round: int, losses: Collection[str], metrics: Collection[str] = ()
+) -> Report:
+    """The record ``report``, checked; ``losses`` and ``metrics``: the names that these may have.
 
     Raises
     ------
@@ -152,17 +156,17 @@ def unpack_report(content: RecordDict, expected_round: int, losses: Collection[s
     if set(content.metric_records) != {"report"} or content.config_records:
         raise RefusedMessage("records other than a report")
     flat = content.metric_records["report"]
-    if len(flat) > _MAX_SCALARS:
+    if len(flat) > _MAX_SCALARS + len(metrics):
         raise RefusedMessage(f"a report of {len(flat)} numbers")
-    names = {"losses": losses, "correct": INFERENCES, "seconds": PHASES}
+    names = {"losses": losses, "metrics": metrics, "correct": INFERENCES, "seconds": PHASES}
     plain: dict[str, int] = {}
-    nested: dict[str, dict[str, float]] = {"correct": {}, "losses": {}, "seconds": {}}
+    nested: dict[str, dict[str, float]] = {"correct": {}, "losses": {}, "metrics": {}, "seconds": {}}
     for name, value in flat.items():
         if type(value) not in (int, float) or not abs(value) <= _LARGEST:  # type: ignore[arg-type]
             raise RefusedMessage(f"a report whose {name} is not a finite number of at most {_LARGEST:g}")
         assert isinstance(value, (int, float))
         group, _, key = name.partition(".")
-        if group in names and key in names[group] and (group == "losses" or value >= 0):
+        if group in names and key in names[group] and (group in ("losses", "metrics") or value >= 0):
             nested[group][key] = value
         elif name in ("round", "train_samples", "test_samples") and isinstance(value, int) and value >= 0:
             plain[name] = value
@@ -175,7 +179,7 @@ def unpack_report(content: RecordDict, expected_round: int, losses: Collection[s
     correct = {name: int(value) for name, value in nested["correct"].items()}
     if any(value > plain["test_samples"] for value in correct.values()):
         raise RefusedMessage("more correct predictions than test samples")
-    return Report(**plain, correct=correct, losses=nested["losses"], seconds=nested["seconds"])
+    return Report(**plain, **nested | {"correct": correct})  # type: ignore[arg-type]
 
 
 def _from_config(kind: type[_Card], content: RecordDict, name: str) -> _Card:
