@@ -197,14 +197,13 @@ class Settings:
         choices = f"choose from {', '.join(NODE_KEYS)}"
         problems = [f"node-config: {line}; {choices}" for line in unknown_keys(node, NODE_KEYS)]
         problems += unknown_keys(config, _likely_first(str(config.get("algo"))))
-        sections = {name: read_section(section, config, problems) for name, section in SECTIONS.items()}
-        tables = {name: read_section(row.hparams, config, problems, prefix=f"{name}.") for name, row in CATALOG.items()}
-        problems += _run_problems(sections["run"])
-        problems += _device_problems(sections["machine"])
-        problems += _backbone_problems(sections["model"])
-        denied = _permission_problems(node, config)
+        denied, late = _permission_problems(node, config), list[str]()
+        tables = {name: read_section(row.hparams, config, late, prefix=f"{name}.") for name, row in CATALOG.items()}
         hparams = None if denied else _hparams(config, tables, problems)
-        if problems := problems + denied:
+        sections = {name: read_section(section, config, problems) for name, section in SECTIONS.items()}
+        problems += late + _run_problems(sections["run"]) + _device_problems(sections["machine"])
+        problems += _backbone_problems(sections["model"]) + denied
+        if problems:
             raise SettingsError("\n".join(problems))
         return cls(**sections, hparams=hparams)  # type: ignore[arg-type]
 
@@ -226,7 +225,7 @@ def _permission_problems(node: Mapping[str, Scalar], config: Mapping[str, Scalar
     problems = []
     if config.get("download") is True and not allowed["allow-download"]:
         problems.append(f"download = true: {_NOT_ALLOWED} set allow-download=true (node config)")
-    for key, module in _modules_named(config):
+    for key, module in _modules_named({key: value for key, value in config.items() if key not in node}):
         if module not in map(str.strip, str(allowed["allow-python"]).split(",")):
             problems.append(f"{key}: {_NOT_ALLOWED} name {module} in allow-python (node config)")
     for name in map(str.strip, str(config.get("backbones")).split(",")):
