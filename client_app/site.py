@@ -139,7 +139,8 @@ class Site:
             raise RefusedMessage(f"round.lineage is {lineage.text!r} in the Flower run {self.run_id}")
         machine = self.settings.machine
         root = Path(machine.state_dir) if machine.state_dir else Path(self.settings.run.out_dir)
-        return StateFolder(root / instructions.run_name / "clients", self.name, lineage, wary=self.real)
+        use = f"{self.settings.run.algo} ({digest(repr(self.settings.exchange))})"
+        return StateFolder(root / instructions.run_name / "clients", self.name, lineage, wary=self.real, use=use)
 
     def card(self, weights: Mapping[str, Template]) -> SiteCard:
         """How this site introduces itself; ``weights``: the arrays of each entry of weights that it exchanges."""

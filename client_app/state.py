@@ -42,11 +42,13 @@ class ClientState:
 class StateFolder:
     """The states of one client in one run."""
 
-    def __init__(self, folder: Path, site: str, lineage: Lineage, *, wary: bool = False) -> None:
+    def __init__(self, folder: Path, site: str, lineage: Lineage, *, wary: bool = False, use: str = "") -> None:
         self.folder = folder / site
         self.lineage = lineage
         self.wary = wary
         """Whether only states of the present Flower run may be removed, and never its newest."""
+        self.use = use
+        """The algorithm and what it exchanges: a private model must not come into the hands of one that uploads it."""
 
     def load(self, before: int, arch: str, device: torch.device) -> ClientState | None:
         """The last state before the round ``before`` that counts; None if there is none.
@@ -54,7 +56,7 @@ class StateFolder:
         Raises
         ------
         StateError
-            If the file is damaged, or was written for another architecture.
+            If the file is damaged, or was written for another architecture, algorithm or exchange.
         """
         key = self._last(before)
         if key is None:
@@ -68,6 +70,8 @@ class StateFolder:
             raise StateError(f"{path} is not a state of this version ({FORMAT}); remove it to start afresh")
         if facts["arch"] != arch:
             raise StateError(f"{path} holds a {facts['arch']}, but this client is now a {arch}")
+        if facts["use"] != self.use:
+            raise StateError(f"{path} was kept under {facts['use']}, and is not for {self.use}")
         return ClientState(key[0], arch, tensors)
 
     def save(self, state: ClientState) -> None:
@@ -75,8 +79,9 @@ class StateFolder:
         start = self._last(state.round)
         self._tidy(start)
         path = self._path((state.round, self.lineage.run_id))
+        facts = {"format": FORMAT, "round": str(state.round), "arch": state.arch, "use": self.use}
         try:
-            write_tensors(path, state.tensors, {"format": FORMAT, "round": str(state.round), "arch": state.arch})
+            write_tensors(path, state.tensors, facts)
         except TensorFileError as error:
             kept = f"the state after round {start[0]}" if start else "no older state"
             raise StateError(f"round {state.round} is lost on this client, which keeps {kept}: {error}") from error

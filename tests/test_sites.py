@@ -232,6 +232,23 @@ def test_a_whole_run_leaves_another_runs_model_alone(tmp_path: Path) -> None:
     assert old.read_bytes() == before
 
 
+@pytest.mark.parametrize("changes", [{"algo": "fedper"}, {"algo": "fedproto", "fedproto__lambda": 2.0}])
+def test_a_private_model_does_not_come_into_an_algorithm_that_uploads_it(
+    changes: dict[str, Any], tmp_path: Path
+) -> None:
+    """A server that names an earlier run of FedProto gets its model trained on, but by FedProto only."""
+    node = SITE | SIMULATED | {"state-dir": str(tmp_path / "state")}
+    setting = {"run_name": "mine", "dataset": "digits", "partition": "iid", "rounds": 1, "models": "htcnn-1"}
+    run_federation(run_config(tmp_path / "a", algo="fedproto", **setting), nodes={7: node}, run_id=11)
+    values = {"round": 2, "run_name": "mine", "evaluate": False, "lineage": "11:1,4711"}
+    message = Message(RecordDict({"round": ConfigRecord(values)}), 7, MessageType.TRAIN, group_id="2")
+    reply = answer(node, run_config(tmp_path / "b", **setting | changes), message)
+    if changes["algo"] == "fedproto":
+        assert not reply.has_error()
+    else:
+        assert reply.error.reason.startswith("StateError")
+
+
 # -- who else on the machine sees it ----------------------------------------------------------------------------------
 
 

@@ -110,6 +110,12 @@ def test_a_state_of_another_architecture_is_an_error(tmp_path: Path) -> None:
         folder(tmp_path).load(4, "resnet10", CPU)
 
 
+def test_a_state_is_not_for_another_algorithm(tmp_path: Path) -> None:
+    StateFolder(tmp_path, "site-1", FIRST, use="local (0a)").save(some_state())
+    with pytest.raises(StateError, match=r"was kept under local \(0a\), and is not for fedper \(0b\)"):
+        StateFolder(tmp_path, "site-1", FIRST, use="fedper (0b)").load(4, "cnn4", CPU)
+
+
 def test_a_damaged_file_is_an_error_that_names_it(tmp_path: Path) -> None:
     (tmp_path / "site-1").mkdir()
     (tmp_path / "site-1" / "000003-11.safetensors").write_bytes(b"not a state at all")
