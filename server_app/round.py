@@ -8,6 +8,7 @@ from typing import Any
 
 from flwr.app import Message, MessageType, RecordDict
 
+from protofl_common.attributes import restore_attributes
 from protofl_common.evaluation_metrics import declared_metrics
 from protofl_common.exchange import statistics_declared
 from protofl_common.messages import (
@@ -19,8 +20,9 @@ from protofl_common.messages import (
     payload_bytes,
 )
 from protofl_common.text import in_order
-from server_app.intake import Expected, Outcome, in_proportion, take
+from server_app.intake import Expected, Outcome, Upload, in_proportion, take
 from server_app.sampling import sample_sites
+from server_app.screen import say
 from server_app.strategies.base import ServerStrategy
 
 Strategy = ServerStrategy[Any]
@@ -46,9 +48,23 @@ def train_round(strategy: Strategy, run_name: str, number: int, send: Send) -> O
     outcome.uploads = {site: one for site, one in sent.items() if one is not None}
     outcome.void = len(uploads) < settings.min_replies
     if not outcome.void:
-        outcome.metrics = strategy.merge(uploads)
+        _merge(strategy, uploads, outcome)
     outcome.seconds = {"exchange": arrived - start, "aggregate": time.monotonic() - arrived}
     return outcome
+
+
+def _merge(strategy: Strategy, uploads: list[Upload], outcome: Outcome) -> None:
+    """The server's step; where it would leave NaN or infinity, the state from before the round stays."""
+    before = strategy.packed_state()
+    metrics = strategy.merge(uploads)
+    after = strategy.packed_state()
+    odd = [name for name, value in after.items() if value.is_floating_point() and not value.isfinite().all()]
+    if odd:
+        restore_attributes(strategy, strategy.state, before)
+        outcome.void = True
+        say(f"  void: {odd[0]} would no longer be finite after this round; the server keeps what it had")
+    else:
+        outcome.metrics = metrics
 
 
 def final_evaluation(strategy: Strategy, run_name: str, number: int, send: Send) -> Outcome:

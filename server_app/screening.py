@@ -38,6 +38,8 @@ def check_claims(report: Report, payload: Payload, card: SiteCard, training: boo
     if insight is not None and insight.labels is not None and len(insight.labels) > report.test_samples:
         raise RefusedMessage(f"{len(insight.labels)} insight features, but {report.test_samples} samples for testing")
     for vectors in (value for value in payload.entries.values() if isinstance(value, Prototypes)):
+        if len(vectors) > report.train_samples:
+            raise RefusedMessage(f"{len(vectors)} prototypes of {report.train_samples} training samples")
         if alien := sorted(set(vectors.labels.tolist()) - set(card.holds)):
             names = ", ".join(card.classes[label] for label in alien[:3])
             raise RefusedMessage(f"a prototype of a class that it did not declare when it joined: {names}")

@@ -21,6 +21,8 @@ from protofl_common.prototypes import Prototypes
 
 MAX_SETS = 10_000
 """Clients whose prototypes a message may carry."""
+NOT_NEGATIVE = ("running_var", "num_batches_tracked")
+"""Buffers of batch normalisation; a negative variance makes every feature NaN."""
 StateDict = dict[str, Tensor]
 Value = Prototypes | tuple[Prototypes, ...] | StateDict | Insight
 
@@ -201,7 +203,10 @@ def _unpack_weights(name: str, record: ArrayRecord, entry: Weights, limits: Limi
     if set(record) != set(template):
         odd = sorted(set(record) ^ set(template))
         raise RefusedMessage(f"{name} that do not fit the model: {', '.join(odd[:3])}{' …' if odd[3:] else ''}")
-    return {key: decoded(record[key], f"{name} {key}", dtype, shape) for key, (dtype, shape) in template.items()}
+    found = {key: decoded(record[key], f"{name} {key}", dtype, shape) for key, (dtype, shape) in template.items()}
+    if below := [key for key, value in found.items() if key.endswith(NOT_NEGATIVE) and (value < 0).any()]:
+        raise RefusedMessage(f"{name} {below[0]}: below 0")
+    return found
 
 
 def _bytes_of_weights(name: str, entry: Weights, limits: Limits) -> int:
