@@ -10,6 +10,7 @@ from flwr.serverapp import Grid, ServerApp
 
 from protofl_common.datasets import DataError, check_data_settings
 from protofl_common.options import SettingsError
+from protofl_common.run_folder import Seconds
 from protofl_common.settings import Settings
 from protofl_common.tensorfile import TensorFileError
 from server_app.checkpoint import alone_in, starting_point
@@ -70,7 +71,7 @@ def run_rounds(strategy: ServerStrategy, results: Results) -> None:
         _, figures = strategy.aggregate_train(number, replies)
         done = time.monotonic()
         strategy.outcome.late = exchange.late
-        seconds = {"total": done - start, "exchange": exchanged - start, "aggregate": done - exchanged}
+        seconds: Seconds = {"total": done - start, "exchange": exchanged - start, "aggregate": done - exchanged}
         results.add_round(number, strategy, seconds, dict(figures or {}))
         results.keep(number, strategy)
         void = void + 1 if strategy.outcome.void else 0

@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from protofl_common.backbones.backbone import Backbone
 from protofl_common.backbones.load import load_backbone
+from protofl_common.backbones.network import Backbone
 from protofl_common.datasets.raw import Images
 
 
