@@ -12,7 +12,7 @@ import traceback
 
 from client_app.state import StateError
 from client_app.training import TrainingError
-from protofl_common.backbones.backbone import BackboneError
+from protofl_common.backbones.network import BackboneError
 from protofl_common.datasets import DataError
 from protofl_common.messages import RefusedMessage
 from protofl_common.options import SettingsError

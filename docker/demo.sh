@@ -32,4 +32,4 @@ if [ -z "${KEEP:-}" ]; then trap down EXIT; fi
 trap 'exit 130' INT TERM
 compose up --detach || failed "the federation does not start"
 operator sh /app/docker/submit.sh "$config run-name=\"$name\"" || failed "the run failed"
-operator python /app/docker/result.py "/results/runs/$name" || failed "the run left no result"
+operator env PYTHONPATH=/app python /app/docker/result.py "/results/runs/$name" || failed "the run left no result"

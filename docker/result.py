@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
+
+from protofl_common.options import SettingsError
+from protofl_common.run_folder import RunFolder
 
 
 def main(folder: Path) -> int:
     """The final accuracies, by site."""
     try:
-        summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
-    except OSError as error:
+        summary = RunFolder(folder).finished_summary()
+    except SettingsError as error:
         print(error)
         return 1
     print(f"\n{summary['algorithm']} on {summary['dataset']}, {summary['rounds']} rounds")

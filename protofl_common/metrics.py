@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+
+from protofl_common.run_folder import RoundRow
 
 
 def over_clients(accuracies: Sequence[float], test_samples: Sequence[int]) -> dict[str, float]:
@@ -43,7 +44,7 @@ def mean_of_part(accuracies: Sequence[float], part: str) -> float:
     return math.fsum(some) / len(some)
 
 
-def of_all_sites(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def of_all_sites(rows: Sequence[RoundRow]) -> list[RoundRow]:
     """The rows of ``metrics.jsonl`` in which as many sites were asked, and at least as many answered, as in the last.
 
     With ``participation`` below 1 that is the final evaluation: the best of means over ever other clients would tell
@@ -52,7 +53,7 @@ def of_all_sites(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return [row for row in rows if row["asked"] == rows[-1]["asked"] and row["valid"] >= rows[-1]["valid"]]
 
 
-def best_evaluation(rows: Sequence[dict[str, Any]], kind: str) -> dict[str, Any] | None:
+def best_evaluation(rows: Sequence[RoundRow], kind: str) -> RoundRow | None:
     """The row of the highest mean accuracy of this kind, among those `of_all_sites`; None where there is none."""
     evaluated = [row for row in of_all_sites(rows) if kind in row["accuracy"]]
     return max(evaluated, key=lambda row: row["accuracy"][kind]["mean"], default=None)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Any
 
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from protofl_common.datasets import DataError, check_data_settings
 from protofl_common.options import SettingsError
+from protofl_common.run_folder import Seconds
 from protofl_common.settings import Settings
 from protofl_common.tensorfile import TensorFileError
 from server_app.checkpoint import alone_in, starting_point
@@ -20,7 +20,7 @@ from server_app.results import Results, name_of_run
 from server_app.round import final_evaluation, train_round
 from server_app.screen import say
 from server_app.strategies import server_half
-from server_app.strategies.base import ServerStrategy
+from server_app.strategies.base import Strategy
 
 app = ServerApp()
 
@@ -53,7 +53,7 @@ def main(grid: Grid, context: Context) -> None:
         raise error.with_traceback(None) from None
 
 
-def run_rounds(strategy: ServerStrategy[Any], results: Results) -> None:
+def run_rounds(strategy: Strategy, results: Results) -> None:
     """All rounds that are left and the final evaluation, with a checkpoint after each round.
 
     FederationError when several rounds in a row had too few replies.
@@ -69,7 +69,7 @@ def run_rounds(strategy: ServerStrategy[Any], results: Results) -> None:
         federation.await_sites()
         outcome = train_round(strategy, run_name, number, exchange)
         outcome.late = exchange.late
-        seconds = {"total": time.monotonic() - start, **outcome.seconds}
+        seconds: Seconds = {"total": time.monotonic() - start, **outcome.seconds}
         results.add_round(number, strategy, seconds, outcome.metrics)
         results.keep(number, strategy)
         void = void + 1 if outcome.void else 0

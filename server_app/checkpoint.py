@@ -19,6 +19,7 @@ from torch import Tensor
 
 from protofl_common.lineage import Lineage
 from protofl_common.options import Scalar, SettingsError
+from protofl_common.run_folder import SUMMARY
 from protofl_common.settings import Settings, to_run_config
 from protofl_common.tensorfile import read_tensors, write_tensors
 
@@ -85,7 +86,7 @@ def starting_point(settings: Settings, folder: Path, run_id: int) -> Checkpoint:
             hint = "choose another name, or let it go on with resume = true"
             raise SettingsError(f"run-name = {name!r}: {folder} holds a run already; {hint}")
         return Checkpoint(wanted, Lineage(run_id))
-    if (folder / "summary.json").exists():
+    if (folder / SUMMARY).exists():
         raise SettingsError(f"resume = true: nothing to resume, the run {name!r} is complete: {folder}")
     if not (folder / NAME).exists():
         raise SettingsError(f"resume = true: nothing to resume, there is no {folder / NAME}")

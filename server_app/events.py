@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from protofl_common.options import SettingsError
+from protofl_common.run_folder import TROUBLE, RoundRow
 
 
 class Events:
     """Writes `folder`; SettingsError when the package is not there."""
 
-    def __init__(self, folder: Path, rows: list[dict[str, Any]]) -> None:
+    def __init__(self, folder: Path, rows: list[RoundRow]) -> None:
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError as error:
@@ -27,7 +28,7 @@ class Events:
         for row in rows:
             self.add(row)
 
-    def add(self, row: dict[str, Any]) -> None:
+    def add(self, row: RoundRow) -> None:
         """A row of ``metrics.jsonl``; of the final evaluation only its accuracies, as no round belongs to it."""
         for tag, value in accuracies(row).items():
             self.writer.add_scalar(tag, value, row["evaluated-after-round"])
@@ -37,7 +38,7 @@ class Events:
         self.writer.flush()
 
 
-def accuracies(row: dict[str, Any]) -> dict[str, float]:
+def accuracies(row: RoundRow) -> dict[str, float]:
     """``accuracy/prototype/mean`` and the like, in [0, 1]."""
     return {
         f"accuracy/{kind}/{name.replace('%', '-percent')}": value
@@ -46,12 +47,12 @@ def accuracies(row: dict[str, Any]) -> dict[str, float]:
     }
 
 
-def others(row: dict[str, Any]) -> dict[str, float]:
+def others(row: RoundRow) -> dict[str, float]:
     """Losses, bytes, seconds, and how many replies were valid or lost, and why."""
     found = {f"loss/{name}": value for name, value in row["losses"].items()}
     found |= {f"bytes/{way}": value for way, value in row["bytes"].items()}
-    found |= {f"seconds/{phase}": value for phase, value in row["seconds"].items() if phase != "clients"}
+    found |= {f"seconds/{phase}": value for phase, value in row["seconds"].items() if isinstance(value, float)}
     found |= {f"seconds of clients/{phase}": value for phase, value in row["seconds"].get("clients", {}).items()}
-    found |= {f"replies/{kind}": len(row[kind]) for kind in ("failed", "refused", "missing", "late")}
+    found |= {f"replies/{kind}": len(row[kind]) for kind in TROUBLE}
     found |= {f"server/{name}": value for name, value in row.get("server", {}).items()}
     return found | {"replies/valid": row["valid"]}

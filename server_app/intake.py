@@ -20,6 +20,7 @@ from protofl_common.messages import (
     unpack_report,
 )
 from protofl_common.prototypes import Prototypes
+from protofl_common.run_folder import Seconds
 from protofl_common.text import printable
 from server_app.federation import Federation
 from server_app.screening import check_claims, outliers
@@ -55,7 +56,7 @@ class Outcome:
     """Site -> what it told for the report, after the last round."""
     metrics: dict[str, float] = field(default_factory=dict)
     """What the server's step reports."""
-    seconds: dict[str, float] = field(default_factory=dict)
+    seconds: Seconds = field(default_factory=Seconds)
     """Of the exchange and of the server's step."""
     bytes_down: int = 0
     bytes_up: int = 0

@@ -19,19 +19,18 @@ import math
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from protofl_common.datasets import DataError
 from protofl_common.datasets.distribution import ShareCounts, counts_of_shares
-from protofl_common.files import write_text
 from protofl_common.messages import SiteCard
 from protofl_common.prototypes import margins
+from protofl_common.run_folder import MARGINS, SITES, MarginRow, RunFolder, SiteFacts
 from protofl_common.settings import Settings
 from protofl_common.tensorfile import write_tensors
-from server_app.strategies.base import ServerStrategy
+from server_app.strategies.base import Strategy
 
 MOST_ABSENT = 10
 """The data are divided once more only for up to that many times as many partitions as there are sites: a site that
@@ -44,50 +43,35 @@ class Recording:
     def __init__(self, settings: Settings, folder: Path) -> None:
         self.settings = settings
         self.folder = folder
-        self.margins = folder / "prototypes.jsonl"
+        self.files = RunFolder(folder)
 
-    def take_up(self, last: int) -> None:
-        """A resumed run: drop the rows of rounds after ``last``, which will be run again, and half of a line."""
-        if not self.margins.exists():
-            return
-        kept = []
-        for line in self.margins.read_text(encoding="utf-8").splitlines():
-            try:
-                number = json.loads(line)["round"]
-            except (ValueError, TypeError, KeyError):
-                continue
-            if number <= last:
-                kept.append(line + "\n")
-        write_text(self.margins, "".join(kept))
-
-    def sites(self, strategy: ServerStrategy[Any]) -> None:
+    def sites(self, strategy: Strategy) -> None:
         """Before the first round: who takes part, with the division of the data as far as it is known here."""
         self.folder.mkdir(parents=True, exist_ok=True)
         cards = strategy.federation.cards
         divided = self._division(cards)
         self._write_sites(strategy, {site: {"train-classes": counts} for site, counts in divided.items()})
 
-    def add_round(self, number: int, strategy: ServerStrategy[Any]) -> None:
+    def add_round(self, number: int, strategy: Strategy) -> None:
         """The margins and the client prototypes of a round, where there were any."""
         uploads, classes = strategy.outcome.uploads, strategy.num_classes
         if not uploads:
             return
         owned = strategy.global_prototypes
-        row = {
+        row: MarginRow = {
             "round": number,
             "global": None if owned is None else _numbers(margins(owned, classes)),
             "clients": {site: _numbers(margins(one, classes)) for site, one in uploads.items()},
         }
-        with self.margins.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(row, ensure_ascii=False) + "\n")
+        self.files.add(MARGINS, row)
         sets = {site: (one.means, one.labels) for site, one in uploads.items()}
         more = {} if owned is None else {"global-means": owned.means, "global-labels": owned.labels}
         _write_owned(self.folder / "client-prototypes.safetensors", "means", sets, number, more)
 
-    def finish(self, strategy: ServerStrategy[Any]) -> None:
+    def finish(self, strategy: Strategy) -> None:
         """After the final evaluation: who took part in the end, and what clients told."""
         insights = strategy.outcome.insights
-        told: dict[str, dict[str, Any]] = {
+        told: dict[str, SiteFacts] = {
             site: {"train-classes": counts} for site, counts in self._division(strategy.federation.cards).items()
         }
         for site, insight in insights.items():
@@ -104,16 +88,18 @@ class Recording:
             path = self.folder / "test-features.safetensors"
             _write_owned(path, "features", features, self.settings.run.rounds, {})
 
-    def _write_sites(self, strategy: ServerStrategy[Any], told: Mapping[str, Mapping[str, Any]]) -> None:
+    def _write_sites(self, strategy: Strategy, told: Mapping[str, SiteFacts]) -> None:
         cards = strategy.federation.cards
-        facts = {
-            "algorithm": strategy.row.title,
-            "paper": strategy.row.paper,
-            "classes": list(next(iter(cards.values())).classes),
-            "backbones": list(self.settings.backbones),
-            "sites": {site: _facts(card) | dict(told.get(site, {})) for site, card in cards.items()},
-        }
-        write_text(self.folder / "sites.json", json.dumps(facts, ensure_ascii=False) + "\n")
+        self.files.write(
+            SITES,
+            {
+                "algorithm": strategy.row.title,
+                "paper": strategy.row.paper,
+                "classes": list(next(iter(cards.values())).classes),
+                "backbones": list(self.settings.backbones),
+                "sites": {site: {**_facts(card), **told.get(site, {})} for site, card in cards.items()},
+            },
+        )
 
     def _division(self, cards: Mapping[str, SiteCard]) -> dict[str, list[int]]:
         """Site -> training samples of each class, by dividing the data set as the clients did.
@@ -140,7 +126,7 @@ def _fits(card: SiteCard, share: ShareCounts) -> bool:
     return samples == (card.train_samples, card.test_samples) and card.domain == share.domain and held
 
 
-def _facts(card: SiteCard) -> dict[str, Any]:
+def _facts(card: SiteCard) -> SiteFacts:
     return {
         "arch": card.arch,
         "domain": card.domain,

@@ -22,16 +22,31 @@ import os
 import platform
 import shlex
 import time
-from collections import Counter, defaultdict
+from collections import Counter
 from dataclasses import replace
 from importlib.metadata import version
+from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Literal
 
 from protofl_common.files import sync, write_text
 from protofl_common.messages import Report
 from protofl_common.metrics import best_evaluation, over_clients
 from protofl_common.options import SettingsError
+from protofl_common.run_folder import (
+    KINDS,
+    METRICS,
+    SITES,
+    SUMMARY,
+    TROUBLE,
+    Accuracies,
+    Best,
+    ClientRow,
+    RoundRow,
+    RunFolder,
+    Seconds,
+    Summary,
+)
 from protofl_common.settings import Settings, to_run_config
 from protofl_common.tensorfile import write_tensors
 from server_app.checkpoint import Checkpoint
@@ -39,11 +54,7 @@ from server_app.events import Events
 from server_app.intake import Outcome
 from server_app.recording import Recording
 from server_app.screen import final_table, round_line, say
-from server_app.strategies.base import ServerStrategy
-
-ACCURACIES = ("prototype", "head")
-TROUBLE = ("failed", "refused", "missing", "late")
-"""What may become of a reply; a late one was missing in its own round and is not used."""
+from server_app.strategies.base import Strategy
 
 
 def name_of_run(settings: Settings, run_id: int) -> str:
@@ -60,8 +71,9 @@ class Results:
         self.folder = folder
         self.start = start
         self.began = time.monotonic() - start.seconds
-        self.metrics = folder / "metrics.jsonl"
-        self.rows: list[dict[str, Any]] = []
+        self.files = RunFolder(folder)
+        self.metrics = folder / METRICS
+        self.rows: list[RoundRow] = []
         self.trouble: Counter[str] = Counter()
         self.recording = Recording(settings, folder)
         if start.resumed:
@@ -74,14 +86,14 @@ class Results:
         if not self.metrics.exists() or self.metrics.stat().st_size < start.metrics_bytes:
             raise SettingsError(f"resume = true: {self.metrics} lacks rows of the first {start.round} rounds")
         os.truncate(self.metrics, start.metrics_bytes)
-        self.rows = [json.loads(line) for line in self.metrics.read_text(encoding="utf-8").splitlines()]
+        self.rows = self.files.rows()
         for row in self.rows:
             self.trouble.update({kind: len(row[kind]) for kind in TROUBLE})
-        self.recording.take_up(start.round)
+        self.files.drop_margins_after(start.round)
         then = f"round {start.round + 1} is next" if start.round < rounds else "its final evaluation is next"
         say(f"resuming {self.folder.name} after round {start.round} of {rounds}; {then}")
 
-    def keep(self, number: int, strategy: ServerStrategy[Any]) -> None:
+    def keep(self, number: int, strategy: Strategy) -> None:
         """Checkpoint the run after the round ``number``: from here on it can be resumed."""
         if not self.metrics.exists():
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -101,7 +113,7 @@ class Results:
                 text = _as_toml(self.settings, self.folder / file, strategy.federation.num_partitions, name)
                 write_text(self.folder / file, text)
 
-    def announce(self, strategy: ServerStrategy[Any]) -> None:
+    def announce(self, strategy: Strategy) -> None:
         """Who takes part."""
         self.recording.sites(strategy)
         cards = strategy.federation.cards.values()
@@ -111,9 +123,7 @@ class Results:
         say(f"models: {_told(archs)} · devices: {_told(devices)}")
         say("accuracies of a round are those of what the clients received at its start, before its training")
 
-    def add_round(
-        self, number: int, strategy: ServerStrategy[Any], seconds: dict[str, float], figures: dict[str, Any]
-    ) -> None:
+    def add_round(self, number: int, strategy: Strategy, seconds: Seconds, figures: dict[str, float]) -> None:
         """A training round."""
         outcome = strategy.outcome
         row = self._row("round", number, number - 1, outcome, seconds)
@@ -130,7 +140,7 @@ class Results:
         left = (time.monotonic() - self.began) / number * (rounds - number)
         say(round_line(row, rounds, left))
 
-    def finish(self, number: int, strategy: ServerStrategy[Any], seconds: dict[str, float]) -> None:
+    def finish(self, number: int, strategy: Strategy, seconds: Seconds) -> None:
         """The final evaluation, after round ``number``: print the table, write the summary and what was learnt."""
         outcome = strategy.outcome
         row = self._row("final", number, number, outcome, seconds)
@@ -142,16 +152,16 @@ class Results:
             write_tensors(self.folder / "weights.safetensors", strategy.global_weights, {})
         self.recording.finish(strategy)
         summary = self._summary(row, strategy)
-        write_text(self.folder / "summary.json", json.dumps(summary, indent=2, ensure_ascii=False) + "\n")
+        self.files.write(SUMMARY, summary, indent=2)
         say(final_table(summary))
         say(f"results: {self.folder}")
         self.draw()
 
     def draw(self) -> None:
         """The page with the run's figures, if the settings want it; a failure to draw it is said and fails nothing."""
-        if not self.settings.run.report or not (self.folder / "sites.json").exists():
+        if not self.settings.run.report or not (self.folder / SITES).exists():
             return
-        from protofl_common.report import write_report  # matplotlib takes a second to import: when all else is done
+        from protofl_common.report.page import write_report  # takes seconds: when all else is done
 
         try:
             say(f"report: {write_report(self.folder)}")
@@ -159,7 +169,9 @@ class Results:
             say(f"report: not drawn, {type(error).__name__}: {error}")
 
     @staticmethod
-    def _row(kind: str, number: int, evaluated: int, outcome: Outcome, seconds: dict[str, float]) -> dict[str, Any]:
+    def _row(
+        kind: Literal["round", "final"], number: int, evaluated: int, outcome: Outcome, seconds: Seconds
+    ) -> RoundRow:
         reports = outcome.reports
         return {
             "kind": kind,
@@ -176,14 +188,13 @@ class Results:
             "missing": outcome.missing,
             "late": outcome.late,
             "clients": {site: _client_row(report) for site, report in reports.items()},
-            "seconds": seconds | {"clients": _phase_totals(reports)},
+            "seconds": {**seconds, "clients": _sums([report.seconds for report in reports.values()])},
         }
 
-    def _note(self, row: dict[str, Any], outcome: Outcome) -> None:
+    def _note(self, row: RoundRow, outcome: Outcome) -> None:
         """Keep a row and say what went wrong in it."""
         self.rows.append(row)
-        with (self.folder / "metrics.jsonl").open("a", encoding="utf-8") as file:
-            file.write(json.dumps(row, ensure_ascii=False) + "\n")
+        self.files.add(METRICS, row)
         if self.events is not None:
             self.events.add(row)
         missing = dict.fromkeys(outcome.missing, f"no answer in {self.settings.federation.round_timeout:g} s")
@@ -196,7 +207,7 @@ class Results:
             least = self.settings.federation.min_replies
             say(f"  void: {len(outcome.reports)} valid replies, fewer than min-replies = {least}; nothing was merged")
 
-    def _summary(self, final: dict[str, Any], strategy: ServerStrategy[Any]) -> dict[str, Any]:
+    def _summary(self, final: RoundRow, strategy: Strategy) -> Summary:
         rounds = [row for row in self.rows if row["kind"] == "round"]
         return {
             "algorithm": strategy.row.title,
@@ -225,7 +236,7 @@ def _told(counts: Counter[str]) -> str:
     return ", ".join(f"{number} × {what}" for what, number in sorted(counts.items()))
 
 
-def _client_row(report: Report) -> dict[str, Any]:
+def _client_row(report: Report) -> ClientRow:
     tested = max(1, report.test_samples)
     return {
         "train-samples": report.train_samples,
@@ -236,9 +247,9 @@ def _client_row(report: Report) -> dict[str, Any]:
     }
 
 
-def _accuracies(reports: dict[str, Report]) -> dict[str, dict[str, float]]:
+def _accuracies(reports: dict[str, Report]) -> Accuracies:
     found = {}
-    for kind in ACCURACIES:
+    for kind in KINDS:
         with_kind = [report for report in reports.values() if kind in report.correct and report.test_samples]
         shares = [report.correct[kind] / report.test_samples for report in with_kind]
         if shares:
@@ -248,24 +259,16 @@ def _accuracies(reports: dict[str, Report]) -> dict[str, dict[str, float]]:
 
 def _mean_losses(reports: dict[str, Report]) -> dict[str, float]:
     """Each loss term, averaged over the clients by training samples."""
-    totals: dict[str, float] = defaultdict(float)
     samples = sum(report.train_samples for report in reports.values() if report.losses)
-    for report in reports.values():
-        for name, value in report.losses.items():
-            totals[name] += value * report.train_samples / samples
-    return dict(totals)
+    return _sums([{k: v * one.train_samples / samples for k, v in one.losses.items()} for one in reports.values()])
 
 
-def _phase_totals(reports: dict[str, Report]) -> dict[str, float]:
-    """Seconds of each phase, summed over the clients."""
-    totals: dict[str, float] = defaultdict(float)
-    for report in reports.values():
-        for phase, seconds in report.seconds.items():
-            totals[phase] += seconds
-    return dict(totals)
+def _sums(tables: list[dict[str, float]]) -> dict[str, float]:
+    """The sum of each entry."""
+    return {key: sum(table.get(key, 0.0) for table in tables) for key in dict.fromkeys(chain(*tables))}
 
 
-def _best(rows: list[dict[str, Any]], kind: str) -> dict[str, float]:
+def _best(rows: list[RoundRow], kind: str) -> Best:
     """The best mean accuracy and after which round it was."""
     best = best_evaluation(rows, kind)
     assert best is not None  # the final evaluation is one

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from flwr.app import Message, MessageType, RecordDict
 
@@ -23,9 +22,8 @@ from protofl_common.text import in_order
 from server_app.intake import Expected, Outcome, Upload, in_proportion, take
 from server_app.sampling import sample_sites
 from server_app.screen import say
-from server_app.strategies.base import ServerStrategy
+from server_app.strategies.base import Strategy
 
-Strategy = ServerStrategy[Any]
 Send = Callable[[Sequence[Message], float], list[Message]]
 """(messages, timeout in seconds) -> the replies that came."""
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import io
-from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
 from protofl_common.metrics import human_bytes, human_seconds
+from protofl_common.run_folder import RoundRow, Summary
 
 
 def say(text: str) -> None:
@@ -16,7 +16,7 @@ def say(text: str) -> None:
     print(text, flush=True)
 
 
-def round_line(row: dict[str, Any], rounds: int, seconds_left: float) -> str:
+def round_line(row: RoundRow, rounds: int, seconds_left: float) -> str:
     """One round in one line, from its row in ``metrics.jsonl``."""
     parts = [f"round {row['round']:>{len(str(rounds))}}/{rounds}"]
     if "total" in row["losses"]:
@@ -27,7 +27,7 @@ def round_line(row: dict[str, Any], rounds: int, seconds_left: float) -> str:
     return "  ".join(parts)
 
 
-def final_table(summary: dict[str, Any]) -> str:
+def final_table(summary: Summary) -> str:
     """The accuracies after the last round, with traffic, time and lost replies below."""
     table = Table(title=f"{summary['algorithm']} on {summary['dataset']} after {summary['rounds']} rounds")
     table.add_column("accuracy of")
@@ -51,7 +51,7 @@ def final_table(summary: dict[str, Any]) -> str:
     return text.getvalue().rstrip()
 
 
-def _accuracy_texts(row: dict[str, Any]) -> list[str]:
+def _accuracy_texts(row: RoundRow) -> list[str]:
     texts = [f"{kind} {100 * figures['mean']:.1f}%" for kind, figures in row["accuracy"].items()]
     if texts:
         first = next(iter(row["accuracy"].values()))

@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from protofl_common.backbones.backbone import Backbone, BackboneError
 from protofl_common.backbones.load import load_backbone
+from protofl_common.backbones.network import Backbone, BackboneError
 from protofl_common.datasets.inputs import are_images, described
 from protofl_common.datasets.raw import Inputs
 

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import torch
 
-from protofl_common.backbones.backbone import Backbone
 from protofl_common.backbones.names import SMALL, BackboneName, parse_name
-from protofl_common.backbones.network import SIZE, WIDTH, SmallResNet
+from protofl_common.backbones.network import SIZE, WIDTH, Backbone, SmallResNet
 from protofl_common.backbones.weightfile import StoredWeights, read_weights
 
 WEIGHTS = Path(__file__).parent / "weights"

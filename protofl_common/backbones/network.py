@@ -1,4 +1,4 @@
-"""The architecture of the embedded backbones: a small ResNet, x [B, 3, 64, 64] -> features [B, 128].
+"""What every backbone is, and the network of the embedded ones: a small ResNet, x [B, 3, 64, 64] -> features [B, 128].
 
 A 3×3 stem and three residual blocks (He et al., CVPR 2016), each halving the map: 32, 16, 8, 4 pixels a side. A 1×1
 convolution widens the last map to the features, which are its global average: non-negative, 177,000 parameters.
@@ -6,6 +6,9 @@ convolution widens the last map to the features, which are its global average: n
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -53,3 +56,34 @@ class _Convolution(nn.Sequential):
         super().__init__(
             nn.Conv2d(inputs, outputs, kernel, stride, padding=kernel // 2, bias=False), nn.BatchNorm2d(outputs)
         )
+
+
+class BackboneError(ValueError):
+    """A backbone cannot be had; the message names it and says why."""
+
+
+@dataclass(frozen=True, eq=False)
+class Backbone:
+    """A frozen network that maps normalised images [B, 3, size, size] to features [B, width].
+
+    Attributes
+    ----------
+    mean, std
+        Of the three channels, for images in [0, 1].
+    identity
+        Stands for everything that the features depend on, weights included.
+    """
+
+    network: nn.Module
+    size: int
+    width: int
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    identity: str
+
+    def features(self, pixels: Tensor) -> Tensor:
+        """pixels [B, 3, size, size] in [0, 255] -> features float32 [B, width]."""
+        mean = torch.tensor(self.mean, device=pixels.device).view(3, 1, 1)
+        std = torch.tensor(self.std, device=pixels.device).view(3, 1, 1)
+        features: Tensor = self.network((pixels / 255 - mean) / std)
+        return features.float()

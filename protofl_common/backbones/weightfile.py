@@ -20,8 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from protofl_common.backbones.backbone import BackboneError
-from protofl_common.backbones.network import SIZE, SmallResNet
+from protofl_common.backbones.network import SIZE, BackboneError, SmallResNet
 
 FORMAT = 1
 _DTYPES = {"float16": "<f2", "float32": "<f4"}

@@ -8,20 +8,34 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from html import escape
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal, get_args
 
+from protofl_common.files import write_text
 from protofl_common.metrics import best_evaluation, fairness, human_bytes, human_seconds
 from protofl_common.options import Scalar
 from protofl_common.report.figures import FIGURES
 from protofl_common.report.figures.drawing import Drawing
-from protofl_common.report.reading import Run
+from protofl_common.report.reading import Run, read_run
 from protofl_common.report.style import CSS
+from protofl_common.run_folder import TROUBLE
 from protofl_common.settings import default_run_config
 
-TROUBLE = ("failed", "refused", "missing", "late")
 MOST_TROUBLES = 300
 """Rows of the table of lost replies; the rest is counted."""
+Size = Literal["parameters", "train-samples", "test-samples"]
+SIZES: tuple[Size, ...] = get_args(Size)
 Row = Sequence[str]
+
+
+def write_report(folder: Path) -> Path:
+    """Draw ``report.html`` of the run in ``folder``, finished or not; its path.
+
+    SettingsError when the folder holds no run, OSError when the page cannot be written.
+    """
+    path = folder / "report.html"
+    write_text(path, page(read_run(folder)))
+    return path
 
 
 def page(run: Run) -> str:
@@ -81,7 +95,7 @@ def _result(run: Run) -> str:
     tiles.append((str(len(run.sites)), "clients"))
     up, down = (sum(row["bytes"][way] for row in rounds) for way in ("up", "down"))
     tiles += [(human_bytes(up), "up, all rounds"), (human_bytes(down), "down, all rounds")]
-    seconds = run.summary.get("seconds") or sum(row["seconds"]["total"] for row in run.rows)
+    seconds = run.summary["seconds"] if run.summary else sum(row["seconds"]["total"] for row in run.rows)
     tiles.append((human_seconds(seconds), "time"))
     lost = sum(len(row[kind]) for row in run.rows for kind in TROUBLE if kind != "late")
     tiles.append((str(lost), "lost replies"))
@@ -121,9 +135,8 @@ def _troubles(run: Run) -> str:
     for row in run.rows:
         where = "final" if row["kind"] == "final" else str(row["round"])
         for kind in TROUBLE:
-            reasons = (
-                row[kind] if isinstance(row[kind], dict) else dict.fromkeys(row[kind], f"no answer in {timeout} s")
-            )
+            entries = row[kind]
+            reasons = entries if isinstance(entries, dict) else dict.fromkeys(entries, f"no answer in {timeout} s")
             found += [(where, kind, site, str(reason)) for site, reason in reasons.items()]
         if row["void"]:
             few = f"{row['valid']} valid replies, fewer than min-replies; nothing was merged"
@@ -144,10 +157,9 @@ def _clients(run: Run) -> str:
     rows: list[Row] = []
     for site, facts in run.sites.items():
         cells = [site, str(facts.get("domain") or "–"), str(facts.get("arch", "–"))]
-        for key in ("parameters", "train-samples", "test-samples"):
-            cells.append(f"{facts[key]:,}" if key in facts else "–")
-        for clients in last.items():
-            share = clients[1].get(site, {}).get("accuracy", {}).get(clients[0])
+        cells += [f"{facts[key]:,}" if key in facts else "–" for key in SIZES]
+        for kind, clients in last.items():
+            share = clients[site]["accuracy"].get(kind) if site in clients else None
             cells.append("–" if share is None else f"{100 * share:.1f}")
         rows.append(cells)
     heads = ["client", "domain", "model", "parameters", "training samples", "test samples"]
@@ -170,7 +182,7 @@ def _settings(run: Run) -> str:
 
 
 def _footer(run: Run) -> str:
-    versions = run.summary.get("versions", {})
+    versions = run.summary.get("versions", {}) if run.summary else {}
     told = ", ".join(f"{name} {number}" for name, number in versions.items())
     hints = [] if run.rows else ["protofl report draws this page again at any time"]
     if run.settings.get("insight", "none") == "none" and run.rows:

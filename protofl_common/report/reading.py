@@ -7,7 +7,6 @@ import tomllib
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,12 +14,11 @@ from safetensors import SafetensorError, safe_open
 
 from protofl_common.catalog import CATALOG
 from protofl_common.options import Scalar, SettingsError
+from protofl_common.run_folder import KINDS, MarginRow, RoundRow, RunFolder, SiteFacts, Sites, Summary
 from protofl_common.settings import flatten
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
-KINDS = ("prototype", "head")
-"""Ways to predict, of which a run may have both."""
 
 
 @dataclass(frozen=True)
@@ -44,22 +42,19 @@ class Run:
 
     name: str
     settings: dict[str, Scalar]
-    rows: list[dict[str, Any]]
-    """Of ``metrics.jsonl``: rounds, and at the end of a finished run the final evaluation."""
-    summary: dict[str, Any] = field(default_factory=dict)
-    """{} while the run is not finished."""
-    facts: dict[str, Any] = field(default_factory=dict)
-    """Of ``sites.json``."""
-    margins: list[dict[str, Any]] = field(default_factory=list)
-    """Of ``prototypes.jsonl``."""
+    rows: list[RoundRow]
+    summary: Summary | None = None
+    """None while the run is not finished."""
+    facts: Sites = field(default_factory=Sites)
+    margins: list[MarginRow] = field(default_factory=list)
     client_prototypes: Vectors | None = None
     global_prototypes: Vectors | None = None
     test_features: Vectors | None = None
 
     @cached_property
-    def sites(self) -> dict[str, dict[str, Any]]:
+    def sites(self) -> dict[str, SiteFacts]:
         """Every site that took part, with what is known of it."""
-        known: dict[str, dict[str, Any]] = dict(self.facts.get("sites") or self.summary.get("clients") or {})
+        known = self.facts.get("sites") or (self.summary["clients"] if self.summary else {})
         return known | {site: {} for row in self.rows for site in row["clients"] if site not in known}
 
     @cached_property
@@ -72,16 +67,16 @@ class Run:
         return dict(sorted(found.items())) if len(found) > 1 else {}
 
     @property
-    def rounds(self) -> list[dict[str, Any]]:
+    def rounds(self) -> list[RoundRow]:
         """The rows of training rounds."""
         return [row for row in self.rows if row["kind"] == "round"]
 
     @property
     def finished(self) -> bool:
         """Whether the final evaluation has been made."""
-        return bool(self.summary)
+        return self.summary is not None
 
-    def evaluations(self, kind: str) -> list[dict[str, Any]]:
+    def evaluations(self, kind: str) -> list[RoundRow]:
         """The rows that tell accuracies of this kind."""
         return [row for row in self.rows if kind in row["accuracy"]]
 
@@ -118,48 +113,24 @@ def read_run(folder: Path) -> Run:
     Raises
     ------
     SettingsError
-        When there are not even settings.
+        When there are not even settings, or the run is of a later version.
     """
     try:
         settings = flatten(tomllib.loads((folder / "settings.toml").read_text(encoding="utf-8")))
     except (OSError, ValueError):
         raise SettingsError(f"{folder}: no settings.toml in it; give the folder of a run") from None
+    files = RunFolder(folder)
     return Run(
         name=folder.resolve().name,
         settings=settings,
-        rows=_lines(folder / "metrics.jsonl"),
-        summary=_object(folder / "summary.json"),
-        facts=_object(folder / "sites.json"),
-        margins=_lines(folder / "prototypes.jsonl"),
+        rows=files.rows(),
+        summary=files.summary(),
+        facts=files.sites(),
+        margins=files.margins(),
         client_prototypes=_vectors(folder / "client-prototypes.safetensors", "means"),
         global_prototypes=_global(folder),
         test_features=_vectors(folder / "test-features.safetensors", "features"),
     )
-
-
-def _lines(path: Path) -> list[dict[str, Any]]:
-    """A JSON object per line; a line that is still being written is not one."""
-    found = []
-    try:
-        text = path.read_text(encoding="utf-8")
-    except OSError:
-        return []
-    for line in text.splitlines():
-        try:
-            value = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(value, dict):
-            found.append(value)
-    return found
-
-
-def _object(path: Path) -> dict[str, Any]:
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return value if isinstance(value, dict) else {}
 
 
 def _global(folder: Path) -> Vectors | None:

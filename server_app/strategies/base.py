@@ -9,7 +9,7 @@ mathematics.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Generic, TypeVar, cast
+from typing import Any, Generic, TypeVar, cast
 
 from torch import Tensor
 
@@ -96,3 +96,7 @@ class ServerStrategy(Generic[H]):
         """Go on from a checkpoint's tensors; from none, as before the first round."""
         if tensors:
             restore_attributes(self, self.state, tensors)
+
+
+Strategy = ServerStrategy[Any]
+"""The server half of whatever algorithm."""

@@ -11,7 +11,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from protofl_common.options import SettingsError
-from protofl_common.report import write_report
+from protofl_common.report.page import write_report
 from tests.report.pages import Page
 
 HOSTILE = (

@@ -228,7 +228,7 @@ def test_a_page_that_cannot_be_drawn_fails_nothing(
     def broken(folder: Path) -> Path:
         raise MemoryError("no room for ink")
 
-    monkeypatch.setattr("protofl_common.report.write_report", broken)
+    monkeypatch.setattr("protofl_common.report.page.write_report", broken)
     outcome = run(tmp_path, 2, algo="local", rounds=1)
     assert outcome.summary["rounds"] == 1
     assert "report: not drawn, MemoryError: no room for ink" in capsys.readouterr().out

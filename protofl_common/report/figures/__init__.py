@@ -4,21 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from protofl_common.report.figures import (
-    accuracy,
-    backbones,
-    costs,
-    distribution,
-    embedding,
-    losses,
-    margins,
-    prototype_numbers,
-)
+from protofl_common.report.figures import accuracy, costs, distribution, embedding, margins, prototype_numbers
 from protofl_common.report.figures.drawing import Drawing
 from protofl_common.report.reading import Run
 
 FIGURES: dict[str, tuple[Callable[[Run], list[Drawing]], ...]] = {
-    "Accuracy": (accuracy.curves, accuracy.of_domains, accuracy.of_clients, losses.losses),
+    "Accuracy": (accuracy.curves, accuracy.of_domains, accuracy.of_clients, accuracy.losses),
     "Data": (distribution.bubbles,),
     "Prototypes": (
         margins.by_class,
@@ -28,7 +19,7 @@ FIGURES: dict[str, tuple[Callable[[Run], list[Drawing]], ...]] = {
         embedding.test_features,
         prototype_numbers.over_rounds,
         prototype_numbers.by_class,
-        backbones.similarity,
+        distribution.similarity,
     ),
     "Traffic and time": (costs.traffic, costs.time),
 }

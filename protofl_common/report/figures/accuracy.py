@@ -1,4 +1,4 @@
-"""Accuracies over the rounds: mean and worst clients, by domain, and of every client."""
+"""Accuracies over the rounds, of the mean and worst clients, by domain, of every client; and training losses."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from protofl_common.report.figures.drawing import (
     some_ticks,
 )
 from protofl_common.report.reading import Floats, Run
+from protofl_common.run_folder import RoundRow
 
 MEANING = {"head": "the classifier", "prototype": "the nearest prototype"}
 MOST_ROWS = 200
@@ -100,8 +101,34 @@ def _heat_map(run: Run, kind: str, sites: list[str], rounds: list[int], values: 
         return draw(figure, f"accuracy-of-clients-{kind}", f"Every client ({kind})", caption)
 
 
-def _accuracy(row: dict[str, object], site: str, kind: str) -> float:
+def losses(run: Run) -> list[Drawing]:
+    """The clients' loss and its terms, and the server's where it trains."""
+    rows = [row for row in run.rounds if row["losses"]]
+    if not rows:
+        return []
+    rounds = [row["round"] for row in rows]
+    lines = {
+        name: [row["losses"].get(name, math.nan) for row in rows]
+        for name in dict.fromkeys(name for row in rows for name in row["losses"])
+    }
+    if list(lines) == ["total", "cross-entropy"]:  # the same numbers twice
+        del lines["total"]
+    if any("server-loss" in row.get("server", {}) for row in rows):
+        lines["server's loss"] = [row.get("server", {}).get("server-loss", math.nan) for row in rows]
+    with canvas() as (figure, axes):
+        plot_lines(axes, rounds, lines.items())
+        there = [value for values in lines.values() for value in values if value > 0]
+        if there and max(there) > 50 * min(there):
+            axes.set_yscale("log")
+            axes.yaxis.set_major_formatter("{x:g}")  # the default is a formula, which our figures do not typeset
+            axes.yaxis.set_minor_formatter("")
+        axes.set_ylabel("loss")
+        round_axis(axes, "round")
+        legend_below(axes, 3)
+        caption = "Mean training loss over the clients' samples in each round, and the terms that it is the sum of."
+        return [draw(figure, "losses", "Training losses", caption)]
+
+
+def _accuracy(row: RoundRow, site: str, kind: str) -> float:
     """In percent; NaN where the client did not tell."""
-    clients = row["clients"]
-    assert isinstance(clients, dict)
-    return 100.0 * float(clients.get(site, {}).get("accuracy", {}).get(kind, math.nan))
+    return 100.0 * row["clients"][site]["accuracy"].get(kind, math.nan) if site in row["clients"] else math.nan

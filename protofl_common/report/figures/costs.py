@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Literal
 
 import numpy as np
 
@@ -17,7 +17,13 @@ from protofl_common.report.figures.drawing import (
     round_axis,
 )
 from protofl_common.report.reading import Run
+from protofl_common.run_folder import RoundRow
 
+PHASES: dict[str, Literal["total", "exchange", "aggregate"]] = {
+    "whole round": "total",
+    "messages and clients": "exchange",
+    "merging": "aggregate",
+}
 UNITS = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "bytes"))
 
 
@@ -49,10 +55,9 @@ def time(run: Run) -> list[Drawing]:
     return [_of_server(rounds, rows), _of_clients(rounds, rows)]
 
 
-def _of_server(rounds: list[int], rows: list[dict[str, Any]]) -> Drawing:
+def _of_server(rounds: list[int], rows: list[RoundRow]) -> Drawing:
     with canvas() as (figure, axes):
-        lines = {"whole round": "total", "messages and clients": "exchange", "merging": "aggregate"}
-        found = {name: [row["seconds"].get(key, math.nan) for row in rows] for name, key in lines.items()}
+        found = {name: [row["seconds"].get(key, math.nan) for row in rows] for name, key in PHASES.items()}
         plot_lines(axes, rounds, found.items())
         axes.set_ylim(bottom=0)
         axes.set_ylabel("seconds")
@@ -65,7 +70,7 @@ def _of_server(rounds: list[int], rows: list[dict[str, Any]]) -> Drawing:
         return draw(figure, "time", "Time of a round", caption)
 
 
-def _of_clients(rounds: list[int], rows: list[dict[str, Any]]) -> Drawing:
+def _of_clients(rounds: list[int], rows: list[RoundRow]) -> Drawing:
     phases = list(dict.fromkeys(phase for row in rows for phase in row["seconds"]["clients"]))
     values = [[row["seconds"]["clients"].get(phase, 0.0) / row["valid"] for row in rows] for phase in phases]
     with canvas() as (figure, axes):

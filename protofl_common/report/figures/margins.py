@@ -30,6 +30,7 @@ from protofl_common.report.figures.drawing import (
     some_ticks,
 )
 from protofl_common.report.reading import Floats, Run
+from protofl_common.run_folder import MarginRow
 
 
 def by_class(run: Run) -> list[Drawing]:
@@ -130,10 +131,9 @@ def ratios(run: Run) -> list[Drawing]:
         return [draw(figure, "margin-ratios", "Global margin against the best client’s", caption)]
 
 
-def _tables(row: dict[str, object]) -> tuple[Floats, Floats]:
+def _tables(row: MarginRow) -> tuple[Floats, Floats]:
     """Margins of the clients [S, C] and of the global prototypes [C], NaN where there is none."""
     clients, owned = row["clients"], row["global"]
-    assert isinstance(clients, dict)
     clients_SC = np.array(list(clients.values()), dtype=np.float64)
     return clients_SC, np.full(clients_SC.shape[1], np.nan) if owned is None else np.array(owned, dtype=np.float64)
 

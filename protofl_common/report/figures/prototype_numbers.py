@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Final
 
 import numpy as np
 
@@ -21,8 +21,9 @@ from protofl_common.report.figures.drawing import (
     some_ticks,
 )
 from protofl_common.report.reading import Floats, Run
+from protofl_common.run_folder import RoundRow
 
-KEY = "prototypes-of-classes"
+KEY: Final = "prototypes-of-classes"
 MOST_CLASSES = 40
 
 
@@ -77,7 +78,7 @@ def by_class(run: Run) -> list[Drawing]:
         return [draw(figure, "prototype-numbers-by-class", "Prototypes by class and domain", caption)]
 
 
-def _rows(run: Run) -> list[dict[str, Any]]:
+def _rows(run: Run) -> list[RoundRow]:
     return [row for row in run.rounds if any(KEY in client for client in row["clients"].values())]
 
 
@@ -88,10 +89,10 @@ def _groups(run: Run) -> dict[str, list[str]]:
     return {site: [site] for site in run.sites} if len(run.sites) <= 8 else {"all clients": list(run.sites)}
 
 
-def _table(row: dict[str, Any], sites: list[str]) -> Floats:
+def _table(row: RoundRow, sites: list[str]) -> Floats:
     """[S, C]; NaN where a client has no prototype of a class."""
     clients = row["clients"]
-    counted = [clients[site][KEY] for site in sites if KEY in clients.get(site, {})]
+    counted = [clients[site][KEY] for site in sites if site in clients and KEY in clients[site]]
     length = max((len(client.get(KEY, [])) for client in clients.values()), default=0)
     table = np.array(counted, dtype=np.float64).reshape(len(counted), length)
     table[table == 0] = np.nan

@@ -6,17 +6,15 @@ protofl compare runs/20261121-103501-fedproto-mnist-4711 runs/another
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from protofl_common.metrics import human_bytes, human_seconds
-from protofl_common.options import SettingsError
+from protofl_common.run_folder import RunFolder, Summary
 
 UNLIKE_ANYWAY = ("run-name", "out-dir")
 """Settings that say nothing about the run."""
@@ -35,7 +33,7 @@ def act(arguments: argparse.Namespace) -> int:
 
 def comparison(folders: list[Path]) -> Table:
     """A column per run; figures first, then settings that are not the same everywhere."""
-    summaries = [read_summary(folder) for folder in folders]
+    summaries = [RunFolder(folder).finished_summary() for folder in folders]
     table = Table(show_lines=False)
     table.add_column("")
     for folder in folders:
@@ -50,33 +48,19 @@ def comparison(folders: list[Path]) -> Table:
     return table
 
 
-def read_summary(folder: Path) -> dict[str, Any]:
-    """A finished run's ``summary.json``.
-
-    Raises
-    ------
-    SettingsError
-        When the folder has none.
-    """
-    try:
-        summary: dict[str, Any] = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        raise SettingsError(f"{folder}: no summary.json in it; give the folder of a finished run") from None
-    return summary
-
-
-def _accuracy(kind: str, name: str) -> Callable[[dict[str, Any]], str]:
-    def text(summary: dict[str, Any]) -> str:
-        figures = summary["best-accuracy" if name == "best" else "accuracy"].get(kind)
-        if figures is None:
+def _accuracy(kind: str, name: str) -> Callable[[Summary], str]:
+    def text(summary: Summary) -> str:
+        if not summary["accuracy"].get(kind):
             return "–"
-        shown = f"{100 * figures['mean' if name == 'best' else name]:.2f}"
-        return f"{shown} @{figures['after-round']}" if name == "best" else shown
+        best = summary["best-accuracy"][kind]
+        if name == "best":
+            return f"{100 * best['mean']:.2f} @{best['after-round']}"
+        return f"{100 * summary['accuracy'][kind][name]:.2f}"
 
     return text
 
 
-FIGURES: dict[str, Callable[[dict[str, Any]], str]] = {
+FIGURES: dict[str, Callable[[Summary], str]] = {
     "algorithm": lambda summary: str(summary["algorithm"]),
     "clients": lambda summary: str(len(summary["clients"])),
     "rounds": lambda summary: str(summary["rounds"]),

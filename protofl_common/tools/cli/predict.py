@@ -33,8 +33,7 @@ def describe(parser: argparse.ArgumentParser) -> None:
 
 def act(arguments: argparse.Namespace) -> int:
     """Print a row per image."""
-    from protofl_common.tools.inference.predictor import Predictor
-    from protofl_common.tools.inference.reading import read_images
+    from protofl_common.tools.inference.predictor import Predictor, read_images
 
     files = _files(arguments.images)
     predictor = Predictor.load(arguments.model, arguments.device)

@@ -20,21 +20,13 @@ DEFAULT_FEDERATION: dict[str, Scalar] = {"num-supernodes": 10, "client-resources
 
 @dataclass(frozen=True)
 class Recipe:
-    """One paper setting.
-
-    Attributes
-    ----------
-    path
-        The file.
-    settings
-        Its keys, flat.
-    federation
-        What ``--federation-config`` holds in the comment that says how to run it.
-    """
+    """One paper setting."""
 
     path: Path
     settings: dict[str, Scalar]
+    """Its keys, flat."""
     federation: dict[str, Scalar]
+    """What ``--federation-config`` holds in the comment that says how to run it."""
 
 
 def read_recipe(name: str) -> Recipe:

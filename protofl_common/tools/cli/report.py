@@ -10,7 +10,7 @@ import argparse
 from pathlib import Path
 
 from protofl_common.options import SettingsError
-from protofl_common.report import write_report
+from protofl_common.report.page import write_report
 
 RUNS = Path("runs")
 

@@ -11,7 +11,6 @@ A figure has four parts; a table, its columns and its rows each name some of the
 
 from __future__ import annotations
 
-import json
 import math
 import re
 import statistics
@@ -21,6 +20,7 @@ from typing import Any
 
 from protofl_common.metrics import mean_of_part, of_all_sites
 from protofl_common.options import SettingsError
+from protofl_common.run_folder import ClientRow, RoundRow, RunFolder
 
 ACCURACIES = ("head", "prototype")
 COUNTS = ("prototypes-sent", "prototypes-received", "numbers")
@@ -73,12 +73,12 @@ class Figure:
 
     def read(self, folder: Path) -> float:
         """The figure of the finished run in ``folder``; NoFigure when it has none."""
-        rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+        run = RunFolder(folder)
+        rows = run.rows()
         if self.what in COUNTS:
             values = [self._count(row) for row in rows if row["kind"] == "round"]
         else:
-            clients = json.loads((folder / "summary.json").read_text(encoding="utf-8"))["clients"]
-            domains = {site: card.get("domain") for site, card in clients.items()}
+            domains = {site: facts["domain"] for site, facts in run.finished_summary()["clients"].items()}
             comparable = of_all_sites(rows) if self.when == "best" else rows
             values = [self._accuracy(row["clients"], domains) for row in comparable if self.what in row["accuracy"]]
         if not values:
@@ -88,7 +88,7 @@ class Figure:
         last = 1 if self.when == "final" else int(self.when.removeprefix("last-"))
         return statistics.fmean(values[-last:])
 
-    def _accuracy(self, clients: dict[str, Any], domains: dict[str, str]) -> float:
+    def _accuracy(self, clients: dict[str, ClientRow], domains: dict[str, str]) -> float:
         """In percent."""
         chosen: list[tuple[float, int]] = [
             (100 * client["accuracy"][self.what], client["test-samples"])
@@ -108,7 +108,7 @@ class Figure:
             return statistics.fmean(accuracies)
         return mean_of_part(accuracies, self.over)
 
-    def _count(self, row: dict[str, Any]) -> float:
+    def _count(self, row: RoundRow) -> float:
         if self.what == "numbers":
             return float(row["bytes"]["up"] + row["bytes"]["down"]) / BYTES_PER_NUMBER
         name = "local-prototypes" if self.what == "prototypes-sent" else "global-prototypes"

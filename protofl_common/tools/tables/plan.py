@@ -15,6 +15,7 @@ from typing import Any
 
 from protofl_common.datasets import DataError, check_data_settings
 from protofl_common.options import Scalar, SettingsError
+from protofl_common.run_folder import RunFolder
 from protofl_common.settings import Settings, default_run_config, to_run_config
 from protofl_common.tools.cli.recipes import read_recipe
 from protofl_common.tools.cli.run import check_data_are_here
@@ -52,9 +53,8 @@ class Run:
 
     def finished(self, folder: Path) -> bool:
         """Whether ``folder`` holds a finished run with these settings and as many clients."""
-        try:
-            summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
-        except (OSError, ValueError):
+        summary = RunFolder(folder).summary()
+        if summary is None:
             return False
         wanted, found = experiment(to_run_config(self.settings)), summary["settings"]
         same = all(found[key] == value for key, value in wanted.items() if key in found)

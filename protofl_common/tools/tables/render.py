@@ -16,26 +16,16 @@ from protofl_common.tools.tables.spec import TableFile
 
 @dataclass(frozen=True)
 class Result:
-    """What stands in a cell.
-
-    Attributes
-    ----------
-    values
-        Seed -> figure.
-    wanted
-        Number of seeds asked for.
-    state
-        done, failed, skipped, open (not all runs made yet).
-    reason
-        Why it failed, or was skipped: data that are not here, or a figure that the algorithm does not have.
-    figure
-        Which figure it is.
-    """
+    """What stands in a cell."""
 
     values: dict[int, float]
+    """Seed -> figure."""
     wanted: int
+    """Number of seeds asked for."""
     state: str
+    """done, failed, skipped, open (not all runs made yet)."""
     reason: str
+    """Why it failed, or was skipped: data that are not here, or a figure that the algorithm does not have."""
     figure: str
     decimals: int = 2
 

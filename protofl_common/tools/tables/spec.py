@@ -105,12 +105,8 @@ def _part(said: dict[str, Any]) -> Part:
 
 def _row(said: dict[str, Any], columns: list[str]) -> Row:
     numbers = said.get("paper", [])
-    paper = (
-        {str(k): v for k, v in numbers.items()}
-        if isinstance(numbers, dict)
-        else dict(zip(columns, numbers, strict=False))
-    )
-    texts = {column: str(number) for column, number in paper.items() if number is not None}
+    paper = numbers if isinstance(numbers, dict) else dict(zip(columns, numbers, strict=False))
+    texts = {str(column): str(number) for column, number in paper.items() if number is not None}
     minus = said.get("minus")
     runs = minus is None and any(key in said for key in COLUMN_KEYS)
     return Row(_part(said) if runs else None, texts, tuple(minus) if minus else None)

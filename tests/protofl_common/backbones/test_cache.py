@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from protofl_common.backbones import cache
-from protofl_common.backbones.backbone import Backbone
 from protofl_common.backbones.cache import cached_features
 from protofl_common.backbones.extract import extract_features
+from protofl_common.backbones.network import Backbone
 from protofl_common.datasets.raw import DataError, Images
 
 CPU = torch.device("cpu")

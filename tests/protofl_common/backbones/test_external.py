@@ -14,9 +14,9 @@ from safetensors.torch import save_file
 from torch import nn
 from torchvision import models
 
-from protofl_common.backbones.backbone import BackboneError
 from protofl_common.backbones.extract import extract_features, feature_widths
 from protofl_common.backbones.load import load_backbone
+from protofl_common.backbones.network import BackboneError
 
 CPU = torch.device("cpu")
 ARCH = "shufflenet_v2_x0_5"

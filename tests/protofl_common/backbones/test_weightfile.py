@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from protofl_common.backbones.backbone import BackboneError
 from protofl_common.backbones.load import WEIGHTS
 from protofl_common.backbones.names import EMBEDDED
-from protofl_common.backbones.network import WIDTH, SmallResNet
+from protofl_common.backbones.network import WIDTH, BackboneError, SmallResNet
 from protofl_common.backbones.weightfile import StoredWeights, read_weights, write_weights
 
 LARGEST = 500 * 1024

@@ -1,0 +1,196 @@
+"""The files that a run leaves for readers, typed: who writes or reads them does it here.
+
+    ``metrics.jsonl``      `RoundRow`: a line per round, and one for the final evaluation
+    ``prototypes.jsonl``   `MarginRow`: a line per round in which clients sent prototypes
+    ``sites.json``         `Sites`: who takes part; written before the first round, and again at the end
+    ``summary.json``       `Summary`: of a finished run
+
+Folders of versions before ``format`` was written have format 1. A folder of a later format is refused by its number.
+"""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, NotRequired, TypedDict
+
+from protofl_common.files import write_text
+from protofl_common.options import Scalar, SettingsError
+
+METRICS, MARGINS, SITES, SUMMARY = "metrics.jsonl", "prototypes.jsonl", "sites.json", "summary.json"
+FORMAT = 1
+"""Of the four files; to be increased when a reader of this version would misread what a later one writes."""
+
+KINDS = ("prototype", "head")
+"""Ways to predict, of which a run may have both."""
+Accuracies = dict[str, dict[str, float]]
+"""One of `KINDS` -> mean, weighted, worst-10%, std over the clients, in [0, 1]."""
+Trouble = Literal["failed", "refused", "missing", "late"]
+TROUBLE: tuple[Trouble, ...] = ("failed", "refused", "missing", "late")
+"""What may become of a reply; a late one was missing in its own round and is not used."""
+
+ClientRow = TypedDict(
+    "ClientRow",
+    {
+        "train-samples": int,
+        "test-samples": int,
+        "accuracy": dict[str, float],
+        "losses": dict[str, float],
+        "seconds": dict[str, float],
+        "prototypes-of-classes": NotRequired[list[int]],
+    },
+)
+
+
+class Seconds(TypedDict, total=False):
+    """Of a round as the server sees it, and of each phase of the clients' work, summed over the clients."""
+
+    total: float
+    exchange: float
+    aggregate: float
+    clients: dict[str, float]
+
+
+RoundRow = TypedDict(
+    "RoundRow",
+    {
+        "kind": Literal["round", "final"],
+        "round": int,
+        "evaluated-after-round": int,
+        "accuracy": Accuracies,
+        "losses": dict[str, float],
+        "bytes": dict[str, int],
+        "asked": int,
+        "valid": int,
+        "void": bool,
+        "failed": dict[str, str],
+        "refused": dict[str, str],
+        "missing": list[str],
+        "late": dict[str, str],
+        "clients": dict[str, ClientRow],
+        "seconds": Seconds,
+        "server": NotRequired[dict[str, float]],
+    },
+)
+
+MarginRow = TypedDict(
+    "MarginRow",
+    {"round": int, "global": list[float | None] | None, "clients": dict[str, list[float | None]]},
+)
+"""Margins of each class, None where it has none: of the global prototypes, and of every client's."""
+
+SiteFacts = TypedDict(
+    "SiteFacts",
+    {
+        "arch": str,
+        "domain": str,
+        "parameters": int,
+        "train-samples": int,
+        "test-samples": int,
+        "train-classes": list[int],
+        "backbone-similarity": list[float | None],
+    },
+    total=False,
+)
+
+
+class Sites(TypedDict, total=False):
+    """Who takes part, with what is known of each."""
+
+    format: int
+    algorithm: str
+    paper: str
+    classes: list[str]
+    backbones: list[str]
+    sites: dict[str, SiteFacts]
+
+
+Best = TypedDict("Best", {"mean": float, "after-round": int})
+Summary = TypedDict(
+    "Summary",
+    {
+        "format": NotRequired[int],
+        "algorithm": str,
+        "dataset": str,
+        "partition": str,
+        "clients": dict[str, SiteFacts],
+        "rounds": int,
+        "accuracy": Accuracies,
+        "best-accuracy": dict[str, Best],
+        "accuracy-of-clients": dict[str, dict[str, float]],
+        "bytes": dict[str, int],
+        "trouble": dict[str, int],
+        "void-rounds": int,
+        "resumed-after-rounds": list[int],
+        "seconds": float,
+        "seconds-per-round": float,
+        "versions": dict[str, str],
+        "settings": dict[str, Scalar],
+    },
+)
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """One run's folder. What is missing or damaged is read as nothing, for a run may still go on."""
+
+    path: Path
+
+    def rows(self) -> list[RoundRow]:
+        """Rounds, and at the end of a finished run the final evaluation."""
+        return _read(self.path / METRICS)
+
+    def margins(self) -> list[MarginRow]:
+        """Of all rounds so far."""
+        return _read(self.path / MARGINS)
+
+    def sites(self) -> Sites:
+        """Empty before the first round."""
+        return next(iter(_read(self.path / SITES)), Sites())
+
+    def summary(self) -> Summary | None:
+        """None while the run is not finished."""
+        return next(iter(_read(self.path / SUMMARY)), None)
+
+    def finished_summary(self) -> Summary:
+        """The summary; SettingsError where there is none."""
+        if (found := self.summary()) is None:
+            raise SettingsError(f"{self.path}: no {SUMMARY} in it; give the folder of a finished run")
+        return found
+
+    def add(self, file: str, row: RoundRow | MarginRow) -> None:
+        """Append a row to `METRICS` or `MARGINS`."""
+        with (self.path / file).open("a", encoding="utf-8") as lines:
+            lines.write(json.dumps(row, ensure_ascii=False) + "\n")
+
+    def write(self, file: str, content: Sites | Summary, indent: int | None = None) -> None:
+        """Replace `SITES` or `SUMMARY`."""
+        text = json.dumps({"format": FORMAT, **content}, indent=indent, ensure_ascii=False)
+        write_text(self.path / file, text + "\n")
+
+    def drop_margins_after(self, last: int) -> None:
+        """Remove the margins of later rounds, which will be run again."""
+        if rows := self.margins():
+            kept = [json.dumps(row, ensure_ascii=False) + "\n" for row in rows if row["round"] <= last]
+            write_text(self.path / MARGINS, "".join(kept))
+
+
+def _read(path: Path) -> list[Any]:
+    """The JSON objects in a file: one per line of a ``.jsonl``, where a line that is still being written is none.
+
+    SettingsError for a later format.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, ValueError):
+        return []
+    found = []
+    for part in text.splitlines() if path.suffix == ".jsonl" else [text]:
+        with suppress(ValueError):
+            found.append(json.loads(part))
+    objects = [value for value in found if isinstance(value, dict)]
+    if later := [value["format"] for value in objects if value.get("format", FORMAT) > FORMAT]:
+        raise SettingsError(f"{path} has format {later[0]}, of a later version; this one reads up to {FORMAT}")
+    return objects
