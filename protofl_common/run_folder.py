@@ -26,7 +26,7 @@ FORMAT = 1
 KINDS = ("prototype", "head")
 """Ways to predict, of which a run may have both."""
 Accuracies = dict[str, dict[str, float]]
-"""One of `KINDS` -> mean, weighted, worst-10%, std over the clients, in [0, 1]."""
+"""One of `KINDS` -> mean, weighted, worst-10%, std over the clients, in [0, 1]; likewise ``head/auc`` and so on."""
 Trouble = Literal["failed", "refused", "missing", "late"]
 TROUBLE: tuple[Trouble, ...] = ("failed", "refused", "missing", "late")
 """What may become of a reply; a late one was missing in its own round and is not used."""
@@ -39,6 +39,7 @@ ClientRow = TypedDict(
         "accuracy": dict[str, float],
         "losses": dict[str, float],
         "seconds": dict[str, float],
+        "metrics": NotRequired[dict[str, float]],
         "prototypes-of-classes": NotRequired[list[int]],
     },
 )
@@ -71,6 +72,7 @@ RoundRow = TypedDict(
         "late": dict[str, str],
         "clients": dict[str, ClientRow],
         "seconds": Seconds,
+        "metrics": NotRequired[Accuracies],
         "server": NotRequired[dict[str, float]],
     },
 )
@@ -119,6 +121,7 @@ Summary = TypedDict(
         "rounds": int,
         "accuracy": Accuracies,
         "best-accuracy": dict[str, Best],
+        "metrics": NotRequired[Accuracies],
         "accuracy-of-clients": dict[str, dict[str, float]],
         "bytes": dict[str, int],
         "trouble": dict[str, int],

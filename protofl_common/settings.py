@@ -53,6 +53,7 @@ class RunSettings:
     report: bool = option()
     insight: str = option(choices=LEVELS)
     metrics: str = option()
+    callback: str = option()
     tensorboard: bool = option()
 
 
@@ -252,6 +253,8 @@ def _run_problems(run: RunSettings | None) -> list[str]:
         return []
     if run.run_name and not is_plain_name(run.run_name):
         return [f"run-name = {run.run_name!r}: must be a plain folder name, without slashes"]
+    if run.callback and not is_python_name(run.callback):
+        return [f"callback = {run.callback!r}: must be module:function"]
     try:
         metric_names(run.metrics)
     except SettingsError as error:

@@ -49,7 +49,8 @@ def accuracies(row: RoundRow) -> dict[str, float]:
 
 def others(row: RoundRow) -> dict[str, float]:
     """Losses, bytes, seconds, and how many replies were valid or lost, and why."""
-    found = {f"loss/{name}": value for name, value in row["losses"].items()}
+    found = {f"metric/{name}": figures["mean"] for name, figures in row.get("metrics", {}).items()}
+    found |= {f"loss/{name}": value for name, value in row["losses"].items()}
     found |= {f"bytes/{way}": value for way, value in row["bytes"].items()}
     found |= {f"seconds/{phase}": value for phase, value in row["seconds"].items() if isinstance(value, float)}
     found |= {f"seconds of clients/{phase}": value for phase, value in row["seconds"].get("clients", {}).items()}

@@ -33,6 +33,7 @@ from protofl_common.files import sync, write_text
 from protofl_common.messages import Report
 from protofl_common.metrics import best_evaluation, over_clients
 from protofl_common.options import SettingsError
+from protofl_common.python_names import load
 from protofl_common.run_folder import (
     KINDS,
     METRICS,
@@ -78,6 +79,7 @@ class Results:
         self.recording = Recording(settings, folder)
         if start.resumed:
             self._take_up()
+        self.callback = load(settings.run.callback, "callback") if settings.run.callback else None
         self.events = Events(folder / "tensorboard", self.rows) if settings.run.tensorboard else None
 
     def _take_up(self) -> None:
@@ -178,6 +180,7 @@ class Results:
             "round": number,
             "evaluated-after-round": evaluated,
             "accuracy": _accuracies(reports),
+            "metrics": _metrics(reports),
             "losses": _mean_losses(reports),
             "bytes": {"up": outcome.bytes_up, "down": outcome.bytes_down},
             "asked": len(outcome.asked),
@@ -197,6 +200,8 @@ class Results:
         self.files.add(METRICS, row)
         if self.events is not None:
             self.events.add(row)
+        if self.callback is not None:
+            self.callback(row)
         missing = dict.fromkeys(outcome.missing, f"no answer in {self.settings.federation.round_timeout:g} s")
         troubles = {"failed": outcome.failed, "refused": outcome.refused, "missing": missing, "late": outcome.late}
         for kind in TROUBLE:
@@ -220,6 +225,7 @@ class Results:
             "rounds": len(rounds),
             "accuracy": final["accuracy"],
             "best-accuracy": {kind: _best(self.rows, kind) for kind in final["accuracy"]},
+            "metrics": final.get("metrics", {}),
             "accuracy-of-clients": {site: client["accuracy"] for site, client in final["clients"].items()},
             "bytes": {way: sum(row["bytes"][way] for row in rounds) for way in ("up", "down")},
             "trouble": dict(self.trouble),
@@ -242,6 +248,7 @@ def _client_row(report: Report) -> ClientRow:
         "train-samples": report.train_samples,
         "test-samples": report.test_samples,
         "accuracy": {kind: correct / tested for kind, correct in report.correct.items()},
+        "metrics": report.metrics,
         "losses": report.losses,
         "seconds": report.seconds,
     }
@@ -254,6 +261,17 @@ def _accuracies(reports: dict[str, Report]) -> Accuracies:
         shares = [report.correct[kind] / report.test_samples for report in with_kind]
         if shares:
             found[kind] = over_clients(shares, [report.test_samples for report in with_kind])
+    return found
+
+
+def _metrics(reports: dict[str, Report]) -> Accuracies:
+    """Each metric over the clients that have it."""
+    names = dict.fromkeys(name for report in reports.values() for name in report.metrics)
+    found: Accuracies = {}
+    for name in names:
+        having = [report for report in reports.values() if name in report.metrics]
+        values = [report.metrics[name] for report in having]
+        found[name] = over_clients(values, [report.test_samples for report in having])
     return found
 
 

@@ -37,6 +37,9 @@ def final_table(summary: Summary) -> str:
         best = summary["best-accuracy"][kind]
         cells = [f"{100 * figures[name]:.2f}" for name in ("mean", "weighted", "worst-10%", "std")]
         table.add_row(kind, *cells, f"{100 * best['mean']:.2f} @{best['after-round']}")
+    for name, figures in summary.get("metrics", {}).items():
+        if "recall/" not in name:
+            table.add_row(name, *(f"{figures[part]:.3f}" for part in ("mean", "weighted", "worst-10%", "std")))
     trouble = (
         ", ".join(f"{number} {kind}" for kind, number in summary["trouble"].items() if number and kind != "late")
         or "none"

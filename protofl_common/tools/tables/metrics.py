@@ -3,8 +3,8 @@
 A figure has four parts; a table, its columns and its rows each name some of them:
 
     when    final (after the last round), best (over the evaluations by all sites), last-5 (mean of the last 5)
-    what    head, prototype: accuracy in percent · prototypes-sent, prototypes-received: per client · numbers: that
-            cross the wire in a round, both ways, all clients together
+    what    head, prototype: accuracy in percent · head/auc, …: a metric of the setting ``metrics`` · prototypes-sent,
+            prototypes-received: per client · numbers: that travel in a round, both ways, all clients together
     domain  accuracy over the clients of this domain only; "": over all
     over    mean, by-samples, std, worst-10%, best-20%, …: of the clients' accuracies
 """
@@ -26,7 +26,7 @@ ACCURACIES = ("head", "prototype")
 COUNTS = ("prototypes-sent", "prototypes-received", "numbers")
 LEGAL = {
     "when": ("final, best, last-N", r"final|best|last-[1-9]\d*"),
-    "what": (", ".join(ACCURACIES + COUNTS), "|".join(ACCURACIES + COUNTS)),
+    "what": (", ".join([*ACCURACIES, *COUNTS, "head/auc"]), "|".join([*ACCURACIES, *COUNTS, r"(head|prototype)/\S+"])),
     "domain": ("the name of a domain", r"\S*"),
     "over": ("mean, by-samples, std, worst-N%, best-N%", r"mean|by-samples|std|(worst|best)-[1-9]\d*%"),
 }
@@ -80,7 +80,7 @@ class Figure:
         else:
             domains = {site: facts["domain"] for site, facts in run.finished_summary()["clients"].items()}
             comparable = of_all_sites(rows) if self.when == "best" else rows
-            values = [self._accuracy(row["clients"], domains) for row in comparable if self.what in row["accuracy"]]
+            values = [self._accuracy(row["clients"], domains) for row in comparable if self.what in _evaluated(row)]
         if not values:
             raise NoFigure(f"no evaluation of {self.what}")
         if self.when == "best":
@@ -89,11 +89,11 @@ class Figure:
         return statistics.fmean(values[-last:])
 
     def _accuracy(self, clients: dict[str, ClientRow], domains: dict[str, str]) -> float:
-        """In percent."""
+        """In percent, if it is one."""
         chosen: list[tuple[float, int]] = [
-            (100 * client["accuracy"][self.what], client["test-samples"])
+            (_figures(client)[self.what], client["test-samples"])
             for site, client in clients.items()
-            if self.what in client["accuracy"] and client["test-samples"] and self.domain in ("", domains.get(site))
+            if self.what in _figures(client) and client["test-samples"] and self.domain in ("", domains.get(site))
         ]
         if not chosen:
             raise NoFigure(
@@ -115,3 +115,12 @@ class Figure:
         if name not in row.get("server", {}):
             raise NoFigure(f"the algorithm reports no {name}")
         return float(row["server"][name]) / (max(1, row["valid"]) if self.what == "prototypes-sent" else 1)
+
+
+def _evaluated(row: RoundRow) -> set[str]:
+    return {*row["accuracy"], *row.get("metrics", {})}
+
+
+def _figures(client: ClientRow) -> dict[str, float]:
+    """Accuracies in percent, metrics as they are."""
+    return {kind: 100 * share for kind, share in client["accuracy"].items()} | client.get("metrics", {})
