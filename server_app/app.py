@@ -13,12 +13,12 @@ from protofl_common.options import SettingsError
 from protofl_common.run_folder import Seconds
 from protofl_common.settings import Settings
 from protofl_common.tensorfile import TensorFileError
-from server_app.checkpoint import alone_in, starting_point
-from server_app.exchange import Exchange
-from server_app.federation import Federation, FederationError
-from server_app.results import Results, name_of_run
+from server_app.network.exchange import Exchange
+from server_app.network.membership import Federation, FederationError
 from server_app.round import final_evaluation, train_round
-from server_app.screen import say
+from server_app.run.checkpoint import alone_in, starting_point
+from server_app.run.console import say
+from server_app.run.writer import Results, name_of_run
 from server_app.strategies import server_half
 from server_app.strategies.base import Strategy
 

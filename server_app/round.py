@@ -19,10 +19,10 @@ from protofl_common.messages import (
     payload_bytes,
 )
 from protofl_common.text import in_order
-from server_app.intake import Expected, Outcome, Upload, in_proportion, take
+from server_app.run.console import say
 from server_app.sampling import sample_sites
-from server_app.screen import say
 from server_app.strategies.base import Strategy
+from server_app.validation.replies import Expected, Outcome, Upload, in_proportion, take
 
 Send = Callable[[Sequence[Message], float], list[Message]]
 """(messages, timeout in seconds) -> the replies that came."""

@@ -14,7 +14,7 @@ import torch
 from flwr.app import Message, MessageType
 from safetensors.torch import save_file
 
-from server_app.federation import FederationError
+from server_app.network.membership import FederationError
 from tests.harness import LocalGrid, Tamper, run_config, run_federation
 from tests.test_federation import fails, on_round
 from tests.test_resume import assert_same
@@ -25,8 +25,8 @@ Nodes = dict[int, dict[str, Any]]
 
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("server_app.exchange.LOOK_EVERY", 0.05)
-    monkeypatch.setattr("server_app.exchange.PATIENCE", 2.0)
+    monkeypatch.setattr("server_app.network.exchange.LOOK_EVERY", 0.05)
+    monkeypatch.setattr("server_app.network.exchange.PATIENCE", 2.0)
 
 
 def four() -> Nodes:
@@ -232,7 +232,7 @@ def test_a_superlink_that_was_away_is_told(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Flower's own client waits until it is back."""
-    monkeypatch.setattr("server_app.exchange.SILENCE", 0.5)
+    monkeypatch.setattr("server_app.network.exchange.SILENCE", 0.5)
     away: list[float] = []
 
     def slow_once(grid: LocalGrid) -> None:

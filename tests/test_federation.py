@@ -21,7 +21,7 @@ from protofl_common.catalog import CATALOG
 from protofl_common.datasets import DataError
 from protofl_common.options import SettingsError
 from protofl_common.settings import Settings, default_run_config, flatten
-from server_app.federation import FederationError
+from server_app.network.membership import FederationError
 from tests.harness import LocalGrid, Tamper, run_config, run_federation
 
 

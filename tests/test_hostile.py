@@ -15,7 +15,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MessageTy
 from safetensors.torch import load_file
 
 from protofl_common.messages import RAW
-from server_app.federation import FederationError
+from server_app.network.membership import FederationError
 from tests.attacks import (
     Change,
     by,

@@ -21,10 +21,10 @@ from protofl_common.tensorfile import TensorFileError
 from protofl_common.tools.cli.recipes import read_recipe
 from server_app import app as app_module
 from server_app import round as round_module
-from server_app.checkpoint import NAME
-from server_app.federation import FederationError
-from server_app.intake import Expected
-from server_app.results import Results
+from server_app.network.membership import FederationError
+from server_app.run.checkpoint import NAME
+from server_app.run.writer import Results
+from server_app.validation.replies import Expected
 from tests.harness import Outcome, Tamper, run_config, run_federation
 from tests.test_federation import without_times
 

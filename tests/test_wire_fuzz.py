@@ -31,7 +31,7 @@ from protofl_common.messages import (
     unpack_report,
     unpack_site_card,
 )
-from server_app.screening import check_claims
+from server_app.validation.outliers import check_claims
 from tests.declared import DECLARED, INSIGHT, SITE, report_names
 
 CLASSES, DIM, ROUND, MAX_NORM, MANY = 6, 3, 5, 100.0, 3

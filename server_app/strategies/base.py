@@ -19,8 +19,8 @@ from protofl_common.exchange import Declared, Weights
 from protofl_common.messages import Payload, StateDict, Template, template_of
 from protofl_common.prototypes import Prototypes
 from protofl_common.robust import merge_prototypes
-from server_app.federation import Federation
-from server_app.intake import Outcome, Upload
+from server_app.network.membership import Federation
+from server_app.validation.replies import Outcome, Upload
 
 H = TypeVar("H", bound=Hparams)
 

@@ -13,9 +13,9 @@ from protofl_common.exchange import Weights
 from protofl_common.messages import Payload, StateDict, part_of
 from protofl_common.models.initial import initial_model
 from protofl_common.models.split import SplitModel
-from server_app.federation import Federation
-from server_app.intake import Upload
+from server_app.network.membership import Federation
 from server_app.strategies.base import H, ServerStrategy
+from server_app.validation.replies import Upload
 
 
 class FedAvg(ServerStrategy[H]):

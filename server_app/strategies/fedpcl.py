@@ -19,9 +19,9 @@ from protofl_common.catalog import FedPCLHparams
 from protofl_common.messages import Payload
 from protofl_common.prototypes import Prototypes
 from protofl_common.text import in_order
-from server_app.federation import Federation
-from server_app.intake import Upload
+from server_app.network.membership import Federation
 from server_app.strategies.base import ServerStrategy
+from server_app.validation.replies import Upload
 
 
 class FedPCL(ServerStrategy[FedPCLHparams]):

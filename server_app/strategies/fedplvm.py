@@ -18,8 +18,8 @@ from protofl_common.catalog import FedPLVMHparams
 from protofl_common.clustering import cluster_classes
 from protofl_common.messages import Payload
 from protofl_common.prototypes import Prototypes
-from server_app.intake import Upload
 from server_app.strategies.fedavg import FedAvg
+from server_app.validation.replies import Upload
 
 
 class FedPLVM(FedAvg[FedPLVMHparams]):

@@ -16,8 +16,8 @@ from __future__ import annotations
 from protofl_common.catalog import FedProtoHparams
 from protofl_common.messages import Payload
 from protofl_common.prototypes import Prototypes
-from server_app.intake import Upload
 from server_app.strategies.base import ServerStrategy
+from server_app.validation.replies import Upload
 
 
 class FedProto(ServerStrategy[FedProtoHparams]):

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from protofl_common.catalog import FedProtoHparams
 from protofl_common.messages import Payload
-from server_app.intake import Upload
 from server_app.strategies.fedavg import FedAvg
 from server_app.strategies.fedproto import FedProto
+from server_app.validation.replies import Upload
 
 
 class FedProtoAvg(FedProto, FedAvg[FedProtoHparams]):

@@ -25,9 +25,9 @@ from protofl_common.losses import largest_distance, largest_nearest_distance, ma
 from protofl_common.messages import Payload
 from protofl_common.prototypes import Prototypes, class_means
 from protofl_common.seeding import derive_seed
-from server_app.federation import Federation
-from server_app.intake import Upload
+from server_app.network.membership import Federation
 from server_app.strategies.base import ServerStrategy
+from server_app.validation.replies import Upload
 
 
 class FedTGP(ServerStrategy[FedTGPHparams]):

@@ -21,9 +21,9 @@ from sklearn.cluster import KMeans
 from protofl_common.catalog import FeSEMHparams
 from protofl_common.messages import Payload, StateDict, Template, template_of
 from protofl_common.seeding import derive_seed
-from server_app.federation import Federation
-from server_app.intake import Upload
+from server_app.network.membership import Federation
 from server_app.strategies.fedavg import FedAvg, weighted_mean
+from server_app.validation.replies import Upload
 
 
 class FeSEM(FedAvg[FeSEMHparams]):

@@ -14,8 +14,8 @@ from protofl_common.catalog import ProtoFedHparams
 from protofl_common.exchange import Declared
 from protofl_common.messages import Payload
 from protofl_common.prototypes import Prototypes
-from server_app.intake import Upload
 from server_app.strategies.fedavg import FedAvg
+from server_app.validation.replies import Upload
 
 
 class ProtoFed(FedAvg[ProtoFedHparams]):

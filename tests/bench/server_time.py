@@ -21,8 +21,8 @@ from protofl_common.losses import margin_contrast
 from protofl_common.messages import Payload, Report
 from protofl_common.prototypes import Prototypes
 from protofl_common.settings import Settings, default_run_config
-from server_app.intake import Upload
 from server_app.strategies.fedtgp import FedTGP
+from server_app.validation.replies import Upload
 
 LOOP_BATCH, LOOP_LR = 10, 0.01
 

@@ -14,7 +14,7 @@ from flwr.app import Message, MessageType
 
 from protofl_common.prototypes import MAX_COMPARED, Prototypes, margins
 from protofl_common.tensorfile import read_tensors
-from server_app import recording
+from server_app.run import artifacts as recording
 from tests.attacks import by
 from tests.harness import Outcome, run_config, run_federation
 from tests.test_resume import Killed, on_message, stop

@@ -15,8 +15,8 @@ from protofl_common.losses import largest_distance, largest_nearest_distance, ma
 from protofl_common.messages import Payload, Report
 from protofl_common.prototypes import Prototypes
 from protofl_common.settings import Settings, default_run_config
-from server_app.intake import Upload
 from server_app.strategies.fedtgp import FedTGP
+from server_app.validation.replies import Upload
 from tests.harness import run_config, run_federation
 
 

@@ -7,7 +7,7 @@ import torch
 
 from protofl_common.messages import Payload, RefusedMessage, Report, SiteCard
 from protofl_common.prototypes import Prototypes
-from server_app.screening import check_claims, outliers
+from server_app.validation.outliers import check_claims, outliers
 
 CARD = SiteCard("north", 0, 3, "", "cnn4", (1, 8, 8), 99, 30, 20, ("zero", "one", "two"), (0, 2), "", "cpu")
 

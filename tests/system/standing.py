@@ -18,8 +18,8 @@ from typing import Any
 
 import psutil
 
-from server_app.checkpoint import NAME as CHECKPOINT
-from server_app.checkpoint import Checkpoint
+from server_app.run.checkpoint import NAME as CHECKPOINT
+from server_app.run.checkpoint import Checkpoint
 from tests.system.processes import ROOT, environment, free_port, process
 
 

@@ -22,8 +22,8 @@ from protofl_common.messages import (
 from protofl_common.prototypes import Prototypes
 from protofl_common.run_folder import Seconds
 from protofl_common.text import printable
-from server_app.federation import Federation
-from server_app.screening import check_claims, outliers
+from server_app.network.membership import Federation
+from server_app.validation.outliers import check_claims, outliers
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,9 @@ from flwr.common.constant import ErrorCode
 
 from protofl_common.messages import payload_bytes
 from protofl_common.text import in_order
-from server_app.federation import Federation
-from server_app.screen import say
-from server_app.transport import copy_for, pull_each, push_each
+from server_app.network.membership import Federation
+from server_app.network.transport import copy_for, pull_each, push_each
+from server_app.run.console import say
 
 LOOK_EVERY = 3.0
 """Seconds between two looks around for sites that are new or back, while a round waits."""

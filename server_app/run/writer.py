@@ -10,9 +10,9 @@ A run's folder holds
     ``weights.safetensors``      the global model, where the algorithm has one
     ``clients/``                 in simulation, the clients' private models
     ``sites.json``, ``prototypes.jsonl``, ``client-prototypes.safetensors``, ``test-features.safetensors``
-                                 what the report shows beside the metrics (`recording.py`)
+                                 what the report shows beside the metrics (`artifacts.py`)
     ``report.html``              the page with figures (`protofl_common/report`)
-    ``tensorboard/``             event files, where asked for (`events.py`)
+    ``tensorboard/``             event files, where asked for (`tensorboard.py`)
 """
 
 from __future__ import annotations
@@ -50,12 +50,12 @@ from protofl_common.run_folder import (
 )
 from protofl_common.settings import Settings, to_run_config
 from protofl_common.tensorfile import write_tensors
-from server_app.checkpoint import Checkpoint
-from server_app.events import Events
-from server_app.intake import Outcome
-from server_app.recording import Recording
-from server_app.screen import final_table, round_line, say
+from server_app.run.artifacts import Recording
+from server_app.run.checkpoint import Checkpoint
+from server_app.run.console import final_table, round_line, say
+from server_app.run.tensorboard import Events
 from server_app.strategies.base import Strategy
+from server_app.validation.replies import Outcome
 
 
 def name_of_run(settings: Settings, run_id: int) -> str:

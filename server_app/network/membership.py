@@ -13,9 +13,9 @@ from protofl_common.lineage import Lineage
 from protofl_common.messages import RefusedMessage, SiteCard, unpack_site_card
 from protofl_common.settings import Settings
 from protofl_common.text import in_order, printable
+from server_app.network.transport import pull_each, push_each
+from server_app.run.console import say
 from server_app.sampling import number_asked
-from server_app.screen import say
-from server_app.transport import pull_each, push_each
 
 
 class FederationError(RuntimeError):

@@ -9,7 +9,7 @@ from flwr.serverapp import Grid
 from flwr.supercore.inflatable.inflatable_utils import ObjectPushError
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
-from server_app.screen import say
+from server_app.run.console import say
 
 UNREADABLE = (TypeError, ValueError, LookupError, AttributeError, DecodeError)
 """What Flower raises for an array whose shape is not one, text that is not JSON, a missing part, bad protobuf bytes."""

@@ -1,0 +1,1 @@
+"""Finding the sites, and exchanging messages with them."""

@@ -1,0 +1,1 @@
+"""What a run shows, keeps and leaves behind."""

@@ -1,0 +1,1 @@
+"""What is accepted from a client."""
