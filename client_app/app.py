@@ -23,19 +23,11 @@ from client_app.handover import hand_over
 from client_app.insight import insight_of
 from client_app.site import Site
 from client_app.state import ClientState, StateFolder
-from protofl_common.exchange import statistics_declared
-from protofl_common.messages import (
-    Instructions,
-    Payload,
-    Report,
-    pack_payload,
-    pack_report,
-    pack_site_card,
-    unpack_instructions,
-    unpack_payload,
-)
 from protofl_common.prototypes import Prototypes, chosen
 from protofl_common.settings import is_site
+from protofl_common.wire.payloads import Payload, pack_payload, unpack_payload
+from protofl_common.wire.records import Instructions, Report, pack_report, pack_site_card, unpack_instructions
+from protofl_common.wire.schema import statistics_declared
 
 app = ClientApp()
 

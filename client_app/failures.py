@@ -14,10 +14,10 @@ from client_app.state import StateError
 from client_app.training import TrainingError
 from protofl_common.backbones.network import BackboneError
 from protofl_common.datasets import DataError
-from protofl_common.messages import RefusedMessage
 from protofl_common.options import SettingsError
 from protofl_common.settings import NODE_KEYS, known_keys
 from protofl_common.text import printable, without_paths
+from protofl_common.wire.limits import RefusedMessage
 
 OPEN = (SettingsError, TrainingError, RefusedMessage)
 """Their texts are made of settings, of the model's own names, and of what the server sent."""

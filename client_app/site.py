@@ -17,12 +17,13 @@ from protofl_common.backbones.extract import feature_widths
 from protofl_common.datasets import UNLABELLED, ClientData, open_client_data
 from protofl_common.datasets.store import cache_root, digest
 from protofl_common.evaluation_metrics import declared_metrics
-from protofl_common.messages import INFERENCES, Instructions, Limits, RefusedMessage, SiteCard, Template
 from protofl_common.models.initial import initial_model
 from protofl_common.models.split import SplitModel
 from protofl_common.options import SettingsError
 from protofl_common.settings import Settings, is_site
 from protofl_common.text import is_plain_name
+from protofl_common.wire.limits import Limits, RefusedMessage, Template
+from protofl_common.wire.records import INFERENCES, Instructions, SiteCard
 
 
 class Site:

@@ -1,6 +1,6 @@
 """The catalog: one row per algorithm. Its keys are the legal values of ``algo``.
 
-A row says what the halves of an algorithm exchange, and the wire code (`messages`) enforces it in both directions:
+A row says what the halves of an algorithm exchange, and the wire code (`wire`) enforces it in both directions:
 nothing that a row does not declare can be packed or is accepted. The server half stands in ``server_app/strategies``,
 the client half in ``client_app/algorithms``, in files of the algorithm's name; the row names their classes.
 """
@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from typing import TypeVar
 
-from protofl_common.exchange import Exchange, Vectors, VectorSets, Weights
 from protofl_common.options import option
+from protofl_common.wire.schema import Exchange, Vectors, VectorSets, Weights
 
 DISTANCES = ("l2", "squared-l2", "l1", "mse")
 GRANULARITIES = ("class", "class-mean", "sample")

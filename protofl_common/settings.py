@@ -19,13 +19,13 @@ from protofl_common.backbones.names import EMBEDDED, is_allowed, parse_backbones
 from protofl_common.catalog import CATALOG, MERGINGS, Algorithm, Hparams
 from protofl_common.datasets.names import DATASETS, PARTITIONS
 from protofl_common.evaluation_metrics import metric_names
-from protofl_common.exchange import Exchange
 from protofl_common.insight import LEVELS
 from protofl_common.models.groups import ARCHITECTURES, GROUPS, HEADS, ORTHOGONAL_SHARED, PROJECTION, architecture_of
 from protofl_common.options import Scalar, SettingsError, keys_of, option, read_section, unknown_keys
 from protofl_common.plugins import algorithm_named, installed, read_hparams
 from protofl_common.python_names import is_python_name
 from protofl_common.text import is_plain_name
+from protofl_common.wire.schema import Exchange
 
 PARTITION_KEYS = ("partition-id", "num-partitions")
 """All that the node config of a simulated client has."""

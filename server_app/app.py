@@ -13,7 +13,7 @@ from protofl_common.options import SettingsError
 from protofl_common.run_folder import Seconds
 from protofl_common.settings import Settings
 from protofl_common.tensorfile import TensorFileError
-from server_app.network.exchange import Exchange
+from server_app.network.exchange import MessageExchange
 from server_app.network.membership import Federation, FederationError
 from server_app.round import final_evaluation, train_round
 from server_app.run.checkpoint import alone_in, starting_point
@@ -59,7 +59,7 @@ def run_rounds(strategy: Strategy, results: Results) -> None:
     FederationError when several rounds in a row had too few replies.
     """
     federation, settings = strategy.federation, strategy.settings
-    exchange, run_name = Exchange(federation), results.folder.name
+    exchange, run_name = MessageExchange(federation), results.folder.name
     say(f"{strategy.row.title} ({strategy.row.paper})")
     results.announce(strategy)
     results.keep(results.start.round, strategy)

@@ -9,16 +9,11 @@ from flwr.app import Message, MessageType, RecordDict
 
 from protofl_common.attributes import restore_attributes
 from protofl_common.evaluation_metrics import declared_metrics
-from protofl_common.exchange import statistics_declared
-from protofl_common.messages import (
-    INFERENCES,
-    Instructions,
-    Limits,
-    pack_instructions,
-    pack_payload,
-    payload_bytes,
-)
 from protofl_common.text import in_order
+from protofl_common.wire.limits import Limits
+from protofl_common.wire.payloads import pack_payload, payload_bytes
+from protofl_common.wire.records import INFERENCES, Instructions, pack_instructions
+from protofl_common.wire.schema import statistics_declared
 from server_app.run.console import say
 from server_app.sampling import sample_sites
 from server_app.strategies.base import Strategy

@@ -18,13 +18,15 @@ from client_app.algorithms import client_half
 from client_app.algorithms.base import ClientAlgorithm
 from protofl_common.backbones.names import EMBEDDED
 from protofl_common.catalog import CATALOG
-from protofl_common.messages import Limits, unpack_payload, unpack_report
+from protofl_common.wire.limits import Limits
+from protofl_common.wire.payloads import unpack_payload
+from protofl_common.wire.records import unpack_report
 from server_app.strategies import server_half
 from server_app.strategies.base import ServerStrategy
 from tests.harness import run_config, run_federation
 
 ROOT = Path(__file__).parents[1]
-FLOWER_ROOMS = {"messages", "check.py"}
+FLOWER_ROOMS = {"wire", "check.py"}
 """Files of protofl_common that may import flwr; its mathematics may not."""
 TOOLS = ROOT / "protofl_common" / "tools"
 IMPORT_ALL = """

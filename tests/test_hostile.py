@@ -14,7 +14,7 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MessageType, MetricRecord, RecordDict
 from safetensors.torch import load_file
 
-from protofl_common.messages import RAW
+from protofl_common.wire.arrays import RAW
 from server_app.network.membership import FederationError
 from tests.attacks import (
     Change,

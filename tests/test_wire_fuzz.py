@@ -17,20 +17,11 @@ from hypothesis import event, example, given
 from hypothesis import strategies as st
 
 from protofl_common.catalog import CATALOG
-from protofl_common.exchange import statistics_declared
-from protofl_common.messages import (
-    RAW,
-    Limits,
-    Payload,
-    RefusedMessage,
-    Report,
-    SiteCard,
-    check_size,
-    unpack_instructions,
-    unpack_payload,
-    unpack_report,
-    unpack_site_card,
-)
+from protofl_common.wire.arrays import RAW
+from protofl_common.wire.limits import Limits, RefusedMessage
+from protofl_common.wire.payloads import Payload, check_size, unpack_payload
+from protofl_common.wire.records import Report, SiteCard, unpack_instructions, unpack_report, unpack_site_card
+from protofl_common.wire.schema import statistics_declared
 from server_app.validation.outliers import check_claims
 from tests.declared import DECLARED, INSIGHT, SITE, report_names
 

@@ -26,9 +26,12 @@ from client_app.algorithms.base import ClientAlgorithm
 from client_app.algorithms.fedtgp import FedTGP
 from client_app.site import Site
 from protofl_common.catalog import CATALOG
-from protofl_common.messages import RAW, Payload, RefusedMessage, pack_site_card, unpack_site_card
 from protofl_common.options import SettingsError
 from protofl_common.prototypes import Prototypes
+from protofl_common.wire.arrays import RAW
+from protofl_common.wire.limits import RefusedMessage
+from protofl_common.wire.payloads import Payload
+from protofl_common.wire.records import pack_site_card, unpack_site_card
 from tests.attacks import raw
 from tests.declared import DECLARED, INSIGHT, SITE, report_names
 from tests.harness import CACHE, Outcome, run_config, run_federation

@@ -22,12 +22,13 @@ from client_app.site import Site
 from client_app.training import Batch, FusedStep, Loss, LossTerms, Step, make_optimizer, train
 from protofl_common.attributes import pack_attributes, restore_attributes
 from protofl_common.catalog import CATALOG, Hparams
-from protofl_common.exchange import Declared, Weights
-from protofl_common.messages import Payload, StateDict, Template, part_of, template_of
 from protofl_common.models.groups import ARCHITECTURES
 from protofl_common.models.split import SplitModel
 from protofl_common.prototypes import Prototypes, class_means
 from protofl_common.seeding import derive_seed
+from protofl_common.wire.limits import Template
+from protofl_common.wire.payloads import Payload, StateDict, part_of, template_of
+from protofl_common.wire.schema import Declared, Weights
 
 H = TypeVar("H", bound=Hparams)
 

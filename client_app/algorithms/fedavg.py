@@ -8,7 +8,7 @@ Buffers (batch-normalisation statistics) travel and are averaged with the weight
 from __future__ import annotations
 
 from client_app.algorithms.base import ClientAlgorithm, H
-from protofl_common.messages import Payload
+from protofl_common.wire.payloads import Payload
 
 
 class FedAvg(ClientAlgorithm[H]):

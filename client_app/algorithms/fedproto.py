@@ -27,8 +27,8 @@ from client_app.algorithms.base import ClientAlgorithm
 from client_app.training import Batch, LossTerms
 from protofl_common.catalog import AlignmentHparams
 from protofl_common.losses import prototype_alignment
-from protofl_common.messages import Payload
 from protofl_common.prototypes import by_class
+from protofl_common.wire.payloads import Payload
 
 A = TypeVar("A", bound=AlignmentHparams)
 

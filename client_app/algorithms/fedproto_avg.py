@@ -15,7 +15,7 @@ from __future__ import annotations
 from client_app.algorithms.fedavg import FedAvg
 from client_app.algorithms.fedproto import FedProto
 from protofl_common.catalog import FedProtoHparams
-from protofl_common.messages import Payload
+from protofl_common.wire.payloads import Payload
 
 
 class FedProtoAvg(FedProto[FedProtoHparams], FedAvg[FedProtoHparams]):

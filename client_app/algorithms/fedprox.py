@@ -19,7 +19,7 @@ from client_app.algorithms.fedavg import FedAvg
 from client_app.site import Site
 from client_app.training import Batch, LossTerms
 from protofl_common.catalog import FedProxHparams
-from protofl_common.messages import Payload
+from protofl_common.wire.payloads import Payload
 
 
 class FedProx(FedAvg[FedProxHparams]):

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from client_app.algorithms.fedproto import FedProto
 from protofl_common.catalog import FedTGPHparams
-from protofl_common.messages import Payload
+from protofl_common.wire.payloads import Payload
 
 
 class FedTGP(FedProto[FedTGPHparams]):

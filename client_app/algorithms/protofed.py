@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from client_app.algorithms.fedavg import FedAvg
 from protofl_common.catalog import ProtoFedHparams
-from protofl_common.messages import Payload
+from protofl_common.wire.payloads import Payload
 
 
 class ProtoFed(FedAvg[ProtoFedHparams]):

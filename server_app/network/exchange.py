@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from flwr.app import Error, Message
-from flwr.common.constant import ErrorCode
 
-from protofl_common.messages import payload_bytes
 from protofl_common.text import in_order
+from protofl_common.wire.payloads import payload_bytes
+from server_app.network.flower_compat import ErrorCode
 from server_app.network.membership import Federation
 from server_app.network.transport import copy_for, pull_each, push_each
 from server_app.run.console import say
@@ -35,7 +35,7 @@ class _Away:
     until: float
 
 
-class Exchange:
+class MessageExchange:
     """Sends messages and collects the replies.
 
     A site that died over its message, and is back in time, is asked again, under whatever node id: it starts the round

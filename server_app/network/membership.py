@@ -10,9 +10,10 @@ from flwr.app import Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
 from protofl_common.lineage import Lineage
-from protofl_common.messages import RefusedMessage, SiteCard, unpack_site_card
 from protofl_common.settings import Settings
 from protofl_common.text import in_order, printable
+from protofl_common.wire.limits import RefusedMessage
+from protofl_common.wire.records import SiteCard, unpack_site_card
 from server_app.network.transport import pull_each, push_each
 from server_app.run.console import say
 from server_app.sampling import number_asked

@@ -6,9 +6,8 @@ from collections.abc import Iterable
 
 from flwr.app import Message
 from flwr.serverapp import Grid
-from flwr.supercore.inflatable.inflatable_utils import ObjectPushError
-from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
+from server_app.network.flower_compat import DecodeError, ObjectPushError
 from server_app.run.console import say
 
 UNREADABLE = (TypeError, ValueError, LookupError, AttributeError, DecodeError)

@@ -25,11 +25,11 @@ from torch import Tensor
 
 from protofl_common.datasets import DataError
 from protofl_common.datasets.distribution import ShareCounts, counts_of_shares
-from protofl_common.messages import SiteCard
 from protofl_common.prototypes import margins
 from protofl_common.run_folder import MARGINS, SITES, MarginRow, RunFolder, SiteFacts
 from protofl_common.settings import Settings
 from protofl_common.tensorfile import write_tensors
+from protofl_common.wire.records import SiteCard
 from server_app.strategies.base import Strategy
 
 MOST_ABSENT = 10

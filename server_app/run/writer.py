@@ -30,7 +30,6 @@ from pathlib import Path
 from typing import Literal
 
 from protofl_common.files import sync, write_text
-from protofl_common.messages import Report
 from protofl_common.metrics import best_evaluation, over_clients
 from protofl_common.options import SettingsError
 from protofl_common.python_names import load
@@ -50,6 +49,7 @@ from protofl_common.run_folder import (
 )
 from protofl_common.settings import Settings, to_run_config
 from protofl_common.tensorfile import write_tensors
+from protofl_common.wire.records import Report
 from server_app.run.artifacts import Recording
 from server_app.run.checkpoint import Checkpoint
 from server_app.run.console import final_table, round_line, say

@@ -15,10 +15,11 @@ from torch import Tensor
 
 from protofl_common.attributes import pack_attributes, restore_attributes
 from protofl_common.catalog import Hparams
-from protofl_common.exchange import Declared, Weights
-from protofl_common.messages import Payload, StateDict, Template, template_of
 from protofl_common.prototypes import Prototypes
 from protofl_common.robust import merge_prototypes
+from protofl_common.wire.limits import Template
+from protofl_common.wire.payloads import Payload, StateDict, template_of
+from protofl_common.wire.schema import Declared, Weights
 from server_app.network.membership import Federation
 from server_app.validation.replies import Outcome, Upload
 

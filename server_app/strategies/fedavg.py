@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import torch
 
-from protofl_common.exchange import Weights
-from protofl_common.messages import Payload, StateDict, part_of
 from protofl_common.models.initial import initial_model
 from protofl_common.models.split import SplitModel
+from protofl_common.wire.payloads import Payload, StateDict, part_of
+from protofl_common.wire.schema import Weights
 from server_app.network.membership import Federation
 from server_app.strategies.base import H, ServerStrategy
 from server_app.validation.replies import Upload

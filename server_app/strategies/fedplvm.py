@@ -16,8 +16,8 @@ import torch
 
 from protofl_common.catalog import FedPLVMHparams
 from protofl_common.clustering import cluster_classes
-from protofl_common.messages import Payload
 from protofl_common.prototypes import Prototypes
+from protofl_common.wire.payloads import Payload
 from server_app.strategies.fedavg import FedAvg
 from server_app.validation.replies import Upload
 

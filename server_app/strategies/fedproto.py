@@ -14,8 +14,8 @@ left out. A class that nobody sent in a round keeps its prototype.
 from __future__ import annotations
 
 from protofl_common.catalog import FedProtoHparams
-from protofl_common.messages import Payload
 from protofl_common.prototypes import Prototypes
+from protofl_common.wire.payloads import Payload
 from server_app.strategies.base import ServerStrategy
 from server_app.validation.replies import Upload
 

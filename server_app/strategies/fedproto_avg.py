@@ -7,7 +7,7 @@ Equations: `server_app/strategies/fedavg.py` for the weights, `server_app/strate
 from __future__ import annotations
 
 from protofl_common.catalog import FedProtoHparams
-from protofl_common.messages import Payload
+from protofl_common.wire.payloads import Payload
 from server_app.strategies.fedavg import FedAvg
 from server_app.strategies.fedproto import FedProto
 from server_app.validation.replies import Upload

@@ -22,9 +22,9 @@ from torch import Tensor, nn
 
 from protofl_common.catalog import FedTGPHparams
 from protofl_common.losses import largest_distance, largest_nearest_distance, margin_contrast
-from protofl_common.messages import Payload
 from protofl_common.prototypes import Prototypes, class_means
 from protofl_common.seeding import derive_seed
+from protofl_common.wire.payloads import Payload
 from server_app.network.membership import Federation
 from server_app.strategies.base import ServerStrategy
 from server_app.validation.replies import Upload

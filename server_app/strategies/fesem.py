@@ -19,8 +19,9 @@ import torch
 from sklearn.cluster import KMeans
 
 from protofl_common.catalog import FeSEMHparams
-from protofl_common.messages import Payload, StateDict, Template, template_of
 from protofl_common.seeding import derive_seed
+from protofl_common.wire.limits import Template
+from protofl_common.wire.payloads import Payload, StateDict, template_of
 from server_app.network.membership import Federation
 from server_app.strategies.fedavg import FedAvg, weighted_mean
 from server_app.validation.replies import Upload

@@ -7,21 +7,14 @@ from dataclasses import dataclass, field
 
 from flwr.app import Message
 
-from protofl_common.exchange import Declared
 from protofl_common.insight import Insight
-from protofl_common.messages import (
-    Limits,
-    Payload,
-    RefusedMessage,
-    Report,
-    check_size,
-    payload_bytes,
-    unpack_payload,
-    unpack_report,
-)
 from protofl_common.prototypes import Prototypes
 from protofl_common.run_folder import Seconds
 from protofl_common.text import printable
+from protofl_common.wire.limits import Limits, RefusedMessage
+from protofl_common.wire.payloads import Payload, check_size, payload_bytes, unpack_payload
+from protofl_common.wire.records import Report, unpack_report
+from protofl_common.wire.schema import Declared
 from server_app.network.membership import Federation
 from server_app.validation.outliers import check_claims, outliers
 

@@ -16,8 +16,8 @@ from client_app.algorithms.base import ClientAlgorithm
 from client_app.site import Site
 from client_app.training import FusedStep, Step
 from protofl_common.catalog import CATALOG
-from protofl_common.exchange import Weights
-from protofl_common.messages import Payload
+from protofl_common.wire.payloads import Payload
+from protofl_common.wire.schema import Weights
 from tests.harness import run_config, run_federation
 
 SMALL: dict[str, Any] = {"train_samples": 20, "test_samples": 20}

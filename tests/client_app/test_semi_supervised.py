@@ -17,8 +17,8 @@ from client_app.site import Site
 from client_app.training import Batch, LossTerms, train
 from protofl_common.catalog import CATALOG
 from protofl_common.losses import positive_unlabelled_risk
-from protofl_common.messages import Payload
 from protofl_common.prototypes import Prototypes
+from protofl_common.wire.payloads import Payload
 from tests.harness import run_config, run_federation
 
 FEW: dict[str, Any] = {"positive_rate": 0.34, "models": "htcnn-1", "feature_dim": 8}

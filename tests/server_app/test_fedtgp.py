@@ -12,9 +12,10 @@ import pytest
 import torch
 
 from protofl_common.losses import largest_distance, largest_nearest_distance, margin_contrast
-from protofl_common.messages import Payload, Report
 from protofl_common.prototypes import Prototypes
 from protofl_common.settings import Settings, default_run_config
+from protofl_common.wire.payloads import Payload
+from protofl_common.wire.records import Report
 from server_app.strategies.fedtgp import FedTGP
 from server_app.validation.replies import Upload
 from tests.harness import run_config, run_federation

@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from protofl_common.messages import Payload, RefusedMessage, Report, SiteCard
 from protofl_common.prototypes import Prototypes
+from protofl_common.wire.limits import RefusedMessage
+from protofl_common.wire.payloads import Payload
+from protofl_common.wire.records import Report, SiteCard
 from server_app.validation.outliers import check_claims, outliers
 
 CARD = SiteCard("north", 0, 3, "", "cnn4", (1, 8, 8), 99, 30, 20, ("zero", "one", "two"), (0, 2), "", "cpu")

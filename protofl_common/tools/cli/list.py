@@ -16,9 +16,9 @@ from rich.table import Table
 from protofl_common.backbones.names import EMBEDDED, OTHERS
 from protofl_common.catalog import CATALOG, Algorithm
 from protofl_common.datasets.names import DATASETS, PARTITIONS
-from protofl_common.exchange import Declared, Entry, Vectors, VectorSets, Weights
 from protofl_common.models.groups import ARCHITECTURES, GROUPS
 from protofl_common.plugins import installed
+from protofl_common.wire.schema import Declared, Entry, Vectors, VectorSets, Weights
 
 
 def describe(parser: argparse.ArgumentParser) -> None:

@@ -11,9 +11,9 @@ import pytest
 from protofl_common.backbones.names import EMBEDDED
 from protofl_common.catalog import CATALOG
 from protofl_common.datasets.names import DATASETS, PARTITIONS
-from protofl_common.exchange import Exchange, Weights
 from protofl_common.models.groups import ARCHITECTURES, GROUPS
 from protofl_common.tools.cli import main
+from protofl_common.wire.schema import Exchange, Weights
 from tests.tools.fakes import write_run
 
 

@@ -1,4 +1,4 @@
-"""What a receiver accepts."""
+"""What a receiver accepts, and why it does not."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from protofl_common.exchange import Vectors
+from protofl_common.text import printable
+from protofl_common.wire.schema import Vectors
 
 Template = Mapping[str, tuple[str, tuple[int, ...]]]
 """Name of an array -> (dtype, shape)."""
@@ -33,3 +34,10 @@ class Limits:
     def per_class(self, vectors: Vectors) -> int:
         """The most vectors of one class."""
         return self.max_per_class if vectors.several else 1
+
+
+class RefusedMessage(ValueError):
+    """What arrived is not what the catalog declares; the message, of bounded length, says what is wrong with it."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(printable(reason))

@@ -11,13 +11,12 @@ import torch
 from flwr.app import ArrayRecord, RecordDict
 from torch import Tensor, nn
 
-from protofl_common.exchange import Declared, Entry, Statistics, Vectors, VectorSets, Weights
 from protofl_common.insight import Insight
-from protofl_common.messages.arrays import DTYPES, array_record, decoded, dtype_name, rows_of
-from protofl_common.messages.insights import bytes_of_insight, pack_insight, unpack_insight
-from protofl_common.messages.limits import Limits, Template
-from protofl_common.messages.refusal import RefusedMessage
 from protofl_common.prototypes import Prototypes
+from protofl_common.wire.arrays import DTYPES, array_record, decoded, dtype_name, rows_of
+from protofl_common.wire.insights import bytes_of_insight, pack_insight, unpack_insight
+from protofl_common.wire.limits import Limits, RefusedMessage, Template
+from protofl_common.wire.schema import Declared, Entry, Statistics, Vectors, VectorSets, Weights
 
 MAX_SETS = 10_000
 """Clients whose prototypes a message may carry."""

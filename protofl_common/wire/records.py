@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 from flwr.app import ConfigRecord, MetricRecord, RecordDict
 
 from protofl_common.lineage import Lineage
-from protofl_common.messages.refusal import RefusedMessage
 from protofl_common.text import LONGEST_NAME, is_plain_name
+from protofl_common.wire.limits import RefusedMessage
 
 _MAX_SCALARS = 64
 _LARGEST = 1e30

@@ -6,10 +6,9 @@ import torch
 from flwr.app import ArrayRecord
 
 from protofl_common.insight import MAX_FEATURES, Insight
-from protofl_common.messages.arrays import array_record, decoded
-from protofl_common.messages.limits import Limits
-from protofl_common.messages.refusal import RefusedMessage
 from protofl_common.text import printable
+from protofl_common.wire.arrays import array_record, decoded
+from protofl_common.wire.limits import Limits, RefusedMessage
 
 
 def pack_insight(insight: Insight, level: str) -> ArrayRecord:

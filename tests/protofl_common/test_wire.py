@@ -11,33 +11,34 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
 from protofl_common.catalog import CATALOG
-from protofl_common.exchange import Declared, Entry, Exchange, Vectors, VectorSets, Weights, statistics_declared
 from protofl_common.insight import Insight
 from protofl_common.lineage import Lineage
-from protofl_common.messages import (
-    RAW,
-    Instructions,
-    Limits,
+from protofl_common.models.build import build_model
+from protofl_common.prototypes import Prototypes
+from protofl_common.wire.arrays import RAW
+from protofl_common.wire.limits import Limits, RefusedMessage
+from protofl_common.wire.payloads import (
     Payload,
-    RefusedMessage,
-    Report,
-    SiteCard,
     Value,
     check_size,
-    pack_instructions,
     pack_payload,
-    pack_report,
-    pack_site_card,
     part_of,
     payload_bytes,
     template_of,
-    unpack_instructions,
     unpack_payload,
+)
+from protofl_common.wire.records import (
+    Instructions,
+    Report,
+    SiteCard,
+    pack_instructions,
+    pack_report,
+    pack_site_card,
+    unpack_instructions,
     unpack_report,
     unpack_site_card,
 )
-from protofl_common.models.build import build_model
-from protofl_common.prototypes import Prototypes
+from protofl_common.wire.schema import Declared, Entry, Exchange, Vectors, VectorSets, Weights, statistics_declared
 
 UP: Declared = {"prototypes": Vectors(counts=True)}
 LIMITS = Limits(num_classes=10, feature_dim=3, max_norm=100.0)

@@ -11,7 +11,7 @@ import torch
 from flwr.app import Array, ArrayRecord
 from torch import Tensor
 
-from protofl_common.messages.refusal import RefusedMessage
+from protofl_common.wire.limits import RefusedMessage
 
 RAW = "raw-little-endian"
 DTYPES: dict[str, np.dtype[Any]] = {"float32": np.dtype("<f4"), "int64": np.dtype("<i8")}

@@ -1,0 +1,16 @@
+"""The wire: typed payloads to and from Flower's ``RecordDict``.
+
+Both directions are declared in the catalog as a `schema.Exchange` of named entries. Packing anything undeclared is a
+programming error; unpacking checks every name, shape, dtype and range and raises
+:class:`RefusedMessage` with the reason. Arrays travel as raw little-endian bytes: no pickle, and 4 bytes a number.
+
+Records of a message
+    an entry's name one for each declared entry, such as ``prototypes`` and ``weights``, with the arrays
+                    of `Vectors`     means [P, W] float32, labels [P] int64, and counts [P] int64 where declared
+                    of `VectorSets`  the same of every client, one after another, with owners [P] int64
+                    of `Weights`     the declared part of a module's state dict
+    ``insight``     client to server, after the last round, where asked for and allowed: :class:`Insight`
+    ``round``       server to client: :class:`Instructions`
+    ``report``      client to server: :class:`Report`, scalars only
+    ``site``        client to server, once: :class:`SiteCard`
+"""
