@@ -14,10 +14,12 @@ from client_app.data import Samples, to_device, unlabelled_apart
 from client_app.state import ClientState, StateFolder
 from protofl_common.backbones import cached_features, feature_widths
 from protofl_common.datasets import UNLABELLED, ClientData, open_client_data
+from protofl_common.datasets.inputs import normalised
 from protofl_common.datasets.store import cache_root
 from protofl_common.lineage import Lineage
 from protofl_common.messages import Limits, SiteCard, template_of
 from protofl_common.models import SplitModel, initial_model
+from protofl_common.models.build import check_model
 from protofl_common.models.groups import PROJECTION, architecture_of
 from protofl_common.options import SettingsError
 from protofl_common.settings import Settings
@@ -142,7 +144,10 @@ class Site:
         return state
 
     def card(self) -> SiteCard:
-        """How this site introduces itself."""
+        """How this site introduces itself; SettingsError where its model does not take its data."""
+        if not self.settings.backbones:
+            two = normalised(self.data.train_inputs[:2], self.data.mean, self.data.std, self.device)
+            check_model(self.model, self.arch, two, self.settings.model.feature_dim)
         return SiteCard(
             name=self.name,
             partition=self.partition,

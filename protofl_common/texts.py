@@ -16,6 +16,11 @@ def printable(text: str) -> str:
     return plain + (f" … ({len(text)} characters)" if len(text) > LONGEST else "")
 
 
+def as_file_name(text: str) -> str:
+    """``text`` with what is not fit for the name of a file replaced by ``-``."""
+    return re.sub(r"[^\w.-]+", "-", text)
+
+
 def without_paths(text: str) -> str:
     """``text`` with the folders of absolute paths left out: where things lie is a site's own business.
 

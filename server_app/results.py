@@ -33,6 +33,7 @@ from protofl_common.metrics import best_evaluation, over_clients
 from protofl_common.options import SettingsError
 from protofl_common.settings import Settings, to_run_config
 from protofl_common.tensorfile import sync, write_tensors
+from protofl_common.texts import as_file_name
 from protofl_common.wholefile import write_whole
 from server_app.checkpoint import Checkpoint
 from server_app.events import Events
@@ -49,7 +50,8 @@ TROUBLE = ("failed", "refused", "missing", "late")
 def name_of_run(settings: Settings, run_id: int) -> str:
     """``run-name``, or time, algorithm, data set and the start of Flower's run id."""
     now = time.strftime("%Y%m%d-%H%M%S")
-    return settings.run.run_name or f"{now}-{settings.run.algo}-{settings.data.dataset}-{str(run_id)[:6]}"
+    data = as_file_name(settings.data.dataset)
+    return settings.run.run_name or f"{now}-{settings.run.algo}-{data}-{str(run_id)[:6]}"
 
 
 class Results:

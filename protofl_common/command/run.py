@@ -17,7 +17,7 @@ from protofl_common.command.flower import flwr_run, follow, shown
 from protofl_common.command.recipes import DEFAULT_FEDERATION, read_recipe
 from protofl_common.command.superlink import SuperLink
 from protofl_common.datasets import check_data_settings
-from protofl_common.datasets.sources import SOURCES
+from protofl_common.datasets.sources import source_of
 from protofl_common.options import Scalar, SettingsError
 from protofl_common.settings import DataSettings, Settings, default_run_config
 
@@ -93,6 +93,6 @@ def act(arguments: argparse.Namespace) -> int:
 
 def check_data_are_here(settings: DataSettings) -> None:
     """DataError when the data set's files are missing and may not be downloaded; downloads nothing."""
-    locate = SOURCES[settings.dataset].locate
+    locate = source_of(settings.dataset).locate
     if locate and not settings.download:
         locate(settings)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from protofl_common.backbones import extract_features
 from protofl_common.datasets.inputs import normalised
-from protofl_common.datasets.raw import Inputs
+from protofl_common.datasets.raw import DataError, Inputs
 from protofl_common.inference import UNKNOWN_SHARE
 from protofl_common.inference.calibration import class_scores, unknown_above
 from protofl_common.inference.trained import CARD, WEIGHTS, TrainedModel
@@ -103,7 +103,7 @@ class Predictor:
         ------
         SettingsError
             If this model cannot predict that way.
-        ValueError
+        DataError
             If the inputs are not of that type and shape.
         """
         by = by or self.card.inference
@@ -119,7 +119,7 @@ class Predictor:
         casting: Literal["no", "same_kind"] = "no" if card.input_type == "uint8" else "same_kind"
         if not np.can_cast(inputs.dtype, card.input_type, casting) or inputs.shape[1:] != card.input_shape:
             wanted = f"{card.input_type} [N, *{list(card.input_shape)}]"
-            raise ValueError(f"inputs are {inputs.dtype} {list(inputs.shape)}, not {wanted}")
+            raise DataError(f"inputs are {inputs.dtype} {list(inputs.shape)}, not {wanted}")
         inputs = inputs.astype(card.input_type, copy=False)
         if card.backbones:
             values = extract_features(inputs, card.backbones, self.device).to(self.device)

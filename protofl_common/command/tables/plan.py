@@ -20,6 +20,7 @@ from protofl_common.command.tables.model import Part, TableFile
 from protofl_common.datasets import DataError, check_data_settings
 from protofl_common.options import Scalar, SettingsError
 from protofl_common.settings import Settings, default_run_config, to_run_config
+from protofl_common.texts import as_file_name
 
 NO_PART_OF_A_RUN = (
     "run-name",
@@ -161,7 +162,7 @@ def _run(config: dict[str, Scalar], federation: dict[str, Scalar], data_dir: str
     where = str(Path(settings.data.data_dir).absolute()) if settings.data.data_dir else ""
     told = json.dumps([sorted(what.items()), federation["num-supernodes"], where])
     mark = hashlib.sha256(told.encode()).hexdigest()[:8]
-    name = f"{settings.run.algo}-{settings.data.dataset}-s{settings.run.seed}-{mark}"
+    name = f"{settings.run.algo}-{as_file_name(settings.data.dataset)}-s{settings.run.seed}-{mark}"
     return Run(name, config, federation, settings)
 
 
