@@ -15,8 +15,10 @@ from client_app.state import StateFolder
 from protofl_common.backbones.cache import cached_features
 from protofl_common.backbones.extract import feature_widths
 from protofl_common.datasets import UNLABELLED, ClientData, open_client_data
+from protofl_common.datasets.inputs import normalised
 from protofl_common.datasets.store import cache_root, digest
 from protofl_common.evaluation_metrics import declared_metrics
+from protofl_common.models.build import check_model
 from protofl_common.models.initial import initial_model
 from protofl_common.models.split import SplitModel
 from protofl_common.options import SettingsError
@@ -144,7 +146,13 @@ class Site:
         return StateFolder(root / instructions.run_name / "clients", self.name, lineage, wary=self.real, use=use)
 
     def card(self, weights: Mapping[str, Template]) -> SiteCard:
-        """How this site introduces itself; ``weights``: the arrays of each entry of weights that it exchanges."""
+        """How this site introduces itself; ``weights``: the arrays of each entry of weights that it exchanges.
+
+        SettingsError where its model does not take its data.
+        """
+        if not self.settings.backbones:
+            two = normalised(self.data.train_inputs[:2], self.data.mean, self.data.std, self.device)
+            check_model(self.model, self.arch, two, self.settings.model.feature_dim)
         return SiteCard(
             name=self.name,
             partition=self.partition,

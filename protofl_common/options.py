@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import math
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar, get_type_hints
 
@@ -28,13 +29,19 @@ def option(
     minimum: float | None = None,
     maximum: float | None = None,
     above: float | None = None,
+    or_like: re.Pattern[str] | None = None,
+    or_words: str = "",
+    several: bool = False,
 ) -> Any:
     """A dataclass field with its legal values: ``choices``, or a range (``above`` is exclusive).
 
-    ``default`` is for the hyper-parameters of other packages; this project's stand in ``pyproject.toml``.
+    Beside the choices, a value may be what matches ``or_like``, which errors call ``or_words``; with ``several``, a
+    list of such values, separated by commas. ``default`` is for the hyper-parameters of other packages; this project's
+    stand in ``pyproject.toml``.
     """
     legal: dict[str, Any] = {"choices": None if choices is None else tuple(choices)}
     legal |= {"minimum": minimum, "maximum": maximum, "above": above}
+    legal |= {"or_like": or_like, "or_words": or_words, "several": several}
     return dataclasses.field(metadata=legal) if default is None else dataclasses.field(metadata=legal, default=default)
 
 
@@ -85,11 +92,8 @@ def _did_you_mean(key: str, known: list[str]) -> str:
 
 def _checked(value: Scalar, wanted: type, legal: Mapping[str, Any]) -> tuple[Any, str]:
     """``(value, "")`` in the wanted type, or ``(None, what is wrong and what would be right)``."""
-    choices = legal.get("choices")
-    if choices is not None and value not in choices:
-        near = difflib.get_close_matches(str(value), choices, n=1)
-        hint = f" (did you mean {near[0]}?)" if near else ""
-        return None, f"choose one of {', '.join(choice or repr('') for choice in choices)}{hint}"
+    if legal.get("choices") is not None and (problem := _not_among_choices(value, legal)):
+        return None, problem
     if wanted is float and isinstance(value, int) and not isinstance(value, bool):
         value = float(value)
     if not isinstance(value, wanted) or (isinstance(value, bool) and wanted is not bool):
@@ -98,6 +102,20 @@ def _checked(value: Scalar, wanted: type, legal: Mapping[str, Any]) -> tuple[Any
     if isinstance(value, (int, float)) and not isinstance(value, bool) and not _in_range(value, legal):
         return None, f"must be a {'' if math.isfinite(value) else 'finite '}number{_range_text(legal)}"
     return value, ""
+
+
+def _not_among_choices(value: Scalar, legal: Mapping[str, Any]) -> str:
+    """What is wrong with a value that has choices; "" if nothing is."""
+    choices, pattern = legal["choices"], legal["or_like"]
+    parts = [part.strip() for part in value.split(",")] if legal["several"] and isinstance(value, str) else [value]
+    wrong = [part for part in parts if part not in choices and not (pattern and pattern.fullmatch(str(part)))]
+    if not wrong:
+        return ""
+    near = difflib.get_close_matches(str(wrong[0]), choices, n=1)
+    which = f"{wrong[0]!r}: " if len(parts) > 1 else ""
+    known = ", ".join(choice or repr("") for choice in choices)
+    other = f", or {legal['or_words']}" if pattern else ""
+    return f"{which}choose one of {known}{other}{f' (did you mean {near[0]}?)' if near else ''}"
 
 
 def _in_range(value: float, legal: Mapping[str, Any]) -> bool:

@@ -17,13 +17,13 @@ from typing import Any
 
 from protofl_common.backbones.names import EMBEDDED, is_allowed, parse_backbones
 from protofl_common.catalog import CATALOG, MERGINGS, Algorithm, Hparams
-from protofl_common.datasets.names import DATASETS, PARTITIONS
+from protofl_common.datasets.names import DATASETS, OTHER_DATASETS, PARTITIONS
 from protofl_common.evaluation_metrics import metric_names
 from protofl_common.insight import LEVELS
 from protofl_common.models.groups import ARCHITECTURES, GROUPS, HEADS, ORTHOGONAL_SHARED, PROJECTION, architecture_of
 from protofl_common.options import Scalar, SettingsError, keys_of, option, read_section, unknown_keys
 from protofl_common.plugins import algorithm_named, installed, read_hparams
-from protofl_common.python_names import is_python_name
+from protofl_common.python_names import PYTHON_NAME, is_python_name
 from protofl_common.text import is_plain_name
 from protofl_common.wire.schema import Exchange
 
@@ -78,11 +78,12 @@ class FederationSettings:
 class DataSettings:
     """Which data, and how they are divided among the clients."""
 
-    dataset: str = option(choices=DATASETS)
+    dataset: str = option(choices=DATASETS, or_like=OTHER_DATASETS, or_words="MODULE:FUNCTION of your own")
     data_dir: str = option()
     download: bool = option()
     cache_dir: str = option()
     image_size: int = option(minimum=0)
+    text_length: int = option(minimum=1)
     classes: str = option()
     partition: str = option(choices=PARTITIONS)
     alpha: float = option(above=0)
@@ -95,7 +96,7 @@ class DataSettings:
     total_samples: int = option(minimum=0)
     train_samples: int = option(minimum=0)
     test_samples: int = option(minimum=0)
-    test_from: str = option(choices=("split", "official", "official-all"))
+    test_from: str = option(choices=("split", "official", "official-own", "official-all"))
     train_fraction: float = option(above=0, maximum=0.99)
     positive_rate: float = option(above=0, maximum=1)
 
@@ -104,8 +105,8 @@ class DataSettings:
 class ModelSettings:
     """Which networks."""
 
-    models: str = option(choices=GROUPS)
-    arch: str = option(choices=("", *ARCHITECTURES))
+    models: str = option(choices=GROUPS, or_like=PYTHON_NAME, or_words="MODULE:CLASS of your own", several=True)
+    arch: str = option(choices=("", *ARCHITECTURES), or_like=PYTHON_NAME, or_words="MODULE:CLASS of your own")
     feature_dim: int = option(minimum=1)
     head: str = option(choices=(*HEADS, ORTHOGONAL_SHARED))
     initial_weights: str = option(choices=("own", "shared"))

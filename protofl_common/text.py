@@ -29,6 +29,11 @@ def is_plain_name(text: str) -> bool:
     return short and text.isprintable() and not text.startswith(".") and not set(text) & {"/", "\\"}
 
 
+def as_file_name(text: str) -> str:
+    """``text`` with what is not fit for the name of a file replaced by ``-``."""
+    return re.sub(r"[^\w.-]+", "-", text)
+
+
 def without_paths(text: str) -> str:
     """``text`` with the folders of absolute paths left out: where things lie is a site's own business.
 

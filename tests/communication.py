@@ -9,7 +9,7 @@ from unittest import mock
 import numpy as np
 from flwr.app import Message, MessageType
 
-from protofl_common.datasets import sources, store
+from protofl_common.datasets import sources
 from protofl_common.datasets.raw import RawData
 from protofl_common.settings import DataSettings
 from tests.harness import run_config, run_federation
@@ -55,7 +55,7 @@ def numbers_per_round(folder: Path, algo: str, seed: int) -> Numbers:
         **settings,
     )
     row = replace(sources.SOURCES["cifar100"], read=labels_like_cifar100, locate=None)
-    with mock.patch.dict(store.SOURCES, {"cifar100": row}):
+    with mock.patch.dict(sources.SOURCES, {"cifar100": row}):
         run = run_federation(config, CLIENTS)
     traffic = run.rows[1]["bytes"]
     (down,) = {_prototypes(message) for message, _ in run.grid.log if _of_round_two(message)}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import re
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -19,6 +18,7 @@ from protofl_common.backbones.load import load_backbone
 from protofl_common.datasets.raw import Inputs
 from protofl_common.datasets.store import digest, locked
 from protofl_common.files import replacing
+from protofl_common.text import as_file_name
 
 FORMAT = 1
 """Raised whenever the same backbones give other features, e.g. after a change of the resizing."""
@@ -48,7 +48,7 @@ def cached_features(images: Inputs, names: Sequence[str], device: torch.device, 
     identities = [backbone.identity for backbone in backbones]
     entry = digest(FORMAT, content, images.shape, identities, device.type)
     if entry not in _memory:
-        label = re.sub(r"[^\w.-]", "-", key)
+        label = as_file_name(key)
         file = cache_dir.expanduser().absolute() / FOLDER / f"{label}-{entry}.safetensors"
         shape = (len(images), sum(backbone.width for backbone in backbones))
         _memory[entry] = _from_disk(file, shape, lambda: extract_features(images, names, device))

@@ -9,7 +9,7 @@ from protofl_common.datasets.domain_partitions import parse_clients_per_domain
 from protofl_common.datasets.folders import class_names
 from protofl_common.datasets.partitions import DOMAIN_PARTITIONS
 from protofl_common.datasets.raw import DataError
-from protofl_common.datasets.sources import SOURCES
+from protofl_common.datasets.sources import SOURCES, source_of
 
 if TYPE_CHECKING:
     from protofl_common.settings import DataSettings
@@ -29,12 +29,12 @@ def check_data_settings(settings: DataSettings) -> None:
 
 
 def _about_the_source(settings: DataSettings) -> Iterator[str]:
-    if settings.test_from != "split" and not SOURCES[settings.dataset].has_official:
+    if settings.test_from != "split" and not source_of(settings.dataset).has_official:
         yield f"test-from = {settings.test_from!r}: dataset {settings.dataset!r} has no official test part; use 'split'"
 
 
 def _about_domains(settings: DataSettings) -> Iterator[str]:
-    source, text = SOURCES[settings.dataset], settings.clients_per_domain
+    source, text = source_of(settings.dataset), settings.clients_per_domain
     if settings.partition in DOMAIN_PARTITIONS and not source.has_domains:
         several = ", ".join(name for name, other in SOURCES.items() if other.has_domains)
         yield (
@@ -54,14 +54,14 @@ def _about_domains(settings: DataSettings) -> Iterator[str]:
 
 
 def _about_classes(settings: DataSettings) -> Iterator[str]:
-    source = SOURCES[settings.dataset]
+    source = source_of(settings.dataset)
     try:
         named = class_names(settings.classes)
     except DataError as error:
         yield str(error)
         return
     if named and not source.named_classes:
-        yield f"classes = {settings.classes!r}: only for image folders; dataset {settings.dataset!r} has its own names"
+        yield f"classes = {settings.classes!r}: only for data of your own; {settings.dataset!r} has its own names"
         return
     known = len(named) or source.num_classes
     if settings.partition == "pathological" and known and settings.classes_per_client > known:

@@ -27,7 +27,9 @@ if TYPE_CHECKING:
 
 FORMAT = 2
 """Raised whenever the same settings come to mean another division."""
-NOT_SHAPING = frozenset(("dataset", "data_dir", "download", "cache_dir", "image_size", "classes", "positive_rate"))
+NOT_SHAPING = frozenset(
+    ("dataset", "data_dir", "download", "cache_dir", "image_size", "text_length", "classes", "positive_rate")
+)
 """The data settings that the division does not depend on, except through the data themselves."""
 
 
@@ -41,6 +43,8 @@ class Share:
 
 UNSHAPED = ("iid", "feature-shift", "own")
 """Partitions that give clients no class proportions of their own: ``train-samples`` balances the classes."""
+OF_THE_SHARE = ("split", "official-own")
+"""Values of ``test-from`` by which a client is tested on samples of its own share."""
 DEALT_AGAIN = ("n-way-k-shot",)
 """Partitions in which clients may share samples: split into training and test samples before they are dealt out."""
 
@@ -89,7 +93,8 @@ def divide(data: StoredData, settings: DataSettings, *, seed: int, clients: int,
     pool = _pool(data, settings, seed)
     if domain:
         pool, settings = _only(pool, settings, domain), replace(settings, clients_per_domain="")
-    least = 2 if settings.test_from == "split" else 1
+    _check_given(data, pool, settings)
+    least = 2 if settings.test_from in OF_THE_SHARE else 1
     if len(pool.rows) < least * clients:
         raise DataError(_too_few(f"{len(pool.rows)} samples are too few for {clients} clients", settings))
     if settings.partition in DEALT_AGAIN and settings.test_from == "split":
@@ -97,6 +102,8 @@ def divide(data: StoredData, settings: DataSettings, *, seed: int, clients: int,
         of_split = np.random.default_rng(derive_seed(seed, "split", domain))
         for_training[split(pool.labels, settings.train_fraction, of_split)[0]] = True
         pool = replace(pool, for_training=for_training)
+    if settings.test_from == "official-own":
+        pool = replace(pool, for_training=np.asarray(data.official)[pool.rows] == 0)
     rng = np.random.default_rng(derive_seed(seed, "partition", settings.partition, domain))
     positions = DIVIDE[settings.partition](pool, settings, clients, rng)
     for client, share in enumerate(positions):
@@ -112,7 +119,7 @@ def divide(data: StoredData, settings: DataSettings, *, seed: int, clients: int,
 def _pool(data: StoredData, settings: DataSettings, seed: int) -> Pool:
     """What is divided: all samples, or the official training part; ``total-samples`` of them, drawn at random."""
     rows = np.arange(len(data.labels))
-    if settings.test_from != "split":
+    if settings.test_from not in OF_THE_SHARE:
         rows = np.flatnonzero(data.official == 0)
     if settings.total_samples > len(rows):
         raise DataError(f"total-samples = {settings.total_samples}: there are only {len(rows)}; use at most that, or 0")
@@ -120,6 +127,17 @@ def _pool(data: StoredData, settings: DataSettings, seed: int) -> Pool:
         rng = np.random.default_rng(derive_seed(seed, "total-samples"))
         rows = np.sort(rng.choice(rows, size=settings.total_samples, replace=False))
     return Pool(rows, np.asarray(data.labels)[rows], np.asarray(data.domains)[rows], data.domain_names)
+
+
+def _check_given(data: StoredData, pool: Pool, settings: DataSettings) -> None:
+    """DataError where the settings ask for domains, or a test part, that a user's data do not have."""
+    if settings.partition in DOMAIN_PARTITIONS and not pool.domain_names:
+        raise DataError(
+            f"partition = {settings.partition!r}: the data name no clients or domains; give them a column 'client', or "
+            "choose another partition"
+        )
+    if settings.test_from != "split" and not (data.official == 1).any():
+        raise DataError(f"test-from = {settings.test_from!r}: the data mark no test samples; use 'split'")
 
 
 def _only(pool: Pool, settings: DataSettings, domain: str) -> Pool:
@@ -160,6 +178,8 @@ def _split_before(
     train, test = rows[known], rows[~known]
     train = train[_capped(labels[train], settings, rng)[0]]
     test = test[proportional(labels[test], settings.test_samples, rng)[0]]
+    if settings.test_from == "official-own" and not (len(train) and len(test)):
+        raise DataError(f"test-from = 'official-own': a client has {len(train)} training and {len(test)} test samples")
     return Share(np.sort(train), np.sort(test))
 
 

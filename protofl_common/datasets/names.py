@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+import re
+
+from protofl_common.python_names import PYTHON_NAME
+
+OTHER_DATASETS = re.compile(rf"{PYTHON_NAME.pattern}|hf:[\w./-]+", re.ASCII)
+"""What ``dataset`` may be beside the names below."""
+
 DATASETS: dict[str, str] = {
     "digits": "scikit-learn's 1,797 handwritten digits, 8×8 grey (embedded)",
     "digit-domains": "digits in five looks: scanned, printed, photo, inverted, coloured; 28×28 RGB (embedded)",
@@ -15,8 +22,13 @@ DATASETS: dict[str, str] = {
     "cifar10": "CIFAR-10, 32×32 RGB",
     "cifar100": "CIFAR-100, 32×32 RGB",
     "flowers102": "Oxford Flowers-102, RGB",
+    "breast-cancer": "scikit-learn's table of 569 tumours, 30 numbers each, 2 classes (embedded)",
+    "wine": "scikit-learn's table of 178 wines, 13 numbers each, 3 classes (embedded)",
     "image-folder": "a folder of your own: CLASS/image",
     "domain-folder": "a folder of your own: DOMAIN/CLASS/image (Office-10, DomainNet)",
+    "manifest": "images of your own, listed in a CSV file: file,label,client,split",
+    "arrays": "arrays of your own: .npz (inputs, labels, …), or CSV or Parquet of numbers with a column label",
+    "text-csv": "texts of your own in a CSV file with a column label (AG News)",
 }
 
 PARTITIONS: dict[str, str] = {
@@ -27,5 +39,6 @@ PARTITIONS: dict[str, str] = {
     "feature-shift": "one domain per client, all classes",
     "label-shift": "all domains mixed, each client its own class proportions from Dir(alpha)",
     "feature-label-shift": "one domain per client, and its own class proportions from Dir(alpha)",
+    "natural": "the clients that the data name, one for each",
     "own": "no division: all data in data-dir (or all of its domain) are this client's own",
 }

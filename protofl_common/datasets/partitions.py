@@ -16,6 +16,7 @@ from protofl_common.datasets.class_partitions import label_shift, n_way_k_shot, 
 from protofl_common.datasets.domain_partitions import feature_label_shift, feature_shift
 from protofl_common.datasets.flower_partitions import dirichlet, iid
 from protofl_common.datasets.pool import Pool, Shares
+from protofl_common.datasets.raw import DataError
 from protofl_common.datasets.shares import Generator
 
 if TYPE_CHECKING:
@@ -27,6 +28,23 @@ def own(pool: Pool, settings: DataSettings, clients: int, rng: Generator) -> Sha
     return [np.arange(len(pool.rows))]
 
 
+def natural(pool: Pool, settings: DataSettings, clients: int, rng: Generator) -> Shares:
+    """The clients that the data name: client i has the samples of the i-th name.
+
+    Raises
+    ------
+    DataError
+        When there are more or fewer names than clients.
+    """
+    names = pool.domain_names
+    if len(names) != clients:
+        raise DataError(
+            f"partition = 'natural': the data name {len(names)} clients, not {clients}; in simulation run that many "
+            "(protofl run --clients), or choose feature-shift, which divides a name among several or leaves some out"
+        )
+    return [np.flatnonzero(pool.domains == client) for client in range(clients)]
+
+
 DIVIDE: dict[str, Callable[[Pool, DataSettings, int, Generator], Shares]] = {
     "iid": iid,
     "dirichlet": dirichlet,
@@ -35,7 +53,8 @@ DIVIDE: dict[str, Callable[[Pool, DataSettings, int, Generator], Shares]] = {
     "feature-shift": feature_shift,
     "label-shift": label_shift,
     "feature-label-shift": feature_label_shift,
+    "natural": natural,
     "own": own,
 }
-DOMAIN_PARTITIONS = ("feature-shift", "feature-label-shift")
+DOMAIN_PARTITIONS = ("feature-shift", "feature-label-shift", "natural")
 """The partitions that need data with domains."""

@@ -1,4 +1,4 @@
-"""Where data sets come from: one row per legal value of ``dataset`` says what it is and how it is read."""
+"""Where data sets come from: one row per name that ``dataset`` may have says what it is and how it is read."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from protofl_common.datasets import digits_domains, digits_mix, folders, torchvision_sets
+from protofl_common.datasets import digits_domains, digits_mix, files, folders, own, torchvision_sets
+from protofl_common.datasets.arrays import from_arrays
 from protofl_common.datasets.raw import RawData, without_domains
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ class Source:
     domains
         Names of the domains where they are known without reading.
     has_domains, has_official
-        Whether the data come in domains, and with an official test part.
+        Whether the data come, or may come, in domains, and with an official test part.
     named_classes
         Whether the setting ``classes`` applies.
     """
@@ -55,6 +56,30 @@ def read_digits(settings: DataSettings) -> RawData:
     return without_domains(
         images, digits.target, np.zeros(len(images), np.uint8), tuple(str(digit) for digit in range(10))
     )
+
+
+def read_table(load: str, settings: DataSettings) -> RawData:
+    """A bundled table of scikit-learn, by the name of its function; no official test part."""
+    from sklearn import datasets
+
+    table = getattr(datasets, load)()
+    return from_arrays({"inputs": table.data, "labels": table.target, "classes": table.target_names}, load)
+
+
+def source_of(dataset: str) -> Source:
+    """The row of ``dataset``; of a Python name or of Hugging Face's, one made for it."""
+    if dataset in SOURCES:
+        return SOURCES[dataset]
+    if dataset.startswith("hf:"):
+        return _own(partial(own.read_hugging_face, dataset), partial(own.locate_hugging_face, dataset))
+    return _own(partial(own.read_python, dataset), partial(own.locate_python, dataset))
+
+
+def _own(
+    read: Callable[[DataSettings], RawData], locate: Callable[[DataSettings], tuple[Path, ...]] | None = None
+) -> Source:
+    """Data of the user's own, which decide what they have."""
+    return Source(read, locate, has_domains=True, has_official=True, named_classes=True)
 
 
 def _torchvision(name: str, num_classes: int) -> Source:
@@ -87,6 +112,11 @@ SOURCES: dict[str, Source] = {
     "cifar10": _torchvision("cifar10", 10),
     "cifar100": _torchvision("cifar100", 100),
     "flowers102": _torchvision("flowers102", 102),
+    "breast-cancer": Source(partial(read_table, "load_breast_cancer"), num_classes=2),
+    "wine": Source(partial(read_table, "load_wine"), num_classes=3),
     "image-folder": Source(folders.read_image_folder, folders.locate, named_classes=True),
     "domain-folder": Source(folders.read_domain_folder, folders.locate, has_domains=True, named_classes=True),
+    "manifest": _own(files.read_manifest, files.locate_manifest),
+    "arrays": _own(files.read_arrays, files.locate_arrays),
+    "text-csv": _own(files.read_text, files.locate_text),
 }

@@ -23,8 +23,9 @@ import numpy as np
 
 from protofl_common.datasets.inputs import are_images, resized, statistics
 from protofl_common.datasets.raw import DataError, RawData
-from protofl_common.datasets.sources import SOURCES
+from protofl_common.datasets.sources import source_of
 from protofl_common.files import make_private, remove, replacing
+from protofl_common.text import as_file_name
 
 if TYPE_CHECKING:
     from protofl_common.settings import DataSettings
@@ -119,11 +120,12 @@ def data_key(settings: DataSettings) -> str:
     DataError
         When the files are missing.
     """
-    locate = SOURCES[settings.dataset].locate
+    locate = source_of(settings.dataset).locate
     listing = [_listing(path) for path in locate(settings)] if locate else []
     made_by = [version(package) for package in MADE_BY]
-    key = digest(FORMAT, settings.dataset, settings.image_size, settings.classes, listing, made_by)
-    return f"{settings.dataset}-{key}"
+    shaping = (settings.image_size, settings.text_length, settings.classes)
+    key = digest(FORMAT, settings.dataset, shaping, listing, made_by)
+    return f"{as_file_name(settings.dataset)}-{key}"
 
 
 def _listing(path: Path) -> list[tuple[str, int, int]]:
@@ -163,7 +165,7 @@ def _opened(folder: Path) -> StoredData | None:
 
 def _built(folder: Path, settings: DataSettings) -> StoredData:
     """Read the data set and write its cache entry; the caller holds the entry's lock."""
-    raw = SOURCES[settings.dataset].read(settings)
+    raw = source_of(settings.dataset).read(settings)
     raw = replace(raw, inputs=resized(raw.inputs, settings.image_size))
     mean, std = statistics(raw.inputs if are_images(raw.inputs) else raw.inputs[raw.official == 0])
     meta = {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from protofl_common.models.cnn import CNN_PLANS, build_cnn
 from protofl_common.models.compact import COMPACT
@@ -12,8 +12,12 @@ from protofl_common.models.heads import build_head, freeze_orthogonally
 from protofl_common.models.projection import build_projection
 from protofl_common.models.resnet import RESNET_PLANS, build_resnet
 from protofl_common.models.split import SplitModel
+from protofl_common.models.vectors import MLP_PLANS, SIGNAL, TEXT, build_mlp
+from protofl_common.options import SettingsError
+from protofl_common.python_names import is_python_name, load
 
 SMALLEST_IMAGE = 8
+HINT = "models = table3 is for tables, signal3 for signals, text3 for texts, small3 and most others for images"
 
 
 def build_model(
@@ -35,7 +39,7 @@ def build_model(
     Raises ValueError for an unknown architecture or kind of head, and for inputs and sizes that it cannot have.
     """
     _check(arch, head, num_classes, feature_dim)
-    name, hidden = body_and_hidden(arch)
+    name, hidden = (arch, 0) if is_python_name(arch) else body_and_hidden(arch)
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)  # unlike torch.manual_seed, leaves the GPUs' generators alone
         body = _build_body(name, input_shape, feature_dim)
@@ -44,12 +48,65 @@ def build_model(
             if head_seed is not None:
                 torch.default_generator.manual_seed(head_seed)
             freeze_orthogonally(top)
-    return SplitModel(body, top)
+    return SplitModel(body, top, of_catalog=not is_python_name(arch))
+
+
+def check_model(model: SplitModel, arch: str, inputs: Tensor, feature_dim: int) -> None:
+    """Let two samples through the body of a model, without training it.
+
+    Raises
+    ------
+    SettingsError
+        When it does not take them, or does not return features [2, D].
+    """
+    taken = f"arch = {arch!r}: inputs {_described(inputs)}"
+    try:
+        with torch.inference_mode():
+            features = model.eval().body(inputs)
+    except Exception as error:  # a user's network may raise anything
+        raise SettingsError(f"{taken} do not fit ({type(error).__name__}: {error}); {HINT}") from error
+    wanted = (len(inputs), feature_dim)
+    if not isinstance(features, Tensor) or not features.is_floating_point() or tuple(features.shape) != wanted:
+        found = _described(features) if isinstance(features, Tensor) else type(features).__name__
+        raise SettingsError(f"{taken} become {found}, not floating point [B, feature-dim] = {list(wanted)}")
+
+
+def _described(tensor: Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
+
+
+def _own_body(name: str, input_shape: tuple[int, ...], feature_dim: int) -> nn.Module:
+    """A network of the user's own: ``arch = "module:name"``.
+
+    ``name(input_shape=(…), feature_dim=D)`` must return an ``nn.Module`` that maps inputs [B, *input_shape] to features
+    [B, D], floating point. Inputs are float32 and normalised (images [channels, H, W], signals [channels, steps],
+    tables [features]), or tokens [length], int64. ProtoFL adds the head, which maps features to logits. Random first
+    weights are drawn in the constructor, from torch's global generator: they then follow from the run's seed. The
+    client moves the module to its device; what has to travel with it must be a parameter or a buffer.
+    """
+    make = load(name, "arch")
+    try:
+        body = make(input_shape=input_shape, feature_dim=feature_dim)
+    except Exception as error:  # a user's class may raise anything
+        raise SettingsError(f"arch = {name!r}: it failed ({type(error).__name__}: {error})") from error
+    if not isinstance(body, nn.Module):
+        raise SettingsError(f"arch = {name!r}: it returned {type(body).__name__}, not an nn.Module")
+    return body
 
 
 def _build_body(name: str, input_shape: tuple[int, ...], feature_dim: int) -> nn.Module:
+    if is_python_name(name):
+        return _own_body(name, input_shape, feature_dim)
     if name == PROJECTION:
         return build_projection(input_shape, feature_dim)
+    if name in MLP_PLANS:
+        return build_mlp(MLP_PLANS[name], input_shape, feature_dim)
+    if name in SIGNAL:
+        _check_dimensions(name, input_shape, 2, "signals [channels, steps]")
+        return SIGNAL[name](input_shape[0], input_shape[1], feature_dim)
+    if name in TEXT:
+        _check_dimensions(name, input_shape, 1, "texts [tokens]")
+        return TEXT[name](feature_dim)
     channels, side = _square_image(name, input_shape)
     if name in CNN_PLANS:
         return build_cnn(CNN_PLANS[name], in_channels=channels, image_size=side, feature_dim=feature_dim)
@@ -58,18 +115,23 @@ def _build_body(name: str, input_shape: tuple[int, ...], feature_dim: int) -> nn
     return COMPACT[name](channels, side, feature_dim)
 
 
+def _check_dimensions(name: str, input_shape: tuple[int, ...], wanted: int, what: str) -> None:
+    if len(input_shape) != wanted:
+        raise ValueError(f"arch {name!r} is for {what}; a sample of these data is {list(input_shape)}; {HINT}")
+
+
 def _square_image(name: str, input_shape: tuple[int, ...]) -> tuple[int, int]:
     """Channels and pixels a side."""
     if len(input_shape) != 3 or input_shape[1] != input_shape[2] or input_shape[1] < SMALLEST_IMAGE:
         raise ValueError(
             f"arch {name!r} is for square images [channels, H, W] of at least {SMALLEST_IMAGE} pixels a side (set "
-            f"image-size for others); a sample of these data is {list(input_shape)}"
+            f"image-size for others); a sample of these data is {list(input_shape)}; {HINT}"
         )
     return input_shape[0], input_shape[1]
 
 
 def _check(arch: str, head: str, num_classes: int, feature_dim: int) -> None:
-    if arch not in ARCHITECTURES:
+    if arch not in ARCHITECTURES and not is_python_name(arch):
         raise ValueError(f"arch is {arch!r}, not one of {', '.join(ARCHITECTURES)}")
     if head not in HEADS:
         raise ValueError(f"head is {head!r}, not one of {', '.join(HEADS)}")

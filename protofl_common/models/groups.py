@@ -31,6 +31,15 @@ BODIES: dict[str, str] = {
     "resnet152-imagenet-stem": "torchvision's ResNet-152",
     "googlenet": "torchvision's GoogLeNet without auxiliary heads",
     "mobilenet-v2": "torchvision's MobileNet_v2",
+    "mlp-1": "tables: fc 64, D",
+    "mlp-2": "tables: fc 128, 64, D",
+    "mlp-3": "tables: fc 256, 128, 64, D",
+    "signal-cnn": "signals: 2 conv over the steps (64, 128 channels) + fc D",
+    "signal-gru": "signals: GRU of 64 units + fc D",
+    "signal-transformer": "signals: one Transformer layer of width 64 + fc D",
+    "text-bag": "texts: mean of the words' vectors (64) + fc 64, D",
+    "text-cnn": "texts: words' vectors (64) + 2 conv over the words (64, 128 channels) + fc D",
+    "text-gru": "texts: words' vectors (64) + GRU of 64 units + fc D",
     "projection": "fc D, ReLU, BatchNorm: FedPCL's projection of frozen features",
 }
 
@@ -46,6 +55,9 @@ _RES34_HTC4 = tuple("resnet34-imagenet-stem" + head for head in HTC4)
 
 _PAPERS: dict[str, tuple[str, ...]] = {
     "small3": ("cnn4", "mnist-cnn", "htcnn-3"),
+    "table3": ("mlp-1", "mlp-2", "mlp-3"),
+    "signal3": ("signal-cnn", "signal-gru", "signal-transformer"),
+    "text3": ("text-bag", "text-cnn", "text-gru"),
     "fedproto-mh": ("mnist-cnn-18", "mnist-cnn-20", "mnist-cnn-22"),
     "fedproto-mh-cifar": ("resnet18-stride-1-4", "resnet18-imagenet-stem"),
     "htcnn8": tuple(f"htcnn-{i}" for i in range(1, 9)),
@@ -74,7 +86,7 @@ ARCHITECTURES: dict[str, str] = BODIES | {
 }
 
 GROUPS: dict[str, tuple[str, ...]] = _PAPERS | {name: (name,) for name in ARCHITECTURES}
-"""Client i gets architecture ``i mod len(group)``; every architecture is also a group of one."""
+"""Every architecture is also a group of one."""
 
 HEADS: dict[str, str] = {
     "trainable": "trains like the body",
@@ -85,7 +97,13 @@ ORTHOGONAL_SHARED = "orthogonal-shared"
 """The setting ``head``: as orthogonal-frozen, with the same directions for all clients (FedNH)."""
 
 
-def architecture_of(group: str, client: int) -> str:
-    """The architecture that ``group`` assigns to the client with index ``client``."""
-    members = GROUPS[group]
+def members_of(models: str) -> tuple[str, ...]:
+    """The architectures of a group, or of a list of groups, architectures and Python names, separated by commas."""
+    entries = [entry.strip() for entry in models.split(",")]
+    return tuple(arch for entry in entries for arch in GROUPS.get(entry, (entry,)))
+
+
+def architecture_of(models: str, client: int) -> str:
+    """The architecture that ``models`` assigns to the client with index ``client``: in turn."""
+    members = members_of(models)
     return members[client % len(members)]

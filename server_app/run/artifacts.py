@@ -25,6 +25,7 @@ from torch import Tensor
 
 from protofl_common.datasets import DataError
 from protofl_common.datasets.distribution import ShareCounts, counts_of_shares
+from protofl_common.options import SettingsError
 from protofl_common.prototypes import margins
 from protofl_common.run_folder import MARGINS, SITES, MarginRow, RunFolder, SiteFacts
 from protofl_common.settings import Settings
@@ -114,7 +115,7 @@ class Recording:
         chosen = sorted({partition for partition in of_site.values() if partition < clients})
         try:
             shares = counts_of_shares(self.settings.data, seed=self.settings.run.seed, chosen=chosen, clients=clients)
-        except (DataError, OSError):
+        except (DataError, SettingsError, OSError):  # the server need not have the data, nor a module that reads them
             return {}
         known = {site: shares[partition] for site, partition in of_site.items() if partition in shares}
         return {site: share.train.tolist() for site, share in known.items() if _fits(cards[site], share)}

@@ -49,6 +49,7 @@ from protofl_common.run_folder import (
 )
 from protofl_common.settings import Settings, to_run_config
 from protofl_common.tensorfile import write_tensors
+from protofl_common.text import as_file_name
 from protofl_common.wire.records import Report
 from server_app.run.artifacts import Recording
 from server_app.run.checkpoint import Checkpoint
@@ -61,7 +62,8 @@ from server_app.validation.replies import Outcome
 def name_of_run(settings: Settings, run_id: int) -> str:
     """``run-name``, or time, algorithm, data set and the start of Flower's run id."""
     now = time.strftime("%Y%m%d-%H%M%S")
-    return settings.run.run_name or f"{now}-{settings.run.algo}-{settings.data.dataset}-{str(run_id)[:6]}"
+    data = as_file_name(settings.data.dataset)
+    return settings.run.run_name or f"{now}-{settings.run.algo}-{data}-{str(run_id)[:6]}"
 
 
 class Results:

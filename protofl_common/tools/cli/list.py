@@ -47,9 +47,9 @@ def lists() -> dict[str, tuple[str, Mapping[str, str]]]:
     groups = {name: ", ".join(members) for name, members in GROUPS.items() if name not in ARCHITECTURES}
     return {
         "algorithms": ("algo", {name: _one_line(row) for name, row in CATALOG.items()} | _of_packages()),
-        "datasets": ("dataset", DATASETS),
+        "datasets": ("dataset; or MODULE:FUNCTION of your own, hf:NAME", DATASETS),
         "partitions": ("partition", PARTITIONS),
-        "groups": ("models: client i gets architecture i mod n", groups),
+        "groups": ("models: client i gets architecture i mod n; or a list of architectures and MODULE:CLASS", groups),
         "architectures": ("models, for all clients; arch, in a site's node config", ARCHITECTURES),
         "backbones": ("backbones, comma-separated; auto, none", EMBEDDED | OTHERS),
     }

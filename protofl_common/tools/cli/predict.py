@@ -1,9 +1,10 @@
-"""What a model that was exported says of images: their class, with probability, and the nearest prototype.
+"""What a model that was exported says of inputs: their class, with probability, and the nearest prototype.
 
 protofl predict model photo.jpg
 protofl predict model photos/ --by head --json
+protofl predict model patients.csv
 
-An image that is farther from every prototype than the site's own images are is called unknown.
+An input that is farther from every prototype than the site's own ones are is called unknown.
 """
 
 from __future__ import annotations
@@ -25,31 +26,36 @@ UNKNOWN = "unknown"
 def describe(parser: argparse.ArgumentParser) -> None:
     """The arguments."""
     parser.add_argument("model", type=Path, metavar="MODEL", help="folder that protofl export wrote")
-    parser.add_argument("images", type=Path, nargs="+", metavar="IMAGE", help="image files, or folders of them")
+    parser.add_argument("files", type=Path, nargs="+", metavar="FILE", help=_FILES)
     parser.add_argument("--by", default="", help="head or prototype (default: what was right more often)")
     parser.add_argument("--device", default="cpu", help="cpu, cuda, cuda:1, …")
-    parser.add_argument("--json", action="store_true", help="a line of JSON per image")
+    parser.add_argument("--json", action="store_true", help="a line of JSON per sample")
+
+
+_FILES = "image files, or folders of them; for other models .npy, .npz or CSV as in training, without labels"
 
 
 def act(arguments: argparse.Namespace) -> int:
-    """Print a row per image."""
-    from protofl_common.tools.inference.predictor import Predictor, read_images
+    """Print a row per sample."""
+    from protofl_common.tools.inference.predictor import Predictor
+    from protofl_common.tools.inference.reading import read_inputs
 
-    files = _files(arguments.images)
+    files = _files(arguments.files)
     predictor = Predictor.load(arguments.model, arguments.device)
     by = arguments.by or predictor.card.inference
-    found = predictor.predict(read_images(files, predictor.card), by)
+    names, inputs = read_inputs(files, predictor.card)
+    found = predictor.predict(inputs, by)
     if arguments.json:
-        for file, one in zip(files, found, strict=True):
-            print(json.dumps({"file": str(file), "by": by} | dataclasses.asdict(one), ensure_ascii=False))
+        for file, one in zip(names, found, strict=True):
+            print(json.dumps({"file": file, "by": by} | dataclasses.asdict(one), ensure_ascii=False))
         return 0
     table = Table(box=None, pad_edge=False)
     for name in ("file", f"class (by {by})", "probability", "nearest prototype", "distance"):
         table.add_column(name, justify="right" if name in ("probability", "distance") else "left", overflow="fold")
-    for file, one in zip(files, found, strict=True):
+    for file, one in zip(names, found, strict=True):
         name = f"{UNKNOWN} ({one.name}?)" if one.unknown else one.name
         apart = ("–", "–") if one.distance is None else (escape(one.nearest or ""), f"{one.distance:.4g}")
-        table.add_row(escape(str(file)), escape(name), f"{one.probability:.3f}", *apart)
+        table.add_row(escape(file), escape(name), f"{one.probability:.3f}", *apart)
     Console().print(table)
     return 0
 

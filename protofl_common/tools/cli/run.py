@@ -13,7 +13,7 @@ import argparse
 import sys
 
 from protofl_common.datasets import check_data_settings
-from protofl_common.datasets.sources import SOURCES
+from protofl_common.datasets.sources import source_of
 from protofl_common.options import Scalar, SettingsError
 from protofl_common.settings import DataSettings, Settings, default_run_config
 from protofl_common.tools.cli.assignments import as_run_config, read_assignments
@@ -91,6 +91,6 @@ def act(arguments: argparse.Namespace) -> int:
 
 def check_data_are_here(settings: DataSettings) -> None:
     """DataError when the data set's files are missing and may not be downloaded; downloads nothing."""
-    locate = SOURCES[settings.dataset].locate
+    locate = source_of(settings.dataset).locate
     if locate and not settings.download:
         locate(settings)

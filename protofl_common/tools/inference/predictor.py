@@ -1,9 +1,8 @@
-"""Predicting with a trained model, by its head or by the nearest prototype; and image files as it wants them."""
+"""Predicting with a trained model, by its head or by the nearest prototype."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -13,11 +12,10 @@ import torch
 from torch import Tensor
 
 from protofl_common.backbones.extract import extract_features
-from protofl_common.datasets.folders import read_image
 from protofl_common.datasets.inputs import normalised
-from protofl_common.datasets.raw import Images, Inputs
+from protofl_common.datasets.raw import DataError, Inputs
 from protofl_common.models.calibration import class_scores, unknown_above
-from protofl_common.models.trained import CARD, WEIGHTS, ModelCard, TrainedModel
+from protofl_common.models.trained import CARD, WEIGHTS, TrainedModel
 from protofl_common.options import SettingsError
 from protofl_common.prototypes import distances
 from protofl_common.tools import UNKNOWN_SHARE
@@ -105,7 +103,7 @@ class Predictor:
         ------
         SettingsError
             If this model cannot predict that way.
-        ValueError
+        DataError
             If the inputs are not of that type and shape.
         """
         by = by or self.card.inference
@@ -121,7 +119,7 @@ class Predictor:
         casting: Literal["no", "same_kind"] = "no" if card.input_type == "uint8" else "same_kind"
         if not np.can_cast(inputs.dtype, card.input_type, casting) or inputs.shape[1:] != card.input_shape:
             wanted = f"{card.input_type} [N, *{list(card.input_shape)}]"
-            raise ValueError(f"inputs are {inputs.dtype} {list(inputs.shape)}, not {wanted}")
+            raise DataError(f"inputs are {inputs.dtype} {list(inputs.shape)}, not {wanted}")
         inputs = inputs.astype(card.input_type, copy=False)
         if card.backbones:
             values = extract_features(inputs, card.backbones, self.device).to(self.device)
@@ -154,18 +152,3 @@ class Predictor:
         return Prediction(
             label, names[label], float(probabilities[i]), names[int(nearest[i])], distance, distance > self.threshold
         )
-
-
-def read_images(files: Sequence[Path], card: ModelCard) -> Images:
-    """uint8 [N, channels, size, size]: stretched to the model's size, and grey where it has seen grey images.
-
-    DataError for a file that cannot be read.
-    """
-    colour = np.stack([read_image(file, card.input_shape[1]) for file in files])
-    return colour if card.input_shape[0] == 3 else _grey(colour)
-
-
-def _grey(colour: Images) -> Images:
-    """[N, 3, H, W] -> [N, 1, H, W]: luma as PIL computes it (ITU-R 601-2), so that a grey file stays as it is."""
-    weights = np.array([19595, 38470, 7471], dtype=np.int64)
-    return np.asarray((np.tensordot(weights, colour, axes=(0, 1)) + 0x8000) >> 16, dtype=np.uint8)[:, None]

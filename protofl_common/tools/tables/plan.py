@@ -17,6 +17,7 @@ from protofl_common.datasets import DataError, check_data_settings
 from protofl_common.options import Scalar, SettingsError
 from protofl_common.run_folder import RunFolder
 from protofl_common.settings import Settings, default_run_config, to_run_config
+from protofl_common.text import as_file_name
 from protofl_common.tools.cli.recipes import read_recipe
 from protofl_common.tools.cli.run import check_data_are_here
 from protofl_common.tools.tables.metrics import Figure
@@ -161,7 +162,7 @@ def _run(config: dict[str, Scalar], federation: dict[str, Scalar], data_dir: str
     where = str(Path(settings.data.data_dir).absolute()) if settings.data.data_dir else ""
     told = json.dumps([sorted(what.items()), federation["num-supernodes"], where])
     mark = hashlib.sha256(told.encode()).hexdigest()[:8]
-    name = f"{settings.run.algo}-{settings.data.dataset}-s{settings.run.seed}-{mark}"
+    name = f"{settings.run.algo}-{as_file_name(settings.data.dataset)}-s{settings.run.seed}-{mark}"
     return Run(name, config, federation, settings)
 
 

@@ -30,7 +30,7 @@ STATIC = [
         {"dataset": "image-folder", "classes": "a,b,c", "partition": "pathological", "classes_per_client": 4},
         "classes-per-client = 4.*3 classes",
     ),
-    ({"classes": "a,b"}, "classes = 'a,b': only for image folders"),
+    ({"classes": "a,b"}, "classes = 'a,b': only for data of your own"),
     ({"dataset": "image-folder", "partition": "own", "classes": "a,,b"}, "classes = 'a,,b': must be different names"),
     ({"dataset": "image-folder", "partition": "own", "classes": "a,a"}, "must be different names"),
 ]

@@ -10,10 +10,11 @@ from protofl_common.models.build import build_model
 from protofl_common.models.cnn import CNN_PLANS
 from protofl_common.models.groups import ARCHITECTURES, HTC4, PROJECTION
 from protofl_common.models.split import SplitModel
+from protofl_common.models.vectors import MLP_PLANS, SIGNAL, TEXT
 
 CLASSES, DIM = 10, 12
-SMALL = [*CNN_PLANS, PROJECTION]
-LARGER = [arch for arch in ARCHITECTURES if arch not in SMALL]
+SMALL = [*CNN_PLANS, *MLP_PLANS, PROJECTION]
+LARGER = [arch for arch in ARCHITECTURES if arch not in (*SMALL, *SIGNAL, *TEXT)]
 
 
 def build(arch: str, channels: int = 1, size: int = 28, dim: int = DIM, seed: int = 0) -> SplitModel:

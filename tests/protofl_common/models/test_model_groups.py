@@ -11,10 +11,11 @@ from protofl_common.models.cnn import CNN_PLANS
 from protofl_common.models.compact import COMPACT
 from protofl_common.models.groups import ARCHITECTURES, BODIES, GROUPS, PROJECTION, architecture_of, body_and_hidden
 from protofl_common.models.resnet import RESNET_PLANS
+from protofl_common.models.vectors import MLP_PLANS, SIGNAL, TEXT
 
 
 def test_every_body_is_built_somewhere() -> None:
-    assert sorted([*CNN_PLANS, *RESNET_PLANS, *COMPACT, PROJECTION]) == sorted(BODIES)
+    assert sorted([*CNN_PLANS, *RESNET_PLANS, *COMPACT, *MLP_PLANS, *SIGNAL, *TEXT, PROJECTION]) == sorted(BODIES)
 
 
 def test_every_architecture_is_a_body_and_a_head() -> None:
