@@ -48,10 +48,10 @@ class Report:
     """Correct test predictions per inference (`INFERENCES`), with what was received."""
     losses: dict[str, float] = field(default_factory=dict)
     """Mean over the round's training samples: ``total`` and each of its terms (`Algorithm.reported_losses`)."""
-    metrics: dict[str, float] = field(default_factory=dict)
-    """``head/auc`` …: what the setting ``metrics`` asks for (`evaluation_metrics.py`)."""
     seconds: dict[str, float] = field(default_factory=dict)
     """Per phase of the client's round (`PHASES`)."""
+    metrics: dict[str, float] = field(default_factory=dict)
+    """``head/auc`` …: what the setting ``metrics`` asks for (`evaluation_metrics.py`)."""
 
 
 @dataclass(frozen=True)

@@ -177,12 +177,11 @@ class Results:
         kind: Literal["round", "final"], number: int, evaluated: int, outcome: Outcome, seconds: Seconds
     ) -> RoundRow:
         reports = outcome.reports
-        return {
+        row: RoundRow = {
             "kind": kind,
             "round": number,
             "evaluated-after-round": evaluated,
             "accuracy": _accuracies(reports),
-            "metrics": _metrics(reports),
             "losses": _mean_losses(reports),
             "bytes": {"up": outcome.bytes_up, "down": outcome.bytes_down},
             "asked": len(outcome.asked),
@@ -195,6 +194,9 @@ class Results:
             "clients": {site: _client_row(report) for site, report in reports.items()},
             "seconds": {**seconds, "clients": _sums([report.seconds for report in reports.values()])},
         }
+        if metrics := _metrics(reports):
+            row["metrics"] = metrics
+        return row
 
     def _note(self, row: RoundRow, outcome: Outcome) -> None:
         """Keep a row and say what went wrong in it."""
@@ -246,14 +248,16 @@ def _told(counts: Counter[str]) -> str:
 
 def _client_row(report: Report) -> ClientRow:
     tested = max(1, report.test_samples)
-    return {
+    row: ClientRow = {
         "train-samples": report.train_samples,
         "test-samples": report.test_samples,
         "accuracy": {kind: correct / tested for kind, correct in report.correct.items()},
-        "metrics": report.metrics,
         "losses": report.losses,
         "seconds": report.seconds,
     }
+    if report.metrics:
+        row["metrics"] = report.metrics
+    return row
 
 
 def _accuracies(reports: dict[str, Report]) -> Accuracies:

@@ -281,7 +281,7 @@ def test_a_declared_part_of_the_weights_survives_and_the_rest_is_refused_both_wa
 
 
 def test_the_declared_part_of_a_module() -> None:
-    model = build_model("cnn4", in_channels=1, image_size=8, num_classes=4, feature_dim=6, seed=1)
+    model = build_model("cnn4", input_shape=(1, 8, 8), num_classes=4, feature_dim=6, seed=1)
     whole = model.state_dict()
     body, head = part_of(model, Weights(parts=("body.",))), part_of(model, Weights(parts=("head.",)))
     assert body
