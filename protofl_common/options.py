@@ -12,10 +12,13 @@ import difflib
 import math
 import re
 from collections.abc import Iterable, Mapping
-from typing import Any, TypeVar, get_type_hints
+from typing import Any, Literal, TypeVar, get_type_hints
 
 Scalar = bool | int | float | str
 Section = TypeVar("Section")
+Affects = Literal["result", "data", "name", "machine", "waiting", "display"]
+"""What a setting changes: the result; the samples themselves, but not how they are divided; the name and place of the
+results; where things are and what computes; who is waited for, and how long; what is shown."""
 
 
 class SettingsError(ValueError):
@@ -32,6 +35,7 @@ def option(
     or_like: re.Pattern[str] | None = None,
     or_words: str = "",
     several: bool = False,
+    affects: Affects = "result",
 ) -> Any:
     """A dataclass field with its legal values: ``choices``, or a range (``above`` is exclusive).
 
@@ -41,7 +45,7 @@ def option(
     """
     legal: dict[str, Any] = {"choices": None if choices is None else tuple(choices)}
     legal |= {"minimum": minimum, "maximum": maximum, "above": above}
-    legal |= {"or_like": or_like, "or_words": or_words, "several": several}
+    legal |= {"or_like": or_like, "or_words": or_words, "several": several, "affects": affects}
     return dataclasses.field(metadata=legal) if default is None else dataclasses.field(metadata=legal, default=default)
 
 
@@ -53,6 +57,11 @@ def key_of(field_name: str) -> str:
 def keys_of(section: type, prefix: str = "") -> list[str]:
     """The run-config keys that ``section`` reads, in order."""
     return [prefix + key_of(field.name) for field in dataclasses.fields(section)]
+
+
+def keys_affecting(section: type, *kinds: Affects) -> list[str]:
+    """The run-config keys of ``section`` that change one of these."""
+    return [key_of(field.name) for field in dataclasses.fields(section) if field.metadata["affects"] in kinds]
 
 
 def read_section(

@@ -21,7 +21,16 @@ from protofl_common.datasets.names import DATASETS, OTHER_DATASETS, PARTITIONS
 from protofl_common.evaluation_metrics import metric_names
 from protofl_common.insight import LEVELS
 from protofl_common.models.groups import ARCHITECTURES, GROUPS, HEADS, ORTHOGONAL_SHARED, PROJECTION, architecture_of
-from protofl_common.options import Scalar, SettingsError, keys_of, option, read_section, unknown_keys
+from protofl_common.options import (
+    Affects,
+    Scalar,
+    SettingsError,
+    keys_affecting,
+    keys_of,
+    option,
+    read_section,
+    unknown_keys,
+)
 from protofl_common.plugins import algorithm_named, installed, read_hparams
 from protofl_common.python_names import PYTHON_NAME, is_python_name
 from protofl_common.text import is_plain_name
@@ -47,25 +56,25 @@ class RunSettings:
     hparams: str = option()
     rounds: int = option(minimum=1)
     seed: int = option(minimum=0)
-    run_name: str = option()
-    out_dir: str = option()
-    resume: bool = option()
-    report: bool = option()
-    insight: str = option(choices=LEVELS)
-    metrics: str = option()
-    callback: str = option()
-    tensorboard: bool = option()
+    run_name: str = option(affects="name")
+    out_dir: str = option(affects="name")
+    resume: bool = option(affects="name")
+    report: bool = option(affects="display")
+    insight: str = option(choices=LEVELS, affects="display")
+    metrics: str = option(affects="display")
+    callback: str = option(affects="display")
+    tensorboard: bool = option(affects="display")
 
 
 @dataclass(frozen=True)
 class FederationSettings:
     """Who takes part, and how long the server waits."""
 
-    num_clients: int = option(minimum=0)
+    num_clients: int = option(minimum=0, affects="waiting")
     participation: float = option(above=0, maximum=1)
-    min_replies: int = option(minimum=1)
-    join_timeout: float = option(above=0)
-    round_timeout: float = option(above=0)
+    min_replies: int = option(minimum=1, affects="waiting")
+    join_timeout: float = option(above=0, affects="waiting")
+    round_timeout: float = option(above=0, affects="waiting")
     evaluate_every: int = option(minimum=1)
     max_prototype_norm: float = option(above=0)
     max_prototypes_per_class: int = option(minimum=1)
@@ -78,13 +87,15 @@ class FederationSettings:
 class DataSettings:
     """Which data, and how they are divided among the clients."""
 
-    dataset: str = option(choices=DATASETS, or_like=OTHER_DATASETS, or_words="MODULE:FUNCTION of your own")
-    data_dir: str = option()
-    download: bool = option()
-    cache_dir: str = option()
-    image_size: int = option(minimum=0)
-    text_length: int = option(minimum=1)
-    classes: str = option()
+    dataset: str = option(
+        choices=DATASETS, or_like=OTHER_DATASETS, or_words="MODULE:FUNCTION of your own", affects="data"
+    )
+    data_dir: str = option(affects="machine")
+    download: bool = option(affects="machine")
+    cache_dir: str = option(affects="machine")
+    image_size: int = option(minimum=0, affects="data")
+    text_length: int = option(minimum=1, affects="data")
+    classes: str = option(affects="data")
     partition: str = option(choices=PARTITIONS)
     alpha: float = option(above=0)
     classes_per_client: int = option(minimum=1)
@@ -98,7 +109,7 @@ class DataSettings:
     test_samples: int = option(minimum=0)
     test_from: str = option(choices=("split", "official", "official-own", "official-all"))
     train_fraction: float = option(above=0, maximum=0.99)
-    positive_rate: float = option(above=0, maximum=1)
+    positive_rate: float = option(above=0, maximum=1, affects="data")
 
 
 @dataclass(frozen=True)
@@ -135,9 +146,9 @@ class TrainingSettings:
 class MachineSettings:
     """The machine a client runs on."""
 
-    device: str = option()
-    threads: int = option(minimum=0)
-    state_dir: str = option()
+    device: str = option(affects="machine")
+    threads: int = option(minimum=0, affects="machine")
+    state_dir: str = option(affects="machine")
 
 
 @dataclass(frozen=True)
@@ -311,6 +322,11 @@ SECTIONS: dict[str, type] = {
     "training": TrainingSettings,
     "machine": MachineSettings,
 }
+
+
+def keys_that_change(*kinds: Affects) -> frozenset[str]:
+    """The keys of the general settings that change one of these; those of algorithms change the result."""
+    return frozenset(key for section in SECTIONS.values() for key in keys_affecting(section, *kinds))
 
 
 def known_keys() -> list[str]:

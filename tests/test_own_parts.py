@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 from flwr.app import Context, RecordDict
-from protofl_common.tools.cli import main
-from protofl_common.tools.inference import Predictor
 
 from client_app.site import Site
 from protofl_common.options import SettingsError
 from protofl_common.settings import Settings, default_run_config
+from protofl_common.tools.cli import main
+from protofl_common.tools.inference import Predictor
 from server_app.network.membership import FederationError
 from tests.harness import RUN_ID, Outcome, run_config, run_federation
 

@@ -20,6 +20,7 @@ from protofl_common.datasets.raw import DataError, Ints
 from protofl_common.datasets.shares import balanced, proportional, split
 from protofl_common.datasets.store import StoredData, cache_root, digest, locked
 from protofl_common.files import replacing
+from protofl_common.options import key_of, keys_affecting
 from protofl_common.seeding import derive_seed
 
 if TYPE_CHECKING:
@@ -27,10 +28,6 @@ if TYPE_CHECKING:
 
 FORMAT = 2
 """Raised whenever the same settings come to mean another division."""
-NOT_SHAPING = frozenset(
-    ("dataset", "data_dir", "download", "cache_dir", "image_size", "text_length", "classes", "positive_rate")
-)
-"""The data settings that the division does not depend on, except through the data themselves."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +63,11 @@ def client_share(
         raise DataError(f"num-partitions = {clients}: must say among how many clients the data are divided")
     if not 0 <= client < clients:
         raise DataError(f"partition-id = {client}: must be from 0 to num-partitions - 1 = {clients - 1}")
-    shaping = {name: value for name, value in asdict(settings).items() if name not in NOT_SHAPING}
+    shaping = {  # but not what matters through the data themselves, whose key stands in the file's name
+        name: value
+        for name, value in asdict(settings).items()
+        if key_of(name) in keys_affecting(type(settings), "result")
+    }
     key = digest(FORMAT, seed, clients, domain, shaping)
     file = cache_root(settings) / f"{data.key}-division-{key}.npz"
     share = _opened(file, client)

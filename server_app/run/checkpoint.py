@@ -20,18 +20,14 @@ from torch import Tensor
 from protofl_common.lineage import Lineage
 from protofl_common.options import Scalar, SettingsError
 from protofl_common.run_folder import SUMMARY
-from protofl_common.settings import Settings, to_run_config
+from protofl_common.settings import Settings, keys_that_change, to_run_config
 from protofl_common.tensorfile import read_tensors, write_tensors
 
 FORMAT = "protofl-checkpoint-2"
 NAME = "checkpoint.safetensors"
 
-WHERE = ("out-dir", "data-dir", "cache-dir", "download", "device", "threads")
-WHO = ("num-clients", "min-replies", "join-timeout", "round-timeout")
-SHOWN = ("report", "insight", "tensorboard")
-MAY_DIFFER = frozenset(("resume", "run-name", *WHERE, *WHO, *SHOWN))
-"""Settings that a resumed run may change: where things are (but not the clients' models: without them they would begin
-anew), who is waited for and for how long, what is shown."""
+MAY_DIFFER = keys_that_change("name", "machine", "waiting", "display") - {"state-dir"}
+"""Settings that a resumed run may change; but without the clients' models these would begin anew."""
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ from protofl_common.prototypes import (
     by_class,
     chosen,
     class_means,
+    distances,
     merge_by_class,
-    nearest_label,
 )
 
 
@@ -83,15 +83,19 @@ def test_table_by_class_marks_what_is_held() -> None:
     assert held.tolist() == [False, True, False, True]
 
 
+def nearest(features: torch.Tensor, prototypes: Prototypes) -> torch.Tensor:
+    return prototypes.labels[distances(features, prototypes).argmin(dim=1)]
+
+
 def test_nearest_label_by_hand_and_among_some() -> None:
     known = prototypes([[0.0, 0.0], [10.0, 0.0], [0.0, 10.0]], [4, 2, 7])
     features = torch.tensor([[1.0, 1.0], [9.0, 2.0], [2.0, 9.0]])
-    assert nearest_label(features, known).tolist() == [4, 2, 7]
-    assert nearest_label(features, chosen(known, torch.tensor([4, 7]))).tolist() == [4, 4, 7]
-    assert nearest_label(features, chosen(known, torch.tensor([5]))).tolist() == [4, 2, 7]  # none of them known: all
+    assert nearest(features, known).tolist() == [4, 2, 7]
+    assert nearest(features, chosen(known, torch.tensor([4, 7]))).tolist() == [4, 4, 7]
+    assert nearest(features, chosen(known, torch.tensor([5]))).tolist() == [4, 2, 7]  # none of them known: all
 
 
 def test_nearest_label_is_exact_far_from_the_origin() -> None:
     means = torch.tensor([[1e4, 0.0], [1e4 + 0.25, 0.0]])
     features = torch.tensor([[1e4 + 0.1, 0.0], [1e4 + 0.2, 0.0]])
-    assert nearest_label(features, Prototypes(means, torch.tensor([0, 1]))).tolist() == [0, 1]
+    assert nearest(features, Prototypes(means, torch.tensor([0, 1]))).tolist() == [0, 1]

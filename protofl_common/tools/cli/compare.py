@@ -15,9 +15,7 @@ from rich.table import Table
 
 from protofl_common.metrics import human_bytes, human_seconds
 from protofl_common.run_folder import RunFolder, Summary
-
-UNLIKE_ANYWAY = ("run-name", "out-dir")
-"""Settings that say nothing about the run."""
+from protofl_common.settings import keys_that_change
 
 
 def describe(parser: argparse.ArgumentParser) -> None:
@@ -43,7 +41,7 @@ def comparison(folders: list[Path]) -> Table:
     table.add_section()
     for key in dict.fromkeys(key for summary in summaries for key in summary["settings"]):
         values = [summary["settings"].get(key) for summary in summaries]
-        if key not in UNLIKE_ANYWAY and any(value != values[0] for value in values):
+        if key not in keys_that_change("name") and any(value != values[0] for value in values):
             table.add_row(escape(key), *("–" if value is None else escape(str(value)) for value in values))
     return table
 

@@ -16,30 +16,14 @@ from typing import Any
 from protofl_common.datasets import DataError, check_data_settings
 from protofl_common.options import Scalar, SettingsError
 from protofl_common.run_folder import RunFolder
-from protofl_common.settings import Settings, default_run_config, to_run_config
+from protofl_common.settings import Settings, default_run_config, keys_that_change, to_run_config
 from protofl_common.text import as_file_name
 from protofl_common.tools.cli.recipes import read_recipe
 from protofl_common.tools.cli.run import check_data_are_here
 from protofl_common.tools.tables.metrics import Figure
 from protofl_common.tools.tables.spec import Part, TableFile
 
-NO_PART_OF_A_RUN = (
-    "run-name",
-    "resume",
-    "out-dir",
-    "data-dir",
-    "cache-dir",
-    "state-dir",
-    "device",
-    "threads",
-    "join-timeout",
-    "round-timeout",
-    "num-clients",
-    "download",
-    "report",
-    "insight",
-    "tensorboard",
-)
+NO_PART_OF_A_RUN = keys_that_change("name", "machine", "waiting", "display") - {"min-replies"}
 """Settings that may differ between two runs that are the same experiment."""
 
 

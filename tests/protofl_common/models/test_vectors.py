@@ -7,9 +7,9 @@ import torch
 from torch import Tensor, nn
 
 from protofl_common.datasets.files import VOCABULARY
-from protofl_common.models import SplitModel, build_model
-from protofl_common.models.build import check_model
+from protofl_common.models.build import build_model, check_model
 from protofl_common.models.groups import GROUPS, architecture_of, members_of
+from protofl_common.models.split import SplitModel
 from protofl_common.options import SettingsError
 
 DIM, CLASSES = 6, 3
