@@ -1,7 +1,7 @@
-"""Networks for what is not an image: tables [features], signals [channels, steps], texts [tokens].
+"""Networks for what is not an image: tables and backbone features [F], signals [channels, steps], texts [tokens].
 
 A text becomes a signal by an embedding of its tokens, so both share their networks. Whatever the length of a series or
-text, what leaves the network is D features; all end in a ReLU, like those of the CNNs for images.
+text, what leaves the network is D features, as from the CNNs for images after a ReLU.
 """
 
 from __future__ import annotations
@@ -25,6 +25,12 @@ def build_mlp(hidden: tuple[int, ...], input_shape: tuple[int, ...], feature_dim
     widths = (math.prod(input_shape), *hidden, feature_dim)
     layers = [layer for before, after in pairwise(widths) for layer in (nn.Linear(before, after), nn.ReLU())]
     return nn.Sequential(nn.Flatten(), *layers)
+
+
+def build_projection(input_shape: tuple[int, ...], feature_dim: int) -> nn.Module:
+    """FedPCL's r(x) [B, F] -> z [B, D], behind frozen backbones (Tan et al., NeurIPS 2022, Appendix A)."""
+    linear = nn.Linear(math.prod(input_shape), feature_dim)
+    return nn.Sequential(nn.Flatten(), linear, nn.ReLU(), nn.BatchNorm1d(feature_dim))
 
 
 class Embedded(nn.Module):
@@ -51,17 +57,25 @@ class MeanOfSteps(nn.Module):
         return x.sum(2) / (x != 0).any(dim=1).sum(1, keepdim=True).clamp(min=1)
 
 
+class LargestOfSteps(nn.Module):
+    """x [B, E, steps] -> [B, E]; unlike max-pooling, its backward pass repeats exactly on a GPU."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [B, E, steps] -> [B, E]."""
+        return x.amax(dim=2)
+
+
 class Gru(nn.Module):
-    """x [B, channels, steps] -> [B, E]: the largest value of each unit of a GRU that reads the steps."""
+    """x [B, channels, steps] -> [B, E, steps]: the states of a GRU that reads the steps."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
         self.gru = nn.GRU(channels, WIDTH, batch_first=True)
 
     def forward(self, x: Tensor) -> Tensor:
-        """x [B, channels, steps] -> [B, E]."""
+        """x [B, channels, steps] -> [B, E, steps]."""
         states: Tensor = self.gru(x.transpose(1, 2))[0]
-        return states.amax(dim=1)
+        return states.transpose(1, 2)
 
 
 class SmallTransformer(nn.Module):
@@ -86,8 +100,7 @@ def _cnn(channels: int) -> nn.Module:
         nn.ReLU(),
         nn.Conv1d(WIDTH, 2 * WIDTH, 3, padding=1),
         nn.ReLU(),
-        nn.AdaptiveMaxPool1d(1),
-        nn.Flatten(),
+        LargestOfSteps(),
     )
 
 
@@ -97,7 +110,7 @@ def _features(width: int, feature_dim: int) -> list[nn.Module]:
 
 SIGNAL: dict[str, Callable[[int, int, int], nn.Module]] = {
     "signal-cnn": lambda channels, _, dim: nn.Sequential(_cnn(channels), *_features(2 * WIDTH, dim)),
-    "signal-gru": lambda channels, _, dim: nn.Sequential(Gru(channels), *_features(WIDTH, dim)),
+    "signal-gru": lambda channels, _, dim: nn.Sequential(Gru(channels), LargestOfSteps(), *_features(WIDTH, dim)),
     "signal-transformer": lambda channels, steps, dim: nn.Sequential(
         SmallTransformer(channels, steps), *_features(WIDTH, dim)
     ),
@@ -107,6 +120,6 @@ SIGNAL: dict[str, Callable[[int, int, int], nn.Module]] = {
 TEXT: dict[str, Callable[[int], nn.Module]] = {
     "text-bag": lambda dim: nn.Sequential(Embedded(), MeanOfSteps(), *_features(WIDTH, WIDTH), *_features(WIDTH, dim)),
     "text-cnn": lambda dim: nn.Sequential(Embedded(), _cnn(WIDTH), *_features(2 * WIDTH, dim)),
-    "text-gru": lambda dim: nn.Sequential(Embedded(), Gru(WIDTH), *_features(WIDTH, dim)),
+    "text-gru": lambda dim: nn.Sequential(Embedded(), Gru(WIDTH), LargestOfSteps(), *_features(WIDTH, dim)),
 }
 """D -> body."""
