@@ -38,6 +38,7 @@ from protofl_common.messages import (
 )
 from protofl_common.models.build import build_model
 from protofl_common.prototypes import Prototypes
+from tests.declared import DECLARED
 
 UP: Declared = {"prototypes": Vectors(counts=True)}
 LIMITS = Limits(num_classes=10, feature_dim=3, max_norm=100.0)
@@ -280,7 +281,7 @@ def test_a_declared_part_of_the_weights_survives_and_the_rest_is_refused_both_wa
 
 
 def test_the_declared_part_of_a_module() -> None:
-    model = build_model("cnn4", in_channels=1, image_size=8, num_classes=4, feature_dim=6, seed=1)
+    model = build_model("cnn4", input_shape=(1, 8, 8), num_classes=4, feature_dim=6, seed=1)
     whole = model.state_dict()
     body, head = part_of(model, Weights(parts=("body.",))), part_of(model, Weights(parts=("head.",)))
     assert body
@@ -371,7 +372,7 @@ def test_what_is_shared_says_whether_clients_must_be_of_one_architecture(entry: 
 
 def test_the_algorithms_that_need_one_architecture() -> None:
     averaging = {algo for algo, row in CATALOG.items() if row.exchange.needs_one_architecture}
-    assert averaging == {"fedavg", "fedplvm", "protofed", "fedproto-avg"}
+    assert averaging == {algo for algo, declared in DECLARED.items() if declared.averages_models}
     assert not Exchange().needs_one_architecture
 
 
@@ -428,7 +429,7 @@ def test_instructions_and_site_cards_survive_a_round_trip() -> None:
 
 @pytest.mark.parametrize("shape", [[], [0], [3, -1], [1] * 9, [2**13, 2**13], ["3"], [3.0]])
 def test_an_introduction_with_an_impossible_input_shape_is_refused(shape: list[int]) -> None:
-    card = SiteCard("site-1", 1, 4, "", "cnn4", (3, 28, 28), 1234, 30, 60, ("zero", "one"), (1,), "cpu")
+    card = SiteCard("site-1", 1, 4, "", "cnn4", (3, 28, 28), 1234, 30, 60, ("zero", "one"), (1,), "", "cpu")
     record = ConfigRecord({**pack_site_card(card), "input_shape": shape})
     with pytest.raises(RefusedMessage, match="input_shape"):
         unpack_site_card(RecordDict({"site": record}))
