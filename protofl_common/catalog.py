@@ -12,6 +12,7 @@ from importlib import import_module
 from typing import TypeVar
 
 from protofl_common.exchange import Exchange, Vectors, VectorSets, Weights
+from protofl_common.models.groups import ARCHITECTURES
 from protofl_common.options import option
 
 DISTANCES = ("l2", "squared-l2", "l1", "mse")
@@ -124,7 +125,7 @@ class FMLHparams(Hparams):
 
     alpha: float = option(minimum=0, maximum=1)
     beta: float = option(minimum=0, maximum=1)
-    meme: str = option()
+    meme: str = option(choices=("", *ARCHITECTURES))
     mutual: str = option(choices=("detached", "coupled"))
 
 
