@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from typing import TypeVar
 
+from protofl_common.models.groups import ARCHITECTURES
 from protofl_common.options import option
 from protofl_common.wire.schema import Exchange, Vectors, VectorSets, Weights
 
@@ -124,7 +125,7 @@ class FMLHparams(Hparams):
 
     alpha: float = option(minimum=0, maximum=1)
     beta: float = option(minimum=0, maximum=1)
-    meme: str = option()
+    meme: str = option(choices=("", *ARCHITECTURES))
     mutual: str = option(choices=("detached", "coupled"))
 
 

@@ -1,8 +1,12 @@
-"""What a client may send, by algorithm: written a second time, by hand from the papers, to hold the catalog to it."""
+"""What a client may send, by algorithm: written a second time, by hand from the papers, to hold the catalog to it.
+
+A row is all that the tests need to know of an algorithm.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -14,12 +18,30 @@ class Declared:
     weights: bool = False
     several: bool = False
     """A class may have several prototypes."""
+    of: str = "model"
+    """Whose weights: the attribute of the client's algorithm that is the module."""
+    stays: tuple[str, ...] = ()
+    """Prefixes of names of weights that never leave the client."""
     losses: tuple[str, ...] = ("cross-entropy",)
+    minimised: tuple[str, ...] = ()
+    """Those that the defaults minimise once there are prototypes; (): all."""
+    acts: dict[str, Any] = field(default_factory=dict)
+    """Another value for each setting that acts where all else is at its default (`test_settings_act.py`)."""
 
     @property
     def records(self) -> set[str]:
         """Names of the array records."""
         return {name for name, sent in (("prototypes", self.prototypes), ("weights", self.weights)) if sent}
+
+    @property
+    def averages_models(self) -> bool:
+        """Clients must have one architecture."""
+        return self.weights and self.of == "model"
+
+    @property
+    def keeps_model(self) -> bool:
+        """The client's own model, or a part of it, comes from nobody else, so it must be kept."""
+        return not self.averages_models or bool(self.stays)
 
 
 PLAIN, COUNTED = ("means", "labels"), ("means", "labels", "counts")
@@ -27,12 +49,47 @@ DECLARED: dict[str, Declared] = {
     "local": Declared(),
     "fedavg": Declared(weights=True),
     "fedproto": Declared(COUNTED, losses=("cross-entropy", "prototype")),
-    "fedtgp": Declared(PLAIN, losses=("cross-entropy", "prototype")),
-    "fedpcl": Declared(COUNTED, losses=("contrast", "global", "local", "cross-entropy", "prototype")),
+    "fedtgp": Declared(
+        PLAIN,
+        losses=("cross-entropy", "prototype"),
+        acts={
+            "lambda": 3.0,
+            "distance": "l1",
+            "granularity": "sample",
+            "margin": "fixed",
+            "margin-threshold": 0.001,
+            "transform": False,
+            "server-epochs": 3,
+            "server-lr": 0.5,
+            "server-batch-size": 4,
+        },
+    ),
+    "fedpcl": Declared(
+        COUNTED,
+        losses=("contrast", "global", "local", "cross-entropy", "prototype"),
+        minimised=("global", "local"),  # the others are ablations
+        acts={"temperature": 0.5, "prototypes": "global", "loss": "ce-protodist", "denominator": "all"},
+    ),
     "fedplvm": Declared(PLAIN, weights=True, several=True, losses=("cross-entropy", "contrast", "correction")),
-    "protofed": Declared(PLAIN, weights=True),
-    "fedproto-avg": Declared(COUNTED, weights=True, losses=("cross-entropy", "prototype")),
+    "protofed": Declared(PLAIN, weights=True, acts={"prototypes": "every-round"}),
+    "fedproto-avg": Declared(
+        COUNTED,
+        weights=True,
+        losses=("cross-entropy", "prototype"),
+        acts={"lambda": 3.0, "distance": "l1", "granularity": "class"},
+    ),
+    "fedprox": Declared(weights=True, losses=("cross-entropy", "proximal"), acts={"mu": 1.0}),
+    "fedper": Declared(weights=True, stays=("head.",), acts={"personal-layers": 2}),
+    "fml": Declared(
+        weights=True,
+        of="meme",
+        losses=("cross-entropy", "mutual", "meme-cross-entropy", "meme-mutual"),
+        acts={"alpha": 0.9, "beta": 0.9, "meme": "htcnn-1", "mutual": "coupled"},
+    ),
+    "fesem": Declared(weights=True, acts={"centres": 1}),
+    "per-fedavg": Declared(weights=True, acts={"alpha": 0.1}),
 }
+MINIMISED = {algo: set(one.minimised or one.losses) for algo, one in DECLARED.items()}
 REPORT = ("round", "train_samples", "test_samples")
 INFERENCES = ("head", "prototype")
 PHASES = ("load", "evaluate", "train", "prototypes", "save")

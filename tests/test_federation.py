@@ -22,6 +22,7 @@ from protofl_common.datasets import DataError
 from protofl_common.options import SettingsError
 from protofl_common.settings import Settings, default_run_config, flatten
 from server_app.network.membership import FederationError
+from tests.declared import MINIMISED
 from tests.harness import LocalGrid, Tamper, run_config, run_federation
 
 
@@ -76,10 +77,6 @@ WITHOUT_HEAD = {"fedpcl"}
 """Algorithms that train no classifier; frozen features make their prototypes useful before any training."""
 
 
-LOSSES = {algo: row.losses for algo, row in CATALOG.items()} | {"fedpcl": ("global", "local")}
-"""What the second round's training minimises, when there are prototypes; FedPCL's other terms are ablations."""
-
-
 @pytest.mark.parametrize("algo", CATALOG)
 def test_a_run_leaves_complete_results(algo: str, tmp_path: Path) -> None:
     config = run_config(tmp_path, algo=algo, rounds=3, run_name="mine")
@@ -97,7 +94,7 @@ def test_a_run_leaves_complete_results(algo: str, tmp_path: Path) -> None:
     assert (outcome.folder / "prototypes.safetensors").exists() == with_prototypes
     assert (outcome.folder / "weights.safetensors").exists() == ("weights" in down)
     assert len(list((outcome.folder / "clients").iterdir())) == 5
-    assert outcome.rows[1]["losses"].keys() == {"total", *LOSSES[algo]}
+    assert outcome.rows[1]["losses"].keys() == {"total", *MINIMISED[algo]}
 
 
 @pytest.mark.parametrize("algo", CATALOG)

@@ -12,6 +12,7 @@ import pytest
 
 from protofl_common.datasets.sources import SOURCES
 from protofl_common.settings import flatten
+from tests.declared import MINIMISED
 from tests.harness import run_config, run_federation
 
 RECIPES = sorted((Path(__file__).parents[1] / "configs" / "recipes").glob("*.toml"))
@@ -31,15 +32,6 @@ SMALL = {
 }
 
 
-LOSSES = {
-    "fedproto": {"cross-entropy", "prototype"},
-    "fedtgp": {"cross-entropy", "prototype"},
-    "fedpcl": {"global", "local"},
-    "fedplvm": {"cross-entropy", "contrast", "correction"},
-    "protofed": {"cross-entropy"},
-}
-
-
 @pytest.mark.parametrize("recipe", RECIPES, ids=[recipe.stem for recipe in RECIPES])
 def test_a_recipe_takes_two_rounds(recipe: Path, tmp_path: Path) -> None:
     wanted = flatten(tomllib.loads(recipe.read_text(encoding="utf-8")))
@@ -53,7 +45,7 @@ def test_a_recipe_takes_two_rounds(recipe: Path, tmp_path: Path) -> None:
     assert [row["valid"] for row in outcome.rows] == [2, 2, 2]
     assert sum(outcome.summary["trouble"].values()) == 0
     unlabelled = {"unlabelled"} if wanted.get("pu-weight") else set()
-    assert set(outcome.rows[1]["losses"]) - {"total"} == LOSSES[str(wanted["algo"])] | unlabelled
+    assert set(outcome.rows[1]["losses"]) - {"total"} == MINIMISED[str(wanted["algo"])] | unlabelled
 
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=[recipe.stem for recipe in RECIPES])

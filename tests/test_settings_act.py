@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
 import pytest
 from safetensors.torch import load_file
 
+from protofl_common import plugins
 from protofl_common.settings import default_run_config
+from tests.declared import DECLARED
 from tests.harness import run_config, run_federation
 from tests.test_federation import without_times
 
@@ -70,23 +73,7 @@ CASES: dict[str, tuple[dict[str, Any], Any]] = {
     "fedproto.weighting": (UNEQUAL, "uniform"),
     "fedproto.distance": ({}, "l1"),
     "fedproto.granularity": ({}, "class"),
-    "fedproto-avg.lambda": ({"algo": "fedproto-avg"}, 3.0),
     "fedproto-avg.weighting": (UNEQUAL | {"algo": "fedproto-avg"}, "uniform"),
-    "fedproto-avg.distance": ({"algo": "fedproto-avg"}, "l1"),
-    "fedproto-avg.granularity": ({"algo": "fedproto-avg"}, "class"),
-    "fedtgp.lambda": ({"algo": "fedtgp"}, 3.0),
-    "fedtgp.distance": ({"algo": "fedtgp"}, "l1"),
-    "fedtgp.granularity": ({"algo": "fedtgp"}, "sample"),
-    "fedtgp.margin": ({"algo": "fedtgp"}, "fixed"),
-    "fedtgp.margin-threshold": ({"algo": "fedtgp"}, 0.001),
-    "fedtgp.transform": ({"algo": "fedtgp"}, False),
-    "fedtgp.server-epochs": ({"algo": "fedtgp"}, 3),
-    "fedtgp.server-lr": ({"algo": "fedtgp"}, 0.5),
-    "fedtgp.server-batch-size": ({"algo": "fedtgp"}, 4),
-    "fedpcl.temperature": ({"algo": "fedpcl"}, 0.5),
-    "fedpcl.prototypes": ({"algo": "fedpcl"}, "global"),
-    "fedpcl.loss": ({"algo": "fedpcl"}, "ce-protodist"),
-    "fedpcl.denominator": ({"algo": "fedpcl"}, "all"),
     "fedplvm.lambda": (CLUSTERS, 9.0),
     "fedplvm.alpha": (CLUSTERS, 0.9),
     "fedplvm.temperature": (CLUSTERS, 0.5),
@@ -96,13 +83,18 @@ CASES: dict[str, tuple[dict[str, Any], Any]] = {
     "fedplvm.local-clusters": (CLUSTERS, "average"),
     "fedplvm.global-clusters": (CLUSTERS, "none"),
     "fedplvm.kmeans-clusters": (CLUSTERS | {"fedplvm__local_clusters": "kmeans"}, 3),
-    "protofed.prototypes": ({"algo": "protofed"}, "every-round"),
+}
+CASES |= {
+    f"{algo}.{key}": ({"algo": algo, "batch_size": 4}, other)
+    for algo, declared in DECLARED.items()
+    for key, other in declared.acts.items()
 }
 """Key -> (the settings under which it acts, another value than its default)."""
 
 ELSEWHERE = {
     "run-name out-dir": "test_federation: where the results are",
     "resume": "test_resume",
+    "hparams": "below, with an algorithm of another package",
     "report insight tensorboard": "tests/report, test_recording",
     "num-clients min-replies join-timeout round-timeout": "test_federation, test_communication: who is waited for",
     "data-dir download cache-dir classes test-from": "tests/protofl_common/datasets: they need files",
@@ -157,3 +149,16 @@ def test_a_setting_acts(key: str, left_behind: Callable[[dict[str, Any]], object
     assert other != default_run_config()[key]
     named = key.replace("-", "_").replace(".", "__")
     assert left_behind(under | {named: other}) != left_behind(under)
+
+
+def test_hparams_act_on_an_algorithm_of_another_package(
+    left_behind: Callable[[dict[str, Any]], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    point = EntryPoint("moon", "outside_moon.method:ROW", plugins.GROUP)
+    monkeypatch.syspath_prepend(Path(__file__).parent / "support" / "outside")
+    monkeypatch.setattr(plugins, "installed", lambda: {"moon": point})
+    plugins.algorithm_named.cache_clear()
+    outside = {"algo": "moon"}
+    assert left_behind(outside | {"hparams": "mu=5.0"}) != left_behind(outside)
+    assert left_behind(outside | {"hparams": "mu=0.0"}) != left_behind(outside)
+    plugins.algorithm_named.cache_clear()

@@ -63,7 +63,7 @@ def federation(folder: Path, algo: str, node: dict[str, Any] | None = None, **se
 
 
 TRAINED: dict[str, dict[str, Any]] = {}
-"""Site -> its model when it had packed its upload, in the last round of the last run."""
+"""Site -> its modules when it had packed its upload, in the last run's last round: its model, what it sends."""
 
 
 @pytest.fixture(autouse=True)
@@ -71,7 +71,10 @@ def _trained(monkeypatch: pytest.MonkeyPatch) -> None:
     packed_state = ClientAlgorithm.packed_state
 
     def noted(self: ClientAlgorithm[Any]) -> dict[str, torch.Tensor]:
-        TRAINED[self.site.name] = {name: value.clone() for name, value in self.model.state_dict().items()}
+        modules = {name: getattr(self, name).state_dict() for name in {"model", DECLARED[self.settings.run.algo].of}}
+        TRAINED[self.site.name] = {
+            name: {key: value.clone() for key, value in one.items()} for name, one in modules.items()
+        }
         return packed_state(self)
 
     TRAINED.clear()
@@ -177,12 +180,15 @@ def site_anew(record: Any) -> Any:
 
 
 def kept_by(outcome: Outcome, algo: str, index: int) -> tuple[np.ndarray, np.ndarray, dict[str, Any]]:
-    """Features [N, D] and labels [N] of a client's training data under the model that it trained last; that model."""
+    """Features [N, D] and labels [N] of a client's training data under the model that it trained last; what it sends.
+
+    The weights that it sends, where it sends any.
+    """
     node = outcome.grid.nodes[1000 + index]
     site = Site(Context(1, 1, node, RecordDict(), outcome.grid.run_config))
-    state = TRAINED[site.name]
+    state, sent = TRAINED[site.name]["model"], TRAINED[site.name][DECLARED[algo].of]
     files = list(Path(str(node["state-dir"])).rglob("0*.safetensors"))
-    assert len(files) == ("weights" not in DECLARED[algo].records)  # what is averaged need not be kept
+    assert len(files) == DECLARED[algo].keeps_model  # what is averaged need not be kept
     for path in files:
         kept = load_file(path)
         assert kept.keys() == {f"model/{name}" for name in state}
@@ -192,7 +198,8 @@ def kept_by(outcome: Outcome, algo: str, index: int) -> tuple[np.ndarray, np.nda
         features = site.model.eval().body(site.train_set.inputs)
     if algo == "fedpcl":
         features = features / features.norm(dim=1, keepdim=True)
-    return features.double().numpy(), site.train_set.labels.numpy(), state
+    leaves = {name: value for name, value in sent.items() if not name.startswith(DECLARED[algo].stays)}
+    return features.double().numpy(), site.train_set.labels.numpy(), leaves
 
 
 def assert_means(arrays: dict[str, np.ndarray], features: np.ndarray, labels: np.ndarray, algo: str) -> None:
@@ -234,12 +241,12 @@ def assert_private(outcome: Outcome, folder: Path, algo: str, insight: tuple[str
         assert_no_local_paths(outcome, folder, text)
         kinds.append(kind)
         if kind == MessageType.TRAIN and round_number == ROUNDS:
-            features, labels, state = kept_by(outcome, algo, message.metadata.dst_node_id - 1000)
+            features, labels, leaves = kept_by(outcome, algo, message.metadata.dst_node_id - 1000)
             if "prototypes" in arrays:
                 assert_means(arrays["prototypes"], features, labels, algo)
             if "weights" in arrays:
-                assert set(arrays["weights"]) == set(state)
-                assert all(np.array_equal(arrays["weights"][name], value.numpy()) for name, value in state.items())
+                assert set(arrays["weights"]) == set(leaves)
+                assert all(np.array_equal(arrays["weights"][name], value.numpy()) for name, value in leaves.items())
     assert sorted(kinds) == sorted(CLIENTS * [MessageType.QUERY, MessageType.EVALUATE, *ROUNDS * [MessageType.TRAIN]])
 
 

@@ -66,8 +66,8 @@ class FML(ClientAlgorithm[FMLHparams]):
         """KL of the target's class probabilities from those of the logits, averaged over the batch."""
         coupled = self.hparams.mutual == "coupled"
         target_BC = log_softmax(target_BC if coupled else target_BC.detach(), dim=1)
-        reduction = "mean" if coupled else "batchmean"
-        return kl_div(log_softmax(logits_BC, dim=1), target_BC, reduction=reduction, log_target=True)
+        divergence = kl_div(log_softmax(logits_BC, dim=1), target_BC, reduction="batchmean", log_target=True)
+        return divergence / logits_BC.shape[1] if coupled else divergence
 
     def upload(self) -> Payload:
         """The meme model."""

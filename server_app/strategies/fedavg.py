@@ -13,7 +13,7 @@ from protofl_common.models.initial import initial_model
 from protofl_common.models.split import SplitModel
 from protofl_common.wire.payloads import Payload, StateDict, part_of
 from protofl_common.wire.schema import Weights
-from server_app.network.membership import Federation
+from server_app.network.membership import Federation, FederationError
 from server_app.strategies.base import H, ServerStrategy
 from server_app.validation.replies import Upload
 
@@ -29,6 +29,10 @@ class FedAvg(ServerStrategy[H]):
         entry = self.settings.exchange.up["weights"]
         assert isinstance(entry, Weights)
         self.weights: StateDict = part_of(model, entry)
+        if not self.weights:
+            shared = f"shares all but the last {entry.without_last} layers of a model"
+            arch = next(iter(federation.cards.values())).arch
+            raise FederationError(f"{self.settings.run.algo} {shared}, and {arch} has no more")
 
     def first_model(self) -> SplitModel:
         """The model of the first round, whose architecture all clients have."""

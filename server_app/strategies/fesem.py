@@ -57,7 +57,8 @@ class FeSEM(FedAvg[FeSEMHparams]):
 
     def _nearest(self, points: np.ndarray) -> list[int]:
         """r_i of points [n, parameters]."""
-        squares = [np.square(points - self._vector(centre)).sum(axis=1) for centre in self.centres.values()]
+        centres = [self.centres[str(k)] for k in range(self.hparams.centres)]  # a checkpoint may order them otherwise
+        squares = [np.square(points - self._vector(centre)).sum(axis=1) for centre in centres]
         return [int(k) for k in np.argmin(squares, axis=0)]
 
     def _first_clusters(self, points: np.ndarray) -> list[int]:

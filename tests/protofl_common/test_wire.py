@@ -39,6 +39,7 @@ from protofl_common.wire.records import (
     unpack_site_card,
 )
 from protofl_common.wire.schema import Declared, Entry, Exchange, Vectors, VectorSets, Weights, statistics_declared
+from tests.declared import DECLARED
 
 UP: Declared = {"prototypes": Vectors(counts=True)}
 LIMITS = Limits(num_classes=10, feature_dim=3, max_norm=100.0)
@@ -372,7 +373,7 @@ def test_what_is_shared_says_whether_clients_must_be_of_one_architecture(entry: 
 
 def test_the_algorithms_that_need_one_architecture() -> None:
     averaging = {algo for algo, row in CATALOG.items() if row.exchange.needs_one_architecture}
-    assert averaging == {"fedavg", "fedplvm", "protofed", "fedproto-avg"}
+    assert averaging == {algo for algo, declared in DECLARED.items() if declared.averages_models}
     assert not Exchange().needs_one_architecture
 
 
@@ -429,7 +430,7 @@ def test_instructions_and_site_cards_survive_a_round_trip() -> None:
 
 @pytest.mark.parametrize("shape", [[], [0], [3, -1], [1] * 9, [2**13, 2**13], ["3"], [3.0]])
 def test_an_introduction_with_an_impossible_input_shape_is_refused(shape: list[int]) -> None:
-    card = SiteCard("site-1", 1, 4, "", "cnn4", (3, 28, 28), 1234, 30, 60, ("zero", "one"), (1,), "cpu")
+    card = SiteCard("site-1", 1, 4, "", "cnn4", (3, 28, 28), 1234, 30, 60, ("zero", "one"), (1,), "", "cpu")
     record = ConfigRecord({**pack_site_card(card), "input_shape": shape})
     with pytest.raises(RefusedMessage, match="input_shape"):
         unpack_site_card(RecordDict({"site": record}))

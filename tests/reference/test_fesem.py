@@ -1,0 +1,101 @@
+"""FeSEM, three rounds: the best first division of four clients by trying all, later the nearest centre."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import MessageType
+from safetensors.torch import load_file
+
+from protofl_common.settings import Settings
+from tests.harness import Outcome, run_config, run_federation
+from tests.reference.plain import (
+    PlainClient,
+    State,
+    assert_close,
+    averaged,
+    copied,
+    cross_entropy,
+    model_left,
+)
+
+SITES, K = 4, 2
+Division = list[list[int]]
+
+
+class FeSEMClient(PlainClient):
+    def train(self, number: int, weights: State) -> State:
+        model = self.model_of("global")
+        model.load_state_dict(weights)
+        velocity = [torch.zeros_like(p) for p in model.parameters()]
+        for batch in self.batches(number):
+            self.step(cross_entropy(model(self.x[batch]), [self.y[i] for i in batch]), model, velocity)
+        return copied(model)
+
+
+def vector(weights: State) -> np.ndarray:
+    return np.concatenate([value.numpy().astype(np.float64).ravel() for value in weights.values()])
+
+
+def best_division(models: list[State]) -> Division:
+    """Of all divisions into K groups, that with the least squares around the groups' means: what K-means seeks."""
+    points = [vector(one) for one in models]
+
+    def spread(groups: Division) -> float:
+        means = [np.mean([points[i] for i in group], axis=0) for group in groups]
+        return sum(((points[i] - mean) ** 2).sum() for group, mean in zip(groups, means, strict=True) for i in group)
+
+    labels = (one for one in itertools.product(range(K), repeat=len(models)) if set(one) == set(range(K)))
+    return min(([[i for i, k in enumerate(one) if k == group] for group in range(K)] for one in labels), key=spread)
+
+
+def nearest(models: list[State], centres: list[State]) -> Division:
+    far = [[((vector(one) - vector(centre)) ** 2).sum() for centre in centres] for one in models]
+    return [[i for i, row in enumerate(far) if int(np.argmin(row)) == k] for k in range(K)]
+
+
+def received(outcome: Outcome, kind: str, number: int) -> dict[int, State]:
+    """Partition -> the weights that its client was sent."""
+    found = {}
+    for message, _ in outcome.grid.log:
+        if (message.metadata.message_type, message.metadata.group_id) == (kind, str(number)):
+            arrays = message.content.array_records["weights"].items()
+            node = outcome.grid.nodes[message.metadata.dst_node_id]
+            found[node["partition-id"]] = {
+                name: torch.from_numpy(np.frombuffer(one.data, "<f4").reshape(one.shape).copy()) for name, one in arrays
+            }
+    return found
+
+
+@pytest.mark.parametrize("domains", ["2,2,0,0,0", "3,1,0,0,0"])
+def test_three_rounds_equal_an_independent_script(domains: str, tmp_path: Path) -> None:
+    config = run_config(tmp_path, algo="fesem", models="htcnn-1", rounds=3, feature_dim=16, fesem__centres=K)
+    config |= {"clients-per-domain": domains, "test-samples": 20}
+    outcome = run_federation(config, clients=SITES)
+
+    clients = [FeSEMClient(Settings.from_run_config(config), index, "htcnn-1", SITES) for index in range(SITES)]
+    centres, centre_of = [copied(clients[0].model_of("global"))] * K, [0] * SITES
+    for number in (1, 2, 3):
+        for index, weights in received(outcome, MessageType.TRAIN, number).items():
+            assert_close(weights, centres[centre_of[index]])
+        models = [client.train(number, centres[centre_of[i]]) for i, client in enumerate(clients)]
+        groups = best_division(models) if number == 1 else nearest(models, centres)
+        for k, group in enumerate(groups):
+            if group:
+                centres[k] = averaged([models[i] for i in group], [len(clients[i].y) for i in group])
+                centre_of = [k if i in group else before for i, before in enumerate(centre_of)]
+    assert len(set(centre_of)) == K
+    at_the_end = received(outcome, MessageType.EVALUATE, 3)
+    for index, client in enumerate(clients):
+        assert_close(at_the_end[index], centres[centre_of[index]])
+        assert_close(model_left(outcome.folder, client.name), centres[centre_of[index]])
+    kept = load_file(outcome.folder / "weights.safetensors")
+    found = [{name[2:]: value for name, value in kept.items() if name.startswith(f"{k}/")} for k in range(K)]
+    if not torch.allclose(found[0]["head.weight"], centres[0]["head.weight"], atol=1e-5):
+        found.reverse()  # K-means may number them otherwise
+    for one, centre in zip(found, centres, strict=True):
+        assert_close(one, centre)
