@@ -13,6 +13,7 @@ from typing import TypeVar
 
 from protofl_common.models.groups import ARCHITECTURES
 from protofl_common.options import option
+from protofl_common.python_names import PYTHON_NAME
 from protofl_common.wire.schema import Exchange, Vectors, VectorSets, Weights
 
 DISTANCES = ("l2", "squared-l2", "l1", "mse")
@@ -125,7 +126,7 @@ class FMLHparams(Hparams):
 
     alpha: float = option(minimum=0, maximum=1)
     beta: float = option(minimum=0, maximum=1)
-    meme: str = option(choices=("", *ARCHITECTURES))
+    meme: str = option(choices=("", *ARCHITECTURES), or_like=PYTHON_NAME, or_words="MODULE:CLASS of your own")
     mutual: str = option(choices=("detached", "coupled"))
 
 

@@ -239,8 +239,11 @@ def _permission_problems(node: Mapping[str, Scalar], config: Mapping[str, Scalar
     if config.get("download") is True and not allowed["allow-download"]:
         problems.append(f"download = true: {_NOT_ALLOWED} set allow-download=true (node config)")
     for key, module in _modules_named({key: value for key, value in config.items() if key not in node}):
-        if module not in map(str.strip, str(allowed["allow-python"]).split(",")):
+        packages = [name.strip() for name in str(allowed["allow-python"]).split(",")]
+        if not any(module == name or module.startswith(f"{name}.") for name in packages):
             problems.append(f"{key}: {_NOT_ALLOWED} name {module} in allow-python (node config)")
+    if str(config.get("dataset")).startswith("hf:") and not (config.get("data-dir") or allowed["allow-download"]):
+        problems.append(f"dataset = {config['dataset']!r}: {_NOT_ALLOWED} set data-dir, or allow-download=true")
     for name in map(str.strip, str(config.get("backbones")).split(",")):
         if not is_allowed(name, str(allowed["allow-backbones"])):
             problems.append(f"backbones = {name!r}: {_NOT_ALLOWED} name it in allow-backbones (node config)")
@@ -251,9 +254,9 @@ def _modules_named(config: Mapping[str, Scalar]) -> list[tuple[str, str]]:
     """What a run would have imported beside this app: (``key = value``, the module)."""
     points = {} if (algo := str(config.get("algo"))) in CATALOG else installed()
     found = [(f"algo = {algo!r}", points[algo].module)] if algo in points else []
-    for key in ("metrics", "dataset", "arch", "models"):
+    for key in ("metrics", "dataset", "arch", "models", "fml.meme"):
         names = filter(is_python_name, map(str.strip, str(config.get(key)).split(",")))
-        found += [(f"{key} = {name!r}", name.partition(":")[0]) for name in names]
+        found += [(f"{key} = {name!r}", name.partition(":")[0]) for name in names if not name.startswith("hf:")]
     return found
 
 
