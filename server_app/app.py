@@ -74,7 +74,7 @@ def run_rounds(strategy: Strategy, results: Results) -> None:
         results.keep(number, strategy)
         void = void + 1 if outcome.void else 0
         if void == MAX_VOID_ROUNDS:
-            few = f"{void} rounds in a row had fewer valid replies than min-replies"
+            few = f"{void} rounds in a row changed nothing: {outcome.void}"
             raise FederationError(f"{few}; see {results.folder}, where resume.toml lets it go on")
     start = time.monotonic()
     federation.await_sites()

@@ -14,7 +14,6 @@ from protofl_common.wire.limits import Limits
 from protofl_common.wire.payloads import pack_payload, payload_bytes
 from protofl_common.wire.records import INFERENCES, Instructions, pack_instructions
 from protofl_common.wire.schema import statistics_declared
-from server_app.run.console import say
 from server_app.sampling import sample_sites
 from server_app.strategies.base import Strategy
 from server_app.validation.replies import Expected, Outcome, Upload, in_proportion, take
@@ -39,8 +38,9 @@ def train_round(strategy: Strategy, run_name: str, number: int, send: Send) -> O
     uploads = in_proportion(uploads, settings.max_norm_ratio, outcome)
     sent = {upload.site: upload.payload.vectors() for upload in uploads}
     outcome.uploads = {site: one for site, one in sent.items() if one is not None}
-    outcome.void = len(uploads) < settings.min_replies
-    if not outcome.void:
+    if len(uploads) < settings.min_replies:
+        outcome.void = f"{len(uploads)} valid replies, fewer than min-replies = {settings.min_replies}"
+    else:
         _merge(strategy, uploads, outcome)
     outcome.seconds = {"exchange": arrived - start, "aggregate": time.monotonic() - arrived}
     return outcome
@@ -54,8 +54,7 @@ def _merge(strategy: Strategy, uploads: list[Upload], outcome: Outcome) -> None:
     odd = [name for name, value in after.items() if value.is_floating_point() and not value.isfinite().all()]
     if odd:
         restore_attributes(strategy, strategy.state, before)
-        outcome.void = True
-        say(f"  void: {odd[0]} would no longer be finite after this round; the server keeps what it had")
+        outcome.void = f"{odd[0]} of the server would no longer be finite"
     else:
         outcome.metrics = metrics
 

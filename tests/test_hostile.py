@@ -16,6 +16,8 @@ from safetensors.torch import load_file
 
 from protofl_common.wire.arrays import RAW
 from server_app.network.membership import FederationError
+from server_app.strategies.fedavg import FedAvg
+from server_app.validation.replies import Upload
 from tests.attacks import (
     Change,
     by,
@@ -153,6 +155,51 @@ def test_the_same_holds_for_other_algorithms(
     outcome = federation(tmp_path, weights_scaled(factor) if rarely else scaled(factor), algo)
     assert outcome.summary["trouble"]["refused"] == ROUNDS
     assert_unharmed(outcome, without[algo])
+
+
+def test_a_negative_variance_is_refused(tmp_path: Path) -> None:
+    """It is of the usual norm, and would make every honest client's next features NaN."""
+
+    def change(message: Message, reply: Message) -> Message:
+        for name, array in reply.content.array_records["weights"].items():
+            if name.endswith("running_var"):
+                array.data = (-30 * values_of(array)).astype("<f4").tobytes()
+        return from_node(message, reply)
+
+    outcome = federation(tmp_path, change, "fedavg", models="resnet4-imagenet-stem")
+    for row in outcome.rows[:ROUNDS]:
+        assert list(row["refused"]) == ["site-3"]
+        assert row["refused"]["site-3"].endswith("running_var: below 0")
+    assert outcome.rows[-1]["valid"] == CLIENTS
+
+
+def test_more_prototypes_than_samples_are_refused(tmp_path: Path) -> None:
+    means = np.random.default_rng(0).normal(size=(50, 64)).astype(np.float32)
+
+    def labels(sent: np.ndarray) -> np.ndarray:
+        return np.resize(np.unique(sent), 50)
+
+    flood = prototypes_with(means=lambda _: means, labels=labels)
+    outcome = federation(tmp_path, flood, "fedplvm")
+    assert {row["refused"]["site-3"] for row in outcome.rows[:ROUNDS]} == {"50 prototypes of 30 training samples"}
+
+
+def test_a_round_that_would_leave_nan_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    honest = FedAvg.merge
+
+    def overflowing(self: FedAvg[Any], uploads: list[Upload]) -> dict[str, float]:
+        found = honest(self, uploads)
+        if uploads[0].report.round == 2:
+            self.weights = {name: value * float("inf") for name, value in self.weights.items()}
+        return found
+
+    monkeypatch.setattr(FedAvg, "merge", overflowing)
+    small = {"dataset": "digits", "partition": "iid", "train_samples": 20, "models": "htcnn-1"}
+    outcome = run_federation(run_config(tmp_path, algo="fedavg", rounds=3, **small), clients=2)
+    assert [row["void"] for row in outcome.rows] == [False, True, False, False]
+    assert all(torch.isfinite(value).all() for value in load_file(outcome.folder / "weights.safetensors").values())
+    downs = [m.content["weights"] for m, _ in outcome.grid.log if m.metadata.message_type == MessageType.TRAIN]
+    assert [array.data for array in downs[2].values()] == [array.data for array in downs[4].values()]  # rounds 2 and 3
 
 
 def test_the_norm_is_held_to_the_median_of_the_round(tmp_path: Path, without: dict[str, Outcome]) -> None:

@@ -186,7 +186,7 @@ class Results:
             "bytes": {"up": outcome.bytes_up, "down": outcome.bytes_down},
             "asked": len(outcome.asked),
             "valid": len(reports),
-            "void": outcome.void,
+            "void": bool(outcome.void),
             "failed": outcome.failed,
             "refused": outcome.refused,
             "missing": outcome.missing,
@@ -213,8 +213,7 @@ class Results:
             for site, reason in troubles[kind].items():
                 say(f"  {kind}: {site}: {reason}")
         if outcome.void:
-            least = self.settings.federation.min_replies
-            say(f"  void: {len(outcome.reports)} valid replies, fewer than min-replies = {least}; nothing was merged")
+            say(f"  void: {outcome.void}; nothing was merged")
 
     def _summary(self, final: RoundRow, strategy: Strategy) -> Summary:
         rounds = [row for row in self.rows if row["kind"] == "round"]

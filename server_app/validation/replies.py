@@ -53,8 +53,8 @@ class Outcome:
     """Of the exchange and of the server's step."""
     bytes_down: int = 0
     bytes_up: int = 0
-    void: bool = False
-    """Too few valid replies: nothing was merged."""
+    void: str = ""
+    """Why nothing was merged; "" where it was."""
     late: dict[str, str] = field(default_factory=dict)
     """Site -> which reply to an earlier exchange came during this one; it is not used."""
 
