@@ -147,7 +147,7 @@ def test_a_run_neither_reads_nor_writes_where_it_wants_on_a_site(
     assert not grid.log[-1][1].has_error()
     assert sorted(tmp_path.joinpath("wanted").rglob("*")) == before
     assert list((tmp_path / "work/runs/mine/clients/north").glob("*.safetensors"))
-    assert list((tmp_path / "cache").rglob("images.npy"))
+    assert list((tmp_path / "cache").rglob("inputs.npy"))
 
 
 @pytest.mark.parametrize(
@@ -312,7 +312,7 @@ def test_decoded_data_and_models_are_the_users_alone(algo: str, tmp_path: Path) 
     config = run_config(tmp_path, algo=algo, dataset="digits", partition="iid", train_samples=20)
     run_federation(config, nodes={7: node})
     found = [path for top in ("a", "b") for path in [tmp_path / top, *(tmp_path / top).rglob("*")]]
-    assert {path.name for path in found} >= {"images.npy", "meta.json", "model.safetensors"}
+    assert {path.name for path in found} >= {"inputs.npy", "meta.json", "model.safetensors"}
     for path in found:
         if not path.name.endswith(".lock"):  # empty
             assert stat.S_IMODE(path.stat().st_mode) == (0o700 if path.is_dir() else 0o600), path
