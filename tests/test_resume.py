@@ -134,6 +134,29 @@ def test_with_few_clients_a_round_and_optimizers_that_live_on(place: str, number
     assert_same(run_federation(config | {"resume": True}, CLIENTS, run_id=2), wanted)
 
 
+@pytest.mark.parametrize("participation", [0.5, 1.0])
+def test_more_clusters_than_digits_and_clients_without_one(participation: float, tmp_path: Path) -> None:
+    """A checkpoint orders the centres by name, "10" before "2"; with half of the clients, some have no cluster yet."""
+    settings: dict[str, Any] = {"algo": "fesem", "fesem__centres": 11, "participation": participation, "rounds": 4}
+    settings |= {"run_name": "mine", "models": "htcnn-1", "train_samples": 20, "test_samples": 20}
+    wanted = run_federation(run_config(tmp_path / "whole", **settings), CLIENTS)
+    config = run_config(tmp_path / "parts", **settings)
+    stop(config, "after the checkpoint", 1)
+    stop(config | {"resume": True}, "while the clients train", 3, run_id=2)
+    assert_same(run_federation(config | {"resume": True}, CLIENTS, run_id=3), wanted)
+
+
+@pytest.mark.parametrize("algo", ["fedprox", "fedper", "fml", "per-fedavg"])
+def test_optimizers_of_every_kind_of_step_live_on(algo: str, tmp_path: Path) -> None:
+    """Of two models, of a part of one, and with batch normalisation."""
+    settings: dict[str, Any] = {"algo": algo, "models": "resnet4-imagenet-stem", "keep_optimizer": True, "rounds": 3}
+    settings |= {"run_name": "mine", "participation": 0.5, "train_samples": 20, "test_samples": 20}
+    wanted = run_federation(run_config(tmp_path / "whole", **settings), CLIENTS)
+    config = run_config(tmp_path / "parts", **settings)
+    stop(config, "while the clients train", 2)
+    assert_same(run_federation(config | {"resume": True}, CLIENTS, run_id=2), wanted)
+
+
 def test_a_resumed_run_says_from_where(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = run_config(tmp_path, rounds=3, run_name="mine")
     stop(config, "after the checkpoint", 2)

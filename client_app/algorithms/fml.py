@@ -51,6 +51,8 @@ class FML(ClientAlgorithm[FMLHparams]):
 
     def loss(self, batch: Batch) -> LossTerms:
         """L_p and L_q."""
+        few_labels = self.site.train_set.unlabelled is not None
+        self.meme.train(not few_labels or len(batch.labels) > 1)  # one labelled sample: batch normalisation needs more
         own_BC, meme_BC, hparams = batch.logits, self.meme(batch.inputs), self.hparams
         terms = {
             "cross-entropy": hparams.alpha * cross_entropy(own_BC, batch.labels),

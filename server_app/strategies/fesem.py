@@ -35,7 +35,8 @@ class FeSEM(FedAvg[FeSEMHparams]):
     def __init__(self, federation: Federation) -> None:
         super().__init__(federation)
         self.names = [name for name, _ in self.first_model().named_parameters()]
-        self.centres: dict[str, StateDict] = {str(k): self.weights for k in range(self.hparams.centres)}
+        copies = ({name: value.clone() for name, value in self.weights.items()} for _ in range(self.hparams.centres))
+        self.centres: dict[str, StateDict] = {str(k): one for k, one in enumerate(copies)}
         self.cluster_of: dict[str, torch.Tensor] = {}
 
     def payload_for(self, site: str, common: Payload) -> Payload:

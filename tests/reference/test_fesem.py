@@ -99,3 +99,19 @@ def test_three_rounds_equal_an_independent_script(domains: str, tmp_path: Path) 
         found.reverse()  # K-means may number them otherwise
     for one, centre in zip(found, centres, strict=True):
         assert_close(one, centre)
+
+
+def test_more_centres_than_clients_and_clients_that_were_never_asked(tmp_path: Path) -> None:
+    """A centre without a client stays the first model; a client that has not trained is sent the first centre."""
+    config = run_config(tmp_path, algo="fesem", models="htcnn-1", rounds=1, fesem__centres=5, participation=0.5)
+    outcome = run_federation(config | {"test-samples": 20}, clients=SITES)
+    kept = load_file(outcome.folder / "weights.safetensors")
+    centres = [{name[2:]: value for name, value in kept.items() if name.startswith(f"{k}/")} for k in range(5)]
+    first = received(outcome, MessageType.TRAIN, 1)
+    assert len(first) == 2
+    for k in (2, 3, 4):
+        assert_close(centres[k], next(iter(first.values())))
+    for site, weights in received(outcome, MessageType.EVALUATE, 1).items():
+        assert any(
+            torch.equal(weights["head.bias"], centres[k]["head.bias"]) for k in ((0, 1) if site in first else (0,))
+        )

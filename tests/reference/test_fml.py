@@ -9,7 +9,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from protofl_common.settings import Settings
+from protofl_common.options import SettingsError
+from protofl_common.settings import Settings, default_run_config
 from tests.harness import run_config, run_federation
 from tests.reference.plain import CLIENTS, PlainClient, State, assert_close, averaged, copied, model_left
 
@@ -67,3 +68,17 @@ def test_two_rounds_equal_an_independent_script(alpha: float, beta: float, mutua
     for client in clients:
         assert_close(model_left(tmp_path, client.name), copied(client.model))
     assert len({card["arch"] for card in outcome.summary["clients"].values()}) == len(PRIVATE)
+
+
+def test_an_unknown_meme_is_one_line_with_the_choices() -> None:
+    with pytest.raises(SettingsError) as caught:
+        Settings.from_run_config(default_run_config() | {"algo": "fml", "fml.meme": "cnn5"})
+    (line,) = str(caught.value).splitlines()
+    assert line.startswith("fml.meme = 'cnn5': choose one of '', ")
+    assert "did you mean cnn4?" in line
+
+
+def test_a_batch_with_one_label_does_not_stop_a_meme_with_batch_normalisation(tmp_path: Path) -> None:
+    few = {"positive_rate": 0.1, "pu_weight": 1.0, "train_samples": 24, "test_samples": 20}
+    outcome = run_federation(run_config(tmp_path, algo="fml", backbones="glyphs", **few), CLIENTS)
+    assert all(row["valid"] == CLIENTS for row in outcome.rows)

@@ -77,6 +77,7 @@ def _qualified(entry: Entry) -> str:
             found = ["every client's prototypes"]
         case Weights():
             found = [*["of " + entry.of] * (entry.of != "model"), *filter(None, entry.parts)]
+            found += ["without the last layers"] * (entry.without_last > 0)
         case _:
             found = []
     return f" ({', '.join(found)})" if found else ""

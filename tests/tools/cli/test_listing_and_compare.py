@@ -47,6 +47,8 @@ def test_what_crosses_the_wire_is_said(capsys: pytest.CaptureFixture[str]) -> No
     assert "Down: prototypes. Up: prototypes (with class counts)." in out
     assert "Down: prototypes, local_sets (every client's prototypes). Up: prototypes (with class counts)." in out
     assert "Up: weights, prototypes (several per class)." in out
+    assert "Down: weights (without the last layers). Up: weights (without the last layers)." in out
+    assert "Down: weights (of meme). Up: weights (of meme)." in out
 
 
 def test_a_part_and_another_module_are_named_too(capsys: pytest.CaptureFixture[str]) -> None:
