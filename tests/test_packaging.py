@@ -38,7 +38,9 @@ def test_the_bundle_holds_the_app_and_nothing_of_the_operators(bundle: zipfile.Z
     tops = {name.partition("/")[0] for name in names}
     assert tops == {"client_app", "server_app", "protofl_common", "pyproject.toml", "README.md", "LICENSE", ".info"}
     code = {str(path.relative_to(ROOT)) for top in tops for path in (ROOT / top).rglob("*.py")}
-    assert code <= names
+    tools = {name for name in code if name.startswith("protofl_common/tools/")}
+    assert code - tools <= names
+    assert not tools & names
     weights = "protofl_common/backbones/weights"
     assert {f"{weights}/{name}.json" for name in ("glyphs", "fractals", "scenes")} <= names
 

@@ -10,8 +10,7 @@ from flwr.app import Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
 from protofl_common.lineage import Lineage
-from protofl_common.models.groups import members_of
-from protofl_common.python_names import is_python_name
+from protofl_common.models.groups import ARCHITECTURES, members_of
 from protofl_common.settings import Settings
 from protofl_common.text import in_order, printable
 from protofl_common.wire.limits import RefusedMessage
@@ -203,10 +202,11 @@ def _check_fit(settings: Settings, cards: dict[str, SiteCard]) -> None:
         {name: ", ".join(card.classes) for name, card in cards.items()},
         "set `classes` to the class names in label order",
     )
+    if settings.exchange.needs_one_architecture:
+        _of_the_run(settings, cards)
     if len({card.weights for card in cards.values()}) > 1:
         one = f"{settings.run.algo} averages weights and needs one architecture on all sites"
         _must_agree("arch", {name: card.arch for name, card in cards.items()}, one)
-        _of_the_run(settings, cards)
         shapes = {name: "×".join(map(str, card.input_shape)) for name, card in cards.items()}
         _must_agree("the shape of their inputs", shapes, "bring inputs of one shape; for images set `image-size`")
         digests = {name: card.weights for name, card in cards.items()}
@@ -231,7 +231,7 @@ def _of_the_run(settings: Settings, cards: dict[str, SiteCard]) -> None:
     """The server builds the model whose weights are averaged: only one that the run's own settings name."""
     named = {settings.model.arch, *members_of(settings.model.models)}
     for name, card in cards.items():
-        if is_python_name(card.arch) and card.arch not in named:
+        if card.arch not in ARCHITECTURES and card.arch not in named:
             raise FederationError(
                 f"{name} has a network of its own, {card.arch}; {settings.run.algo} averages weights: name it in the "
                 "run's `models`"

@@ -18,6 +18,7 @@ from client_app.training import FusedStep, Step
 from protofl_common.catalog import CATALOG
 from protofl_common.wire.payloads import Payload
 from protofl_common.wire.schema import Weights
+from tests.declared import DECLARED
 from tests.harness import run_config, run_federation
 
 SMALL: dict[str, Any] = {"train_samples": 20, "test_samples": 20}
@@ -103,9 +104,9 @@ def states(folder: Path) -> list[Path]:
 def test_only_what_an_algorithm_keeps_is_on_the_disk(algo: str, tmp_path: Path) -> None:
     """A model that the server overwrites is not; the model to use after the run is there all the same."""
     outcome = run_federation(run_config(tmp_path, algo=algo, **SMALL), clients=2)
-    averaged = any(isinstance(entry, Weights) for entry in CATALOG[algo].exchange.down.values())
-    assert len(states(outcome.folder)) == (0 if averaged else 2)
-    assert (client_half(CATALOG[algo]).state == ()) == averaged
+    keeps = DECLARED[algo].keeps_model
+    assert len(states(outcome.folder)) == (2 if keeps else 0)
+    assert (client_half(CATALOG[algo]).state != ()) == keeps
     assert len(list(outcome.folder.glob("clients/*/model.safetensors"))) == 2
 
 
@@ -149,7 +150,8 @@ class Own(ClientAlgorithm[Any]):
 
 @pytest.mark.parametrize("algo", CATALOG)
 def test_the_algorithms_of_the_catalog_train_by_the_fused_step(algo: str, tmp_path: Path) -> None:
-    assert type(algorithm(tmp_path, algo).step()) is FusedStep
+    """But those whose loss looks at the weights do not."""
+    assert type(algorithm(tmp_path, algo).step()) is (Step if algo == "fedprox" else FusedStep)
 
 
 def test_so_do_projection_networks_behind_frozen_backbones(tmp_path: Path) -> None:

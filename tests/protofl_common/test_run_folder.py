@@ -63,7 +63,7 @@ def test_older_folders_open_and_later_ones_are_named(tmp_path: Path) -> None:
 
 
 def test_a_real_run_writes_every_declared_key_and_no_other(tmp_path: Path) -> None:
-    run = RunFolder(run_federation(run_config(tmp_path, algo="fedplvm", rounds=1), clients=2).folder)
+    run = RunFolder(run_federation(run_config(tmp_path, algo="fedplvm", rounds=1, metrics="auc"), clients=2).folder)
     for row in run.rows():
         assert row.keys() | {"server"} == RoundRow.__annotations__.keys()
         for client in row["clients"].values():
