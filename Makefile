@@ -9,7 +9,7 @@ export FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION := 1
 export FLWR_TELEMETRY_ENABLED := 0
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: run table reproduce test test-fast test-long fuzz lint format bench bench-report bench-deployment clean certificates demo demo-down faults
+.PHONY: run table reproduce test test-system test-long fuzz lint format bench bench-report bench-deployment clean certificates demo demo-down faults
 
 $(BIN)/.installed: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -32,11 +32,11 @@ table: $(BIN)/.installed  ## a paper's table; make table TABLE=fedtgp-fmnist DAT
 reproduce: $(BIN)/.installed  ## every table for a CPU, in days; start it again to go on; DATA_DIR holds MNIST/raw, office10, …
 	$(BIN)/protofl table $(REPRODUCE:%=configs/tables/%.yaml) --data-dir '$(DATA_DIR)' $(ARGS)
 
-test: $(BIN)/.installed  ## every test but the long ones, and those that need docker or root
-	$(BIN)/python -m pytest
+test: $(BIN)/.installed  ## unit tests and in-process federations, on all cores: minutes
+	$(BIN)/python -m pytest -n auto --dist worksteal -m 'not system and not long'
 
-test-fast: $(BIN)/.installed  ## without the whole-system tests
-	$(BIN)/python -m pytest -m 'not system'
+test-system: $(BIN)/.installed  ## whole systems of real Flower processes, one after another: a quarter of an hour
+	$(BIN)/python -m pytest -m 'system and not long'
 
 test-long: $(BIN)/.installed  ## what takes minutes: every algorithm on ten SuperNodes
 	$(BIN)/python -m pytest -m long --durations=0
