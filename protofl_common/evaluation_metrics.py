@@ -6,6 +6,7 @@ likelier; for prototypes −d², and a very low one for a class without any) and
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable, Iterable
 
 import numpy as np
@@ -69,7 +70,13 @@ def declared_metrics(names: Iterable[str], inferences: Iterable[str], num_classe
 
 
 def evaluate_metrics(names: Iterable[str], scores_NC: Scores, labels_N: Labels) -> dict[str, float]:
-    """The figures of these metrics; none where there are no samples."""
+    """The figures of these metrics; none where there are no samples.
+
+    Raises
+    ------
+    SettingsError
+        When a metric of the user's own is not there, fails, or returns no number.
+    """
     if not len(labels_N):
         return {}
     found: dict[str, float] = {}
@@ -78,6 +85,16 @@ def evaluate_metrics(names: Iterable[str], scores_NC: Scores, labels_N: Labels) 
             hits_N = scores_NC.argmax(1) == labels_N
             found |= {f"{RECALL}/{label}": float(hits_N[labels_N == label].mean()) for label in np.unique(labels_N)}
         else:
-            metric: Metric = METRICS.get(name) or load(name, "metrics")
-            found[name] = float(metric(scores_NC, labels_N))
+            found[name] = METRICS[name](scores_NC, labels_N) if name in METRICS else _own(name, scores_NC, labels_N)
     return found
+
+
+def _own(name: str, scores_NC: Scores, labels_N: Labels) -> float:
+    """The figure of a user's function. What it says of a failure may quote samples: that stays in this log."""
+    metric: Metric = load(name, "metrics")
+    try:
+        return float(metric(scores_NC, labels_N))
+    except Exception as error:  # a user's function may raise anything
+        traceback.print_exception(error)
+        kind = type(error).__name__
+        raise SettingsError(f"metrics = {name!r}: it failed ({kind}); the log of the client says more") from error

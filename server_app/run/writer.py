@@ -23,6 +23,7 @@ import platform
 import shlex
 import time
 from collections import Counter
+from copy import deepcopy
 from dataclasses import replace
 from importlib.metadata import version
 from itertools import chain
@@ -82,6 +83,8 @@ class Results:
         if start.resumed:
             self._take_up()
         self.callback = load(settings.run.callback, "callback") if settings.run.callback else None
+        if self.callback is not None and not callable(self.callback):
+            raise SettingsError(f"callback = {settings.run.callback!r}: it is no function")
         self.events = Events(folder / "tensorboard", self.rows) if settings.run.tensorboard else None
 
     def _take_up(self) -> None:
@@ -161,6 +164,15 @@ class Results:
         say(f"results: {self.folder}")
         self.draw()
 
+    def _call_back(self, row: RoundRow) -> None:
+        """Give the user's function a row of its own; that it fails is said, and fails nothing."""
+        if self.callback is None:
+            return
+        try:
+            self.callback(deepcopy(row))
+        except Exception as error:
+            say(f"  callback: {self.settings.run.callback} failed, {type(error).__name__}: {error}")
+
     def draw(self) -> None:
         """The page with the run's figures, if the settings want it; a failure to draw it is said and fails nothing."""
         if not self.settings.run.report or not (self.folder / SITES).exists():
@@ -204,8 +216,7 @@ class Results:
         self.files.add(METRICS, row)
         if self.events is not None:
             self.events.add(row)
-        if self.callback is not None:
-            self.callback(row)
+        self._call_back(row)
         missing = dict.fromkeys(outcome.missing, f"no answer in {self.settings.federation.round_timeout:g} s")
         troubles = {"failed": outcome.failed, "refused": outcome.refused, "missing": missing, "late": outcome.late}
         for kind in TROUBLE:

@@ -1,0 +1,151 @@
+"""A package of somebody else's for real: it is installed beside this one, and never named in its code.
+
+The simulation is the command of the page docs/extend.md, stopped in the middle and resumed. Two sites with operators
+take part only where their node configs name the package.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from protofl_common.tools.cli.recipes import read_recipe
+from tests.support.installed import install_into
+from tests.system.processes import BIN, ROOT, superlink, supernode
+from tests.system.test_command import hear_ctrl_c
+
+pytestmark = pytest.mark.system
+PAGE = ROOT / "docs" / "extend.md"
+RUN = "moon"
+CLASSES = ["horizontal", "rising", "falling"]
+
+
+@pytest.fixture(autouse=True)
+def site_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """What every process that is started here can import; this one cannot."""
+    folder = install_into(tmp_path / "site-packages")
+    monkeypatch.setenv("PYTHONPATH", str(folder))
+    return folder
+
+
+@pytest.fixture
+def env() -> Iterator[dict[str, str]]:
+    """With a short temporary folder: Ray's sockets lie below it, and theirs may have 107 characters."""
+    with tempfile.TemporaryDirectory(prefix="o-", dir="/tmp", ignore_cleanup_errors=True) as folder:
+        yield os.environ | {"TMPDIR": folder, "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}"}
+
+
+def command_of_the_page() -> list[str]:
+    """`protofl run …`, as it stands there."""
+    found = re.search(r"^protofl run (?:[^\n]*\\\n)*[^\n]*", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
+    assert found is not None
+    return shlex.split(found[0].replace("\\\n", " "))
+
+
+def done(*words: str, env: dict[str, str]) -> str:
+    """Its output; it must succeed."""
+    ended = subprocess.run(words, cwd=ROOT, env=env, capture_output=True, text=True, timeout=900)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    return ended.stdout
+
+
+def wait_for(metrics: Path, process: subprocess.Popen[str]) -> None:
+    """Until a run has a row."""
+    deadline = time.monotonic() + 600
+    while not (metrics.exists() and metrics.read_text().count("\n")):
+        assert process.poll() is None, process.communicate()[0]
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def test_the_pages_command_runs_resumes_and_leaves_models_that_predict(
+    tmp_path: Path, site_packages: Path, env: dict[str, str]
+) -> None:
+    folder = tmp_path / "runs" / RUN
+    command = [*command_of_the_page(), f"out-dir={folder.parent}", f"run-name={RUN}", "local-epochs=20"]
+    process = subprocess.Popen(
+        [sys.executable, str(BIN / command[0]), *command[1:]],
+        cwd=ROOT,
+        env=env,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        preexec_fn=hear_ctrl_c,
+    )
+    wait_for(folder / "metrics.jsonl", process)
+    process.send_signal(signal.SIGINT)
+    output, _ = process.communicate(timeout=300)
+    assert process.returncode == 130, output
+    shown = next(line for line in output.splitlines() if line.startswith("$ "))
+    assert " flwr run . --stream " in shown
+    assert 'hparams="mu=1.0, temperature=0.5"' in shown
+    assert not (folder / "summary.json").exists()
+
+    resumed = done("protofl", "run", "--recipe", str(folder / "resume.toml"), env=env)
+    assert f"resuming {RUN} after round" in resumed
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["rounds"] == int(read_recipe(str(folder / "resume.toml")).settings["rounds"])
+    (after,) = summary["resumed-after-rounds"]
+    assert after >= 1
+    assert sum(summary["trouble"].values()) == 0
+    assert summary["accuracy"]["head"]["mean"] > 0.6
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert [row["round"] for row in rows] == [1, 2, 3, 4, 5, 5]
+    assert all(row["losses"]["contrast"] > 0 for row in rows[1:5])
+
+    model, image = tmp_path / "model", tmp_path / "stripes.png"
+    done("protofl", "export", str(folder), "--site", "site-1", "--out", str(model), env=env)
+    card = json.loads((model / "model.json").read_text())
+    assert (card["algorithm"], card["arch"], card["classes"]) == ("moon", "outside_moon.net:TinyViT", CLASSES)
+    draw = "import sys, outside_moon.data; from PIL import Image; "
+    draw += "Image.fromarray(outside_moon.data.stripes('')['inputs'][0, 0]).save(sys.argv[1])"
+    done(sys.executable, "-c", draw, str(image), env=env)
+    assert Image.open(image).size == (28, 28)
+    told = json.loads(done("protofl", "predict", str(model), str(image), "--json", env=env))
+    assert told["name"] in CLASSES
+    assert 0 < told["probability"] <= 1
+
+
+def test_sites_take_part_where_their_operators_name_the_package(tmp_path: Path) -> None:
+    settings = 'algo="moon" hparams="mu=1.0" arch="outside_moon.net:TinyViT" dataset="outside_moon.data:stripes"'
+    settings += f' partition="iid" rounds=2 num-clients=2 threads=1 out-dir="{tmp_path / "runs"}"'
+
+    def facts(partition: int, more: str = "") -> str:
+        state, cache = tmp_path / f"state-{partition}", tmp_path / f"cache-{partition}"
+        name = f'site-name="{("north", "south")[partition]}"'
+        return f'{name} partition-id={partition} num-partitions=2 state-dir="{state}" cache-dir="{cache}" {more}'
+
+    allow = 'allow-python="outside_moon"'
+    with superlink(tmp_path) as connection, supernode(connection, tmp_path / "north", facts(0, allow)):
+        with supernode(connection, tmp_path / "south", facts(1)):
+            output, status = connection.run("--run-config", f'{settings} run-name="refused"', timeout=600)
+            assert status == "finished:failed", output
+            told = [line for line in output.splitlines() if "allow-python" in line]
+            assert any("algo = 'moon': not allowed on this site" in line for line in told), output
+            assert all("name outside_moon" in line for line in told), output
+            assert not (tmp_path / "runs" / "refused" / "summary.json").exists()
+        with supernode(connection, tmp_path / "south-allowed", facts(1, allow)):
+            output, status = connection.run("--run-config", f'{settings} run-name="allowed"', timeout=600)
+            assert status == "finished:completed", output
+
+    summary = json.loads((tmp_path / "runs" / "allowed" / "summary.json").read_text())
+    assert {site: client["arch"] for site, client in summary["clients"].items()} == dict.fromkeys(
+        ("north", "south"), "outside_moon.net:TinyViT"
+    )
+    assert sum(summary["trouble"].values()) == 0
+    rows = [json.loads(line) for line in (tmp_path / "runs/allowed/metrics.jsonl").read_text().splitlines()]
+    assert rows[1]["losses"]["contrast"] > 0
+    for partition, site in enumerate(("north", "south")):
+        assert (tmp_path / f"state-{partition}" / "allowed" / "clients" / site / "model.safetensors").exists()
