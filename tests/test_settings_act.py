@@ -97,7 +97,7 @@ ELSEWHERE = {
     "hparams": "below, with an algorithm of another package",
     "report insight tensorboard": "tests/report, test_recording",
     "num-clients min-replies join-timeout round-timeout": "test_federation, test_communication: who is waited for",
-    "data-dir download cache-dir classes test-from": "tests/protofl_common/datasets: they need files",
+    "data-dir download cache-dir classes test-from text-length": "tests/protofl_common/datasets: they need files",
     "eval-batch-size": "test_evaluation: any value gives the same figures, up to rounding",
     "device threads state-dir": "test_federation, tests/system: the client's machine",
 }

@@ -42,6 +42,8 @@ class Embedded(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.vectors = nn.Embedding(VOCABULARY, WIDTH, padding_idx=0)
+        with torch.no_grad():
+            self.vectors.weight.mul_(0.1)  # torch's N(0, 1) drowns what a few thousand words can teach
 
     def forward(self, x: Tensor) -> Tensor:
         """x [B, length] -> [B, E, length]."""
