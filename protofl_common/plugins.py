@@ -66,9 +66,12 @@ def read_hparams(row: Algorithm, text: str) -> Hparams:
         key, equals, value = (one.strip() for one in part.partition("="))
         if not equals:
             raise SettingsError(f"hparams = {text!r}: {part!r} is not KEY=VALUE")
+        if key in given:
+            raise SettingsError(f"hparams = {text!r}: {key} stands twice")
         given[key] = _parsed(value)
     keys, fields = keys_of(row.hparams), dataclasses.fields(row.hparams)
-    values: dict[str, Any] = {key: field.default for key, field in zip(keys, fields, strict=True)}
+    with_default = [(key, field.default) for key, field in zip(keys, fields, strict=True)]
+    values: dict[str, Any] = {key: value for key, value in with_default if value is not dataclasses.MISSING}
     problems = [f"{line}; it has {', '.join(keys)}" for line in unknown_keys(given, keys)]
     found = read_section(row.hparams, values | given, problems)
     if problems or found is None:

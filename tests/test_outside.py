@@ -242,6 +242,7 @@ def test_few_labels_and_the_unlabelled_risk(tmp_path: Path, monkeypatch: pytest.
         ("nu=1", "hparams: nu: unknown key; it has mu, temperature"),
         ("mu=1, temprature=2", "hparams: temprature: unknown key; did you mean temperature?; it has mu, temperature"),
         ("mu", "hparams = 'mu': 'mu' is not KEY=VALUE"),
+        ("mu=1, mu=2", "hparams = 'mu=1, mu=2': mu stands twice"),
     ],
 )
 def test_wrong_hparams_are_named_with_key_and_value(text: str, said: str) -> None:

@@ -94,6 +94,7 @@ CASES |= {
 ELSEWHERE = {
     "run-name out-dir": "test_federation: where the results are",
     "resume": "test_resume",
+    "metrics callback": "test_evaluation_metrics, test_outside: figures beside the run's",
     "hparams": "below, with an algorithm of another package",
     "report insight tensorboard": "tests/report, test_recording",
     "num-clients min-replies join-timeout round-timeout": "test_federation, test_communication: who is waited for",

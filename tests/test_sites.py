@@ -210,6 +210,7 @@ def test_a_site_imports_what_its_operator_named_only(key: str, monkeypatch: pyte
     points = {"moon": EntryPoint("moon", "outside_moon.method:ROW", plugins.GROUP)}
     monkeypatch.setattr(settings_module, "installed", lambda: points)
     monkeypatch.setattr(plugins, "installed", lambda: points)
+    plugins.algorithm_named.cache_clear()
     monkeypatch.setitem(sys.modules, "outside_moon", None)  # an import of it fails
     for node in (SITE, SITE | {"allow-python": "outside, outside_moo, moon"}):
         with pytest.raises(SettingsError) as refused:
