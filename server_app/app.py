@@ -25,7 +25,7 @@ from server_app.strategies.base import Strategy
 app = ServerApp()
 
 MAX_VOID_ROUNDS = 3
-"""Rounds in a row with too few valid replies, after which a run gives up."""
+"""Rounds in a row that changed nothing, after which a run gives up."""
 
 
 @app.main()
@@ -56,7 +56,7 @@ def main(grid: Grid, context: Context) -> None:
 def run_rounds(strategy: Strategy, results: Results) -> None:
     """All rounds that are left and the final evaluation, with a checkpoint after each round.
 
-    FederationError when several rounds in a row had too few replies.
+    FederationError when several rounds in a row changed nothing.
     """
     federation, settings = strategy.federation, strategy.settings
     exchange, run_name = MessageExchange(federation), results.folder.name

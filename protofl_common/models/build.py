@@ -47,7 +47,7 @@ def build_model(
             if head_seed is not None:
                 torch.default_generator.manual_seed(head_seed)
             freeze_orthogonally(top)
-    return SplitModel(body, top, of_catalog=not is_python_name(arch))
+    return SplitModel(body, top)
 
 
 def check_model(model: SplitModel, arch: str, inputs: Tensor, feature_dim: int) -> None:

@@ -38,7 +38,7 @@ def fused_linears(
     Nothing else changes for the caller: learning rate, momentum and weight decay are those of the weight's parameter
     group, momentum is kept in ``optimizer.state``, the keys of both state dicts stay the same, and forward passes in
     evaluation mode or without gradient are the ordinary ones. Yields the layers concerned: none if the optimizer is
-    not SGD (or a Nesterov, dampened, maximising one), none on a GPU or of a network that is not of the catalog.
+    not SGD (or a Nesterov, dampened, maximising one), none on a GPU.
 
     A saved state of the optimizer must be loaded before this begins, not during.
 
@@ -62,7 +62,7 @@ def _fusible(
     model: nn.Module, optimizer: torch.optim.Optimizer, min_weights: int
 ) -> list[tuple[nn.Linear, dict[str, Any]]]:
     """The layers to treat, each with its weight's parameter group."""
-    if type(optimizer) is not torch.optim.SGD or not getattr(model, "of_catalog", True):
+    if type(optimizer) is not torch.optim.SGD:
         return []
     plain = [g for g in optimizer.param_groups if not (g["nesterov"] or g["dampening"] or g["maximize"])]
     group_of = {id(weight): group for group in plain for weight in group["params"]}

@@ -8,12 +8,10 @@ from torch import Tensor, nn
 class SplitModel(nn.Module):
     """A model that is cut at its features: ``body`` x [B, …] -> z [B, D], ``head`` z -> logits [B, C]."""
 
-    def __init__(self, body: nn.Module, head: nn.Module, of_catalog: bool = True) -> None:
+    def __init__(self, body: nn.Module, head: nn.Module) -> None:
         super().__init__()
         self.body = body
         self.head = head
-        self.of_catalog = of_catalog
-        """Whether every linear layer is known to be called once per pass, as `fused_linears` needs."""
 
     def forward(self, x: Tensor) -> Tensor:
         """x [B, …] -> logits [B, C]."""
