@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import stat
-import sys
 from collections.abc import Iterator
 from importlib.metadata import EntryPoint
 from pathlib import Path
@@ -196,39 +195,38 @@ def test_a_wrong_permission_is_named(wrong: dict[str, Any]) -> None:
 
 PYTHON: dict[str, dict[str, Any]] = {
     "algo": {"algo": "moon"},
-    "arch": {"arch": "outside_moon.net:TinyViT"},
-    "models": {"models": "cnn4, outside_moon.net:TinyViT"},
-    "dataset": {"dataset": "outside_moon.data:stripes"},
-    "metrics": {"metrics": "auc, outside_moon.figures:brier"},
-    "fml.meme": {"fml.meme": "outside_moon.net:TinyViT"},
+    "arch": {"arch": "absent_moon.net:TinyViT"},
+    "models": {"models": "cnn4, absent_moon.net:TinyViT"},
+    "dataset": {"dataset": "absent_moon.data:stripes"},
+    "metrics": {"metrics": "auc, absent_moon.figures:brier"},
+    "fml.meme": {"fml.meme": "absent_moon.net:TinyViT"},
 }
 
 
 @pytest.mark.parametrize("key", PYTHON)
 def test_a_site_imports_what_its_operator_named_only(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing of the package is imported before the operator's word is asked for."""
-    points = {"moon": EntryPoint("moon", "outside_moon.method:ROW", plugins.GROUP)}
+    """Nothing of the package is imported before the operator's word is asked for: there is none, an import fails."""
+    points = {"moon": EntryPoint("moon", "absent_moon.method:ROW", plugins.GROUP)}
     monkeypatch.setattr(settings_module, "installed", lambda: points)
     monkeypatch.setattr(plugins, "installed", lambda: points)
     plugins.algorithm_named.cache_clear()
-    monkeypatch.setitem(sys.modules, "outside_moon", None)  # an import of it fails
-    for node in (SITE, SITE | {"allow-python": "outside, outside_moo, moon"}):
+    for node in (SITE, SITE | {"allow-python": "absent, absent_moo, moon"}):
         with pytest.raises(SettingsError) as refused:
             settings_of(PYTHON[key], node)
         line = str(refused.value)
         assert line.startswith(f"{key} = ")
-        assert "name outside_moon" in line
+        assert "name absent_moon" in line
         assert line.endswith("in allow-python (node config)")
     if key == "algo":
         with pytest.raises(SettingsError, match="ModuleNotFoundError"):
-            settings_of(PYTHON[key], SITE | {"allow-python": "outside_moon"})
+            settings_of(PYTHON[key], SITE | {"allow-python": "absent_moon"})
     else:
-        settings_of(PYTHON[key], SITE | {"allow-python": "outside_moon"})
+        settings_of(PYTHON[key], SITE | {"allow-python": "absent_moon"})
         settings_of(PYTHON[key], SIMULATED)
 
 
 def test_a_sites_own_network_is_the_operators_word() -> None:
-    settings_of({}, SITE | {"arch": "outside_moon.net:TinyViT"})
+    settings_of({}, SITE | {"arch": "absent_moon.net:TinyViT"})
 
 
 def test_a_site_does_not_look_into_its_hub_cache() -> None:
