@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
@@ -54,7 +55,7 @@ class Site:
         self.arch = self.settings.architecture(0 if alike else self.partition, self.settings.model.arch)
         self.device = _device(self.settings.machine.device)
         if self.settings.machine.threads:
-            torch.set_num_threads(self.settings.machine.threads)
+            torch.set_num_threads(min(self.settings.machine.threads, os.cpu_count() or 1))
 
     def _insight(self, node: Mapping[str, object]) -> str:
         """What this site tells for the report, of what the run asks for (`protofl_common.insight`).
@@ -136,8 +137,10 @@ class Site:
         return Limits(self.num_classes, self.settings.model.feature_dim, weights=weights, max_per_class=many)
 
     def states(self, instructions: Instructions) -> StateFolder:
-        """Where this site keeps its state in the run; RefusedMessage if the server names another Flower run."""
-        lineage = instructions.lineage
+        """Where this site keeps its state in the run; RefusedMessage for another Flower run, or a round too many."""
+        lineage, rounds = instructions.lineage, self.settings.run.rounds
+        if instructions.round > rounds:
+            raise RefusedMessage(f"round.round is {instructions.round} in a run of {rounds} rounds")
         if lineage.run_id != self.run_id:
             raise RefusedMessage(f"round.lineage is {lineage.text!r} in the Flower run {self.run_id}")
         machine = self.settings.machine
