@@ -26,7 +26,7 @@ from server_app.strategies.base import ServerStrategy
 from tests.harness import run_config, run_federation
 
 ROOT = Path(__file__).parents[1]
-FLOWER_ROOMS = {"wire", "check.py"}
+FLOWER_ROOMS = {"wire", "check.py", "site"}
 """Files of protofl_common that may import flwr; its mathematics may not."""
 TOOLS = ROOT / "protofl_common" / "tools"
 IMPORT_ALL = """

@@ -83,6 +83,8 @@ class Federation:
             raise FederationError(self._too_few())
         if absent:
             say(f"going on without {', '.join(in_order(absent))}: not there after join-timeout")
+        if self.problems:
+            say(_explain(self.problems))
         _check_fit(self.settings, self.cards)
         self._check_replies()
 

@@ -1,7 +1,7 @@
-"""The command ``protofl``. One file per subcommand; each has `describe` and `act`.
+"""The command ``protofl``. One file per subcommand; each has `describe` and `act`, `site` also `parse`.
 
 It adds nothing that Flower's own commands cannot do: it writes their arguments, starts a SuperLink of its own and
-reads the files that a run leaves behind. It imports no Flower, and only the subcommand that was chosen.
+reads the files that a run leaves behind. It imports no Flower, but for `site`, and only the chosen subcommand.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ COMMANDS = {
     "report": "the page of a run, with figures: report.html",
     "export": "a site's trained model, for use outside of the federation",
     "predict": "classes of image files, by a model that was exported",
+    "site": "a machine with data of its own: its SuperNode, with code that its operator chose",
 }
 """The name of each file beside this one, and what it does."""
 STOPPED = 130
@@ -53,7 +54,8 @@ def main(arguments: list[str] | None = None) -> int:
     for kind in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(kind, _as_interrupt)
     try:
-        return int(module.act(own.parse_intermixed_args(chosen.arguments)))
+        parse = getattr(module, "parse", argparse.ArgumentParser.parse_intermixed_args)
+        return int(module.act(parse(own, chosen.arguments)))
     except (SettingsError, DataError) as error:
         print(f"protofl: this cannot work\n{error}", file=sys.stderr)
         return 1
