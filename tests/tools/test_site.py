@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import re
+import shlex
 import stat
 import sys
 from datetime import UTC, datetime, timedelta
@@ -20,6 +22,7 @@ from flwr.supercore.superexec.executor import ExecutionSpec, LaunchResultStatus
 from flwr.supercore.task_identity import TaskIdentity
 
 from protofl_common.options import SettingsError
+from protofl_common.settings import NODE_KEYS
 from protofl_common.tools.cli import main
 from protofl_common.tools.site.bundle import allowed_code
 from protofl_common.tools.site.check import Finding, findings
@@ -185,14 +188,19 @@ def test_folders_and_keys_that_others_may_read(site: Path) -> None:
         assert level_of(said, f"{site / name}: other users of this machine may look in (mode 0755)") == "warning"
 
 
-@pytest.mark.parametrize(("days", "level"), [(-1, "WRONG"), (29, "warning"), (300, "")])
-def test_days_that_a_certificate_has_left(days: int, level: str, site: Path) -> None:
+def write_certificate(path: Path, days: int) -> None:
+    """One that is valid for that many days more."""
     key, now = ec.generate_private_key(ec.SECP256R1()), datetime.now(UTC)
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "authority")])
     builder = x509.CertificateBuilder().subject_name(name).issuer_name(name).public_key(key.public_key())
     builder = builder.serial_number(1).not_valid_before(now - timedelta(days=9))
     made = builder.not_valid_after(now + timedelta(days=days, hours=1)).sign(key, hashes.SHA256())
-    (site / "ca.crt").write_bytes(made.public_bytes(Encoding.PEM))
+    path.write_bytes(made.public_bytes(Encoding.PEM))
+
+
+@pytest.mark.parametrize(("days", "level"), [(-1, "WRONG"), (29, "warning"), (300, "")])
+def test_days_that_a_certificate_has_left(days: int, level: str, site: Path) -> None:
+    write_certificate(site / "ca.crt", days)
     assert level_of(found("--root-certificates", "ca.crt"), "certificates") == level
 
 
@@ -219,3 +227,34 @@ def test_data_that_a_run_cannot_use(site: Path, capsys: pytest.CaptureFixture[st
 def test_a_node_config_that_flower_would_read_in_part_is_refused() -> None:
     with pytest.raises(SettingsError, match="Flower reads only site-name; no spaces at ="):
         found(node='site-name="north" data-dir = "data"')
+
+
+# -- the page docs/security.md ----------------------------------------------------------------------------------------
+
+PAGE = (ROOT / "docs" / "security.md").read_text(encoding="utf-8")
+
+
+def test_the_page_shows_what_the_check_prints(
+    site: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    images(site / "data/north", *(f"{kind}/{i}.png" for kind in ("benign", "malignant") for i in range(8)))
+    (site / "data/north").chmod(0o750)
+    (site / "certs/nodes").mkdir(parents=True)
+    write_certificate(site / "certs/ca.crt", 300)
+    (site / "certs/nodes/north").touch(0o600)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(site / "home/.cache"))
+    monkeypatch.setenv("FLWR_HOME", str(site / "home/.flwr"))
+    (example,) = re.findall(r"```\n\$ (protofl site check .*?)\n```", PAGE, re.S)
+    command, shown = re.split(r"(?<!\\)\n", example, maxsplit=1)
+    words = shlex.split(command.replace("/data/", f"{site}/data/"))
+    assert main(words[1:]) == 0
+    printed = re.sub(r"\b[0-9a-f]{8}…", "6f3a91c2…", capsys.readouterr().out)
+    places = {f"{site}/data": "/data", f"{site}/home": "/home/protofl", f"{site}": "/srv", f"{ROOT}": "/opt/protofl"}
+    for here, there in places.items():
+        printed = printed.replace(here, there)
+    assert printed.splitlines() == [line.rstrip() for line in shown.splitlines()]
+
+
+def test_the_page_names_every_key_of_a_node_config() -> None:
+    named = set(re.findall(r"`([a-z-]+)`", "".join(line for line in PAGE.splitlines() if line.startswith("| `"))))
+    assert set(NODE_KEYS) <= named

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import getpass
 import os
 import shutil
 import stat
@@ -105,8 +104,8 @@ def _problem(node: Mapping[str, Scalar], asked: Mapping[str, Scalar]) -> str:
 
 def _code(allow: str) -> Iterator[Finding]:
     if allow == ANY:
-        text = f"whoever may submit runs has code of their own run here, as {getpass.getuser()}, which may do all that "
-        yield Finding(WARNING, "code", f"{text}this user may; what follows binds ProtoFL's code only")
+        text = "whoever may submit runs has code of their own run here and may do all that uid "
+        yield Finding(WARNING, "code", f"{text}{os.geteuid()} may; what follows binds ProtoFL's code only")
         return
     own = f"that of {CHECKOUT} (bundle {bundle_hash(CHECKOUT)[:8]}…), whatever a run brings"
     named = f"bundles {', '.join(f'{one[:8]}…' for one in allow.split(','))}"
@@ -117,7 +116,7 @@ def _user() -> Iterator[Finding]:
     if os.geteuid() == 0:
         yield Finding(WARNING, "user", "root: give the SuperNode a user of its own, who may do nothing else here")
     else:
-        yield Finding(FACT, "user", getpass.getuser())
+        yield Finding(FACT, "user", f"uid {os.geteuid()}")
 
 
 def _network(options: argparse.Namespace) -> Iterator[Finding]:
@@ -225,7 +224,8 @@ def _in_words(entry: Entry) -> str:
         return f"{kind}, with the number of samples behind it" if entry.counts else kind
     assert isinstance(entry, Weights)
     parts = "all weights" if entry.parts == ("",) else f"the weights {', '.join(entry.parts)}"
-    return f"{parts} of the {entry.of}{' but its last layers' if entry.without_last else ''}"
+    model = "model" if entry.of == "model" else f"{entry.of} model"
+    return f"{parts} of the {model}{' but its last layers' if entry.without_last else ''}"
 
 
 def _data(node: Mapping[str, Scalar], asked: Mapping[str, Scalar]) -> Iterator[Finding]:
