@@ -102,8 +102,23 @@ def test_what_may_be_allowed() -> None:
 
 @pytest.mark.parametrize("option", ["--isolation=subprocess", "--allow-runtime-dependency-installation"])
 def test_site_run_takes_no_option_that_would_undo_it(option: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["site", "run", "--insecure", option]) == 1
+    assert main(["site", "run", "--insecure", "--node-config", NODE, option]) == 1
     assert f"{option.partition('=')[0]}: not together with protofl site run" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("node", "reason"),
+    [
+        ("partition-id=0 num-partitions=2", "node config without a site-name"),
+        ('site-name="north" alow-download=true', "alow-download: unknown key"),
+        ('site-name="north" allow-algorithms="fedprotto"', "allow-algorithms: 'fedprotto': choose from"),
+    ],
+)
+def test_site_run_does_not_start_with_a_wrong_node_config(
+    node: str, reason: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["site", "run", "--insecure", "--node-config", node]) == 1
+    assert reason in capsys.readouterr().err
 
 
 def test_the_hash_is_that_of_flowers_bundle(bundle: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -175,6 +190,14 @@ def test_what_is_wrong_or_worth_a_warning_comes_first(options: list[str], node: 
     said = found(*options, node=node)
     assert level_of(said, text) == level
     assert said[0].level == level
+
+
+@pytest.mark.usefixtures("site")
+def test_a_strict_site_is_not_called_wrong_for_what_runs_ask_by_default() -> None:
+    strict = NODE.replace("fedproto", "fedtgp") + " max-epochs=1 max-rounds=2 max-batch-size=3"
+    assert {one.level for one in found(node=strict)} == {""}
+    said = found(node=strict, algo="fedtgp", rounds=3, local_epochs=1, batch_size=3, eval_batch_size=3)
+    assert said[0].text == "rounds = 3: this site takes at most 2; its operator may raise max-rounds (node config)"
 
 
 def test_folders_and_keys_that_others_may_read(site: Path) -> None:

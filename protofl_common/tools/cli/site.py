@@ -52,8 +52,10 @@ def act(arguments: argparse.Namespace) -> int:
 def run(arguments: argparse.Namespace) -> int:
     """Start the executor, and become the SuperNode that it works for; it ends when the SuperNode does."""
     from protofl_common.tools.site.bundle import allowed_code
+    from protofl_common.tools.site.check import refuse_wrong_node
 
     allow = allowed_code(arguments.allow_code)
+    refuse_wrong_node(arguments.supernode)
     for option in OURS:
         if any(word.partition("=")[0] == option for word in arguments.supernode):
             raise SettingsError(f"{option}: not together with protofl site run")

@@ -23,7 +23,7 @@ from flwr.supercore.utils import get_flwr_home
 
 from protofl_common.catalog import CATALOG
 from protofl_common.options import Scalar, SettingsError
-from protofl_common.permissions import LIMITS, allowed_by, names_of
+from protofl_common.permissions import LIMITED, LIMITS, allowed_by, names_of
 from protofl_common.settings import Settings, default_run_config, is_site
 from protofl_common.tools.site.bundle import bundle_hash
 from protofl_common.tools.site.client_process import CHECKOUT, INSTALLED
@@ -91,15 +91,29 @@ def _node_config(text: str) -> dict[str, Scalar]:
     return node
 
 
+def refuse_wrong_node(supernode: list[str]) -> None:
+    """SettingsError where ``supernode``, the options of a SuperNode, have a node config with which no run can work."""
+    if problem := _problem(_node_config(_supernode_options(supernode).node_config), {}):
+        raise SettingsError(problem)
+
+
 def _problem(node: Mapping[str, Scalar], asked: Mapping[str, Scalar]) -> str:
-    """Why this site would refuse the run; "" if it would not."""
+    """Why this site would refuse the run; where nothing is ``asked``, any run; "" if it would not."""
     if not is_site(node):
         return "node config without a site-name: taken for a simulated client, whose folders every run chooses"
     try:
-        Settings.from_run_config({**default_run_config(), **asked}, node)
+        Settings.from_run_config({**default_run_config(), **(asked or _modest(node))}, node)
     except SettingsError as error:
         return str(error)
     return ""
+
+
+def _modest(node: Mapping[str, Scalar]) -> dict[str, Scalar]:
+    """Settings of a run that asks for nothing which the site's limits and algorithms leave out."""
+    allowed = allowed_by(node)
+    algorithms = names_of(allowed["allow-algorithms"])
+    config: dict[str, Scalar] = dict.fromkeys(LIMITED, 1)
+    return config if "all" in algorithms else {**config, "algo": next(iter(algorithms), "")}
 
 
 def _code(allow: str) -> Iterator[Finding]:
