@@ -28,6 +28,7 @@ from protofl_common.tools.site.bundle import allowed_code
 from protofl_common.tools.site.check import Finding, findings
 from protofl_common.tools.site.client_process import INSTALLED, AllowedCode, Refusal
 from protofl_common.tools.site.executor import Executor
+from tests.harness import run_config, run_federation
 from tests.test_sites import images
 
 ROOT = Path(__file__).parents[2]
@@ -250,6 +251,39 @@ def test_data_that_a_run_cannot_use(site: Path, capsys: pytest.CaptureFixture[st
 def test_a_node_config_that_flower_would_read_in_part_is_refused() -> None:
     with pytest.raises(SettingsError, match="Flower reads only site-name; no spaces at ="):
         found(node='site-name="north" data-dir = "data"')
+
+
+# -- what a site keeps ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def kept(home: Path) -> str:
+    """The node config of a site that took part in two runs, beside the traces of others."""
+    node = {"site-name": "north", "partition-id": 0, "num-partitions": 1}
+    node |= {"state-dir": str(home / "state"), "cache-dir": str(home / "cache")}
+    for name in ("first", "second"):
+        config = run_config(home / name, run_name=name, algo="fedpcl", dataset="digits", partition="iid", rounds=1)
+        run_federation(config, nodes={7: node})
+    for other in ("state/first/clients/south/x.safetensors", "cache/letter.txt", "cache/features/notes"):
+        (home / other).parent.mkdir(parents=True, exist_ok=True)
+        (home / other).write_text("not north's")
+    return " ".join(f'{key}="{value}"' if isinstance(value, str) else f"{key}={value}" for key, value in node.items())
+
+
+def test_a_site_says_what_it_keeps_and_removes_what_is_named(
+    kept: str, home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["site", "status", "--node-config", kept]) == 0
+    names = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
+    assert names == ["first", "second", "caches/", "state-dir", "cache-dir"]
+    for wrong in (["third"], ["first", "third"], []):
+        assert main(["site", "purge", *wrong, "--node-config", kept]) == 1
+        assert "choose from first, second, caches/" in capsys.readouterr().err
+    assert main(["site", "purge", "first", "second", "caches/", "--node-config", kept]) == 0
+    left = sorted(str(path.relative_to(home)) for top in ("state", "cache") for path in (home / top).rglob("*.*"))
+    assert left == ["cache/letter.txt", "state/first/clients/south/x.safetensors"]
+    assert not (home / "state/second").exists()
+    assert (home / "cache/features/notes").exists()
 
 
 # -- the page docs/security.md ----------------------------------------------------------------------------------------

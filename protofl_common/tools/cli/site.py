@@ -2,6 +2,8 @@
 
   protofl site run --superlink my.host:8000 --node-config '…' …     options as of flower-supernode
   protofl site check [KEY=VALUE …] --node-config '…' …              what runs could make this machine do; 1 if wrong
+  protofl site status --node-config '…'                             what it keeps of runs and data, with sizes
+  protofl site purge RUN … --node-config '…'                        remove what it keeps of runs, or caches/
   protofl site hash [CHECKOUT | FILE.fab]                           the hash of an app bundle, for --allow-code
 
 With flower-supernode alone, whoever may submit runs has code of their own run on this machine. protofl site run uses
@@ -28,7 +30,9 @@ OURS = ("--isolation", "--superexec-auth-secret-file", "--ssl-certfile", "--allo
 def describe(parser: argparse.ArgumentParser) -> None:
     """The arguments; those it does not know are flower-supernode's."""
     parser.add_argument("action", choices=ACTIONS)
-    parser.add_argument("words", nargs="*", help="hash: a checkout or a .fab file; check: settings of a run")
+    parser.add_argument(
+        "words", nargs="*", help="check: settings of a run; purge: runs, or caches; hash: a checkout or a .fab file"
+    )
     parser.add_argument(
         "--allow-code",
         default="installed",
@@ -52,10 +56,10 @@ def act(arguments: argparse.Namespace) -> int:
 def run(arguments: argparse.Namespace) -> int:
     """Start the executor, and become the SuperNode that it works for; it ends when the SuperNode does."""
     from protofl_common.tools.site.bundle import allowed_code
-    from protofl_common.tools.site.check import refuse_wrong_node
+    from protofl_common.tools.site.node import node_config, site_settings, supernode_options
 
     allow = allowed_code(arguments.allow_code)
-    refuse_wrong_node(arguments.supernode)
+    site_settings(node_config(supernode_options(arguments.supernode).node_config))
     for option in OURS:
         if any(word.partition("=")[0] == option for word in arguments.supernode):
             raise SettingsError(f"{option}: not together with protofl site run")
@@ -103,4 +107,24 @@ def check(arguments: argparse.Namespace) -> int:
     return int(any(one.level == WRONG for one in found))
 
 
-ACTIONS = {"run": run, "check": check, "hash": print_hash}
+def status(arguments: argparse.Namespace) -> int:
+    """Print what is kept."""
+    from protofl_common.tools.site.node import node_config, supernode_options
+    from protofl_common.tools.site.stored import free_space, stored_at
+
+    node = node_config(supernode_options(arguments.supernode).node_config)
+    print(*stored_at(node), free_space(node), sep="\n")
+    return 0
+
+
+def purge(arguments: argparse.Namespace) -> int:
+    """Remove what is named."""
+    from protofl_common.tools.site.node import node_config, supernode_options
+    from protofl_common.tools.site.stored import purge
+
+    for line in purge(node_config(supernode_options(arguments.supernode).node_config), arguments.words):
+        print(line)
+    return 0
+
+
+ACTIONS = {"run": run, "check": check, "status": status, "purge": purge, "hash": print_hash}

@@ -6,4 +6,6 @@ message that unpacks and imports the app bundle that the run brought: the code o
     flower-supernode --isolation process   talks to the SuperLink, keeps messages and bundles, starts nothing
     executor.py                            asks it for work, and starts for each message
     client_process.py                      which runs the site's own code, or a bundle that its operator named
+
+node.py reads the options and the node config, check.py says what they allow, stored.py what a site keeps.
 """

@@ -13,20 +13,19 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from click import ClickException
 from cryptography.x509 import load_pem_x509_certificates
 from flwr.app import Context, Message, MessageType, RecordDict
 from flwr.clientapp.utils import get_load_client_app_fn
-from flwr.common.config import parse_config_args
 from flwr.supercore.task_identity import TaskIdentity
 from flwr.supercore.utils import get_flwr_home
 
 from protofl_common.catalog import CATALOG
 from protofl_common.options import Scalar, SettingsError
-from protofl_common.permissions import LIMITED, LIMITS, allowed_by, names_of
-from protofl_common.settings import Settings, default_run_config, is_site
+from protofl_common.permissions import LIMITS, allowed_by, names_of
+from protofl_common.settings import default_run_config
 from protofl_common.tools.site.bundle import bundle_hash
 from protofl_common.tools.site.client_process import CHECKOUT, INSTALLED
+from protofl_common.tools.site.node import node_config, site_folders, site_settings, supernode_options
 from protofl_common.wire.records import unpack_site_card
 from protofl_common.wire.schema import Entry, Vectors, Weights
 
@@ -57,8 +56,8 @@ def findings(allow: str, supernode: list[str], asked: Mapping[str, Scalar]) -> l
     SettingsError
         If an option or the node config cannot be read.
     """
-    options = _supernode_options(supernode)
-    node = _node_config(options.node_config)
+    options = supernode_options(supernode)
+    node = node_config(options.node_config)
     found = [*_code(allow), *_user(), *_network(options)]
     if problem := _problem(node, asked):
         found.append(Finding(WRONG, "settings", problem))
@@ -68,52 +67,13 @@ def findings(allow: str, supernode: list[str], asked: Mapping[str, Scalar]) -> l
     return sorted(found, key=lambda finding: levels.index(finding.level))
 
 
-def _supernode_options(words: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="protofl site check", allow_abbrev=False)
-    for name in ("--node-config", "--superlink", "--root-certificates", "--auth-supernode-private-key"):
-        parser.add_argument(name, default="")
-    parser.add_argument("--insecure", action="store_true")
-    options, others = parser.parse_known_args(words)
-    odd = [word for word in others if not word.startswith("-") and "=" in word]
-    if odd:
-        raise SettingsError(f"{odd[0]}: settings of a run come before the options")
-    return options
-
-
-def _node_config(text: str) -> dict[str, Scalar]:
-    """As flower-supernode reads it."""
-    try:
-        node: dict[str, Scalar] = parse_config_args([text] if text else None)
-    except (ClickException, OSError, ValueError) as error:
-        raise SettingsError(f"--node-config {text!r}: {getattr(error, 'message', error)}") from error
-    if not text.endswith(".toml") and text.count("=") > len(node):
-        raise SettingsError(f"--node-config {text!r}: Flower reads only {', '.join(node) or 'nothing'}; no spaces at =")
-    return node
-
-
-def refuse_wrong_node(supernode: list[str]) -> None:
-    """SettingsError where ``supernode``, the options of a SuperNode, have a node config with which no run can work."""
-    if problem := _problem(_node_config(_supernode_options(supernode).node_config), {}):
-        raise SettingsError(problem)
-
-
 def _problem(node: Mapping[str, Scalar], asked: Mapping[str, Scalar]) -> str:
-    """Why this site would refuse the run; where nothing is ``asked``, any run; "" if it would not."""
-    if not is_site(node):
-        return "node config without a site-name: taken for a simulated client, whose folders every run chooses"
+    """Why this site would refuse the run, or, where nothing is asked, any run; "" if it would not."""
     try:
-        Settings.from_run_config({**default_run_config(), **(asked or _modest(node))}, node)
+        site_settings(node, asked)
     except SettingsError as error:
         return str(error)
     return ""
-
-
-def _modest(node: Mapping[str, Scalar]) -> dict[str, Scalar]:
-    """Settings of a run that asks for nothing which the site's limits and algorithms leave out."""
-    allowed = allowed_by(node)
-    algorithms = names_of(allowed["allow-algorithms"])
-    config: dict[str, Scalar] = dict.fromkeys(LIMITED, 1)
-    return config if "all" in algorithms else {**config, "algo": next(iter(algorithms), "")}
 
 
 def _code(allow: str) -> Iterator[Finding]:
@@ -168,13 +128,8 @@ def _folders(node: Mapping[str, Scalar]) -> Iterator[Finding]:
         yield from _folder("reads", "data-dir", Path(data).expanduser(), others=0o007)
     else:
         yield Finding(FACT, "reads", "no data-dir: only data sets that are embedded in ProtoFL")
-    user_cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    cache = Path(str(node.get("cache-dir") or user_cache / "protofl")).expanduser()
-    written = {
-        "state-dir": Path(str(node.get("state-dir") or "runs")),
-        "cache-dir": cache,
-        "FLWR_HOME": get_flwr_home(),
-    }
+    state, cache = site_folders(node)
+    written = {"state-dir": state, "cache-dir": cache, "FLWR_HOME": get_flwr_home()}
     for key, folder in written.items():
         yield from _folder("writes", key, folder, others=0o077)
 
