@@ -15,7 +15,7 @@ from flwr.app import Message, MessageType
 from safetensors.torch import load_file, save_file
 
 from protofl_common.catalog import CATALOG
-from protofl_common.options import SettingsError
+from protofl_common.config.options import SettingsError
 from protofl_common.settings import default_run_config
 from protofl_common.tensorfile import TensorFileError
 from protofl_common.tools.cli.recipes import read_recipe

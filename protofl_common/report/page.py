@@ -11,9 +11,9 @@ from html import escape
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from protofl_common.config.options import Scalar
 from protofl_common.files import write_text
 from protofl_common.metrics import best_evaluation, fairness, human_bytes, human_seconds
-from protofl_common.options import Scalar
 from protofl_common.report.figures import FIGURES
 from protofl_common.report.figures.drawing import Drawing
 from protofl_common.report.reading import Run, read_run

@@ -23,9 +23,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from protofl_common.config.options import SettingsError
 from protofl_common.datasets import DataError
 from protofl_common.datasets.distribution import ShareCounts, counts_of_shares
-from protofl_common.options import SettingsError
 from protofl_common.prototypes import margins
 from protofl_common.run_folder import MARGINS, SITES, MarginRow, RunFolder, SiteFacts
 from protofl_common.settings import Settings

@@ -17,10 +17,11 @@ import torch
 from filelock import FileLock, Timeout
 from torch import Tensor
 
+from protofl_common.config.options import Scalar, SettingsError
+from protofl_common.config.sections import keys_that_change
 from protofl_common.lineage import Lineage
-from protofl_common.options import Scalar, SettingsError
 from protofl_common.run_folder import SUMMARY
-from protofl_common.settings import Settings, keys_that_change, to_run_config
+from protofl_common.settings import Settings, to_run_config
 from protofl_common.tensorfile import read_tensors, write_tensors
 
 FORMAT = "protofl-checkpoint-2"

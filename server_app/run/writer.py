@@ -30,10 +30,10 @@ from itertools import chain
 from pathlib import Path
 from typing import Literal
 
+from protofl_common.config.options import SettingsError
+from protofl_common.config.python_names import load
 from protofl_common.files import sync, write_text
 from protofl_common.metrics import best_evaluation, over_clients
-from protofl_common.options import SettingsError
-from protofl_common.python_names import load
 from protofl_common.run_folder import (
     KINDS,
     METRICS,

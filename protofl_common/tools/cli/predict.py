@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from protofl_common.options import SettingsError
+from protofl_common.config.options import SettingsError
 
 UNKNOWN = "unknown"
 

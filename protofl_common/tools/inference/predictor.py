@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from protofl_common.backbones.extract import extract_features
+from protofl_common.config.options import SettingsError
 from protofl_common.datasets.inputs import normalised
 from protofl_common.datasets.raw import DataError, Inputs
 from protofl_common.models.calibration import class_scores, unknown_above
 from protofl_common.models.trained import CARD, WEIGHTS, TrainedModel
-from protofl_common.options import SettingsError
 from protofl_common.prototypes import distances
 from protofl_common.tools import UNKNOWN_SHARE
 
