@@ -63,7 +63,7 @@ def page(run: Run) -> str:
 
 
 def _drawn(function: Callable[[Run], list[Drawing]], run: Run) -> list[str]:
-    """A function's figures; what cannot be drawn is told in its place and costs nothing else."""
+    """A function's figures; what cannot be drawn is named in its place and costs nothing else."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # letters that matplotlib's own font lacks: the browser's have them
@@ -183,21 +183,21 @@ def _settings(run: Run) -> str:
 
 def _footer(run: Run) -> str:
     versions = run.summary.get("versions", {}) if run.summary else {}
-    told = ", ".join(f"{name} {number}" for name, number in versions.items())
+    packages = ", ".join(f"{name} {number}" for name, number in versions.items())
     hints = [] if run.rows else ["protofl report draws this page again at any time"]
     if run.settings.get("insight", "none") == "none" and run.rows:
         hints.append('insight = "features" lets clients tell test features, and similarities of frozen backbones')
-    return f"<footer><p>{escape(' · '.join(['ProtoFL', *([told] if told else []), *hints]))}</p></footer>"
+    return f"<footer><p>{escape(' · '.join(['ProtoFL', *([packages] if packages else []), *hints]))}</p></footer>"
 
 
 def _table(heads: Iterable[str], rows: Iterable[Row], note: str, words: bool = False) -> str:
     """A table in a box that scrolls sideways by itself; columns of ``words`` begin at the left."""
     head = "".join(f'<th scope="col">{escape(text)}</th>' for text in heads)
     body = "".join("<tr>" + "".join(f"<td>{escape(text)}</td>" for text in row) + "</tr>" for row in rows)
-    told = f'<p class="told">{escape(note)}</p>' if note else ""
+    above = f'<p class="above">{escape(note)}</p>' if note else ""
     kind = ' class="words"' if words else ""
     inside = f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody>"
-    return f'<div class="card">{told}<div class="box" tabindex="0"><table{kind}>{inside}</table></div></div>'
+    return f'<div class="card">{above}<div class="box" tabindex="0"><table{kind}>{inside}</table></div></div>'
 
 
 def _value(value: Any) -> str:

@@ -96,10 +96,10 @@ def starting_point(settings: Settings, folder: Path, run_id: int) -> Checkpoint:
 def _differences(before: dict[str, Scalar], now: dict[str, Scalar]) -> list[str]:
     """A line for each setting that must not change and has."""
     keys = [key for key in {**before, **now} if key not in MAY_DIFFER and before.get(key) != now.get(key)]
-    return [f"{key} = {_told(now, key)}: the run has {key} = {_told(before, key)}" for key in keys]
+    return [f"{key} = {_as_text(now, key)}: the run has {key} = {_as_text(before, key)}" for key in keys]
 
 
-def _told(settings: dict[str, Scalar], key: str) -> str:
+def _as_text(settings: dict[str, Scalar], key: str) -> str:
     return json.dumps(settings[key], ensure_ascii=False) if key in settings else "(not set)"
 
 

@@ -1,4 +1,4 @@
-"""From a table to runs: every cell's settings checked, equal runs made once, missing data told.
+"""From a table to runs: every cell's settings checked, equal runs made once, missing data named.
 
 A run's folder is named after its settings and the place of its data, so tables share runs, and a table that is started
 again finds those that are finished.
@@ -145,8 +145,8 @@ def _run(config: dict[str, Scalar], federation: dict[str, Scalar], data_dir: str
     check_data_settings(settings.data)
     what = {key: value for key, value in experiment(to_run_config(settings)).items() if value != defaults[key]}
     where = str(Path(settings.data.data_dir).absolute()) if settings.data.data_dir else ""
-    told = json.dumps([sorted(what.items()), federation["num-supernodes"], where])
-    mark = hashlib.sha256(told.encode()).hexdigest()[:8]
+    identity = json.dumps([sorted(what.items()), federation["num-supernodes"], where])
+    mark = hashlib.sha256(identity.encode()).hexdigest()[:8]
     name = f"{settings.run.algo}-{as_file_name(settings.data.dataset)}-s{settings.run.seed}-{mark}"
     return Run(name, config, federation, settings)
 
