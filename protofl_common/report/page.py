@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from protofl_common.config.options import Scalar
+from protofl_common.evaluation_metrics import RECALL
 from protofl_common.files import write_text
 from protofl_common.metrics import best_evaluation, fairness, human_bytes, human_seconds
 from protofl_common.report.figures import FIGURES
@@ -100,7 +101,7 @@ def _result(run: Run) -> str:
     lost = sum(len(row[kind]) for row in run.rows for kind in TROUBLE if kind != "late")
     tiles.append((str(lost), "lost replies"))
     shown = "".join(f"<div><b>{escape(value)}</b><span>{escape(name)}</span></div>" for value, name in tiles)
-    return f'<div class="tiles">{shown}</div>{_accuracies(run)}'
+    return f'<div class="tiles">{shown}</div>{_accuracies(run)}{_metrics(run)}'
 
 
 def _accuracies(run: Run) -> str:
@@ -126,6 +127,19 @@ def _accuracies(run: Run) -> str:
         "std in points, variance in points²), and the best mean with its round."
     )
     return _table((*heads, "best mean"), rows, note)
+
+
+def _metrics(run: Run) -> str:
+    """The last evaluation's metrics beside accuracy, over the clients; recalls of classes are a figure."""
+    last = next((row["metrics"] for row in reversed(run.rows) if row.get("metrics")), {})
+    columns = ("mean", "weighted", "worst-10%", "std")
+    rows = [
+        [name, *(f"{figures[column]:.4f}" for column in columns)]
+        for name, figures in last.items()
+        if f"/{RECALL}/" not in name
+    ]
+    note = "The metrics that the run asked for, at its last evaluation, over the clients that have them."
+    return _table(("", "mean", "by samples", "worst 10 %", "std"), rows, note) if rows else ""
 
 
 def _troubles(run: Run) -> str:
