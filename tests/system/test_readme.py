@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import os
 import re
-import socket
 import subprocess
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -21,7 +19,7 @@ import pytest
 from PIL import Image
 from sklearn.datasets import load_breast_cancer, load_digits
 
-from tests.system.processes import BIN, ROOT, free_port, process
+from tests.system.processes import BIN, ROOT, free_port, process, wait_for
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 BLOCK = re.compile(r"^```(sh|sh service|)\n(.*?)^```$", re.M | re.S)
@@ -70,17 +68,10 @@ class Desk:
         return told.stdout
 
     def serve(self, text: str, running: ExitStack) -> None:
+        """A block as a service; the first one is the SuperLink, whose port a person sees open before typing on."""
         log = self.folder / f"{len(list(self.folder.glob('*.log')))}.log"
-        running.enter_context(process(self.script(text), self.environment, log, cwd=self.folder))
-
-    def wait_for_the_superlink(self) -> None:
-        """Until somebody listens, as a person waits before typing on."""
-        deadline = time.monotonic() + 120
-        while time.monotonic() < deadline:
-            with socket.socket() as probe:
-                if probe.connect_ex(("127.0.0.1", self.port)) == 0:
-                    return
-            time.sleep(0.3)
+        started = running.enter_context(process(self.script(text), self.environment, log, cwd=self.folder))
+        wait_for(self.port, started, log)
 
 
 @pytest.fixture
@@ -132,7 +123,6 @@ def test_separate_machines(desk: Desk) -> None:
     with ExitStack() as running:
         for service in commands("Separate machines", "sh service"):
             desk.serve(service, running)
-        desk.wait_for_the_superlink()
         (block,) = commands("Separate machines", "sh")
         output = desk.run(block)
         assert (desk.folder / "runs" / "sites" / "summary.json").exists(), output

@@ -42,6 +42,11 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     chosen = parser.parse_args(arguments)
     from protofl_common.datasets.raw import DataError  # half a second that --help does not need
+    from protofl_common.settings import app_folder
+
+    sys.path.append(
+        str(app_folder())
+    )  # beside a wheel, whose client_app and server_app methods of other packages import
 
     for kind in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(kind, _as_interrupt)
