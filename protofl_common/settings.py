@@ -235,8 +235,14 @@ def _likely_first(algo: str) -> list[str]:
 
 def default_run_config() -> dict[str, Scalar]:
     """The defaults, read from ``[tool.flwr.app.config]`` and flattened as Flower does (``fedproto.lambda``)."""
-    pyproject = Path(__file__).resolve().parents[1] / "pyproject.toml"
-    return flatten(tomllib.loads(pyproject.read_text(encoding="utf-8"))["tool"]["flwr"]["app"]["config"])
+    pyproject = tomllib.loads((app_folder() / "pyproject.toml").read_text(encoding="utf-8"))
+    return flatten(pyproject["tool"]["flwr"]["app"]["config"])
+
+
+def app_folder() -> Path:
+    """The Flower app: the folder of this package, in a checkout and in a bundle; in a wheel, the copy that it holds."""
+    package = Path(__file__).resolve().parent
+    return package / "app" if (package / "app").is_dir() else package.parent
 
 
 def flatten(table: Mapping[str, Any], prefix: str = "") -> dict[str, Scalar]:

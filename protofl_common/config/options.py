@@ -114,9 +114,9 @@ def _checked(value: Scalar, wanted: type, legal: Mapping[str, Any]) -> tuple[Any
         value = float(value)
     if not isinstance(value, wanted) or (isinstance(value, bool) and wanted is not bool):
         names = {int: "a whole number", float: "a number", bool: "true or false", str: "a string"}
-        return None, f"must be {names[wanted]}{_range_text(legal)}"
+        return None, f"must be {names[wanted]}{range_text(legal)}"
     if isinstance(value, (int, float)) and not isinstance(value, bool) and not _in_range(value, legal):
-        return None, f"must be a {'' if math.isfinite(value) else 'finite '}number{_range_text(legal)}"
+        return None, f"must be a {'' if math.isfinite(value) else 'finite '}number{range_text(legal)}"
     return value, ""
 
 
@@ -144,7 +144,8 @@ def _in_range(value: float, legal: Mapping[str, Any]) -> bool:
     )
 
 
-def _range_text(legal: Mapping[str, Any]) -> str:
+def range_text(legal: Mapping[str, Any]) -> str:
+    """The range of an option's metadata in words, after a space; "" if it has none."""
     low, high, above = legal.get("minimum"), legal.get("maximum"), legal.get("above")
     parts = []
     if above is not None:

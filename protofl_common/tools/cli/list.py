@@ -61,11 +61,12 @@ def _of_packages() -> dict[str, str]:
 
 
 def _one_line(row: Algorithm) -> str:
-    down, up = (_carries(declared) for declared in (row.exchange.down, row.exchange.up))
+    down, up = (carries(declared) for declared in (row.exchange.down, row.exchange.up))
     return f"{row.title} ({row.paper}). Down: {down}. Up: {up}."
 
 
-def _carries(declared: Declared) -> str:
+def carries(declared: Declared) -> str:
+    """The entries of one direction of an exchange, in words."""
     return ", ".join(f"{name}{_qualified(entry)}" for name, entry in declared.items()) or "nothing"
 
 
