@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from protofl_common.backbones.names import is_allowed
 from protofl_common.catalog import CATALOG
-from protofl_common.options import Scalar
+from protofl_common.config.backbones import is_allowed
+from protofl_common.config.options import Scalar
+from protofl_common.config.python_names import is_python_name
 from protofl_common.plugins import installed
-from protofl_common.python_names import is_python_name
 
 PERMISSIONS: dict[str, Scalar] = {
     "allow-download": False,

@@ -38,6 +38,17 @@ def environment(home: Path) -> dict[str, str]:
     return {**os.environ, **extra}
 
 
+def wait_for(port: int, started: subprocess.Popen[bytes], log: Path) -> None:
+    """Until somebody listens on a port, for two minutes at most; the process that shall do so must not end."""
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline:
+        assert started.poll() is None, log.read_text()
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)) == 0:
+                return
+        time.sleep(0.2)
+
+
 @contextmanager
 def process(command: list[str], env: dict[str, str], log: Path, cwd: Path = ROOT) -> Iterator[subprocess.Popen[bytes]]:
     """A background process in a group of its own, ended with its children."""
@@ -66,13 +77,7 @@ def superlink(folder: Path, *options: str) -> Iterator[Connection]:
     )
     log = folder / "superlink.log"
     with process([*command, *options], env, log) as started:
-        deadline = time.monotonic() + 60
-        while time.monotonic() < deadline:
-            assert started.poll() is None, log.read_text()
-            with socket.socket() as probe:
-                if probe.connect_ex(("127.0.0.1", port)) == 0:
-                    break
-            time.sleep(0.2)
+        wait_for(port, started, log)
         yield Connection(port, env)
 
 

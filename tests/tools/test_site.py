@@ -21,7 +21,7 @@ from flwr.supercore.constant import TaskType
 from flwr.supercore.superexec.executor import ExecutionSpec, LaunchResultStatus
 from flwr.supercore.task_identity import TaskIdentity
 
-from protofl_common.options import SettingsError
+from protofl_common.config.options import SettingsError
 from protofl_common.settings import NODE_KEYS
 from protofl_common.tools.cli import main
 from protofl_common.tools.site.bundle import allowed_code
@@ -56,7 +56,7 @@ def test_a_bundle_that_is_not_allowed_is_answered_and_stays_packed(
     bundle: bytes, home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     allowed, changed = hashlib.sha256(bundle).hexdigest(), bundle + b"\n"
-    code = AllowedCode(f"{'0' * 64},{allowed}")
+    code = AllowedCode(str(ROOT), f"{'0' * 64},{allowed}")
     code.install(changed, skip_prompt=True)
     handler = code.loader(default_app_ref="", app_path=None, multi_app=True)(*IDENTITY[:2], allowed)
     assert isinstance(handler, Refusal)
@@ -71,7 +71,7 @@ def test_a_bundle_that_is_not_allowed_is_answered_and_stays_packed(
 
 def test_an_allowed_bundle_is_unpacked_under_its_whole_hash(bundle: bytes, home: Path) -> None:
     allowed = hashlib.sha256(bundle).hexdigest()
-    code = AllowedCode(allowed)
+    code = AllowedCode(str(ROOT), allowed)
     code.install(bundle)
     assert not isinstance(code.load(*IDENTITY), Refusal)
     (app,) = (home / "allowed" / allowed / "apps").iterdir()
@@ -79,7 +79,7 @@ def test_an_allowed_bundle_is_unpacked_under_its_whole_hash(bundle: bytes, home:
 
 
 def test_the_installed_code_needs_nothing_of_the_bundle(home: Path) -> None:
-    code = AllowedCode(INSTALLED)
+    code = AllowedCode(str(ROOT), INSTALLED)
     code.install(b"no bundle at all")
     assert not isinstance(code.load(*IDENTITY), Refusal)
     assert not list(home.iterdir())

@@ -10,9 +10,9 @@ import argparse
 import signal
 import sys
 from importlib import import_module
-from types import FrameType
+from types import FrameType, ModuleType
 
-from protofl_common.options import SettingsError
+from protofl_common.config.options import SettingsError
 
 COMMANDS = {
     "run": "one federation, simulated on this machine",
@@ -43,25 +43,46 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     chosen = parser.parse_args(arguments)
     from protofl_common.datasets.raw import DataError  # half a second that --help does not need
+    from protofl_common.settings import app_folder
 
-    module = import_module(f"{__name__}.{chosen.command}")
-    own = argparse.ArgumentParser(
-        prog=f"protofl {chosen.command}",
-        description=module.__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    module.describe(own)
+    sys.path.append(
+        str(app_folder())
+    )  # beside a wheel, whose client_app and server_app methods of other packages import
+
     for kind in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(kind, _as_interrupt)
     try:
-        parse = getattr(module, "parse", argparse.ArgumentParser.parse_intermixed_args)
-        return int(module.act(parse(own, chosen.arguments)))
+        return int(module_of(chosen.command).act(parsed(chosen.command, chosen.arguments)))
     except (SettingsError, DataError) as error:
         print(f"protofl: this cannot work\n{error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("\nprotofl: stopped", file=sys.stderr)
         return STOPPED
+
+
+def module_of(command: str) -> ModuleType:
+    """The file of a subcommand."""
+    return import_module(f"{__name__}.{command}")
+
+
+def parser_of(command: str) -> argparse.ArgumentParser:
+    """What a subcommand takes."""
+    module = module_of(command)
+    parser = argparse.ArgumentParser(
+        prog=f"protofl {command}",
+        description=module.__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    module.describe(parser)
+    return parser
+
+
+def parsed(command: str, arguments: list[str]) -> argparse.Namespace:
+    """What the words after a subcommand say."""
+    parse = getattr(module_of(command), "parse", argparse.ArgumentParser.parse_intermixed_args)
+    result: argparse.Namespace = parse(parser_of(command), arguments)
+    return result
 
 
 def _as_interrupt(number: int, frame: FrameType | None) -> None:

@@ -18,7 +18,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from protofl_common.options import SettingsError
+from protofl_common.config.options import SettingsError
 from protofl_common.tools.cli.assignments import read_assignments
 from protofl_common.tools.cli.recipes import ROOT
 from protofl_common.tools.cli.superlink import BIN
@@ -29,9 +29,11 @@ OURS = ("--isolation", "--superexec-auth-secret-file", "--ssl-certfile", "--allo
 
 def describe(parser: argparse.ArgumentParser) -> None:
     """The arguments; those it does not know are flower-supernode's."""
-    parser.add_argument("action", choices=ACTIONS)
+    parser.add_argument("action", choices=ACTIONS, help=", ".join(ACTIONS))
     parser.add_argument(
-        "words", nargs="*", help="check: settings of a run; purge: runs, or caches; hash: a checkout or a .fab file"
+        "words",
+        nargs="*",
+        help="check: settings of a run; purge: names of runs, or caches/; hash: a checkout or a .fab file",
     )
     parser.add_argument(
         "--allow-code",

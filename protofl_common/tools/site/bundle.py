@@ -8,7 +8,7 @@ from pathlib import Path
 
 from flwr.cli.build import build_fab_from_disk
 
-from protofl_common.options import SettingsError
+from protofl_common.config.options import SettingsError
 from protofl_common.tools.site.client_process import INSTALLED
 
 

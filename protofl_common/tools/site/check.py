@@ -20,11 +20,11 @@ from flwr.supercore.task_identity import TaskIdentity
 from flwr.supercore.utils import get_flwr_home
 
 from protofl_common.catalog import CATALOG
-from protofl_common.options import Scalar, SettingsError
+from protofl_common.config.options import Scalar, SettingsError
 from protofl_common.permissions import LIMITS, allowed_by, names_of
-from protofl_common.settings import default_run_config
+from protofl_common.settings import app_folder, default_run_config
 from protofl_common.tools.site.bundle import bundle_hash
-from protofl_common.tools.site.client_process import CHECKOUT, INSTALLED
+from protofl_common.tools.site.client_process import INSTALLED
 from protofl_common.tools.site.node import node_config, site_folders, site_settings, supernode_options
 from protofl_common.wire.records import unpack_site_card
 from protofl_common.wire.schema import Entry, Vectors, Weights
@@ -81,7 +81,7 @@ def _code(allow: str) -> Iterator[Finding]:
         text = "whoever may submit runs has code of their own run here and may do all that uid "
         yield Finding(WARNING, "code", f"{text}{os.geteuid()} may; what follows binds ProtoFL's code only")
         return
-    own = f"that of {CHECKOUT} (bundle {bundle_hash(CHECKOUT)[:8]}…), whatever a run brings"
+    own = f"that of {app_folder()} (bundle {bundle_hash(app_folder())[:8]}…), whatever a run brings"
     named = f"bundles {', '.join(f'{one[:8]}…' for one in allow.split(','))}"
     yield Finding(FACT, "code", f"{own if allow == INSTALLED else named}; with `protofl site run`")
 
@@ -203,7 +203,7 @@ def _data(node: Mapping[str, Scalar], asked: Mapping[str, Scalar]) -> Iterator[F
         yield Finding(FACT, "data", "not read; give settings of a run, such as dataset=image-folder partition=own")
         return
     TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 1  # that of every message
-    app = get_load_client_app_fn("client_app.app:app", str(CHECKOUT), multi_app=False)("", "", "")
+    app = get_load_client_app_fn("client_app.app:app", str(app_folder()), multi_app=False)("", "", "")
     with tempfile.TemporaryDirectory() as cache:
         config: dict[str, Any] = {**default_run_config(), **asked}
         context = Context(1, 1, {**node, "cache-dir": cache}, RecordDict(), config)

@@ -1,9 +1,9 @@
 """The process that handles one message: ``flwr-clientapp``, but with code that the site's operator has chosen.
 
-    python -P client_process.py ALLOW …    where ALLOW is "installed" or SHA-256 hashes of bundles, with commas
+    python -P client_process.py APP ALLOW …    where ALLOW is "installed" or SHA-256 hashes of bundles, with commas
 
 Flower would unpack and import the bundle that the run brought. Here, with "installed", nothing of it is used: the code
-is that of the checkout which this file is part of. Else the bundle is hashed first, and if it is none of the allowed,
+is that of the folder APP. Else the bundle is hashed first, and if it is none of the allowed,
 the reply is an error and nothing of it is unpacked. This file is run by its path and imports nothing of ProtoFL, whose
 modules would else take the place of the bundle's.
 """
@@ -13,7 +13,6 @@ from __future__ import annotations
 import hashlib
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -26,15 +25,14 @@ from flwr.supernode.cli import flwr_clientapp
 from flwr.supernode.runtime import run_clientapp
 
 INSTALLED = "installed"
-CHECKOUT = Path(__file__).resolve().parents[3]
 Handler = Callable[[Message, Context], Message]
 
 
 class AllowedCode:
     """What Flower's process calls in place of its own installing and loading of a bundle."""
 
-    def __init__(self, allow: str) -> None:
-        self.allow = allow
+    def __init__(self, app: str, allow: str) -> None:
+        self.app, self.allow = app, allow
         self.bundle = b""
 
     def install(self, bundle: bytes, **_: Any) -> None:
@@ -48,7 +46,7 @@ class AllowedCode:
     def load(self, *identity: str) -> Handler:
         """The ClientApp to run, or what refuses every message."""
         if self.allow == INSTALLED:
-            return get_load_client_app_fn("client_app.app:app", str(CHECKOUT), multi_app=False)(*identity)
+            return get_load_client_app_fn("client_app.app:app", self.app, multi_app=False)(*identity)
         found = hashlib.sha256(self.bundle).hexdigest()
         if found not in self.allow.split(","):
             return Refusal(found, self.allow)
@@ -72,7 +70,7 @@ class Refusal:
 
 def main() -> None:
     """Handle the message that the arguments of ``flwr-clientapp`` name."""
-    code = AllowedCode(sys.argv.pop(1))
+    code = AllowedCode(sys.argv.pop(1), sys.argv.pop(1))
     # an error where another version of Flower has no such names
     with patch.multiple(run_clientapp, install_from_fab=code.install, get_load_client_app_fn=code.loader):
         flwr_clientapp()

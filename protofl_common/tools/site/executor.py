@@ -18,11 +18,13 @@ from flwr.supercore.superexec import run_superexec
 from flwr.supercore.superexec.executor import ExecutionSpec, LaunchResult
 from flwr.supercore.superexec.executor.subprocess_executor import SubprocessExecutor
 
+from protofl_common.settings import app_folder
+
 CLIENT_PROCESS = Path(__file__).with_name("client_process.py")
 
 
 class Executor(SubprocessExecutor):
-    """Starts `client_process` for each message; ``allow`` is its first argument."""
+    """Starts `client_process` for each message; ``allow`` is one of its arguments."""
 
     def __init__(self, allow: str) -> None:
         self.allow = allow
@@ -35,7 +37,8 @@ class Executor(SubprocessExecutor):
         """Start the process; installing what an app asks for is never passed on to it."""
         if spec.task_type != TaskType.CLIENT_APP:
             return LaunchResult.failed(f"a task of kind {spec.task_type}: this site runs ClientApps only")
-        command = [sys.executable, "-P", str(CLIENT_PROCESS), self.allow, "--insecure", "--token", spec.token]
+        command = [sys.executable, "-P", str(CLIENT_PROCESS), str(app_folder()), self.allow]
+        command += ["--insecure", "--token", spec.token]
         command += ["--runtime-api-address", spec.runtime_api_address, "--parent-pid", str(spec.parent_pid)]
         subprocess.Popen(command)
         return LaunchResult.accepted()

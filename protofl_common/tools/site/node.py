@@ -10,7 +10,7 @@ from click import ClickException
 from flwr.common.config import parse_config_args
 
 from protofl_common.datasets.store import cache_root
-from protofl_common.options import Scalar, SettingsError
+from protofl_common.config.options import Scalar, SettingsError
 from protofl_common.permissions import LIMITED, allowed_by, names_of
 from protofl_common.settings import Settings, default_run_config, is_site
 
