@@ -33,7 +33,7 @@ def describe(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "words",
         nargs="*",
-        help="check: settings of a run; purge: names of runs, or caches/; hash: a checkout or a .fab file",
+        help="check: settings of a run; purge: runs, or caches/; hash: a checkout or a .fab file",
     )
     parser.add_argument(
         "--allow-code",
