@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from protofl_common.settings import known_keys
+from protofl_common.settings import NODE_KEYS, known_keys
 from protofl_common.tools.cli import parser_of
 from protofl_common.tools.cli.assignments import read_assignments
 
@@ -58,6 +58,11 @@ def test_every_protofl_command_of_the_pages_is_one() -> None:
     for _, command, *arguments in lines("protofl"):
         found = parser_of(command).parse_intermixed_args(arguments)
         assert read_assignments(getattr(found, "settings", [])).keys() <= set(known_keys())
+
+
+def test_every_key_of_a_node_config_is_explained() -> None:
+    page = (ROOT / "docker" / "README.md").read_text("utf-8")
+    assert [key for key in NODE_KEYS if f"`{key}`" not in page] == []
 
 
 def test_every_target_of_make_that_the_pages_name_exists() -> None:
