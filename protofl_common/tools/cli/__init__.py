@@ -10,7 +10,7 @@ import argparse
 import signal
 import sys
 from importlib import import_module
-from types import FrameType, ModuleType
+from types import FrameType
 
 from protofl_common.options import SettingsError
 
@@ -44,14 +44,13 @@ def main(arguments: list[str] | None = None) -> int:
     from protofl_common.datasets.raw import DataError  # half a second that --help does not need
     from protofl_common.settings import app_folder
 
-    sys.path.append(
-        str(app_folder())
-    )  # beside a wheel, whose client_app and server_app methods of other packages import
-
+    sys.path.append(str(app_folder()))  # methods of other packages import client_app, which no wheel installs
+    module = import_module(f"{__name__}.{chosen.command}")
+    own = parser_of(chosen.command)
     for kind in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(kind, _as_interrupt)
     try:
-        return int(module_of(chosen.command).act(parser_of(chosen.command).parse_intermixed_args(chosen.arguments)))
+        return int(module.act(own.parse_intermixed_args(chosen.arguments)))
     except (SettingsError, DataError) as error:
         print(f"protofl: this cannot work\n{error}", file=sys.stderr)
         return 1
@@ -60,14 +59,9 @@ def main(arguments: list[str] | None = None) -> int:
         return STOPPED
 
 
-def module_of(command: str) -> ModuleType:
-    """The file of a subcommand."""
-    return import_module(f"{__name__}.{command}")
-
-
 def parser_of(command: str) -> argparse.ArgumentParser:
     """What a subcommand takes."""
-    module = module_of(command)
+    module = import_module(f"{__name__}.{command}")
     parser = argparse.ArgumentParser(
         prog=f"protofl {command}",
         description=module.__doc__,
