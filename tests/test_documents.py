@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import re
 import shlex
@@ -13,8 +14,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from protofl_common.settings import known_keys
-from protofl_common.tools.cli import parsed
+from protofl_common.settings import NODE_KEYS, known_keys
+from protofl_common.tools.cli import COMMANDS, main
 from protofl_common.tools.cli.assignments import read_assignments
 
 ROOT = Path(__file__).parents[1]
@@ -23,6 +24,7 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "docker" / "README
 
 def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
     pytest.importorskip("material")
+    pytest.importorskip("mkdocstrings")
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")]
     env = os.environ | {"NO_MKDOCS_2_WARNING": "1"}
     built = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
@@ -53,11 +55,19 @@ def lines(program: str) -> list[list[str]]:
     return [shlex.split(line, comments=True) for line in commands if line.startswith(f"{program} ")]
 
 
-def test_every_protofl_command_of_the_pages_is_one() -> None:
-    assert len(lines("protofl")) > 20
-    for _, command, *arguments in lines("protofl"):
-        found = parsed(command, arguments)
-        assert read_assignments(getattr(found, "settings", [])).keys() <= set(known_keys())
+def test_every_protofl_command_of_the_pages_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[argparse.Namespace] = []
+    for command in COMMANDS:
+        monkeypatch.setattr(f"protofl_common.tools.cli.{command}.act", lambda arguments: found.append(arguments) or 0)
+    assert [main(words[1:]) for words in lines("protofl")] == [0] * len(found)
+    assert len(found) > 20
+    for arguments in found:
+        assert read_assignments(getattr(arguments, "settings", [])).keys() <= set(known_keys())
+
+
+def test_every_key_of_a_node_config_is_explained() -> None:
+    page = (ROOT / "docker" / "README.md").read_text("utf-8")
+    assert [key for key in NODE_KEYS if f"`{key}`" not in page] == []
 
 
 def test_every_target_of_make_that_the_pages_name_exists() -> None:

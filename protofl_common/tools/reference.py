@@ -1,7 +1,8 @@
-"""The reference pages in ``docs/reference``, made from the code: ``python -m protofl_common.tools.reference``.
+"""What the documents say of the code, made from it: ``python -m protofl_common.tools.reference``.
 
-A test compares what is committed with what this makes, so the pages cannot go stale. Nothing here depends on the
-machine, on the Python version, or on other packages that are installed.
+That is the pages in ``docs/reference``, and the end of each page in ``docs/algorithms``. A test compares what is
+committed with what this makes, so it cannot go stale. Nothing here depends on the machine, on the Python version, or on
+other packages that are installed.
 """
 
 from __future__ import annotations
@@ -22,17 +23,19 @@ from protofl_common.tools.cli import COMMANDS, parser_of
 from protofl_common.tools.cli.list import carries, lists
 
 ROOT = Path(__file__).resolve().parents[2]
-REFERENCE = ROOT / "docs" / "reference"
-MADE = "<!-- Made from the code by `make docs`; not edited by hand. -->"
+DOCS = ROOT / "docs"
+MADE = "<!-- From here on made from the code by `make docs`; not edited by hand. -->"
 TYPES = {bool: "`true`, `false`", int: "whole number", float: "number", str: "text"}
 FEW = 8
 """More choices than these are left to the page of choices."""
 
 
 def pages() -> dict[str, str]:
-    """Name of the file -> its content."""
-    made = {"settings": settings(), "algorithms": algorithms(), "choices": choices(), "commands": commands()}
-    return {f"{name}.md": "\n".join(lines) + "\n" for name, lines in made.items()}
+    """A file in ``docs`` -> its content."""
+    made = {"settings": settings(), "choices": choices(), "commands": commands()}
+    whole = {f"reference/{name}.md": lines for name, lines in made.items()}
+    ends = {f"algorithms/{name}.md": algorithm(name, row) for name, row in CATALOG.items()}
+    return {file: "\n".join(lines) + "\n" for file, lines in (whole | ends).items()}
 
 
 def settings() -> Iterator[str]:
@@ -46,19 +49,17 @@ def settings() -> Iterator[str]:
         yield from _options(section, "", meanings, defaults)
 
 
-def algorithms() -> Iterator[str]:
-    """Every algorithm of the catalog: exchange, hyper-parameters, equations."""
-    yield from _head("Algorithms: exchange, settings, equations", "Every row of `protofl_common/catalog.py`.")
-    meanings, defaults = _meanings(), default_run_config()
-    for name, row in CATALOG.items():
-        yield from ("", f"## {name}", "", f"[{row.title}](../algorithms/{name}.md): {row.paper}.", "")
-        yield from _table(("", ""), _facts(row))
-        if fields(row.hparams):
-            yield ""
-            yield from _options(row.hparams, f"{name}.", meanings, defaults)
-        for half in (row.client, row.server):
-            file = f"{half.partition(':')[0].replace('.', '/')}.py"
-            yield from ("", f"[`{file}`](../../{file})", "", "```text", _docstring(ROOT / file), "```")
+def algorithm(name: str, row: Algorithm) -> Iterator[str]:
+    """The page of an algorithm as it stands, and below it exchange, hyper-parameters, equations."""
+    written = (DOCS / "algorithms" / f"{name}.md").read_text(encoding="utf-8").partition(MADE)[0]
+    yield from (written.rstrip(), "", MADE, "", "## From the code", "", f"{row.title}: {row.paper}.", "")
+    yield from _table(("", ""), _facts(row))
+    if fields(row.hparams):
+        yield ""
+        yield from _options(row.hparams, f"{name}.", _meanings(), default_run_config())
+    for half in (row.client, row.server):
+        file = f"{half.partition(':')[0].replace('.', '/')}.py"
+        yield from ("", f"[`{file}`](../../{file})", "", "```text", _docstring(ROOT / file), "```")
 
 
 def choices() -> Iterator[str]:
@@ -98,7 +99,7 @@ def _values(kind: type, legal: Any) -> str:
     if legal["choices"] is None:
         return TYPES[kind] + range_text(legal)
     if len(legal["choices"]) > FEW:
-        return "[a name](choices.md)" + f", or {legal['or_words']}" * bool(legal["or_words"])
+        return "[a name](../reference/choices.md)" + f", or {legal['or_words']}" * bool(legal["or_words"])
     return ", ".join(f"`{choice}`" for choice in legal["choices"])
 
 
@@ -129,7 +130,7 @@ def _facts(row: Algorithm) -> Iterator[tuple[str, str]]:
 def _argument(action: argparse.Action) -> tuple[str, str]:
     value = "" if action.nargs == 0 else str(action.metavar or action.dest.upper())
     named = " ".join(filter(None, (", ".join(action.option_strings), value)))
-    return f"`{_plain(named)}`", _plain(action.help or "")
+    return f"`{_plain(named)}`", _plain(action.help or ", ".join(action.choices or ()))
 
 
 def _docstring(file: Path) -> str:
@@ -148,6 +149,5 @@ def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> Iterator[s
 
 
 if __name__ == "__main__":
-    REFERENCE.mkdir(parents=True, exist_ok=True)
     for name, text in pages().items():
-        (REFERENCE / name).write_text(text, encoding="utf-8")
+        (DOCS / name).write_text(text, encoding="utf-8")

@@ -165,7 +165,7 @@ class Machines:
 
 
 def copy_checkout(target: Path) -> None:
-    """What a run and its bundle are made of."""
+    """What makes a checkout that can be run and submitted."""
     for name in ("client_app", "server_app", "protofl_common", "configs", "docker"):
         shutil.copytree(ROOT / name, target / name, ignore=shutil.ignore_patterns("__pycache__", "extra"))
     for name in ("pyproject.toml", "README.md", "LICENSE", ".gitignore"):

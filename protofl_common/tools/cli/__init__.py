@@ -45,14 +45,11 @@ def main(arguments: list[str] | None = None) -> int:
     from protofl_common.datasets.raw import DataError  # half a second that --help does not need
     from protofl_common.settings import app_folder
 
-    sys.path.append(
-        str(app_folder())
-    )  # beside a wheel, whose client_app and server_app methods of other packages import
-
+    sys.path.append(str(app_folder()))  # methods of other packages import client_app, which no wheel installs
     for kind in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(kind, _as_interrupt)
     try:
-        return int(module_of(chosen.command).act(parsed(chosen.command, chosen.arguments)))
+        return int(_module(chosen.command).act(parsed(chosen.command, chosen.arguments)))
     except (SettingsError, DataError) as error:
         print(f"protofl: this cannot work\n{error}", file=sys.stderr)
         return 1
@@ -61,14 +58,9 @@ def main(arguments: list[str] | None = None) -> int:
         return STOPPED
 
 
-def module_of(command: str) -> ModuleType:
-    """The file of a subcommand."""
-    return import_module(f"{__name__}.{command}")
-
-
 def parser_of(command: str) -> argparse.ArgumentParser:
     """What a subcommand takes."""
-    module = module_of(command)
+    module = _module(command)
     parser = argparse.ArgumentParser(
         prog=f"protofl {command}",
         description=module.__doc__,
@@ -78,9 +70,13 @@ def parser_of(command: str) -> argparse.ArgumentParser:
     return parser
 
 
+def _module(command: str) -> ModuleType:
+    return import_module(f"{__name__}.{command}")
+
+
 def parsed(command: str, arguments: list[str]) -> argparse.Namespace:
     """What the words after a subcommand say."""
-    parse = getattr(module_of(command), "parse", argparse.ArgumentParser.parse_intermixed_args)
+    parse = getattr(_module(command), "parse", argparse.ArgumentParser.parse_intermixed_args)
     result: argparse.Namespace = parse(parser_of(command), arguments)
     return result
 
