@@ -5,7 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
+import torch
 from flwr.app import Message, MessageType, RecordDict
+from torch import Tensor
 
 from protofl_common.attributes import restore_attributes
 from protofl_common.evaluation_metrics import declared_metrics
@@ -50,13 +52,16 @@ def _merge(strategy: Strategy, uploads: list[Upload], outcome: Outcome) -> None:
     """The server's step; where it would leave NaN or infinity, the state from before the round stays."""
     before = strategy.packed_state()
     metrics = strategy.merge(uploads)
-    after = strategy.packed_state()
-    odd = [name for name, value in after.items() if value.is_floating_point() and not value.isfinite().all()]
-    if odd:
+    if odd := [name for name, value in strategy.present_state().items() if not _is_finite(value)]:
         restore_attributes(strategy, strategy.state, before)
         outcome.void = f"{odd[0]} of the server would no longer be finite"
     else:
         outcome.metrics = metrics
+
+
+def _is_finite(value: Tensor) -> bool:
+    """Without NaN and infinity: both show in the smallest or the largest number."""
+    return not value.numel() or bool(torch.stack(value.aminmax()).isfinite().all())
 
 
 def final_evaluation(strategy: Strategy, run_name: str, number: int, send: Send) -> Outcome:

@@ -131,10 +131,9 @@ def _digests(folder: Path) -> dict[str, str]:
     """Of the global and the clients' prototypes and models, without what else their files tell."""
     found = {}
     for file in (*folder.glob("*.safetensors"), *folder.glob("clients/*/model.safetensors")):
-        if file.name != "checkpoint.safetensors":
-            for name, tensor in load_file(file).items():
-                digest = hashlib.sha256(tensor.contiguous().numpy().tobytes()).hexdigest()
-                found[f"{file.relative_to(folder)}: {name}"] = digest
+        for name, tensor in load_file(file).items():
+            digest = hashlib.sha256(tensor.contiguous().numpy().tobytes()).hexdigest()
+            found[f"{file.relative_to(folder)}: {name}"] = digest
     return found
 
 

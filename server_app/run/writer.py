@@ -3,7 +3,7 @@
 A run's folder holds
     ``settings.toml``            every setting, usable again with ``--run-config``
     ``resume.toml``              the same, to let the run go on after it was stopped
-    ``checkpoint.safetensors``   what that takes (`checkpoint.py`)
+    ``checkpoints/``             what that takes, after each of the last three rounds (`checkpoint.py`)
     ``metrics.jsonl``            one line per round: figures over clients, per client, bytes, seconds, failures
     ``summary.json``             the final figures, totals and versions
     ``prototypes.safetensors``   the global prototypes, where the algorithm has them
@@ -30,6 +30,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Literal
 
+from protofl_common.code_version import code_version
 from protofl_common.files import sync, write_text
 from protofl_common.metrics import best_evaluation, over_clients
 from protofl_common.options import SettingsError
@@ -113,7 +114,7 @@ class Results:
             num_partitions=strategy.federation.num_partitions,
             seconds=time.monotonic() - self.began,
             metrics_bytes=self.metrics.stat().st_size,
-            state=strategy.packed_state(),
+            state=strategy.present_state(),
         ).write(self.folder)
         for file, name in (("settings.toml", ""), ("resume.toml", self.folder.name)):
             if not (self.folder / file).exists():
@@ -310,7 +311,9 @@ def _best(rows: list[RoundRow], kind: str) -> Best:
 
 
 def _versions() -> dict[str, str]:
-    return {name: version(name) for name in ("flwr", "torch", "numpy")} | {"python": platform.python_version()}
+    return {"protofl": code_version(), "python": platform.python_version()} | {
+        name: version(name) for name in ("flwr", "torch", "numpy")
+    }
 
 
 def _as_toml(settings: Settings, file: Path, num_partitions: int, resumed: str = "") -> str:
