@@ -25,7 +25,7 @@ CLUSTERINGS = ("finch", "kmeans", "average")
 
 
 MERGINGS = ("mean", "median", "trimmed-mean")
-"""How a server that averages the clients' prototypes may do it (`robust.py`)."""
+"""How a server that averages the clients' prototypes or weights may do it (`robust.py`)."""
 
 
 @dataclass(frozen=True)
@@ -162,6 +162,11 @@ class Algorithm:
     """The server takes a mean over the clients' prototypes of a class, so that ``merging`` may replace it."""
     frozen_backbones: bool = False
     """Made for features of frozen backbones: they are used unless the settings say otherwise."""
+
+    @property
+    def averages(self) -> bool:
+        """Whether the server averages anything: prototypes, or weights, which it would take up for nothing else."""
+        return self.averages_prototypes or any(isinstance(entry, Weights) for entry in self.exchange.up.values())
 
     @property
     def reported_losses(self) -> tuple[str, ...]:

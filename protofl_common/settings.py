@@ -79,6 +79,8 @@ class FederationSettings:
     max_prototype_norm: float = option(above=0)
     max_prototypes_per_class: int = option(minimum=1)
     max_norm_ratio: float = option(above=1)
+    max_samples_ratio: float = option(minimum=1)
+    max_update_ratio: float = option(minimum=0)
     merging: str = option(choices=MERGINGS)
     trim_fraction: float = option(minimum=0, maximum=0.49)
 
@@ -311,10 +313,10 @@ def _hparams(config: Mapping[str, Scalar], tables: Mapping[str, Hparams | None],
 
 def _merging_problems(algo: str, row: Algorithm, config: Mapping[str, Scalar]) -> list[str]:
     merging = config.get("merging")
-    if merging == "mean" or merging not in MERGINGS or row.averages_prototypes:
+    if merging == "mean" or merging not in MERGINGS or row.averages:
         return []
-    able = ", ".join(name for name, one in CATALOG.items() if one.averages_prototypes)
-    return [f"merging = {merging!r}: {algo} does not average prototypes; choose mean, or an algo of {able}"]
+    able = ", ".join(name for name, one in CATALOG.items() if one.averages)
+    return [f"merging = {merging!r}: {algo} averages neither prototypes nor weights; choose mean, or an algo of {able}"]
 
 
 SECTIONS: dict[str, type] = {

@@ -18,7 +18,7 @@ from protofl_common.wire.records import INFERENCES, Instructions, pack_instructi
 from protofl_common.wire.schema import statistics_declared
 from server_app.sampling import sample_sites
 from server_app.strategies.base import Strategy
-from server_app.validation.replies import Expected, Outcome, Upload, in_proportion, take
+from server_app.validation.replies import Expected, Outcome, Upload, bounded, in_proportion, take
 
 Send = Callable[[Sequence[Message], float], list[Message]]
 """(messages, timeout in seconds) -> the replies that came."""
@@ -37,7 +37,7 @@ def train_round(strategy: Strategy, run_name: str, number: int, send: Send) -> O
     declared, losses = strategy.expected_up(number), strategy.row.reported_losses
     expected = Expected(number, declared, _limits(strategy), losses, _metrics(strategy))
     uploads = take(replies, expected, federation, outcome)
-    uploads = in_proportion(uploads, settings.max_norm_ratio, outcome)
+    uploads = bounded(in_proportion(uploads, settings.max_norm_ratio, outcome), federation, outcome)
     sent = {upload.site: upload.payload.vectors() for upload in uploads}
     outcome.uploads = {site: one for site, one in sent.items() if one is not None}
     if len(uploads) < settings.min_replies:

@@ -11,6 +11,7 @@ from flwr.serverapp import Grid
 
 from protofl_common.lineage import Lineage
 from protofl_common.models.groups import ARCHITECTURES, members_of
+from protofl_common.robust import FEWEST
 from protofl_common.settings import Settings
 from protofl_common.text import in_order, printable
 from protofl_common.wire.limits import RefusedMessage
@@ -92,12 +93,15 @@ class Federation:
         return max((card.num_partitions for card in self.cards.values()), default=0)
 
     def _check_replies(self) -> None:
-        """FederationError where a round asks fewer sites than it needs replies: each would be void."""
+        """FederationError where a round asks fewer sites than it needs replies, or than can outvote one of them."""
         federation = self.settings.federation
         asked = number_asked(len(self.cards), federation.participation)
+        share = "" if federation.participation == 1 else f" (participation = {federation.participation:g})"
         if asked < federation.min_replies:
-            share = "" if federation.participation == 1 else f" (participation = {federation.participation:g})"
             raise FederationError(f"min-replies = {federation.min_replies}: a round asks only {asked} sites{share}")
+        if asked < FEWEST and federation.merging != "mean":
+            told = f"merging = {federation.merging!r}: a round asks only {asked} sites{share}"
+            raise FederationError(f"{told}, and {FEWEST} are the fewest that can outvote one")
 
     def look_around(self) -> None:
         """Between and during rounds: greet who is new, and know again who is back under another node id.

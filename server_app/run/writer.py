@@ -35,6 +35,7 @@ from protofl_common.files import sync, write_text
 from protofl_common.metrics import best_evaluation, over_clients
 from protofl_common.options import SettingsError
 from protofl_common.python_names import load
+from protofl_common.robust import FEWEST
 from protofl_common.run_folder import (
     KINDS,
     METRICS,
@@ -60,6 +61,9 @@ from server_app.run.tensorboard import Events
 from server_app.strategies.base import Strategy
 from server_app.validation.replies import Outcome
 
+MOST_TOLD = 20
+"""Sites that are named in one line."""
+
 
 def name_of_run(settings: Settings, run_id: int) -> str:
     """``run-name``, or time, algorithm, data set and the start of Flower's run id."""
@@ -80,6 +84,8 @@ class Results:
         self.metrics = folder / METRICS
         self.rows: list[RoundRow] = []
         self.trouble: Counter[str] = Counter()
+        self.capped: set[str] = set()
+        """Sites of which it has been said that they weigh less than they claim."""
         self.recording = Recording(settings, folder)
         if start.resumed:
             self._take_up()
@@ -124,11 +130,17 @@ class Results:
     def announce(self, strategy: Strategy) -> None:
         """Who takes part."""
         self.recording.sites(strategy)
-        cards = strategy.federation.cards.values()
+        by_name = strategy.federation.cards
+        cards = by_name.values()
         archs, devices = Counter(card.arch for card in cards), Counter(card.device for card in cards)
         train, test = sum(card.train_samples for card in cards), sum(card.test_samples for card in cards)
         say(f"{len(cards)} clients · {train} training and {test} test samples · {strategy.num_classes} classes")
         say(f"models: {_told(archs)} · devices: {_told(devices)}")
+        say(f"shares of the training samples: {_shares({name: one.train_samples for name, one in by_name.items()})}")
+        holders = Counter(label for card in cards for label in card.holds)
+        few, merging = sum(number < FEWEST for number in holders.values()), self.settings.federation.merging
+        if few and merging != "mean":
+            say(f"warning: fewer than {FEWEST} clients hold {few} classes, where merging = {merging!r} outvotes nobody")
         say("accuracies of a round are those of what the clients received at its start, before its training")
 
     def add_round(self, number: int, strategy: Strategy, seconds: Seconds, figures: dict[str, float]) -> None:
@@ -224,6 +236,9 @@ class Results:
             self.trouble[kind] += len(troubles[kind])
             for site, reason in troubles[kind].items():
                 say(f"  {kind}: {site}: {reason}")
+        for site in outcome.capped.keys() - self.capped:
+            say(f"  warning: {site}: {outcome.capped[site]}")
+        self.capped |= outcome.capped.keys()
         if outcome.void:
             say(f"  void: {outcome.void}; nothing was merged")
 
@@ -255,6 +270,14 @@ class Results:
 
 def _told(counts: Counter[str]) -> str:
     return ", ".join(f"{number} × {what}" for what, number in sorted(counts.items()))
+
+
+def _shares(samples: dict[str, int]) -> str:
+    """The largest first, and how many others there are."""
+    largest = sorted(samples, key=samples.__getitem__, reverse=True)
+    total = max(1, sum(samples.values()))
+    told = [f"{name} {100 * samples[name] / total:.1f} %" for name in largest[:MOST_TOLD]]
+    return ", ".join(told) + (f", and {len(largest) - MOST_TOLD} with less" if largest[MOST_TOLD:] else "")
 
 
 def _client_row(report: Report) -> ClientRow:
