@@ -27,7 +27,7 @@ Send = Callable[[Sequence[Message], float], list[Message]]
 def train_round(strategy: Strategy, run_name: str, number: int, send: Send) -> Outcome:
     """The sites of this round's sample evaluate what they receive, train and upload; the server merges."""
     federation, settings = strategy.federation, strategy.settings.federation
-    sites = sample_sites(federation.node_of, settings.participation, strategy.settings.run.seed, number)
+    sites = sample_sites(federation.answering(number), settings.participation, strategy.settings.run.seed, number)
     evaluate = (number - 1) % settings.evaluate_every == 0
     instructions = Instructions(number, run_name, evaluate, federation.lineage)
     outcome, messages = _messages(strategy, MessageType.TRAIN, instructions, sites)
@@ -37,6 +37,7 @@ def train_round(strategy: Strategy, run_name: str, number: int, send: Send) -> O
     declared, losses = strategy.expected_up(number), strategy.row.reported_losses
     expected = Expected(number, declared, _limits(strategy), losses, _metrics(strategy))
     uploads = take(replies, expected, federation, outcome)
+    federation.note_silence(number, outcome.missing, {*outcome.reports, *outcome.failed, *outcome.refused})
     uploads = bounded(in_proportion(uploads, settings.max_norm_ratio, outcome), federation, outcome)
     sent = {upload.site: upload.payload.vectors() for upload in uploads}
     outcome.uploads = {site: one for site, one in sent.items() if one is not None}
@@ -68,7 +69,7 @@ def final_evaluation(strategy: Strategy, run_name: str, number: int, send: Send)
     """After round ``number``, the last: all sites evaluate, and say what the report may show."""
     federation, settings = strategy.federation, strategy.settings
     instructions = Instructions(number, run_name, True, federation.lineage)
-    outcome, messages = _messages(strategy, MessageType.EVALUATE, instructions, in_order(federation.node_of))
+    outcome, messages = _messages(strategy, MessageType.EVALUATE, instructions, in_order(federation.answering(number)))
     replies = send(messages, settings.federation.round_timeout)
     declared = statistics_declared(settings.run.insight)
     expected = Expected(number, declared, _limits(strategy), metrics=_metrics(strategy), training=False)

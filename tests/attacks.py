@@ -85,6 +85,8 @@ def reversed_update(factor: float) -> Change:
     """Weights w − factor · (w_i − w) instead of w_i, where w is what the client received."""
 
     def change(message: Message, reply: Message) -> Message:
+        if reply.has_error():  # its own training may diverge from what it has done
+            return reply
         received, sent = message.content.array_records["weights"], reply.content.array_records["weights"]
         for name, array in sent.items():
             if array.dtype == "float32":

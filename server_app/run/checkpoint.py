@@ -45,6 +45,8 @@ class Checkpoint:
     round: int = 0
     """0: before the first."""
     sites: tuple[str, ...] = ()
+    owners: dict[str, int] = field(default_factory=dict)
+    """Site -> the Flower node that it is bound to."""
     num_partitions: int = 0
     """Among how many clients the data set is divided; 0 where sites bring data of their own."""
     seconds: float = 0.0

@@ -117,6 +117,7 @@ class Results:
             self.start,
             round=number,
             sites=tuple(strategy.federation.cards),
+            owners=strategy.federation.owners,
             num_partitions=strategy.federation.num_partitions,
             seconds=time.monotonic() - self.began,
             metrics_bytes=self.metrics.stat().st_size,
