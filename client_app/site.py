@@ -24,7 +24,7 @@ from protofl_common.models.build import check_model
 from protofl_common.models.initial import initial_model
 from protofl_common.models.split import SplitModel
 from protofl_common.settings import Settings, is_site
-from protofl_common.text import is_plain_name
+from protofl_common.text import is_site_name
 from protofl_common.wire.limits import Limits, RefusedMessage, Template
 from protofl_common.wire.records import INFERENCES, Instructions, SiteCard
 
@@ -46,8 +46,9 @@ class Site:
         if "site-name" not in node and "partition-id" not in node:
             raise SettingsError("node-config: give partition-id and num-partitions, or a site-name")
         self.name = str(node.get("site-name", f"site-{self.partition}"))
-        if not is_plain_name(self.name):
-            raise SettingsError(f"node-config: site-name = {self.name!r} must be a plain name without slashes")
+        if not is_site_name(self.name):
+            made_of = "ASCII letters, digits, '.', '_' and '-', and begin with a letter or digit"
+            raise SettingsError(f"node-config: site-name = {self.name!r} must be made of at most 100 {made_of}")
         self.run_id, self.real = context.run_id, is_site(node)
         self.wanted_domain = str(node.get("domain", ""))
         self.insight = self._insight(node)

@@ -179,10 +179,10 @@ def _hparams(config: Mapping[str, Scalar], tables: Mapping[str, Hparams | None],
 
 def _merging_problems(algo: str, row: Algorithm, config: Mapping[str, Scalar]) -> list[str]:
     merging = config.get("merging")
-    if merging == "mean" or merging not in MERGINGS or row.averages_prototypes:
+    if merging == "mean" or merging not in MERGINGS or row.averages:
         return []
-    able = ", ".join(name for name, one in CATALOG.items() if one.averages_prototypes)
-    return [f"merging = {merging!r}: {algo} does not average prototypes; choose mean, or an algo of {able}"]
+    able = ", ".join(name for name, one in CATALOG.items() if one.averages)
+    return [f"merging = {merging!r}: {algo} averages neither prototypes nor weights; choose mean, or an algo of {able}"]
 
 
 def known_keys() -> list[str]:

@@ -15,7 +15,7 @@ from protofl_common.config.python_names import PYTHON_NAME
 INSIGHT_LEVELS = ("none", "summary", "features")
 """What clients tell for the report (`insight.py`)."""
 MERGINGS = ("mean", "median", "trimmed-mean")
-"""How a server that averages the clients' prototypes may do it (`robust.py`)."""
+"""How a server that averages the clients' prototypes or weights may do it (`robust.py`)."""
 
 
 @dataclass(frozen=True)
@@ -43,12 +43,16 @@ class FederationSettings:
     num_clients: int = option(minimum=0, affects="waiting")
     participation: float = option(above=0, maximum=1)
     min_replies: int = option(minimum=1, affects="waiting")
+    bind_sites: bool = option(affects="waiting")
     join_timeout: float = option(above=0, affects="waiting")
     round_timeout: float = option(above=0, affects="waiting")
+    max_silent_rounds: int = option(minimum=0, affects="waiting")
     evaluate_every: int = option(minimum=1)
     max_prototype_norm: float = option(above=0)
     max_prototypes_per_class: int = option(minimum=1)
     max_norm_ratio: float = option(above=1)
+    max_samples_ratio: float = option(minimum=1)
+    max_update_ratio: float = option(minimum=0)
     merging: str = option(choices=MERGINGS)
     trim_fraction: float = option(minimum=0, maximum=0.49)
 
