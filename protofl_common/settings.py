@@ -54,6 +54,7 @@ class RunSettings:
 
     algo: str = option()
     hparams: str = option()
+    baselines: str = option(choices=("", *CATALOG), several=True, affects="display")
     rounds: int = option(minimum=1)
     seed: int = option(minimum=0)
     run_name: str = option(affects="name")
@@ -174,6 +175,11 @@ class Settings:
         return self.hparams.exchange(self.row.exchange)
 
     @property
+    def baselines(self) -> tuple[str, ...]:
+        """Names of the algorithms that the run is compared with."""
+        return names_in(self.run.baselines)
+
+    @property
     def metrics(self) -> tuple[str, ...]:
         """Names of the metrics that are computed beside accuracy."""
         return metric_names(self.run.metrics)
@@ -219,6 +225,16 @@ class Settings:
         if problems:
             raise SettingsError("\n".join(problems))
         return cls(**sections, hparams=hparams)  # type: ignore[arg-type]
+
+
+def names_in(text: Scalar | None) -> tuple[str, ...]:
+    """The distinct names of a comma-separated list; () for none."""
+    return tuple(dict.fromkeys(name.strip() for name in str(text or "").split(",") if name.strip()))
+
+
+def baseline_config(run_config: Mapping[str, Scalar], algo: str) -> dict[str, Scalar]:
+    """The run configuration of a run's baseline: another algorithm, and all else alike."""
+    return {**run_config, "algo": algo, "hparams": "", "baselines": ""}
 
 
 def is_site(node_config: Mapping[str, object]) -> bool:

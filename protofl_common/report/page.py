@@ -11,6 +11,7 @@ from html import escape
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from protofl_common.comparison import HEADS, NOTE, sentence, table_rows
 from protofl_common.files import write_text
 from protofl_common.metrics import best_evaluation, fairness, human_bytes, human_seconds
 from protofl_common.options import Scalar
@@ -100,7 +101,14 @@ def _result(run: Run) -> str:
     lost = sum(len(row[kind]) for row in run.rows for kind in TROUBLE if kind != "late")
     tiles.append((str(lost), "lost replies"))
     shown = "".join(f"<div><b>{escape(value)}</b><span>{escape(name)}</span></div>" for value, name in tiles)
-    return f'<div class="tiles">{shown}</div>{_accuracies(run)}'
+    return f'{_comparison(run)}<div class="tiles">{shown}</div>{_accuracies(run)}'
+
+
+def _comparison(run: Run) -> str:
+    """The run beside its baselines, where it has any."""
+    if not run.compared:
+        return ""
+    return f'<p class="note">{escape(sentence(run.compared))}</p>{_table(HEADS, table_rows(run.compared), NOTE)}'
 
 
 def _accuracies(run: Run) -> str:

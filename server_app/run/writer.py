@@ -30,6 +30,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Literal
 
+from protofl_common.comparison import compared, counted, sentence
 from protofl_common.files import sync, write_text
 from protofl_common.metrics import best_evaluation, over_clients
 from protofl_common.options import SettingsError
@@ -54,10 +55,13 @@ from protofl_common.text import as_file_name
 from protofl_common.wire.records import Report
 from server_app.run.artifacts import Recording
 from server_app.run.checkpoint import Checkpoint
-from server_app.run.console import final_table, round_line, say
+from server_app.run.console import class_strip, comparison_table, final_table, round_line, samples_line, say
 from server_app.run.tensorboard import Events
 from server_app.strategies.base import Strategy
 from server_app.validation.replies import Outcome
+
+RECENT = 3
+"""Rounds whose mean duration tells how long the rest will take."""
 
 
 def name_of_run(settings: Settings, run_id: int) -> str:
@@ -121,13 +125,18 @@ class Results:
                 write_text(self.folder / file, text)
 
     def announce(self, strategy: Strategy) -> None:
-        """Who takes part."""
+        """Who takes part; with a run's baselines only what is different."""
         self.recording.sites(strategy)
         cards = strategy.federation.cards.values()
-        archs, devices = Counter(card.arch for card in cards), Counter(card.device for card in cards)
-        train, test = sum(card.train_samples for card in cards), sum(card.test_samples for card in cards)
-        say(f"{len(cards)} clients · {train} training and {test} test samples · {strategy.num_classes} classes")
-        say(f"models: {_told(archs)} · devices: {_told(devices)}")
+        archs, devices = counted(card.arch for card in cards), counted(card.device for card in cards)
+        if strategy.federation.baseline:
+            say(f"baseline · models: {archs}")
+            return
+        say(f"{len(cards)} clients · {strategy.num_classes} classes · partition {self.settings.data.partition}")
+        say(samples_line(cards, self.settings.data))
+        say(f"models: {archs} · devices: {devices}")
+        if strip := class_strip(self.files.sites()):
+            say(strip)
         say("accuracies of a round are those of what the clients received at its start, before its training")
 
     def add_round(self, number: int, strategy: Strategy, seconds: Seconds, figures: dict[str, float]) -> None:
@@ -144,8 +153,8 @@ class Results:
         self._note(row, outcome)
         self.recording.add_round(number, strategy)
         rounds = self.settings.run.rounds
-        left = (time.monotonic() - self.began) / number * (rounds - number)
-        say(round_line(row, rounds, left))
+        lately = [one["seconds"]["total"] for one in self.rows[-RECENT:]]  # the clients' start-up is not in them
+        say(round_line(row, rounds, sum(lately) / len(lately) * (rounds - number)))
 
     def finish(self, number: int, strategy: Strategy, seconds: Seconds) -> None:
         """The final evaluation, after round ``number``: print the table, write the summary and what was learnt."""
@@ -160,9 +169,8 @@ class Results:
         self.recording.finish(strategy)
         summary = self._summary(row, strategy)
         self.files.write(SUMMARY, summary, indent=2)
-        say(final_table(summary))
-        say(f"results: {self.folder}")
-        self.draw()
+        if not strategy.federation.baseline:
+            say(final_table(summary))
 
     def _call_back(self, row: RoundRow) -> None:
         """Give the user's function a row of its own; that it fails is said, and fails nothing."""
@@ -172,17 +180,6 @@ class Results:
             self.callback(deepcopy(row))
         except Exception as error:
             say(f"  callback: {self.settings.run.callback} failed, {type(error).__name__}: {error}")
-
-    def draw(self) -> None:
-        """The page with the run's figures, if the settings want it; a failure to draw it is said and fails nothing."""
-        if not self.settings.run.report or not (self.folder / SITES).exists():
-            return
-        from protofl_common.report.page import write_report  # takes seconds: when all else is done
-
-        try:
-            say(f"report: {write_report(self.folder)}")
-        except Exception as error:
-            say(f"report: not drawn, {type(error).__name__}: {error}")
 
     @staticmethod
     def _row(
@@ -252,8 +249,26 @@ class Results:
         }
 
 
-def _told(counts: Counter[str]) -> str:
-    return ", ".join(f"{number} × {what}" for what, number in sorted(counts.items()))
+def conclude(settings: Settings, folder: Path) -> None:
+    """After the run and its baselines: how they compare, where the results are, and the page."""
+    runs = compared(folder, settings.baselines)
+    if len(runs) > 1:
+        say(comparison_table(runs))
+    say(f"result: {sentence(runs)}")
+    say(f"results: {folder}")
+    draw(settings, folder)
+
+
+def draw(settings: Settings, folder: Path) -> None:
+    """The page with the run's figures, if the settings want it; a failure to draw it is said and fails nothing."""
+    if not settings.run.report or not (folder / SITES).exists():
+        return
+    from protofl_common.report.page import write_report  # takes seconds: when all else is done
+
+    try:
+        say(f"report: {write_report(folder)}")
+    except Exception as error:
+        say(f"report: not drawn, {type(error).__name__}: {error}")
 
 
 def _client_row(report: Report) -> ClientRow:

@@ -33,7 +33,7 @@ def command(*words: str) -> str:
 
 def test_run_look_compare_export_predict(tmp_path: Path) -> None:
     runs, model, image = tmp_path / "runs", tmp_path / "model", tmp_path / "seven.png"
-    where = f"out-dir={runs} rounds=4 partition=iid train-samples=200"
+    where = f"out-dir={runs} rounds=4 local-epochs=5 partition=iid train-samples=200"
     ready = f"{BIN}/.installed"  # the tests' own environment is not installed again
     make = ("make", "-o", ready, "run", f"VENV={sys.prefix}", f"CLIENTS={CLIENTS}", f"CONFIG={where} run-name=first")
     assert "results: " in command(*make)
