@@ -154,7 +154,8 @@ class Results:
         self.recording.add_round(number, strategy)
         rounds = self.settings.run.rounds
         lately = [one["seconds"]["total"] for one in self.rows[-RECENT:]]  # the clients' start-up is not in them
-        say(round_line(row, rounds, sum(lately) / len(lately) * (rounds - number)))
+        line = round_line(row, rounds, sum(lately) / len(lately) * (rounds - number))
+        say(f"{strategy.row.title}: {line}" if self.settings.baselines or strategy.federation.baseline else line)
 
     def finish(self, number: int, strategy: Strategy, seconds: Seconds) -> None:
         """The final evaluation, after round ``number``: print the table, write the summary and what was learnt."""

@@ -22,7 +22,8 @@ from protofl_common.tools.cli.recipes import DEFAULT_FEDERATION, read_recipe
 from protofl_common.tools.cli.screen import Screen
 from protofl_common.tools.cli.superlink import SuperLink
 
-NEXT = "protofl run dataset=image-folder data-dir=FOLDER    (your own images, a folder for each class)"
+NEXT = "protofl run dataset=image-folder data-dir=FOLDER"
+"""What to type after a run: the own images, in a folder for each class."""
 
 
 def describe(parser: argparse.ArgumentParser) -> None:

@@ -7,6 +7,7 @@ them), and what Flower adds below our own message of a failed one.
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 from rich.console import Console
 from rich.panel import Panel
@@ -17,7 +18,7 @@ NOISE = re.compile(
     r"\s*(\x1b\[\d+m)?(INFO|WARNING|ERROR|DEBUG)\b|\s*(\x1b\[\d+m)?\(\w+ pid=|\t|.*(FutureWarning|warnings\.warn)"
     r"|Flower configuration not found|Using SuperLink|Successfully (started run|installed)"
 )
-ROUND = re.compile(r"round +\d+/\d+ ")
+ROUND = re.compile(r"(\S.*: )?round +\d+/\d+ ")
 RESULT = re.compile(r"(result|results|report): ")
 FAILED = "protofl: this run cannot go on"
 
@@ -25,8 +26,8 @@ FAILED = "protofl: this run cannot go on"
 class Screen:
     """Called with every line of a run's log; used by ``with``, which ends the live line."""
 
-    def __init__(self, *, quiet: bool = False, verbose: bool = False) -> None:
-        self.console = Console(highlight=False, soft_wrap=True)
+    def __init__(self, *, quiet: bool = False, verbose: bool = False, console: Console | None = None) -> None:
+        self.console = console or Console(highlight=False, soft_wrap=True)
         self.quiet, self.verbose = quiet, verbose
         self.results: list[str] = []
         self._failure: list[str] = []
@@ -49,9 +50,11 @@ class Screen:
         elif self._failure or line.startswith(FAILED):
             self._fail(line)
         elif RESULT.match(line):
-            self.results.append(line)
+            self.results.append(line.replace(f"{Path.cwd()}/", ""))
+            if self._live:
+                self._live.update("drawing the page")
         elif self._live and ROUND.match(line):
-            self._live.update(Text(line))
+            self._live.update(Text(line, no_wrap=True, overflow="ellipsis"))
         elif not self.quiet and line.strip() and not NOISE.match(line):
             self._print(line)
 
