@@ -11,7 +11,7 @@ from protofl_common.metrics import human_bytes
 from protofl_common.run_folder import RunFolder, Summary, baseline_folder
 
 HEADS = ("", "accuracy", "worst 10 %", "against alone", "exchanged", "models")
-NOTE = "Mean test accuracy over the clients, after the last round; the same clients, data, rounds and first weights."
+NOTE = "Mean test accuracy over the clients, after the last round; the same clients, data and rounds."
 
 
 @dataclass(frozen=True)
@@ -28,10 +28,11 @@ class Compared:
 
 
 def compared(folder: Path, baselines: Iterable[str]) -> list[Compared]:
-    """The baselines that are finished, in their order, and at the end the run itself; [] where that is not finished."""
-    found = [RunFolder(baseline_folder(folder, algo)).summary() for algo in baselines]
-    own = RunFolder(folder).summary()
-    return [_compared(one) for one in [*found, own] if one] if own else []
+    """The baselines that have a result, in their order, and at the end the run itself; [] where that has none."""
+    folders = [*(baseline_folder(folder, algo) for algo in baselines), folder]
+    summaries = [RunFolder(one).summary() for one in folders]
+    found = [one if one and one["accuracy"] else None for one in summaries]
+    return [_compared(one) for one in found if one] if found[-1] else []
 
 
 def _compared(summary: Summary) -> Compared:
@@ -72,7 +73,7 @@ def table_rows(runs: Sequence[Compared]) -> list[tuple[str, ...]]:
             one.title,
             f"{one.accuracy:.1f} %",
             f"{one.worst:.1f} %",
-            "–" if alone is None or one.algo == "local" else f"{one.accuracy - alone:+.1f}",
+            "–" if alone is None or one.algo == "local" else f"{one.accuracy - alone:+.1f} points",
             human_bytes(one.bytes),
             one.models,
         )

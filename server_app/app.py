@@ -42,20 +42,23 @@ def main(grid: Grid, context: Context) -> None:
         }
         folder = (Path(settings.run.out_dir) / name_of_run(settings, context.run_id)).resolve()
         if not (settings.run.resume and baselines and is_complete(folder)):
-            one_run(grid, settings, folder, context.run_id)
-        for algo, one in baselines.items():
-            baseline_run(grid, one, baseline_folder(folder, algo), context.run_id)
+            one_run(grid, settings, folder, context.run_id, len(baselines))
+        for number, (algo, one) in enumerate(baselines.items(), start=1):
+            baseline_run(grid, one, baseline_folder(folder, algo), context.run_id, len(baselines) - number)
         conclude(settings, folder)
     except EXPECTED as error:
         print(f"\nprotofl: this run cannot go on\n{error}\n", flush=True)
         raise error.with_traceback(None) from None
 
 
-def one_run(grid: Grid, settings: Settings, folder: Path, run_id: int, baseline: str = "") -> None:
-    """From the sites' introductions to the summary; ``baseline``: the algorithm, where it is that of a baseline."""
+def one_run(grid: Grid, settings: Settings, folder: Path, run_id: int, later: int, baseline: str = "") -> None:
+    """From the sites' introductions to the summary.
+
+    ``later``: how many runs of as many rounds follow; ``baseline``: the algorithm, where it is that of a baseline.
+    """
     with alone_in(folder):
         start = starting_point(settings, folder, run_id)
-        results = Results(settings, folder, start)
+        results = Results(settings, folder, start, later)
         federation = Federation(grid, settings, start.lineage, baseline)
         federation.gather(start.sites, start.num_partitions)
         strategy = server_half(settings.row)(federation)
@@ -67,14 +70,14 @@ def one_run(grid: Grid, settings: Settings, folder: Path, run_id: int, baseline:
             raise
 
 
-def baseline_run(grid: Grid, settings: Settings, folder: Path, run_id: int) -> None:
+def baseline_run(grid: Grid, settings: Settings, folder: Path, run_id: int, later: int) -> None:
     """The same for a baseline, unless a run that is resumed has finished it; its failure is said and costs no more."""
     resumed = settings.run.resume
     if resumed and is_complete(folder):
         return
     settings = replace(settings, run=replace(settings.run, resume=resumed and can_be_resumed(folder)))
     try:
-        one_run(grid, settings, folder, run_id, baseline=settings.run.algo)
+        one_run(grid, settings, folder, run_id, later, baseline=settings.run.algo)
     except EXPECTED as error:
         say(f"baseline {settings.run.algo}: not finished: {error}")
 

@@ -12,6 +12,7 @@ from protofl_common.comparison import HEADS, NOTE, Compared, table_rows
 from protofl_common.metrics import human_bytes, human_seconds
 from protofl_common.run_folder import RoundRow, Sites, Summary
 from protofl_common.settings import DataSettings
+from protofl_common.text import in_order
 from protofl_common.wire.records import SiteCard
 
 BARS = " ▁▂▃▄▅▆▇█"
@@ -39,10 +40,10 @@ def class_strip(sites: Sites) -> str:
     known = {site: facts for site, facts in sites.get("sites", {}).items() if "train-classes" in facts}
     if not known or len(known) > MOST_LINES or len(sites["classes"]) > MOST_CLASSES:
         return ""
-    most = max(max(facts["train-classes"]) for facts in known.values())
+    most, wide = max(max(facts["train-classes"]) for facts in known.values()), max(map(len, known))
     lines = [
-        f"  {site:<{max(map(len, known))}}  {_bars(facts['train-classes'], most)}  {facts['arch']} {facts['domain']}"
-        for site, facts in known.items()
+        f"  {site:<{wide}}  {_bars(known[site]['train-classes'], most)}  {known[site]['domain']}".rstrip()
+        for site in in_order(known)
     ]
     return "\n".join([f"training samples of each class, █ = {most}", *lines])
 

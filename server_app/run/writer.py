@@ -74,8 +74,10 @@ def name_of_run(settings: Settings, run_id: int) -> str:
 class Results:
     """Collects a run's rounds, prints a line for each, and writes the folder as the run goes on."""
 
-    def __init__(self, settings: Settings, folder: Path, start: Checkpoint) -> None:
+    def __init__(self, settings: Settings, folder: Path, start: Checkpoint, later: int = 0) -> None:
         self.settings = settings
+        self.rounds_later = later * settings.run.rounds
+        """Of the baselines that follow this run."""
         self.folder = folder
         self.start = start
         self.began = time.monotonic() - start.seconds
@@ -154,7 +156,7 @@ class Results:
         self.recording.add_round(number, strategy)
         rounds = self.settings.run.rounds
         lately = [one["seconds"]["total"] for one in self.rows[-RECENT:]]  # the clients' start-up is not in them
-        line = round_line(row, rounds, sum(lately) / len(lately) * (rounds - number))
+        line = round_line(row, rounds, sum(lately) / len(lately) * (rounds - number + self.rounds_later))
         say(f"{strategy.row.title}: {line}" if self.settings.baselines or strategy.federation.baseline else line)
 
     def finish(self, number: int, strategy: Strategy, seconds: Seconds) -> None:
@@ -255,7 +257,8 @@ def conclude(settings: Settings, folder: Path) -> None:
     runs = compared(folder, settings.baselines)
     if len(runs) > 1:
         say(comparison_table(runs))
-    say(f"result: {sentence(runs)}")
+    if runs:
+        say(f"result: {sentence(runs)}")
     say(f"results: {folder}")
     draw(settings, folder)
 

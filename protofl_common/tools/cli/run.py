@@ -94,6 +94,8 @@ def act(arguments: argparse.Namespace) -> int:
     if ended.well:
         screen.conclude(NEXT)
     else:
+        if not screen.explained:
+            print(ended.reason, file=sys.stderr)
         print(f"protofl: this run has failed ({ended.status})", file=sys.stderr)
     return 0 if ended.well else 1
 

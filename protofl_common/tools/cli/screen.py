@@ -15,7 +15,7 @@ from rich.status import Status
 from rich.text import Text
 
 NOISE = re.compile(
-    r"\s*(\x1b\[\d+m)?(INFO|WARNING|ERROR|DEBUG)\b|\s*(\x1b\[\d+m)?\(\w+ pid=|\t|.*(FutureWarning|warnings\.warn)"
+    r"\s*(\x1b\[\d+m)?(INFO|WARNING|DEBUG)\b|\s*(\x1b\[\d+m)?\(\w+ pid=|\t|.*(FutureWarning|warnings\.warn)"
     r"|Flower configuration not found|Using SuperLink|Successfully (started run|installed)"
 )
 ROUND = re.compile(r"(\S.*: )?round +\d+/\d+ ")
@@ -57,6 +57,11 @@ class Screen:
             self._live.update(Text(line, no_wrap=True, overflow="ellipsis"))
         elif not self.quiet and line.strip() and not NOISE.match(line):
             self._print(line)
+
+    @property
+    def explained(self) -> bool:
+        """Whether our own message has said why the run failed."""
+        return self.verbose or bool(self._failure)
 
     def conclude(self, following: str) -> None:
         """The result, the paths that matter, and the command to type next."""
