@@ -108,7 +108,7 @@ def _comparison(run: Run) -> str:
     """The run beside its baselines, where it has any."""
     if not run.compared:
         return ""
-    return f'<p class="note">{escape(sentence(run.compared))}</p>{_table(HEADS, table_rows(run.compared), NOTE)}'
+    return f'<p class="note gain">{escape(sentence(run.compared))}</p>{_table(HEADS, table_rows(run.compared), NOTE)}'
 
 
 def _accuracies(run: Run) -> str:
