@@ -233,8 +233,11 @@ def names_in(text: Scalar | None) -> tuple[str, ...]:
 
 
 def baseline_config(run_config: Mapping[str, Scalar], algo: str) -> dict[str, Scalar]:
-    """The run configuration of a run's baseline: another algorithm, and all else alike."""
-    return {**run_config, "algo": algo, "hparams": "", "baselines": ""}
+    """The run configuration of a run's baseline: another algorithm, and all else alike.
+
+    The user's ``callback`` hears of the run itself only.
+    """
+    return {**run_config, "algo": algo, "hparams": "", "baselines": "", "callback": ""}
 
 
 def is_site(node_config: Mapping[str, object]) -> bool:
