@@ -16,8 +16,8 @@ $(BIN)/.installed: pyproject.toml
 	$(BIN)/python -m pip install --quiet -e '.[dev]'
 	touch $@
 
-run: $(BIN)/.installed  ## a FedProto federation of 10 clients, or a recipe's; make run CONFIG='algo="local"' CLIENTS=20
-	@$(BIN)/protofl run $(CLIENTS:%=--clients %) $(CONFIG)
+run: $(BIN)/.installed  ## prototypes beside FedAvg and training alone, in a minute; make run CONFIG='algo=fedplvm' CLIENTS=20
+	@$(BIN)/protofl run $(CLIENTS:%=--clients %) $(or $(CONFIG),--recipe first-run)
 
 TABLE ?= fedproto-mnist
 ARGS  ?=

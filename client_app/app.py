@@ -26,7 +26,14 @@ from client_app.state import ClientState, StateFolder
 from protofl_common.prototypes import Prototypes, chosen
 from protofl_common.settings import is_site
 from protofl_common.wire.payloads import Payload, pack_payload, unpack_payload
-from protofl_common.wire.records import Instructions, Report, pack_report, pack_site_card, unpack_instructions
+from protofl_common.wire.records import (
+    Instructions,
+    Report,
+    pack_report,
+    pack_site_card,
+    unpack_baseline,
+    unpack_instructions,
+)
 from protofl_common.wire.schema import statistics_declared
 
 app = ClientApp()
@@ -38,7 +45,7 @@ ERROR_CODE = 2
 @app.query()
 def introduce(message: Message, context: Context) -> Message:
     """Before the first round: who this site is. Prepares the data, so that what is wrong with them shows now."""
-    return _answer(message, context, lambda: _introduction(context))
+    return _answer(message, context, lambda: _introduction(message, context))
 
 
 @app.train()
@@ -54,8 +61,8 @@ def final_evaluation(message: Message, context: Context) -> Message:
     return _answer(message, context, lambda: _final_evaluation(message, context))
 
 
-def _introduction(context: Context) -> RecordDict:
-    site = Site(context)
+def _introduction(message: Message, context: Context) -> RecordDict:
+    site = Site(context, unpack_baseline(message.content))
     exchange = site.settings.exchange
     algorithm = client_half(site.settings.row)(site, 0)
     weights = {**algorithm.templates(exchange.down), **algorithm.templates(exchange.up)}
@@ -103,7 +110,7 @@ def _final_evaluation(message: Message, context: Context) -> RecordDict:
 
 def _open(message: Message, context: Context) -> tuple[Site, Instructions, ClientAlgorithm[Any], StateFolder]:
     """The algorithm as it was before this round, or after the last one, with what the server sent taken in."""
-    site = Site(context)
+    site = Site(context, unpack_baseline(message.content))
     instructions = unpack_instructions(message.content)
     algorithm = client_half(site.settings.row)(site, instructions.round)
     training = message.metadata.message_type == MessageType.TRAIN

@@ -23,7 +23,7 @@ from protofl_common.evaluation_metrics import declared_metrics
 from protofl_common.models.build import check_model
 from protofl_common.models.initial import initial_model
 from protofl_common.models.split import SplitModel
-from protofl_common.settings import Settings, is_site
+from protofl_common.settings import Settings, baseline_config, is_site
 from protofl_common.text import is_site_name
 from protofl_common.wire.limits import Limits, RefusedMessage, Template
 from protofl_common.wire.records import INFERENCES, Instructions, SiteCard
@@ -36,11 +36,17 @@ class Site:
     ------
     SettingsError
         If the run configuration or this node's ``--node-config`` is wrong.
+    RefusedMessage
+        For a ``baseline`` that the run configuration does not name.
     """
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: Context, baseline: str = "") -> None:
         node = context.node_config
         self.settings = Settings.from_run_config(context.run_config, node)
+        if baseline:
+            if baseline not in self.settings.baselines:
+                raise RefusedMessage(f"baseline is {baseline!r}, which the run's settings do not name")
+            self.settings = Settings.from_run_config(baseline_config(context.run_config, baseline), node)
         self.partition = _whole(node, "partition-id", 0)
         self.num_partitions = _whole(node, "num-partitions", 0)
         if "site-name" not in node and "partition-id" not in node:
@@ -171,6 +177,7 @@ class Site:
             holds=self._held() if self.settings.row.sends_vectors else (),
             weights=digest(weights) if weights else "",
             device=str(self.device),
+            found=self.data.found,
         )
 
     def _held(self) -> tuple[int, ...]:

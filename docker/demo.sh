@@ -5,7 +5,7 @@ set -eu
 cd "$(dirname "$0")/.."
 image=${PROTOFL_IMAGE:-protofl:local}
 name=demo-$(date +%Y%m%d-%H%M%S)
-config=${RUN_CONFIG:-algo=\"fedtgp\" rounds=5 train-samples=150 num-clients=3 threads=1}
+config=${RUN_CONFIG:-algo=\"fedtgp\" rounds=5 partition=\"feature-shift\" train-samples=150 local-epochs=5 num-clients=3 threads=1}
 
 if [ -n "${COMPOSE:-}" ]; then compose=$COMPOSE
 elif docker compose version >/dev/null 2>&1; then compose="docker compose"

@@ -9,6 +9,7 @@ from protofl_common.config.backbones import is_allowed
 from protofl_common.config.options import Scalar
 from protofl_common.config.python_names import is_python_name
 from protofl_common.plugins import installed
+from protofl_common.text import names_in
 
 PERMISSIONS: dict[str, Scalar] = {
     "allow-download": False,
@@ -36,11 +37,6 @@ def allowed_by(node: Mapping[str, Scalar]) -> dict[str, Scalar]:
     return defaults | {key: node[key] for key in defaults if key in node}
 
 
-def names_of(value: Scalar) -> list[str]:
-    """The names in a permission, which are separated by commas."""
-    return [name.strip() for name in str(value).split(",") if name.strip()]
-
-
 def permission_problems(node: Mapping[str, Scalar], config: Mapping[str, Scalar]) -> list[str]:
     """A line for each value of the run's ``config`` that the site does not allow; or for permissions that are none."""
     allowed = allowed_by(node)
@@ -59,7 +55,7 @@ def _wrong_permissions(allowed: Mapping[str, Scalar]) -> list[str]:
         if type(value) is not type(default) or (type(value) is int and value < 1):
             problems.append(f"node-config: {key} = {value!r} must be {kinds[type(default)]}")
     known = ["all", *CATALOG, *installed()]
-    for name in names_of(allowed["allow-algorithms"]):
+    for name in names_in(allowed["allow-algorithms"]):
         if not problems and name not in known:
             problems.append(f"node-config: allow-algorithms: {name!r}: choose from {', '.join(known)}")
     return problems
@@ -79,14 +75,14 @@ def _not_named(
     if config.get("download") is True and not allowed["allow-download"]:
         yield f"download = true: {_NOT_ALLOWED} set allow-download=true (node config)"
     for key, module in _modules_named(own_choice):
-        if not any(module == name or module.startswith(f"{name}.") for name in names_of(allowed["allow-python"])):
+        if not any(module == name or module.startswith(f"{name}.") for name in names_in(allowed["allow-python"])):
             yield f"{key}: {_NOT_ALLOWED} name {module} in allow-python (node config)"
     if str(config.get("dataset")).startswith("hf:") and not (config.get("data-dir") or allowed["allow-download"]):
         yield f"dataset = {config['dataset']!r}: {_NOT_ALLOWED} set data-dir, or allow-download=true"
     for name in map(str.strip, str(config.get("backbones")).split(",")):
         if not is_allowed(name, str(allowed["allow-backbones"])):
             yield f"backbones = {name!r}: {_NOT_ALLOWED} name it in allow-backbones (node config)"
-    algorithms, algo = names_of(allowed["allow-algorithms"]), config.get("algo")
+    algorithms, algo = names_in(allowed["allow-algorithms"]), config.get("algo")
     if "all" not in algorithms and algo not in algorithms:
         yield f"algo = {algo!r}: {_NOT_ALLOWED} name it in allow-algorithms (node config)"
 

@@ -135,6 +135,11 @@ Summary = TypedDict(
 )
 
 
+def baseline_folder(run: Path, algo: str) -> Path:
+    """The folder of a run's baseline: beside the run's."""
+    return run.with_name(f"{run.name}-{algo}")
+
+
 @dataclass(frozen=True)
 class RunFolder:
     """One run's folder. What is missing or damaged is read as nothing, for a run may still go on."""

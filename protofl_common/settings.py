@@ -42,7 +42,7 @@ from protofl_common.config.sections import (
 from protofl_common.evaluation_metrics import metric_names
 from protofl_common.permissions import LIMITS, PERMISSIONS, permission_problems
 from protofl_common.plugins import algorithm_named, read_hparams
-from protofl_common.text import is_plain_name
+from protofl_common.text import is_plain_name, names_in
 from protofl_common.wire.schema import Exchange
 
 PARTITION_KEYS = ("partition-id", "num-partitions")
@@ -76,6 +76,11 @@ class Settings:
     def exchange(self) -> Exchange:
         """What the chosen algorithm exchanges under its hyper-parameters."""
         return self.hparams.exchange(self.row.exchange)
+
+    @property
+    def baselines(self) -> tuple[str, ...]:
+        """Names of the algorithms that the run is compared with."""
+        return names_in(self.run.baselines)
 
     @property
     def metrics(self) -> tuple[str, ...]:
@@ -126,6 +131,14 @@ class Settings:
         return cls(**sections, hparams=hparams)  # type: ignore[arg-type]
 
 
+def baseline_config(run_config: Mapping[str, Scalar], algo: str) -> dict[str, Scalar]:
+    """The run configuration of a run's baseline: another algorithm, and all else alike.
+
+    The user's ``callback`` hears of the run itself only.
+    """
+    return {**run_config, "algo": algo, "hparams": "", "baselines": "", "callback": ""}
+
+
 def is_site(node_config: Mapping[str, object]) -> bool:
     """Whether a node config is that of a machine with an operator, not of a simulated client."""
     return bool(node_config.keys() - set(PARTITION_KEYS))
@@ -142,6 +155,8 @@ def _run_problems(run: RunSettings | None) -> list[str]:
         metric_names(run.metrics)
     except SettingsError as error:
         return [str(error)]
+    if odd := [name for name in names_in(run.baselines) if name not in CATALOG]:
+        return [f"baselines = {run.baselines!r}: {odd[0]!r}: choose from {', '.join(CATALOG)}, separated by commas"]
     if run.resume and not run.run_name:
         return ["resume = true: run-name must name the run that shall go on"]
     return []

@@ -16,6 +16,11 @@ def in_order(names: Iterable[str]) -> list[str]:
     return sorted(names, key=lambda name: (re.sub(r"\d+", lambda number: number.group().zfill(12), name), name))
 
 
+def names_in(text: object) -> tuple[str, ...]:
+    """The distinct names of a comma-separated list; () for none."""
+    return tuple(dict.fromkeys(name.strip() for name in str(text or "").split(",") if name.strip()))
+
+
 def printable(text: str) -> str:
     """At most `LONGEST` characters in one line, without control characters: safe in a log and on a terminal."""
     line = "; ".join(text[:LONGEST].splitlines())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from pathlib import Path
 
 from flwr.app import Context
@@ -10,47 +11,75 @@ from flwr.serverapp import Grid, ServerApp
 
 from protofl_common.config.options import SettingsError
 from protofl_common.datasets import DataError, check_data_settings
-from protofl_common.run_folder import Seconds
-from protofl_common.settings import Settings
+from protofl_common.run_folder import Seconds, baseline_folder
+from protofl_common.settings import Settings, baseline_config
 from protofl_common.tensorfile import TensorFileError
 from server_app.network.exchange import MessageExchange
 from server_app.network.membership import Federation, FederationError
 from server_app.round import final_evaluation, train_round
-from server_app.run.checkpoint import alone_in, starting_point
+from server_app.run.checkpoint import alone_in, can_be_resumed, is_complete, starting_point
 from server_app.run.console import say
-from server_app.run.writer import Results, name_of_run
+from server_app.run.writer import Results, conclude, draw, name_of_run
 from server_app.strategies import server_half
 from server_app.strategies.base import Strategy
 
 app = ServerApp()
 
+EXPECTED = (SettingsError, DataError, FederationError, TensorFileError, OSError)
+"""What the user can mend."""
 MAX_VOID_ROUNDS = 3
 """Rounds in a row that changed nothing, after which a run gives up."""
 
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """One run. What the user can mend ends it with one clear message, before any client trains where possible."""
+    """A run and its baselines. What the user can mend ends it with one clear message, early where possible."""
     try:
         settings = Settings.from_run_config(context.run_config)
         check_data_settings(settings.data)
-        run_name = name_of_run(settings, context.run_id)
-        folder = (Path(settings.run.out_dir) / run_name).resolve()
-        with alone_in(folder):
-            start = starting_point(settings, folder, context.run_id)
-            results = Results(settings, folder, start)
-            federation = Federation(grid, settings, start.lineage, start.owners)
-            federation.gather(start.sites, start.num_partitions)
-            strategy = server_half(settings.row)(federation)
-            strategy.restore(start.state)
-            try:
-                run_rounds(strategy, results)
-            except (FederationError, TensorFileError, OSError):
-                results.draw()
-                raise
-    except (SettingsError, DataError, FederationError, TensorFileError, OSError) as error:
+        baselines = {
+            algo: Settings.from_run_config(baseline_config(context.run_config, algo)) for algo in settings.baselines
+        }
+        folder = (Path(settings.run.out_dir) / name_of_run(settings, context.run_id)).resolve()
+        if not (settings.run.resume and baselines and is_complete(folder)):
+            one_run(grid, settings, folder, context.run_id, len(baselines))
+        for number, (algo, one) in enumerate(baselines.items(), start=1):
+            baseline_run(grid, one, baseline_folder(folder, algo), context.run_id, len(baselines) - number)
+        conclude(settings, folder)
+    except EXPECTED as error:
         print(f"\nprotofl: this run cannot go on\n{error}\n", flush=True)
         raise error.with_traceback(None) from None
+
+
+def one_run(grid: Grid, settings: Settings, folder: Path, run_id: int, later: int, baseline: str = "") -> None:
+    """From the sites' introductions to the summary.
+
+    ``later``: how many runs of as many rounds follow; ``baseline``: the algorithm, where it is that of a baseline.
+    """
+    with alone_in(folder):
+        start = starting_point(settings, folder, run_id)
+        results = Results(settings, folder, start, later)
+        federation = Federation(grid, settings, start.lineage, start.owners, baseline)
+        federation.gather(start.sites, start.num_partitions)
+        strategy = server_half(settings.row)(federation)
+        strategy.restore(start.state)
+        try:
+            run_rounds(strategy, results)
+        except (FederationError, TensorFileError, OSError):
+            draw(settings, folder)
+            raise
+
+
+def baseline_run(grid: Grid, settings: Settings, folder: Path, run_id: int, later: int) -> None:
+    """The same for a baseline, unless a run that is resumed has finished it; its failure is said and costs no more."""
+    resumed = settings.run.resume
+    if resumed and is_complete(folder):
+        return
+    settings = replace(settings, run=replace(settings.run, resume=resumed and can_be_resumed(folder)))
+    try:
+        one_run(grid, settings, folder, run_id, later, baseline=settings.run.algo)
+    except EXPECTED as error:
+        say(f"baseline {settings.run.algo}: not finished: {error}")
 
 
 def run_rounds(strategy: Strategy, results: Results) -> None:

@@ -14,7 +14,7 @@ from protofl_common.evaluation_metrics import declared_metrics
 from protofl_common.text import in_order
 from protofl_common.wire.limits import Limits
 from protofl_common.wire.payloads import pack_payload, payload_bytes
-from protofl_common.wire.records import INFERENCES, Instructions, pack_instructions
+from protofl_common.wire.records import INFERENCES, Instructions, pack_baseline, pack_instructions
 from protofl_common.wire.schema import statistics_declared
 from server_app.sampling import sample_sites
 from server_app.strategies.base import Strategy
@@ -91,7 +91,8 @@ def _messages(
         own = strategy.payload_for(site, common)
         packed = shared if own is common else pack_payload(own, down)
         outcome.bytes_down += payload_bytes(packed)
-        content = RecordDict({**packed, "round": pack_instructions(instructions)})
+        told = {"round": pack_instructions(instructions), **pack_baseline(strategy.federation.baseline)}
+        content = RecordDict({**packed, **told})
         messages.append(Message(content, strategy.federation.node_of[site], kind, group_id=str(instructions.round)))
     return outcome, messages
 

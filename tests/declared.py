@@ -107,6 +107,7 @@ SITE = {
     "holds": list,
     "weights": str,
     "device": str,
+    "found": int,
 }
 
 INSIGHT: dict[str, tuple[str, ...]] = {

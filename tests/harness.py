@@ -99,12 +99,17 @@ class Outcome:
 
 
 def run_config(tmp_path: Path, **overrides: Any) -> dict[str, Any]:
-    """The defaults, small, in ``tmp_path``: ``batch_size=4`` sets ``batch-size``, ``fedproto__lambda`` a dotted key."""
+    """The defaults, small, with 30 training samples of one domain each, in ``tmp_path``.
+
+    ``batch_size=4`` sets ``batch-size``, ``fedproto__lambda`` a dotted key.
+    """
     small = {
         "rounds": 2,
         "local-epochs": 1,
         "out-dir": str(tmp_path / "runs"),
         **CACHE,
+        "partition": "feature-shift",
+        "train-samples": 30,
         "join-timeout": 20.0,
         "report": False,
     }
@@ -127,5 +132,6 @@ def run_federation(
         on_grid(grid)
     context = Context(run_id, 0, {}, RecordDict(), config)
     server_main(grid, context)
-    (folder,) = [path for path in Path(config["out-dir"]).iterdir() if (path / "summary.json").exists()]
+    folders = sorted(path for path in Path(config["out-dir"]).iterdir() if (path / "summary.json").exists())
+    (folder,) = folders if not config["baselines"] else folders[:1]  # a baseline's begins with the run's name
     return Outcome(folder, grid)

@@ -41,7 +41,7 @@ CASES: dict[str, tuple[dict[str, Any], Any]] = {
     "trim-fraction": ({"merging": "trimmed-mean", "clients": 5}, 0.4),
     "dataset": ({"partition": "iid"}, "digits"),
     "image-size": ({}, 20),
-    "partition": ({}, "iid"),
+    "partition": ({}, "label-shift"),
     "alpha": (UNEQUAL, 9.0),
     "classes-per-client": ({"partition": "pathological"}, 4),
     "ways": (SHOTS, 5),
@@ -96,6 +96,7 @@ CASES |= {
 ELSEWHERE = {
     "run-name out-dir": "test_federation: where the results are",
     "resume": "test_resume",
+    "baselines": "test_first_run: beside the run, which they do not change",
     "metrics callback": "test_evaluation_metrics, test_outside: figures beside the run's",
     "hparams": "below, with an algorithm of another package",
     "report insight tensorboard": "tests/report, test_recording",

@@ -24,6 +24,7 @@ class RunSettings:
 
     algo: str = option()
     hparams: str = option()
+    baselines: str = option(affects="display")
     rounds: int = option(minimum=1)
     seed: int = option(minimum=0)
     run_name: str = option(affects="name")

@@ -34,6 +34,8 @@ class ClientData:
     mean, std
         Per channel, of the images scaled to [0, 1], over the whole data set (a constant channel has std 1). Of numbers
         per channel or feature, without an official test part; () for tokens.
+    found
+        Number of samples that the client's share was taken from: those of the data set, or of the domain it names.
     """
 
     train_inputs: Inputs
@@ -44,6 +46,7 @@ class ClientData:
     domain: str
     mean: tuple[float, ...]
     std: tuple[float, ...]
+    found: int
 
 
 def open_client_data(
@@ -74,6 +77,7 @@ def open_client_data(
         domain=_domain_name(data, share.train),
         mean=data.mean,
         std=data.std,
+        found=_found(data, domain),
     )
 
 
@@ -83,6 +87,12 @@ def _rows(array: NDArray[Any], rows: Ints) -> NDArray[Any]:
         return np.asarray(array)[rows[0] : rows[-1] + 1]
     copied: NDArray[Any] = np.asarray(array)[rows]
     return copied
+
+
+def _found(data: StoredData, domain: str) -> int:
+    if not domain:
+        return len(data.labels)
+    return int(np.count_nonzero(np.asarray(data.domains) == data.domain_names.index(domain)))
 
 
 def _domain_name(data: StoredData, rows: Ints) -> str:

@@ -11,6 +11,7 @@ from html import escape
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from protofl_common.comparison import HEADS, NOTE, sentence, table_rows
 from protofl_common.config.options import Scalar
 from protofl_common.evaluation_metrics import RECALL
 from protofl_common.files import write_text
@@ -101,7 +102,14 @@ def _result(run: Run) -> str:
     lost = sum(len(row[kind]) for row in run.rows for kind in TROUBLE if kind != "late")
     tiles.append((str(lost), "lost replies"))
     shown = "".join(f"<div><b>{escape(value)}</b><span>{escape(name)}</span></div>" for value, name in tiles)
-    return f'<div class="tiles">{shown}</div>{_accuracies(run)}{_metrics(run)}'
+    return f'{_comparison(run)}<div class="tiles">{shown}</div>{_accuracies(run)}{_metrics(run)}'
+
+
+def _comparison(run: Run) -> str:
+    """The run beside its baselines, where it has any."""
+    if not run.compared:
+        return ""
+    return f'<p class="note gain">{escape(sentence(run.compared))}</p>{_table(HEADS, table_rows(run.compared), NOTE)}'
 
 
 def _accuracies(run: Run) -> str:

@@ -13,9 +13,11 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
 from protofl_common.catalog import CATALOG
+from protofl_common.comparison import Compared, compared
 from protofl_common.config.options import Scalar, SettingsError
 from protofl_common.run_folder import KINDS, MarginRow, RoundRow, RunFolder, SiteFacts, Sites, Summary
 from protofl_common.settings import flatten
+from protofl_common.text import names_in
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -50,6 +52,8 @@ class Run:
     client_prototypes: Vectors | None = None
     global_prototypes: Vectors | None = None
     test_features: Vectors | None = None
+    compared: list[Compared] = field(default_factory=list)
+    """The run's baselines and itself, where it has any and is finished."""
 
     @cached_property
     def sites(self) -> dict[str, SiteFacts]:
@@ -130,6 +134,7 @@ def read_run(folder: Path) -> Run:
         client_prototypes=_vectors(folder / "client-prototypes.safetensors", "means"),
         global_prototypes=_global(folder),
         test_features=_vectors(folder / "test-features.safetensors", "features"),
+        compared=compared(folder.resolve(), baselines) if (baselines := names_in(settings.get("baselines"))) else [],
     )
 
 

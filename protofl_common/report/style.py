@@ -43,6 +43,8 @@ details .card{border:0}
 .card+details{margin-top:10px}
 summary{cursor:pointer}
 .note{padding:8px 12px;margin:.6em 0}
+.gain{font-size:1.15rem;font-weight:600}
+.card+.tiles{margin-top:12px}
 footer{color:var(--soft);font-size:.85rem;margin:2em 0 1em}
 @media (min-width:900px){main{padding:24px}.figures{grid-template-columns:repeat(2,minmax(0,1fr))}
 figure.wide,figure:last-child:nth-child(odd){grid-column:1/-1}}

@@ -76,6 +76,8 @@ class SiteCard:
     """A digest of names, types and shapes of all weights that it exchanges; "" for none."""
     device: str
     """Where it computes: ``"cpu"``, ``"cuda"``, ``"cuda:1"``."""
+    found: int = 0
+    """Samples that its share was taken from, used or not (`ClientData.found`)."""
 
 
 def pack_instructions(instructions: Instructions) -> ConfigRecord:
@@ -92,6 +94,20 @@ def unpack_instructions(content: RecordDict) -> Instructions:
         return dataclasses.replace(instructions, lineage=Lineage.parse(str(instructions.lineage)))
     except ValueError:
         raise RefusedMessage(f"round.lineage is {instructions.lineage!r}") from None
+
+
+def pack_baseline(algo: str) -> dict[str, ConfigRecord]:
+    """The record that every message of a run's baseline carries; {} for the run itself (``algo`` is "")."""
+    return {"baseline": ConfigRecord({"algo": algo})} if algo else {}
+
+
+def unpack_baseline(content: RecordDict) -> str:
+    """Which of the run's baselines a message is about, "" for none; RefusedMessage if the record is malformed."""
+    record = content.config_records.get("baseline", {"algo": ""})
+    algo = record.get("algo")
+    if len(record) != 1 or not isinstance(algo, str):
+        raise RefusedMessage(f"baseline is {dict(record)!r}")
+    return algo
 
 
 def pack_site_card(card: SiteCard) -> ConfigRecord:

@@ -15,7 +15,7 @@ from protofl_common.robust import FEWEST
 from protofl_common.settings import Settings
 from protofl_common.text import in_order, printable
 from protofl_common.wire.limits import RefusedMessage
-from protofl_common.wire.records import SiteCard, unpack_site_card
+from protofl_common.wire.records import SiteCard, pack_baseline, unpack_site_card
 from server_app.network.transport import pull_each, push_each
 from server_app.run.console import say
 from server_app.sampling import number_asked
@@ -28,10 +28,14 @@ class FederationError(RuntimeError):
 class Federation:
     """The sites of a run, known by their own names; Flower's node ids change at every restart."""
 
-    def __init__(self, grid: Grid, settings: Settings, lineage: Lineage, owners: Mapping[str, int]) -> None:
+    def __init__(
+        self, grid: Grid, settings: Settings, lineage: Lineage, owners: Mapping[str, int], baseline: str = ""
+    ) -> None:
         self.grid = grid
         self.settings = settings
         self.lineage = lineage
+        self.baseline = baseline
+        """The algorithm, where these rounds are of a run's baseline; "" for the run itself."""
         self.cards: dict[str, SiteCard] = {}
         self.node_of: dict[str, int] = {}
         self.owners = dict(owners)
@@ -169,7 +173,7 @@ class Federation:
         self.online = set(self.grid.get_node_ids())
         if new := [node for node in self.online if node not in self._introductions]:
             new.sort()
-            sent = zip(new, push_each(self.grid, map(_introduction, new)), strict=True)
+            sent = zip(new, push_each(self.grid, map(self._introduction, new)), strict=True)
             given = {node: str(message.metadata.message_id) for node, (message, taken) in sent if taken}
             self._introductions |= given
             self._waiting |= {key: node for node, key in given.items()}
@@ -181,6 +185,9 @@ class Federation:
                 self.problems[node] = printable(str(reply.error.reason))
             else:
                 self._take_card(node, reply.content)
+
+    def _introduction(self, node: int) -> Message:
+        return Message(RecordDict({**pack_baseline(self.baseline)}), node, MessageType.QUERY, group_id="0")
 
     def _settle(self) -> None:
         """Give a site to the node that claims it, once the other is gone, and back to its own when that returns."""
@@ -285,10 +292,6 @@ def _must_agree(what: str, values: dict[str, str], hint: str) -> None:
     if len(sites_of) > 1:
         lines = [f"  {value}: {', '.join(sites)}" for value, sites in sites_of.items()]
         raise FederationError(f"the sites differ in {what}; {hint}:\n" + "\n".join(lines))
-
-
-def _introduction(node: int) -> Message:
-    return Message(RecordDict(), node, MessageType.QUERY, group_id="0")
 
 
 def _explain(problems: dict[int, str]) -> str:

@@ -100,6 +100,16 @@ def newest_whole(folder: Path) -> Checkpoint:
     return Checkpoint.read(folder / OLD_NAME)
 
 
+def is_complete(folder: Path) -> bool:
+    """Whether the run in ``folder`` has made its final evaluation."""
+    return (folder / SUMMARY).exists()
+
+
+def can_be_resumed(folder: Path) -> bool:
+    """Whether the run in ``folder`` has a checkpoint."""
+    return bool(checkpoints(folder)) or (folder / OLD_NAME).exists()
+
+
 def starting_point(settings: Settings, folder: Path, run_id: int) -> Checkpoint:
     """Where a run begins: before its first round, or, with ``resume``, after the last one that it finished.
 
@@ -114,9 +124,9 @@ def starting_point(settings: Settings, folder: Path, run_id: int) -> Checkpoint:
             hint = "choose another name, or let it go on with resume = true"
             raise SettingsError(f"run-name = {name!r}: {folder} holds a run already; {hint}")
         return Checkpoint(wanted, Lineage(run_id), code=code_version())
-    if (folder / SUMMARY).exists():
+    if is_complete(folder):
         raise SettingsError(f"resume = true: nothing to resume, the run {name!r} is complete: {folder}")
-    if not checkpoints(folder) and not (folder / OLD_NAME).exists():
+    if not can_be_resumed(folder):
         raise SettingsError(f"resume = true: nothing to resume, there is no checkpoint in {folder / FOLDER}")
     found = newest_whole(folder)
     if lines := _differences(found.settings, wanted):

@@ -3,17 +3,80 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Collection, Sequence
 
 from rich.console import Console
 from rich.table import Table
 
+from protofl_common.comparison import HEADS, NOTE, Compared, table_rows
+from protofl_common.config.sections import DataSettings
 from protofl_common.metrics import human_bytes, human_seconds
-from protofl_common.run_folder import RoundRow, Summary
+from protofl_common.run_folder import RoundRow, Sites, Summary
+from protofl_common.text import in_order
+from protofl_common.wire.records import SiteCard
+
+BARS = " ▁▂▃▄▅▆▇█"
+MOST_LINES, MOST_CLASSES = 20, 60
+"""Of clients and classes that are shown before the first round."""
 
 
 def say(text: str) -> None:
     """A line, at once."""
     print(text, flush=True)
+
+
+def comparison_table(runs: Sequence[Compared]) -> str:
+    """The run beside its baselines."""
+    table = Table(title="side by side", caption=NOTE)
+    for number, name in enumerate(HEADS):
+        table.add_column(name, justify="right" if 0 < number < len(HEADS) - 1 else "left")
+    for row in table_rows(runs):
+        table.add_row(*row)
+    return _rendered(table)
+
+
+def class_strip(sites: Sites) -> str:
+    """A line per client with a bar per class, its training samples; "" for many clients, or classes not known here."""
+    known = {site: facts for site, facts in sites.get("sites", {}).items() if "train-classes" in facts}
+    if not known or len(known) > MOST_LINES or len(sites["classes"]) > MOST_CLASSES:
+        return ""
+    most, wide = max(max(facts["train-classes"]) for facts in known.values()), max(map(len, known))
+    lines = [
+        f"  {site:<{wide}}  {_bars(known[site]['train-classes'], most)}  {known[site]['domain']}".rstrip()
+        for site in in_order(known)
+    ]
+    return "\n".join([f"training samples of each class, █ = {most}", *lines])
+
+
+def _bars(counts: list[int], most: int) -> str:
+    return "".join(BARS[-(-count * (len(BARS) - 1) // max(1, most))] for count in counts)
+
+
+def samples_line(cards: Collection[SiteCard], data: DataSettings) -> str:
+    """Where all samples went that the sites found, and the settings by which some were left out.
+
+    Sites that divide one data set have found the same samples, all others samples of their own.
+    """
+    divided = [card.found for card in cards if card.num_partitions and data.partition != "own"]
+    found = sum(card.found for card in cards) - sum(divided) + max(divided, default=0)
+    train, test = sum(card.train_samples for card in cards), sum(card.test_samples for card in cards)
+    capped = f" (train-samples = {data.train_samples} a client)" if data.train_samples else ""
+    left = found - train - test
+    if left > 0:
+        rest = f"{left:,} left out ({', '.join(_selecting(data)) or 'of clients that are not here'})"
+    else:
+        rest = "some of them used by several clients" if left else "none left out"
+    return f"samples: {found:,} found · {train:,} for training{capped} · {test:,} for testing · {rest}"
+
+
+def _selecting(data: DataSettings) -> list[str]:
+    """``key = value`` of each setting that may leave samples out."""
+    values: dict[str, str | int] = {"total-samples": data.total_samples, "test-samples": data.test_samples}
+    if data.test_from != "split":  # else what train-samples leaves over is tested on
+        values |= {"train-samples": data.train_samples, "test-from": data.test_from}
+    if data.partition not in ("iid", "dirichlet", "label-shift", "own"):
+        values |= {"partition": data.partition, "clients-per-domain": data.clients_per_domain}
+    return [f"{key} = {value}" for key, value in values.items() if value]
 
 
 def round_line(row: RoundRow, rounds: int, seconds_left: float) -> str:
@@ -49,6 +112,10 @@ def final_table(summary: Summary) -> str:
         f"{human_bytes(sizes['up'])} up, {human_bytes(sizes['down'])} down · "
         f"{human_seconds(summary['seconds'])} · lost replies: {trouble}"
     )
+    return _rendered(table)
+
+
+def _rendered(table: Table) -> str:
     text = io.StringIO()
     Console(file=text, width=100).print(table)
     return text.getvalue().rstrip()

@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import Literal
 
 from protofl_common.code_version import code_version
+from protofl_common.comparison import compared, counted, sentence
 from protofl_common.config.options import SettingsError
 from protofl_common.config.python_names import load
 from protofl_common.files import sync, write_text
@@ -56,13 +57,15 @@ from protofl_common.text import as_file_name
 from protofl_common.wire.records import Report
 from server_app.run.artifacts import Recording
 from server_app.run.checkpoint import Checkpoint
-from server_app.run.console import final_table, round_line, say
+from server_app.run.console import class_strip, comparison_table, final_table, round_line, samples_line, say
 from server_app.run.tensorboard import Events
 from server_app.strategies.base import Strategy
 from server_app.validation.replies import Outcome
 
 MOST_TOLD = 20
 """Sites that are named in one line."""
+RECENT = 3
+"""Rounds whose mean duration tells how long the rest will take."""
 
 
 def name_of_run(settings: Settings, run_id: int) -> str:
@@ -75,8 +78,10 @@ def name_of_run(settings: Settings, run_id: int) -> str:
 class Results:
     """Collects a run's rounds, prints a line for each, and writes the folder as the run goes on."""
 
-    def __init__(self, settings: Settings, folder: Path, start: Checkpoint) -> None:
+    def __init__(self, settings: Settings, folder: Path, start: Checkpoint, later: int = 0) -> None:
         self.settings = settings
+        self.rounds_later = later * settings.run.rounds
+        """Of the baselines that follow this run."""
         self.folder = folder
         self.start = start
         self.began = time.monotonic() - start.seconds
@@ -129,14 +134,19 @@ class Results:
                 write_text(self.folder / file, text)
 
     def announce(self, strategy: Strategy) -> None:
-        """Who takes part."""
+        """Who takes part; with a run's baselines only what is different."""
         self.recording.sites(strategy)
         by_name = strategy.federation.cards
         cards = by_name.values()
-        archs, devices = Counter(card.arch for card in cards), Counter(card.device for card in cards)
-        train, test = sum(card.train_samples for card in cards), sum(card.test_samples for card in cards)
-        say(f"{len(cards)} clients · {train} training and {test} test samples · {strategy.num_classes} classes")
-        say(f"models: {_listed(archs)} · devices: {_listed(devices)}")
+        archs, devices = counted(card.arch for card in cards), counted(card.device for card in cards)
+        if strategy.federation.baseline:
+            say(f"baseline · models: {archs}")
+            return
+        say(f"{len(cards)} clients · {strategy.num_classes} classes · partition {self.settings.data.partition}")
+        say(samples_line(cards, self.settings.data))
+        say(f"models: {archs} · devices: {devices}")
+        if strip := class_strip(self.files.sites()):
+            say(strip)
         say(f"shares of the training samples: {_shares({name: one.train_samples for name, one in by_name.items()})}")
         holders = Counter(label for card in cards for label in card.holds)
         few, merging = sum(number < FEWEST for number in holders.values()), self.settings.federation.merging
@@ -158,8 +168,9 @@ class Results:
         self._note(row, outcome)
         self.recording.add_round(number, strategy)
         rounds = self.settings.run.rounds
-        left = (time.monotonic() - self.began) / number * (rounds - number)
-        say(round_line(row, rounds, left))
+        lately = [one["seconds"]["total"] for one in self.rows[-RECENT:]]  # the clients' start-up is not in them
+        line = round_line(row, rounds, sum(lately) / len(lately) * (rounds - number + self.rounds_later))
+        say(f"{strategy.row.title}: {line}" if self.settings.baselines or strategy.federation.baseline else line)
 
     def finish(self, number: int, strategy: Strategy, seconds: Seconds) -> None:
         """The final evaluation, after round ``number``: print the table, write the summary and what was learnt."""
@@ -174,9 +185,8 @@ class Results:
         self.recording.finish(strategy)
         summary = self._summary(row, strategy)
         self.files.write(SUMMARY, summary, indent=2)
-        say(final_table(summary))
-        say(f"results: {self.folder}")
-        self.draw()
+        if not strategy.federation.baseline:
+            say(final_table(summary))
 
     def _call_back(self, row: RoundRow) -> None:
         """Give the user's function a row of its own; that it fails is said, and fails nothing."""
@@ -186,17 +196,6 @@ class Results:
             self.callback(deepcopy(row))
         except Exception as error:
             say(f"  callback: {self.settings.run.callback} failed, {type(error).__name__}: {error}")
-
-    def draw(self) -> None:
-        """The page with the run's figures, if the settings want it; a failure to draw it is said and fails nothing."""
-        if not self.settings.run.report or not (self.folder / SITES).exists():
-            return
-        from protofl_common.report.page import write_report  # takes seconds: when all else is done
-
-        try:
-            say(f"report: {write_report(self.folder)}")
-        except Exception as error:
-            say(f"report: not drawn, {type(error).__name__}: {error}")
 
     @staticmethod
     def _row(
@@ -269,8 +268,27 @@ class Results:
         }
 
 
-def _listed(counts: Counter[str]) -> str:
-    return ", ".join(f"{number} × {what}" for what, number in sorted(counts.items()))
+def conclude(settings: Settings, folder: Path) -> None:
+    """After the run and its baselines: how they compare, where the results are, and the page."""
+    runs = compared(folder, settings.baselines)
+    if len(runs) > 1:
+        say(comparison_table(runs))
+    if runs:
+        say(f"result: {sentence(runs)}")
+    say(f"results: {folder}")
+    draw(settings, folder)
+
+
+def draw(settings: Settings, folder: Path) -> None:
+    """The page with the run's figures, if the settings want it; a failure to draw it is said and fails nothing."""
+    if not settings.run.report or not (folder / SITES).exists():
+        return
+    from protofl_common.report.page import write_report  # takes seconds: when all else is done
+
+    try:
+        say(f"report: {write_report(folder)}")
+    except Exception as error:
+        say(f"report: not drawn, {type(error).__name__}: {error}")
 
 
 def _shares(samples: dict[str, int]) -> str:

@@ -53,7 +53,7 @@ def lives(port: str) -> bool:
 
 
 def test_a_run_leaves_its_results_and_no_process(tmp_path: Path, temporary: Path) -> None:
-    process = start(temporary, "run", *TINY, f"out-dir={tmp_path}", "run-name=demo")
+    process = start(temporary, "run", *TINY, "--verbose", f"out-dir={tmp_path}", "run-name=demo")
     output, _ = process.communicate(timeout=900)
     assert process.returncode == 0, output
     assert "round 1/1" in output
@@ -75,7 +75,7 @@ def test_a_run_that_fails_exits_with_1(tmp_path: Path, temporary: Path) -> None:
 
 
 def test_ctrl_c_stops_the_run_and_the_superlink(tmp_path: Path, temporary: Path) -> None:
-    process = start(temporary, "run", *TINY, "rounds=100000", f"out-dir={tmp_path}")
+    process = start(temporary, "run", *TINY, "--verbose", "rounds=100000", f"out-dir={tmp_path}")
     said = []
     assert process.stdout is not None
     for line in process.stdout:

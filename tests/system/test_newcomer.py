@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -31,9 +32,24 @@ def command(*words: str) -> str:
     return ended.stdout
 
 
+def test_make_run_shows_prototypes_ahead_of_fedavg_and_of_training_alone(tmp_path: Path) -> None:
+    make = ("make", "-o", f"{BIN}/.installed", "run", f"VENV={sys.prefix}")
+    assert "protofl run --recipe first-run" in command(*make, "--dry-run")
+    said = command(*make, f"CONFIG=--recipe first-run out-dir={tmp_path} run-name=first")
+    found = re.search(
+        r"^result: alone ([\d.]+) %, FedAvg ([\d.]+) %, FedProto over 3 .* averaging ([\d.]+) %;", said, re.M
+    )
+    assert found, said
+    alone, fedavg, prototypes = map(float, found.groups())
+    assert prototypes > max(alone + 20, fedavg)
+    assert not re.search(r"INFO|WARNING|Traceback|pid=", said)
+    assert "samples: 2,500 found · 300 for training (train-samples = 30 a client) · 2,200 for testing · none" in said
+    assert found[0].partition(": ")[2] in (tmp_path / "first" / "report.html").read_text(encoding="utf-8")
+
+
 def test_run_look_compare_export_predict(tmp_path: Path) -> None:
     runs, model, image = tmp_path / "runs", tmp_path / "model", tmp_path / "seven.png"
-    where = f"out-dir={runs} rounds=4 partition=iid train-samples=200"
+    where = f"out-dir={runs} rounds=4 local-epochs=5 partition=iid train-samples=200"
     ready = f"{BIN}/.installed"  # the tests' own environment is not installed again
     make = ("make", "-o", ready, "run", f"VENV={sys.prefix}", f"CLIENTS={CLIENTS}", f"CONFIG={where} run-name=first")
     assert "results: " in command(*make)

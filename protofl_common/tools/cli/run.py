@@ -1,4 +1,4 @@
-"""One federation, simulated on this machine: a thin layer over ``flwr run``, whose exact command it prints.
+"""One federation, simulated on this machine: a thin layer over ``flwr run``, whose exact command --verbose shows.
 
   protofl run algo=fedplvm rounds=20 --clients 20
   protofl run --recipe fedproto-mnist-3way data-dir=/data seed=2
@@ -20,7 +20,11 @@ from protofl_common.settings import Settings, default_run_config
 from protofl_common.tools.cli.assignments import as_run_config, read_assignments
 from protofl_common.tools.cli.flower import flwr_run, follow, shown
 from protofl_common.tools.cli.recipes import DEFAULT_FEDERATION, read_recipe
+from protofl_common.tools.cli.screen import Screen
 from protofl_common.tools.cli.superlink import SuperLink
+
+NEXT = "protofl run dataset=image-folder data-dir=FOLDER"
+"""What to type after a run: the own images, in a folder for each class."""
 
 
 def describe(parser: argparse.ArgumentParser) -> None:
@@ -30,6 +34,8 @@ def describe(parser: argparse.ArgumentParser) -> None:
         "--recipe", metavar="NAME", help="configs/recipes/NAME.toml, or a TOML file, below the settings"
     )
     parser.add_argument("--clients", type=int, metavar="N", help="number of clients (the recipe's, else 10)")
+    parser.add_argument("--quiet", action="store_true", help="show the result only")
+    parser.add_argument("--verbose", action="store_true", help="show Flower's command and all that it says")
     add_resources(parser)
 
 
@@ -82,10 +88,15 @@ def act(arguments: argparse.Namespace) -> int:
     else:  # Flower does not take a file and pairs together
         run_config = as_run_config((recipe.settings if recipe else {}) | given)
     command = flwr_run(run_config, federation)
-    with SuperLink() as superlink:
-        print(f"$ {shown(command, superlink)}", flush=True)
-        ended = follow(command, superlink, lambda line: print(line, flush=True))
-    if not ended.well:
+    with Screen(quiet=arguments.quiet, verbose=arguments.verbose) as screen, SuperLink() as superlink:
+        if arguments.verbose:
+            screen(f"$ {shown(command, superlink)}")
+        ended = follow(command, superlink, screen)
+    if ended.well:
+        screen.conclude(NEXT)
+    else:
+        if not screen.explained:
+            print(ended.reason, file=sys.stderr)
         print(f"protofl: this run has failed ({ended.status})", file=sys.stderr)
     return 0 if ended.well else 1
 

@@ -21,7 +21,8 @@ from flwr.supercore.utils import get_flwr_home
 
 from protofl_common.catalog import CATALOG
 from protofl_common.config.options import Scalar, SettingsError
-from protofl_common.permissions import LIMITS, allowed_by, names_of
+from protofl_common.permissions import LIMITS, allowed_by
+from protofl_common.text import names_in
 from protofl_common.settings import app_folder, default_run_config
 from protofl_common.tools.site.bundle import bundle_hash
 from protofl_common.tools.site.client_process import INSTALLED
@@ -159,9 +160,9 @@ def _permissions(node: Mapping[str, Scalar]) -> Iterator[Finding]:
     allowed = allowed_by(node)
     if allowed["allow-download"]:
         yield Finding(WARNING, "downloads", "a run may have data sets downloaded (allow-download)")
-    if modules := names_of(allowed["allow-python"]):
+    if modules := names_in(allowed["allow-python"]):
         yield Finding(WARNING, "modules", f"a run may have these imported and called: {', '.join(modules)}")
-    backbones = names_of(allowed["allow-backbones"])
+    backbones = names_in(allowed["allow-backbones"])
     yield Finding(FACT, "backbones", ", ".join(["the embedded ones", *backbones]))
     if node.get("insight"):
         yield Finding(
@@ -172,7 +173,7 @@ def _permissions(node: Mapping[str, Scalar]) -> Iterator[Finding]:
 
 def _algorithms(node: Mapping[str, Scalar]) -> Iterator[Finding]:
     """What may leave this machine, by the catalog's declarations."""
-    names = names_of(allowed_by(node)["allow-algorithms"])
+    names = names_in(allowed_by(node)["allow-algorithms"])
     chosen = CATALOG if "all" in names else {name: CATALOG[name] for name in names if name in CATALOG}
     by_upload: dict[str, list[str]] = {}
     for name, row in chosen.items():

@@ -11,7 +11,8 @@ from flwr.common.config import parse_config_args
 
 from protofl_common.datasets.store import cache_root
 from protofl_common.config.options import Scalar, SettingsError
-from protofl_common.permissions import LIMITED, allowed_by, names_of
+from protofl_common.permissions import LIMITED, allowed_by
+from protofl_common.text import names_in
 from protofl_common.settings import Settings, default_run_config, is_site
 
 
@@ -57,7 +58,7 @@ def site_settings(node: Mapping[str, Scalar], asked: Mapping[str, Scalar] | None
 def _modest(node: Mapping[str, Scalar]) -> dict[str, Scalar]:
     """Settings of a run that asks for nothing which the site's limits and algorithms leave out."""
     allowed = allowed_by(node)
-    algorithms = names_of(allowed["allow-algorithms"])
+    algorithms = names_in(allowed["allow-algorithms"])
     config: dict[str, Scalar] = dict.fromkeys(LIMITED, 1)
     return config if "all" in algorithms else {**config, "algo": next(iter(algorithms), "")}
 

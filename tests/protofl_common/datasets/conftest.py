@@ -29,10 +29,10 @@ def cache_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def data_settings(cache_dir: Path) -> MakeSettings:
-    """``data_settings(dataset="digits", train_samples=0)``: the defaults with these changes."""
+    """``data_settings(dataset="digits", train_samples=0)``: few samples of a domain, with these changes."""
 
     def make(**changes: Any) -> DataSettings:
-        config = default_run_config() | {"cache-dir": str(cache_dir)}
+        config = default_run_config() | {"cache-dir": str(cache_dir), "partition": "feature-shift", "train-samples": 30}
         return Settings.from_run_config(config | {key.replace("_", "-"): value for key, value in changes.items()}).data
 
     return make

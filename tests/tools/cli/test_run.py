@@ -43,7 +43,7 @@ def commands(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
 def test_bare_settings_become_flowers_command_and_it_is_shown(
     commands: list[list[str]], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["run", "algo=fedplvm", "--clients", "20", "rounds=20", "models=cnn4"]) == 0
+    assert main(["run", "algo=fedplvm", "--clients", "20", "rounds=20", "models=cnn4", "--verbose"]) == 0
     federation, config = "num-supernodes=20 client-resources-num-cpus=1", 'algo="fedplvm" rounds=20 models="cnn4"'
     wanted = ["flwr", "run", ".", "--stream", "--federation-config", federation, "--run-config", config]
     assert commands == [wanted]
