@@ -14,6 +14,7 @@ from client_app.data import Samples, to_device, unlabelled_apart
 from client_app.state import StateFolder
 from protofl_common.backbones.cache import cached_features
 from protofl_common.backbones.extract import feature_widths
+from protofl_common.config.options import SettingsError
 from protofl_common.datasets import UNLABELLED, ClientData, open_client_data
 from protofl_common.datasets.inputs import normalised
 from protofl_common.datasets.store import cache_root, digest
@@ -21,7 +22,6 @@ from protofl_common.evaluation_metrics import declared_metrics
 from protofl_common.models.build import check_model
 from protofl_common.models.initial import initial_model
 from protofl_common.models.split import SplitModel
-from protofl_common.options import SettingsError
 from protofl_common.settings import Settings, is_site
 from protofl_common.text import is_plain_name
 from protofl_common.wire.limits import Limits, RefusedMessage, Template

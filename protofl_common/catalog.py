@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from typing import TypeVar
 
-from protofl_common.models.groups import ARCHITECTURES
-from protofl_common.options import option
-from protofl_common.python_names import PYTHON_NAME
+from protofl_common.config.architectures import ARCHITECTURES
+from protofl_common.config.options import option
+from protofl_common.config.python_names import PYTHON_NAME
 from protofl_common.wire.schema import Exchange, Vectors, VectorSets, Weights
 
 DISTANCES = ("l2", "squared-l2", "l1", "mse")
@@ -22,10 +22,6 @@ GRANULARITIES = ("class", "class-mean", "sample")
 
 CLUSTERINGS = ("finch", "kmeans", "average")
 """How `clustering.cluster` makes prototypes of a class's vectors: clusters by FINCH or by k-means, or one mean."""
-
-
-MERGINGS = ("mean", "median", "trimmed-mean")
-"""How a server that averages the clients' prototypes may do it (`robust.py`)."""
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ from pathlib import Path
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
+from protofl_common.config.options import SettingsError
 from protofl_common.datasets import DataError, check_data_settings
-from protofl_common.options import SettingsError
 from protofl_common.run_folder import Seconds
 from protofl_common.settings import Settings
 from protofl_common.tensorfile import TensorFileError

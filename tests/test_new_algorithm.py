@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from protofl_common.catalog import CATALOG
-from protofl_common.options import keys_of
+from protofl_common.config.options import keys_of
 from protofl_common.settings import default_run_config
 from tests.declared import DECLARED
 from tests.test_settings_act import CASES

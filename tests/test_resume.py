@@ -15,7 +15,7 @@ from flwr.app import Message, MessageType
 from safetensors.torch import load_file, save_file
 
 from protofl_common.catalog import CATALOG
-from protofl_common.options import SettingsError
+from protofl_common.config.options import SettingsError
 from protofl_common.settings import default_run_config
 from protofl_common.tensorfile import TensorFileError
 from protofl_common.tools.cli.recipes import read_recipe
@@ -110,6 +110,7 @@ def assert_same(found: Outcome, wanted: Outcome) -> None:
 @pytest.mark.parametrize("algo", CATALOG)
 def test_a_run_stopped_at_every_place_equals_an_undisturbed_one(algo: str, tmp_path: Path) -> None:
     settings: dict[str, Any] = {"algo": algo, "rounds": 6, "run_name": "mine", "train_samples": 20, "test_samples": 20}
+    settings |= {"fedtgp__server_epochs": 5}
     wanted = run_federation(run_config(tmp_path / "whole", **settings), CLIENTS)
     config = run_config(tmp_path / "parts", **settings)
     resumed = config | {"resume": True}

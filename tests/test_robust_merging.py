@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from scipy.stats import trim_mean
 
 from protofl_common.catalog import CATALOG
-from protofl_common.options import SettingsError
+from protofl_common.config.options import SettingsError
 from protofl_common.prototypes import Prototypes, merge_by_class
 from protofl_common.robust import dropped, merge_prototypes
 from protofl_common.settings import Settings, default_run_config

@@ -21,8 +21,8 @@ from client_app.failures import reason_of
 from client_app.state import ClientState, StateFolder
 from protofl_common import plugins
 from protofl_common import settings as settings_module
+from protofl_common.config.options import SettingsError
 from protofl_common.lineage import Lineage
-from protofl_common.options import SettingsError
 from protofl_common.settings import Settings, default_run_config
 from tests.harness import LocalGrid, run_config, run_federation
 

@@ -9,14 +9,12 @@ with a dot, are skipped. Every image is made RGB and stretched to a square.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from protofl_common.config.sections import DataSettings
 from protofl_common.datasets.raw import DataError, Images, RawData
-
-if TYPE_CHECKING:
-    from protofl_common.settings import DataSettings
 
 EXTENSIONS = frozenset((".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"))
 DEFAULT_SIZE = 64

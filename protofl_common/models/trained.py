@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from protofl_common.config.options import SettingsError
 from protofl_common.files import write_text
 from protofl_common.models.build import build_model
 from protofl_common.models.split import SplitModel
-from protofl_common.options import SettingsError
 from protofl_common.prototypes import Prototypes
 from protofl_common.tensorfile import TensorFileError, read_tensors, write_tensors
 

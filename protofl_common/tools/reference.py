@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from protofl_common.catalog import CATALOG, Algorithm
-from protofl_common.options import Scalar, key_of, range_text
-from protofl_common.settings import NODE_OVERRIDES, SECTIONS, default_run_config
+from protofl_common.config.options import Scalar, key_of, range_text
+from protofl_common.config.sections import SECTIONS
+from protofl_common.settings import NODE_OVERRIDES, default_run_config
 from protofl_common.tools.cli import COMMANDS, parser_of
 from protofl_common.tools.cli.list import carries, lists
 

@@ -9,8 +9,8 @@ from collections.abc import Iterable
 from flwr.app import Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
+from protofl_common.config.architectures import ARCHITECTURES, members_of
 from protofl_common.lineage import Lineage
-from protofl_common.models.groups import ARCHITECTURES, members_of
 from protofl_common.settings import Settings
 from protofl_common.text import in_order, printable
 from protofl_common.wire.limits import RefusedMessage

@@ -17,10 +17,11 @@ import torch
 from filelock import FileLock, Timeout
 from torch import Tensor
 
+from protofl_common.config.options import Scalar, SettingsError
+from protofl_common.config.sections import keys_that_change
 from protofl_common.lineage import Lineage
-from protofl_common.options import Scalar, SettingsError
 from protofl_common.run_folder import SUMMARY
-from protofl_common.settings import Settings, keys_that_change, to_run_config
+from protofl_common.settings import Settings, to_run_config
 from protofl_common.tensorfile import read_tensors, write_tensors
 
 FORMAT = "protofl-checkpoint-2"
@@ -95,10 +96,10 @@ def starting_point(settings: Settings, folder: Path, run_id: int) -> Checkpoint:
 def _differences(before: dict[str, Scalar], now: dict[str, Scalar]) -> list[str]:
     """A line for each setting that must not change and has."""
     keys = [key for key in {**before, **now} if key not in MAY_DIFFER and before.get(key) != now.get(key)]
-    return [f"{key} = {_told(now, key)}: the run has {key} = {_told(before, key)}" for key in keys]
+    return [f"{key} = {_as_text(now, key)}: the run has {key} = {_as_text(before, key)}" for key in keys]
 
 
-def _told(settings: dict[str, Scalar], key: str) -> str:
+def _as_text(settings: dict[str, Scalar], key: str) -> str:
     return json.dumps(settings[key], ensure_ascii=False) if key in settings else "(not set)"
 
 

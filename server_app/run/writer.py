@@ -30,10 +30,10 @@ from itertools import chain
 from pathlib import Path
 from typing import Literal
 
+from protofl_common.config.options import SettingsError
+from protofl_common.config.python_names import load
 from protofl_common.files import sync, write_text
 from protofl_common.metrics import best_evaluation, over_clients
-from protofl_common.options import SettingsError
-from protofl_common.python_names import load
 from protofl_common.run_folder import (
     KINDS,
     METRICS,
@@ -127,7 +127,7 @@ class Results:
         archs, devices = Counter(card.arch for card in cards), Counter(card.device for card in cards)
         train, test = sum(card.train_samples for card in cards), sum(card.test_samples for card in cards)
         say(f"{len(cards)} clients · {train} training and {test} test samples · {strategy.num_classes} classes")
-        say(f"models: {_told(archs)} · devices: {_told(devices)}")
+        say(f"models: {_listed(archs)} · devices: {_listed(devices)}")
         say("accuracies of a round are those of what the clients received at its start, before its training")
 
     def add_round(self, number: int, strategy: Strategy, seconds: Seconds, figures: dict[str, float]) -> None:
@@ -252,7 +252,7 @@ class Results:
         }
 
 
-def _told(counts: Counter[str]) -> str:
+def _listed(counts: Counter[str]) -> str:
     return ", ".join(f"{number} × {what}" for what, number in sorted(counts.items()))
 
 

@@ -63,7 +63,7 @@ class FeSEM(FedAvg[FeSEMHparams]):
         return [int(k) for k in np.argmin(squares, axis=0)]
 
     def _first_clusters(self, points: np.ndarray) -> list[int]:
-        count = min(len(self.centres), len(np.unique(points, axis=0)))
+        count = min(len(self.centres), len({point.tobytes() for point in points}))
         seed = derive_seed(self.settings.run.seed, "fesem") % 2**32
         return [int(k) for k in KMeans(count, n_init=10, random_state=seed).fit_predict(points)]
 

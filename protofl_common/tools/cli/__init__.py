@@ -12,7 +12,7 @@ import sys
 from importlib import import_module
 from types import FrameType
 
-from protofl_common.options import SettingsError
+from protofl_common.config.options import SettingsError
 
 COMMANDS = {
     "run": "one federation, simulated on this machine",

@@ -13,10 +13,10 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from protofl_common.backbones.names import EMBEDDED, OTHERS
 from protofl_common.catalog import CATALOG, Algorithm
-from protofl_common.datasets.names import DATASETS, PARTITIONS
-from protofl_common.models.groups import ARCHITECTURES, GROUPS
+from protofl_common.config.architectures import ARCHITECTURES, GROUPS
+from protofl_common.config.backbones import EMBEDDED, OTHERS
+from protofl_common.config.datasets import DATASETS, PARTITIONS
 from protofl_common.plugins import installed
 from protofl_common.wire.schema import Declared, Entry, Vectors, VectorSets, Weights
 

@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from protofl_common.options import SettingsError
+from protofl_common.config.options import SettingsError
 
 UNKNOWN = "unknown"
 
@@ -54,8 +54,8 @@ def act(arguments: argparse.Namespace) -> int:
         table.add_column(name, justify="right" if name in ("probability", "distance") else "left", overflow="fold")
     for file, one in zip(names, found, strict=True):
         name = f"{UNKNOWN} ({one.name}?)" if one.unknown else one.name
-        apart = ("–", "–") if one.distance is None else (escape(one.nearest or ""), f"{one.distance:.4g}")
-        table.add_row(escape(file), escape(name), f"{one.probability:.3f}", *apart)
+        near = ("–", "–") if one.distance is None else (escape(one.nearest or ""), f"{one.distance:.4g}")
+        table.add_row(escape(file), escape(name), f"{one.probability:.3f}", *near)
     Console().print(table)
     return 0
 

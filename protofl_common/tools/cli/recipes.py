@@ -8,7 +8,7 @@ import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
-from protofl_common.options import Scalar, SettingsError
+from protofl_common.config.options import Scalar, SettingsError
 from protofl_common.settings import app_folder, flatten
 from protofl_common.tools.cli.assignments import typed
 

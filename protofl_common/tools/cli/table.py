@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.markdown import Markdown
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from protofl_common.options import Scalar, SettingsError
+from protofl_common.config.options import Scalar, SettingsError
 from protofl_common.tools.cli.assignments import read_assignments
 from protofl_common.tools.cli.recipes import found
 from protofl_common.tools.cli.run import add_resources, with_resources

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from protofl_common.options import Scalar
+from protofl_common.config.options import Scalar
 from protofl_common.run_folder import SUMMARY
 from protofl_common.tools.cli.assignments import as_run_config
 from protofl_common.tools.cli.flower import flwr_run, follow

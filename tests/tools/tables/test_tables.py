@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from protofl_common.options import SettingsError
+from protofl_common.config.options import SettingsError
 from protofl_common.settings import to_run_config
 from protofl_common.tools.cli import main
 from protofl_common.tools.cli.recipes import RECIPES, ROOT
