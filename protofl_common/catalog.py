@@ -160,6 +160,11 @@ class Algorithm:
     """Made for features of frozen backbones: they are used unless the settings say otherwise."""
 
     @property
+    def averages(self) -> bool:
+        """Whether the server averages anything: prototypes, or weights, which it would take up for nothing else."""
+        return self.averages_prototypes or any(isinstance(entry, Weights) for entry in self.exchange.up.values())
+
+    @property
     def reported_losses(self) -> tuple[str, ...]:
         """All loss names of a report: its own terms, their total, and FedPU's term of any algorithm."""
         return ("total", "unlabelled", *self.losses)

@@ -2,7 +2,7 @@
 
 ``Settings.from_run_config`` checks every key at once and raises one :class:`SettingsError` with a line per problem.
 A client's ``--node-config`` may override some of them (`NODE_OVERRIDES`): facts about its own site. On such a site the
-run configuration chooses no folders, and no download or weights that the node config does not allow.
+run configuration chooses no folders, and nothing that its operator does not allow (`permissions.py`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from protofl_common.config.architectures import (
     PROJECTION,
     architecture_of,
 )
-from protofl_common.config.backbones import EMBEDDED, is_allowed, parse_backbones
+from protofl_common.config.backbones import EMBEDDED, parse_backbones
 from protofl_common.config.options import (
     Scalar,
     SettingsError,
@@ -40,16 +40,15 @@ from protofl_common.config.sections import (
     TrainingSettings,
 )
 from protofl_common.evaluation_metrics import metric_names
-from protofl_common.plugins import algorithm_named, installed, read_hparams
+from protofl_common.permissions import LIMITS, PERMISSIONS, permission_problems
+from protofl_common.plugins import algorithm_named, read_hparams
 from protofl_common.text import is_plain_name
 from protofl_common.wire.schema import Exchange
 
 PARTITION_KEYS = ("partition-id", "num-partitions")
 """All that the node config of a simulated client has."""
 NODE_OVERRIDES = ("data-dir", "arch", "device", "state-dir", "cache-dir")
-PERMISSIONS: dict[str, Scalar] = {"allow-download": False, "allow-backbones": "", "allow-python": ""}
-"""What a site lets a run ask for, with the defaults: no download, embedded backbones, no module but this app's."""
-NODE_KEYS = ("site-name", *PARTITION_KEYS, "domain", "insight", *NODE_OVERRIDES, *PERMISSIONS)
+NODE_KEYS = ("site-name", *PARTITION_KEYS, "domain", "insight", *NODE_OVERRIDES, *PERMISSIONS, *LIMITS)
 """What a site may say of itself with ``--node-config``; ``insight`` is true or false there (`client_app/site.py`)."""
 SITE_FOLDERS: dict[str, Scalar] = {"data-dir": "", "cache-dir": "", "state-dir": "", "out-dir": "runs"}
 """The folders of a site whose node config does not say otherwise; what the run config says of them is ignored."""
@@ -115,7 +114,8 @@ class Settings:
         choices = f"choose from {', '.join(NODE_KEYS)}"
         problems = [f"node-config: {line}; {choices}" for line in unknown_keys(node, NODE_KEYS)]
         problems += unknown_keys(config, _likely_first(str(config.get("algo"))))
-        denied, late = _permission_problems(node, config), list[str]()
+        denied = permission_problems(node, config) if is_site(node) else []
+        late = list[str]()
         tables = {name: read_section(row.hparams, config, late, prefix=f"{name}.") for name, row in CATALOG.items()}
         hparams = None if denied else _hparams(config, tables, problems)
         sections = {name: read_section(section, config, problems) for name, section in SECTIONS.items()}
@@ -129,43 +129,6 @@ class Settings:
 def is_site(node_config: Mapping[str, object]) -> bool:
     """Whether a node config is that of a machine with an operator, not of a simulated client."""
     return bool(node_config.keys() - set(PARTITION_KEYS))
-
-
-def _permission_problems(node: Mapping[str, Scalar], config: Mapping[str, Scalar]) -> list[str]:
-    """A line for what the run asks of a site without the node config's permission, or for one that is none."""
-    if not is_site(node):
-        return []
-    allowed = PERMISSIONS | {key: node[key] for key in PERMISSIONS if key in node}
-    for key, default in PERMISSIONS.items():
-        if type(allowed[key]) is not type(default):
-            kind = "true or false" if default is False else "a string of names, separated by commas"
-            return [f"node-config: {key} = {allowed[key]!r} must be {kind}"]
-    problems = []
-    if config.get("download") is True and not allowed["allow-download"]:
-        problems.append(f"download = true: {_NOT_ALLOWED} set allow-download=true (node config)")
-    for key, module in _modules_named({key: value for key, value in config.items() if key not in node}):
-        packages = [name.strip() for name in str(allowed["allow-python"]).split(",")]
-        if not any(module == name or module.startswith(f"{name}.") for name in packages):
-            problems.append(f"{key}: {_NOT_ALLOWED} name {module} in allow-python (node config)")
-    if str(config.get("dataset")).startswith("hf:") and not (config.get("data-dir") or allowed["allow-download"]):
-        problems.append(f"dataset = {config['dataset']!r}: {_NOT_ALLOWED} set data-dir, or allow-download=true")
-    for name in map(str.strip, str(config.get("backbones")).split(",")):
-        if not is_allowed(name, str(allowed["allow-backbones"])):
-            problems.append(f"backbones = {name!r}: {_NOT_ALLOWED} name it in allow-backbones (node config)")
-    return problems
-
-
-def _modules_named(config: Mapping[str, Scalar]) -> list[tuple[str, str]]:
-    """What a run would have imported beside this app: (``key = value``, the module)."""
-    points = {} if (algo := str(config.get("algo"))) in CATALOG else installed()
-    found = [(f"algo = {algo!r}", points[algo].module)] if algo in points else []
-    for key in ("metrics", "dataset", "arch", "models", "fml.meme"):
-        names = filter(is_python_name, map(str.strip, str(config.get(key)).split(",")))
-        found += [(f"{key} = {name!r}", name.partition(":")[0]) for name in names if not name.startswith("hf:")]
-    return found
-
-
-_NOT_ALLOWED = "not allowed on this site; its operator may"
 
 
 def _run_problems(run: RunSettings | None) -> list[str]:
@@ -216,10 +179,10 @@ def _hparams(config: Mapping[str, Scalar], tables: Mapping[str, Hparams | None],
 
 def _merging_problems(algo: str, row: Algorithm, config: Mapping[str, Scalar]) -> list[str]:
     merging = config.get("merging")
-    if merging == "mean" or merging not in MERGINGS or row.averages_prototypes:
+    if merging == "mean" or merging not in MERGINGS or row.averages:
         return []
-    able = ", ".join(name for name, one in CATALOG.items() if one.averages_prototypes)
-    return [f"merging = {merging!r}: {algo} does not average prototypes; choose mean, or an algo of {able}"]
+    able = ", ".join(name for name, one in CATALOG.items() if one.averages)
+    return [f"merging = {merging!r}: {algo} averages neither prototypes nor weights; choose mean, or an algo of {able}"]
 
 
 def known_keys() -> list[str]:

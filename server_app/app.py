@@ -39,7 +39,7 @@ def main(grid: Grid, context: Context) -> None:
         with alone_in(folder):
             start = starting_point(settings, folder, context.run_id)
             results = Results(settings, folder, start)
-            federation = Federation(grid, settings, start.lineage)
+            federation = Federation(grid, settings, start.lineage, start.owners)
             federation.gather(start.sites, start.num_partitions)
             strategy = server_half(settings.row)(federation)
             strategy.restore(start.state)
@@ -69,6 +69,7 @@ def run_rounds(strategy: Strategy, results: Results) -> None:
         federation.await_sites()
         outcome = train_round(strategy, run_name, number, exchange)
         outcome.late = exchange.late
+        federation.note_silence(number, (), exchange.late)
         seconds: Seconds = {"total": time.monotonic() - start, **outcome.seconds}
         results.add_round(number, strategy, seconds, outcome.metrics)
         results.keep(number, strategy)

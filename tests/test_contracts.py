@@ -27,7 +27,7 @@ from server_app.strategies.base import ServerStrategy
 from tests.harness import run_config, run_federation
 
 ROOT = Path(__file__).parents[1]
-FLOWER_ROOMS = {"wire", "check.py"}
+FLOWER_ROOMS = {"wire", "check.py", "site"}
 """Files of protofl_common that may import flwr; its mathematics may not."""
 COMMON = ROOT / "protofl_common"
 TOOLS = COMMON / "tools"

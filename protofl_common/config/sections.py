@@ -15,7 +15,7 @@ from protofl_common.config.python_names import PYTHON_NAME
 INSIGHT_LEVELS = ("none", "summary", "features")
 """What clients tell for the report (`insight.py`)."""
 MERGINGS = ("mean", "median", "trimmed-mean")
-"""How a server that averages the clients' prototypes may do it (`robust.py`)."""
+"""How a server that averages the clients' prototypes or weights may do it (`robust.py`)."""
 
 
 @dataclass(frozen=True)
@@ -43,12 +43,16 @@ class FederationSettings:
     num_clients: int = option(minimum=0, affects="waiting")
     participation: float = option(above=0, maximum=1)
     min_replies: int = option(minimum=1, affects="waiting")
+    bind_sites: bool = option(affects="waiting")
     join_timeout: float = option(above=0, affects="waiting")
     round_timeout: float = option(above=0, affects="waiting")
+    max_silent_rounds: int = option(minimum=0, affects="waiting")
     evaluate_every: int = option(minimum=1)
     max_prototype_norm: float = option(above=0)
     max_prototypes_per_class: int = option(minimum=1)
     max_norm_ratio: float = option(above=1)
+    max_samples_ratio: float = option(minimum=1)
+    max_update_ratio: float = option(minimum=0)
     merging: str = option(choices=MERGINGS)
     trim_fraction: float = option(minimum=0, maximum=0.49)
 
@@ -64,7 +68,7 @@ class DataSettings:
     download: bool = option(affects="machine")
     cache_dir: str = option(affects="machine")
     image_size: int = option(minimum=0, affects="data")
-    text_length: int = option(minimum=1, affects="data")
+    text_length: int = option(minimum=1, maximum=65536, affects="data")
     classes: str = option(affects="data")
     partition: str = option(choices=PARTITIONS)
     alpha: float = option(above=0)
@@ -88,7 +92,7 @@ class ModelSettings:
 
     models: str = option(choices=GROUPS, or_like=PYTHON_NAME, or_words="MODULE:CLASS of your own", several=True)
     arch: str = option(choices=("", *ARCHITECTURES), or_like=PYTHON_NAME, or_words="MODULE:CLASS of your own")
-    feature_dim: int = option(minimum=1)
+    feature_dim: int = option(minimum=1, maximum=16384)
     head: str = option(choices=(*HEADS, ORTHOGONAL_SHARED))
     initial_weights: str = option(choices=("own", "shared"))
     backbones: str = option()

@@ -3,7 +3,7 @@
 A run's folder holds
     ``settings.toml``            every setting, usable again with ``--run-config``
     ``resume.toml``              the same, to let the run go on after it was stopped
-    ``checkpoint.safetensors``   what that takes (`checkpoint.py`)
+    ``checkpoints/``             what that takes, after each of the last three rounds (`checkpoint.py`)
     ``metrics.jsonl``            one line per round: figures over clients, per client, bytes, seconds, failures
     ``summary.json``             the final figures, totals and versions
     ``prototypes.safetensors``   the global prototypes, where the algorithm has them
@@ -30,10 +30,12 @@ from itertools import chain
 from pathlib import Path
 from typing import Literal
 
+from protofl_common.code_version import code_version
 from protofl_common.config.options import SettingsError
 from protofl_common.config.python_names import load
 from protofl_common.files import sync, write_text
 from protofl_common.metrics import best_evaluation, over_clients
+from protofl_common.robust import FEWEST
 from protofl_common.run_folder import (
     KINDS,
     METRICS,
@@ -59,6 +61,9 @@ from server_app.run.tensorboard import Events
 from server_app.strategies.base import Strategy
 from server_app.validation.replies import Outcome
 
+MOST_TOLD = 20
+"""Sites that are named in one line."""
+
 
 def name_of_run(settings: Settings, run_id: int) -> str:
     """``run-name``, or time, algorithm, data set and the start of Flower's run id."""
@@ -79,6 +84,8 @@ class Results:
         self.metrics = folder / METRICS
         self.rows: list[RoundRow] = []
         self.trouble: Counter[str] = Counter()
+        self.capped: set[str] = set()
+        """Sites of which it has been said that they weigh less than they claim."""
         self.recording = Recording(settings, folder)
         if start.resumed:
             self._take_up()
@@ -110,10 +117,11 @@ class Results:
             self.start,
             round=number,
             sites=tuple(strategy.federation.cards),
+            owners=strategy.federation.owners,
             num_partitions=strategy.federation.num_partitions,
             seconds=time.monotonic() - self.began,
             metrics_bytes=self.metrics.stat().st_size,
-            state=strategy.packed_state(),
+            state=strategy.present_state(),
         ).write(self.folder)
         for file, name in (("settings.toml", ""), ("resume.toml", self.folder.name)):
             if not (self.folder / file).exists():
@@ -123,11 +131,17 @@ class Results:
     def announce(self, strategy: Strategy) -> None:
         """Who takes part."""
         self.recording.sites(strategy)
-        cards = strategy.federation.cards.values()
+        by_name = strategy.federation.cards
+        cards = by_name.values()
         archs, devices = Counter(card.arch for card in cards), Counter(card.device for card in cards)
         train, test = sum(card.train_samples for card in cards), sum(card.test_samples for card in cards)
         say(f"{len(cards)} clients · {train} training and {test} test samples · {strategy.num_classes} classes")
         say(f"models: {_listed(archs)} · devices: {_listed(devices)}")
+        say(f"shares of the training samples: {_shares({name: one.train_samples for name, one in by_name.items()})}")
+        holders = Counter(label for card in cards for label in card.holds)
+        few, merging = sum(number < FEWEST for number in holders.values()), self.settings.federation.merging
+        if few and merging != "mean":
+            say(f"warning: fewer than {FEWEST} clients hold {few} classes, where merging = {merging!r} outvotes nobody")
         say("accuracies of a round are those of what the clients received at its start, before its training")
 
     def add_round(self, number: int, strategy: Strategy, seconds: Seconds, figures: dict[str, float]) -> None:
@@ -223,6 +237,9 @@ class Results:
             self.trouble[kind] += len(troubles[kind])
             for site, reason in troubles[kind].items():
                 say(f"  {kind}: {site}: {reason}")
+        for site in outcome.capped.keys() - self.capped:
+            say(f"  warning: {site}: {outcome.capped[site]}")
+        self.capped |= outcome.capped.keys()
         if outcome.void:
             say(f"  void: {outcome.void}; nothing was merged")
 
@@ -254,6 +271,14 @@ class Results:
 
 def _listed(counts: Counter[str]) -> str:
     return ", ".join(f"{number} × {what}" for what, number in sorted(counts.items()))
+
+
+def _shares(samples: dict[str, int]) -> str:
+    """The largest first, and how many others there are."""
+    largest = sorted(samples, key=samples.__getitem__, reverse=True)
+    total = max(1, sum(samples.values()))
+    told = [f"{name} {100 * samples[name] / total:.1f} %" for name in largest[:MOST_TOLD]]
+    return ", ".join(told) + (f", and {len(largest) - MOST_TOLD} with less" if largest[MOST_TOLD:] else "")
 
 
 def _client_row(report: Report) -> ClientRow:
@@ -310,7 +335,9 @@ def _best(rows: list[RoundRow], kind: str) -> Best:
 
 
 def _versions() -> dict[str, str]:
-    return {name: version(name) for name in ("flwr", "torch", "numpy")} | {"python": platform.python_version()}
+    return {"protofl": code_version(), "python": platform.python_version()} | {
+        name: version(name) for name in ("flwr", "torch", "numpy")
+    }
 
 
 def _as_toml(settings: Settings, file: Path, num_partitions: int, resumed: str = "") -> str:

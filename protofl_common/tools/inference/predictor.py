@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from protofl_common.backbones.extract import extract_features
+from protofl_common.config.backbones import is_allowed
 from protofl_common.config.options import SettingsError
 from protofl_common.datasets.inputs import normalised
 from protofl_common.datasets.raw import DataError, Inputs
@@ -75,21 +76,26 @@ class Predictor:
         self.threshold = unknown_above(trained.distances, UNKNOWN_SHARE) if threshold is None else threshold
 
     @classmethod
-    def load(cls, folder: str | Path, device: str = "cpu") -> Predictor:
+    def load(cls, folder: str | Path, device: str = "cpu", allow_backbones: str = "") -> Predictor:
         """From an exported model: a folder with ``model.safetensors`` and ``model.json``.
+
+        ``allow_backbones``: frozen backbones that it may read or download, beside the embedded ones; names with commas.
 
         Raises
         ------
         SettingsError
-            If it is not all there.
+            If it is not all there, does not fit together, or asks for a backbone that is not allowed.
         """
         folder = Path(folder)
         trained = TrainedModel.read(folder / WEIGHTS)
+        if odd := [name for name in trained.card.backbones if not is_allowed(name, allow_backbones)]:
+            raise SettingsError(f"{folder} asks for the backbone {odd[0]}; give --allow-backbones {odd[0]} to let it")
         try:
             limit = json.loads((folder / CARD).read_text(encoding="utf-8"))["unknown-above"]
-        except (OSError, ValueError, KeyError) as error:
+            threshold = float("inf") if limit is None else float(limit)
+        except (OSError, ValueError, KeyError, TypeError) as error:
             raise SettingsError(f"{folder / CARD} cannot be read ({error})") from error
-        return cls(trained, float("inf") if limit is None else float(limit), device)
+        return cls(trained, threshold, device)
 
     @property
     def inferences(self) -> tuple[str, ...]:

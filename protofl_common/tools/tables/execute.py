@@ -41,7 +41,7 @@ class Runs:
         if self.finished(run):
             return
         folder = self.folder_of(run)
-        resume = (folder / "checkpoint.safetensors").exists() and not (folder / SUMMARY).exists()
+        resume = (folder / "checkpoints").exists() and not (folder / SUMMARY).exists()
         if not resume:
             shutil.rmtree(folder, ignore_errors=True)  # what is there is of other defaults, or has no checkpoint
         reason = launch(run, self.folder, resume, on_round)
