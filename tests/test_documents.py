@@ -19,7 +19,7 @@ from protofl_common.tools.cli import COMMANDS, main
 from protofl_common.tools.cli.assignments import read_assignments
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "docker" / "README.md", *ROOT.glob("docs/**/*.md")]
+PAGES = [ROOT / "CONTRIBUTING.md", *ROOT.glob("README.md"), *ROOT.glob("*/README.md"), *ROOT.glob("docs/**/*.md")]
 
 
 def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
@@ -63,6 +63,12 @@ def test_every_protofl_command_of_the_pages_is_one(monkeypatch: pytest.MonkeyPat
     assert len(found) > 20
     for arguments in found:
         assert read_assignments(getattr(arguments, "settings", [])).keys() <= set(known_keys())
+
+
+def test_every_file_that_the_pages_name_exists() -> None:
+    for page in PAGES:
+        named = re.findall(r"`((?:[\w.-]+/)+[\w.-]+\.(?:py|toml|yaml|sh))`", page.read_text("utf-8"))
+        assert [file for file in named if not any((top / file).exists() for top in (ROOT, *ROOT.iterdir()))] == []
 
 
 def test_every_key_of_a_node_config_is_explained() -> None:
