@@ -9,7 +9,7 @@ export FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION := 1
 export FLWR_TELEMETRY_ENABLED := 0
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: run table reproduce test test-system test-long fuzz lint format bench bench-report bench-deployment clean certificates demo demo-down faults
+.PHONY: run table reproduce test test-system test-long coverage docs fuzz lint format bench bench-report bench-deployment clean certificates demo demo-down faults
 
 $(BIN)/.installed: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -40,6 +40,13 @@ test-system: $(BIN)/.installed  ## whole systems of real Flower processes, one a
 
 test-long: $(BIN)/.installed  ## what takes minutes: every algorithm on ten SuperNodes
 	$(BIN)/python -m pytest -m long --durations=0
+
+coverage: $(BIN)/.installed  ## the lines that `make test` does not run
+	$(BIN)/python -m pytest -n auto --dist worksteal -m 'not system and not long' --cov --cov-report=term:skip-covered
+
+docs: $(BIN)/.installed  ## the references anew, from the code; the site in site/, where a warning is an error
+	$(BIN)/python -m protofl_common.tools.reference
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 fuzz: $(BIN)/.installed  ## 10,000 random messages for each decoder, minutes
 	$(BIN)/python -m pytest tests/test_wire_fuzz.py --hypothesis-profile=fuzz --hypothesis-show-statistics

@@ -13,8 +13,8 @@ import traceback
 from client_app.state import StateError
 from client_app.training import TrainingError
 from protofl_common.backbones.network import BackboneError
+from protofl_common.config.options import SettingsError
 from protofl_common.datasets import DataError
-from protofl_common.options import SettingsError
 from protofl_common.settings import NODE_KEYS, known_keys
 from protofl_common.text import printable, without_paths
 from protofl_common.wire.limits import RefusedMessage

@@ -32,10 +32,10 @@ def hand_over(
     instructions: Instructions,
 ) -> None:
     """Leave the model, and the ``prototypes`` that predict; ``correct``: test samples that each way got right."""
-    model, apart, temperature = algorithm.evaluation_model(), torch.empty(0), 1.0
+    model, test_distances, temperature = algorithm.evaluation_model(), torch.empty(0), 1.0
     prototypes = prototypes if prototypes is not None and len(prototypes) else None
     if prototypes is not None and len(site.test_set):
-        apart, temperature = _calibrated(site, model, prototypes, algorithm.similarity)
+        test_distances, temperature = _calibrated(site, model, prototypes, algorithm.similarity)
     tested = len(site.test_set)
     data, settings = site.data, site.settings
     card = ModelCard(
@@ -59,7 +59,7 @@ def hand_over(
         test_samples=tested,
         temperature=temperature,
     )
-    trained = TrainedModel(card, model.state_dict(), prototypes, apart)
+    trained = TrainedModel(card, model.state_dict(), prototypes, test_distances)
     try:
         trained.write(states.folder / WEIGHTS)
     except TensorFileError as error:
@@ -70,6 +70,6 @@ def _calibrated(site: Site, model: SplitModel, prototypes: Prototypes, similarit
     """Distances [n] of the test samples from their nearest prototypes, ascending, and T of the probabilities."""
     test = site.test_set
     features = local_features(model, test, site.settings.training.eval_batch_size).to(site.device)
-    apart = distances(features, prototypes, similarity).cpu()
-    scores = class_scores(apart, prototypes.labels.cpu(), site.num_classes)
-    return apart.amin(1).sort().values, fit_temperature(scores, test.labels.cpu())
+    distances_NP = distances(features, prototypes, similarity).cpu()
+    scores = class_scores(distances_NP, prototypes.labels.cpu(), site.num_classes)
+    return distances_NP.amin(1).sort().values, fit_temperature(scores, test.labels.cpu())

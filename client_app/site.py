@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
@@ -14,6 +15,7 @@ from client_app.data import Samples, to_device, unlabelled_apart
 from client_app.state import StateFolder
 from protofl_common.backbones.cache import cached_features
 from protofl_common.backbones.extract import feature_widths
+from protofl_common.config.options import SettingsError
 from protofl_common.datasets import UNLABELLED, ClientData, open_client_data
 from protofl_common.datasets.inputs import normalised
 from protofl_common.datasets.store import cache_root, digest
@@ -21,9 +23,8 @@ from protofl_common.evaluation_metrics import declared_metrics
 from protofl_common.models.build import check_model
 from protofl_common.models.initial import initial_model
 from protofl_common.models.split import SplitModel
-from protofl_common.options import SettingsError
 from protofl_common.settings import Settings, baseline_config, is_site
-from protofl_common.text import is_plain_name
+from protofl_common.text import is_site_name
 from protofl_common.wire.limits import Limits, RefusedMessage, Template
 from protofl_common.wire.records import INFERENCES, Instructions, SiteCard
 
@@ -51,8 +52,9 @@ class Site:
         if "site-name" not in node and "partition-id" not in node:
             raise SettingsError("node-config: give partition-id and num-partitions, or a site-name")
         self.name = str(node.get("site-name", f"site-{self.partition}"))
-        if not is_plain_name(self.name):
-            raise SettingsError(f"node-config: site-name = {self.name!r} must be a plain name without slashes")
+        if not is_site_name(self.name):
+            made_of = "ASCII letters, digits, '.', '_' and '-', and begin with a letter or digit"
+            raise SettingsError(f"node-config: site-name = {self.name!r} must be made of at most 100 {made_of}")
         self.run_id, self.real = context.run_id, is_site(node)
         self.wanted_domain = str(node.get("domain", ""))
         self.insight = self._insight(node)
@@ -60,7 +62,7 @@ class Site:
         self.arch = self.settings.architecture(0 if alike else self.partition, self.settings.model.arch)
         self.device = _device(self.settings.machine.device)
         if self.settings.machine.threads:
-            torch.set_num_threads(self.settings.machine.threads)
+            torch.set_num_threads(min(self.settings.machine.threads, os.cpu_count() or 1))
 
     def _insight(self, node: Mapping[str, object]) -> str:
         """What this site tells for the report, of what the run asks for (`protofl_common.insight`).
@@ -142,8 +144,10 @@ class Site:
         return Limits(self.num_classes, self.settings.model.feature_dim, weights=weights, max_per_class=many)
 
     def states(self, instructions: Instructions) -> StateFolder:
-        """Where this site keeps its state in the run; RefusedMessage if the server names another Flower run."""
-        lineage = instructions.lineage
+        """Where this site keeps its state in the run; RefusedMessage for another Flower run, or a round too many."""
+        lineage, rounds = instructions.lineage, self.settings.run.rounds
+        if instructions.round > rounds:
+            raise RefusedMessage(f"round.round is {instructions.round} in a run of {rounds} rounds")
         if lineage.run_id != self.run_id:
             raise RefusedMessage(f"round.lineage is {lineage.text!r} in the Flower run {self.run_id}")
         machine = self.settings.machine

@@ -1,15 +1,17 @@
 """What never leaves this client: its algorithm's state, after the last round that counts and the one it trains.
 
 One file per round, ``<folder>/<site>/<round>-<Flower run id>.safetensors``. A server that died may ask for its last
-round again, and the client must then start it from where it stood before; so the state that a round started from is
-kept until the next round is over. Older ones are removed: at rest there are two files, after the final evaluation one.
+round again, or for the one before it where its newest checkpoint is damaged, and the client must then start from where
+it stood before. So the state that a round started from, and the one before that, are kept until the next round is over.
+Older ones are removed: at rest there are three files, after the final evaluation one.
 On a site with an operator, the server's word alone removes nothing of other Flower runs: a run that was stopped and
-resumed leaves up to two more files there each time.
+resumed leaves up to three more files there each time.
 """
 
 from __future__ import annotations
 
 import re
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -51,12 +53,12 @@ class StateFolder:
         """The algorithm and what it exchanges: a private model must not come into the hands of one that uploads it."""
 
     def load(self, before: int, arch: str, device: torch.device) -> ClientState | None:
-        """The last state before the round ``before`` that counts; None if there is none.
+        """The last state before the round ``before`` that counts and is not damaged; None if there is none at all.
 
         Raises
         ------
         StateError
-            If the file is damaged, or was written for another architecture, algorithm or exchange.
+            If all are damaged, or the file was written for another architecture, algorithm or exchange.
         """
         key = self._last(before)
         if key is None:
@@ -65,9 +67,12 @@ class StateFolder:
         try:
             tensors, facts = read_tensors(path, device)
         except TensorFileError as error:
-            raise StateError(f"{error}; remove it to go on from an older state, or afresh") from error
+            if self._last(key[0]) is None:
+                raise StateError(f"{error}; remove it to start afresh") from error
+            print(f"protofl: {error}; going on from an older state", file=sys.stderr, flush=True)
+            return self.load(key[0], arch, device)
         if facts.get("format") != FORMAT:
-            raise StateError(f"{path} is not a state of this version ({FORMAT}); remove it to start afresh")
+            raise StateError(f"{path} is of the version {facts.get('format')}, not {FORMAT}; remove it to start afresh")
         if facts["arch"] != arch:
             raise StateError(f"{path} holds a {facts['arch']}, but this client is now a {arch}")
         if facts["use"] != self.use:
@@ -75,9 +80,9 @@ class StateFolder:
         return ClientState(key[0], arch, tensors)
 
     def save(self, state: ClientState) -> None:
-        """Keep ``state`` beside the one its round started from; StateError leaves that one as it is."""
+        """Keep ``state`` beside the one its round started from, and the one before; StateError leaves these."""
         start = self._last(state.round)
-        self._tidy(start)
+        self._tidy(self._last(start[0]) if start else None)
         path = self._path((state.round, self.lineage.run_id))
         facts = {"format": FORMAT, "round": str(state.round), "arch": state.arch, "use": self.use}
         try:

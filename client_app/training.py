@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from client_app.data import Samples
+from protofl_common.config.sections import TrainingSettings
 from protofl_common.models.fused_linear import fused_linears
 from protofl_common.models.split import SplitModel
-from protofl_common.settings import TrainingSettings
 
 LossTerms = dict[str, Tensor]
 

@@ -22,8 +22,13 @@ _IN_PLACE = (torch.Generator, torch.optim.Optimizer, nn.Module, dict)
 
 def pack_attributes(owner: object, names: Iterable[str]) -> dict[str, Tensor]:
     """The named attributes as tensors of their own, on the CPU."""
+    return {key: value.cpu().clone() for key, value in tensors_of(owner, names).items()}
+
+
+def tensors_of(owner: object, names: Iterable[str]) -> dict[str, Tensor]:
+    """The tensors of the named attributes themselves, for one who looks at them at once: nothing is copied."""
     entries = {key: value for name in names for key, value in _entries(name, getattr(owner, name)).items()}
-    return {key: value.detach().cpu().clone() for key, value in entries.items()}
+    return {key: value.detach() for key, value in entries.items()}
 
 
 def restore_attributes(owner: object, names: Iterable[str], entries: Mapping[str, Tensor]) -> None:

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from typing import TypeVar
 
-from protofl_common.models.groups import ARCHITECTURES
-from protofl_common.options import option
-from protofl_common.python_names import PYTHON_NAME
+from protofl_common.config.architectures import ARCHITECTURES
+from protofl_common.config.options import option
+from protofl_common.config.python_names import PYTHON_NAME
 from protofl_common.wire.schema import Exchange, Vectors, VectorSets, Weights
 
 DISTANCES = ("l2", "squared-l2", "l1", "mse")
@@ -22,10 +22,6 @@ GRANULARITIES = ("class", "class-mean", "sample")
 
 CLUSTERINGS = ("finch", "kmeans", "average")
 """How `clustering.cluster` makes prototypes of a class's vectors: clusters by FINCH or by k-means, or one mean."""
-
-
-MERGINGS = ("mean", "median", "trimmed-mean")
-"""How a server that averages the clients' prototypes may do it (`robust.py`)."""
 
 
 @dataclass(frozen=True)
@@ -162,6 +158,11 @@ class Algorithm:
     """The server takes a mean over the clients' prototypes of a class, so that ``merging`` may replace it."""
     frozen_backbones: bool = False
     """Made for features of frozen backbones: they are used unless the settings say otherwise."""
+
+    @property
+    def averages(self) -> bool:
+        """Whether the server averages anything: prototypes, or weights, which it would take up for nothing else."""
+        return self.averages_prototypes or any(isinstance(entry, Weights) for entry in self.exchange.up.values())
 
     @property
     def reported_losses(self) -> tuple[str, ...]:

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable
 import numpy as np
 from numpy.typing import NDArray
 
-from protofl_common.options import SettingsError
-from protofl_common.python_names import is_python_name, load
+from protofl_common.config.options import SettingsError
+from protofl_common.config.python_names import is_python_name, load
 
 Scores = NDArray[np.float64]
 Labels = NDArray[np.int64]

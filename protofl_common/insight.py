@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch import Tensor
 
-LEVELS = ("none", "summary", "features")
 MAX_FEATURES = 200
 """Test samples of a client whose features may be told."""
 

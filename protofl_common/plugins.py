@@ -17,7 +17,7 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 from protofl_common.catalog import CATALOG, Algorithm, Hparams
-from protofl_common.options import Scalar, SettingsError, keys_of, read_section, unknown_keys
+from protofl_common.config.options import Scalar, SettingsError, keys_of, read_section, unknown_keys
 
 GROUP = "protofl.algorithms"
 

@@ -91,13 +91,13 @@ def from_mapping(means: dict[int, Tensor]) -> Prototypes:
 
 
 def by_class(prototypes: Prototypes, num_classes: int) -> tuple[Tensor, Tensor]:
-    """Prototypes, one per class, as a table: ``(means [C, D], held [C] bool)``; rows not held are zero."""
+    """Prototypes, one per class, as a table: ``(means [C, D], mask [C] bool)``; rows of other classes are zero."""
     dim = prototypes.means.shape[1] if len(prototypes) else 0
     table_CD = prototypes.means.new_zeros(num_classes, dim)
-    held_C = torch.zeros(num_classes, dtype=torch.bool, device=prototypes.means.device)
+    mask_C = torch.zeros(num_classes, dtype=torch.bool, device=prototypes.means.device)
     table_CD[prototypes.labels] = prototypes.means
-    held_C[prototypes.labels] = True
-    return table_CD, held_C
+    mask_C[prototypes.labels] = True
+    return table_CD, mask_C
 
 
 def chosen(prototypes: Prototypes, among: Tensor) -> Prototypes:

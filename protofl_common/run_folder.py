@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NotRequired, TypedDict
 
+from protofl_common.config.options import Scalar, SettingsError
 from protofl_common.files import write_text
-from protofl_common.options import Scalar, SettingsError
 
 METRICS, MARGINS, SITES, SUMMARY = "metrics.jsonl", "prototypes.jsonl", "sites.json", "summary.json"
 FORMAT = 1

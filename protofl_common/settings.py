@@ -2,12 +2,13 @@
 
 ``Settings.from_run_config`` checks every key at once and raises one :class:`SettingsError` with a line per problem.
 A client's ``--node-config`` may override some of them (`NODE_OVERRIDES`): facts about its own site. On such a site the
-run configuration chooses no folders, and no download or weights that the node config does not allow.
+run configuration chooses no folders, and nothing that its operator does not allow (`permissions.py`).
 """
 
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import re
 import tomllib
 from collections.abc import Mapping
@@ -15,141 +16,44 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from protofl_common.backbones.names import EMBEDDED, is_allowed, parse_backbones
-from protofl_common.catalog import CATALOG, MERGINGS, Algorithm, Hparams
-from protofl_common.datasets.names import DATASETS, OTHER_DATASETS, PARTITIONS
-from protofl_common.evaluation_metrics import metric_names
-from protofl_common.insight import LEVELS
-from protofl_common.models.groups import ARCHITECTURES, GROUPS, HEADS, ORTHOGONAL_SHARED, PROJECTION, architecture_of
-from protofl_common.options import (
-    Affects,
+from protofl_common.catalog import CATALOG, Algorithm, Hparams
+from protofl_common.config.architectures import (
+    PROJECTION,
+    architecture_of,
+)
+from protofl_common.config.backbones import EMBEDDED, parse_backbones
+from protofl_common.config.options import (
     Scalar,
     SettingsError,
-    keys_affecting,
     keys_of,
-    option,
     read_section,
     unknown_keys,
 )
-from protofl_common.plugins import algorithm_named, installed, read_hparams
-from protofl_common.python_names import PYTHON_NAME, is_python_name
+from protofl_common.config.python_names import is_python_name
+from protofl_common.config.sections import (
+    MERGINGS,
+    SECTIONS,
+    DataSettings,
+    FederationSettings,
+    MachineSettings,
+    ModelSettings,
+    RunSettings,
+    TrainingSettings,
+)
+from protofl_common.evaluation_metrics import metric_names
+from protofl_common.permissions import LIMITS, PERMISSIONS, permission_problems
+from protofl_common.plugins import algorithm_named, read_hparams
 from protofl_common.text import is_plain_name
 from protofl_common.wire.schema import Exchange
 
 PARTITION_KEYS = ("partition-id", "num-partitions")
 """All that the node config of a simulated client has."""
 NODE_OVERRIDES = ("data-dir", "arch", "device", "state-dir", "cache-dir")
-PERMISSIONS: dict[str, Scalar] = {"allow-download": False, "allow-backbones": "", "allow-python": ""}
-"""What a site lets a run ask for, with the defaults: no download, embedded backbones, no module but this app's."""
-NODE_KEYS = ("site-name", *PARTITION_KEYS, "domain", "insight", *NODE_OVERRIDES, *PERMISSIONS)
+NODE_KEYS = ("site-name", *PARTITION_KEYS, "domain", "insight", *NODE_OVERRIDES, *PERMISSIONS, *LIMITS)
 """What a site may say of itself with ``--node-config``; ``insight`` is true or false there (`client_app/site.py`)."""
 SITE_FOLDERS: dict[str, Scalar] = {"data-dir": "", "cache-dir": "", "state-dir": "", "out-dir": "runs"}
 """The folders of a site whose node config does not say otherwise; what the run config says of them is ignored."""
 DEVICES = re.compile(r"auto|cpu|mps|(cuda|xpu)(:\d+)?")
-
-
-@dataclass(frozen=True)
-class RunSettings:
-    """The run itself."""
-
-    algo: str = option()
-    hparams: str = option()
-    baselines: str = option(choices=("", *CATALOG), several=True, affects="display")
-    rounds: int = option(minimum=1)
-    seed: int = option(minimum=0)
-    run_name: str = option(affects="name")
-    out_dir: str = option(affects="name")
-    resume: bool = option(affects="name")
-    report: bool = option(affects="display")
-    insight: str = option(choices=LEVELS, affects="display")
-    metrics: str = option(affects="display")
-    callback: str = option(affects="display")
-    tensorboard: bool = option(affects="display")
-
-
-@dataclass(frozen=True)
-class FederationSettings:
-    """Who takes part, and how long the server waits."""
-
-    num_clients: int = option(minimum=0, affects="waiting")
-    participation: float = option(above=0, maximum=1)
-    min_replies: int = option(minimum=1, affects="waiting")
-    join_timeout: float = option(above=0, affects="waiting")
-    round_timeout: float = option(above=0, affects="waiting")
-    evaluate_every: int = option(minimum=1)
-    max_prototype_norm: float = option(above=0)
-    max_prototypes_per_class: int = option(minimum=1)
-    max_norm_ratio: float = option(above=1)
-    merging: str = option(choices=MERGINGS)
-    trim_fraction: float = option(minimum=0, maximum=0.49)
-
-
-@dataclass(frozen=True)
-class DataSettings:
-    """Which data, and how they are divided among the clients."""
-
-    dataset: str = option(
-        choices=DATASETS, or_like=OTHER_DATASETS, or_words="MODULE:FUNCTION of your own", affects="data"
-    )
-    data_dir: str = option(affects="machine")
-    download: bool = option(affects="machine")
-    cache_dir: str = option(affects="machine")
-    image_size: int = option(minimum=0, affects="data")
-    text_length: int = option(minimum=1, affects="data")
-    classes: str = option(affects="data")
-    partition: str = option(choices=PARTITIONS)
-    alpha: float = option(above=0)
-    classes_per_client: int = option(minimum=1)
-    ways: int = option(minimum=1)
-    ways_stdev: int = option(minimum=0)
-    shots: int = option(minimum=1)
-    shots_stdev: int = option(minimum=0)
-    clients_per_domain: str = option()
-    total_samples: int = option(minimum=0)
-    train_samples: int = option(minimum=0)
-    test_samples: int = option(minimum=0)
-    test_from: str = option(choices=("split", "official", "official-own", "official-all"))
-    train_fraction: float = option(above=0, maximum=0.99)
-    positive_rate: float = option(above=0, maximum=1, affects="data")
-
-
-@dataclass(frozen=True)
-class ModelSettings:
-    """Which networks."""
-
-    models: str = option(choices=GROUPS, or_like=PYTHON_NAME, or_words="MODULE:CLASS of your own", several=True)
-    arch: str = option(choices=("", *ARCHITECTURES), or_like=PYTHON_NAME, or_words="MODULE:CLASS of your own")
-    feature_dim: int = option(minimum=1)
-    head: str = option(choices=(*HEADS, ORTHOGONAL_SHARED))
-    initial_weights: str = option(choices=("own", "shared"))
-    backbones: str = option()
-
-
-@dataclass(frozen=True)
-class TrainingSettings:
-    """Local training and evaluation."""
-
-    local_epochs: int = option(minimum=1)
-    batch_size: int = option(minimum=1)
-    drop_last: bool = option()
-    optimizer: str = option(choices=("sgd", "adam"))
-    lr: float = option(above=0)
-    momentum: float = option(minimum=0, maximum=0.9999)
-    weight_decay: float = option(minimum=0)
-    keep_optimizer: bool = option()
-    eval_batch_size: int = option(minimum=1)
-    predict_among: str = option(choices=("all", "own"))
-    pu_weight: float = option(minimum=0)
-    pu_risk: str = option(choices=("unbiased", "non-negative"))
-
-
-@dataclass(frozen=True)
-class MachineSettings:
-    """The machine a client runs on."""
-
-    device: str = option(affects="machine")
-    threads: int = option(minimum=0, affects="machine")
-    state_dir: str = option(affects="machine")
 
 
 @dataclass(frozen=True)
@@ -216,7 +120,8 @@ class Settings:
         choices = f"choose from {', '.join(NODE_KEYS)}"
         problems = [f"node-config: {line}; {choices}" for line in unknown_keys(node, NODE_KEYS)]
         problems += unknown_keys(config, _likely_first(str(config.get("algo"))))
-        denied, late = _permission_problems(node, config), list[str]()
+        denied = permission_problems(node, config) if is_site(node) else []
+        late = list[str]()
         tables = {name: read_section(row.hparams, config, late, prefix=f"{name}.") for name, row in CATALOG.items()}
         hparams = None if denied else _hparams(config, tables, problems)
         sections = {name: read_section(section, config, problems) for name, section in SECTIONS.items()}
@@ -245,43 +150,6 @@ def is_site(node_config: Mapping[str, object]) -> bool:
     return bool(node_config.keys() - set(PARTITION_KEYS))
 
 
-def _permission_problems(node: Mapping[str, Scalar], config: Mapping[str, Scalar]) -> list[str]:
-    """A line for what the run asks of a site without the node config's permission, or for one that is none."""
-    if not is_site(node):
-        return []
-    allowed = PERMISSIONS | {key: node[key] for key in PERMISSIONS if key in node}
-    for key, default in PERMISSIONS.items():
-        if type(allowed[key]) is not type(default):
-            kind = "true or false" if default is False else "a string of names, separated by commas"
-            return [f"node-config: {key} = {allowed[key]!r} must be {kind}"]
-    problems = []
-    if config.get("download") is True and not allowed["allow-download"]:
-        problems.append(f"download = true: {_NOT_ALLOWED} set allow-download=true (node config)")
-    for key, module in _modules_named({key: value for key, value in config.items() if key not in node}):
-        packages = [name.strip() for name in str(allowed["allow-python"]).split(",")]
-        if not any(module == name or module.startswith(f"{name}.") for name in packages):
-            problems.append(f"{key}: {_NOT_ALLOWED} name {module} in allow-python (node config)")
-    if str(config.get("dataset")).startswith("hf:") and not (config.get("data-dir") or allowed["allow-download"]):
-        problems.append(f"dataset = {config['dataset']!r}: {_NOT_ALLOWED} set data-dir, or allow-download=true")
-    for name in map(str.strip, str(config.get("backbones")).split(",")):
-        if not is_allowed(name, str(allowed["allow-backbones"])):
-            problems.append(f"backbones = {name!r}: {_NOT_ALLOWED} name it in allow-backbones (node config)")
-    return problems
-
-
-def _modules_named(config: Mapping[str, Scalar]) -> list[tuple[str, str]]:
-    """What a run would have imported beside this app: (``key = value``, the module)."""
-    points = {} if (algo := str(config.get("algo"))) in CATALOG else installed()
-    found = [(f"algo = {algo!r}", points[algo].module)] if algo in points else []
-    for key in ("metrics", "dataset", "arch", "models", "fml.meme"):
-        names = filter(is_python_name, map(str.strip, str(config.get(key)).split(",")))
-        found += [(f"{key} = {name!r}", name.partition(":")[0]) for name in names if not name.startswith("hf:")]
-    return found
-
-
-_NOT_ALLOWED = "not allowed on this site; its operator may"
-
-
 def _run_problems(run: RunSettings | None) -> list[str]:
     if run is None:
         return []
@@ -289,6 +157,10 @@ def _run_problems(run: RunSettings | None) -> list[str]:
         return [f"run-name = {run.run_name!r}: must be a plain folder name, without slashes"]
     if run.callback and not is_python_name(run.callback):
         return [f"callback = {run.callback!r}: must be module:function"]
+    if unknown := [name for name in names_in(run.baselines) if name not in CATALOG]:
+        near = difflib.get_close_matches(unknown[0], CATALOG, n=1)
+        hint = f" (did you mean {near[0]}?)" if near else ""
+        return [f"baselines = {unknown[0]!r}: choose among {', '.join(CATALOG)}{hint}"]
     try:
         metric_names(run.metrics)
     except SettingsError as error:
@@ -330,25 +202,10 @@ def _hparams(config: Mapping[str, Scalar], tables: Mapping[str, Hparams | None],
 
 def _merging_problems(algo: str, row: Algorithm, config: Mapping[str, Scalar]) -> list[str]:
     merging = config.get("merging")
-    if merging == "mean" or merging not in MERGINGS or row.averages_prototypes:
+    if merging == "mean" or merging not in MERGINGS or row.averages:
         return []
-    able = ", ".join(name for name, one in CATALOG.items() if one.averages_prototypes)
-    return [f"merging = {merging!r}: {algo} does not average prototypes; choose mean, or an algo of {able}"]
-
-
-SECTIONS: dict[str, type] = {
-    "run": RunSettings,
-    "federation": FederationSettings,
-    "data": DataSettings,
-    "model": ModelSettings,
-    "training": TrainingSettings,
-    "machine": MachineSettings,
-}
-
-
-def keys_that_change(*kinds: Affects) -> frozenset[str]:
-    """The keys of the general settings that change one of these; those of algorithms change the result."""
-    return frozenset(key for section in SECTIONS.values() for key in keys_affecting(section, *kinds))
+    able = ", ".join(name for name, one in CATALOG.items() if one.averages)
+    return [f"merging = {merging!r}: {algo} averages neither prototypes nor weights; choose mean, or an algo of {able}"]
 
 
 def known_keys() -> list[str]:
@@ -364,8 +221,14 @@ def _likely_first(algo: str) -> list[str]:
 
 def default_run_config() -> dict[str, Scalar]:
     """The defaults, read from ``[tool.flwr.app.config]`` and flattened as Flower does (``fedproto.lambda``)."""
-    pyproject = Path(__file__).resolve().parents[1] / "pyproject.toml"
-    return flatten(tomllib.loads(pyproject.read_text(encoding="utf-8"))["tool"]["flwr"]["app"]["config"])
+    pyproject = tomllib.loads((app_folder() / "pyproject.toml").read_text(encoding="utf-8"))
+    return flatten(pyproject["tool"]["flwr"]["app"]["config"])
+
+
+def app_folder() -> Path:
+    """The Flower app: the folder of this package, in a checkout and in a bundle; in a wheel, the copy that it holds."""
+    package = Path(__file__).resolve().parent
+    return package / "app" if (package / "app").is_dir() else package.parent
 
 
 def flatten(table: Mapping[str, Any], prefix: str = "") -> dict[str, Scalar]:

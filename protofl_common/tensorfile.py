@@ -1,7 +1,12 @@
-"""Tensors in a file that is written whole or not at all, and an optimizer as tensors."""
+"""Tensors in a file that is written whole or not at all, and an optimizer as tensors.
+
+A checksum stands among the facts of a file: a disk that changes a bit of it is noticed when it is read.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -12,6 +17,8 @@ from torch import Tensor
 
 from protofl_common.files import replacing
 
+CHECKSUM = "checksum"
+
 
 class TensorFileError(RuntimeError):
     """A file could not be read or written; the message says which and why."""
@@ -21,19 +28,36 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str,
     """Replace ``path`` in one step; TensorFileError leaves it as it was."""
     try:
         with replacing(path, private=True) as beside:
-            save_file({name: value.contiguous() for name, value in tensors.items()}, beside, metadata=dict(facts))
+            whole = {name: value.contiguous() for name, value in tensors.items()}
+            save_file(whole, beside, metadata={**facts, CHECKSUM: checksum(whole, facts)})
     except (OSError, SafetensorError) as error:
         size = sum(value.numel() * value.element_size() for value in tensors.values())
         raise TensorFileError(f"{path} could not be written, {size / 1e6:.1f} MB: {error}") from error
 
 
 def read_tensors(path: Path, device: torch.device) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """The tensors of a file and the facts beside them; TensorFileError if it is damaged or missing."""
+    """The tensors of a file and the facts beside them; TensorFileError if it is damaged or missing.
+
+    A file without a checksum is of an older version, or of somebody else, and is taken as it is.
+    """
     try:
-        with safe_open(path, framework="pt", device=str(device)) as file:
-            return {name: file.get_tensor(name) for name in file.keys()}, dict(file.metadata() or {})  # noqa: SIM118
+        with safe_open(path, framework="pt") as file:
+            tensors, facts = {name: file.get_tensor(name) for name in file.keys()}, dict(file.metadata() or {})  # noqa: SIM118
     except (OSError, SafetensorError) as error:
         raise TensorFileError(f"{path} cannot be read ({error})") from error
+    said = facts.pop(CHECKSUM, None)
+    if said is not None and said != checksum(tensors, facts):
+        raise TensorFileError(f"{path} is damaged: its content does not have its checksum")
+    return {name: value.to(device) for name, value in tensors.items()}, facts
+
+
+def checksum(tensors: Mapping[str, Tensor], facts: Mapping[str, str]) -> str:
+    """SHA-256 of names, types, shapes and bytes of the tensors, and of the facts, in hexadecimal digits."""
+    digest = hashlib.sha256(json.dumps(sorted(facts.items())).encode())
+    for name, value in sorted(tensors.items()):
+        digest.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
+        digest.update(value.cpu().flatten().view(torch.uint8).numpy().data)
+    return digest.hexdigest()
 
 
 def flatten_optimizer(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:

@@ -12,8 +12,8 @@ _FOLDERS = re.compile(r"(?<![\w.:/])/(?:[^\s/:;,'\"()]+/)+")
 
 
 def in_order(names: Iterable[str]) -> list[str]:
-    """Natural order: ``site-2`` before ``site-10``."""
-    return sorted(names, key=lambda name: re.sub(r"\d+", lambda number: number.group().zfill(12), name))
+    """Natural order: ``site-2`` before ``site-10``, and always the same one: ``site-01`` before ``site-1``."""
+    return sorted(names, key=lambda name: (re.sub(r"\d+", lambda number: number.group().zfill(12), name), name))
 
 
 def printable(text: str) -> str:
@@ -27,6 +27,11 @@ def is_plain_name(text: str) -> bool:
     """Whether ``text`` may name a folder and stand in a log: short, printable, without slashes, not hidden."""
     short = 0 < len(text) <= LONGEST_NAME
     return short and text.isprintable() and not text.startswith(".") and not set(text) & {"/", "\\"}
+
+
+def is_site_name(text: str) -> bool:
+    """Whether ``text`` may name a site: ASCII letters, digits, ``.``, ``_`` and ``-``, so that no two look alike."""
+    return re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", text) is not None
 
 
 def as_file_name(text: str) -> str:

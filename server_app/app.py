@@ -9,8 +9,8 @@ from pathlib import Path
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
+from protofl_common.config.options import SettingsError
 from protofl_common.datasets import DataError, check_data_settings
-from protofl_common.options import SettingsError
 from protofl_common.run_folder import Seconds, baseline_folder
 from protofl_common.settings import Settings, baseline_config
 from protofl_common.tensorfile import TensorFileError
@@ -59,7 +59,7 @@ def one_run(grid: Grid, settings: Settings, folder: Path, run_id: int, later: in
     with alone_in(folder):
         start = starting_point(settings, folder, run_id)
         results = Results(settings, folder, start, later)
-        federation = Federation(grid, settings, start.lineage, baseline)
+        federation = Federation(grid, settings, start.lineage, start.owners, baseline)
         federation.gather(start.sites, start.num_partitions)
         strategy = server_half(settings.row)(federation)
         strategy.restore(start.state)
@@ -98,6 +98,7 @@ def run_rounds(strategy: Strategy, results: Results) -> None:
         federation.await_sites()
         outcome = train_round(strategy, run_name, number, exchange)
         outcome.late = exchange.late
+        federation.note_silence(number, (), exchange.late)
         seconds: Seconds = {"total": time.monotonic() - start, **outcome.seconds}
         results.add_round(number, strategy, seconds, outcome.metrics)
         results.keep(number, strategy)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
+import torch
 from flwr.app import Message, MessageType, RecordDict
+from torch import Tensor
 
 from protofl_common.attributes import restore_attributes
 from protofl_common.evaluation_metrics import declared_metrics
@@ -16,7 +18,7 @@ from protofl_common.wire.records import INFERENCES, Instructions, pack_baseline,
 from protofl_common.wire.schema import statistics_declared
 from server_app.sampling import sample_sites
 from server_app.strategies.base import Strategy
-from server_app.validation.replies import Expected, Outcome, Upload, in_proportion, take
+from server_app.validation.replies import Expected, Outcome, Upload, bounded, in_proportion, take
 
 Send = Callable[[Sequence[Message], float], list[Message]]
 """(messages, timeout in seconds) -> the replies that came."""
@@ -25,7 +27,7 @@ Send = Callable[[Sequence[Message], float], list[Message]]
 def train_round(strategy: Strategy, run_name: str, number: int, send: Send) -> Outcome:
     """The sites of this round's sample evaluate what they receive, train and upload; the server merges."""
     federation, settings = strategy.federation, strategy.settings.federation
-    sites = sample_sites(federation.node_of, settings.participation, strategy.settings.run.seed, number)
+    sites = sample_sites(federation.answering(number), settings.participation, strategy.settings.run.seed, number)
     evaluate = (number - 1) % settings.evaluate_every == 0
     instructions = Instructions(number, run_name, evaluate, federation.lineage)
     outcome, messages = _messages(strategy, MessageType.TRAIN, instructions, sites)
@@ -35,7 +37,8 @@ def train_round(strategy: Strategy, run_name: str, number: int, send: Send) -> O
     declared, losses = strategy.expected_up(number), strategy.row.reported_losses
     expected = Expected(number, declared, _limits(strategy), losses, _metrics(strategy))
     uploads = take(replies, expected, federation, outcome)
-    uploads = in_proportion(uploads, settings.max_norm_ratio, outcome)
+    federation.note_silence(number, outcome.missing, {*outcome.reports, *outcome.failed, *outcome.refused})
+    uploads = bounded(in_proportion(uploads, settings.max_norm_ratio, outcome), federation, outcome)
     sent = {upload.site: upload.payload.vectors() for upload in uploads}
     outcome.uploads = {site: one for site, one in sent.items() if one is not None}
     if len(uploads) < settings.min_replies:
@@ -50,20 +53,23 @@ def _merge(strategy: Strategy, uploads: list[Upload], outcome: Outcome) -> None:
     """The server's step; where it would leave NaN or infinity, the state from before the round stays."""
     before = strategy.packed_state()
     metrics = strategy.merge(uploads)
-    after = strategy.packed_state()
-    odd = [name for name, value in after.items() if value.is_floating_point() and not value.isfinite().all()]
-    if odd:
+    if odd := [name for name, value in strategy.present_state().items() if not _is_finite(value)]:
         restore_attributes(strategy, strategy.state, before)
         outcome.void = f"{odd[0]} of the server would no longer be finite"
     else:
         outcome.metrics = metrics
 
 
+def _is_finite(value: Tensor) -> bool:
+    """Without NaN and infinity: both show in the smallest or the largest number."""
+    return not value.numel() or bool(torch.stack(value.aminmax()).isfinite().all())
+
+
 def final_evaluation(strategy: Strategy, run_name: str, number: int, send: Send) -> Outcome:
     """After round ``number``, the last: all sites evaluate, and say what the report may show."""
     federation, settings = strategy.federation, strategy.settings
     instructions = Instructions(number, run_name, True, federation.lineage)
-    outcome, messages = _messages(strategy, MessageType.EVALUATE, instructions, in_order(federation.node_of))
+    outcome, messages = _messages(strategy, MessageType.EVALUATE, instructions, in_order(federation.answering(number)))
     replies = send(messages, settings.federation.round_timeout)
     declared = statistics_declared(settings.run.insight)
     expected = Expected(number, declared, _limits(strategy), metrics=_metrics(strategy), training=False)

@@ -81,6 +81,41 @@ def weights_scaled(factor: float) -> Change:
     return change
 
 
+def reversed_update(factor: float) -> Change:
+    """Weights w − factor · (w_i − w) instead of w_i, where w is what the client received."""
+
+    def change(message: Message, reply: Message) -> Message:
+        if reply.has_error():  # its own training may diverge from what it has done
+            return reply
+        received, sent = message.content.array_records["weights"], reply.content.array_records["weights"]
+        for name, array in sent.items():
+            if array.dtype == "float32":
+                start, end = values_of(received[name]), values_of(array)
+                sent[name] = raw((start - np.float32(factor) * (end - start)).astype(np.float32))
+        return reply
+
+    return change
+
+
+def claims(samples: int) -> Tamper:
+    """Node 1003 says that it has so many training samples, and gives each of its prototypes to a wrong class."""
+
+    def tamper(message: Message, reply: Message) -> Message:
+        if message.metadata.dst_node_id != 1003 or message.metadata.message_type == MessageType.EVALUATE:
+            return reply
+        if message.metadata.message_type == MessageType.QUERY:
+            reply.content.config_records["site"]["train_samples"] = samples
+            return reply
+        report_with(train_samples=samples)(message, reply)
+        wrong = prototypes_with(
+            means=lambda means: np.roll(means, 1, axis=0).copy(),
+            counts=lambda counts: np.full(len(counts), samples // len(counts)),
+        )
+        return wrong(message, reply)
+
+    return tamper
+
+
 def extra(name: str, record: ArrayRecord | MetricRecord | ConfigRecord) -> Change:
     def change(message: Message, reply: Message) -> Message:
         reply.content[name] = record

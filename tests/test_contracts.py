@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import zipfile
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -16,8 +17,8 @@ from flwr.cli.build import build_fab_from_disk
 
 from client_app.algorithms import client_half
 from client_app.algorithms.base import ClientAlgorithm
-from protofl_common.backbones.names import EMBEDDED
 from protofl_common.catalog import CATALOG
+from protofl_common.config.backbones import EMBEDDED
 from protofl_common.wire.limits import Limits
 from protofl_common.wire.payloads import unpack_payload
 from protofl_common.wire.records import unpack_report
@@ -26,9 +27,10 @@ from server_app.strategies.base import ServerStrategy
 from tests.harness import run_config, run_federation
 
 ROOT = Path(__file__).parents[1]
-FLOWER_ROOMS = {"wire", "check.py"}
+FLOWER_ROOMS = {"wire", "check.py", "site"}
 """Files of protofl_common that may import flwr; its mathematics may not."""
-TOOLS = ROOT / "protofl_common" / "tools"
+COMMON = ROOT / "protofl_common"
+TOOLS = COMMON / "tools"
 IMPORT_ALL = """
 import importlib, pathlib
 for file in pathlib.Path().rglob("*.py"):
@@ -92,6 +94,17 @@ def test_shared_code_imports_neither_side_and_its_mathematics_no_flower() -> Non
         found = imports_of(path)
         assert not found & {"client_app", "server_app"}, path
         assert "flwr" not in found or FLOWER_ROOMS & set(path.parts), path
+
+
+def test_no_room_of_shared_code_imports_one_that_imports_it() -> None:
+    """Rooms are the folders and files of protofl_common; imports under TYPE_CHECKING count. `config` is the lowest."""
+    rooms: dict[str, set[str]] = {}
+    for path in COMMON.rglob("*.py"):
+        names = {name.split(".")[1] for name in modules_in(path) if name.startswith("protofl_common.")}
+        room = path.relative_to(COMMON).with_suffix("").parts[0]
+        rooms.setdefault(room, set()).update(names - {room})
+    TopologicalSorter(rooms).prepare()  # raises CycleError, which names the rooms of a circle
+    assert rooms["config"] == set()
 
 
 def test_only_tools_import_tools() -> None:

@@ -119,6 +119,68 @@ def test_a_second_node_of_the_same_name_does_not_displace_a_living_one(tmp_path:
     assert trained == {1000, 1001, 1002, 1003}
 
 
+def leaves_and_returns(nodes: Nodes, meanwhile: Nodes) -> Tamper:
+    """In round 2 a SuperNode goes and others come in the meantime; in round 3 it returns under its old node id."""
+    away: Nodes = {}
+
+    def tamper(message: Message, reply: Message) -> Message | None:
+        meta = message.metadata
+        if meta.message_type == MessageType.TRAIN and (meta.group_id, meta.dst_node_id) == ("2", 1002) and not away:
+            away[1002] = nodes.pop(1002)
+            nodes.update(meanwhile)
+            return None
+        if meta.message_type == MessageType.TRAIN and (meta.group_id, meta.dst_node_id) == ("3", 1000):
+            nodes.update(away)
+        return reply
+
+    return tamper
+
+
+@pytest.mark.parametrize("bound", [False, True])
+def test_who_takes_the_name_of_a_site_that_is_away_does_not_keep_it(
+    bound: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With bind-sites it never has it; without, until the site's own node is back."""
+    nodes = four()
+    tamper = leaves_and_returns(nodes, {2002: dict(nodes[1002])})
+    config = run_config(tmp_path, bind_sites=bound, **SMALL)
+    outcome = run_federation(config, nodes=nodes, tamper=tamper)
+    trained = [message.metadata.dst_node_id for message, _ in outcome.grid.log if message.metadata.group_id == "4"]
+    assert {1002} == {1002, 2002} & set(trained)
+    said = capsys.readouterr().out
+    assert ("back: site-2, on its own node" in said) == (not bound)
+    assert ("site-2: this name is another node's in this run (bind-sites)" in said) == bound
+
+
+def test_a_resumed_run_knows_whose_the_names_are(tmp_path: Path) -> None:
+    nodes = four()
+    config = run_config(tmp_path, bind_sites=True, join_timeout=2.0, min_replies=4, **SMALL)
+
+    def dies(message: Message, reply: Message) -> Message:
+        if message.metadata.group_id == "2":
+            raise KeyboardInterrupt
+        return reply
+
+    with pytest.raises(KeyboardInterrupt):
+        run_federation(config, nodes=dict(nodes), tamper=dies, run_id=1)
+    others = {2002: nodes[1002]} | {node: facts for node, facts in nodes.items() if node != 1002}
+    with pytest.raises(FederationError, match=r"site-2: this name is another node's in this run \(bind-sites\)"):
+        run_federation(config | {"resume": True}, nodes=others, run_id=2)
+    assert run_federation(config | {"resume": True}, nodes=nodes, run_id=3).summary["resumed-after-rounds"] == [1]
+
+
+def test_a_silent_site_rests_and_is_tried_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def tamper(message: Message, reply: Message) -> Message | None:
+        dumb = message.metadata.dst_node_id == 1001 and message.metadata.group_id in ("1", "2")
+        return None if dumb else reply
+
+    config = run_config(tmp_path, round_timeout=0.5, max_silent_rounds=2, **SMALL | {"rounds": 6})
+    outcome = run_federation(config, tamper=tamper)
+    assert [(row["asked"], row["missing"]) for row in outcome.rows[:3]] == [(4, ["site-1"]), (4, ["site-1"]), (3, [])]
+    assert [row["asked"] for row in outcome.rows] == [4, 4, 3, 3, 4, 4, 4]
+    assert "site-1: silent 2 times running; not asked until round 5" in capsys.readouterr().out
+
+
 def test_a_late_client_takes_part_from_the_next_round_with_the_global_prototypes(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

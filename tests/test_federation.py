@@ -18,8 +18,8 @@ from safetensors.torch import load_file
 
 from client_app.algorithms.base import ClientAlgorithm
 from protofl_common.catalog import CATALOG
+from protofl_common.config.options import SettingsError
 from protofl_common.datasets import DataError
-from protofl_common.options import SettingsError
 from protofl_common.settings import Settings, default_run_config, flatten
 from server_app.network.membership import FederationError
 from tests.declared import MINIMISED

@@ -16,7 +16,7 @@ from PIL import Image
 
 from client_app.app import app as client_app
 from protofl_common.comparison import compared, sentence
-from protofl_common.options import SettingsError
+from protofl_common.config.options import SettingsError
 from protofl_common.run_folder import RunFolder, SiteFacts, Sites, baseline_folder
 from protofl_common.settings import Settings, default_run_config
 from server_app.app import main as server_main
@@ -148,7 +148,7 @@ def test_a_site_trains_only_baselines_that_the_run_names(tmp_path: Path) -> None
         message = Message(RecordDict({"baseline": ConfigRecord(content)}), 1, MessageType.QUERY)
         message.metadata.__dict__["_message_id"] = "1"
         assert "baseline is " in client_app(message, context).error.reason
-    with pytest.raises(SettingsError, match=r"baselines = 'locall': choose one of .*did you mean local"):
+    with pytest.raises(SettingsError, match=r"baselines = 'locall': choose among .*did you mean local"):
         Settings.from_run_config(config | {"baselines": "locall"})
 
 

@@ -21,6 +21,7 @@ from server_app.validation.replies import Upload
 from tests.attacks import (
     Change,
     by,
+    claims,
     extra,
     flipped,
     from_node,
@@ -200,6 +201,34 @@ def test_a_round_that_would_leave_nan_changes_nothing(tmp_path: Path, monkeypatc
     assert all(torch.isfinite(value).all() for value in load_file(outcome.folder / "weights.safetensors").values())
     downs = [m.content["weights"] for m, _ in outcome.grid.log if m.metadata.message_type == MessageType.TRAIN]
     assert [array.data for array in downs[2].values()] == [array.data for array in downs[4].values()]  # rounds 2 and 3
+
+
+def test_a_claim_of_samples_owns_no_mean(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Ten to the fifteen samples weigh as much as one client's share of 30, where the setting says so."""
+    small = {"dataset": "digits", "partition": "iid", "train_samples": 30, "rounds": 1}
+    outcomes = [
+        run_federation(run_config(tmp_path / str(n), max_samples_ratio=1.0, **small), CLIENTS, tamper=claims(n))
+        for n in (30, 10**15)
+    ]
+    said = capsys.readouterr().out
+    assert said.count("warning: site-3: 1e+15 training samples weigh as 30 (max-samples-ratio)") == 1
+    assert "shares of the training samples: site-3 100.0 %, site-0 0.0 %" in said
+    honest, hostile = (load_file(outcome.folder / "prototypes.safetensors")["means"] for outcome in outcomes)
+    assert torch.allclose(honest, hostile)
+
+
+def test_a_late_claim_is_bounded_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    nodes = {1000 + i: {"partition-id": i, "num-partitions": CLIENTS} for i in range(CLIENTS)}
+    late = nodes.pop(HOSTILE)
+
+    def joins(message: Message, reply: Message) -> Message:
+        if message.metadata.group_id == "1":
+            nodes.setdefault(HOSTILE, late)
+        return claims(10**12)(message, reply) or reply
+
+    small = {"dataset": "digits", "partition": "iid", "train_samples": 20, "num_clients": 3, "rounds": 2}
+    run_federation(run_config(tmp_path, algo="fedproto", **small), nodes=nodes, tamper=joins)
+    assert "warning: site-3: 1e+12 training samples weigh as 160 (max-samples-ratio)" in capsys.readouterr().out
 
 
 def test_the_norm_is_held_to_the_median_of_the_round(tmp_path: Path, without: dict[str, Outcome]) -> None:

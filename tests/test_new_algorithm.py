@@ -6,7 +6,7 @@
 4. ``pyproject.toml``, ``[tool.flwr.app.config.NAME]``: their defaults.
 5. ``tests/declared.py``: what it may send, and another value of each setting.
 6. ``tests/reference/test_NAME.py``: an independent script.
-7. ``ALGORITHMS.md``: a line of the first table, and a section.
+7. ``docs/algorithms/``: a line of the table in ``index.md``, and a page.
 
 All other tests that run over algorithms take them from the catalog or from `declared`.
 """
@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from protofl_common.catalog import CATALOG
-from protofl_common.options import keys_of
+from protofl_common.config.options import keys_of
 from protofl_common.settings import default_run_config
 from tests.declared import DECLARED
 from tests.test_settings_act import CASES
@@ -32,13 +32,17 @@ PROVED_ELSEWHERE = {
     "fedproto-avg": "",
 }
 """Instead of a script of their own, which one still lacks; no new algorithm may be added here."""
-SECTION = {"fedproto-avg": "FedPLVM"}
-"""Described with another."""
+
+
+def read(page: str) -> str:
+    """A page of docs/algorithms; "" if there is none."""
+    path = ROOT / "docs" / "algorithms" / f"{page}.md"
+    return path.read_text(encoding="utf-8") if path.exists() else ""
 
 
 def forgotten(algo: str) -> list[str]:
     """The places that lack something of an algorithm."""
-    row, name, text = CATALOG[algo], algo.replace("-", "_"), (ROOT / "ALGORITHMS.md").read_text(encoding="utf-8")
+    row, name = CATALOG[algo], algo.replace("-", "_")
     halves = [f"{folder}/{name}.py" for folder in ("client_app/algorithms", "server_app/strategies")]
     proof = PROVED_ELSEWHERE.get(algo, f"tests/reference/test_{name}.py")
     keys = set(keys_of(row.hparams, f"{algo}."))
@@ -48,8 +52,8 @@ def forgotten(algo: str) -> list[str]:
         "tests/declared.py": algo in DECLARED,
         f"tests/declared.py, acts: {', '.join(sorted(keys - CASES.keys()))}": keys <= CASES.keys(),
         proof: not proof or ((ROOT / proof).exists() and algo in (ROOT / proof).read_text(encoding="utf-8")),
-        f"ALGORITHMS.md, a line | `{algo}` |": f"\n| `{algo}` |" in text,
-        f"ALGORITHMS.md, a section ## {row.title}": f"\n## {SECTION.get(algo, row.title)}\n" in text,
+        f"docs/algorithms/index.md, a line | [`{algo}`]({algo}.md) |": f"\n| [`{algo}`]({algo}.md) |" in read("index"),
+        f"docs/algorithms/{algo}.md, headed # {row.title}": read(algo).startswith(f"# {row.title}\n"),
     }
     return [place for place, there in places.items() if not there]
 
@@ -67,5 +71,6 @@ def test_what_is_forgotten_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         "tests/declared.py",
         "tests/declared.py",
         "tests/reference/test_brand_new.py",
-        "ALGORITHMS.md",
+        "docs/algorithms/index.md",
+        "docs/algorithms/brand-new.md",
     ]

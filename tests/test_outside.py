@@ -26,10 +26,10 @@ from client_app.site import Site
 from client_app.training import Batch, Step
 from protofl_common import plugins
 from protofl_common.catalog import CATALOG, Algorithm, Hparams
+from protofl_common.config.options import SettingsError, option
 from protofl_common.datasets.arrays import KEYS
 from protofl_common.datasets.store import digest
 from protofl_common.models.build import build_model
-from protofl_common.options import SettingsError, option
 from protofl_common.settings import NODE_KEYS, Settings, default_run_config, known_keys
 from protofl_common.tools.cli import main
 from protofl_common.tools.inference import Predictor

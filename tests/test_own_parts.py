@@ -11,7 +11,7 @@ import pytest
 from flwr.app import Context, RecordDict
 
 from client_app.site import Site
-from protofl_common.options import SettingsError
+from protofl_common.config.options import SettingsError
 from protofl_common.settings import Settings, default_run_config
 from protofl_common.tools.cli import main
 from protofl_common.tools.inference import Predictor

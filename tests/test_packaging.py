@@ -1,4 +1,4 @@
-"""What travels: the app bundle that every site is sent, and the image."""
+"""What travels: the app bundle that every site is sent, the wheel, and the image."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from flwr.cli.build import build_fab_from_disk
+from hatchling.builders.wheel import WheelBuilder
 
 ROOT = Path(__file__).parents[1]
 STRAY = ("patients.json", "secrets.yaml", "mydata/patients.json", "notes.md", "server_app/patients.json", "x.py")
@@ -45,6 +46,12 @@ def test_the_bundle_holds_the_app_and_nothing_of_the_operators(bundle: zipfile.Z
     assert {f"{weights}/{name}.json" for name in ("glyphs", "fractals", "scenes")} <= names
 
 
+def test_an_unpacked_bundle_is_the_same_app(bundle: zipfile.ZipFile, tmp_path: Path) -> None:
+    bundle.extractall(tmp_path)
+    again = zipfile.ZipFile(io.BytesIO(build_fab_from_disk(tmp_path)))
+    assert again.read(".info/CONTENT") == bundle.read(".info/CONTENT")
+
+
 def test_both_halves_load_from_the_bundle_with_their_embedded_data(bundle: zipfile.ZipFile, tmp_path: Path) -> None:
     bundle.extractall(tmp_path)
     script = """
@@ -61,6 +68,18 @@ for name in ("digits", "digit-domains"):
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "(128, 128, 128)"
+
+
+def test_a_wheel_brings_no_package_of_a_general_name(tmp_path: Path) -> None:
+    wheel = next(WheelBuilder(str(ROOT)).build(directory=str(tmp_path), versions=["standard"]))
+    names = set(zipfile.ZipFile(wheel).namelist())
+    assert {name.partition("/")[0].partition("-")[0] for name in names} == {"protofl_common", "protofl"}
+    app = {name.removeprefix("protofl_common/app/") for name in names if name.startswith("protofl_common/app/")}
+    recipes = {f"configs/recipes/{path.name}" for path in (ROOT / "configs" / "recipes").iterdir()}
+    code = {str(path.relative_to(ROOT)) for top in ("client_app", "server_app") for path in (ROOT / top).rglob("*.py")}
+    assert recipes | code | {"pyproject.toml", "README.md", "LICENSE", "protofl_common/settings.py"} <= app
+    assert {"protofl_common/py.typed", "protofl_common/tools/cli/run.py"} <= names
+    assert not any("__pycache__" in name for name in names)
 
 
 def copied_into_the_image(dockerfile: str) -> list[str]:

@@ -15,17 +15,19 @@ from flwr.app import Message, MessageType
 from safetensors.torch import load_file, save_file
 
 from protofl_common.catalog import CATALOG
-from protofl_common.options import SettingsError
+from protofl_common.code_version import code_version
+from protofl_common.config.options import SettingsError
 from protofl_common.settings import default_run_config
 from protofl_common.tensorfile import TensorFileError
 from protofl_common.tools.cli.recipes import read_recipe
 from server_app import app as app_module
 from server_app import round as round_module
 from server_app.network.membership import FederationError
-from server_app.run.checkpoint import NAME
+from server_app.run.checkpoint import FOLDER, checkpoints
 from server_app.run.writer import Results
 from server_app.validation.replies import Expected
 from tests.harness import Outcome, Tamper, run_config, run_federation
+from tests.protofl_common.test_tensorfile import flip_a_bit
 from tests.test_federation import without_times
 
 CLIENTS = 4
@@ -110,6 +112,7 @@ def assert_same(found: Outcome, wanted: Outcome) -> None:
 @pytest.mark.parametrize("algo", CATALOG)
 def test_a_run_stopped_at_every_place_equals_an_undisturbed_one(algo: str, tmp_path: Path) -> None:
     settings: dict[str, Any] = {"algo": algo, "rounds": 6, "run_name": "mine", "train_samples": 20, "test_samples": 20}
+    settings |= {"fedtgp__server_epochs": 5}
     wanted = run_federation(run_config(tmp_path / "whole", **settings), CLIENTS)
     config = run_config(tmp_path / "parts", **settings)
     resumed = config | {"resume": True}
@@ -230,28 +233,73 @@ def test_two_servers_never_write_one_run(tmp_path: Path) -> None:
         assert "another process is at work" in refusal(config)
 
 
-def test_a_damaged_checkpoint_is_told(tmp_path: Path) -> None:
+@pytest.mark.parametrize("place", ["while the clients train", "after the checkpoint"])
+def test_a_damaged_checkpoint_is_told_and_the_one_before_is_used(
+    place: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Clients keep what that takes, also where some of them had begun the next round."""
+    settings: dict[str, Any] = {"rounds": 6, "run_name": "mine", "algo": "fedtgp", "fedtgp__server_epochs": 5}
+    wanted = run_federation(run_config(tmp_path / "whole", **settings), CLIENTS)
+    config = run_config(tmp_path / "parts", **settings)
+    stop(config, place, 5)
+    newest, *_ = found = checkpoints(tmp_path / "parts" / "runs" / "mine")
+    assert len(found) == 3
+    flip_a_bit(newest, -99)
+    resumed = run_federation(config | {"resume": True}, CLIENTS, run_id=2)
+    before = 3 if place == "while the clients train" else 4
+    said = capsys.readouterr().out
+    assert f"{newest.name} is damaged: its content does not have its checksum; going back a round" in said
+    assert f"resuming mine after round {before} of 6" in said
+    assert_same(resumed, wanted)
+
+
+def test_where_all_checkpoints_are_damaged_it_ends(tmp_path: Path) -> None:
     config = run_config(tmp_path, run_name="mine")
     stop(config, "after the checkpoint", 1)
     folder = tmp_path / "runs" / "mine"
-    whole = (folder / NAME).read_bytes()
-    (folder / NAME).write_bytes(whole[: len(whole) // 2])
-    assert f"{NAME} cannot be read" in refusal(config)
-    (folder / NAME).write_bytes(whole)
+    whole = {path: path.read_bytes() for path in checkpoints(folder)}
+    assert [path.name for path in whole] == ["000001.safetensors", "000000.safetensors"]
+    for path, content in whole.items():
+        path.write_bytes(content[: len(content) // 2])
+    assert "000000.safetensors cannot be read" in refusal(config)
+    for path, content in whole.items():
+        path.write_bytes(content)
     (folder / "metrics.jsonl").write_text("")
     assert "metrics.jsonl lacks rows of the first 1 rounds" in refusal(config)
+
+
+def test_a_run_that_goes_on_under_other_code_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = run_config(tmp_path, rounds=3, run_name="mine")
+    monkeypatch.setattr("server_app.run.checkpoint.code_version", lambda: "abad1dea")
+    stop(config, "after the checkpoint", 1)
+    monkeypatch.undo()
+    stop(config | {"resume": True}, "after the checkpoint", 2, run_id=2)
+    said = f"resuming with other code: the run's last round was made by abad1dea, this is {code_version()}"
+    assert said in capsys.readouterr().out
+    run_federation(config | {"resume": True}, CLIENTS, run_id=3)
+    assert "other code" not in capsys.readouterr().out
+
+
+def test_a_run_of_an_older_version_is_told(tmp_path: Path) -> None:
+    config = run_config(tmp_path, run_name="mine")
+    old = tmp_path / "runs" / "mine" / "checkpoint.safetensors"
+    old.parent.mkdir(parents=True)
+    save_file({"prototypes:means": torch.zeros(1, 2)}, old, {"format": "protofl-checkpoint-2", "facts": "{}"})
+    assert f"{old} is of the version protofl-checkpoint-2, not protofl-checkpoint-3" in refusal(config)
 
 
 def test_a_full_disk_of_the_server_leaves_the_last_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = run_config(tmp_path, rounds=3, run_name="mine")
 
     def save_unless_full(tensors: dict[str, torch.Tensor], path: Path, metadata: dict[str, str]) -> None:
-        if path.name.startswith(NAME) and '"round": 2' in metadata["facts"]:
+        if path.parent.name == FOLDER and '"round": 2' in metadata["facts"]:
             raise OSError(errno.ENOSPC, "No space left on device")
         save_file(tensors, path, metadata)
 
     monkeypatch.setattr("protofl_common.tensorfile.save_file", save_unless_full)
-    with pytest.raises(TensorFileError, match=r"checkpoint.safetensors could not be written.*No space left"):
+    with pytest.raises(TensorFileError, match=r"checkpoints/000002.safetensors could not be written.*No space left"):
         run_federation(config, CLIENTS, run_id=1)
     monkeypatch.undo()
     found = run_federation(config | {"resume": True}, CLIENTS, run_id=2)

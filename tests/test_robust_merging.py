@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,11 +13,12 @@ from safetensors.torch import load_file
 from scipy.stats import trim_mean
 
 from protofl_common.catalog import CATALOG
-from protofl_common.options import SettingsError
+from protofl_common.config.options import SettingsError
 from protofl_common.prototypes import Prototypes, merge_by_class
-from protofl_common.robust import dropped, merge_prototypes
+from protofl_common.robust import clip_updates, dropped, merge_prototypes, merge_weights
 from protofl_common.settings import Settings, default_run_config
-from tests.attacks import both, flipped, scaled
+from server_app.network.membership import FederationError
+from tests.attacks import Change, both, flipped, reversed_update, scaled
 from tests.bench.robust_merging import SHARED, attacked, honest_accuracy
 from tests.harness import run_config, run_federation
 
@@ -88,14 +90,14 @@ def test_algorithms_that_do_not_average_refuse_it_by_name() -> None:
     for algo, row in CATALOG.items():
         for merging in ("median", "trimmed-mean"):
             config = default_run_config() | {"algo": algo, "merging": merging}
-            if row.averages_prototypes:
+            if row.averages:
                 assert Settings.from_run_config(config).federation.merging == merging
                 continue
             with pytest.raises(SettingsError) as caught:
                 Settings.from_run_config(config)
-            able = "fedproto, fedpcl, protofed, fedproto-avg"
-            said = f"merging = '{merging}': {algo} does not average prototypes; choose mean, or an algo of {able}"
-            assert str(caught.value) == said
+            able = "fedavg, fedproto, fedpcl, fedplvm, protofed, fedproto-avg, fedprox, fedper, fml, fesem, per-fedavg"
+            why = f"{algo} averages neither prototypes nor weights; choose mean, or an algo of {able}"
+            assert str(caught.value) == f"merging = '{merging}': {why}"
     with pytest.raises(SettingsError, match="merging = 'mode': choose one of mean, median, trimmed-mean"):
         Settings.from_run_config(default_run_config() | {"merging": "mode"})
     with pytest.raises(SettingsError, match=r"trim-fraction = 0\.5: must be a number at least 0 and at most 0\.49"):
@@ -113,6 +115,89 @@ def test_every_algorithm_that_averages_takes_the_median(algo: str, tmp_path: Pat
     means = np.stack([np.frombuffer(one["means"].data, "<f4").reshape(one["means"].shape) for one in sent])
     found = load_file(outcome.folder / "prototypes.safetensors")["means"]
     np.testing.assert_allclose(found.numpy(), np.median(means.astype(np.float64), axis=0), rtol=1e-6)
+
+
+# -- weights ----------------------------------------------------------------------------------------------------------
+
+
+def models_of(rng: np.random.Generator, clients: int) -> list[dict[str, torch.Tensor]]:
+    return [
+        {
+            "w": torch.from_numpy(rng.normal(size=(3, 4)).astype(np.float32)),
+            "seen": torch.tensor(int(rng.integers(1, 90))),
+        }
+        for _ in range(clients)
+    ]
+
+
+@pytest.mark.parametrize("at_once", [5, 2**18])
+def test_weights_against_numpy_and_scipy(at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where a layer is sorted in several parts."""
+    monkeypatch.setattr("protofl_common.robust.AT_ONCE", at_once)
+    sets = models_of(np.random.default_rng(0), 9)
+    stacked = np.stack([one["w"].numpy().astype(np.float64) for one in sets])
+    counts = np.array([int(one["seen"]) for one in sets])
+    shares = np.arange(1, 10) / 45
+    wanted = {
+        "mean": (np.tensordot(shares, stacked, 1), shares @ counts),
+        "median": (np.median(stacked, axis=0), np.median(counts)),
+        "trimmed-mean": (trim_mean(stacked, 2 / 9 + 1e-9), trim_mean(counts, 2 / 9 + 1e-9)),
+    }
+    for merging, (weights, seen) in wanted.items():
+        found = merge_weights(sets, shares.tolist(), merging, 0.2)
+        np.testing.assert_allclose(found["w"].numpy(), weights, rtol=1e-6, atol=1e-7)
+        assert (int(found["seen"]), found["seen"].dtype) == (round(float(seen)), torch.int64)
+
+
+def test_an_update_is_cut_to_a_multiple_of_the_median_length() -> None:
+    start = {"w": torch.tensor([1.0, 1.0]), "seen": torch.tensor(4)}
+    moved = [torch.tensor([1.0, 0.0]), torch.tensor([0.0, 2.0]), torch.tensor([0.0, -3e5])]
+    sets = [{"w": start["w"] + one, "seen": torch.tensor(9)} for one in moved]
+    found = clip_updates(sets, [start] * 3, 1.5)
+    assert found[:2] == sets[:2]
+    assert (found[2]["w"].tolist(), int(found[2]["seen"])) == ([1.0, -2.0], 9)
+    assert clip_updates(sets[1:], [start] * 2, 1.5) == sets[1:]
+
+
+@pytest.mark.parametrize("algo", ["fedavg", "fedplvm", "fesem"])
+def test_weights_are_the_median_of_what_was_sent(algo: str, tmp_path: Path) -> None:
+    config = run_config(tmp_path, algo=algo, merging="median", rounds=1, dataset="digits", fesem__centres=1)
+    outcome = run_federation(config | {"partition": "iid", "models": "htcnn-1"}, clients=3)
+    sent = [reply.content["weights"] for message, reply in outcome.grid.log if message.metadata.message_type == "train"]
+    found = load_file(outcome.folder / "weights.safetensors")
+    for name, value in found.items():
+        arrays = [np.frombuffer(one[name.removeprefix("0/")].data, "<f4") for one in sent]
+        np.testing.assert_array_equal(value.numpy().flatten(), np.median(np.stack(arrays), axis=0))
+
+
+def test_too_few_clients_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Two cannot outvote each other; a class that only two hold is not protected."""
+    config = run_config(tmp_path, merging="median", rounds=1, participation=0.5)
+    with pytest.raises(
+        FederationError, match=r"merging = 'median': a round asks only 2 sites \(participation = 0\.5\)"
+    ):
+        run_federation(config, clients=4)
+    shares = {"dataset": "digits", "partition": "pathological", "classes-per-client": 4, "participation": 1.0}
+    run_federation(config | shares, clients=5)
+    assert "fewer than 3 clients hold 10 classes, where merging = 'median' outvotes nobody" in capsys.readouterr().out
+
+
+ROBUST: list[dict[str, Any]] = [{"merging": "median"}, {"merging": "trimmed-mean"}, {"max_update_ratio": 1.0}]
+
+
+def test_one_hostile_model_of_ten_takes_the_mean_and_nothing_else(tmp_path: Path) -> None:
+    """It sends its update, reversed and ten times as long, below every limit of norms."""
+    settings: dict[str, Any] = {"algo": "fedavg", "arch": "htcnn-1", "rounds": 4, "lr": 0.1, "local_epochs": 2}
+
+    def honest(name: str, change: Change | None, **merging: Any) -> float:
+        outcome = attacked(tmp_path / name, change=change, hostile=(1009,), **{"merging": "mean"} | merging, **settings)
+        return honest_accuracy(outcome, "head")
+
+    calm = honest("calm", None)
+    assert calm > 60
+    assert honest("mean", reversed_update(10)) < calm - 30
+    for index, robust in enumerate(ROBUST):
+        assert honest(f"robust {index}", reversed_update(10), **robust) > calm - 5, robust
 
 
 # -- two of ten are hostile --------------------------------------------------------------------------------------------

@@ -35,6 +35,8 @@ CASES: dict[str, tuple[dict[str, Any], Any]] = {
     "max-prototype-norm": ({}, 0.01),
     "max-prototypes-per-class": (CLUSTERS, 1),
     "max-norm-ratio": ({}, 1.0001),
+    "max-samples-ratio": (UNEQUAL | {"clients": 5}, 1.0),
+    "max-update-ratio": ({"algo": "fedavg"}, 0.5),
     "merging": ({}, "median"),
     "trim-fraction": ({"merging": "trimmed-mean", "clients": 5}, 0.4),
     "dataset": ({"partition": "iid"}, "digits"),
@@ -99,6 +101,7 @@ ELSEWHERE = {
     "hparams": "below, with an algorithm of another package",
     "report insight tensorboard": "tests/report, test_recording",
     "num-clients min-replies join-timeout round-timeout": "test_federation, test_communication: who is waited for",
+    "bind-sites max-silent-rounds": "test_faults: who may be a site, and who is left out",
     "data-dir download cache-dir classes test-from text-length": "tests/protofl_common/datasets: they need files",
     "eval-batch-size": "test_evaluation: any value gives the same figures, up to rounding",
     "device threads state-dir": "test_federation, tests/system: the client's machine",
@@ -132,10 +135,9 @@ def _digests(folder: Path) -> dict[str, str]:
     """Of the global and the clients' prototypes and models, without what else their files tell."""
     found = {}
     for file in (*folder.glob("*.safetensors"), *folder.glob("clients/*/model.safetensors")):
-        if file.name != "checkpoint.safetensors":
-            for name, tensor in load_file(file).items():
-                digest = hashlib.sha256(tensor.contiguous().numpy().tobytes()).hexdigest()
-                found[f"{file.relative_to(folder)}: {name}"] = digest
+        for name, tensor in load_file(file).items():
+            digest = hashlib.sha256(tensor.contiguous().numpy().tobytes()).hexdigest()
+            found[f"{file.relative_to(folder)}: {name}"] = digest
     return found
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+import tomllib
 from collections.abc import Iterator
 from importlib.metadata import EntryPoint
 from pathlib import Path
@@ -19,11 +20,11 @@ from PIL import Image
 
 from client_app.failures import reason_of
 from client_app.state import ClientState, StateFolder
-from protofl_common import plugins
-from protofl_common import settings as settings_module
+from protofl_common import permissions, plugins
+from protofl_common.config.options import SettingsError
 from protofl_common.lineage import Lineage
-from protofl_common.options import SettingsError
-from protofl_common.settings import Settings, default_run_config
+from protofl_common.permissions import LIMITED, LIMITS
+from protofl_common.settings import Settings, default_run_config, flatten
 from tests.harness import LocalGrid, run_config, run_federation
 
 SITE: dict[str, Any] = {"site-name": "north"}
@@ -186,7 +187,56 @@ def test_a_permission_covers_what_it_says_only(backbones: str, allowed: str) -> 
         settings_of({"backbones": backbones}, SITE | {"allow-backbones": allowed})
 
 
-@pytest.mark.parametrize("wrong", [{"allow-download": "yes"}, {"allow-download": 1}, {"allow-backbones": True}])
+@pytest.mark.parametrize("key", LIMITED)
+def test_a_run_that_wants_too_much_of_a_site_is_refused(key: str) -> None:
+    limit = LIMITED[key]
+    for node, most in ((SITE, LIMITS[limit]), (SITE | {limit: 7}, 7)):
+        small = dict.fromkeys(LIMITED, 1)
+        settings_of(small | {key: most}, node)
+        with pytest.raises(SettingsError) as caught:
+            settings_of(small | {key: most + 1}, node)
+        said = f"{key} = {most + 1}: this site takes at most {most}; its operator may raise {limit} (node config)"
+        assert said == str(caught.value)
+    settings_of({key: LIMITS[limit] + 1}, SITE | {limit: 10**6})
+    settings_of({key: LIMITS[limit] + 1}, SIMULATED)
+
+
+def test_an_operator_chooses_the_algorithms() -> None:
+    node = SITE | {"allow-algorithms": "fedproto, fedtgp"}
+    settings_of({"algo": "fedtgp"}, node)
+    with pytest.raises(SettingsError) as caught:
+        settings_of({"algo": "fedavg"}, node)
+    line = "algo = 'fedavg': not allowed on this site; its operator may name it in allow-algorithms (node config)"
+    assert str(caught.value) == line
+    with pytest.raises(SettingsError, match="node-config: allow-algorithms: 'fedprotto': choose from all, local, "):
+        settings_of({}, SITE | {"allow-algorithms": "fedprotto"})
+
+
+def test_every_recipe_is_accepted_by_a_site_that_sets_no_limit() -> None:
+    for recipe in Path("configs/recipes").glob("*.toml"):
+        settings_of(flatten(tomllib.loads(recipe.read_text(encoding="utf-8"))) | {"download": False}, SITE)
+
+
+def test_a_run_makes_no_more_threads_than_a_site_has_processors(tmp_path: Path) -> None:
+    before = torch.get_num_threads()
+    try:
+        answer(SITE, run_config(tmp_path, threads=10**5))
+        assert torch.get_num_threads() <= (os.cpu_count() or 1)
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"allow-download": "yes"},
+        {"allow-download": 1},
+        {"allow-backbones": True},
+        {"allow-algorithms": 3},
+        {"max-epochs": "7"},
+        {"max-rounds": 0},
+    ],
+)
 def test_a_wrong_permission_is_named(wrong: dict[str, Any]) -> None:
     (key,) = wrong
     with pytest.raises(SettingsError, match=f"node-config: {key} = .* must be "):
@@ -207,7 +257,7 @@ PYTHON: dict[str, dict[str, Any]] = {
 def test_a_site_imports_what_its_operator_named_only(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing of the package is imported before the operator's word is asked for: there is none, an import fails."""
     points = {"moon": EntryPoint("moon", "absent_moon.method:ROW", plugins.GROUP)}
-    monkeypatch.setattr(settings_module, "installed", lambda: points)
+    monkeypatch.setattr(permissions, "installed", lambda: points)
     monkeypatch.setattr(plugins, "installed", lambda: points)
     plugins.algorithm_named.cache_clear()
     for node in (SITE, SITE | {"allow-python": "absent, absent_moo, moon"}):
@@ -263,6 +313,13 @@ def test_a_server_leads_no_site_to_other_folders_or_runs(
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == [old]
 
 
+def test_a_server_asks_for_no_round_after_the_last(tmp_path: Path) -> None:
+    values = {"round": 3, "run_name": "mine", "evaluate": False, "lineage": "4711"}
+    message = Message(RecordDict({"round": ConfigRecord(values)}), 7, MessageType.TRAIN, group_id="3")
+    reply = answer(SITE | SIMULATED, run_config(tmp_path, rounds=2, dataset="digits", partition="iid"), message)
+    assert reply.error.reason == "round.round is 3 in a run of 2 rounds"
+
+
 def _saved(folder: Path, run_id: int) -> list[Path]:
     states = StateFolder(folder, "north", Lineage(run_id))
     states.save(ClientState(1, "cnn4", {"w": torch.ones(1)}))
@@ -287,7 +344,7 @@ def test_a_private_model_does_not_come_into_an_algorithm_that_uploads_it(
     run_federation(run_config(tmp_path / "a", algo="fedproto", **setting), nodes={7: node}, run_id=11)
     values = {"round": 2, "run_name": "mine", "evaluate": False, "lineage": "11:1,4711"}
     message = Message(RecordDict({"round": ConfigRecord(values)}), 7, MessageType.TRAIN, group_id="2")
-    reply = answer(node, run_config(tmp_path / "b", **setting | changes), message)
+    reply = answer(node, run_config(tmp_path / "b", **setting | changes | {"rounds": 2}), message)
     if changes["algo"] == "fedproto":
         assert not reply.has_error()
     else:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import math
+import string
 from collections.abc import Callable
 from typing import Any
 
@@ -339,8 +340,9 @@ def test_introductions(data: st.DataObject) -> None:
         isinstance(name, str) and len(name) <= 200
         for name in [card.name, card.domain, card.arch, card.weights, *card.classes]
     )
-    assert card.name
-    assert "/" not in card.name
+    assert card.name.isascii()
+    assert card.name[0].isalnum()
+    assert set(card.name) <= {*string.ascii_letters, *string.digits, *"._-"}
     assert list(card.holds) == sorted({int(label) for label in card.holds})
     assert all(type(label) is int and 0 <= label < len(card.classes) for label in card.holds)
     assert 1 <= len(card.input_shape) <= 8

@@ -26,7 +26,7 @@ from client_app.algorithms.base import ClientAlgorithm
 from client_app.algorithms.fedtgp import FedTGP
 from client_app.site import Site
 from protofl_common.catalog import CATALOG
-from protofl_common.options import SettingsError
+from protofl_common.config.options import SettingsError
 from protofl_common.prototypes import Prototypes
 from protofl_common.wire.arrays import RAW
 from protofl_common.wire.limits import RefusedMessage

@@ -22,7 +22,7 @@ from client_app.site import Site
 from client_app.training import Batch, FusedStep, Loss, LossTerms, Step, make_optimizer, train
 from protofl_common.attributes import pack_attributes, restore_attributes
 from protofl_common.catalog import CATALOG, Hparams
-from protofl_common.models.groups import ARCHITECTURES
+from protofl_common.config.architectures import ARCHITECTURES
 from protofl_common.models.split import SplitModel
 from protofl_common.prototypes import Prototypes, class_means
 from protofl_common.seeding import derive_seed

@@ -15,7 +15,7 @@ Down: weights and G. Up: weights and all P_k^m, never how many samples stand beh
 Deviations: all three losses are means over the batch. ``similarity-floor`` bounds the slope of s_α near 0
 (`losses/sparsity.py`). ``contrast``, ``correction``, ``local-clusters`` and ``kmeans-clusters`` are the paper's
 ablations (Tables 3, 5 and 9). The first round has no prototypes, and so only the cross-entropy. A λ as large as the
-paper's 100 wants ``drop-last``: batch normalisation over a small last batch upsets it (ALGORITHMS.md).
+paper's 100 wants ``drop-last``: batch normalisation over a small last batch upsets it (docs/algorithms).
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ Down: global prototypes. Up: local prototypes and how many samples stand behind 
 
 Deviations: the mean of Eq. 1 over all data cannot be differentiated batch by batch. ``granularity = "class"`` takes
 C_i^(j) of Eq. 6 over the batch; ``"sample"`` (default; the authors' code, with ``distance = "mse"``) takes every
-sample's feature. Eq. 6 by the letter (``"class"``, ``"l2"``) overpowers the cross-entropy at λ = 1: ALGORITHMS.md.
+sample's feature. Eq. 6 by the letter (``"class"``, ``"l2"``) overpowers the cross-entropy at λ = 1 (docs/algorithms).
 The first round has no global prototypes, and so no second term.
 
 Few labels (``positive-rate`` below 1; our text, Section 5.4): both terms, and the prototypes, are of the labelled

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from protofl_common.backbones.names import BackboneName
 from protofl_common.backbones.network import Backbone, BackboneError
+from protofl_common.config.backbones import BackboneName
 
 IMAGENET_SIZE = 224
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import torch
 
-from protofl_common.backbones.names import SMALL, BackboneName, parse_name
 from protofl_common.backbones.network import SIZE, WIDTH, Backbone, SmallResNet
 from protofl_common.backbones.weightfile import StoredWeights, read_weights
+from protofl_common.config.backbones import SMALL, BackboneName, parse_name
 
 WEIGHTS = Path(__file__).parent / "weights"
 """The folder of the embedded weights, ``NAME.json``."""

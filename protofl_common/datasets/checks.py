@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
+from protofl_common.config.sections import DataSettings
 from protofl_common.datasets.domain_partitions import parse_clients_per_domain
 from protofl_common.datasets.folders import class_names
 from protofl_common.datasets.partitions import DOMAIN_PARTITIONS
 from protofl_common.datasets.raw import DataError
 from protofl_common.datasets.sources import SOURCES, source_of
-
-if TYPE_CHECKING:
-    from protofl_common.settings import DataSettings
 
 
 def check_data_settings(settings: DataSettings) -> None:

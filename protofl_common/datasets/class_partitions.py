@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 from numpy.typing import NDArray
 
+from protofl_common.config.sections import DataSettings
 from protofl_common.datasets.pool import Pool, Shares
 from protofl_common.datasets.raw import DataError, Ints
 from protofl_common.datasets.shares import Generator, by_class
-
-if TYPE_CHECKING:
-    from protofl_common.settings import DataSettings
 
 
 def pathological(pool: Pool, settings: DataSettings, clients: int, rng: Generator) -> Shares:

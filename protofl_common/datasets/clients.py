@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from protofl_common.config.sections import DataSettings
 from protofl_common.datasets.checks import check_data_settings
 from protofl_common.datasets.division import client_share, placed
 from protofl_common.datasets.labelling import hide_labels
 from protofl_common.datasets.raw import Inputs, Ints
 from protofl_common.datasets.store import StoredData, open_data
 from protofl_common.seeding import derive_seed
-
-if TYPE_CHECKING:
-    from protofl_common.settings import DataSettings
 
 
 @dataclass(frozen=True)

@@ -9,16 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from protofl_common.config.sections import DataSettings
 from protofl_common.datasets.digits_strokes import SIDE, Ink, Pencil, pencils
 from protofl_common.datasets.raw import Images, Ints, RawData
-
-if TYPE_CHECKING:
-    from protofl_common.settings import DataSettings
 
 PER_CLASS = 50
 SEED = 20240229

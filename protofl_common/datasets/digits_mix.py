@@ -7,16 +7,13 @@ The looks are made after the sets that Digit-5 has beside these two: photographs
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from protofl_common.config.sections import DataSettings
 from protofl_common.datasets import digits_domains, torchvision_sets
 from protofl_common.datasets.inputs import resized
 from protofl_common.datasets.raw import Images, Ints, RawData
-
-if TYPE_CHECKING:
-    from protofl_common.settings import DataSettings
 
 REAL = ("mnist", "usps")
 LOOKS = ("photo", "inverted", "coloured")

@@ -8,16 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from protofl_common.config.sections import DataSettings
 from protofl_common.datasets.division import client_share
 from protofl_common.datasets.raw import Ints
 from protofl_common.datasets.store import data_if_cached
-
-if TYPE_CHECKING:
-    from protofl_common.settings import DataSettings
 
 
 @dataclass(frozen=True)

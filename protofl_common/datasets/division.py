@@ -10,21 +10,18 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from protofl_common.config.options import key_of, keys_affecting
+from protofl_common.config.sections import DataSettings
 from protofl_common.datasets.partitions import DIVIDE, DOMAIN_PARTITIONS
 from protofl_common.datasets.pool import Pool
 from protofl_common.datasets.raw import DataError, Ints
 from protofl_common.datasets.shares import balanced, proportional, split
 from protofl_common.datasets.store import StoredData, cache_root, digest, locked
 from protofl_common.files import replacing
-from protofl_common.options import key_of, keys_affecting
 from protofl_common.seeding import derive_seed
-
-if TYPE_CHECKING:
-    from protofl_common.settings import DataSettings
 
 FORMAT = 2
 """Raised whenever the same settings come to mean another division."""

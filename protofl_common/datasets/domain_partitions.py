@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
+from protofl_common.config.sections import DataSettings
 from protofl_common.datasets.pool import Pool, Shares
 from protofl_common.datasets.raw import DataError
 from protofl_common.datasets.shares import Generator, by_class, dealt_evenly
-
-if TYPE_CHECKING:
-    from protofl_common.settings import DataSettings
 
 
 def feature_shift(pool: Pool, settings: DataSettings, clients: int, rng: Generator) -> Shares:

@@ -10,16 +10,14 @@ import zlib
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from protofl_common.config.sections import DataSettings
 from protofl_common.datasets.arrays import from_arrays
 from protofl_common.datasets.folders import DEFAULT_SIZE, read_image
 from protofl_common.datasets.raw import DataError, Ints, RawData
-
-if TYPE_CHECKING:
-    from protofl_common.settings import DataSettings
 
 VOCABULARY = 2**14
 """Tokens are below it; 0 is padding."""

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from protofl_common.config.sections import DataSettings
 from protofl_common.datasets.pool import Pool, Shares
 from protofl_common.datasets.raw import DataError, Ints
 from protofl_common.datasets.shares import Generator
-
-if TYPE_CHECKING:
-    from protofl_common.settings import DataSettings
 
 
 def iid(pool: Pool, settings: DataSettings, clients: int, rng: Generator) -> Shares:

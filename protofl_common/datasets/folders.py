@@ -9,18 +9,18 @@ with a dot, are skipped. Every image is made RGB and stretched to a square.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from protofl_common.config.sections import DataSettings
 from protofl_common.datasets.raw import DataError, Images, RawData
-
-if TYPE_CHECKING:
-    from protofl_common.settings import DataSettings
 
 EXTENSIONS = frozenset((".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"))
 DEFAULT_SIZE = 64
 """Pixels a side when ``image-size`` is 0: photographs have no common size of their own."""
+MOST_PIXELS = 2**26
+"""Of an image file; decoded, so many take 200 MB."""
 
 
 def data_dir_of(settings: DataSettings, *, hint: str = "") -> Path:
@@ -86,12 +86,14 @@ def read_image(file: Path, size: int) -> Images:
     Raises
     ------
     DataError
-        When PIL cannot read the file.
+        When PIL cannot read the file, or it has more than `MOST_PIXELS`.
     """
     from PIL import Image
 
     try:
         with Image.open(file) as image:
+            if image.width * image.height > MOST_PIXELS:  # a small file may say so
+                raise ValueError(f"{image.width}×{image.height} pixels, above {MOST_PIXELS / 1e6:.0f} million")
             return square_rgb(image, size)
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         raise DataError(f"{file} is not a readable image ({error}); repair or remove it") from error

@@ -5,18 +5,16 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from protofl_common.config.python_names import load
+from protofl_common.config.sections import DataSettings
 from protofl_common.datasets.arrays import KEYS, from_arrays
 from protofl_common.datasets.files import tokens
 from protofl_common.datasets.folders import DEFAULT_SIZE, data_dir_of, square_rgb
 from protofl_common.datasets.raw import DataError, RawData
-from protofl_common.python_names import load
-
-if TYPE_CHECKING:
-    from protofl_common.settings import DataSettings
 
 
 def read_python(name: str, settings: DataSettings) -> RawData:

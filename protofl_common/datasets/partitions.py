@@ -8,19 +8,16 @@ returns for each client the positions (int64) of its share in the pool. Shares a
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from protofl_common.config.sections import DataSettings
 from protofl_common.datasets.class_partitions import label_shift, n_way_k_shot, pathological
 from protofl_common.datasets.domain_partitions import feature_label_shift, feature_shift
 from protofl_common.datasets.flower_partitions import dirichlet, iid
 from protofl_common.datasets.pool import Pool, Shares
 from protofl_common.datasets.raw import DataError
 from protofl_common.datasets.shares import Generator
-
-if TYPE_CHECKING:
-    from protofl_common.settings import DataSettings
 
 
 def own(pool: Pool, settings: DataSettings, clients: int, rng: Generator) -> Shares:

@@ -6,16 +6,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from protofl_common.config.sections import DataSettings
 from protofl_common.datasets import digits_domains, digits_mix, files, folders, own, torchvision_sets
 from protofl_common.datasets.arrays import from_arrays
 from protofl_common.datasets.raw import RawData, without_domains
-
-if TYPE_CHECKING:
-    from protofl_common.settings import DataSettings
 
 
 @dataclass(frozen=True)

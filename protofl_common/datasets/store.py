@@ -17,18 +17,15 @@ from functools import lru_cache
 from glob import escape
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from protofl_common.config.sections import DataSettings
 from protofl_common.datasets.inputs import are_images, resized, statistics
 from protofl_common.datasets.raw import DataError, RawData
 from protofl_common.datasets.sources import source_of
 from protofl_common.files import make_private, remove, replacing
 from protofl_common.text import as_file_name
-
-if TYPE_CHECKING:
-    from protofl_common.settings import DataSettings
 
 FORMAT = 2
 """Raised whenever the content of the files, or what a source delivers, changes."""

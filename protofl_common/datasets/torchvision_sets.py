@@ -7,15 +7,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from protofl_common.config.sections import DataSettings
 from protofl_common.datasets.folders import DEFAULT_SIZE, data_dir_of, square_rgb
 from protofl_common.datasets.raw import DataError, Images, Ints, RawData, without_domains
-
-if TYPE_CHECKING:
-    from protofl_common.settings import DataSettings
 
 
 @dataclass(frozen=True)

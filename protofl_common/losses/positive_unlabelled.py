@@ -32,6 +32,10 @@ def positive_unlabelled_risk(
 ) -> Tensor:
     """R on one batch; a scalar.
 
+    The expectations are the batch's sums over the numbers of U and of class c that a batch of B holds on average. So
+    (without ``non_negative``) the mean over the batches of an epoch is the risk of all samples, whatever the batch
+    size; means over the batch itself would lose the second term wherever no labelled sample falls into the batch.
+
     Parameters
     ----------
     logits_BC, labels_B
@@ -41,10 +45,6 @@ def positive_unlabelled_risk(
     non_negative
         Each class's difference counts as 0 where it is negative (Kiryo et al., NeurIPS 2017): the risk itself is not
         negative, but its estimate is once the few labelled samples are known by heart.
-
-    The expectations are the batch's sums over the numbers of U and of class c that a batch of B holds on average. So
-    (without ``non_negative``) the mean over the batches of an epoch is the risk of all samples, whatever the batch
-    size; means over the batch itself would lose the second term wherever no labelled sample falls into the batch.
     """
     held_K = torch.nonzero(labelled_C).flatten()
     counts_K = labelled_C[held_K].to(logits_BC.dtype)

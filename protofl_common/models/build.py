@@ -5,15 +5,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from protofl_common.config.architectures import ARCHITECTURES, HEADS, PROJECTION, body_and_hidden
+from protofl_common.config.options import SettingsError
+from protofl_common.config.python_names import is_python_name, load
 from protofl_common.models.cnn import CNN_PLANS, build_cnn
 from protofl_common.models.compact import COMPACT
-from protofl_common.models.groups import ARCHITECTURES, HEADS, PROJECTION, body_and_hidden
 from protofl_common.models.heads import build_head, freeze_orthogonally
 from protofl_common.models.resnet import RESNET_PLANS, build_resnet
 from protofl_common.models.split import SplitModel
 from protofl_common.models.vectors import MLP_PLANS, SIGNAL, TEXT, build_mlp, build_projection
-from protofl_common.options import SettingsError
-from protofl_common.python_names import is_python_name, load
 
 SMALLEST_IMAGE = 8
 HINT = "models = table3 is for tables, signal3 for signals, text3 for texts, small3 and most others for images"

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from protofl_common.config.architectures import ORTHOGONAL_SHARED
+from protofl_common.config.sections import ModelSettings
 from protofl_common.models.build import build_model
-from protofl_common.models.groups import ORTHOGONAL_SHARED
 from protofl_common.models.split import SplitModel
 from protofl_common.seeding import derive_seed
-
-if TYPE_CHECKING:
-    from protofl_common.settings import ModelSettings
 
 
 def initial_model(

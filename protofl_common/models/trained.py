@@ -7,21 +7,27 @@ import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_origin, get_type_hints
 
 import torch
 from torch import Tensor
 
+from protofl_common.config.architectures import ARCHITECTURES, PROJECTION
+from protofl_common.config.options import SettingsError
 from protofl_common.files import write_text
 from protofl_common.models.build import build_model
 from protofl_common.models.split import SplitModel
-from protofl_common.options import SettingsError
 from protofl_common.prototypes import Prototypes
 from protofl_common.tensorfile import TensorFileError, read_tensors, write_tensors
+from protofl_common.text import LONGEST_NAME, printable
 
 FORMAT = "protofl-model-2"
 WEIGHTS, CARD = "model.safetensors", "model.json"
 """The two files of an exported model; a client leaves the first alone, with the card among its metadata."""
+INFERENCES, SIMILARITIES = ("head", "prototype"), ("l2", "cosine")
+INPUT_TYPES = ("uint8", "int64", "float32")
+LARGEST = 2**24
+"""Of a whole number on a card, and numbers of an input."""
 
 
 @dataclass(frozen=True)
@@ -75,17 +81,26 @@ class TrainedModel:
     """[n] float32, ascending: of the site's test samples from their nearest prototypes; empty without prototypes."""
 
     def build(self) -> SplitModel:
-        """The model, on the CPU, ready to predict."""
+        """The model, on the CPU, ready to predict; SettingsError if the weights are not of the network on the card."""
+        try:
+            if self.card.arch in (*ARCHITECTURES, PROJECTION):  # before it takes memory that the weights do not need
+                with torch.device("meta"):
+                    self._untrained().load_state_dict(self.weights, assign=True)
+            model = self._untrained()
+            model.load_state_dict(self.weights)
+        except (ValueError, RuntimeError) as error:
+            raise SettingsError(f"the weights are not of the network on the model's card ({error})") from error
+        return model.eval()
+
+    def _untrained(self) -> SplitModel:
         card = self.card
-        model = build_model(
+        return build_model(
             card.arch,
             input_shape=(card.features_in,) if card.backbones else card.input_shape,
             num_classes=len(card.classes),
             feature_dim=card.feature_dim,
             seed=0,
         )
-        model.load_state_dict(self.weights)
-        return model.eval()
 
     def write(self, file: Path) -> None:
         """Replace ``file`` in one step; TensorFileError leaves it as it was."""
@@ -118,10 +133,48 @@ class TrainedModel:
             raise SettingsError(str(error)) from error
         if facts.get("format") != FORMAT:
             raise SettingsError(f"{file} is no model of this version ({FORMAT})")
-        kept = json.loads(facts["card"])
-        lists = {key: tuple(value) for key, value in kept.items() if isinstance(value, list)}
+        try:
+            card = _card(json.loads(facts["card"]))
+        except (ValueError, KeyError) as error:
+            raise SettingsError(f"{file}: its card is not one of a model ({error})") from error
         weights = {name.removeprefix("model."): value for name, value in tensors.items() if name.startswith("model.")}
         prototypes = None
         if "prototypes.means" in tensors:
-            prototypes = Prototypes(tensors["prototypes.means"], tensors["prototypes.labels"])
-        return cls(ModelCard(**kept | lists), weights, prototypes, tensors["distances"])
+            prototypes = Prototypes(tensors["prototypes.means"], tensors.get("prototypes.labels", torch.empty(0)))
+            if not _fits(prototypes, card):
+                raise SettingsError(f"{file}: its prototypes are not of the model on its card")
+        return cls(card, weights, prototypes, tensors.get("distances", torch.empty(0)))
+
+
+def _fits(prototypes: Prototypes, card: ModelCard) -> bool:
+    labels = prototypes.labels
+    whole = labels.dtype == torch.int64 and prototypes.means.shape == (len(labels), card.feature_dim) and len(labels)
+    return bool(whole and labels.min() >= 0 and labels.max() < len(card.classes))
+
+
+def _card(kept: Any) -> ModelCard:
+    """A card that a stranger may have written; ValueError names what is wrong with it."""
+    kinds = get_type_hints(ModelCard)
+    if not isinstance(kept, dict) or kept.keys() != kinds.keys():
+        raise ValueError("not the entries of a card")
+    choices = {"inference": INFERENCES, "similarity": SIMILARITIES, "input_type": INPUT_TYPES}
+    for name, value in kept.items():
+        if not _is(value, kinds[name]) or value not in choices.get(name, (value,)):
+            raise ValueError(f"{name} = {printable(repr(value))}")
+    if len(kept["mean"]) != len(kept["std"]) or math.prod(kept["input_shape"]) > LARGEST:
+        raise ValueError("its input_shape is too large, or it has not as many means as deviations")
+    lists = {name: tuple(value) for name, value in kept.items() if isinstance(value, list)}
+    return ModelCard(**kept | lists)
+
+
+def _is(value: Any, kind: Any) -> bool:
+    """Whether a value of a JSON file is of a type of `ModelCard`, of bounded size and fit for a terminal."""
+    if get_origin(kind) is tuple:
+        return isinstance(value, list) and all(_is(one, get_args(kind)[0]) for one in value)
+    if get_origin(kind) is dict:
+        return isinstance(value, dict) and all(_is(one, str) and _is(value[one], float) for one in value)
+    if kind is str:
+        return isinstance(value, str) and len(value) <= LONGEST_NAME and value.isprintable()
+    if kind is int:
+        return type(value) is int and 0 <= value <= LARGEST
+    return type(value) in (int, float) and math.isfinite(value)

@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from protofl_common.comparison import HEADS, NOTE, sentence, table_rows
+from protofl_common.config.options import Scalar
+from protofl_common.evaluation_metrics import RECALL
 from protofl_common.files import write_text
 from protofl_common.metrics import best_evaluation, fairness, human_bytes, human_seconds
-from protofl_common.options import Scalar
 from protofl_common.report.figures import FIGURES
 from protofl_common.report.figures.drawing import Drawing
 from protofl_common.report.reading import Run, read_run
@@ -64,7 +65,7 @@ def page(run: Run) -> str:
 
 
 def _drawn(function: Callable[[Run], list[Drawing]], run: Run) -> list[str]:
-    """A function's figures; what cannot be drawn is told in its place and costs nothing else."""
+    """A function's figures; what cannot be drawn is named in its place and costs nothing else."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # letters that matplotlib's own font lacks: the browser's have them
@@ -101,7 +102,7 @@ def _result(run: Run) -> str:
     lost = sum(len(row[kind]) for row in run.rows for kind in TROUBLE if kind != "late")
     tiles.append((str(lost), "lost replies"))
     shown = "".join(f"<div><b>{escape(value)}</b><span>{escape(name)}</span></div>" for value, name in tiles)
-    return f'{_comparison(run)}<div class="tiles">{shown}</div>{_accuracies(run)}'
+    return f'{_comparison(run)}<div class="tiles">{shown}</div>{_accuracies(run)}{_metrics(run)}'
 
 
 def _comparison(run: Run) -> str:
@@ -134,6 +135,19 @@ def _accuracies(run: Run) -> str:
         "std in points, variance in points²), and the best mean with its round."
     )
     return _table((*heads, "best mean"), rows, note)
+
+
+def _metrics(run: Run) -> str:
+    """The last evaluation's metrics beside accuracy, over the clients; recalls of classes are a figure."""
+    last = next((row["metrics"] for row in reversed(run.rows) if row.get("metrics")), {})
+    columns = ("mean", "weighted", "worst-10%", "std")
+    rows = [
+        [name, *(f"{figures[column]:.4f}" for column in columns)]
+        for name, figures in last.items()
+        if f"/{RECALL}/" not in name
+    ]
+    note = "The metrics that the run asked for, at its last evaluation, over the clients that have them."
+    return _table(("", "mean", "by samples", "worst 10 %", "std"), rows, note) if rows else ""
 
 
 def _troubles(run: Run) -> str:
@@ -191,21 +205,21 @@ def _settings(run: Run) -> str:
 
 def _footer(run: Run) -> str:
     versions = run.summary.get("versions", {}) if run.summary else {}
-    told = ", ".join(f"{name} {number}" for name, number in versions.items())
+    packages = ", ".join(f"{name} {number}" for name, number in versions.items())
     hints = [] if run.rows else ["protofl report draws this page again at any time"]
     if run.settings.get("insight", "none") == "none" and run.rows:
         hints.append('insight = "features" lets clients tell test features, and similarities of frozen backbones')
-    return f"<footer><p>{escape(' · '.join(['ProtoFL', *([told] if told else []), *hints]))}</p></footer>"
+    return f"<footer><p>{escape(' · '.join(['ProtoFL', *([packages] if packages else []), *hints]))}</p></footer>"
 
 
 def _table(heads: Iterable[str], rows: Iterable[Row], note: str, words: bool = False) -> str:
     """A table in a box that scrolls sideways by itself; columns of ``words`` begin at the left."""
     head = "".join(f'<th scope="col">{escape(text)}</th>' for text in heads)
     body = "".join("<tr>" + "".join(f"<td>{escape(text)}</td>" for text in row) + "</tr>" for row in rows)
-    told = f'<p class="told">{escape(note)}</p>' if note else ""
+    above = f'<p class="above">{escape(note)}</p>' if note else ""
     kind = ' class="words"' if words else ""
     inside = f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody>"
-    return f'<div class="card">{told}<div class="box" tabindex="0"><table{kind}>{inside}</table></div></div>'
+    return f'<div class="card">{above}<div class="box" tabindex="0"><table{kind}>{inside}</table></div></div>'
 
 
 def _value(value: Any) -> str:

@@ -14,7 +14,7 @@ from safetensors import SafetensorError, safe_open
 
 from protofl_common.catalog import CATALOG
 from protofl_common.comparison import Compared, compared
-from protofl_common.options import Scalar, SettingsError
+from protofl_common.config.options import Scalar, SettingsError
 from protofl_common.run_folder import KINDS, MarginRow, RoundRow, RunFolder, SiteFacts, Sites, Summary
 from protofl_common.settings import flatten, names_in
 

@@ -29,9 +29,9 @@ figure.wide svg{max-width:none}
 figure svg text{font-family:system-ui,-apple-system,"Segoe UI",Roboto,sans-serif!important;fill:currentColor}
 figure svg text[style*="fill"]{fill:revert}
 g[id*="class-name"] text{paint-order:stroke;stroke:var(--card);stroke-width:2.5px;stroke-linejoin:round}
-figcaption,.told{color:var(--soft);font-size:.88rem;text-align:left}
+figcaption,.above{color:var(--soft);font-size:.88rem;text-align:left}
 figcaption{margin-top:.5em}
-.told{margin:0;padding:8px 10px 2px}
+.above{margin:0;padding:8px 10px 2px}
 .box{overflow-x:auto;max-width:100%}
 table{border-collapse:collapse;width:100%;font-size:.9rem;font-variant-numeric:tabular-nums}
 th,td{padding:5px 10px;text-align:right;border-top:1px solid var(--line);white-space:nowrap}

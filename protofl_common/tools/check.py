@@ -11,8 +11,8 @@ import sys
 import click
 from flwr.common.config import parse_config_args
 
+from protofl_common.config.options import SettingsError
 from protofl_common.datasets import DataError, check_data_settings
-from protofl_common.options import SettingsError
 from protofl_common.settings import Settings, default_run_config
 
 

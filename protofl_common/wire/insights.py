@@ -13,10 +13,10 @@ from protofl_common.wire.limits import Limits, RefusedMessage
 
 def pack_insight(insight: Insight, level: str) -> ArrayRecord:
     """What ``level`` declares of it; ValueError if it tells more."""
-    told = {name: value for name, value in vars(insight).items() if value is not None}
-    if odd := sorted(told.keys() - _arrays_of(level, True)):
+    given = {name: value for name, value in vars(insight).items() if value is not None}
+    if odd := sorted(given.keys() - _arrays_of(level, True)):
         raise ValueError(f"insight.{odd[0]} is not declared for this direction (insight = {level!r})")
-    return array_record(told)
+    return array_record(given)
 
 
 def _arrays_of(level: str, backbones: bool) -> set[str]:

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from flwr.app import ConfigRecord, MetricRecord, RecordDict
 
 from protofl_common.lineage import Lineage
-from protofl_common.text import LONGEST_NAME, is_plain_name
+from protofl_common.text import LONGEST_NAME, is_plain_name, is_site_name
 from protofl_common.wire.limits import RefusedMessage
 
 _MAX_SCALARS = 64
@@ -127,7 +127,7 @@ def unpack_site_card(content: RecordDict) -> SiteCard:
         for text in value if key == "classes" else (value,):
             if isinstance(text, str) and (len(text) > LONGEST_NAME or not text.isprintable()):
                 raise RefusedMessage(f"site.{key} with a name that is too long or not printable: {text!r}")
-    if not card.name or "/" in card.name or not all(isinstance(name, str) for name in card.classes):
+    if not is_site_name(card.name) or not all(isinstance(name, str) for name in card.classes):
         raise RefusedMessage(f"site.name is {card.name!r}, site.classes is {card.classes!r}")
     held = list(card.holds)
     in_range = all(type(label) is int and 0 <= label < len(card.classes) for label in held)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections import defaultdict
-from collections.abc import Iterable
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
 
 from flwr.app import Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
+from protofl_common.config.architectures import ARCHITECTURES, members_of
 from protofl_common.lineage import Lineage
-from protofl_common.models.groups import ARCHITECTURES, members_of
+from protofl_common.robust import FEWEST
 from protofl_common.settings import Settings
 from protofl_common.text import in_order, printable
 from protofl_common.wire.limits import RefusedMessage
@@ -27,7 +28,9 @@ class FederationError(RuntimeError):
 class Federation:
     """The sites of a run, known by their own names; Flower's node ids change at every restart."""
 
-    def __init__(self, grid: Grid, settings: Settings, lineage: Lineage, baseline: str = "") -> None:
+    def __init__(
+        self, grid: Grid, settings: Settings, lineage: Lineage, owners: Mapping[str, int], baseline: str = ""
+    ) -> None:
         self.grid = grid
         self.settings = settings
         self.lineage = lineage
@@ -35,6 +38,8 @@ class Federation:
         """The algorithm, where these rounds are of a run's baseline; "" for the run itself."""
         self.cards: dict[str, SiteCard] = {}
         self.node_of: dict[str, int] = {}
+        self.owners = dict(owners)
+        """Site -> the first node that was it; it remains its own, for Flower's authentication ties nodes to keys."""
         self.online: set[int] = set()
         self.asked: dict[str, str] = {}
         """Message -> site, of the exchange that goes on."""
@@ -46,6 +51,11 @@ class Federation:
         """Those that it has not answered."""
         self._claims: dict[str, tuple[int, SiteCard]] = {}
         """Site -> a further node that says it is this site: a restarted SuperNode, or a wrong site-name."""
+        self._silent: Counter[str] = Counter()
+        self._rests_until: dict[str, int] = {}
+        """Site -> the last round in which it is not asked."""
+        self._given: dict[int, SiteCard] = {}
+        """Node -> how it introduced itself."""
 
     def gather(self, expected: Iterable[str] = (), divided_among: int = 0) -> None:
         """Wait until the wanted number of sites has connected and introduced itself (``num-clients``).
@@ -85,8 +95,11 @@ class Federation:
             raise FederationError(self._too_few())
         if absent:
             say(f"going on without {', '.join(in_order(absent))}: not there after join-timeout")
+        if self.problems:
+            say(_explain(self.problems))
         _check_fit(self.settings, self.cards)
         self._check_replies()
+        self.owners = self.node_of | self.owners
 
     @property
     def num_partitions(self) -> int:
@@ -94,12 +107,15 @@ class Federation:
         return max((card.num_partitions for card in self.cards.values()), default=0)
 
     def _check_replies(self) -> None:
-        """FederationError where a round asks fewer sites than it needs replies: each would be void."""
+        """FederationError where a round asks fewer sites than it needs replies, or than can outvote one of them."""
         federation = self.settings.federation
         asked = number_asked(len(self.cards), federation.participation)
+        share = "" if federation.participation == 1 else f" (participation = {federation.participation:g})"
         if asked < federation.min_replies:
-            share = "" if federation.participation == 1 else f" (participation = {federation.participation:g})"
             raise FederationError(f"min-replies = {federation.min_replies}: a round asks only {asked} sites{share}")
+        if asked < FEWEST and federation.merging != "mean":
+            told = f"merging = {federation.merging!r}: a round asks only {asked} sites{share}"
+            raise FederationError(f"{told}, and {FEWEST} are the fewest that can outvote one")
 
     def look_around(self) -> None:
         """Between and during rounds: greet who is new, and know again who is back under another node id.
@@ -133,6 +149,22 @@ class Federation:
         """Whether somebody new has been asked who it is and has not answered yet."""
         return any(node in self.online for node in self._waiting.values())
 
+    def answering(self, server_round: int) -> list[str]:
+        """The sites that a round may ask: all but those that rest, unless these leave fewer than ``min-replies``."""
+        found = [site for site in self.node_of if self._rests_until.get(site, 0) < server_round]
+        return found if len(found) >= self.settings.federation.min_replies else list(self.node_of)
+
+    def note_silence(self, server_round: int, missing: Iterable[str], heard: Iterable[str]) -> None:
+        """A site that is silent ``max-silent-rounds`` times running, each for the whole timeout, rests for as many."""
+        most = self.settings.federation.max_silent_rounds
+        for site in heard:
+            self._silent[site] = self._rests_until[site] = 0
+        for site in missing:
+            self._silent[site] += 1
+            if most and self._silent[site] >= most:
+                self._rests_until[site] = last = server_round + most
+                say(f"  {site}: silent {self._silent[site]} times running; not asked until round {last + 1}")
+
     def _connected(self) -> int:
         return sum(node in self.online for node in self.node_of.values())
 
@@ -158,12 +190,18 @@ class Federation:
         return Message(RecordDict({**pack_baseline(self.baseline)}), node, MessageType.QUERY, group_id="0")
 
     def _settle(self) -> None:
-        """Give a site to the node that claims it, once the other is gone."""
+        """Give a site to the node that claims it, once the other is gone, and back to its own when that returns."""
         for name, (node, card) in list(self._claims.items()):
             if self.node_of[name] not in self.online:
                 del self._claims[name]
                 if self._admit(name, node, card):
                     say(f"  back: {name}, on another node")
+        for name, now in list(self.node_of.items()):
+            owner = self.owners.get(name, now)
+            own = self._given.get(owner)
+            if now != owner in self.online and own and own.name == name and self._admit(name, owner, own):
+                self.problems[now] = f"{name}: its own node is back"
+                say(f"  back: {name}, on its own node")
 
     def _admit(self, name: str, node: int, card: SiteCard) -> bool:
         """Let a node be a site, unless it does not fit the others; whether it does."""
@@ -173,6 +211,7 @@ class Federation:
             self.problems[node] = f"{name}: {error}"
             return False
         self.cards[name], self.node_of[name] = card, node
+        self.owners.setdefault(name, node)
         return True
 
     def _take_card(self, node: int, content: RecordDict) -> None:
@@ -181,7 +220,10 @@ class Federation:
         except RefusedMessage as refusal:
             self.problems[node] = f"an introduction with {refusal}"
             return
-        if card.name in self.cards:
+        self._given[node] = card
+        if self.settings.federation.bind_sites and self.owners.get(card.name, node) != node:
+            self.problems[node] = f"{card.name}: this name is another node's in this run (bind-sites)"
+        elif card.name in self.cards:
             self._claims[card.name] = node, card
         else:
             self.cards[card.name], self.node_of[card.name] = card, node

@@ -23,9 +23,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from protofl_common.config.options import SettingsError
 from protofl_common.datasets import DataError
 from protofl_common.datasets.distribution import ShareCounts, counts_of_shares
-from protofl_common.options import SettingsError
 from protofl_common.prototypes import margins
 from protofl_common.run_folder import MARGINS, SITES, MarginRow, RunFolder, SiteFacts
 from protofl_common.settings import Settings
@@ -70,16 +70,16 @@ class Recording:
         _write_owned(self.folder / "client-prototypes.safetensors", "means", sets, number, more)
 
     def finish(self, strategy: Strategy) -> None:
-        """After the final evaluation: who took part in the end, and what clients told."""
+        """After the final evaluation: who took part in the end, and what clients sent for the report."""
         insights = strategy.outcome.insights
-        told: dict[str, SiteFacts] = {
+        facts: dict[str, SiteFacts] = {
             site: {"train-classes": counts} for site, counts in self._division(strategy.federation.cards).items()
         }
         for site, insight in insights.items():
-            told.setdefault(site, {})["train-classes"] = insight.counts.tolist()
+            facts.setdefault(site, {})["train-classes"] = insight.counts.tolist()
             if insight.similarity is not None:
-                told[site]["backbone-similarity"] = _numbers(insight.similarity)
-        self._write_sites(strategy, told)
+                facts[site]["backbone-similarity"] = _numbers(insight.similarity)
+        self._write_sites(strategy, facts)
         features = {
             site: (insight.features, insight.labels)
             for site, insight in insights.items()
@@ -89,7 +89,7 @@ class Recording:
             path = self.folder / "test-features.safetensors"
             _write_owned(path, "features", features, self.settings.run.rounds, {})
 
-    def _write_sites(self, strategy: Strategy, told: Mapping[str, SiteFacts]) -> None:
+    def _write_sites(self, strategy: Strategy, facts: Mapping[str, SiteFacts]) -> None:
         cards = strategy.federation.cards
         self.files.write(
             SITES,
@@ -98,7 +98,7 @@ class Recording:
                 "paper": strategy.row.paper,
                 "classes": list(next(iter(cards.values())).classes),
                 "backbones": list(self.settings.backbones),
-                "sites": {site: {**_facts(card), **told.get(site, {})} for site, card in cards.items()},
+                "sites": {site: {**_facts(card), **facts.get(site, {})} for site, card in cards.items()},
             },
         )
 

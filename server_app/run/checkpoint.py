@@ -1,7 +1,8 @@
 """What the server keeps after every round, so that a run that was stopped, by whatever, goes on after it.
 
-``<run>/checkpoint.safetensors`` holds the state that the algorithm names in its ``keeps`` and, as JSON beside it, the
-rest. Draws of clients and seeds of their training need no keeping: they derive from the seed and the round.
+``<run>/checkpoints/000012.safetensors`` holds what the algorithm names in its ``state``, after round 12, and, as JSON
+beside it, the rest. The last `KEPT` are there: where the newest is damaged, the run goes on from the one before.
+Draws of clients and seeds of their training need no keeping: they derive from the seed and the round.
 """
 
 from __future__ import annotations
@@ -17,14 +18,20 @@ import torch
 from filelock import FileLock, Timeout
 from torch import Tensor
 
+from protofl_common.code_version import code_version
+from protofl_common.config.options import Scalar, SettingsError
+from protofl_common.config.sections import keys_that_change
 from protofl_common.lineage import Lineage
-from protofl_common.options import Scalar, SettingsError
 from protofl_common.run_folder import SUMMARY
-from protofl_common.settings import Settings, keys_that_change, to_run_config
-from protofl_common.tensorfile import read_tensors, write_tensors
+from protofl_common.settings import Settings, to_run_config
+from protofl_common.tensorfile import TensorFileError, read_tensors, write_tensors
+from server_app.run.console import say
 
-FORMAT = "protofl-checkpoint-2"
-NAME = "checkpoint.safetensors"
+FORMAT = "protofl-checkpoint-3"
+FOLDER, OLD_NAME = "checkpoints", "checkpoint.safetensors"
+"""Where they are; and the only one of a run of a version before format 3."""
+KEPT = 3
+"""Clients keep their states of as many rounds (`client_app/state.py`)."""
 
 MAY_DIFFER = keys_that_change("name", "machine", "waiting", "display") - {"state-dir"}
 """Settings that a resumed run may change; but without the clients' models these would begin anew."""
@@ -39,12 +46,16 @@ class Checkpoint:
     round: int = 0
     """0: before the first."""
     sites: tuple[str, ...] = ()
+    owners: dict[str, int] = field(default_factory=dict)
+    """Site -> the Flower node that it is bound to."""
     num_partitions: int = 0
     """Among how many clients the data set is divided; 0 where sites bring data of their own."""
     seconds: float = 0.0
     """That the run has taken so far."""
     metrics_bytes: int = 0
     """Length of ``metrics.jsonl``; what it holds beyond that is of a round that does not count."""
+    code: str = ""
+    """Which code wrote it."""
     state: dict[str, Tensor] = field(default_factory=dict)
 
     @property
@@ -53,17 +64,21 @@ class Checkpoint:
         return bool(self.lineage.earlier)
 
     def write(self, folder: Path) -> None:
-        """Replace the checkpoint of a run in one step."""
+        """Keep this checkpoint, and those of the rounds just before it."""
         facts: dict[str, Any] = {key: value for key, value in vars(self).items() if key != "state"}
         facts |= {"lineage": self.lineage.text}
-        write_tensors(folder / NAME, self.state, {"format": FORMAT, "facts": json.dumps(facts)})
+        path = folder / FOLDER / f"{self.round:06d}.safetensors"
+        write_tensors(path, self.state, {"format": FORMAT, "facts": json.dumps(facts)})
+        for other in checkpoints(folder):
+            if not self.round - KEPT < int(other.stem) <= self.round:
+                other.unlink()
 
     @classmethod
-    def read(cls, folder: Path) -> Checkpoint:
-        """The checkpoint of a run; TensorFileError if it is missing or damaged, SettingsError if of another version."""
-        state, facts = read_tensors(folder / NAME, torch.device("cpu"))
+    def read(cls, path: Path) -> Checkpoint:
+        """What a file holds; TensorFileError if it is missing or damaged, SettingsError if it is of another version."""
+        state, facts = read_tensors(path, torch.device("cpu"))
         if facts.get("format") != FORMAT:
-            raise SettingsError(f"resume = true: {folder / NAME} is not of this version ({FORMAT})")
+            raise SettingsError(f"resume = true: {path} is of the version {facts.get('format')}, not {FORMAT}")
         kept = json.loads(facts["facts"])
         return cls(**kept | {"lineage": Lineage.parse(kept["lineage"]), "sites": tuple(kept["sites"]), "state": state})
 
@@ -75,7 +90,24 @@ def is_complete(folder: Path) -> bool:
 
 def can_be_resumed(folder: Path) -> bool:
     """Whether the run in ``folder`` has a checkpoint."""
-    return (folder / NAME).exists()
+    return bool(checkpoints(folder)) or (folder / OLD_NAME).exists()
+
+
+def checkpoints(folder: Path) -> list[Path]:
+    """The checkpoints of a run, the newest first."""
+    return sorted((path for path in (folder / FOLDER).glob("*.safetensors") if path.stem.isdigit()), reverse=True)
+
+
+def newest_whole(folder: Path) -> Checkpoint:
+    """The newest checkpoint that is not damaged; a line for each that is, and TensorFileError if all are."""
+    for path in (found := checkpoints(folder)):
+        try:
+            return Checkpoint.read(path)
+        except TensorFileError as error:
+            if path == found[-1]:
+                raise
+            say(f"{error}; going back a round")
+    return Checkpoint.read(folder / OLD_NAME)
 
 
 def starting_point(settings: Settings, folder: Path, run_id: int) -> Checkpoint:
@@ -91,24 +123,26 @@ def starting_point(settings: Settings, folder: Path, run_id: int) -> Checkpoint:
         if (folder / "settings.toml").exists():
             hint = "choose another name, or let it go on with resume = true"
             raise SettingsError(f"run-name = {name!r}: {folder} holds a run already; {hint}")
-        return Checkpoint(wanted, Lineage(run_id))
+        return Checkpoint(wanted, Lineage(run_id), code=code_version())
     if is_complete(folder):
         raise SettingsError(f"resume = true: nothing to resume, the run {name!r} is complete: {folder}")
     if not can_be_resumed(folder):
-        raise SettingsError(f"resume = true: nothing to resume, there is no {folder / NAME}")
-    found = Checkpoint.read(folder)
+        raise SettingsError(f"resume = true: nothing to resume, there is no checkpoint in {folder / FOLDER}")
+    found = newest_whole(folder)
     if lines := _differences(found.settings, wanted):
         raise SettingsError(f"resume = true: the run {name!r} was started with other settings\n" + "\n".join(lines))
-    return replace(found, lineage=found.lineage.then(run_id, found.round))
+    if found.code != code_version():
+        say(f"resuming with other code: the run's last round was made by {found.code}, this is {code_version()}")
+    return replace(found, code=code_version(), lineage=found.lineage.then(run_id, found.round))
 
 
 def _differences(before: dict[str, Scalar], now: dict[str, Scalar]) -> list[str]:
     """A line for each setting that must not change and has."""
     keys = [key for key in {**before, **now} if key not in MAY_DIFFER and before.get(key) != now.get(key)]
-    return [f"{key} = {_told(now, key)}: the run has {key} = {_told(before, key)}" for key in keys]
+    return [f"{key} = {_as_text(now, key)}: the run has {key} = {_as_text(before, key)}" for key in keys]
 
 
-def _told(settings: dict[str, Scalar], key: str) -> str:
+def _as_text(settings: dict[str, Scalar], key: str) -> str:
     return json.dumps(settings[key], ensure_ascii=False) if key in settings else "(not set)"
 
 

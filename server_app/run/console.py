@@ -9,9 +9,9 @@ from rich.console import Console
 from rich.table import Table
 
 from protofl_common.comparison import HEADS, NOTE, Compared, table_rows
+from protofl_common.config.sections import DataSettings
 from protofl_common.metrics import human_bytes, human_seconds
 from protofl_common.run_folder import RoundRow, Sites, Summary
-from protofl_common.settings import DataSettings
 from protofl_common.text import in_order
 from protofl_common.wire.records import SiteCard
 

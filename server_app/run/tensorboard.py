@@ -10,7 +10,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from protofl_common.options import SettingsError
+from protofl_common.config.options import SettingsError
 from protofl_common.run_folder import TROUBLE, RoundRow
 
 

@@ -3,7 +3,7 @@
 A run's folder holds
     ``settings.toml``            every setting, usable again with ``--run-config``
     ``resume.toml``              the same, to let the run go on after it was stopped
-    ``checkpoint.safetensors``   what that takes (`checkpoint.py`)
+    ``checkpoints/``             what that takes, after each of the last three rounds (`checkpoint.py`)
     ``metrics.jsonl``            one line per round: figures over clients, per client, bytes, seconds, failures
     ``summary.json``             the final figures, totals and versions
     ``prototypes.safetensors``   the global prototypes, where the algorithm has them
@@ -30,11 +30,13 @@ from itertools import chain
 from pathlib import Path
 from typing import Literal
 
+from protofl_common.code_version import code_version
 from protofl_common.comparison import compared, counted, sentence
+from protofl_common.config.options import SettingsError
+from protofl_common.config.python_names import load
 from protofl_common.files import sync, write_text
 from protofl_common.metrics import best_evaluation, over_clients
-from protofl_common.options import SettingsError
-from protofl_common.python_names import load
+from protofl_common.robust import FEWEST
 from protofl_common.run_folder import (
     KINDS,
     METRICS,
@@ -62,6 +64,8 @@ from server_app.validation.replies import Outcome
 
 RECENT = 3
 """Rounds whose mean duration tells how long the rest will take."""
+MOST_TOLD = 20
+"""Sites that are named in one line."""
 
 
 def name_of_run(settings: Settings, run_id: int) -> str:
@@ -85,6 +89,8 @@ class Results:
         self.metrics = folder / METRICS
         self.rows: list[RoundRow] = []
         self.trouble: Counter[str] = Counter()
+        self.capped: set[str] = set()
+        """Sites of which it has been said that they weigh less than they claim."""
         self.recording = Recording(settings, folder)
         if start.resumed:
             self._take_up()
@@ -116,10 +122,11 @@ class Results:
             self.start,
             round=number,
             sites=tuple(strategy.federation.cards),
+            owners=strategy.federation.owners,
             num_partitions=strategy.federation.num_partitions,
             seconds=time.monotonic() - self.began,
             metrics_bytes=self.metrics.stat().st_size,
-            state=strategy.packed_state(),
+            state=strategy.present_state(),
         ).write(self.folder)
         for file, name in (("settings.toml", ""), ("resume.toml", self.folder.name)):
             if not (self.folder / file).exists():
@@ -129,7 +136,8 @@ class Results:
     def announce(self, strategy: Strategy) -> None:
         """Who takes part; with a run's baselines only what is different."""
         self.recording.sites(strategy)
-        cards = strategy.federation.cards.values()
+        by_name = strategy.federation.cards
+        cards = by_name.values()
         archs, devices = counted(card.arch for card in cards), counted(card.device for card in cards)
         if strategy.federation.baseline:
             say(f"baseline · models: {archs}")
@@ -137,6 +145,11 @@ class Results:
         say(f"{len(cards)} clients · {strategy.num_classes} classes · partition {self.settings.data.partition}")
         say(samples_line(cards, self.settings.data))
         say(f"models: {archs} · devices: {devices}")
+        say(f"shares of the training samples: {_shares({name: one.train_samples for name, one in by_name.items()})}")
+        holders = Counter(label for card in cards for label in card.holds)
+        few, merging = sum(number < FEWEST for number in holders.values()), self.settings.federation.merging
+        if few and merging != "mean":
+            say(f"warning: fewer than {FEWEST} clients hold {few} classes, where merging = {merging!r} outvotes nobody")
         if strip := class_strip(self.files.sites()):
             say(strip)
         say("accuracies of a round are those of what the clients received at its start, before its training")
@@ -223,6 +236,9 @@ class Results:
             self.trouble[kind] += len(troubles[kind])
             for site, reason in troubles[kind].items():
                 say(f"  {kind}: {site}: {reason}")
+        for site in outcome.capped.keys() - self.capped:
+            say(f"  warning: {site}: {outcome.capped[site]}")
+        self.capped |= outcome.capped.keys()
         if outcome.void:
             say(f"  void: {outcome.void}; nothing was merged")
 
@@ -273,6 +289,14 @@ def draw(settings: Settings, folder: Path) -> None:
         say(f"report: {write_report(folder)}")
     except Exception as error:
         say(f"report: not drawn, {type(error).__name__}: {error}")
+
+
+def _shares(samples: dict[str, int]) -> str:
+    """The largest first, and how many others there are."""
+    largest = sorted(samples, key=samples.__getitem__, reverse=True)
+    total = max(1, sum(samples.values()))
+    told = [f"{name} {100 * samples[name] / total:.1f} %" for name in largest[:MOST_TOLD]]
+    return ", ".join(told) + (f", and {len(largest) - MOST_TOLD} with less" if largest[MOST_TOLD:] else "")
 
 
 def _client_row(report: Report) -> ClientRow:
@@ -329,7 +353,9 @@ def _best(rows: list[RoundRow], kind: str) -> Best:
 
 
 def _versions() -> dict[str, str]:
-    return {name: version(name) for name in ("flwr", "torch", "numpy")} | {"python": platform.python_version()}
+    return {"protofl": code_version(), "python": platform.python_version()} | {
+        name: version(name) for name in ("flwr", "torch", "numpy")
+    }
 
 
 def _as_toml(settings: Settings, file: Path, num_partitions: int, resumed: str = "") -> str:

@@ -13,7 +13,7 @@ from typing import Any, Generic, TypeVar, cast
 
 from torch import Tensor
 
-from protofl_common.attributes import pack_attributes, restore_attributes
+from protofl_common.attributes import pack_attributes, restore_attributes, tensors_of
 from protofl_common.catalog import Hparams
 from protofl_common.prototypes import Prototypes
 from protofl_common.robust import merge_prototypes
@@ -90,8 +90,12 @@ class ServerStrategy(Generic[H]):
     # -- checkpoints ---------------------------------------------------------------------------------------------
 
     def packed_state(self) -> dict[str, Tensor]:
-        """The attributes in `state`, as they are now."""
+        """The attributes in `state`, copied as they are now."""
         return pack_attributes(self, self.state)
+
+    def present_state(self) -> dict[str, Tensor]:
+        """The same without copies: the next `merge` may change them."""
+        return tensors_of(self, self.state)
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
         """Go on from a checkpoint's tensors; from none, as before the first round."""

@@ -3,14 +3,19 @@
 Other half: `client_app/algorithms/fedavg.py`.
 w ← Σ_i (n_i / Σ n) · w_i over the round's clients, where n_i is client i's number of training samples.
 Integer buffers (batch-normalisation counters) are averaged and rounded.
+``merging`` may put a coordinate-wise median or trimmed mean in its place, and ``max-update-ratio`` bound each w_i − w
+(`protofl_common/robust.py`).
 """
 
 from __future__ import annotations
 
-import torch
+from collections.abc import Mapping
+
+from torch import Tensor
 
 from protofl_common.models.initial import initial_model
 from protofl_common.models.split import SplitModel
+from protofl_common.robust import clip_updates, merge_weights
 from protofl_common.wire.payloads import Payload, StateDict, part_of
 from protofl_common.wire.schema import Weights
 from server_app.network.membership import Federation, FederationError
@@ -46,23 +51,23 @@ class FedAvg(ServerStrategy[H]):
 
     def merge(self, uploads: list[Upload]) -> dict[str, float]:
         """The weighted mean of the clients' models."""
-        self.weights = weighted_mean(uploads)
+        self.weights = self.averaged(uploads)
         return {}
+
+    def averaged(self, uploads: list[Upload]) -> StateDict:
+        """The weights of these clients as one: Σ_i (n_i / Σ n) · w_i, or what ``merging`` puts in its place."""
+        federation = self.settings.federation
+        sent = [upload for upload in uploads if upload.payload.weights()]
+        total = sum(upload.train_samples for upload in sent)
+        sets: list[Mapping[str, Tensor]] = [upload.payload.weights() or {} for upload in sent]
+        if federation.max_update_ratio:
+            common = self.payload_down()
+            received = [self.payload_for(upload.site, common).weights() or {} for upload in sent]
+            sets = clip_updates(sets, received, federation.max_update_ratio)
+        shares = [upload.train_samples / total for upload in sent]
+        return merge_weights(sets, shares, federation.merging, federation.trim_fraction)
 
     @property
     def global_weights(self) -> StateDict:
         """The global model."""
         return self.weights
-
-
-def weighted_mean(uploads: list[Upload]) -> StateDict:
-    """Σ_i (n_i / Σ n) · w_i, summed in float64."""
-    total = sum(upload.train_samples for upload in uploads)
-    sent = [(weights, upload.train_samples / total) for upload in uploads if (weights := upload.payload.weights())]
-    merged: StateDict = {}
-    for name, one in sent[0][0].items():
-        mean = torch.zeros_like(one, dtype=torch.float64)
-        for weights, share in sent:
-            mean += weights[name].double() * share
-        merged[name] = (mean if one.is_floating_point() else mean.round()).to(one.dtype)
-    return merged

@@ -23,7 +23,7 @@ from protofl_common.seeding import derive_seed
 from protofl_common.wire.limits import Template
 from protofl_common.wire.payloads import Payload, StateDict, template_of
 from server_app.network.membership import Federation
-from server_app.strategies.fedavg import FedAvg, weighted_mean
+from server_app.strategies.fedavg import FedAvg
 from server_app.validation.replies import Upload
 
 
@@ -47,9 +47,10 @@ class FeSEM(FedAvg[FeSEMHparams]):
         """E-step and M-step; how many clusters the round's clients are in."""
         points = np.stack([self._vector(upload.payload.weights() or {}) for upload in uploads])
         clusters = self._nearest(points) if self.cluster_of else self._first_clusters(points)
-        for k in sorted(set(clusters)):
-            members = [upload for upload, cluster in zip(uploads, clusters, strict=True) if cluster == k]
-            self.centres[str(k)] = weighted_mean(members)
+        members = {
+            k: [one for one, cluster in zip(uploads, clusters, strict=True) if cluster == k] for k in set(clusters)
+        }
+        self.centres |= {str(k): self.averaged(members[k]) for k in sorted(members)}
         self.cluster_of |= {one.site: torch.tensor(k) for one, k in zip(uploads, clusters, strict=True)}
         return {"clusters": float(len(set(clusters)))}
 
@@ -63,7 +64,7 @@ class FeSEM(FedAvg[FeSEMHparams]):
         return [int(k) for k in np.argmin(squares, axis=0)]
 
     def _first_clusters(self, points: np.ndarray) -> list[int]:
-        count = min(len(self.centres), len(np.unique(points, axis=0)))
+        count = min(len(self.centres), len({point.tobytes() for point in points}))
         seed = derive_seed(self.settings.run.seed, "fesem") % 2**32
         return [int(k) for k in KMeans(count, n_init=10, random_state=seed).fit_predict(points)]
 

@@ -5,7 +5,7 @@ Symbols: ỹ_{i,j} client i's prototype of class j; φ the clients that hold the
 
 Weights             as FedAvg
 Prototypes (Eq. 3)  ȳ_j = (1 / |φ|) Σ_{i∈φ} ỹ_{i,j}, in the last round or in every round (`protofed.prototypes`)
-``merging`` may put a median or trimmed mean in the place of Eq. 3; the weights stay FedAvg's mean.
+``merging`` may put a median or trimmed mean in the place of Eq. 3, and of FedAvg's mean.
 """
 
 from __future__ import annotations

@@ -9,12 +9,10 @@ from collections.abc import Mapping
 import torch
 
 from protofl_common.prototypes import Prototypes
+from protofl_common.robust import FEWEST
 from protofl_common.wire.limits import RefusedMessage
 from protofl_common.wire.payloads import Payload, Value
 from protofl_common.wire.records import Report, SiteCard
-
-FEWEST = 3
-"""Replies of a round from which on their median tells what is usual."""
 
 
 def check_claims(report: Report, payload: Payload, card: SiteCard, training: bool) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
+import statistics
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from flwr.app import Message
 
@@ -12,7 +14,7 @@ from protofl_common.prototypes import Prototypes
 from protofl_common.run_folder import Seconds
 from protofl_common.text import printable
 from protofl_common.wire.limits import Limits, RefusedMessage
-from protofl_common.wire.payloads import Payload, check_size, payload_bytes, unpack_payload
+from protofl_common.wire.payloads import Payload, Value, check_size, payload_bytes, unpack_payload
 from protofl_common.wire.records import Report, unpack_report
 from protofl_common.wire.schema import Declared
 from server_app.network.membership import Federation
@@ -26,11 +28,13 @@ class Upload:
     site: str
     payload: Payload
     report: Report
+    most: float = math.inf
+    """Samples that it may weigh as."""
 
     @property
-    def train_samples(self) -> int:
-        """n of FedAvg's weights."""
-        return self.report.train_samples
+    def train_samples(self) -> float:
+        """n of FedAvg's weights: its samples, as far as ``max-samples-ratio`` lets them count."""
+        return min(self.report.train_samples, self.most)
 
 
 @dataclass
@@ -55,6 +59,8 @@ class Outcome:
     bytes_up: int = 0
     void: str = ""
     """Why nothing was merged; "" where it was."""
+    capped: dict[str, str] = field(default_factory=dict)
+    """Site -> how many samples it claims, and as how many it weighs."""
     late: dict[str, str] = field(default_factory=dict)
     """Site -> which reply to an earlier exchange came during this one; it is not used."""
 
@@ -109,3 +115,28 @@ def in_proportion(uploads: list[Upload], ratio: float, outcome: Outcome) -> list
         outcome.refused[site] = reason
         del outcome.reports[site]
     return [upload for upload in uploads if upload.site not in refused]
+
+
+def bounded(uploads: list[Upload], federation: Federation, outcome: Outcome) -> list[Upload]:
+    """The uploads, of which none weighs as more than ``max-samples-ratio`` times the median samples of all sites.
+
+    What a site says of its samples cannot be verified; its claim must not make the mean its own.
+    """
+    ratio = federation.settings.federation.max_samples_ratio
+    usual = statistics.median_low(card.train_samples for card in federation.cards.values())
+    most = max(1.0, ratio * usual)
+    found = []
+    for upload in uploads:
+        if (claimed := upload.train_samples) > most:
+            outcome.capped[upload.site] = f"{claimed:g} training samples weigh as {most:g} (max-samples-ratio)"
+            entries = {name: _with_counts(one, most / claimed) for name, one in upload.payload.entries.items()}
+            upload = replace(upload, payload=Payload(**entries), most=most)
+        found.append(upload)
+    return found
+
+
+def _with_counts(value: Value, factor: float) -> Value:
+    """Prototypes whose counts are ``factor`` times as large, rounded up; anything else as it is."""
+    if not isinstance(value, Prototypes) or value.counts is None:
+        return value
+    return replace(value, counts=(value.counts.double() * factor).ceil().long())

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from protofl_common.config.architectures import architecture_of
 from protofl_common.datasets import open_client_data
-from protofl_common.models.groups import architecture_of
 from protofl_common.settings import Settings
 
 HIDDEN = {"1": (), "2": (), "3": (512,), "4": (512,), "5": (1024,), "6": (1024,), "7": (1024, 512), "8": (1024, 512)}

@@ -12,8 +12,8 @@ import statistics
 import tempfile
 from pathlib import Path
 
+from protofl_common.config.architectures import GROUPS, architecture_of
 from protofl_common.models.build import build_model
-from protofl_common.models.groups import GROUPS, architecture_of
 from tests.communication import CIFAR100, CLIENTS, DIM, numbers_per_round
 from tests.support.flops import forward_flops
 

@@ -13,6 +13,7 @@ import io
 import statistics
 import tempfile
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -34,12 +35,14 @@ SHARED = {"arch": "cnn4", "initial_weights": "shared"}
 """Prototypes of different clients can only be compared coordinate by coordinate where their features are alike."""
 
 
-def attacked(folder: Path, merging: str, change: Change | None, **settings: Any) -> Outcome:
+def attacked(
+    folder: Path, merging: str, change: Change | None, hostile: Iterable[int] = HOSTILE, **settings: Any
+) -> Outcome:
     """One run: ten clients, of which two are hostile (if there is an attack)."""
     data = {"dataset": "digits", "partition": "iid", "train_samples": 120, "test_samples": 60}
     config = run_config(folder, merging=merging, **data | settings)
     with contextlib.redirect_stdout(io.StringIO()):
-        return run_federation(config, CLIENTS, tamper=by(dict.fromkeys(HOSTILE, change)) if change else None)
+        return run_federation(config, CLIENTS, tamper=by(dict.fromkeys(hostile, change)) if change else None)
 
 
 def honest_accuracy(outcome: Outcome, kind: str = "prototype") -> float:

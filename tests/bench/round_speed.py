@@ -20,9 +20,9 @@ import torch
 
 from client_app.data import Samples
 from client_app.evaluation import evaluate, local_features
+from protofl_common.config.architectures import GROUPS
 from protofl_common.metrics import human_bytes
 from protofl_common.models.build import build_model
-from protofl_common.models.groups import GROUPS
 from protofl_common.prototypes import Prototypes, class_means
 from protofl_common.settings import Settings, default_run_config
 from tests.bench.bare import BareFederation, plain_htcnn

@@ -13,6 +13,7 @@ from torch import nn
 from client_app.state import ClientState, StateError, StateFolder
 from protofl_common.attributes import pack_attributes, restore_attributes
 from protofl_common.lineage import Lineage
+from tests.protofl_common.test_tensorfile import flip_a_bit
 
 CPU = torch.device("cpu")
 FIRST = Lineage(11)
@@ -67,12 +68,12 @@ def test_a_round_starts_from_the_last_state_before_it(tmp_path: Path) -> None:
     assert states.load(2, "cnn4", CPU) is None
 
 
-def test_two_states_are_kept_and_one_at_the_end(tmp_path: Path) -> None:
+def test_three_states_are_kept_and_one_at_the_end(tmp_path: Path) -> None:
     states = folder(tmp_path)
     for number in (1, 2, 4, 5):
         states.save(some_state(number))
-        assert len(names(tmp_path)) <= 2
-    assert names(tmp_path) == ["000004-11.safetensors", "000005-11.safetensors"]
+        assert len(names(tmp_path)) <= 3
+    assert names(tmp_path) == ["000002-11.safetensors", "000004-11.safetensors", "000005-11.safetensors"]
     states.finish(5)
     assert names(tmp_path) == ["000005-11.safetensors"]
 
@@ -85,7 +86,7 @@ def test_a_resumed_run_does_not_use_what_the_stopped_one_left_of_rounds_that_do_
     assert loaded(again, 6).round == 5
     assert loaded(again, 7).round == 5  # not asked in round 6
     again.save(some_state(6))
-    assert names(tmp_path) == ["000005-11.safetensors", "000006-12.safetensors"]
+    assert names(tmp_path) == ["000004-11.safetensors", "000005-11.safetensors", "000006-12.safetensors"]
 
 
 def test_a_client_still_at_work_for_the_stopped_run_disturbs_nothing(tmp_path: Path) -> None:
@@ -96,7 +97,7 @@ def test_a_client_still_at_work_for_the_stopped_run_disturbs_nothing(tmp_path: P
     assert loaded(again, 7).round == 6
     again.save(some_state(7))
     again.save(some_state(8))
-    assert names(tmp_path) == ["000007-12.safetensors", "000008-12.safetensors"]
+    assert names(tmp_path) == ["000006-12.safetensors", "000007-12.safetensors", "000008-12.safetensors"]
 
 
 def test_a_state_of_another_run_of_the_same_name_is_not_used(tmp_path: Path) -> None:
@@ -117,10 +118,22 @@ def test_a_state_is_not_for_another_algorithm(tmp_path: Path) -> None:
 
 
 def test_a_damaged_file_is_an_error_that_names_it(tmp_path: Path) -> None:
-    (tmp_path / "site-1").mkdir()
+    states = folder(tmp_path)
+    states.save(some_state(3))
+    flip_a_bit(tmp_path / "site-1" / "000003-11.safetensors", -3)
+    with pytest.raises(StateError, match=r"000003-11\.safetensors is damaged: .* checksum; remove it to start afresh"):
+        states.load(4, "cnn4", CPU)
+
+
+def test_a_client_goes_on_from_the_state_before_a_damaged_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    states = folder(tmp_path)
+    states.save(some_state(2))
+    states.save(some_state(3))
     (tmp_path / "site-1" / "000003-11.safetensors").write_bytes(b"not a state at all")
-    with pytest.raises(StateError, match=r"000003-11\.safetensors cannot be read .* remove it"):
-        folder(tmp_path).load(4, "cnn4", CPU)
+    assert loaded(states, 4).round == 2
+    assert "000003-11.safetensors cannot be read" in capsys.readouterr().err
 
 
 def test_a_site_removes_nothing_of_other_flower_runs_whatever_lineage_the_server_tells(tmp_path: Path) -> None:
@@ -141,7 +154,7 @@ def test_a_site_tidies_its_own_run_all_the_same(tmp_path: Path) -> None:
     (tmp_path / "site-1" / "000001-11.safetensors.77.tmp").write_bytes(b"half")
     for number in (1, 2, 3, 4):
         states.save(some_state(number))
-    assert names(tmp_path) == ["000003-11.safetensors", "000004-11.safetensors"]
+    assert names(tmp_path) == ["000002-11.safetensors", "000003-11.safetensors", "000004-11.safetensors"]
     states.finish(4)
     assert names(tmp_path) == ["000004-11.safetensors"]
 
@@ -161,7 +174,7 @@ def test_a_full_disk_leaves_the_old_state(where: str, tmp_path: Path, monkeypatc
         states.save(some_state(4))
     monkeypatch.undo()
     assert loaded(states, 4).round == 3
-    assert names(tmp_path) == ["000003-11.safetensors"]
+    assert names(tmp_path) == ["000002-11.safetensors", "000003-11.safetensors"]
 
 
 def test_what_a_killed_client_had_half_written_goes_later(tmp_path: Path) -> None:
@@ -169,9 +182,9 @@ def test_what_a_killed_client_had_half_written_goes_later(tmp_path: Path) -> Non
     states.save(some_state(1))
     (tmp_path / "site-1" / "000002-11.safetensors.77.tmp").write_bytes(b"half")
     assert loaded(states, 3).round == 1
-    for number in (2, 3, 4):
+    for number in (2, 3, 4, 5):
         states.save(some_state(number))
-    assert names(tmp_path) == ["000003-11.safetensors", "000004-11.safetensors"]
+    assert names(tmp_path) == ["000003-11.safetensors", "000004-11.safetensors", "000005-11.safetensors"]
 
 
 @pytest.mark.parametrize("kind", ["sgd", "adam"])

@@ -9,8 +9,8 @@ from types import ModuleType
 import numpy as np
 import pytest
 
+from protofl_common.config.options import SettingsError
 from protofl_common.evaluation_metrics import declared_metrics, evaluate_metrics, metric_names
-from protofl_common.options import SettingsError
 from protofl_common.run_folder import RoundRow
 from protofl_common.tools.tables.metrics import Figure
 from tests.harness import run_config, run_federation

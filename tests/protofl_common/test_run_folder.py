@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from protofl_common.options import SettingsError
+from protofl_common.config.options import SettingsError
 from protofl_common.run_folder import (
     FORMAT,
     MARGINS,

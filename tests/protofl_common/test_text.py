@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from protofl_common.text import printable, without_paths
+from protofl_common.text import in_order, is_site_name, printable, without_paths
 
 
 def test_printable_is_short_and_plain() -> None:
@@ -28,3 +28,13 @@ def test_printable_is_short_and_plain() -> None:
 )
 def test_folders_stay_at_home(text: str, wanted: str) -> None:
     assert without_paths(text) == wanted
+
+
+def test_no_two_names_of_sites_look_alike() -> None:
+    assert all(map(is_site_name, ("north", "site-3", "St.Mary_2", "7")))
+    looking_alike = ("nоrth", "north ", "Kliník", "Kliník")
+    assert not any(map(is_site_name, ("", ".", "..", "-rf", "a/b", "a\\b", "a\nb", "x" * 101, *looking_alike)))
+
+
+def test_equal_numbers_have_one_order() -> None:
+    assert in_order(["site-1", "site-01"]) == in_order(["site-01", "site-1"]) == ["site-01", "site-1"]

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from protofl_common.options import SettingsError
+from protofl_common.config.options import SettingsError
 from protofl_common.report.page import write_report
 from tests.report.pages import Page
 
@@ -121,6 +121,25 @@ def test_hostile_names_are_shown_as_they_are_and_do_nothing(tmp_path: Path) -> N
     assert ["2", "refused", sites[0], HOSTILE[1]] in page.table("round", "what")
     assert ["2", "missing", sites[2], "no answer in 9.0 s"] in page.table("round", "what")
     assert {"backbones", "accuracy-of-domains", "distribution", "prototypes-tsne"} <= set(page.figures)
+
+
+def test_metrics_beside_accuracy_have_a_line_each_and_recalls_a_row_per_class(tmp_path: Path) -> None:
+    def figures(value: float) -> dict[str, float]:
+        return {"mean": value, "weighted": value / 2, "worst-10%": 0.25, "std": 0.125}
+
+    def of_round(number: int) -> dict[str, Any]:
+        recalls = {f"{kind}/recall/{label}": figures(0.1 * label) for kind in ("head", "prototype") for label in (0, 2)}
+        return {"head/auc": figures(0.1 * number), **recalls}
+
+    rows = [row(number, ["a", "b"], metrics=of_round(number)) for number in (1, 2)]
+    page = Page(write_report(write(tmp_path, [*rows, row(2, ["a", "b"], "final")])))
+    assert [line for table in page.tables for line in table if line[0] == "head/auc"] == [
+        ["head/auc", "0.2000", "0.1000", "0.2500", "0.1250"]
+    ]
+    assert "head/auc" in page.figures["metrics"]
+    assert "recall/" not in page.figures["metrics"]
+    assert "Recall of each class by" in page.figures["recall"]
+    assert "metrics" not in Page(write_report(write(tmp_path / "none", [row(1, ["a"])]))).figures
 
 
 def test_losses_over_many_powers_of_ten_have_plain_numbers_beside_them(tmp_path: Path) -> None:

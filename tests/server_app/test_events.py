@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from protofl_common.options import SettingsError
+from protofl_common.config.options import SettingsError
 from tests.harness import Outcome, run_config, run_federation
 from tests.test_resume import stop
 

@@ -47,7 +47,7 @@ class Machines:
         self.superlink, self.door = self._ports()
         self.settings = {site: self._substitutions(site) for site in ("superlink", *SITES)}
         for machine in self.settings:
-            _copy_checkout(self.checkout(machine))
+            copy_checkout(self.checkout(machine))
 
     def _ports(self) -> tuple[int, int]:
         """Where the SuperLink and the door listen."""
@@ -164,7 +164,8 @@ class Machines:
         return "\n".join(f"== {log.name}\n{log.read_text()[-3000:]}" for log in sorted(self.folder.glob("*.log")))
 
 
-def _copy_checkout(target: Path) -> None:
+def copy_checkout(target: Path) -> None:
+    """What makes a checkout that can be run and submitted."""
     for name in ("client_app", "server_app", "protofl_common", "configs", "docker"):
         shutil.copytree(ROOT / name, target / name, ignore=shutil.ignore_patterns("__pycache__", "extra"))
     for name in ("pyproject.toml", "README.md", "LICENSE", ".gitignore"):

@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -36,6 +36,17 @@ def environment(home: Path) -> dict[str, str]:
         "PYTHONUNBUFFERED": "1",
     }
     return {**os.environ, **extra}
+
+
+def wait_for(port: int, started: subprocess.Popen[bytes], log: Path) -> None:
+    """Until somebody listens on a port, for two minutes at most; the process that shall do so must not end."""
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline:
+        assert started.poll() is None, log.read_text()
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)) == 0:
+                return
+        time.sleep(0.2)
 
 
 @contextmanager
@@ -66,21 +77,17 @@ def superlink(folder: Path, *options: str) -> Iterator[Connection]:
     )
     log = folder / "superlink.log"
     with process([*command, *options], env, log) as started:
-        deadline = time.monotonic() + 60
-        while time.monotonic() < deadline:
-            assert started.poll() is None, log.read_text()
-            with socket.socket() as probe:
-                if probe.connect_ex(("127.0.0.1", port)) == 0:
-                    break
-            time.sleep(0.2)
+        wait_for(port, started, log)
         yield Connection(port, env)
 
 
 @contextmanager
-def supernode(connection: Connection, folder: Path, node_config: str) -> Iterator[subprocess.Popen[bytes]]:
+def supernode(
+    connection: Connection, folder: Path, node_config: str, program: Sequence[str] = ("flower-supernode",)
+) -> Iterator[subprocess.Popen[bytes]]:
     """A SuperNode of a site, with a Flower home of its own."""
     folder.mkdir(parents=True)
-    command = ["flower-supernode", "--insecure", "--superlink", f"127.0.0.1:{connection.port}"]
+    command = [*program, "--insecure", "--superlink", f"127.0.0.1:{connection.port}"]
     command += ["--host", "127.0.0.1", "--port", str(free_port()), "--node-config", node_config]
     with process(command, environment(folder / "home"), folder / "supernode.log") as started:
         yield started
@@ -92,9 +99,9 @@ class Connection:
     def __init__(self, port: int, env: dict[str, str]) -> None:
         self.port, self.env = port, env
 
-    def run(self, *options: str, timeout: float = 300) -> tuple[str, str]:
-        """``flwr run . here --stream``: its output, and the status of the last run (``refused`` if there is none)."""
-        command = ["flwr", "run", ".", "here", "--stream", *options]
+    def run(self, *options: str, timeout: float = 300, app: Path = ROOT) -> tuple[str, str]:
+        """``flwr run APP here --stream``: its output, and the status of the last run (``refused`` if there is none)."""
+        command = ["flwr", "run", str(app), "here", "--stream", *options]
         done = subprocess.run(command, cwd=ROOT, env=self.env, capture_output=True, text=True, timeout=timeout)
         listed = subprocess.run(
             ["flwr", "ls", "here", "--format", "json"],

@@ -18,8 +18,7 @@ from typing import Any
 
 import psutil
 
-from server_app.run.checkpoint import NAME as CHECKPOINT
-from server_app.run.checkpoint import Checkpoint
+from server_app.run.checkpoint import Checkpoint, checkpoints
 from tests.system.processes import ROOT, environment, free_port, process
 
 
@@ -121,9 +120,9 @@ class Standing:
         self.wait(lambda: self.acknowledged(run) >= number, pause=0.05)
 
     def acknowledged(self, run: str) -> int:
-        """How many rounds a run's checkpoint holds."""
-        folder = self.folder / "runs" / run
-        return Checkpoint.read(folder).round if (folder / CHECKPOINT).exists() else 0
+        """How many rounds a run's newest checkpoint holds."""
+        found = checkpoints(self.folder / "runs" / run)
+        return Checkpoint.read(found[0]).round if found else 0
 
     def wait_for_client(self, site: str, known: set[int]) -> psutil.Process:
         """The client process that a site starts next; ``known``: those that it had before."""

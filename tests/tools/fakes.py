@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from protofl_common.options import Scalar
+from protofl_common.config.options import Scalar
 
 Accuracies = dict[str, dict[str, float]]
 """Site -> kind -> accuracy in [0, 1]."""

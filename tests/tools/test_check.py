@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from protofl_common.config.options import SettingsError
 from protofl_common.datasets import DataError
-from protofl_common.options import SettingsError
 from protofl_common.tools.check import check, main
 
 

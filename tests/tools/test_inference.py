@@ -15,8 +15,11 @@ from PIL import Image
 
 from client_app.site import Site
 from protofl_common.catalog import CATALOG
+from protofl_common.datasets import DataError
+from protofl_common.datasets.folders import read_image
 from protofl_common.models.calibration import class_scores, fit_temperature, unknown_above
 from protofl_common.models.trained import CARD, WEIGHTS
+from protofl_common.tensorfile import read_tensors, write_tensors
 from protofl_common.tools.cli import main
 from protofl_common.tools.inference import Prediction, Predictor, TrainedModel
 from tests.harness import RUN_ID, Outcome, run_config, run_federation
@@ -179,6 +182,58 @@ def test_what_cannot_work_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert str(out / WEIGHTS) in capsys.readouterr().err
     with pytest.raises(ValueError, match="not uint8"):
         Predictor(TrainedModel.read(run.folder / "clients" / "site-0" / WEIGHTS)).predict(np.zeros((1, 1, 9, 9)))
+
+
+def crafted(out: Path, changes: dict[str, Any]) -> None:
+    """Write a model's file again, with other entries on its card; None removes one, and ``facts`` is all of it."""
+    tensors, facts = read_tensors(out / WEIGHTS, torch.device("cpu"))
+    card = json.loads(facts["card"]) | changes
+    card = {name: value for name, value in card.items() if value is not None}
+    write_tensors(out / WEIGHTS, tensors, facts | {"card": changes.get("facts") or json.dumps(card)})
+
+
+CRAFTED: dict[str, tuple[dict[str, Any], str]] = {
+    "an unknown network": ({"arch": "vgg"}, "arch is 'vgg', not one of"),
+    "another network": ({"arch": "resnet10"}, "the weights are not of the network on the model's card"),
+    "a huge one": ({"feature_dim": 10**7}, "its prototypes are not of the model on its card"),
+    "a huge input": ({"input_shape": [3, 2048, 2048]}, "the weights are not of the network on the model's card"),
+    "no network": ({"arch": None}, "not the entries of a card"),
+    "fewer classes": ({"classes": ["one"]}, "its prototypes are not of the model on its card"),
+    "a class that forges a terminal": ({"classes": ["\x1b[2J"] * 10}, "classes = "),
+    "a site that does": ({"site": "\x1b[2J"}, "site = "),
+    "a number as text": ({"round": "3"}, "round = '3'"),
+    "another way to predict": ({"inference": "oracle"}, "inference = 'oracle'"),
+    "a backbone from a file": (
+        {"backbones": ["file:small:/etc/passwd"]},
+        "asks for the backbone file:small:/etc/passwd",
+    ),
+    "no JSON": ({"facts": "{"}, "its card is not one of a model"),
+}
+
+
+def test_a_strangers_model_gives_one_clear_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = trained(tmp_path, algo="fedproto", models="cnn4")
+    out = tmp_path / "model"
+    assert main(["export", str(run.folder), "--site", "site-0", "--out", str(out)]) == 0
+    image = write_images(tmp_path / "images", site(run, 0).data.test_inputs[:1])
+    whole = (out / WEIGHTS).read_bytes()
+    for name, (changes, said) in CRAFTED.items():
+        crafted(out, changes)
+        capsys.readouterr()
+        assert main(["predict", str(out), str(image)]) == 1, name
+        assert said in (told := capsys.readouterr().err), (name, told)
+        assert "\x1b" not in told
+        (out / WEIGHTS).write_bytes(whole)
+    (out / CARD).write_text('{"unknown-above": [1]}')
+    assert main(["predict", str(out), str(image)]) == 1
+    assert f"{out / CARD} cannot be read" in capsys.readouterr().err
+
+
+def test_a_small_file_of_a_huge_image_is_not_decoded(tmp_path: Path) -> None:
+    Image.new("1", (9000, 9000)).save(tmp_path / "bomb.png")
+    assert (tmp_path / "bomb.png").stat().st_size < 20_000
+    with pytest.raises(DataError, match=r"bomb\.png is not a readable image \(9000×9000 pixels, above 67 million\)"):
+        read_image(tmp_path / "bomb.png", 28)
 
 
 def test_class_scores_by_hand() -> None:

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from protofl_common.backbones.load import WEIGHTS
-from protofl_common.backbones.names import EMBEDDED
 from protofl_common.backbones.weightfile import read_weights
+from protofl_common.config.backbones import EMBEDDED
 from protofl_common.tools.pretraining import glyphs, train
 from protofl_common.tools.pretraining.augment import augmented
 from protofl_common.tools.pretraining.corpus import Corpus, drawn

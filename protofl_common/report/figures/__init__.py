@@ -9,7 +9,7 @@ from protofl_common.report.figures.drawing import Drawing
 from protofl_common.report.reading import Run
 
 FIGURES: dict[str, tuple[Callable[[Run], list[Drawing]], ...]] = {
-    "Accuracy": (accuracy.curves, accuracy.of_domains, accuracy.of_clients, accuracy.losses),
+    "Accuracy": (accuracy.curves, accuracy.of_domains, accuracy.of_clients, accuracy.metrics, accuracy.losses),
     "Data": (distribution.bubbles,),
     "Prototypes": (
         margins.by_class,

@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 
+from protofl_common.evaluation_metrics import RECALL
 from protofl_common.report.figures.drawing import (
     COLOURS,
     HEIGHT,
@@ -77,28 +78,55 @@ def of_clients(run: Run) -> list[Drawing]:
     """A row per client, a column per evaluation."""
     found = []
     sites = list(run.sites)[:MOST_ROWS]
+    shown = f" The first {len(sites)} of {len(run.sites)} clients." if len(sites) < len(run.sites) else ""
     for kind in run.kinds:
         rows = run.evaluations(kind)
         values = np.array([[_accuracy(row, site, kind) for row in rows] for site in sites])
         rounds = [row["evaluated-after-round"] for row in rows]
-        found.append(_heat_map(run, kind, sites, rounds, values))
-    return found
-
-
-def _heat_map(run: Run, kind: str, sites: list[str], rounds: list[int], values: Floats) -> Drawing:
-    with canvas(WIDTH, min(max(HEIGHT, 1.2 + 0.17 * len(sites)), 8.0)) as (figure, axes):
-        image = axes.imshow(values, aspect="auto", interpolation="none", cmap="cividis", vmin=0, vmax=100)
-        axes.grid(False)
-        chosen, names = some_ticks(sites, 30, 12)
-        axes.set_yticks(chosen, names, fontsize=8)
-        round_columns(axes, rounds)
-        figure.colorbar(image, ax=axes, label="test accuracy, %", pad=0.02)
-        shown = f" The first {len(sites)} of {len(run.sites)} clients." if len(sites) < len(run.sites) else ""
         caption = (
             f"Test accuracy of every client by {MEANING[kind]}; the lighter, the better. "
             f"Blank: not evaluated then.{shown}"
         )
-        return draw(figure, f"accuracy-of-clients-{kind}", f"Every client ({kind})", caption)
+        title, unit = f"Every client ({kind})", "test accuracy, %"
+        found.append(_heat_map(f"accuracy-of-clients-{kind}", title, caption, unit, sites, rounds, values))
+    return found
+
+
+def _heat_map(
+    name: str, title: str, caption: str, unit: str, names: list[str], rounds: list[int], percent_NR: Floats
+) -> Drawing:
+    with canvas(WIDTH, min(max(HEIGHT, 1.2 + 0.17 * len(names)), 8.0)) as (figure, axes):
+        image = axes.imshow(percent_NR, aspect="auto", interpolation="none", cmap="cividis", vmin=0, vmax=100)
+        axes.grid(False)
+        chosen, shown = some_ticks(names, 30, 12)
+        axes.set_yticks(chosen, shown, fontsize=8)
+        round_columns(axes, rounds)
+        figure.colorbar(image, ax=axes, label=unit, pad=0.02)
+        return draw(figure, name, title, caption)
+
+
+def metrics(run: Run) -> list[Drawing]:
+    """A line for each metric that the run asked for beside accuracy; and the recall of each class."""
+    rows = [row for row in run.rows if row.get("metrics")]
+    rounds = [row["evaluated-after-round"] for row in rows]
+    names = dict.fromkeys(name for row in rows for name in row["metrics"])
+    values = {name: [row["metrics"].get(name, {}).get("mean", math.nan) for row in rows] for name in names}
+    found = []
+    if others := [name for name in names if f"/{RECALL}/" not in name]:
+        with canvas() as (figure, axes):
+            plot_lines(axes, rounds, ((short(name, 30), values[name]) for name in others))
+            axes.set_ylabel("mean over the clients")
+            round_axis(axes)
+            legend_below(axes, 2)
+            caption = "Metrics that the run asked for: means over the clients."
+            found.append(draw(figure, "metrics", "Other metrics", caption))
+    first = f"{run.better}/{RECALL}/"
+    if of_class := {int(name.removeprefix(first)): name for name in names if name.startswith(first)}:
+        classes = [run.class_name(label) for label in sorted(of_class)]
+        recalls = 100 * np.array([values[of_class[label]] for label in sorted(of_class)])
+        caption = f"Recall of each class by {MEANING[run.better]}: the mean over the clients with test samples of it."
+        found.append(_heat_map("recall", "Recall of each class", caption, "recall, %", classes, rounds, recalls))
+    return found
 
 
 def losses(run: Run) -> list[Drawing]:

@@ -75,16 +75,19 @@ def similarity(run: Run) -> list[Drawing]:
 
     Rows: backbones; columns: clients, or domains of many clients.
     """
-    told = {site: facts[KEY] for site, facts in run.sites.items() if facts.get(KEY)}
+    similarities = {site: facts[KEY] for site, facts in run.sites.items() if facts.get(KEY)}
     names = [str(name) for name in run.facts.get("backbones", [])]
-    if not told or not names:
+    if not similarities or not names:
         return []
-    columns = {site: [site] for site in list(told)[:MOST_COLUMNS]}
-    if len(told) > MOST_COLUMNS and run.domains:
-        columns = {name: [site for site in sites if site in told] for name, sites in run.domains.items()}
+    columns = {site: [site] for site in list(similarities)[:MOST_COLUMNS]}
+    if len(similarities) > MOST_COLUMNS and run.domains:
+        columns = {name: [site for site in sites if site in similarities] for name, sites in run.domains.items()}
         columns = {name: sites for name, sites in columns.items() if sites}
     values_KS = np.array(
-        [np.mean([np.array(told[site], dtype=np.float64) for site in sites], axis=0) for sites in columns.values()]
+        [
+            np.mean([np.array(similarities[site], dtype=np.float64) for site in sites], axis=0)
+            for sites in columns.values()
+        ]
     ).T
     of_site = {site: name for name, members in run.domains.items() for site in members}
     labels = [f"{site} · {of_site[site]}" if site in of_site else site for site in columns]

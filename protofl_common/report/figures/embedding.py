@@ -50,13 +50,13 @@ def prototypes(run: Run) -> list[Drawing]:
 
 
 def test_features(run: Run) -> list[Drawing]:
-    """The features of test samples that clients have told."""
-    told = run.test_features
-    if told is None or len(told.labels) < 5:
+    """The features of test samples that clients have sent."""
+    features = run.test_features
+    if features is None or len(features.labels) < 5:
         return []
-    kept = _chosen(told.labels, MOST_POINTS)
-    labels = told.labels[kept]
-    places = _tsne(told.values[kept])
+    kept = _chosen(features.labels, MOST_POINTS)
+    labels = features.labels[kept]
+    places = _tsne(features.values[kept])
     with canvas(WIDTH, 4.3) as (figure, axes):
         axes.scatter(*places.T, s=11, c=_colours(labels), alpha=0.8, linewidths=0)
         present = np.unique(labels)
@@ -64,7 +64,7 @@ def test_features(run: Run) -> list[Drawing]:
         _name_classes(run, axes, middles, present)
         _bare(figure, axes, legend=False)
         caption = (
-            f"t-SNE of {len(kept)} test samples' features from {len(np.unique(told.owners))} clients (FedTGP, "
+            f"t-SNE of {len(kept)} test samples' features from {len(np.unique(features.owners))} clients (FedTGP, "
             "Figure 6), coloured by class and named at the median of each."
         )
         return [draw(figure, "features-tsne", "Test features", caption)]

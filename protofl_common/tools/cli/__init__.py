@@ -1,7 +1,7 @@
-"""The command ``protofl``. One file per subcommand; each has `describe` and `act`.
+"""The command ``protofl``. One file per subcommand; each has `describe` and `act`, `site` also `parse`.
 
 It adds nothing that Flower's own commands cannot do: it writes their arguments, starts a SuperLink of its own and
-reads the files that a run leaves behind. It imports no Flower, and only the subcommand that was chosen.
+reads the files that a run leaves behind. It imports no Flower, but for `site`, and only the chosen subcommand.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ import argparse
 import signal
 import sys
 from importlib import import_module
-from types import FrameType
+from types import FrameType, ModuleType
 
-from protofl_common.options import SettingsError
+from protofl_common.config.options import SettingsError
 
 COMMANDS = {
     "run": "one federation, simulated on this machine",
@@ -22,6 +22,7 @@ COMMANDS = {
     "report": "the page of a run, with figures: report.html",
     "export": "a site's trained model, for use outside of the federation",
     "predict": "classes of image files, by a model that was exported",
+    "site": "a machine with data of its own: its SuperNode, with code that its operator chose",
 }
 """The name of each file beside this one, and what it does."""
 STOPPED = 130
@@ -42,24 +43,42 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     chosen = parser.parse_args(arguments)
     from protofl_common.datasets.raw import DataError  # half a second that --help does not need
+    from protofl_common.settings import app_folder
 
-    module = import_module(f"{__name__}.{chosen.command}")
-    own = argparse.ArgumentParser(
-        prog=f"protofl {chosen.command}",
-        description=module.__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    module.describe(own)
+    sys.path.append(str(app_folder()))  # methods of other packages import client_app, which no wheel installs
     for kind in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(kind, _as_interrupt)
     try:
-        return int(module.act(own.parse_intermixed_args(chosen.arguments)))
+        return int(_module(chosen.command).act(parsed(chosen.command, chosen.arguments)))
     except (SettingsError, DataError) as error:
         print(f"protofl: this cannot work\n{error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("\nprotofl: stopped", file=sys.stderr)
         return STOPPED
+
+
+def parser_of(command: str) -> argparse.ArgumentParser:
+    """What a subcommand takes."""
+    module = _module(command)
+    parser = argparse.ArgumentParser(
+        prog=f"protofl {command}",
+        description=module.__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    module.describe(parser)
+    return parser
+
+
+def _module(command: str) -> ModuleType:
+    return import_module(f"{__name__}.{command}")
+
+
+def parsed(command: str, arguments: list[str]) -> argparse.Namespace:
+    """What the words after a subcommand say."""
+    parse = getattr(_module(command), "parse", argparse.ArgumentParser.parse_intermixed_args)
+    result: argparse.Namespace = parse(parser_of(command), arguments)
+    return result
 
 
 def _as_interrupt(number: int, frame: FrameType | None) -> None:

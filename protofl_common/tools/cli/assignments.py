@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping
 from typing import get_type_hints
 
 from protofl_common.catalog import CATALOG
-from protofl_common.options import Scalar, SettingsError, key_of
-from protofl_common.settings import SECTIONS
+from protofl_common.config.options import Scalar, SettingsError, key_of
+from protofl_common.config.sections import SECTIONS
 
 
 def declared_types() -> dict[str, type]:

@@ -13,9 +13,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from protofl_common.config.sections import keys_that_change
 from protofl_common.metrics import human_bytes, human_seconds
 from protofl_common.run_folder import RunFolder, Summary
-from protofl_common.settings import keys_that_change
 
 
 def describe(parser: argparse.ArgumentParser) -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from protofl_common.options import SettingsError
+from protofl_common.config.options import SettingsError
 from protofl_common.text import in_order
 from protofl_common.tools import UNKNOWN_SHARE
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from protofl_common.options import Scalar
+from protofl_common.config.options import Scalar
 from protofl_common.tools.cli.assignments import as_run_config
 from protofl_common.tools.cli.recipes import ROOT
 from protofl_common.tools.cli.superlink import BIN, SuperLink

@@ -13,10 +13,10 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from protofl_common.backbones.names import EMBEDDED, OTHERS
 from protofl_common.catalog import CATALOG, Algorithm
-from protofl_common.datasets.names import DATASETS, PARTITIONS
-from protofl_common.models.groups import ARCHITECTURES, GROUPS
+from protofl_common.config.architectures import ARCHITECTURES, GROUPS
+from protofl_common.config.backbones import EMBEDDED, OTHERS
+from protofl_common.config.datasets import DATASETS, PARTITIONS
 from protofl_common.plugins import installed
 from protofl_common.wire.schema import Declared, Entry, Vectors, VectorSets, Weights
 
@@ -61,11 +61,12 @@ def _of_packages() -> dict[str, str]:
 
 
 def _one_line(row: Algorithm) -> str:
-    down, up = (_carries(declared) for declared in (row.exchange.down, row.exchange.up))
+    down, up = (carries(declared) for declared in (row.exchange.down, row.exchange.up))
     return f"{row.title} ({row.paper}). Down: {down}. Up: {up}."
 
 
-def _carries(declared: Declared) -> str:
+def carries(declared: Declared) -> str:
+    """The entries of one direction of an exchange, in words."""
     return ", ".join(f"{name}{_qualified(entry)}" for name, entry in declared.items()) or "nothing"
 
 

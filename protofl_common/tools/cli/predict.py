@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from protofl_common.options import SettingsError
+from protofl_common.config.options import SettingsError
 
 UNKNOWN = "unknown"
 
@@ -29,9 +29,11 @@ def describe(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("files", type=Path, nargs="+", metavar="FILE", help=_FILES)
     parser.add_argument("--by", default="", help="head or prototype (default: what was right more often)")
     parser.add_argument("--device", default="cpu", help="cpu, cuda, cuda:1, …")
+    parser.add_argument("--allow-backbones", default="", metavar="NAMES", help=_BACKBONES)
     parser.add_argument("--json", action="store_true", help="a line of JSON per sample")
 
 
+_BACKBONES = "frozen backbones, beside the embedded ones, that the model may read or download: torchvision:, file:…"
 _FILES = "image files, or folders of them; for other models .npy, .npz or CSV as in training, without labels"
 
 
@@ -41,7 +43,7 @@ def act(arguments: argparse.Namespace) -> int:
     from protofl_common.tools.inference.reading import read_inputs
 
     files = _files(arguments.files)
-    predictor = Predictor.load(arguments.model, arguments.device)
+    predictor = Predictor.load(arguments.model, arguments.device, arguments.allow_backbones)
     by = arguments.by or predictor.card.inference
     names, inputs = read_inputs(files, predictor.card)
     found = predictor.predict(inputs, by)
@@ -54,8 +56,8 @@ def act(arguments: argparse.Namespace) -> int:
         table.add_column(name, justify="right" if name in ("probability", "distance") else "left", overflow="fold")
     for file, one in zip(names, found, strict=True):
         name = f"{UNKNOWN} ({one.name}?)" if one.unknown else one.name
-        apart = ("–", "–") if one.distance is None else (escape(one.nearest or ""), f"{one.distance:.4g}")
-        table.add_row(escape(file), escape(name), f"{one.probability:.3f}", *apart)
+        near = ("–", "–") if one.distance is None else (escape(one.nearest or ""), f"{one.distance:.4g}")
+        table.add_row(escape(file), escape(name), f"{one.probability:.3f}", *near)
     Console().print(table)
     return 0
 

@@ -8,11 +8,11 @@ import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
-from protofl_common.options import Scalar, SettingsError
-from protofl_common.settings import flatten
+from protofl_common.config.options import Scalar, SettingsError
+from protofl_common.settings import app_folder, flatten
 from protofl_common.tools.cli.assignments import typed
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = app_folder()
 RECIPES = ROOT / "configs" / "recipes"
 DEFAULT_FEDERATION: dict[str, Scalar] = {"num-supernodes": 10, "client-resources-num-cpus": 1}
 """Ten clients, one process of one thread per core: what small models at small batches run best with."""
@@ -37,9 +37,7 @@ def read_recipe(name: str) -> Recipe:
     SettingsError
         When there is none, or it is not TOML.
     """
-    path = Path(name) if name.endswith(".toml") else RECIPES / f"{name}.toml"
-    if not path.is_file():
-        path = ROOT / path
+    path = found(name) if name.endswith(".toml") else RECIPES / f"{name}.toml"
     try:
         text = path.read_text(encoding="utf-8")
         settings = flatten(tomllib.loads(text))
@@ -49,6 +47,11 @@ def read_recipe(name: str) -> Recipe:
     except tomllib.TOMLDecodeError as error:
         raise SettingsError(f"recipe = {name!r}: not TOML: {error}") from None
     return Recipe(path, settings, federation_in(text))
+
+
+def found(name: str) -> Path:
+    """The file of that name here, else in the app's folder."""
+    return Path(name) if Path(name).is_file() else ROOT / name
 
 
 def federation_in(text: str) -> dict[str, Scalar]:

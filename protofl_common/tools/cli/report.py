@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from protofl_common.options import SettingsError
+from protofl_common.config.options import SettingsError
 from protofl_common.report.page import write_report
 
 RUNS = Path("runs")

@@ -12,10 +12,11 @@ from __future__ import annotations
 import argparse
 import sys
 
+from protofl_common.config.options import Scalar, SettingsError
+from protofl_common.config.sections import DataSettings
 from protofl_common.datasets import check_data_settings
 from protofl_common.datasets.sources import source_of
-from protofl_common.options import Scalar, SettingsError
-from protofl_common.settings import DataSettings, Settings, default_run_config
+from protofl_common.settings import Settings, default_run_config
 from protofl_common.tools.cli.assignments import as_run_config, read_assignments
 from protofl_common.tools.cli.flower import flwr_run, follow, shown
 from protofl_common.tools.cli.recipes import DEFAULT_FEDERATION, read_recipe

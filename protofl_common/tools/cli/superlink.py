@@ -25,7 +25,7 @@ from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
-from protofl_common.options import SettingsError
+from protofl_common.config.options import SettingsError
 
 BIN = Path(sys.executable).parent
 START_SECONDS = 120.0

@@ -17,8 +17,9 @@ from rich.console import Console
 from rich.markdown import Markdown
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from protofl_common.options import Scalar, SettingsError
+from protofl_common.config.options import Scalar, SettingsError
 from protofl_common.tools.cli.assignments import read_assignments
+from protofl_common.tools.cli.recipes import found
 from protofl_common.tools.cli.run import add_resources, with_resources
 from protofl_common.tools.tables.execute import Launch, Runs, flower_launcher
 from protofl_common.tools.tables.plan import Cell, Run, plan, runs_of
@@ -47,7 +48,7 @@ def act(arguments: argparse.Namespace) -> int:
         raise SettingsError("which table? Give a YAML file, such as configs/tables/fedplvm-office10.yaml")
     seeds = _seeds(arguments.seeds)
     options = {"data_dir": arguments.data_dir, "seeds": seeds, "only": tuple(arguments.only), "overrides": overrides}
-    tables = [read_table(Path(file)) for file in files]
+    tables = [read_table(found(file)) for file in files]
     planned = [(table, plan(table, **options)) for table in tables]
     out, console = Path(arguments.out), Console()
     runs = Runs(out / "runs")

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
+from protofl_common.config.options import SettingsError
 from protofl_common.models.trained import TrainedModel
-from protofl_common.options import SettingsError
 
 NAME = "model.onnx"
 OPSET = 18

@@ -12,11 +12,12 @@ import torch
 from torch import Tensor
 
 from protofl_common.backbones.extract import extract_features
+from protofl_common.config.backbones import is_allowed
+from protofl_common.config.options import SettingsError
 from protofl_common.datasets.inputs import normalised
 from protofl_common.datasets.raw import DataError, Inputs
 from protofl_common.models.calibration import class_scores, unknown_above
 from protofl_common.models.trained import CARD, WEIGHTS, TrainedModel
-from protofl_common.options import SettingsError
 from protofl_common.prototypes import distances
 from protofl_common.tools import UNKNOWN_SHARE
 
@@ -75,21 +76,26 @@ class Predictor:
         self.threshold = unknown_above(trained.distances, UNKNOWN_SHARE) if threshold is None else threshold
 
     @classmethod
-    def load(cls, folder: str | Path, device: str = "cpu") -> Predictor:
+    def load(cls, folder: str | Path, device: str = "cpu", allow_backbones: str = "") -> Predictor:
         """From an exported model: a folder with ``model.safetensors`` and ``model.json``.
+
+        ``allow_backbones``: frozen backbones that it may read or download, beside the embedded ones; names with commas.
 
         Raises
         ------
         SettingsError
-            If it is not all there.
+            If it is not all there, does not fit together, or asks for a backbone that is not allowed.
         """
         folder = Path(folder)
         trained = TrainedModel.read(folder / WEIGHTS)
+        if odd := [name for name in trained.card.backbones if not is_allowed(name, allow_backbones)]:
+            raise SettingsError(f"{folder} asks for the backbone {odd[0]}; give --allow-backbones {odd[0]} to let it")
         try:
             limit = json.loads((folder / CARD).read_text(encoding="utf-8"))["unknown-above"]
-        except (OSError, ValueError, KeyError) as error:
+            threshold = float("inf") if limit is None else float(limit)
+        except (OSError, ValueError, KeyError, TypeError) as error:
             raise SettingsError(f"{folder / CARD} cannot be read ({error})") from error
-        return cls(trained, float("inf") if limit is None else float(limit), device)
+        return cls(trained, threshold, device)
 
     @property
     def inferences(self) -> tuple[str, ...]:
@@ -126,29 +132,29 @@ class Predictor:
         else:
             values = normalised(inputs, card.mean, card.std, self.device)
         features = self.model.body(values)
-        apart = None if self.prototypes is None else distances(features, self.prototypes, card.similarity).cpu()
-        return Outputs(self.model.head(features).cpu(), apart)
+        distances_NP = None if self.prototypes is None else distances(features, self.prototypes, card.similarity).cpu()
+        return Outputs(self.model.head(features).cpu(), distances_NP)
 
     def _read(self, outputs: Outputs, by: str) -> list[Prediction]:
         scores = outputs.logits_NC
-        labels, nearest, apart = scores.argmax(1), None, None
+        labels, nearest, nearest_distances = scores.argmax(1), None, None
         if self.prototypes is not None and outputs.distances_NP is not None:
             of_prototypes = self.prototypes.labels.cpu()
-            apart, nearest = outputs.distances_NP.amin(1), of_prototypes[outputs.distances_NP.argmin(1)]
+            nearest_distances, nearest = outputs.distances_NP.amin(1), of_prototypes[outputs.distances_NP.argmin(1)]
             if by == "prototype":
                 scores = class_scores(outputs.distances_NP, of_prototypes, len(self.card.classes))
                 scores /= self.card.temperature
                 labels = nearest
         probabilities = scores.softmax(1).gather(1, labels[:, None])[:, 0]
-        return [self._told(i, labels, probabilities, nearest, apart) for i in range(len(labels))]
+        return [self._prediction(i, labels, probabilities, nearest, nearest_distances) for i in range(len(labels))]
 
-    def _told(
-        self, i: int, labels: Tensor, probabilities: Tensor, nearest: Tensor | None, apart: Tensor | None
+    def _prediction(
+        self, i: int, labels: Tensor, probabilities: Tensor, nearest: Tensor | None, nearest_distances: Tensor | None
     ) -> Prediction:
         label, names = int(labels[i]), self.card.classes
-        if nearest is None or apart is None:
+        if nearest is None or nearest_distances is None:
             return Prediction(label, names[label], float(probabilities[i]))
-        distance = float(apart[i])
+        distance = float(nearest_distances[i])
         return Prediction(
             label, names[label], float(probabilities[i]), names[int(nearest[i])], distance, distance > self.threshold
         )

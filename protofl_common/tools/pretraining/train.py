@@ -19,9 +19,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from protofl_common.backbones.load import WEIGHTS
-from protofl_common.backbones.names import EMBEDDED
 from protofl_common.backbones.network import WIDTH, SmallResNet
 from protofl_common.backbones.weightfile import StoredWeights, write_weights
+from protofl_common.config.backbones import EMBEDDED
 from protofl_common.datasets.inputs import channel_statistics
 from protofl_common.tools.pretraining.augment import augmented
 from protofl_common.tools.pretraining.corpus import Corpus, drawn

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from protofl_common.options import Scalar
+from protofl_common.config.options import Scalar
 from protofl_common.run_folder import SUMMARY
 from protofl_common.tools.cli.assignments import as_run_config
 from protofl_common.tools.cli.flower import flwr_run, follow
@@ -41,7 +41,7 @@ class Runs:
         if self.finished(run):
             return
         folder = self.folder_of(run)
-        resume = (folder / "checkpoint.safetensors").exists() and not (folder / SUMMARY).exists()
+        resume = (folder / "checkpoints").exists() and not (folder / SUMMARY).exists()
         if not resume:
             shutil.rmtree(folder, ignore_errors=True)  # what is there is of other defaults, or has no checkpoint
         reason = launch(run, self.folder, resume, on_round)

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from protofl_common.config.options import SettingsError
 from protofl_common.metrics import mean_of_part, of_all_sites
-from protofl_common.options import SettingsError
 from protofl_common.run_folder import ClientRow, RoundRow, RunFolder
 
 ACCURACIES = ("head", "prototype")

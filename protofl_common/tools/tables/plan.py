@@ -1,4 +1,4 @@
-"""From a table to runs: every cell's settings checked, equal runs made once, missing data told.
+"""From a table to runs: every cell's settings checked, equal runs made once, missing data named.
 
 A run's folder is named after its settings and the place of its data, so tables share runs, and a table that is started
 again finds those that are finished.
@@ -13,10 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import Any
 
+from protofl_common.config.options import Scalar, SettingsError
+from protofl_common.config.sections import keys_that_change
 from protofl_common.datasets import DataError, check_data_settings
-from protofl_common.options import Scalar, SettingsError
 from protofl_common.run_folder import RunFolder
-from protofl_common.settings import Settings, default_run_config, keys_that_change, to_run_config
+from protofl_common.settings import Settings, default_run_config, to_run_config
 from protofl_common.text import as_file_name
 from protofl_common.tools.cli.recipes import read_recipe
 from protofl_common.tools.cli.run import check_data_are_here
@@ -144,8 +145,8 @@ def _run(config: dict[str, Scalar], federation: dict[str, Scalar], data_dir: str
     check_data_settings(settings.data)
     what = {key: value for key, value in experiment(to_run_config(settings)).items() if value != defaults[key]}
     where = str(Path(settings.data.data_dir).absolute()) if settings.data.data_dir else ""
-    told = json.dumps([sorted(what.items()), federation["num-supernodes"], where])
-    mark = hashlib.sha256(told.encode()).hexdigest()[:8]
+    identity = json.dumps([sorted(what.items()), federation["num-supernodes"], where])
+    mark = hashlib.sha256(identity.encode()).hexdigest()[:8]
     name = f"{settings.run.algo}-{as_file_name(settings.data.dataset)}-s{settings.run.seed}-{mark}"
     return Run(name, config, federation, settings)
 

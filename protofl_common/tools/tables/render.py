@@ -7,7 +7,7 @@ import io
 import statistics
 from dataclasses import dataclass
 
-from protofl_common.options import Scalar
+from protofl_common.config.options import Scalar
 from protofl_common.tools.tables.execute import Runs
 from protofl_common.tools.tables.metrics import COUNTS, NoFigure
 from protofl_common.tools.tables.plan import Cell

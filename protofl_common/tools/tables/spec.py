@@ -25,7 +25,7 @@ from typing import Any
 
 import yaml
 
-from protofl_common.options import Scalar, SettingsError, unknown_keys
+from protofl_common.config.options import Scalar, SettingsError, unknown_keys
 from protofl_common.settings import known_keys
 
 TABLE_KEYS = ("title", "source", "note", "recipe", "seeds", "figure", "settings", "columns", "rows")

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from protofl_common.backbones.names import EMBEDDED, BackboneName, parse_backbones, parse_name
+from protofl_common.config.backbones import EMBEDDED, BackboneName, parse_backbones, parse_name
 
 
 def test_lists_keep_their_order_and_lose_spaces() -> None:
@@ -56,6 +56,6 @@ def test_impossible_lists_are_refused(value: str, words: str) -> None:
 
 
 def test_names_load_nothing_heavy() -> None:
-    code = "import sys, protofl_common.backbones.names; sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
+    code = "import sys, protofl_common.config.backbones; sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
     assert list(EMBEDDED) == ["glyphs", "fractals", "scenes"]

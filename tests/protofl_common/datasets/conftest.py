@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from protofl_common.config.sections import DataSettings
 from protofl_common.datasets import ClientData, open_client_data
-from protofl_common.settings import DataSettings, Settings, default_run_config
+from protofl_common.settings import Settings, default_run_config
 
 MakeSettings = Callable[..., DataSettings]
 OpenAll = Callable[..., list[ClientData]]

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from protofl_common.config.datasets import DATASETS
 from protofl_common.datasets import DataError, check_data_settings, open_client_data
-from protofl_common.datasets.names import DATASETS
 
 from .conftest import MakeSettings
 

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from protofl_common.config.options import SettingsError
 from protofl_common.datasets import UNLABELLED
 from protofl_common.datasets.labelling import hide_labels
-from protofl_common.options import SettingsError
 
 from .conftest import MakeSettings, OpenAll
 

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from protofl_common.config.options import SettingsError
 from protofl_common.datasets import DataError, open_client_data
 from protofl_common.datasets.arrays import from_arrays
 from protofl_common.datasets.files import VOCABULARY, tokens
 from protofl_common.datasets.store import StoredData, open_data
-from protofl_common.options import SettingsError
 from tests.protofl_common.datasets.conftest import MakeSettings, OpenAll
 
 TABLE = """age,label,dose,client,split

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from protofl_common.config.sections import DataSettings
 from protofl_common.datasets import ClientData, DataError, open_client_data
 from protofl_common.datasets.store import cache_root, data_key, open_data
-from protofl_common.settings import DataSettings
 
 from .conftest import MakeSettings
 

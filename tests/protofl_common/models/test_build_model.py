@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from protofl_common.config.architectures import ARCHITECTURES, HTC4, PROJECTION
 from protofl_common.models.build import build_model
 from protofl_common.models.cnn import CNN_PLANS
-from protofl_common.models.groups import ARCHITECTURES, HTC4, PROJECTION
 from protofl_common.models.split import SplitModel
 from protofl_common.models.vectors import MLP_PLANS, SIGNAL, TEXT
 

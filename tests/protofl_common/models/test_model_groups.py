@@ -7,9 +7,16 @@ import sys
 
 import pytest
 
+from protofl_common.config.architectures import (
+    ARCHITECTURES,
+    BODIES,
+    GROUPS,
+    PROJECTION,
+    architecture_of,
+    body_and_hidden,
+)
 from protofl_common.models.cnn import CNN_PLANS
 from protofl_common.models.compact import COMPACT
-from protofl_common.models.groups import ARCHITECTURES, BODIES, GROUPS, PROJECTION, architecture_of, body_and_hidden
 from protofl_common.models.resnet import RESNET_PLANS
 from protofl_common.models.vectors import MLP_PLANS, SIGNAL, TEXT
 
@@ -65,7 +72,7 @@ def resnets(*layers: int) -> tuple[str, ...]:
 
 
 def test_names_load_without_torch() -> None:
-    code = "import sys, protofl_common.models.groups; sys.exit('torch' in sys.modules)"
+    code = "import sys, protofl_common.config.architectures; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

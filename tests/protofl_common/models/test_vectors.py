@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from protofl_common.config.architectures import GROUPS, architecture_of, members_of
+from protofl_common.config.options import SettingsError
 from protofl_common.datasets.files import VOCABULARY
 from protofl_common.models.build import build_model, check_model
-from protofl_common.models.groups import GROUPS, architecture_of, members_of
 from protofl_common.models.split import SplitModel
-from protofl_common.options import SettingsError
 
 DIM, CLASSES = 6, 3
 SHAPES = {"table3": (13,), "signal3": (4, 20), "text3": (9,)}

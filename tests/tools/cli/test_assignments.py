@@ -7,7 +7,7 @@ from flwr.common.config import parse_config_args
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protofl_common.options import Scalar, SettingsError
+from protofl_common.config.options import Scalar, SettingsError
 from protofl_common.settings import Settings, default_run_config, known_keys
 from protofl_common.tools.cli.assignments import as_run_config, declared_types, read_assignments
 

@@ -9,7 +9,7 @@ from typing import ClassVar
 
 import pytest
 
-from protofl_common.options import SettingsError
+from protofl_common.config.options import SettingsError
 from protofl_common.tools.cli import main, run
 from protofl_common.tools.cli.flower import Ended
 from protofl_common.tools.cli.recipes import RECIPES, ROOT, federation_in, read_recipe

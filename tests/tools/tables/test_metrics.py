@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from protofl_common.options import SettingsError
+from protofl_common.config.options import SettingsError
 from protofl_common.tools.tables.metrics import Figure, NoFigure
 from tests.tools.fakes import write_run
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from protofl_common.options import SettingsError
+from protofl_common.config.options import SettingsError
 from protofl_common.settings import to_run_config
 from protofl_common.tools.cli import main
 from protofl_common.tools.cli.recipes import RECIPES, ROOT
@@ -66,8 +66,7 @@ class Launcher:
         if resume and self.damaged:
             return "resume = true: the run was started with other settings"
         if len(self.launched) == self.interrupt_at:
-            here.mkdir(parents=True)
-            (here / "checkpoint.safetensors").write_text("after round 1")
+            (here / "checkpoints").mkdir(parents=True)
             raise KeyboardInterrupt
         if self.broken and run.name.startswith(self.broken):
             return "it exploded"

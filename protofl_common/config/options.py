@@ -12,6 +12,7 @@ import difflib
 import math
 import re
 from collections.abc import Iterable, Mapping
+from functools import cache
 from typing import Any, Literal, TypeVar, get_type_hints
 
 Scalar = bool | int | float | str
@@ -68,7 +69,7 @@ def read_section(
     section: type[Section], config: Mapping[str, Scalar], problems: list[str], prefix: str = ""
 ) -> Section | None:
     """Build ``section`` from ``config``; on any problem append lines to ``problems`` and return None."""
-    hints = get_type_hints(section)
+    hints = _types_of(section)  # type: ignore[arg-type]  # classes are hashable
     values: dict[str, Scalar] = {}
     for field in dataclasses.fields(section):  # type: ignore[arg-type]
         key = prefix + key_of(field.name)
@@ -83,6 +84,12 @@ def read_section(
     if len(values) < len(dataclasses.fields(section)):  # type: ignore[arg-type]
         return None
     return section(**values)
+
+
+@cache
+def _types_of(section: type) -> dict[str, Any]:
+    """The types of the fields; reading the annotations takes longer than all checks."""
+    return get_type_hints(section)
 
 
 def unknown_keys(config: Mapping[str, Scalar], known: Iterable[str]) -> list[str]:
@@ -107,9 +114,9 @@ def _checked(value: Scalar, wanted: type, legal: Mapping[str, Any]) -> tuple[Any
         value = float(value)
     if not isinstance(value, wanted) or (isinstance(value, bool) and wanted is not bool):
         names = {int: "a whole number", float: "a number", bool: "true or false", str: "a string"}
-        return None, f"must be {names[wanted]}{_range_text(legal)}"
+        return None, f"must be {names[wanted]}{range_text(legal)}"
     if isinstance(value, (int, float)) and not isinstance(value, bool) and not _in_range(value, legal):
-        return None, f"must be a {'' if math.isfinite(value) else 'finite '}number{_range_text(legal)}"
+        return None, f"must be a {'' if math.isfinite(value) else 'finite '}number{range_text(legal)}"
     return value, ""
 
 
@@ -137,7 +144,8 @@ def _in_range(value: float, legal: Mapping[str, Any]) -> bool:
     )
 
 
-def _range_text(legal: Mapping[str, Any]) -> str:
+def range_text(legal: Mapping[str, Any]) -> str:
+    """The range of an option's metadata in words, after a space; "" if it has none."""
     low, high, above = legal.get("minimum"), legal.get("maximum"), legal.get("above")
     parts = []
     if above is not None:

@@ -6,7 +6,7 @@ import re
 from importlib import import_module
 from typing import Any
 
-from protofl_common.options import SettingsError
+from protofl_common.config.options import SettingsError
 
 _DOTTED = r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*"
 PYTHON_NAME = re.compile(rf"{_DOTTED}:{_DOTTED}", re.ASCII)

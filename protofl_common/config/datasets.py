@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from protofl_common.python_names import PYTHON_NAME
+from protofl_common.config.python_names import PYTHON_NAME
 
 OTHER_DATASETS = re.compile(rf"{PYTHON_NAME.pattern}|hf:[\w./-]+", re.ASCII)
 """What ``dataset`` may be beside the names below."""

@@ -1,0 +1,48 @@
+"""What MkDocs does beside building ``docs/``: it adds pages that lie elsewhere, and checks links to other files.
+
+A link to another file (code, a recipe) must lead to one; the site has no copy of it and shows the text of the link.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.exceptions import PluginError
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+
+ROOT = Path(__file__).resolve().parents[1]
+ELSEWHERE = {
+    "index.md": "README.md",
+    "deploy.md": "docker/README.md",
+    "trust.md": "server_app/README.md",
+    "contributing.md": "CONTRIBUTING.md",
+    "changelog.md": "CHANGELOG.md",
+}
+LINK = re.compile(r"(!?)\[([^\]]*)\]\((?!https?:|#)([^)\s#]+)(#[^)\s]*)?\)")
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add the pages that lie elsewhere."""
+    for name, source in ELSEWHERE.items():
+        files.append(File.generated(config, name, abs_src_path=str(ROOT / source)))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Links as the site needs them, and fences without what only tests read (``sh north service``)."""
+    uris = {Path(str(file.abs_src_path)).resolve(): file.src_uri for file in files if file.abs_src_path}
+
+    def of_the_site(link: re.Match[str]) -> str:
+        image, text, target, anchor = link.groups(default="")
+        path = (Path(str(page.file.abs_src_path)).parent / target).resolve()
+        if not path.exists():
+            raise PluginError(f"{page.file.abs_src_path}: a link to {target}, which is not there")
+        if path not in uris:
+            return text
+        return f"{image}[{text}]({os.path.relpath(uris[path], Path(page.file.src_uri).parent)}{anchor})"
+
+    return re.sub(r"(?m)^```(\w+) .*$", r"```\1", LINK.sub(of_the_site, markdown))

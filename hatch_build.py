@@ -1,0 +1,21 @@
+"""What a wheel holds beside `protofl_common`: the Flower app that `protofl run` submits, as data in protofl_common/app.
+
+A Flower app names its parts ``server_app`` and ``client_app``. As packages of a wheel they would meet those of others.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+
+APP = ("pyproject.toml", "README.md", "LICENSE", "client_app", "server_app", "protofl_common", "configs")
+
+
+class AppAsData(BuildHookInterface):
+    """Adds the app to a wheel; an editable install has it beside the package already."""
+
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        """Called by hatchling before it builds."""
+        if version == "standard":
+            build_data["force_include"] |= {f"{self.root}/{name}": f"protofl_common/app/{name}" for name in APP}

@@ -1,0 +1,1 @@
+"""Names and types of the settings; this folder imports nothing else of the project."""

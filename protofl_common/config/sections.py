@@ -1,0 +1,141 @@
+"""The settings of a run that no algorithm owns: a frozen dataclass per section, with the legal values of each key.
+
+This folder imports nothing else of the project. What values must mean together is checked in `settings.py`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from protofl_common.config.architectures import ARCHITECTURES, GROUPS, HEADS, ORTHOGONAL_SHARED
+from protofl_common.config.datasets import DATASETS, OTHER_DATASETS, PARTITIONS
+from protofl_common.config.options import Affects, keys_affecting, option
+from protofl_common.config.python_names import PYTHON_NAME
+
+INSIGHT_LEVELS = ("none", "summary", "features")
+"""What clients tell for the report (`insight.py`)."""
+MERGINGS = ("mean", "median", "trimmed-mean")
+"""How a server that averages the clients' prototypes or weights may do it (`robust.py`)."""
+
+
+@dataclass(frozen=True)
+class RunSettings:
+    """The run itself."""
+
+    algo: str = option()
+    hparams: str = option()
+    baselines: str = option(affects="display")
+    rounds: int = option(minimum=1)
+    seed: int = option(minimum=0)
+    run_name: str = option(affects="name")
+    out_dir: str = option(affects="name")
+    resume: bool = option(affects="name")
+    report: bool = option(affects="display")
+    insight: str = option(choices=INSIGHT_LEVELS, affects="display")
+    metrics: str = option(affects="display")
+    callback: str = option(affects="display")
+    tensorboard: bool = option(affects="display")
+
+
+@dataclass(frozen=True)
+class FederationSettings:
+    """Who takes part, and how long the server waits."""
+
+    num_clients: int = option(minimum=0, affects="waiting")
+    participation: float = option(above=0, maximum=1)
+    min_replies: int = option(minimum=1, affects="waiting")
+    bind_sites: bool = option(affects="waiting")
+    join_timeout: float = option(above=0, affects="waiting")
+    round_timeout: float = option(above=0, affects="waiting")
+    max_silent_rounds: int = option(minimum=0, affects="waiting")
+    evaluate_every: int = option(minimum=1)
+    max_prototype_norm: float = option(above=0)
+    max_prototypes_per_class: int = option(minimum=1)
+    max_norm_ratio: float = option(above=1)
+    max_samples_ratio: float = option(minimum=1)
+    max_update_ratio: float = option(minimum=0)
+    merging: str = option(choices=MERGINGS)
+    trim_fraction: float = option(minimum=0, maximum=0.49)
+
+
+@dataclass(frozen=True)
+class DataSettings:
+    """Which data, and how they are divided among the clients."""
+
+    dataset: str = option(
+        choices=DATASETS, or_like=OTHER_DATASETS, or_words="MODULE:FUNCTION of your own", affects="data"
+    )
+    data_dir: str = option(affects="machine")
+    download: bool = option(affects="machine")
+    cache_dir: str = option(affects="machine")
+    image_size: int = option(minimum=0, affects="data")
+    text_length: int = option(minimum=1, maximum=65536, affects="data")
+    classes: str = option(affects="data")
+    partition: str = option(choices=PARTITIONS)
+    alpha: float = option(above=0)
+    classes_per_client: int = option(minimum=1)
+    ways: int = option(minimum=1)
+    ways_stdev: int = option(minimum=0)
+    shots: int = option(minimum=1)
+    shots_stdev: int = option(minimum=0)
+    clients_per_domain: str = option()
+    total_samples: int = option(minimum=0)
+    train_samples: int = option(minimum=0)
+    test_samples: int = option(minimum=0)
+    test_from: str = option(choices=("split", "official", "official-own", "official-all"))
+    train_fraction: float = option(above=0, maximum=0.99)
+    positive_rate: float = option(above=0, maximum=1, affects="data")
+
+
+@dataclass(frozen=True)
+class ModelSettings:
+    """Which networks."""
+
+    models: str = option(choices=GROUPS, or_like=PYTHON_NAME, or_words="MODULE:CLASS of your own", several=True)
+    arch: str = option(choices=("", *ARCHITECTURES), or_like=PYTHON_NAME, or_words="MODULE:CLASS of your own")
+    feature_dim: int = option(minimum=1, maximum=16384)
+    head: str = option(choices=(*HEADS, ORTHOGONAL_SHARED))
+    initial_weights: str = option(choices=("own", "shared"))
+    backbones: str = option()
+
+
+@dataclass(frozen=True)
+class TrainingSettings:
+    """Local training and evaluation."""
+
+    local_epochs: int = option(minimum=1)
+    batch_size: int = option(minimum=1)
+    drop_last: bool = option()
+    optimizer: str = option(choices=("sgd", "adam"))
+    lr: float = option(above=0)
+    momentum: float = option(minimum=0, maximum=0.9999)
+    weight_decay: float = option(minimum=0)
+    keep_optimizer: bool = option()
+    eval_batch_size: int = option(minimum=1)
+    predict_among: str = option(choices=("all", "own"))
+    pu_weight: float = option(minimum=0)
+    pu_risk: str = option(choices=("unbiased", "non-negative"))
+
+
+@dataclass(frozen=True)
+class MachineSettings:
+    """The machine a client runs on."""
+
+    device: str = option(affects="machine")
+    threads: int = option(minimum=0, affects="machine")
+    state_dir: str = option(affects="machine")
+
+
+SECTIONS: dict[str, type] = {
+    "run": RunSettings,
+    "federation": FederationSettings,
+    "data": DataSettings,
+    "model": ModelSettings,
+    "training": TrainingSettings,
+    "machine": MachineSettings,
+}
+
+
+def keys_that_change(*kinds: Affects) -> frozenset[str]:
+    """The keys of the general settings that change one of these; those of algorithms change the result."""
+    return frozenset(key for section in SECTIONS.values() for key in keys_affecting(section, *kinds))

@@ -1,0 +1,101 @@
+"""What the operator of a site lets a run ask for, as the site's node config says it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from protofl_common.catalog import CATALOG
+from protofl_common.config.backbones import is_allowed
+from protofl_common.config.options import Scalar
+from protofl_common.config.python_names import is_python_name
+from protofl_common.plugins import installed
+
+PERMISSIONS: dict[str, Scalar] = {
+    "allow-download": False,
+    "allow-backbones": "",
+    "allow-python": "",
+    "allow-algorithms": "all",
+}
+"""With the defaults: no download, embedded backbones, no module but this app's, every algorithm of its catalog."""
+LIMITS: dict[str, int] = {"max-rounds": 2000, "max-epochs": 100, "max-batch-size": 1024, "max-image-size": 512}
+"""The largest values that a site takes from a run, with the defaults; every recipe of the project keeps them."""
+LIMITED = {
+    "rounds": "max-rounds",
+    "local-epochs": "max-epochs",
+    "batch-size": "max-batch-size",
+    "eval-batch-size": "max-batch-size",
+    "image-size": "max-image-size",
+}
+"""Settings of a run -> their limit at a site."""
+_NOT_ALLOWED = "not allowed on this site; its operator may"
+
+
+def allowed_by(node: Mapping[str, Scalar]) -> dict[str, Scalar]:
+    """Every permission and limit of a site: what its node config says, else the default."""
+    defaults = PERMISSIONS | LIMITS
+    return defaults | {key: node[key] for key in defaults if key in node}
+
+
+def names_of(value: Scalar) -> list[str]:
+    """The names in a permission, which are separated by commas."""
+    return [name.strip() for name in str(value).split(",") if name.strip()]
+
+
+def permission_problems(node: Mapping[str, Scalar], config: Mapping[str, Scalar]) -> list[str]:
+    """A line for each value of the run's ``config`` that the site does not allow; or for permissions that are none."""
+    allowed = allowed_by(node)
+    if wrong := _wrong_permissions(allowed):
+        return wrong
+    own_choice = {key: value for key, value in config.items() if key not in node}
+    return [*_beyond_limits(allowed, config), *_not_named(allowed, config, own_choice)]
+
+
+def _wrong_permissions(allowed: Mapping[str, Scalar]) -> list[str]:
+    """A line for each permission of the wrong type, and for an algorithm that does not exist."""
+    kinds = {bool: "true or false", str: "a string of names, separated by commas", int: "a whole number at least 1"}
+    problems = []
+    for key, default in (PERMISSIONS | LIMITS).items():
+        value = allowed[key]
+        if type(value) is not type(default) or (type(value) is int and value < 1):
+            problems.append(f"node-config: {key} = {value!r} must be {kinds[type(default)]}")
+    known = ["all", *CATALOG, *installed()]
+    for name in names_of(allowed["allow-algorithms"]):
+        if not problems and name not in known:
+            problems.append(f"node-config: allow-algorithms: {name!r}: choose from {', '.join(known)}")
+    return problems
+
+
+def _beyond_limits(allowed: Mapping[str, Scalar], config: Mapping[str, Scalar]) -> Iterator[str]:
+    for key, limit in LIMITED.items():
+        value, most = config.get(key), allowed[limit]
+        if isinstance(value, (int, float)) and isinstance(most, int) and value > most:
+            yield f"{key} = {value}: this site takes at most {most}; its operator may raise {limit} (node config)"
+
+
+def _not_named(
+    allowed: Mapping[str, Scalar], config: Mapping[str, Scalar], own_choice: Mapping[str, Scalar]
+) -> Iterator[str]:
+    """Downloads, modules of ``own_choice`` (what the node config leaves to the run), backbones and algorithms."""
+    if config.get("download") is True and not allowed["allow-download"]:
+        yield f"download = true: {_NOT_ALLOWED} set allow-download=true (node config)"
+    for key, module in _modules_named(own_choice):
+        if not any(module == name or module.startswith(f"{name}.") for name in names_of(allowed["allow-python"])):
+            yield f"{key}: {_NOT_ALLOWED} name {module} in allow-python (node config)"
+    if str(config.get("dataset")).startswith("hf:") and not (config.get("data-dir") or allowed["allow-download"]):
+        yield f"dataset = {config['dataset']!r}: {_NOT_ALLOWED} set data-dir, or allow-download=true"
+    for name in map(str.strip, str(config.get("backbones")).split(",")):
+        if not is_allowed(name, str(allowed["allow-backbones"])):
+            yield f"backbones = {name!r}: {_NOT_ALLOWED} name it in allow-backbones (node config)"
+    algorithms, algo = names_of(allowed["allow-algorithms"]), config.get("algo")
+    if "all" not in algorithms and algo not in algorithms:
+        yield f"algo = {algo!r}: {_NOT_ALLOWED} name it in allow-algorithms (node config)"
+
+
+def _modules_named(config: Mapping[str, Scalar]) -> list[tuple[str, str]]:
+    """What a run would have imported beside this app: (``key = value``, the module)."""
+    points = {} if (algo := str(config.get("algo"))) in CATALOG else installed()
+    found = [(f"algo = {algo!r}", points[algo].module)] if algo in points else []
+    for key in ("metrics", "dataset", "arch", "models", "fml.meme"):
+        names = filter(is_python_name, map(str.strip, str(config.get(key)).split(",")))
+        found += [(f"{key} = {name!r}", name.partition(":")[0]) for name in names if not name.startswith("hf:")]
+    return found

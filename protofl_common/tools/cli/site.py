@@ -1,0 +1,132 @@
+"""A machine with data of its own: run its SuperNode with code that its operator chose.
+
+  protofl site run --superlink my.host:8000 --node-config '…' …     options as of flower-supernode
+  protofl site check [KEY=VALUE …] --node-config '…' …              what runs could make this machine do; 1 if wrong
+  protofl site status --node-config '…'                             what it keeps of runs and data, with sizes
+  protofl site purge RUN … --node-config '…'                        remove what it keeps of runs, or caches/
+  protofl site hash [CHECKOUT | FILE.fab]                           the hash of an app bundle, for --allow-code
+
+With flower-supernode alone, whoever may submit runs has code of their own run on this machine. protofl site run uses
+the code that is installed here, whatever a run brings, or, with --allow-code, the bundles whose hashes are named.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from protofl_common.config.options import SettingsError
+from protofl_common.tools.cli.assignments import read_assignments
+from protofl_common.tools.cli.recipes import ROOT
+from protofl_common.tools.cli.superlink import BIN
+
+OURS = ("--isolation", "--superexec-auth-secret-file", "--ssl-certfile", "--allow-runtime-dependency-installation")
+"""Options of flower-supernode that `run` sets, or that it does not go together with."""
+
+
+def describe(parser: argparse.ArgumentParser) -> None:
+    """The arguments; those it does not know are flower-supernode's."""
+    parser.add_argument("action", choices=ACTIONS, help=", ".join(ACTIONS))
+    parser.add_argument(
+        "words",
+        nargs="*",
+        help="check: settings of a run; purge: runs, or caches/; hash: a checkout or a .fab file",
+    )
+    parser.add_argument(
+        "--allow-code",
+        default="installed",
+        metavar="HASHES",
+        help="SHA-256 hashes of bundles, with commas; default: installed, the code of this machine's own checkout; "
+        "check: any, as flower-supernode does",
+    )
+
+
+def parse(parser: argparse.ArgumentParser, arguments: list[str]) -> argparse.Namespace:
+    """What the command line says; ``supernode`` is what this command does not know."""
+    known, rest = parser.parse_known_args(arguments)
+    return argparse.Namespace(**vars(known), supernode=rest)
+
+
+def act(arguments: argparse.Namespace) -> int:
+    """Do it."""
+    return ACTIONS[arguments.action](arguments)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Start the executor, and become the SuperNode that it works for; it ends when the SuperNode does."""
+    from protofl_common.tools.site.bundle import allowed_code
+    from protofl_common.tools.site.node import node_config, site_settings, supernode_options
+
+    allow = allowed_code(arguments.allow_code)
+    site_settings(node_config(supernode_options(arguments.supernode).node_config))
+    for option in OURS:
+        if any(word.partition("=")[0] == option for word in arguments.supernode):
+            raise SettingsError(f"{option}: not together with protofl site run")
+    listens = argparse.ArgumentParser(add_help=False)
+    listens.add_argument("--host", default="127.0.0.1")
+    listens.add_argument("--port", default="9094")
+    at, _ = listens.parse_known_args(arguments.supernode)
+    secret, name = os.urandom(32), "protofl_common.tools.site.executor"
+    command = [sys.executable, "-m", name, f"{at.host}:{at.port}", allow, str(os.getpid())]
+    executor = subprocess.Popen(command, stdin=subprocess.PIPE)
+    assert executor.stdin is not None
+    executor.stdin.write(secret)
+    executor.stdin.close()
+    supernode = [str(BIN / "flower-supernode"), *arguments.supernode, "--isolation", "process"]
+    os.execv(supernode[0], [*supernode, "--superexec-auth-secret-file", _pipe_with(secret)])
+
+
+def _pipe_with(secret: bytes) -> str:
+    """The name of a pipe from which this process, or what it becomes, reads ``secret`` once."""
+    reading, writing = os.pipe()
+    os.write(writing, secret)
+    os.close(writing)
+    os.set_inheritable(reading, True)
+    return f"/dev/fd/{reading}"
+
+
+def print_hash(arguments: argparse.Namespace) -> int:
+    """Print the hash of a bundle."""
+    from protofl_common.tools.site.bundle import bundle_hash
+
+    for app in arguments.words or [ROOT]:
+        print(bundle_hash(Path(app)))
+    return 0
+
+
+def check(arguments: argparse.Namespace) -> int:
+    """Print what there is to say of this machine, worst first; 1 if something is wrong."""
+    from protofl_common.tools.site.bundle import allowed_code
+    from protofl_common.tools.site.check import ANY, WRONG, findings
+
+    allow = ANY if arguments.allow_code == ANY else allowed_code(arguments.allow_code)
+    found = findings(allow, arguments.supernode, read_assignments(arguments.words))
+    for one in found:
+        print(f"{one.level:8}{one.topic:14}{one.text}")
+    return int(any(one.level == WRONG for one in found))
+
+
+def status(arguments: argparse.Namespace) -> int:
+    """Print what is kept."""
+    from protofl_common.tools.site.node import node_config, supernode_options
+    from protofl_common.tools.site.stored import free_space, stored_at
+
+    node = node_config(supernode_options(arguments.supernode).node_config)
+    print(*stored_at(node), free_space(node), sep="\n")
+    return 0
+
+
+def purge(arguments: argparse.Namespace) -> int:
+    """Remove what is named."""
+    from protofl_common.tools.site.node import node_config, supernode_options
+    from protofl_common.tools.site.stored import purge
+
+    for line in purge(node_config(supernode_options(arguments.supernode).node_config), arguments.words):
+        print(line)
+    return 0
+
+
+ACTIONS = {"run": run, "check": check, "status": status, "purge": purge, "hash": print_hash}

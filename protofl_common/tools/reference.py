@@ -1,0 +1,153 @@
+"""What the documents say of the code, made from it: ``python -m protofl_common.tools.reference``.
+
+That is the pages in ``docs/reference``, and the end of each page in ``docs/algorithms``. A test compares what is
+committed with what this makes, so it cannot go stale. Nothing here depends on the machine, on the Python version, or on
+other packages that are installed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, get_type_hints
+
+from protofl_common.catalog import CATALOG, Algorithm
+from protofl_common.config.options import Scalar, key_of, range_text
+from protofl_common.config.sections import SECTIONS
+from protofl_common.settings import NODE_OVERRIDES, default_run_config
+from protofl_common.tools.cli import COMMANDS, parser_of
+from protofl_common.tools.cli.list import carries, lists
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCS = ROOT / "docs"
+MADE = "<!-- From here on made from the code by `make docs`; not edited by hand. -->"
+TYPES = {bool: "`true`, `false`", int: "whole number", float: "number", str: "text"}
+FEW = 8
+"""More choices than these are left to the page of choices."""
+
+
+def pages() -> dict[str, str]:
+    """A file in ``docs`` -> its content."""
+    made = {"settings": settings(), "choices": choices(), "commands": commands()}
+    whole = {f"reference/{name}.md": lines for name, lines in made.items()}
+    ends = {f"algorithms/{name}.md": algorithm(name, row) for name, row in CATALOG.items()}
+    return {file: "\n".join(lines) + "\n" for file, lines in (whole | ends).items()}
+
+
+def settings() -> Iterator[str]:
+    """Every general setting, by section."""
+    yield from _head("Settings", "Every key of `[tool.flwr.app.config]` in `pyproject.toml`.")
+    yield "*Changes* says what a setting changes: the result; the data; the name and place of the results; the machine;"
+    yield "who is waited for; the display. A key with ✓ may also stand in a site's node config, which then counts."
+    meanings, defaults = _meanings(), default_run_config()
+    for section in SECTIONS.values():
+        yield from ("", f"## {str(section.__doc__).rstrip('.')}", "")
+        yield from _options(section, "", meanings, defaults)
+
+
+def algorithm(name: str, row: Algorithm) -> Iterator[str]:
+    """The page of an algorithm as it stands, and below it exchange, hyper-parameters, equations."""
+    written = (DOCS / "algorithms" / f"{name}.md").read_text(encoding="utf-8").partition(MADE)[0]
+    yield from (written.rstrip(), "", MADE, "", "## From the code", "", f"{row.title}: {row.paper}.", "")
+    yield from _table(("", ""), _facts(row))
+    if fields(row.hparams):
+        yield ""
+        yield from _options(row.hparams, f"{name}.", _meanings(), default_run_config())
+    for half in (row.client, row.server):
+        file = f"{half.partition(':')[0].replace('.', '/')}.py"
+        yield from ("", f"[`{file}`](../../{file})", "", "```text", _docstring(ROOT / file), "```")
+
+
+def choices() -> Iterator[str]:
+    """Every name that a setting can take."""
+    yield from _head("Names that settings take", "What `protofl list` prints.")
+    for name, (setting, entries) in lists().items():
+        if name != "algorithms":  # they have a page, and here those of other packages would stand, too
+            yield from ("", f"## {name.capitalize()}", "", f"`{setting.partition(':')[0].partition(';')[0]}`", "")
+            yield from _table(("name", ""), ((f"`{choice}`", _plain(said)) for choice, said in entries.items()))
+
+
+def commands() -> Iterator[str]:
+    """Every subcommand with its arguments."""
+    yield from _head("Command line", "What `protofl COMMAND --help` prints, beside `--help` itself.")
+    for name in COMMANDS:
+        parser = parser_of(name)
+        yield from ("", f"## protofl {name}", "", "```text", str(parser.description).strip(), "```", "")
+        yield from _table(("argument", ""), (_argument(action) for action in parser._actions[1:]))
+
+
+def _head(title: str, source: str) -> tuple[str, ...]:
+    return (f"# {title}", "", MADE, "", source)
+
+
+def _options(section: type, prefix: str, meanings: dict[str, str], defaults: dict[str, Scalar]) -> Iterator[str]:
+    hints = get_type_hints(section)
+    rows = []
+    for field in fields(section):
+        key = prefix + key_of(field.name)
+        value = _values(hints[field.name], field.metadata)
+        affects = field.metadata["affects"] + " ✓" * (key in NODE_OVERRIDES)
+        rows.append((f"`{key}`", f"`{_toml(defaults[key])}`", value, affects, _plain(meanings[key])))
+    return _table(("key", "default", "values", "changes", "meaning"), rows)
+
+
+def _values(kind: type, legal: Any) -> str:
+    if legal["choices"] is None:
+        return TYPES[kind] + range_text(legal)
+    if len(legal["choices"]) > FEW:
+        return "[a name](../reference/choices.md)" + f", or {legal['or_words']}" * bool(legal["or_words"])
+    return ", ".join(f"`{choice}`" for choice in legal["choices"])
+
+
+def _toml(value: Scalar) -> str:
+    return str(value).lower() if isinstance(value, bool) else f'"{value}"' if isinstance(value, str) else f"{value}"
+
+
+def _meanings() -> dict[str, str]:
+    """What ``pyproject.toml`` says beside each default."""
+    found, prefix = {}, None
+    for line in (ROOT / "pyproject.toml").read_text(encoding="utf-8").splitlines():
+        if table := re.fullmatch(r"\[(.*)\]", line):
+            inside = re.fullmatch(r"tool\.flwr\.app\.config(?:\.(.+))?", table[1])
+            prefix = None if inside is None else f"{inside[1]}." if inside[1] else ""
+        elif prefix is not None and (told := re.fullmatch(r"([\w-]+) = .*?(?:\s# (.*))?", line)):
+            found[prefix + told[1]] = told[2] or ""
+    return found
+
+
+def _facts(row: Algorithm) -> Iterator[tuple[str, str]]:
+    yield "goes down", carries(row.exchange.down)
+    yield "goes up", carries(row.exchange.up)
+    yield "loss terms", ", ".join(row.losses)
+    yield "`merging` may replace the mean of prototypes", "yes" if row.averages_prototypes else "no"
+    yield "frozen backbones unless told otherwise", "yes" if row.frozen_backbones else "no"
+
+
+def _argument(action: argparse.Action) -> tuple[str, str]:
+    value = "" if action.nargs == 0 else str(action.metavar or action.dest.upper())
+    named = " ".join(filter(None, (", ".join(action.option_strings), value)))
+    return f"`{_plain(named)}`", _plain(action.help or ", ".join(action.choices or ()))
+
+
+def _docstring(file: Path) -> str:
+    return ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or ""
+
+
+def _plain(text: str) -> str:
+    """``text`` where a table takes it as it stands."""
+    return text.replace("|", r"\|").replace("<", "&lt;")
+
+
+def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> Iterator[str]:
+    yield f"| {' | '.join(head)} |"
+    yield "|---" * len(head) + "|"
+    yield from (f"| {' | '.join(row)} |" for row in rows)
+
+
+if __name__ == "__main__":
+    for name, text in pages().items():
+        (DOCS / name).write_text(text, encoding="utf-8")

@@ -1,0 +1,217 @@
+"""``protofl site check``: what whoever submits runs could make this machine do, and what is wrong with it."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import stat
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from cryptography.x509 import load_pem_x509_certificates
+from flwr.app import Context, Message, MessageType, RecordDict
+from flwr.clientapp.utils import get_load_client_app_fn
+from flwr.supercore.task_identity import TaskIdentity
+from flwr.supercore.utils import get_flwr_home
+
+from protofl_common.catalog import CATALOG
+from protofl_common.config.options import Scalar, SettingsError
+from protofl_common.permissions import LIMITS, allowed_by, names_of
+from protofl_common.settings import app_folder, default_run_config
+from protofl_common.tools.site.bundle import bundle_hash
+from protofl_common.tools.site.client_process import INSTALLED
+from protofl_common.tools.site.node import node_config, site_folders, site_settings, supernode_options
+from protofl_common.wire.records import unpack_site_card
+from protofl_common.wire.schema import Entry, Vectors, Weights
+
+ANY = "any"
+"""In place of allowed code: whatever a run brings, as with flower-supernode."""
+WRONG, WARNING, FACT = "WRONG", "warning", ""
+FEW_DAYS, FEW_BYTES = 30, 2**30
+"""Of a certificate that is left, and of a disk that is free: less is worth a warning."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A line of the report."""
+
+    level: str
+    topic: str
+    text: str
+
+
+def findings(allow: str, supernode: list[str], asked: Mapping[str, Scalar]) -> list[Finding]:
+    """What there is to say, worst first.
+
+    ``allow`` is allowed code or `ANY`, ``supernode`` the options of the SuperNode, ``asked`` the settings of a run that
+    this site should take part in: its data are then read as that run would have them read. Nothing is written.
+
+    Raises
+    ------
+    SettingsError
+        If an option or the node config cannot be read.
+    """
+    options = supernode_options(supernode)
+    node = node_config(options.node_config)
+    found = [*_code(allow), *_user(), *_network(options)]
+    if problem := _problem(node, asked):
+        found.append(Finding(WRONG, "settings", problem))
+    else:
+        found += [*_folders(node), *_permissions(node), *_algorithms(node), *_data(node, asked)]
+    levels = (WRONG, WARNING, FACT)
+    return sorted(found, key=lambda finding: levels.index(finding.level))
+
+
+def _problem(node: Mapping[str, Scalar], asked: Mapping[str, Scalar]) -> str:
+    """Why this site would refuse the run, or, where nothing is asked, any run; "" if it would not."""
+    try:
+        site_settings(node, asked)
+    except SettingsError as error:
+        return str(error)
+    return ""
+
+
+def _code(allow: str) -> Iterator[Finding]:
+    if allow == ANY:
+        text = "whoever may submit runs has code of their own run here and may do all that uid "
+        yield Finding(WARNING, "code", f"{text}{os.geteuid()} may; what follows binds ProtoFL's code only")
+        return
+    own = f"that of {app_folder()} (bundle {bundle_hash(app_folder())[:8]}…), whatever a run brings"
+    named = f"bundles {', '.join(f'{one[:8]}…' for one in allow.split(','))}"
+    yield Finding(FACT, "code", f"{own if allow == INSTALLED else named}; with `protofl site run`")
+
+
+def _user() -> Iterator[Finding]:
+    if os.geteuid() == 0:
+        yield Finding(WARNING, "user", "root: give the SuperNode a user of its own, who may do nothing else here")
+    else:
+        yield Finding(FACT, "user", f"uid {os.geteuid()}")
+
+
+def _network(options: argparse.Namespace) -> Iterator[Finding]:
+    if options.insecure:
+        yield Finding(WARNING, "network", "--insecure: anybody on the way reads and changes what goes to and fro")
+    elif options.root_certificates:
+        yield _certificates(Path(options.root_certificates).expanduser())
+    if options.auth_supernode_private_key:
+        yield _key(Path(options.auth_supernode_private_key).expanduser())
+    elif options.superlink:
+        yield Finding(WARNING, "key", "none: the SuperLink cannot tell this site from another")
+
+
+def _certificates(path: Path) -> Finding:
+    try:
+        ends = min(one.not_valid_after_utc for one in load_pem_x509_certificates(path.read_bytes()))
+    except (OSError, ValueError) as error:
+        return Finding(WRONG, "certificates", f"{path}: {error}")
+    days = (ends - datetime.now(UTC)).days
+    level = WRONG if days < 0 else WARNING if days < FEW_DAYS else FACT
+    return Finding(level, "certificates", f"{path}: {days} days left" if days >= 0 else f"{path}: expired {ends:%F}")
+
+
+def _key(path: Path) -> Finding:
+    if not os.access(path, os.R_OK):
+        return Finding(WRONG, "key", f"{path}: cannot be read")
+    if path.stat().st_mode & 0o077:
+        return Finding(WRONG, "key", f"{path}: other users of this machine may read it; chmod 600")
+    return Finding(FACT, "key", str(path))
+
+
+def _folders(node: Mapping[str, Scalar]) -> Iterator[Finding]:
+    """What a run has read and written; `Path` of each as the client resolves it."""
+    if data := str(node.get("data-dir", "")):
+        yield from _folder("reads", "data-dir", Path(data).expanduser(), others=0o007)
+    else:
+        yield Finding(FACT, "reads", "no data-dir: only data sets that are embedded in ProtoFL")
+    state, cache = site_folders(node)
+    written = {"state-dir": state, "cache-dir": cache, "FLWR_HOME": get_flwr_home()}
+    for key, folder in written.items():
+        yield from _folder("writes", key, folder, others=0o077)
+
+
+def _folder(topic: str, key: str, folder: Path, others: int) -> Iterator[Finding]:
+    """One folder: whether it can be used, who else may look in (``others``: their bits), and the space."""
+    there = next(one for one in (folder.absolute(), *folder.absolute().parents) if one.exists())
+    name, writes = f"{key} {folder.absolute()}", topic == "writes"
+    if not writes and there != folder.absolute():
+        yield Finding(WRONG, topic, f"{name}: there is none")
+        return
+    if not os.access(there, (os.W_OK if writes else os.R_OK) | (os.X_OK if there.is_dir() else 0)):
+        yield Finding(WRONG, topic, f"{name}: cannot be {'written' if writes else 'read'}")
+        return
+    mode = stat.S_IMODE(there.stat().st_mode)
+    if there != folder.absolute():
+        yield Finding(FACT, topic, f"{name}: will be made, for this user only")
+    elif mode & others:
+        yield Finding(WARNING, topic, f"{name}: other users of this machine may look in (mode {mode:04o})")
+    else:
+        yield Finding(FACT, topic, f"{name} (mode {mode:04o})")
+    if writes and (free := shutil.disk_usage(there).free) < FEW_BYTES:
+        yield Finding(WARNING, topic, f"{name}: {free / 1e6:.0f} MB free")
+
+
+def _permissions(node: Mapping[str, Scalar]) -> Iterator[Finding]:
+    allowed = allowed_by(node)
+    if allowed["allow-download"]:
+        yield Finding(WARNING, "downloads", "a run may have data sets downloaded (allow-download)")
+    if modules := names_of(allowed["allow-python"]):
+        yield Finding(WARNING, "modules", f"a run may have these imported and called: {', '.join(modules)}")
+    backbones = names_of(allowed["allow-backbones"])
+    yield Finding(FACT, "backbones", ", ".join(["the embedded ones", *backbones]))
+    if node.get("insight"):
+        yield Finding(
+            WARNING, "insight", "numbers of samples per class and up to 200 test features may leave, if asked"
+        )
+    yield Finding(FACT, "limits", ", ".join(f"{key} {allowed[key]}" for key in LIMITS))
+
+
+def _algorithms(node: Mapping[str, Scalar]) -> Iterator[Finding]:
+    """What may leave this machine, by the catalog's declarations."""
+    names = names_of(allowed_by(node)["allow-algorithms"])
+    chosen = CATALOG if "all" in names else {name: CATALOG[name] for name in names if name in CATALOG}
+    by_upload: dict[str, list[str]] = {}
+    for name, row in chosen.items():
+        sent = " and ".join(_in_words(entry) for entry in row.exchange.up.values()) or "nothing of the model"
+        by_upload.setdefault(sent, []).append(name)
+    for sent, those in by_upload.items():
+        yield Finding(WARNING if "weights" in sent else FACT, "sends", f"{sent}: {', '.join(those)}")
+    others = [name for name in names if name not in {"all", *CATALOG}]
+    if others:
+        yield Finding(WARNING, "sends", f"whatever packages of others declare: {', '.join(others)}")
+    always = "names of classes, numbers of samples, which classes it has, losses, numbers of right predictions"
+    yield Finding(FACT, "sends", f"always: {always}")
+
+
+def _in_words(entry: Entry) -> str:
+    if isinstance(entry, Vectors):
+        kind = "several prototypes of each class" if entry.several else "a prototype of each class"
+        return f"{kind}, with the number of samples behind it" if entry.counts else kind
+    assert isinstance(entry, Weights)
+    parts = "all weights" if entry.parts == ("",) else f"the weights {', '.join(entry.parts)}"
+    model = "model" if entry.of == "model" else f"{entry.of} model"
+    return f"{parts} of the {model}{' but its last layers' if entry.without_last else ''}"
+
+
+def _data(node: Mapping[str, Scalar], asked: Mapping[str, Scalar]) -> Iterator[Finding]:
+    """Ask this checkout's own ClientApp to introduce itself, with a cache that is thrown away."""
+    if not asked:
+        yield Finding(FACT, "data", "not read; give settings of a run, such as dataset=image-folder partition=own")
+        return
+    TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 1  # that of every message
+    app = get_load_client_app_fn("client_app.app:app", str(app_folder()), multi_app=False)("", "", "")
+    with tempfile.TemporaryDirectory() as cache:
+        config: dict[str, Any] = {**default_run_config(), **asked}
+        context = Context(1, 1, {**node, "cache-dir": cache}, RecordDict(), config)
+        reply = app(Message(RecordDict(), 1, MessageType.QUERY), context)
+    if reply.has_error():
+        yield Finding(WRONG, "data", str(reply.error.reason))
+        return
+    card = unpack_site_card(reply.content)
+    classes = f"{len(card.classes)} classes: {', '.join(card.classes)}"
+    yield Finding(FACT, "data", f"{card.train_samples} training and {card.test_samples} test samples, {classes}")
+    yield Finding(FACT, "model", f"{card.arch}, {card.parameters} parameters, on {card.device}")

@@ -1,0 +1,90 @@
+"""``protofl site status`` and ``purge``: what a site keeps of runs and of its data, and how it is removed."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+from protofl_common.files import remove
+from protofl_common.config.options import Scalar, SettingsError
+from protofl_common.text import in_order
+from protofl_common.tools.site.node import site_folders
+
+CACHES = "caches/"
+"""What decoded data and features are called beside the names of runs, which have no slash."""
+_ENTRY = re.compile(r".+-[0-9a-f]{16}(\.\w+)*")
+"""Names in a cache folder; whatever else lies there is not ours to remove."""
+
+
+@dataclass(frozen=True)
+class Stored:
+    """What belongs to one run, or to the caches."""
+
+    name: str
+    paths: tuple[Path, ...]
+
+    @property
+    def files(self) -> list[Path]:
+        """All of them."""
+        found = [file for path in self.paths for file in ([path] if path.is_file() else path.rglob("*"))]
+        return [file for file in found if file.is_file()]
+
+    def __str__(self) -> str:
+        size = sum(file.stat().st_size for file in self.files) / 1e6
+        last = max((file.stat().st_mtime for file in self.files), default=0)
+        when = f"{datetime.fromtimestamp(last):%Y-%m-%d %H:%M}" if self.files else "-"
+        return f"{self.name:40} {size:10.1f} MB  {when}"
+
+
+def stored_at(node: Mapping[str, Scalar]) -> list[Stored]:
+    """The runs of which this site keeps a model, and its caches, which are last."""
+    states, cache = site_folders(node)
+    own = str(node.get("site-name", f"site-{node.get('partition-id', 0)}"))  # as `client_app.site` names it
+    models = {path.parents[1].name: path for path in states.glob("*/clients/*") if path.name == own}
+    runs = [Stored(name, (models[name],)) for name in in_order(models)]
+    return [*runs, Stored(CACHES, tuple(_entries(cache)))]
+
+
+def purge(node: Mapping[str, Scalar], names: list[str]) -> Iterator[str]:
+    """Remove what is named, and nothing else; a line for each.
+
+    Raises
+    ------
+    SettingsError
+        Before anything is removed: if nothing is named, or something that is not there.
+    """
+    there = {one.name: one for one in stored_at(node)}
+    unknown = [name for name in names if name not in there]
+    if unknown or not names:
+        what = f"{unknown[0]}: nothing of that name" if unknown else "purge: nothing is named"
+        raise SettingsError(f"{what}; choose from {', '.join(there)}")
+    for name in names:
+        text = f"removed {there[name]}"
+        for path in there[name].paths:
+            remove(path)
+            if name != CACHES:
+                _remove_if_empty(path.parent, path.parents[1])
+        yield text
+
+
+def free_space(node: Mapping[str, Scalar]) -> str:
+    """Of the disks of both folders, in a line."""
+    found = {key: folder.absolute() for key, folder in zip(("state-dir", "cache-dir"), site_folders(node), strict=True)}
+    there = {key: next(one for one in (path, *path.parents) if one.exists()) for key, path in found.items()}
+    return "\n".join(f"{key} {found[key]}: {shutil.disk_usage(there[key]).free / 1e9:.1f} GB free" for key in found)
+
+
+def _entries(cache: Path) -> Iterator[Path]:
+    for folder in (cache, cache / "features"):
+        if folder.is_dir():
+            yield from sorted(path for path in folder.iterdir() if _ENTRY.fullmatch(path.name))
+
+
+def _remove_if_empty(*folders: Path) -> None:
+    for folder in folders:
+        if not any(folder.iterdir()):
+            folder.rmdir()

@@ -1,0 +1,106 @@
+"""The wheel and Flower's bundle, each alone: a Python that has what they depend on, and an empty folder.
+
+The checkout cannot be imported there, although the tests' own Python imports it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import venv
+import zipfile
+from collections.abc import Iterator
+from importlib.metadata import distribution
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from sklearn.datasets import load_digits
+
+from tests.system.machines import copy_checkout
+from tests.system.processes import ROOT, free_port, process, wait_for
+
+pytestmark = pytest.mark.system
+SCRIPT = "#!{python}\nimport sys\nfrom {module} import {attr}\nsys.exit({attr}())\n"
+
+
+class Clean:
+    """An environment of Python with the dependencies alone, and an empty folder in which commands run."""
+
+    def __init__(self, folder: Path, temporary: str) -> None:
+        self.folder, self.bin = folder / "empty", folder / "env" / "bin"
+        self.folder.mkdir()
+        venv.create(folder / "env", with_pip=False)
+        (packages,) = (folder / "env").glob("lib/*/site-packages")
+        elsewhere = [path for path in sys.path if path.endswith("site-packages")]
+        (packages / "dependencies.pth").write_text("\n".join(elsewhere))  # whose own .pth files are not read
+        for point in distribution("flwr").entry_points.select(group="console_scripts"):
+            script = self.bin / point.name
+            script.write_text(SCRIPT.format(python=self.bin / "python", module=point.module, attr=point.attr))
+            script.chmod(0o755)
+        own = {"PATH": f"{self.bin}:{os.environ['PATH']}", "TMPDIR": temporary, "FLWR_HOME": f"{temporary}/flwr"}
+        rest = {"FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1", "FLWR_TELEMETRY_ENABLED": "0"}
+        self.environment = os.environ | own | rest | {"PYTHONPATH": "", "RAY_ADDRESS": "local"}
+
+    def run(self, *words: str) -> str:
+        """The output of a command, which must succeed."""
+        ended = subprocess.run(
+            words, cwd=self.folder, env=self.environment, capture_output=True, text=True, timeout=900
+        )
+        assert ended.returncode == 0, ended.stdout + ended.stderr
+        return ended.stdout
+
+    def finds(self, module: str) -> bool:
+        """Whether this Python can import a module."""
+        code = f"import importlib.util; print(importlib.util.find_spec({module!r}) is not None)"
+        return self.run("python", "-c", code).strip() == "True"
+
+
+@pytest.fixture
+def clean(tmp_path: Path) -> Iterator[Clean]:
+    """With a short temporary folder: Ray's sockets lie below it, and theirs may have 107 characters."""
+    with tempfile.TemporaryDirectory(prefix="i-", dir="/tmp", ignore_cleanup_errors=True) as temporary:
+        yield Clean(tmp_path, temporary)
+
+
+def test_the_wheel_runs_exports_and_predicts(clean: Clean, tmp_path: Path) -> None:
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
+    built = [*pip, "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir", str(tmp_path), str(ROOT)]
+    subprocess.run(built, check=True)
+    (wheel,) = tmp_path.glob("*.whl")
+    subprocess.run([*pip, "--python", str(clean.bin / "python"), "install", "--no-deps", str(wheel)], check=True)
+    assert clean.finds("protofl_common")
+    assert not clean.finds("client_app")
+    assert not clean.finds("server_app")
+
+    tiny = ("rounds=1", "local-epochs=1", "run-name=first", "--clients", "2")
+    clean.run("protofl", "run", "--recipe", "digit-domains", *tiny)
+    clean.run("protofl", "export", "runs/first", "--site", "site-0", "--out", "model")
+    Image.fromarray((load_digits().images[7] * 15.9).astype(np.uint8)).save(clean.folder / "seven.png")
+    told = json.loads(clean.run("protofl", "predict", "model", "seven.png", "--json"))
+    assert told["name"] in "0123456789"
+    assert "fedtgp-digit-domains" in clean.run("protofl", "table", "configs/tables/side-by-side.yaml", "--dry-run")
+
+
+def test_the_bundle_runs(clean: Clean, tmp_path: Path) -> None:
+    copy_checkout(tmp_path / "protofl")
+    clean.run("flwr", "build", "--app", str(tmp_path / "protofl"))
+    (bundle,) = clean.folder.glob("*.fab")
+    zipfile.ZipFile(bundle).extractall(clean.folder / "protofl")
+    port, home = free_port(), Path(clean.environment["FLWR_HOME"])
+    home.mkdir()
+    (home / "config.toml").write_text(f'[superlink.here]\naddress = "127.0.0.1:{port}"\ninsecure = true\n')
+    link = ["flower-superlink", "--insecure", "--simulation", "--host", "127.0.0.1", "--port", str(port)]
+    link += ["--control-api-address", f"127.0.0.1:{free_port()}", "--disable-runtime-dependency-installation"]
+    log = tmp_path / "superlink.log"
+    with process([str(clean.bin / link[0]), *link[1:]], clean.environment, log, cwd=clean.folder) as started:
+        wait_for(port, started, log)
+        settings = 'dataset="digits" partition="iid" rounds=1 local-epochs=1 run-name="first"'
+        federation = "num-supernodes=2 client-resources-num-cpus=1"
+        options = ("--stream", "--run-config", settings, "--federation-config", federation)
+        output = clean.run("flwr", "run", "protofl", "here", *options)
+        assert (clean.folder / "runs" / "first" / "summary.json").exists(), output

@@ -1,0 +1,128 @@
+"""The README as a newcomer follows it: its commands are run as they stand, in a folder that holds what they name.
+
+`Substitutions` are all in which the commands that are run differ from those that are read. ``make run`` is run by
+`test_newcomer`, ``make test`` by the gate.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from sklearn.datasets import load_breast_cancer, load_digits
+
+from tests.system.processes import BIN, ROOT, free_port, process, wait_for
+
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+BLOCK = re.compile(r"^```(sh|sh service|)\n(.*?)^```$", re.M | re.S)
+
+pytestmark = pytest.mark.system
+
+
+def commands(heading: str, kind: str) -> list[str]:
+    """The blocks of a chapter, ``sh`` or ``sh service``."""
+    chapter = README.partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
+    return [text for found, text in BLOCK.findall(chapter) if found == kind]
+
+
+class Desk:
+    """A folder with photographs and tables, and how commands run in it."""
+
+    def __init__(self, folder: Path, temporary: str) -> None:
+        self.folder = folder
+        self.port = free_port()
+        self.substitutions = {
+            "rounds=5": "rounds=1",
+            "--clients 3": "rounds=1 --clients 3",
+            "127.0.0.1:8000": f"127.0.0.1:{self.port}",
+            "--port 8000": f"--port {self.port} --control-api-address 127.0.0.1:{free_port()}",
+            "9094": str(free_port()),
+            "9095": str(free_port()),
+            "/data/": f"{folder}/data/",
+            "flwr run . ": f"flwr run {ROOT} ",
+            "num-clients=2": 'num-clients=2 rounds=1 threads=1 run-name="sites"',
+        }
+        own = {"HOME": str(folder), "TMPDIR": temporary, "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}"}
+        env = {key: value for key, value in os.environ.items() if not key.startswith("FLWR_")}
+        self.environment = env | own | {"OMP_NUM_THREADS": "1", "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1"}
+
+    def script(self, text: str) -> list[str]:
+        for before, after in self.substitutions.items():
+            text = text.replace(before, after)
+        return ["sh", "-euc", text]
+
+    def run(self, text: str) -> str:
+        """The output of a block, which must succeed."""
+        told = subprocess.run(
+            self.script(text), cwd=self.folder, env=self.environment, capture_output=True, text=True, timeout=900
+        )
+        assert told.returncode == 0, text + told.stdout + told.stderr
+        return told.stdout
+
+    def serve(self, text: str, running: ExitStack) -> None:
+        """A block as a service; the first one is the SuperLink, whose port a person sees open before typing on."""
+        log = self.folder / f"{len(list(self.folder.glob('*.log')))}.log"
+        started = running.enter_context(process(self.script(text), self.environment, log, cwd=self.folder))
+        wait_for(self.port, started, log)
+
+
+@pytest.fixture
+def desk(tmp_path: Path) -> Iterator[Desk]:
+    """With a short temporary folder: Ray's sockets lie below it, and theirs may have 107 characters."""
+    with tempfile.TemporaryDirectory(prefix="r-", dir="/tmp", ignore_cleanup_errors=True) as temporary:
+        yield Desk(tmp_path, temporary)
+
+
+def write_digits(folder: Path, rows: slice) -> None:
+    """CLASS/image.png"""
+    digits = load_digits(n_class=3)
+    for index, (digit, label) in enumerate(zip(digits.images[rows], digits.target[rows], strict=True)):
+        (path := folder / str(label) / f"{index}.png").parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray((digit * 15.9).astype(np.uint8)).resize((28, 28)).save(path)
+
+
+def test_every_block_is_run_or_make() -> None:
+    blocks = BLOCK.findall(README)
+    assert README.count("```") == 2 * len(blocks)
+    assert all(line.startswith("make ") for kind, text in blocks if not kind for line in text.splitlines())
+    chapters = ("Quick start", "Your own data", "Separate machines")
+    run = [text for chapter in chapters for kind in ("sh", "sh service") for text in commands(chapter, kind)]
+    assert sorted(run) == sorted(text for kind, text in blocks if kind)
+
+
+def test_the_quick_start(desk: Desk) -> None:
+    Image.new("RGB", (28, 28), "white").save(desk.folder / "photo.png")
+    (block,) = commands("Quick start", "sh")
+    output = desk.run(block)
+    assert (desk.folder / "runs" / "one" / "report.html").exists()
+    assert (desk.folder / "model" / "model.json").exists()
+    assert "photo.png" in output
+    assert "FedTGP" in output
+
+
+def test_your_own_data(desk: Desk) -> None:
+    write_digits(desk.folder / "photos", slice(150))
+    table = load_breast_cancer(as_frame=True).frame.rename(columns={"target": "label"})
+    table[:150].to_csv(desk.folder / "patients.csv", index=False)
+    (block,) = commands("Your own data", "sh")
+    desk.run(block)
+    assert len(list(desk.folder.glob("runs/*/summary.json"))) == 2
+
+
+def test_separate_machines(desk: Desk) -> None:
+    for number, site in enumerate(("north", "south")):
+        write_digits(desk.folder / "data" / site, slice(150 * number, 150 * (number + 1)))
+    with ExitStack() as running:
+        for service in commands("Separate machines", "sh service"):
+            desk.serve(service, running)
+        (block,) = commands("Separate machines", "sh")
+        output = desk.run(block)
+        assert (desk.folder / "runs" / "sites" / "summary.json").exists(), output
