@@ -8,6 +8,7 @@ run configuration chooses no folders, and nothing that its operator does not all
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import re
 import tomllib
 from collections.abc import Mapping
@@ -151,6 +152,10 @@ def _run_problems(run: RunSettings | None) -> list[str]:
         return [f"run-name = {run.run_name!r}: must be a plain folder name, without slashes"]
     if run.callback and not is_python_name(run.callback):
         return [f"callback = {run.callback!r}: must be module:function"]
+    if unknown := [name for name in names_in(run.baselines) if name not in CATALOG]:
+        near = difflib.get_close_matches(unknown[0], CATALOG, n=1)
+        hint = f" (did you mean {near[0]}?)" if near else ""
+        return [f"baselines = {unknown[0]!r}: choose among {', '.join(CATALOG)}{hint}"]
     try:
         metric_names(run.metrics)
     except SettingsError as error:

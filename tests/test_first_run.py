@@ -148,7 +148,7 @@ def test_a_site_trains_only_baselines_that_the_run_names(tmp_path: Path) -> None
         message = Message(RecordDict({"baseline": ConfigRecord(content)}), 1, MessageType.QUERY)
         message.metadata.__dict__["_message_id"] = "1"
         assert "baseline is " in client_app(message, context).error.reason
-    with pytest.raises(SettingsError, match=r"baselines = 'locall': choose one of .*did you mean local"):
+    with pytest.raises(SettingsError, match=r"baselines = 'locall': choose among .*did you mean local"):
         Settings.from_run_config(config | {"baselines": "locall"})
 
 

@@ -85,7 +85,8 @@ def test_the_pages_command_runs_resumes_and_leaves_models_that_predict(
 ) -> None:
     folder, held = tmp_path / "runs" / RUN, site_packages / "held"
     (site_packages / "holding.py").write_text(HOLDING)
-    command = [*command_of_the_page(), f"out-dir={folder.parent}", f"run-name={RUN}", "callback=holding:hold"]
+    places = (f"out-dir={folder.parent}", f"run-name={RUN}", "callback=holding:hold")
+    command = [*command_of_the_page(), "--verbose", *places]
     process = subprocess.Popen(
         [sys.executable, str(BIN / command[0]), *command[1:]],
         cwd=ROOT,

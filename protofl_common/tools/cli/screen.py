@@ -15,7 +15,7 @@ from rich.status import Status
 from rich.text import Text
 
 NOISE = re.compile(
-    r"\s*(\x1b\[\d+m)?(INFO|WARNING|DEBUG)\b|\s*(\x1b\[\d+m)?\(\w+ pid=|\t|.*(FutureWarning|warnings\.warn)"
+    r"\s*(\x1b\[\d+m)?(INFO|WARNING|DEBUG)\b|\s*(\x1b\[\d+m)?\((raylet|(\w+ )?pid=)|\t|.*(FutureWarning|warnings\.warn)"
     r"|Flower configuration not found|Using SuperLink|Successfully (started run|installed)"
 )
 ROUND = re.compile(r"(\S.*: )?round +\d+/\d+ ")

@@ -27,6 +27,8 @@ result: alone 36.0 %, FedAvg 62.0 %, FedProto 68.0 %; 96.5 MB exchanged
 results: /runs/mine
 report: /runs/mine/report.html
 \x1b[36m(ClientAppActor pid=17286)\x1b[0m \x1b[93mWARNING \x1b[0m:   Manually terminating ClientAppActor
+\x1b[36m(pid=11711)\x1b[0m     @     0x7fbb4485a050       7504  (unknown)
+\x1b[33m(raylet)\x1b[0m Tip: use `ray status` to view detailed cluster status.
 \x1b[92mINFO \x1b[0m:
 """.splitlines()
 OURS = [GOOD[11], GOOD[12], GOOD[13], GOOD[14], GOOD[15]]
