@@ -160,8 +160,6 @@ def _run_problems(run: RunSettings | None) -> list[str]:
         metric_names(run.metrics)
     except SettingsError as error:
         return [str(error)]
-    if odd := [name for name in names_in(run.baselines) if name not in CATALOG]:
-        return [f"baselines = {run.baselines!r}: {odd[0]!r}: choose from {', '.join(CATALOG)}, separated by commas"]
     if run.resume and not run.run_name:
         return ["resume = true: run-name must name the run that shall go on"]
     return []

@@ -22,8 +22,8 @@ from flwr.supercore.utils import get_flwr_home
 from protofl_common.catalog import CATALOG
 from protofl_common.config.options import Scalar, SettingsError
 from protofl_common.permissions import LIMITS, allowed_by
-from protofl_common.text import names_in
 from protofl_common.settings import app_folder, default_run_config
+from protofl_common.text import names_in
 from protofl_common.tools.site.bundle import bundle_hash
 from protofl_common.tools.site.client_process import INSTALLED
 from protofl_common.tools.site.node import node_config, site_folders, site_settings, supernode_options

@@ -9,11 +9,11 @@ from pathlib import Path
 from click import ClickException
 from flwr.common.config import parse_config_args
 
-from protofl_common.datasets.store import cache_root
 from protofl_common.config.options import Scalar, SettingsError
+from protofl_common.datasets.store import cache_root
 from protofl_common.permissions import LIMITED, allowed_by
-from protofl_common.text import names_in
 from protofl_common.settings import Settings, default_run_config, is_site
+from protofl_common.text import names_in
 
 
 def supernode_options(words: list[str]) -> argparse.Namespace:

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from protofl_common.files import remove
 from protofl_common.config.options import Scalar, SettingsError
+from protofl_common.files import remove
 from protofl_common.text import in_order
 from protofl_common.tools.site.node import site_folders
 
