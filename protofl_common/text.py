@@ -52,5 +52,5 @@ def without_paths(text: str) -> str:
     """
     for folder in (str(Path.cwd()), str(Path.home())):
         if len(folder) > 1:
-            text = text.replace(folder, "…")
+            text = re.sub(re.escape(folder) + r"(?![\w.-])", "…", text)
     return _FOLDERS.sub("…/", text)

@@ -23,6 +23,7 @@ def test_printable_is_short_and_plain() -> None:
         ("runs/mine/clients/site-1/3.safetensors", "runs/mine/clients/site-1/3.safetensors"),
         ("see https://flower.ai/docs/x and 3/4", "see https://flower.ai/docs/x and 3/4"),
         (f"{Path.home()}/my scans/a.png", "…/my scans/a.png"),
+        (f"{Path.cwd()}-of-jane/my scans/a.png", "…/my scans/a.png"),
         (f"{Path.cwd()}/runs", "…/runs"),
     ],
 )

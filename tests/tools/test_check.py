@@ -32,7 +32,7 @@ def test_what_cannot_be_read_is_an_error(argument: str) -> None:
 
 def test_a_partition_that_cannot_be_is_an_error() -> None:
     with pytest.raises(DataError):
-        check(['dataset="digits"'])
+        check(['dataset="digits" partition="feature-shift"'])
 
 
 def test_the_exit_status_tells(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
