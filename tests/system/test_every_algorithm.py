@@ -1,4 +1,4 @@
-"""`flwr run . --run-config 'algo="…"'` with every other key at its default: each algorithm, 2 and 10 SuperNodes."""
+"""Each algorithm by `flwr run .`: all in one short run; and alone with all defaults, by 2 and 10 SuperNodes (long)."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from protofl_common.catalog import CATALOG
+from protofl_common.run_folder import Summary, baseline_folder
 from tests.system.processes import Connection, superlink
 
 pytestmark = pytest.mark.system
@@ -21,22 +22,32 @@ def simulation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Connection]
         yield connection
 
 
-@pytest.mark.parametrize("algo", CATALOG)
-def test_the_defaults_work_on_flowers_own_two_supernodes(algo: str, simulation: Connection, tmp_path: Path) -> None:
-    check(algo, 2, (), simulation, tmp_path)
+def test_all_work_on_flowers_own_two_supernodes(simulation: Connection, tmp_path: Path) -> None:
+    """In one run, the others as its baselines: each has its two rounds of few samples."""
+    first, *others = CATALOG
+    config = f'algo="{first}" baselines="{",".join(others)}" out-dir="{tmp_path}" run-name="mine"'
+    output, status = simulation.run("--run-config", f"{config} rounds=2 train-samples=50", timeout=600)
+    assert status == "finished:completed", output
+    for folder in (tmp_path / "mine", *(baseline_folder(tmp_path / "mine", algo) for algo in others)):
+        check(folder, 2, 2)
 
 
 @pytest.mark.long
+@pytest.mark.parametrize(("clients", "options"), [(2, ()), (10, TEN)])
 @pytest.mark.parametrize("algo", CATALOG)
-def test_the_defaults_work_on_ten_supernodes(algo: str, simulation: Connection, tmp_path: Path) -> None:
-    check(algo, 10, TEN, simulation, tmp_path)
-
-
-def check(algo: str, clients: int, options: tuple[str, ...], simulation: Connection, folder: Path) -> None:
-    config = f'algo="{algo}" out-dir="{folder}" run-name="mine"'
+def test_the_defaults_work(
+    algo: str, clients: int, options: tuple[str, ...], simulation: Connection, tmp_path: Path
+) -> None:
+    config = f'algo="{algo}" out-dir="{tmp_path}" run-name="mine"'
     output, status = simulation.run(*options, "--run-config", config, timeout=600)
     assert status == "finished:completed", output
-    summary = json.loads((folder / "mine" / "summary.json").read_text())
-    assert (summary["rounds"], len(summary["clients"])) == (20, clients)
-    assert sum(summary["trouble"].values()) == 0, output
+    summary = check(tmp_path / "mine", 20, clients)
     assert all(figures["mean"] > 0.15 for figures in summary["accuracy"].values()), summary["accuracy"]
+
+
+def check(folder: Path, rounds: int, clients: int) -> Summary:
+    """The summary of a run that lost no reply."""
+    summary: Summary = json.loads((folder / "summary.json").read_text())
+    assert (summary["rounds"], len(summary["clients"])) == (rounds, clients)
+    assert sum(summary["trouble"].values()) == 0, summary["trouble"]
+    return summary
