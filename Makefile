@@ -33,12 +33,12 @@ reproduce: $(BIN)/.installed  ## every table for a CPU, in days; start it again 
 	$(BIN)/protofl table $(REPRODUCE:%=configs/tables/%.yaml) --data-dir '$(DATA_DIR)' $(ARGS)
 
 test: $(BIN)/.installed  ## unit tests and in-process federations, on all cores: minutes
-	$(BIN)/python -m pytest -n auto --dist worksteal -m 'not system and not long'
+	$(BIN)/python -m pytest -n auto --dist worksteal -m 'not system and not long' --durations=15
 
-test-system: $(BIN)/.installed  ## whole systems of real Flower processes, one after another: a quarter of an hour
-	$(BIN)/python -m pytest -m 'system and not long'
+test-system: $(BIN)/.installed  ## whole systems of real Flower processes, two files at once: they often wait; a quarter of an hour
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m 'system and not long' --durations=15
 
-test-long: $(BIN)/.installed  ## what takes minutes: every algorithm on ten SuperNodes
+test-long: $(BIN)/.installed  ## what takes minutes: every algorithm on two and ten SuperNodes
 	$(BIN)/python -m pytest -m long --durations=0
 
 coverage: $(BIN)/.installed  ## the lines that `make test` does not run
