@@ -26,7 +26,7 @@ def test_all_work_on_flowers_own_two_supernodes(simulation: Connection, tmp_path
     """In one run, the others as its baselines: each has its two rounds of few samples."""
     first, *others = CATALOG
     config = f'algo="{first}" baselines="{",".join(others)}" out-dir="{tmp_path}" run-name="mine"'
-    output, status = simulation.run("--run-config", f"{config} rounds=2 train-samples=50", timeout=600)
+    output, status = simulation.run("--run-config", f"{config} rounds=2 train-samples=20 test-samples=50", timeout=600)
     assert status == "finished:completed", output
     for folder in (tmp_path / "mine", *(baseline_folder(tmp_path / "mine", algo) for algo in others)):
         check(folder, 2, 2)

@@ -48,6 +48,7 @@ def test_make_run_shows_prototypes_ahead_of_fedavg_and_of_training_alone(tmp_pat
     assert found[0].partition(": ")[2] in (tmp_path / "first" / "report.html").read_text(encoding="utf-8")
 
 
+@pytest.mark.long  # the README's own commands do much the same in every gate
 def test_run_look_compare_export_predict(tmp_path: Path) -> None:
     runs, model, image = tmp_path / "runs", tmp_path / "model", tmp_path / "seven.png"
     where = f"out-dir={runs} rounds=4 local-epochs=5 partition=iid train-samples=200"

@@ -131,6 +131,7 @@ def test_the_pages_command_runs_resumes_and_leaves_models_that_predict(
     assert 0 < told["probability"] <= 1
 
 
+@pytest.mark.long
 def test_sites_take_part_where_their_operators_name_the_package(tmp_path: Path) -> None:
     settings = 'algo="moon" hparams="mu=1.0" arch="outside_moon.net:TinyViT" dataset="outside_moon.data:stripes"'
     settings += f' partition="iid" rounds=2 num-clients=2 threads=1 out-dir="{tmp_path / "runs"}"'
