@@ -94,6 +94,7 @@ def test_ctrl_c_stops_the_run_and_the_superlink(tmp_path: Path, temporary: Path)
     assert list(temporary.glob("protofl-*")) == []
 
 
+@pytest.mark.long
 def test_a_table_runs_and_is_not_repeated(tmp_path: Path, temporary: Path) -> None:
     (tmp_path / "small.yaml").write_text(
         "title: Small\nrecipe: fedproto-mnist-3way\nseeds: [1, 2]\n"

@@ -26,6 +26,7 @@ def write_site(folder: Path, digits: np.ndarray, labels: np.ndarray, inverted: b
         Image.fromarray(255 - pixels if inverted else pixels).resize((28, 28)).save(path)
 
 
+@pytest.mark.long
 def test_two_sites_with_their_own_data_and_models_learn_together(tmp_path: Path) -> None:
     digits = load_digits()
     for site, rows in (("north", slice(0, 300)), ("south", slice(300, 600))):
