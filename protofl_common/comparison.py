@@ -54,8 +54,8 @@ def counted(names: Iterable[str]) -> str:
 
 def sentence(runs: Sequence[Compared]) -> str:
     """``"alone 36.1 %, FedAvg 66.7 %, FedProto 73.4 %; 96 MB exchanged"``; the bytes are those of the run itself."""
-    told = ", ".join(f"{_called(one)} {one.accuracy:.1f} %" for one in runs)
-    return f"{told}; {human_bytes(runs[-1].bytes)} exchanged"
+    figures = ", ".join(f"{_called(one)} {one.accuracy:.1f} %" for one in runs)
+    return f"{figures}; {human_bytes(runs[-1].bytes)} exchanged"
 
 
 def _called(one: Compared) -> str:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from protofl_common.config.options import SettingsError
 from protofl_common.config.python_names import is_python_name, load
+from protofl_common.text import names_in
 
 Scores = NDArray[np.float64]
 Labels = NDArray[np.int64]
@@ -55,7 +56,7 @@ RECALL = "recall"
 
 def metric_names(text: str) -> tuple[str, ...]:
     """The names in the setting ``metrics``; SettingsError if one is no metric."""
-    names = tuple(filter(None, (name.strip() for name in text.split(","))))
+    names = names_in(text)
     known = [*METRICS, RECALL]
     if odd := [name for name in names if name not in known and not is_python_name(name)]:
         raise SettingsError(f"metrics = {text!r}: {odd[0]!r} is not one of {', '.join(known)}, or module:function")

@@ -79,7 +79,7 @@ def _not_named(
             yield f"{key}: {_NOT_ALLOWED} name {module} in allow-python (node config)"
     if str(config.get("dataset")).startswith("hf:") and not (config.get("data-dir") or allowed["allow-download"]):
         yield f"dataset = {config['dataset']!r}: {_NOT_ALLOWED} set data-dir, or allow-download=true"
-    for name in map(str.strip, str(config.get("backbones")).split(",")):
+    for name in names_in(config.get("backbones")):
         if not is_allowed(name, str(allowed["allow-backbones"])):
             yield f"backbones = {name!r}: {_NOT_ALLOWED} name it in allow-backbones (node config)"
     algorithms, algo = names_in(allowed["allow-algorithms"]), config.get("algo")
@@ -92,6 +92,6 @@ def _modules_named(config: Mapping[str, Scalar]) -> list[tuple[str, str]]:
     points = {} if (algo := str(config.get("algo"))) in CATALOG else installed()
     found = [(f"algo = {algo!r}", points[algo].module)] if algo in points else []
     for key in ("metrics", "dataset", "arch", "models", "fml.meme"):
-        names = filter(is_python_name, map(str.strip, str(config.get(key)).split(",")))
+        names = filter(is_python_name, names_in(config.get(key)))
         found += [(f"{key} = {name!r}", name.partition(":")[0]) for name in names if not name.startswith("hf:")]
     return found

@@ -91,8 +91,8 @@ def _messages(
         own = strategy.payload_for(site, common)
         packed = shared if own is common else pack_payload(own, down)
         outcome.bytes_down += payload_bytes(packed)
-        told = {"round": pack_instructions(instructions), **pack_baseline(strategy.federation.baseline)}
-        content = RecordDict({**packed, **told})
+        records = {"round": pack_instructions(instructions), **pack_baseline(strategy.federation.baseline)}
+        content = RecordDict({**packed, **records})
         messages.append(Message(content, strategy.federation.node_of[site], kind, group_id=str(instructions.round)))
     return outcome, messages
 

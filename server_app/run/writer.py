@@ -62,7 +62,7 @@ from server_app.run.tensorboard import Events
 from server_app.strategies.base import Strategy
 from server_app.validation.replies import Outcome
 
-MOST_TOLD = 20
+MOST_NAMED = 20
 """Sites that are named in one line."""
 RECENT = 3
 """Rounds whose mean duration tells how long the rest will take."""
@@ -295,8 +295,8 @@ def _shares(samples: dict[str, int]) -> str:
     """The largest first, and how many others there are."""
     largest = sorted(samples, key=samples.__getitem__, reverse=True)
     total = max(1, sum(samples.values()))
-    told = [f"{name} {100 * samples[name] / total:.1f} %" for name in largest[:MOST_TOLD]]
-    return ", ".join(told) + (f", and {len(largest) - MOST_TOLD} with less" if largest[MOST_TOLD:] else "")
+    shares = [f"{name} {100 * samples[name] / total:.1f} %" for name in largest[:MOST_NAMED]]
+    return ", ".join(shares) + (f", and {len(largest) - MOST_NAMED} with less" if largest[MOST_NAMED:] else "")
 
 
 def _client_row(report: Report) -> ClientRow:
