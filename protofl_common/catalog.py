@@ -275,14 +275,10 @@ class Algorithm:
     losses: tuple[str, ...] = ("cross-entropy",)
     """Names of the loss terms that its clients report."""
     averages_prototypes: bool = False
-    """The server takes a mean over the clients' prototypes of a class, so that ``merging`` may replace it."""
+    """The server takes a mean over the clients' prototypes of a class, which ``merging`` replaces; where it trains on
+    prototypes or clusters them, ``merging`` leaves out those far from the other clients' (`robust.py`)."""
     frozen_backbones: bool = False
     """Made for features of frozen backbones: they are used unless the settings say otherwise."""
-
-    @property
-    def averages(self) -> bool:
-        """Whether the server averages anything: prototypes, or weights, which it would take up for nothing else."""
-        return self.averages_prototypes or any(isinstance(entry, Weights) for entry in self.exchange.up.values())
 
     @property
     def reported_losses(self) -> tuple[str, ...]:

@@ -13,6 +13,7 @@ import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -197,10 +198,9 @@ def _hparams(config: Mapping[str, Scalar], tables: Mapping[str, Hparams | None],
 
 def _merging_problems(algo: str, row: Algorithm, config: Mapping[str, Scalar]) -> list[str]:
     merging = config.get("merging")
-    if merging == "mean" or merging not in MERGINGS or row.averages:
+    if merging == "mean" or merging not in MERGINGS or row.exchange.up:
         return []
-    able = ", ".join(name for name, one in CATALOG.items() if one.averages)
-    return [f"merging = {merging!r}: {algo} averages neither prototypes nor weights; choose mean, or an algo of {able}"]
+    return [f"merging = {merging!r}: in {algo} clients send nothing that a server could merge; choose mean"]
 
 
 def _frozen_problems(algo: str, row: Algorithm, config: Mapping[str, Scalar]) -> list[str]:
@@ -210,6 +210,7 @@ def _frozen_problems(algo: str, row: Algorithm, config: Mapping[str, Scalar]) ->
     return [f"backbones = 'none': {algo} sends cluster centres of their features; choose auto, or name backbones"]
 
 
+@cache
 def known_keys() -> list[str]:
     """Every key that the run configuration holds, algorithm tables included, in the order of ``pyproject.toml``."""
     general = [key for section in SECTIONS.values() for key in keys_of(section)]

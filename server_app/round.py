@@ -18,7 +18,7 @@ from protofl_common.wire.records import INFERENCES, Instructions, pack_baseline,
 from protofl_common.wire.schema import statistics_declared
 from server_app.sampling import sample_sites
 from server_app.strategies.base import Strategy
-from server_app.validation.replies import Expected, Outcome, Upload, bounded, in_proportion, take
+from server_app.validation.replies import Expected, Outcome, Upload, bounded, in_proportion, take, voted
 
 Send = Callable[[Sequence[Message], float], list[Message]]
 """(messages, timeout in seconds) -> the replies that came."""
@@ -44,7 +44,7 @@ def train_round(strategy: Strategy, run_name: str, number: int, send: Send) -> O
     if len(uploads) < settings.min_replies:
         outcome.void = f"{len(uploads)} valid replies, fewer than min-replies = {settings.min_replies}"
     else:
-        _merge(strategy, uploads, outcome)
+        _merge(strategy, voted(uploads, strategy.settings), outcome)
     outcome.seconds = {"exchange": arrived - start, "aggregate": time.monotonic() - arrived}
     return outcome
 

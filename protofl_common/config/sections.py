@@ -15,7 +15,7 @@ from protofl_common.config.python_names import PYTHON_NAME
 INSIGHT_LEVELS = ("none", "summary", "features")
 """What clients tell for the report (`insight.py`)."""
 MERGINGS = ("mean", "median", "trimmed-mean")
-"""How a server that averages the clients' prototypes or weights may do it (`robust.py`)."""
+"""What a server may do against clients whose prototypes or weights are unlike the others' (`robust.py`)."""
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,8 @@ Models              as FedAvg, weights N_k / N (Eq. 1)
 Prototypes (Eq. 4)  G^m = cluster means (FINCH, cosine) of the prototypes of class m of all clients
 
 ``global-clusters = "none"`` sends all local prototypes to everybody (Table 4), ``"average"`` their mean (Table 3).
-Deviations: a class that nobody sent in a round keeps its prototypes.
+Deviations: a class that nobody sent in a round keeps its prototypes. ``merging`` may put a median or trimmed mean in the
+place of FedAvg's mean, and leave out the P_k^m farthest from the other clients', with one vote per client and class.
 """
 
 from __future__ import annotations
