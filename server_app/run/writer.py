@@ -57,7 +57,7 @@ from protofl_common.text import as_file_name
 from protofl_common.wire.records import Report
 from server_app.run.artifacts import Recording
 from server_app.run.checkpoint import Checkpoint
-from server_app.run.console import class_strip, comparison_table, final_table, round_line, samples_line, say
+from server_app.run.console import class_strip, comparison_table, final_table, least_line, round_line, samples_line, say
 from server_app.run.tensorboard import Events
 from server_app.strategies.base import Strategy
 from server_app.validation.replies import Outcome
@@ -144,6 +144,8 @@ class Results:
             return
         say(f"{len(cards)} clients · {strategy.num_classes} classes · partition {self.settings.data.partition}")
         say(samples_line(cards, self.settings.data))
+        if line := least_line(cards, self.settings.data):
+            say(line)
         say(f"models: {archs} · devices: {devices}")
         if strip := class_strip(self.files.sites()):
             say(strip)
