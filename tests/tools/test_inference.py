@@ -18,7 +18,7 @@ from protofl_common.catalog import CATALOG
 from protofl_common.datasets import DataError
 from protofl_common.datasets.folders import read_image
 from protofl_common.models.calibration import class_scores, fit_temperature, unknown_above
-from protofl_common.models.trained import CARD, WEIGHTS
+from protofl_common.run_folder import CARD, WEIGHTS
 from protofl_common.tensorfile import read_tensors, write_tensors
 from protofl_common.tools.cli import main
 from protofl_common.tools.inference import Prediction, Predictor, TrainedModel

@@ -7,6 +7,7 @@ reads the files that a run leaves behind. It imports no Flower, but for `site`, 
 from __future__ import annotations
 
 import argparse
+import os
 import signal
 import sys
 from importlib import import_module
@@ -52,6 +53,9 @@ def main(arguments: list[str] | None = None) -> int:
         return int(_module(chosen.command).act(parsed(chosen.command, chosen.arguments)))
     except (SettingsError, DataError) as error:
         print(f"protofl: this cannot work\n{error}", file=sys.stderr)
+        return 1
+    except BrokenPipeError:  # whoever reads has seen enough, as `head` has
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except KeyboardInterrupt:
         print("\nprotofl: stopped", file=sys.stderr)

@@ -32,7 +32,8 @@ _UNKNOWN = f"share of inputs like the site's own that may be called unknown (def
 def act(arguments: argparse.Namespace) -> int:
     """Write the files and say what they are."""
     from protofl_common.models.calibration import unknown_above
-    from protofl_common.models.trained import CARD, WEIGHTS, TrainedModel
+    from protofl_common.models.trained import TrainedModel
+    from protofl_common.run_folder import CARD, WEIGHTS
 
     if not 0 <= arguments.unknown < 1:
         raise SettingsError(f"--unknown {arguments.unknown}: must be at least 0 and below 1")
