@@ -62,10 +62,10 @@ def input_of(folder: Path) -> tuple[tuple[int, ...], str]:
     return shape, kind
 
 
-def read_ahead(files: Sequence[Path], shape: tuple[int, ...], kind: str) -> Iterator[Samples]:
+def read_ahead(files: Sequence[Path], shape: tuple[int, ...], kind: str, *, fast: bool = False) -> Iterator[Samples]:
     """Batches of the samples of ``files``, in their order; threads begin with the first ones before this returns."""
     pool, rest = ThreadPoolExecutor(), iter(files)
-    read = partial(_read, shape=shape, kind=kind)
+    read = partial(_read, shape=shape, kind=kind, fast=fast)
     ahead = deque(pool.submit(read, file) for file in islice(rest, 2 * FILES))
 
     def batches() -> Iterator[Samples]:
@@ -88,12 +88,12 @@ def _joined(parts: list[Samples]) -> Samples:
     return Samples(names, np.concatenate(inputs) if inputs else None, problems)
 
 
-def _read(file: Path, shape: tuple[int, ...], kind: str) -> Samples:
+def _read(file: Path, shape: tuple[int, ...], kind: str, fast: bool) -> Samples:
     """The samples of a file, or why there are none: images one a file, others one a row of a file."""
     name = os.fsencode(file).decode(errors="backslashreplace")  # a name need not be text
     try:
         if kind == "uint8":
-            return Samples([name], _image(file, shape), {})
+            return Samples([name], _image(file, shape, fast), {})
         rows = _rows(file, shape, kind).astype(kind, casting="same_kind", copy=False)
         if rows.shape[1:] != shape:
             raise DataError(f"a sample is {list(rows.shape[1:])}; the model takes {list(shape)}")
@@ -102,9 +102,9 @@ def _read(file: Path, shape: tuple[int, ...], kind: str) -> Samples:
         return Samples([], None, {name: str(error) if isinstance(error, DataError) else repr(error)})
 
 
-def _image(file: Path, shape: tuple[int, ...]) -> Images:
+def _image(file: Path, shape: tuple[int, ...], fast: bool) -> Images:
     """uint8 [1, channels, size, size]: stretched to the model's size, and grey where it has seen grey images."""
-    colour = read_image(file, shape[1])[None]
+    colour = read_image(file, shape[1], fast=fast)[None]
     return colour if shape[0] == 3 else _grey(colour)
 
 

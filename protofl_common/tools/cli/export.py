@@ -41,7 +41,7 @@ def act(arguments: argparse.Namespace) -> int:
     if not 0 <= arguments.unknown < 1:
         raise SettingsError(f"--unknown {arguments.unknown}: must be at least 0 and below 1")
     run = run_named(str(arguments.run))
-    model = TrainedModel.read(_chosen(run, arguments.site, WEIGHTS))
+    model = TrainedModel.read(_chosen(run, arguments.site))
     limit = unknown_above(model.distances, arguments.unknown)
     written = [WEIGHTS, CARD, about.NAME]
     if arguments.onnx:
@@ -76,11 +76,16 @@ def _where(run: Path) -> str:
     )
 
 
-def _chosen(run: Path, site: str, name: str) -> Path:
+def models_in(run: Path) -> dict[str, Path]:
+    """Site -> the file of its trained model; SettingsError where there is none."""
+    if files := {file.parent.name: file for file in run.glob(f"clients/*/{WEIGHTS}")}:
+        return files
+    raise SettingsError(f"{run}: no trained models in it; {_where(run)}")
+
+
+def _chosen(run: Path, site: str) -> Path:
     """The file of the site's model."""
-    files = {file.parent.name: file for file in run.glob(f"clients/*/{name}")}
-    if not files:
-        raise SettingsError(f"{run}: no trained models in it; {_where(run)}")
+    files = models_in(run)
     names = ", ".join(in_order(files))
     if not site and len(files) > 1:
         raise SettingsError(f"{run} has the models of several sites; choose with --site: {names}")

@@ -41,6 +41,9 @@ def describe(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("files", type=Path, nargs="+", metavar="FILE", help=_FILES)
     parser.add_argument("--by", default="", help="head or prototype (default: what was right more often)")
     parser.add_argument("--out", type=Path, metavar="FILE", help="a row per sample into FILE.csv or FILE.parquet")
+    parser.add_argument(
+        "--fast", action="store_true", help="decode large JPEG files at a reduced size: nearly the same"
+    )
     parser.add_argument("--device", default="cpu", help="cpu, cuda, cuda:1, …")
     parser.add_argument("--allow-backbones", default="", metavar="NAMES", help=_BACKBONES)
     parser.add_argument("--json", action="store_true", help="a line of JSON per sample, and per file left out")
@@ -54,7 +57,7 @@ def act(arguments: argparse.Namespace) -> int:
     """Show or write a row per sample."""
     files = _files(arguments.files)
     warnings.filterwarnings("ignore", module="PIL")  # of odd metadata: what matters is whether pixels can be read
-    batches = read_ahead(files, *input_of(arguments.model))
+    batches = read_ahead(files, *input_of(arguments.model), fast=arguments.fast)
     from protofl_common.tools.inference.predictor import Predictor  # seconds, in which files are decoded already
 
     predictor = Predictor.load(arguments.model, arguments.device, arguments.allow_backbones)
