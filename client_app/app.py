@@ -21,6 +21,7 @@ from client_app.evaluation import Evaluation, evaluate
 from client_app.failures import reason_of
 from client_app.handover import hand_over
 from client_app.insight import insight_of
+from client_app.outgoing import outgoing, told_metrics
 from client_app.site import Site
 from client_app.state import ClientState, StateFolder
 from protofl_common.prototypes import Prototypes, chosen
@@ -81,7 +82,7 @@ def _train_round(message: Message, context: Context) -> RecordDict:
     with clock("train"):
         losses = algorithm.fit()
     with clock("prototypes"):
-        upload = algorithm.upload()
+        upload = outgoing(algorithm.upload(), site, instructions.round)
     with clock("save"):
         if tensors := algorithm.packed_state():
             states.save(ClientState(instructions.round, site.arch, tensors))
@@ -103,7 +104,8 @@ def _final_evaluation(message: Message, context: Context) -> RecordDict:
     with clock("save"):
         hand_over(site, algorithm, states, prototypes, evaluation.correct, instructions)
         states.finish(instructions.round)
-    content = pack_payload(Payload(insight=statistics), statistics_declared(site.insight))
+    upload = outgoing(Payload(insight=statistics), site, instructions.round)
+    content = pack_payload(upload, statistics_declared(site.insight))
     content["report"] = pack_report(_report(site, instructions, evaluation, {}, clock), (), site.metrics)
     return content
 
@@ -154,7 +156,7 @@ def _report(
         train_samples=len(site.data.train_labels),
         test_samples=len(site.data.test_labels),
         correct=evaluation.correct,
-        metrics=evaluation.metrics,
+        metrics=told_metrics(evaluation.metrics, site),
         losses=losses,
         seconds=clock.seconds,
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 
@@ -23,6 +24,8 @@ from protofl_common.evaluation_metrics import declared_metrics
 from protofl_common.models.build import check_model
 from protofl_common.models.initial import initial_model
 from protofl_common.models.split import SplitModel
+from protofl_common.privacy.release import noised_images
+from protofl_common.seeding import derive_seed
 from protofl_common.settings import Settings, baseline_config, is_site
 from protofl_common.text import is_site_name
 from protofl_common.wire.limits import Limits, RefusedMessage, Template
@@ -68,24 +71,29 @@ class Site:
         """What this site tells for the report, of what the run asks for (`protofl_common.insight`).
 
         A site with data of its own (a ``data-dir`` in its node config, no partition of a common data set) tells
-        nothing unless its node config says ``insight=true``; with ``insight=false`` no site does.
+        nothing unless its node config says ``insight=true``; with ``insight=false`` no site does. Features are of
+        single samples: none with ``min-class-samples``.
         """
         own = "data-dir" in node or "partition-id" not in node or self.settings.data.partition == "own"
         willing = node.get("insight", not own)
         if not isinstance(willing, bool):
             raise SettingsError(f"node-config: insight = {willing!r} must be true or false")
-        return self.settings.run.insight if willing else "none"
+        level = self.settings.run.insight if willing else "none"
+        single = level == "features" and self.settings.privacy.min_class_samples > 1
+        return "none" if single else level
 
     @cached_property
     def data(self) -> ClientData:
-        """This site's share of the data, as it is stored."""
-        return open_client_data(
+        """This site's share of the data, as it is stored; with ``image-noise``, its training images with noise."""
+        data = open_client_data(
             self.settings.data,
             seed=self.settings.run.seed,
             partition=self.partition,
             num_partitions=max(1, self.num_partitions),
             domain=self.wanted_domain,
         )
+        noise, seed = self.settings.privacy.image_noise, derive_seed(self.settings.run.seed, "image-noise", self.name)
+        return data if noise == "none" else replace(data, train_inputs=noised_images(data.train_inputs, noise, seed))
 
     def load_data(self) -> None:
         """Read both sets now."""
@@ -181,9 +189,12 @@ class Site:
         )
 
     def _held(self) -> tuple[int, ...]:
-        """Labels of the training samples, as its prototypes or label counts will tell them."""
-        labels = np.unique(self.data.train_labels)
-        return tuple(labels[labels != UNLABELLED].tolist())
+        """Labels of the training samples, as its prototypes or label counts will tell them; SettingsError for none."""
+        least, labels_N = self.settings.privacy.min_class_samples, self.data.train_labels
+        labels, counts = np.unique(labels_N[labels_N != UNLABELLED], return_counts=True)
+        if not len(found := labels[counts >= least].tolist()):
+            raise SettingsError(f"min-class-samples = {least}: this client has no class of as many training samples")
+        return tuple(found)
 
 
 def _whole(node: Mapping[str, object], key: str, default: int) -> int:

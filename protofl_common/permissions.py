@@ -28,6 +28,8 @@ LIMITED = {
     "image-size": "max-image-size",
 }
 """Settings of a run -> their limit at a site."""
+DEMANDS = ("min-class-samples",)
+"""What a site wants of a run beyond what the run offers."""
 _NOT_ALLOWED = "not allowed on this site; its operator may"
 
 
@@ -35,6 +37,17 @@ def allowed_by(node: Mapping[str, Scalar]) -> dict[str, Scalar]:
     """Every permission and limit of a site: what its node config says, else the default."""
     defaults = PERMISSIONS | LIMITS
     return defaults | {key: node[key] for key in defaults if key in node}
+
+
+def demanded(node: Mapping[str, Scalar], config: dict[str, Scalar]) -> list[str]:
+    """Raise ``config`` to what the site demands; a line for each demand that is none, or that the run does not meet."""
+    least = node.get("min-class-samples", 1)
+    if type(least) is not int or least < 1:
+        return [f"node-config: min-class-samples = {least!r} must be a whole number at least 1"]
+    asked = config.get("min-class-samples")
+    if type(asked) is int:
+        config["min-class-samples"] = max(asked, least)
+    return []
 
 
 def permission_problems(node: Mapping[str, Scalar], config: Mapping[str, Scalar]) -> list[str]:

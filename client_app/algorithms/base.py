@@ -124,7 +124,10 @@ class ClientAlgorithm(Generic[H]):
     # -- after training ------------------------------------------------------------------------------------------
 
     def upload(self) -> Payload:
-        """What goes to the server after training; the catalog's row says what may."""
+        """What goes to the server after training; the catalog's row says what may.
+
+        Prototypes come with their counts, which `outgoing.py` needs, and takes away where the row declares none.
+        """
         return Payload()
 
     def weights(self, name: str = "weights") -> StateDict:

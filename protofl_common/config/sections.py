@@ -5,6 +5,7 @@ This folder imports nothing else of the project. What values must mean together 
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from protofl_common.config.architectures import ARCHITECTURES, GROUPS, HEADS, ORTHOGONAL_SHARED
@@ -16,6 +17,7 @@ INSIGHT_LEVELS = ("none", "summary", "features")
 """What clients tell for the report (`insight.py`)."""
 MERGINGS = ("mean", "median", "trimmed-mean")
 """How a server that averages the clients' prototypes or weights may do it (`robust.py`)."""
+NOISE = re.compile(r"(gaussian|laplace) \d*\.?\d+ 0*\.?\d+")
 
 
 @dataclass(frozen=True)
@@ -118,6 +120,15 @@ class TrainingSettings:
 
 
 @dataclass(frozen=True)
+class PrivacySettings:
+    """What protects a client's data, beside that they stay where they are (`privacy`)."""
+
+    min_class_samples: int = option(minimum=1)
+    prototype_noise: str = option(choices=("none",), or_like=NOISE, or_words="gaussian S P, laplace S P")
+    image_noise: str = option(choices=("none",), or_like=NOISE, or_words="gaussian S P, laplace S P")
+
+
+@dataclass(frozen=True)
 class MachineSettings:
     """The machine a client runs on."""
 
@@ -132,6 +143,7 @@ SECTIONS: dict[str, type] = {
     "data": DataSettings,
     "model": ModelSettings,
     "training": TrainingSettings,
+    "privacy": PrivacySettings,
     "machine": MachineSettings,
 }
 

@@ -53,7 +53,7 @@ class FedPLVM(FedAvg[FedPLVMHparams]):
         method = self.hparams.global_clusters
         if method == "none":
             return Prototypes(means_PD, labels_P)
-        return cluster_classes(means_PD, labels_P, method, self.hparams.kmeans_clusters)
+        return cluster_classes(means_PD, labels_P, method, self.hparams.kmeans_clusters).without_counts()
 
     @property
     def global_prototypes(self) -> Prototypes | None:
