@@ -14,6 +14,7 @@ from typing import Any
 from flwr.app import Context, Error, Message, MessageType, RecordDict
 from flwr.clientapp import ClientApp
 
+from client_app.account import charge
 from client_app.algorithms import client_half
 from client_app.algorithms.base import ClientAlgorithm
 from client_app.eager import without_compiler
@@ -66,6 +67,8 @@ def _introduction(message: Message, context: Context) -> RecordDict:
     site = Site(context, unpack_baseline(message.content))
     exchange = site.settings.exchange
     algorithm = client_half(site.settings.row)(site, 0)
+    if site.plan is not None:
+        algorithm.step()  # refuses what DP-SGD cannot train
     weights = {**algorithm.templates(exchange.down), **algorithm.templates(exchange.up)}
     return RecordDict({"site": pack_site_card(site.card(weights))})
 
@@ -79,6 +82,7 @@ def _train_round(message: Message, context: Context) -> RecordDict:
     if instructions.evaluate:
         with clock("evaluate"):
             evaluation = _evaluate(site, algorithm, _predicting(site, algorithm))
+    charge(site, instructions)
     with clock("train"):
         losses = algorithm.fit()
     with clock("prototypes"):
@@ -157,7 +161,7 @@ def _report(
         test_samples=len(site.data.test_labels),
         correct=evaluation.correct,
         metrics=told_metrics(evaluation.metrics, site),
-        losses=losses,
+        losses=losses if site.settings.privacy.dp == "none" else {},
         seconds=clock.seconds,
     )
 

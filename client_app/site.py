@@ -24,6 +24,8 @@ from protofl_common.evaluation_metrics import declared_metrics
 from protofl_common.models.build import check_model
 from protofl_common.models.initial import initial_model
 from protofl_common.models.split import SplitModel
+from protofl_common.permissions import required_dp
+from protofl_common.privacy.plan import Plan
 from protofl_common.privacy.release import noised_images
 from protofl_common.seeding import derive_seed
 from protofl_common.settings import Settings, baseline_config, is_site
@@ -59,6 +61,7 @@ class Site:
             made_of = "ASCII letters, digits, '.', '_' and '-', and begin with a letter or digit"
             raise SettingsError(f"node-config: site-name = {self.name!r} must be made of at most 100 {made_of}")
         self.run_id, self.real = context.run_id, is_site(node)
+        self.required_dp = required_dp(node)
         self.wanted_domain = str(node.get("domain", ""))
         self.insight = self._insight(node)
         alike = self.settings.exchange.needs_one_architecture
@@ -134,6 +137,11 @@ class Site:
         )
         return model.to(self.device)
 
+    @cached_property
+    def plan(self) -> Plan | None:
+        """How what this site sends is made private; None where it is not."""
+        return self.settings.plan(len(self.data.train_labels))
+
     @property
     def num_classes(self) -> int:
         """C, of the whole data set."""
@@ -158,10 +166,20 @@ class Site:
             raise RefusedMessage(f"round.round is {instructions.round} in a run of {rounds} rounds")
         if lineage.run_id != self.run_id:
             raise RefusedMessage(f"round.lineage is {lineage.text!r} in the Flower run {self.run_id}")
-        machine = self.settings.machine
-        root = Path(machine.state_dir) if machine.state_dir else Path(self.settings.run.out_dir)
         use = f"{self.settings.run.algo} ({digest(repr(self.settings.exchange))})"
-        return StateFolder(root / instructions.run_name / "clients", self.name, lineage, wary=self.real, use=use)
+        folder = self._state_root / instructions.run_name / "clients"
+        return StateFolder(folder, self.name, lineage, wary=self.real, use=use)
+
+    def account_file(self, run_name: str) -> Path:
+        """Where this site notes what its privacy has cost: one file for all runs; in a simulation, one for each."""
+        if self.real:
+            return self._state_root / "privacy" / f"{self.name}.json"
+        return self._state_root / run_name / "clients" / self.name / "privacy.json"
+
+    @property
+    def _state_root(self) -> Path:
+        machine = self.settings.machine
+        return Path(machine.state_dir) if machine.state_dir else Path(self.settings.run.out_dir)
 
     def card(self, weights: Mapping[str, Template]) -> SiteCard:
         """How this site introduces itself; ``weights``: the arrays of each entry of weights that it exchanges.
@@ -190,6 +208,8 @@ class Site:
 
     def _held(self) -> tuple[int, ...]:
         """Labels of the training samples, as its prototypes or label counts will tell them; SettingsError for none."""
+        if self.settings.privacy.dp == "sample":
+            return tuple(range(self.num_classes))  # which of them it has is told with noise only
         least, labels_N = self.settings.privacy.min_class_samples, self.data.train_labels
         labels, counts = np.unique(labels_N[labels_N != UNLABELLED], return_counts=True)
         if not len(found := labels[counts >= least].tolist()):

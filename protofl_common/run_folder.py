@@ -74,6 +74,7 @@ RoundRow = TypedDict(
         "seconds": Seconds,
         "metrics": NotRequired[Accuracies],
         "server": NotRequired[dict[str, float]],
+        "epsilon": NotRequired[float],
     },
 )
 
@@ -114,6 +115,7 @@ Summary = TypedDict(
     "Summary",
     {
         "format": NotRequired[int],
+        "epsilon": NotRequired[float],
         "algorithm": str,
         "dataset": str,
         "partition": str,

@@ -44,8 +44,9 @@ from protofl_common.config.sections import (
 from protofl_common.evaluation_metrics import metric_names
 from protofl_common.permissions import DEMANDS, LIMITS, PERMISSIONS, demanded, permission_problems
 from protofl_common.plugins import algorithm_named, read_hparams
+from protofl_common.privacy.plan import NOT_COVERED, Plan, plan_of
 from protofl_common.text import is_plain_name, names_in
-from protofl_common.wire.schema import Exchange, Vectors
+from protofl_common.wire.schema import Counts, Exchange, Vectors
 
 PARTITION_KEYS = ("partition-id", "num-partitions")
 """All that the node config of a simulated client has."""
@@ -97,6 +98,15 @@ class Settings:
         if named == "auto":
             return tuple(EMBEDDED) if self.row.frozen_backbones else ()
         return () if named == "none" else parse_backbones(named)
+
+    def plan(self, samples: int) -> Plan | None:
+        """How the messages of a client with so many training samples are made private; None where they are not."""
+        sent, rounds = self.exchange.up.values(), self.run.rounds
+        if self.privacy.dp == "none" or not sent:
+            return None
+        tables = sum(isinstance(one, Vectors | Counts) for one in sent) if self.privacy.dp == "sample" else 0
+        of_rounds = tuple(tables * self.hparams.due(number, rounds) for number in range(1, rounds + 1))
+        return plan_of(self.privacy, samples, self.training.batch_size, self.training.local_epochs, of_rounds)
 
     def architecture(self, client: int, named: str = "") -> str:
         """What a client trains: the projection behind frozen backbones, else what is ``named``, else the group's."""
@@ -192,7 +202,7 @@ def _hparams(config: Mapping[str, Scalar], tables: Mapping[str, Hparams | None],
             raise SettingsError(f"hparams = {text!r}: only for algorithms of other packages; set {algo}.KEY instead")
         problems += _merging_problems(algo, row, config) + _frozen_problems(algo, row, config)
         hparams = tables[algo] if algo in CATALOG else read_hparams(row, text)
-        problems += _noise_problems(algo, row, hparams, config)
+        problems += _noise_problems(algo, row, hparams, config) + _dp_problems(algo, config)
         return hparams
     except SettingsError as error:
         problems.append(str(error))
@@ -219,6 +229,25 @@ def _noise_problems(algo: str, row: Algorithm, hparams: Hparams | None, config: 
     if noise == "none" or not any(isinstance(entry, Vectors) and entry.probabilities for entry in sent):
         return []
     return [f"prototype-noise = {noise!r}: {algo} sends class probabilities, which noise would make none; choose none"]
+
+
+def _dp_problems(algo: str, config: Mapping[str, Scalar]) -> list[str]:
+    """What differential privacy cannot hold, by name."""
+    dp = config.get("dp")
+    if dp == "none":
+        return []
+    reasons = NOT_COVERED | ({} if algo in CATALOG else {algo: "what another package's code makes"})
+    found = []
+    if algo in reasons and not (dp == "weights" and algo == "fedplvm"):
+        able = ", ".join(name for name in CATALOG if name not in NOT_COVERED)
+        found.append(f"dp = {dp!r}: {algo} sends {reasons[algo]}, which it does not cover; choose among {able}")
+    if config.get("fedpcl.loss") == "supcon" and algo == "fedpcl":
+        found.append(f"dp = {dp!r}: fedpcl.loss = 'supcon' compares samples, whose gradients are then no sample's own")
+    if config.get("positive-rate") != 1.0:
+        found.append(f"dp = {dp!r}: positive-rate below 1 compares samples; set 1.0")
+    if config.get("insight") != "none":
+        found.append(f"dp = {dp!r}: insight = {config.get('insight')!r} tells exact numbers; set none")
+    return found
 
 
 def known_keys() -> list[str]:

@@ -60,6 +60,7 @@ CASES: dict[str, tuple[dict[str, Any], Any]] = {
     "head": ({}, "orthogonal-frozen"),
     "initial-weights": ({}, "shared"),
     "backbones": ({}, "glyphs"),
+    "norm": ({"models": "resnet4-imagenet-stem"}, "group"),
     "local-epochs": ({}, 2),
     "batch-size": ({}, 4),
     "drop-last": ({"batch_size": 8}, True),
@@ -107,6 +108,7 @@ ELSEWHERE = {
     "num-clients min-replies join-timeout round-timeout": "test_federation, test_communication: who is waited for",
     "bind-sites max-silent-rounds": "test_faults: who may be a site, and who is left out",
     "data-dir download cache-dir classes test-from text-length": "tests/protofl_common/datasets: they need files",
+    "dp dp-epsilon dp-delta dp-noise dp-clip dp-feature-clip": "test_privacy, tests/…/privacy: their noise has no seed",
     "eval-batch-size": "test_evaluation: any value gives the same figures, up to rounding",
     "device threads state-dir": "test_federation, tests/system: the client's machine",
 }

@@ -99,13 +99,14 @@ class ModelSettings:
     head: str = option(choices=(*HEADS, ORTHOGONAL_SHARED))
     initial_weights: str = option(choices=("own", "shared"))
     backbones: str = option()
+    norm: str = option(choices=("batch", "group"))
 
 
 @dataclass(frozen=True)
 class TrainingSettings:
     """Local training and evaluation."""
 
-    local_epochs: int = option(minimum=1)
+    local_epochs: int = option(minimum=0)
     batch_size: int = option(minimum=1)
     drop_last: bool = option()
     optimizer: str = option(choices=("sgd", "adam"))
@@ -126,6 +127,12 @@ class PrivacySettings:
     min_class_samples: int = option(minimum=1)
     prototype_noise: str = option(choices=("none",), or_like=NOISE, or_words="gaussian S P, laplace S P")
     image_noise: str = option(choices=("none",), or_like=NOISE, or_words="gaussian S P, laplace S P")
+    dp: str = option(choices=("none", "sample", "weights"))
+    dp_epsilon: float = option(above=0)
+    dp_delta: float = option(above=0, maximum=0.1)
+    dp_noise: float = option(minimum=0)
+    dp_clip: float = option(above=0)
+    dp_feature_clip: float = option(above=0)
 
 
 @dataclass(frozen=True)

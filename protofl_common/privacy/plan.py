@@ -7,8 +7,9 @@ noise (`release.py`); both see its training data. All rounds are composed (`acco
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 
 from protofl_common.config.sections import PrivacySettings
 from protofl_common.privacy.accountant import Mechanism, epsilon, least_noise
@@ -32,17 +33,21 @@ class Plan:
     """What the messages of one client cost."""
 
     privacy: PrivacySettings
+    samples: int
+    """N, its training samples."""
     rate: float
-    """q: the part of its training samples that is expected in a batch."""
-    steps: int
-    """Of DP-SGD in a round; 0 where nothing is trained that leaves."""
+    """q: the part of them that is expected in a batch."""
+    batches: int
+    """Steps of DP-SGD in an epoch."""
+    epochs: int
+    """In a round."""
     tables: tuple[int, ...]
     """How many tables of classes it sends, for each round of the run."""
 
     @property
-    def expected(self) -> str:
-        """The budget, for messages."""
-        return f"dp-epsilon = {self.privacy.dp_epsilon:g}"
+    def steps(self) -> int:
+        """Of DP-SGD in a round."""
+        return self.batches * self.epochs
 
     @cached_property
     def table_noise(self) -> float:
@@ -51,17 +56,17 @@ class Plan:
             return self.privacy.dp_noise
         most = self.privacy.dp_epsilon * (TABLES_SHARE if self.steps else 1)
         sent = sum(self.tables)
-        return least_noise(lambda noise: [Mechanism(1.0, noise, sent)], self.privacy.dp_delta, most, self.expected)
+        return self._least(lambda noise: [Mechanism(1.0, noise, sent)], most)
 
     @cached_property
     def noise(self) -> float:
         """σ of DP-SGD: as given, or what the budget leaves for all rounds."""
         if self.privacy.dp_noise or not self.steps:
             return self.privacy.dp_noise
-        rounds = len(self.tables)
-        return least_noise(
-            lambda noise: self._spent(rounds, noise), self.privacy.dp_delta, self.privacy.dp_epsilon, self.expected
-        )
+        return self._least(lambda noise: self._spent(len(self.tables), noise), self.privacy.dp_epsilon)
+
+    def _least(self, spent: Callable[[float], list[Mechanism]], most: float) -> float:
+        return least_noise(spent, self.privacy.dp_delta, most, f"dp-epsilon = {self.privacy.dp_epsilon:g}")
 
     def spent(self, rounds: int) -> list[Mechanism]:
         """What ``rounds`` rounds from the first cost; rounds that were repeated count as further ones at the end."""
@@ -81,9 +86,8 @@ class Plan:
         return [one for one in (training, Mechanism(1.0, self.table_noise, tables)) if one.times]
 
 
-def plan_of(
-    privacy: PrivacySettings, samples: int, batch_size: int, epochs: int, tables: tuple[int, ...]
-) -> Plan:
-    """The plan of a client with ``samples`` training samples; an epoch has as many steps as it has batches."""
+@cache
+def plan_of(privacy: PrivacySettings, samples: int, batch_size: int, epochs: int, tables: tuple[int, ...]) -> Plan:
+    """The plan of a client with ``samples`` training samples."""
     batches = max(1, math.ceil(samples / batch_size))
-    return Plan(privacy, min(1.0, batch_size / max(1, samples)), epochs * batches, tables)
+    return Plan(privacy, samples, min(1.0, batch_size / max(1, samples)), batches, epochs, tables)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -54,3 +56,50 @@ def noised_images(images: Inputs, noise: str, seed: int) -> Images:
         raise DataError(f"image-noise = {noise!r}: only images take it; a sample is {described(images)}; set none")
     values = noised(torch.from_numpy(images / np.float32(127.5) - 1), noise, seed)
     return np.asarray(((values + 1) * 127.5).round().clamp(0, 255).byte().numpy())
+
+
+def fresh_draw() -> np.random.Generator:
+    """Random numbers from the system's entropy, which no seed tells: private noise must not be repeatable."""
+    return np.random.default_rng()
+
+
+def private_class_means(
+    features_ND: Tensor, labels_N: Tensor, num_classes: int, clip: float, noise: float, draw: np.random.Generator
+) -> Prototypes:
+    """Class means and counts of a table [C, D + 1] of sums and counts with Gaussian noise of multiplier ``noise``.
+
+    A sample adds (its features cut to the length ``clip`` and divided by it, 1) / √2 to its class, of length 1 at most.
+    What follows looks at the noisy table alone: classes whose count is not clear of the noise (twice its deviation) are
+    left out, but for the largest; means longer than ``clip`` are cut to it; counts add up to N at most.
+    """
+    spread = math.sqrt(2) * noise
+    unit_ND = _cut(features_ND.double() / clip)
+    rows_NE = torch.cat([unit_ND, torch.ones(len(unit_ND), 1, dtype=torch.float64)], dim=1)
+    table_CE = torch.zeros(num_classes, rows_NE.shape[1], dtype=torch.float64).index_add_(0, labels_N, rows_NE)
+    table_CE += spread * torch.from_numpy(draw.standard_normal(tuple(table_CE.shape)))
+    counts_C = bounded_counts(table_CE[:, -1], len(labels_N))
+    clear_C = (counts_C > 0) & (table_CE[:, -1] >= 2 * spread)
+    clear_C[counts_C.argmax()] = True
+    means_PD = clip * _cut(table_CE[clear_C, :-1] / table_CE[clear_C, -1:].clamp(min=1))
+    return Prototypes(means_PD.float(), clear_C.nonzero().flatten(), counts_C[clear_C])
+
+
+def private_counts(counts_C: Tensor, noise: float, draw: np.random.Generator) -> Tensor:
+    """Counts [C] with Gaussian noise of multiplier ``noise``: a sample adds 1 to one of them."""
+    noisy_C = counts_C.double() + noise * torch.from_numpy(draw.standard_normal(len(counts_C)))
+    return bounded_counts(noisy_C, int(counts_C.sum()))
+
+
+def bounded_counts(noisy_C: Tensor, samples: int) -> Tensor:
+    """Whole numbers from 0 that add up to ``samples`` at most; the largest is 1 at least."""
+    positive_C = noisy_C.clamp(min=0)
+    scaled_C = positive_C * min(1.0, samples / max(1.0, float(positive_C.sum())))
+    rounded_C = scaled_C.round()
+    counts_C = (rounded_C if float(rounded_C.sum()) <= samples else scaled_C.floor()).long()
+    counts_C[noisy_C.argmax()] = max(1, int(counts_C[noisy_C.argmax()]))
+    return counts_C
+
+
+def _cut(rows_ND: Tensor) -> Tensor:
+    """Rows longer than 1 made that long."""
+    return rows_ND / torch.linalg.vector_norm(rows_ND, dim=1, keepdim=True).clamp(min=1)

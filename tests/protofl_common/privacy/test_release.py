@@ -7,7 +7,15 @@ import pytest
 import torch
 
 from protofl_common.datasets.raw import DataError
-from protofl_common.privacy.release import large_enough, noised, noised_images
+from protofl_common.privacy import release
+from protofl_common.privacy.release import (
+    fresh_draw,
+    large_enough,
+    noised,
+    noised_images,
+    private_class_means,
+    private_counts,
+)
 from protofl_common.prototypes import Prototypes
 
 CLUSTERS = Prototypes(
@@ -46,3 +54,47 @@ def test_noised_images_are_bytes_about_middle_grey() -> None:
     assert float(found.std()) == pytest.approx(0.2 * 127.5, rel=0.05)
     with pytest.raises(DataError, match=r"image-noise = 'gaussian 0.2 0.5': only images"):
         noised_images(np.zeros((3, 4), np.float32), "gaussian 0.2 0.5", seed=1)
+
+
+FEATURES = torch.tensor([[3.0, 4.0], [0.3, 0.4], [0.0, 2.0], [1.0, 0.0]], dtype=torch.float32)
+LABELS = torch.tensor([0, 0, 1, 2])
+
+
+def test_class_means_of_cut_features_by_hand() -> None:
+    """Lengths 5, 0.5, 2 and 1, cut to 1; the noise is too small to be seen."""
+    found = private_class_means(FEATURES, LABELS, 4, clip=1.0, noise=1e-6, draw=np.random.default_rng(0))
+    torch.testing.assert_close(found.means, torch.tensor([[0.45, 0.6], [0.0, 1.0], [1.0, 0.0]]), atol=1e-4, rtol=0)
+    assert found.labels.tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize("clip", [1.0, 3.0])
+def test_the_noise_of_a_table_has_the_size_that_the_accountant_assumes(
+    clip: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A sample changes the sums over clip, beside the counts, by √2 at most: so much times the multiplier."""
+    draw, sigma, n, dim = np.random.default_rng(0), 3.0, 4000, 50
+    features, labels = torch.zeros(n, dim), torch.zeros(n, dtype=torch.int64)
+    found = [private_class_means(features, labels, 1, clip, sigma, draw) for _ in range(40)]
+    means = torch.cat([one.means for one in found])
+    assert float(means.std()) == pytest.approx(clip * 2**0.5 * sigma / n, rel=0.05)
+    monkeypatch.setattr(release, "bounded_counts", lambda noisy, samples: noisy)
+    assert float(private_counts(torch.full((4000,), n), sigma, draw).std()) == pytest.approx(sigma, rel=0.05)
+
+
+def test_a_class_that_nobody_has_is_rarely_told_and_one_is_always() -> None:
+    draw, labels = np.random.default_rng(0), torch.zeros(100, dtype=torch.int64)
+    told = [private_class_means(torch.ones(100, 2), labels, 10, 1.0, 4.0, draw).labels.tolist() for _ in range(50)]
+    assert all(0 in one for one in told)
+    assert sum(len(one) - 1 for one in told) < 0.05 * 9 * 50
+    assert len(private_class_means(torch.ones(3, 2), labels[:3], 10, 1.0, 500.0, draw)) >= 1
+
+
+def test_counts_never_add_up_to_more_than_the_samples() -> None:
+    for seed in range(30):
+        counts = private_counts(torch.tensor([3, 0, 1, 0]), 5.0, np.random.default_rng(seed))
+        assert 1 <= int(counts.sum()) <= 4
+        assert int(counts.min()) >= 0
+
+
+def test_private_noise_is_not_that_of_a_seed() -> None:
+    assert fresh_draw().random() != fresh_draw().random()
