@@ -32,6 +32,10 @@ class Hparams:
         """What is exchanged under these hyper-parameters; the default: all that the row declares."""
         return declared
 
+    def due(self, server_round: int, rounds: int) -> bool:
+        """Whether clients send prototypes in this round of ``rounds``; both halves ask here."""
+        return True
+
 
 @dataclass(frozen=True)
 class AlignmentHparams(Hparams):

@@ -78,6 +78,7 @@ RoundRow = TypedDict(
         "seconds": Seconds,
         "metrics": NotRequired[Accuracies],
         "server": NotRequired[dict[str, float]],
+        "epsilon": NotRequired[float],
     },
 )
 
@@ -118,6 +119,7 @@ Summary = TypedDict(
     "Summary",
     {
         "format": NotRequired[int],
+        "epsilon": NotRequired[float],
         "algorithm": str,
         "dataset": str,
         "partition": str,

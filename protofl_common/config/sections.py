@@ -5,6 +5,7 @@ This folder imports nothing else of the project. What values must mean together 
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from protofl_common.config.architectures import ARCHITECTURES, GROUPS, HEADS, ORTHOGONAL_SHARED
@@ -16,6 +17,7 @@ INSIGHT_LEVELS = ("none", "summary", "features")
 """What clients tell for the report (`insight.py`)."""
 MERGINGS = ("mean", "median", "trimmed-mean")
 """What a server may do against clients whose prototypes or weights are unlike the others' (`robust.py`)."""
+NOISE = re.compile(r"(gaussian|laplace) \d*\.?\d+ 0*\.?\d+")
 
 
 @dataclass(frozen=True)
@@ -97,13 +99,14 @@ class ModelSettings:
     head: str = option(choices=(*HEADS, ORTHOGONAL_SHARED))
     initial_weights: str = option(choices=("own", "shared"))
     backbones: str = option()
+    norm: str = option(choices=("batch", "group"))
 
 
 @dataclass(frozen=True)
 class TrainingSettings:
     """Local training and evaluation."""
 
-    local_epochs: int = option(minimum=1)
+    local_epochs: int = option(minimum=0)
     batch_size: int = option(minimum=1)
     drop_last: bool = option()
     optimizer: str = option(choices=("sgd", "adam"))
@@ -115,6 +118,21 @@ class TrainingSettings:
     predict_among: str = option(choices=("all", "own"))
     pu_weight: float = option(minimum=0)
     pu_risk: str = option(choices=("unbiased", "non-negative"))
+
+
+@dataclass(frozen=True)
+class PrivacySettings:
+    """What protects a client's data, beside that they stay where they are (`privacy`)."""
+
+    min_class_samples: int = option(minimum=1)
+    prototype_noise: str = option(choices=("none",), or_like=NOISE, or_words="gaussian S P, laplace S P")
+    image_noise: str = option(choices=("none",), or_like=NOISE, or_words="gaussian S P, laplace S P")
+    dp: str = option(choices=("none", "sample", "weights"))
+    dp_epsilon: float = option(above=0)
+    dp_delta: float = option(above=0, maximum=0.1)
+    dp_noise: float = option(minimum=0)
+    dp_clip: float = option(above=0)
+    dp_feature_clip: float = option(above=0)
 
 
 @dataclass(frozen=True)
@@ -132,6 +150,7 @@ SECTIONS: dict[str, type] = {
     "data": DataSettings,
     "model": ModelSettings,
     "training": TrainingSettings,
+    "privacy": PrivacySettings,
     "machine": MachineSettings,
 }
 

@@ -16,6 +16,7 @@ from protofl_common.config.architectures import ARCHITECTURES, PROJECTION
 from protofl_common.config.options import SettingsError
 from protofl_common.files import write_text
 from protofl_common.models.build import build_model
+from protofl_common.models.layers import with_group_norm
 from protofl_common.models.split import SplitModel
 from protofl_common.prototypes import Prototypes
 from protofl_common.run_folder import CARD, MOST_NUMBERS, WEIGHTS
@@ -93,13 +94,14 @@ class TrainedModel:
 
     def _untrained(self) -> SplitModel:
         card = self.card
-        return build_model(
+        model = build_model(
             card.arch,
             input_shape=(card.features_in,) if card.backbones else card.input_shape,
             num_classes=len(card.classes),
             feature_dim=card.feature_dim,
             seed=0,
         )
+        return model if any(name.endswith("running_var") for name in self.weights) else with_group_norm(model)
 
     def write(self, file: Path) -> None:
         """Replace ``file`` in one step; TensorFileError leaves it as it was."""

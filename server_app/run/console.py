@@ -98,6 +98,8 @@ def round_line(row: RoundRow, rounds: int, seconds_left: float) -> str:
     if "total" in row["losses"]:
         parts.append(f"loss {row['losses']['total']:.3f}")
     parts += _accuracy_texts(row)
+    if "epsilon" in row:
+        parts.append(f"ε ≤ {row['epsilon']:.2f}")
     parts.append(f"↑{human_bytes(row['bytes']['up'])} ↓{human_bytes(row['bytes']['down'])}")
     parts.append(f"{human_seconds(row['seconds']['total'])}, {human_seconds(seconds_left)} to go")
     return "  ".join(parts)
@@ -120,9 +122,9 @@ def final_table(summary: Summary) -> str:
         ", ".join(f"{number} {kind}" for kind, number in summary["trouble"].items() if number and kind != "late")
         or "none"
     )
-    sizes = summary["bytes"]
+    sizes, private = summary["bytes"], f"ε ≤ {summary['epsilon']:.2f} · " if "epsilon" in summary else ""
     table.caption = (
-        f"{human_bytes(sizes['up'])} up, {human_bytes(sizes['down'])} down · "
+        f"{private}{human_bytes(sizes['up'])} up, {human_bytes(sizes['down'])} down · "
         f"{human_seconds(summary['seconds'])} · lost replies: {trouble}"
     )
     return _rendered(table)

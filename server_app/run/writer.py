@@ -36,6 +36,7 @@ from protofl_common.config.options import SettingsError
 from protofl_common.config.python_names import load
 from protofl_common.files import sync, write_text
 from protofl_common.metrics import best_evaluation, over_clients
+from protofl_common.privacy.words import protections
 from protofl_common.robust import FEWEST
 from protofl_common.run_folder import (
     KINDS,
@@ -154,6 +155,8 @@ class Results:
         few, merging = sum(number < FEWEST for number in holders.values()), self.settings.federation.merging
         if few and merging != "mean":
             say(f"warning: fewer than {FEWEST} clients hold {few} classes, where merging = {merging!r} outvotes nobody")
+        for line in protections(to_run_config(self.settings)):
+            say(line)
         say("accuracies of a round are those of what the clients received at its start, before its training")
 
     def add_round(self, number: int, strategy: Strategy, seconds: Seconds, figures: dict[str, float]) -> None:
@@ -223,6 +226,8 @@ class Results:
         }
         if metrics := _metrics(reports):
             row["metrics"] = metrics
+        if outcome.epsilon is not None:
+            row["epsilon"] = outcome.epsilon
         return row
 
     def _note(self, row: RoundRow, outcome: Outcome) -> None:
@@ -246,7 +251,8 @@ class Results:
 
     def _summary(self, final: RoundRow, strategy: Strategy) -> Summary:
         rounds = [row for row in self.rows if row["kind"] == "round"]
-        return {
+        spent: Summary = {"epsilon": final["epsilon"]} if "epsilon" in final else {}  # type: ignore[typeddict-item]
+        return spent | {
             "algorithm": strategy.row.title,
             "dataset": self.settings.data.dataset,
             "partition": self.settings.data.partition,

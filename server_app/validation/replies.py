@@ -57,6 +57,8 @@ class Outcome:
     """Site -> what it told for the report, after the last round."""
     metrics: dict[str, float] = field(default_factory=dict)
     """What the server's step reports."""
+    epsilon: float | None = None
+    """What the run has cost of privacy by now; None where nothing is private."""
     seconds: Seconds = field(default_factory=Seconds)
     """Of the exchange and of the server's step."""
     bytes_down: int = 0
