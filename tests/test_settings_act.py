@@ -103,6 +103,7 @@ ELSEWHERE = {
     "report insight tensorboard": "tests/report, test_recording",
     "num-clients min-replies join-timeout round-timeout": "test_federation, test_communication: who is waited for",
     "bind-sites max-silent-rounds": "test_faults: who may be a site, and who is left out",
+    "secagg secagg-threshold": "test_secagg: what the server sees, and when a round has no sum",
     "data-dir download cache-dir classes test-from text-length": "tests/protofl_common/datasets: they need files",
     "eval-batch-size": "test_evaluation: any value gives the same figures, up to rounding",
     "device threads state-dir": "test_federation, tests/system: the client's machine",

@@ -28,7 +28,7 @@ from protofl_common.prototypes import Prototypes, class_means
 from protofl_common.seeding import derive_seed
 from protofl_common.wire.limits import Template
 from protofl_common.wire.payloads import Payload, StateDict, part_of, template_of
-from protofl_common.wire.schema import Declared, Weights
+from protofl_common.wire.schema import Declared, Vectors, Weights
 
 H = TypeVar("H", bound=Hparams)
 
@@ -137,6 +137,11 @@ class ClientAlgorithm(Generic[H]):
         """The class means of this client's training data under its model as it is now: one pass (FedProto Eq. 1)."""
         data = self.site.train_set
         return class_means(self.features(data), data.labels.cpu(), self.site.num_classes)
+
+    def declared_prototypes(self) -> Prototypes:
+        """The same as they may be sent: with counts where they are declared."""
+        entry, found = self.settings.exchange.up["prototypes"], self.local_prototypes()
+        return found if isinstance(entry, Vectors) and entry.counts else found.without_counts()
 
     def features(self, data: Samples) -> Tensor:
         """The features [N, D] of ``data`` of which prototypes are means, on the CPU."""

@@ -118,6 +118,14 @@ class TrainingSettings:
 
 
 @dataclass(frozen=True)
+class PrivacySettings:
+    """What protects a client beyond that its data stay with it."""
+
+    secagg: bool = option()
+    secagg_threshold: float = option(above=0.5, maximum=1, affects="waiting")
+
+
+@dataclass(frozen=True)
 class MachineSettings:
     """The machine a client runs on."""
 
@@ -132,6 +140,7 @@ SECTIONS: dict[str, type] = {
     "data": DataSettings,
     "model": ModelSettings,
     "training": TrainingSettings,
+    "privacy": PrivacySettings,
     "machine": MachineSettings,
 }
 

@@ -1,0 +1,1 @@
+"""Privacy beyond "the data stay at home": the mathematics, for both sides."""
