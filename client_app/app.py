@@ -23,10 +23,12 @@ from client_app.failures import reason_of
 from client_app.handover import hand_over
 from client_app.insight import insight_of
 from client_app.outgoing import outgoing, told_metrics
+from client_app.secagg import SecureUpload
 from client_app.site import Site
 from client_app.state import ClientState, StateFolder
 from protofl_common.prototypes import Prototypes, chosen
 from protofl_common.settings import is_site
+from protofl_common.wire.limits import RefusedMessage
 from protofl_common.wire.payloads import Payload, pack_payload, unpack_payload
 from protofl_common.wire.records import (
     Instructions,
@@ -37,6 +39,7 @@ from protofl_common.wire.records import (
     unpack_instructions,
 )
 from protofl_common.wire.schema import statistics_declared
+from protofl_common.wire.secagg import pack_by_site
 
 app = ClientApp()
 
@@ -55,6 +58,24 @@ def train_round(message: Message, context: Context) -> Message:
     """A round: evaluate what was received, train, upload."""
     without_compiler()
     return _answer(message, context, lambda: _train_round(message, context))
+
+
+@app.query("advertise")
+def advertise(message: Message, context: Context) -> Message:
+    """Secure aggregation, before a round's training: keys."""
+    return _secretly(message, context, lambda upload: upload.advertise())
+
+
+@app.query("share")
+def share(message: Message, context: Context) -> Message:
+    """Then shares of what made them."""
+    return _secretly(message, context, lambda upload: upload.share(message.content))
+
+
+@app.query("unmask")
+def unmask(message: Message, context: Context) -> Message:
+    """And after the training, what it takes to read the sum."""
+    return _secretly(message, context, lambda upload: upload.unmask(message.content))
 
 
 @app.evaluate()
@@ -77,6 +98,9 @@ def _train_round(message: Message, context: Context) -> RecordDict:
     clock = Stopwatch()
     with clock("load"):
         site, instructions, algorithm, states = _open(message, context)
+        secure = SecureUpload(site, instructions) if site.settings.sends_sums else None
+        if secure:
+            secure.peers(message.content)
         site.load_data()
     evaluation = Evaluation()
     if instructions.evaluate:
@@ -91,7 +115,9 @@ def _train_round(message: Message, context: Context) -> RecordDict:
         if tensors := algorithm.packed_state():
             states.save(ClientState(instructions.round, site.arch, tensors))
     report = _report(site, instructions, evaluation, losses, clock)
-    content = pack_payload(upload, site.settings.exchange.up)
+    declared = site.settings.exchange.up
+    limits = site.limits(algorithm.templates(declared))
+    content = secure.mask(upload, limits) if secure else pack_payload(upload, declared)
     content["report"] = pack_report(report, site.settings.row.reported_losses, site.metrics)
     return content
 
@@ -108,6 +134,7 @@ def _final_evaluation(message: Message, context: Context) -> RecordDict:
     with clock("save"):
         hand_over(site, algorithm, states, prototypes, evaluation.correct, instructions)
         states.finish(instructions.round)
+        SecureUpload(site, instructions).forget()
     upload = outgoing(Payload(insight=statistics), site, instructions.round)
     content = pack_payload(upload, statistics_declared(site.insight))
     content["report"] = pack_report(_report(site, instructions, evaluation, {}, clock), (), site.metrics)
@@ -157,7 +184,7 @@ def _report(
 ) -> Report:
     return Report(
         round=instructions.round,
-        train_samples=len(site.data.train_labels),
+        train_samples=site.told_samples,
         test_samples=len(site.data.test_labels),
         correct=evaluation.correct,
         metrics=told_metrics(evaluation.metrics, site),
@@ -173,6 +200,18 @@ def _answer(message: Message, context: Context, work: Callable[[], RecordDict]) 
     except Exception as error:
         reason = reason_of(error, is_site(context.node_config))
         return Message(Error(ERROR_CODE, reason), reply_to=message)
+
+
+def _secretly(message: Message, context: Context, stage: Callable[[SecureUpload], dict[str, bytes]]) -> Message:
+    """A stage of secure aggregation."""
+
+    def work() -> RecordDict:
+        site = Site(context, unpack_baseline(message.content))
+        if not site.settings.sends_sums:
+            raise RefusedMessage("a stage of secure aggregation, which the run's settings do not ask for")
+        return RecordDict({**pack_by_site(stage(SecureUpload(site, unpack_instructions(message.content))))})
+
+    return _answer(message, context, work)
 
 
 class Stopwatch:

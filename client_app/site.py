@@ -197,14 +197,19 @@ class Site:
             arch=self.arch,
             input_shape=self.input_shape,
             parameters=sum(parameter.numel() for parameter in self.model.parameters()),
-            train_samples=len(self.data.train_labels),
+            train_samples=self.told_samples,
             test_samples=len(self.data.test_labels),
             classes=self.data.classes,
-            holds=self._held() if self.settings.row.tells_classes else (),
+            holds=self._held() if self.settings.row.tells_classes and not self.settings.privacy.secagg else (),
             weights=digest(weights) if weights else "",
             device=str(self.device),
-            found=self.data.found,
+            found=0 if self.settings.privacy.secagg else self.data.found,
         )
+
+    @property
+    def told_samples(self) -> int:
+        """Its training samples, as it tells them: with secure aggregation 0, for they are in the sum."""
+        return 0 if self.settings.privacy.secagg else len(self.data.train_labels)
 
     def _held(self) -> tuple[int, ...]:
         """Labels of the training samples, as its prototypes or label counts will tell them; SettingsError for none."""

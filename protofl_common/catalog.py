@@ -52,6 +52,11 @@ class FedProtoHparams(AlignmentHparams):
 
     weighting: str = option(choices=("counts", "uniform"))
 
+    def exchange(self, declared: Exchange) -> Exchange:
+        """Counts travel only where they weigh."""
+        counted = Vectors(counts=self.weighting == "counts")
+        return Exchange(down=declared.down, up={**declared.up, "prototypes": counted})
+
 
 @dataclass(frozen=True)
 class ServerTrainingHparams(Hparams):
@@ -90,6 +95,12 @@ class FedPCLHparams(Hparams):
     prototypes: str = option(choices=("both", "global", "local"))
     loss: str = option(choices=("contrast", "supcon", "ce-protodist", "ce"))
     denominator: str = option(choices=("others", "all"))
+
+    def exchange(self, declared: Exchange) -> Exchange:
+        """Without the clients' own sets where no loss looks at them."""
+        if self.loss == "contrast" and self.prototypes != "global":
+            return declared
+        return Exchange(down={"prototypes": declared.down["prototypes"]}, up=declared.up)
 
 
 @dataclass(frozen=True)
@@ -281,8 +292,18 @@ class Algorithm:
     averages_prototypes: bool = False
     """The server takes a mean over the clients' prototypes of a class, which ``merging`` replaces; where it trains on
     prototypes or clusters them, ``merging`` leaves out those far from the other clients' (`robust.py`)."""
+    single_uploads: str = ""
+    """What the server needs single uploads for, beside what `exchange` shows; "" if averages are all it takes."""
     frozen_backbones: bool = False
     """Made for features of frozen backbones: they are used unless the settings say otherwise."""
+
+    def needs_single_uploads(self, exchange: Exchange) -> str:
+        """Why sums over the clients are not enough for the server, where it exchanges this; "" if they are."""
+        if any(isinstance(entry, VectorSets) for entry in exchange.down.values()):
+            return "its clients receive one another's prototypes"
+        if any(isinstance(entry, Vectors) for entry in exchange.up.values()) and not self.averages_prototypes:
+            return "its server does more with the clients' prototypes than average them"
+        return self.single_uploads
 
     @property
     def reported_losses(self) -> tuple[str, ...]:
@@ -426,6 +447,7 @@ CATALOG: dict[str, Algorithm] = {
             up={"weights": Weights(), "prototypes": Vectors(counts=True)},
         ),
         averages_prototypes=True,
+        single_uploads="its server scales every client's prototypes to length 1",
     ),
     "fedorgp": Algorithm(
         title="FedORGP",
@@ -489,6 +511,7 @@ CATALOG: dict[str, Algorithm] = {
         ),
         losses=("cross-entropy", "distillation"),
         averages_prototypes=True,
+        single_uploads="what teaches a client is the mean of the others' outputs",
     ),
     "fml": Algorithm(
         title="FML",
@@ -530,6 +553,7 @@ CATALOG: dict[str, Algorithm] = {
         server="server_app.strategies.fesem:FeSEM",
         hparams=FeSEMHparams,
         exchange=Exchange(down={"weights": Weights()}, up={"weights": Weights()}),
+        single_uploads="its server groups the clients by their models",
     ),
     "fedkd": Algorithm(
         title="FedKD",
@@ -542,6 +566,7 @@ CATALOG: dict[str, Algorithm] = {
             up={"weights": Update(of="student")},
         ),
         losses=("cross-entropy", "mutual", "hidden", "student-cross-entropy", "student-mutual", "student-hidden"),
+        single_uploads="its updates travel as factors, which cannot be added",
     ),
     "fedfa": Algorithm(
         title="FedFA",
@@ -553,6 +578,7 @@ CATALOG: dict[str, Algorithm] = {
             down={"weights": Weights(), "coefficients": Weights(of="augmentation", parts=("coefficients.",))},
             up={"weights": Weights(), "averages": Weights(of="augmentation", parts=("averages.",))},
         ),
+        single_uploads="its server takes the variance over the clients",
     ),
     "per-fedavg": Algorithm(
         title="Per-FedAvg",

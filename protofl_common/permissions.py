@@ -17,8 +17,10 @@ PERMISSIONS: dict[str, Scalar] = {
     "allow-backbones": "",
     "allow-python": "",
     "allow-algorithms": "all",
+    "require-secagg": False,
 }
-"""With the defaults: no download, embedded backbones, no module but this app's, every algorithm of its catalog."""
+"""With the defaults: no download, embedded backbones, no module but this app's, every algorithm of its catalog, with
+secure aggregation or without."""
 LIMITS: dict[str, int] = {"max-rounds": 2000, "max-epochs": 100, "max-batch-size": 1024, "max-image-size": 512}
 """The largest values that a site takes from a run, with the defaults; every recipe of the project keeps them."""
 LIMITED = {
@@ -110,6 +112,8 @@ def _not_named(
     allowed: Mapping[str, Scalar], config: Mapping[str, Scalar], own_choice: Mapping[str, Scalar]
 ) -> Iterator[str]:
     """Downloads, modules of ``own_choice`` (what the node config leaves to the run), backbones and algorithms."""
+    if allowed["require-secagg"] and config.get("secagg") is not True:
+        yield "secagg = false: this site takes part with secure aggregation only (node config: require-secagg)"
     if config.get("download") is True and not allowed["allow-download"]:
         yield f"download = true: {_NOT_ALLOWED} set allow-download=true (node config)"
     for key, module in _modules_named(own_choice):

@@ -38,7 +38,7 @@ TROUBLE: tuple[Trouble, ...] = ("failed", "refused", "missing", "late")
 ClientRow = TypedDict(
     "ClientRow",
     {
-        "train-samples": int,
+        "train-samples": NotRequired[int],
         "test-samples": int,
         "accuracy": dict[str, float],
         "losses": dict[str, float],

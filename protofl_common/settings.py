@@ -56,6 +56,8 @@ NODE_KEYS = ("site-name", *PARTITION_KEYS, "domain", "insight", *NODE_OVERRIDES,
 """What a site may say of itself with ``--node-config``; ``insight`` is true or false there (`client_app/site.py`)."""
 SITE_FOLDERS: dict[str, Scalar] = {"data-dir": "", "cache-dir": "", "state-dir": "", "out-dir": "runs"}
 """The folders of a site whose node config does not say otherwise; what the run config says of them is ignored."""
+WITH_SECAGG: dict[str, Scalar] = {"merging": "mean", "max-update-ratio": 0.0, "insight": "none"}
+"""Settings that look at single uploads, or tell what these hide, and what they must be with secure aggregation."""
 DEVICES = re.compile(r"auto|cpu|mps|(cuda|xpu)(:\d+)?")
 
 
@@ -81,6 +83,11 @@ class Settings:
     def exchange(self) -> Exchange:
         """What the chosen algorithm exchanges under its hyper-parameters."""
         return self.hparams.exchange(self.row.exchange)
+
+    @property
+    def sends_sums(self) -> bool:
+        """Whether uploads are summed under masks: where secure aggregation is on, and anything is sent."""
+        return self.privacy.secagg and bool(self.row.exchange.up)
 
     @property
     def baselines(self) -> tuple[str, ...]:
@@ -140,6 +147,7 @@ class Settings:
         sections = {name: read_section(section, config, problems) for name, section in SECTIONS.items()}
         problems += late + _run_problems(sections["run"]) + _device_problems(sections["machine"])
         problems += _backbone_problems(sections["model"]) + denied
+        problems += _secagg_problems(config, hparams)
         if problems:
             raise SettingsError("\n".join(problems))
         return cls(**sections, hparams=hparams)  # type: ignore[arg-type]
@@ -215,6 +223,26 @@ def _merging_problems(algo: str, row: Algorithm, config: Mapping[str, Scalar]) -
     if merging == "mean" or merging not in MERGINGS or row.exchange.up:
         return []
     return [f"merging = {merging!r}: in {algo} clients send nothing that a server could merge; choose mean"]
+
+
+def _secagg_problems(config: Mapping[str, Scalar], hparams: Hparams | None) -> list[str]:
+    """Why the run cannot do with sums over the clients, or would tell what these hide."""
+    if config.get("secagg") is not True or hparams is None:
+        return []
+    algo = str(config["algo"])
+    row = algorithm_named(algo)
+    problems = [
+        f"{key} = {config[key]!r}: secagg = true hides the single uploads that it needs; choose {only!r}"
+        for key, only in WITH_SECAGG.items()
+        if config.get(key) != only
+    ]
+    if "recall" in names_in(config.get("metrics")):
+        problems.append("metrics = 'recall': it tells which classes a client has, and secagg = true hides that")
+    if why := row.needs_single_uploads(hparams.exchange(row.exchange)):
+        able = [name for name, one in CATALOG.items() if not one.needs_single_uploads(one.exchange)]
+        choices = f"{', '.join(able)}, or fedpcl with fedpcl.prototypes = 'global'"
+        problems.append(f"secagg = true: {algo} needs single uploads, for {why}; choose an algo of {choices}")
+    return problems
 
 
 def _frozen_problems(algo: str, row: Algorithm, config: Mapping[str, Scalar]) -> list[str]:

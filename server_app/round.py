@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from flwr.app import Message, MessageType, RecordDict
@@ -11,12 +12,15 @@ from torch import Tensor
 
 from protofl_common.attributes import restore_attributes
 from protofl_common.evaluation_metrics import declared_metrics
+from protofl_common.privacy.sums import length
 from protofl_common.text import in_order
 from protofl_common.wire.limits import Limits
 from protofl_common.wire.payloads import pack_payload, payload_bytes
 from protofl_common.wire.records import INFERENCES, Instructions, pack_baseline, pack_instructions
-from protofl_common.wire.schema import statistics_declared
+from protofl_common.wire.schema import Masked, statistics_declared
+from protofl_common.wire.secagg import pack_by_site
 from server_app.sampling import sample_sites
+from server_app.secagg import BySite, SecureRound
 from server_app.strategies.base import Strategy
 from server_app.validation.replies import Expected, Outcome, Upload, bounded, in_proportion, take, voted
 
@@ -30,21 +34,30 @@ def train_round(strategy: Strategy, run_name: str, number: int, send: Send) -> O
     sites = sample_sites(federation.answering(number), settings.participation, strategy.settings.run.seed, number)
     evaluate = (number - 1) % settings.evaluate_every == 0
     instructions = Instructions(number, run_name, evaluate, federation.lineage)
-    outcome, messages = _messages(strategy, MessageType.TRAIN, instructions, sites)
+    strategy.outcome = outcome = Outcome(asked=sites)
     start = time.monotonic()
+    secure = SecureRound(federation, instructions, send, outcome) if strategy.settings.sends_sums else None
+    shares = secure.share_keys(sites) if secure else {}
+    messages = _messages(strategy, MessageType.TRAIN, instructions, list(shares) if secure else sites, shares)
     replies = send(messages, settings.round_timeout)
     arrived = time.monotonic()
-    declared, losses = strategy.expected_up(number), strategy.row.reported_losses
-    expected = Expected(number, declared, _limits(strategy), losses, _metrics(strategy))
+    declared, limits, losses = strategy.expected_up(number), _limits(strategy), strategy.row.reported_losses
+    expected = Expected(number, declared, limits, losses, _metrics(strategy))
+    if secure:
+        whole = replace(limits, masked=length(declared, limits))
+        expected = replace(expected, declared={"masked": Masked()}, limits=whole)
     uploads = take(replies, expected, federation, outcome)
     federation.note_silence(number, outcome.missing, {*outcome.reports, *outcome.failed, *outcome.refused})
     uploads = bounded(in_proportion(uploads, settings.max_norm_ratio, outcome), federation, outcome)
     sent = {upload.site: upload.payload.vectors() for upload in uploads}
     outcome.uploads = {site: one for site, one in sent.items() if one is not None}
     if len(uploads) < settings.min_replies:
-        outcome.void = f"{len(uploads)} valid replies, fewer than min-replies = {settings.min_replies}"
+        outcome.void = outcome.void or f"{len(uploads)} valid replies, fewer than min-replies = {settings.min_replies}"
     else:
-        _merge(strategy, voted(uploads, strategy.settings), outcome)
+        uploads = secure.unmasked(uploads, declared, limits) if secure else uploads
+        arrived = time.monotonic()
+        if uploads:
+            _merge(strategy, voted(uploads, strategy.settings), outcome)
     outcome.seconds = {"exchange": arrived - start, "aggregate": time.monotonic() - arrived}
     return outcome
 
@@ -69,7 +82,8 @@ def final_evaluation(strategy: Strategy, run_name: str, number: int, send: Send)
     """After round ``number``, the last: all sites evaluate, and say what the report may show."""
     federation, settings = strategy.federation, strategy.settings
     instructions = Instructions(number, run_name, True, federation.lineage)
-    outcome, messages = _messages(strategy, MessageType.EVALUATE, instructions, in_order(federation.answering(number)))
+    strategy.outcome = outcome = Outcome(asked=in_order(federation.answering(number)))
+    messages = _messages(strategy, MessageType.EVALUATE, instructions, outcome.asked, {})
     replies = send(messages, settings.federation.round_timeout)
     declared = statistics_declared(settings.run.insight)
     expected = Expected(number, declared, _limits(strategy), metrics=_metrics(strategy), training=False)
@@ -80,21 +94,20 @@ def final_evaluation(strategy: Strategy, run_name: str, number: int, send: Send)
 
 
 def _messages(
-    strategy: Strategy, kind: str, instructions: Instructions, sites: list[str]
-) -> tuple[Outcome, list[Message]]:
-    """A message to each site; the payload that all share is packed once."""
+    strategy: Strategy, kind: str, instructions: Instructions, sites: list[str], shares: Mapping[str, BySite]
+) -> list[Message]:
+    """A message to each site, with its ``shares`` if there are any; the payload that all share is packed once."""
     down, common = strategy.settings.exchange.down, strategy.payload_down()
     shared = pack_payload(common, down)
-    strategy.outcome = outcome = Outcome(asked=sites)
     messages = []
     for site in sites:
         own = strategy.payload_for(site, common)
         packed = shared if own is common else pack_payload(own, down)
-        outcome.bytes_down += payload_bytes(packed)
         records = {"round": pack_instructions(instructions), **pack_baseline(strategy.federation.baseline)}
-        content = RecordDict({**packed, **records})
+        content = RecordDict({**packed, **records, **(pack_by_site(shares[site]) if shares else {})})
+        strategy.outcome.bytes_down += payload_bytes(content)
         messages.append(Message(content, strategy.federation.node_of[site], kind, group_id=str(instructions.round)))
-    return outcome, messages
+    return messages
 
 
 def _metrics(strategy: Strategy) -> set[str]:

@@ -107,6 +107,7 @@ ELSEWHERE = {
     "report insight tensorboard": "tests/report, test_recording",
     "num-clients min-replies join-timeout round-timeout": "test_federation, test_communication: who is waited for",
     "bind-sites max-silent-rounds": "test_faults: who may be a site, and who is left out",
+    "secagg secagg-threshold": "test_secagg: what the server sees, and when a round has no sum",
     "data-dir download cache-dir classes test-from text-length": "tests/protofl_common/datasets: they need files",
     "dp dp-epsilon dp-delta dp-noise dp-clip dp-feature-clip": "test_privacy, tests/…/privacy: their noise has no seed",
     "eval-batch-size": "test_evaluation: any value gives the same figures, up to rounding",

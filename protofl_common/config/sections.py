@@ -133,6 +133,8 @@ class PrivacySettings:
     dp_noise: float = option(minimum=0)
     dp_clip: float = option(above=0)
     dp_feature_clip: float = option(above=0)
+    secagg: bool = option()
+    secagg_threshold: float = option(above=0.5, maximum=1, affects="waiting")
 
 
 @dataclass(frozen=True)

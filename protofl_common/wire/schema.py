@@ -67,7 +67,12 @@ class Statistics:
     level: str
 
 
-Entry = Vectors | VectorSets | Weights | Counts | Statistics
+@dataclass(frozen=True)
+class Masked:
+    """A whole upload as one vector, of which nobody can read anything but its sum over the clients (`privacy`)."""
+
+
+Entry = Vectors | VectorSets | Weights | Counts | Statistics | Masked
 Declared = Mapping[str, Entry]
 """The entries of one direction, by name."""
 

@@ -11,6 +11,7 @@ from flwr.serverapp import Grid
 
 from protofl_common.config.architectures import ARCHITECTURES, members_of
 from protofl_common.lineage import Lineage
+from protofl_common.privacy.shamir import FEWEST as FEWEST_IN_SUM
 from protofl_common.robust import FEWEST
 from protofl_common.settings import Settings
 from protofl_common.text import in_order, printable
@@ -113,6 +114,9 @@ class Federation:
         share = "" if federation.participation == 1 else f" (participation = {federation.participation:g})"
         if asked < federation.min_replies:
             raise FederationError(f"min-replies = {federation.min_replies}: a round asks only {asked} sites{share}")
+        if self.settings.sends_sums and asked < FEWEST_IN_SUM:
+            told = f"secagg = true: a round asks only {asked} sites{share}"
+            raise FederationError(f"{told}, and {FEWEST_IN_SUM} are the fewest whose sum hides one from the others")
         if asked < FEWEST and federation.merging != "mean":
             told = f"merging = {federation.merging!r}: a round asks only {asked} sites{share}"
             raise FederationError(f"{told}, and {FEWEST} are the fewest that can outvote one")

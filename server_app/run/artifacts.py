@@ -128,11 +128,12 @@ def _fits(card: SiteCard, share: ShareCounts) -> bool:
 
 
 def _facts(card: SiteCard) -> SiteFacts:
+    trained: SiteFacts = {"train-samples": card.train_samples} if card.train_samples else {}
     return {
         "arch": card.arch,
         "domain": card.domain,
         "parameters": card.parameters,
-        "train-samples": card.train_samples,
+        **trained,
         "test-samples": card.test_samples,
     }
 

@@ -65,6 +65,10 @@ from server_app.validation.replies import Outcome
 
 MOST_NAMED = 20
 """Sites that are named in one line."""
+SECRET_LINE = (
+    "secure aggregation: the server learns sums over the clients, and no single upload, no number of training samples "
+    "and no classes of one; max-norm-ratio and max-samples-ratio cannot act"
+)
 RECENT = 3
 """Rounds whose mean duration tells how long the rest will take."""
 
@@ -144,13 +148,17 @@ class Results:
             say(f"baseline · models: {archs}")
             return
         say(f"{len(cards)} clients · {strategy.num_classes} classes · partition {self.settings.data.partition}")
-        say(samples_line(cards, self.settings.data))
+        secret = self.settings.privacy.secagg
+        say(SECRET_LINE if secret else samples_line(cards, self.settings.data))
         if line := least_line(cards, self.settings.data):
             say(line)
         say(f"models: {archs} · devices: {devices}")
         if strip := class_strip(self.files.sites()):
             say(strip)
-        say(f"shares of the training samples: {_shares({name: one.train_samples for name, one in by_name.items()})}")
+        if not secret:
+            say(
+                f"shares of the training samples: {_shares({name: one.train_samples for name, one in by_name.items()})}"
+            )
         holders = Counter(label for card in cards for label in card.holds)
         few, merging = sum(number < FEWEST for number in holders.values()), self.settings.federation.merging
         if few and merging != "mean":
@@ -310,12 +318,13 @@ def _shares(samples: dict[str, int]) -> str:
 def _client_row(report: Report) -> ClientRow:
     tested = max(1, report.test_samples)
     row: ClientRow = {
-        "train-samples": report.train_samples,
         "test-samples": report.test_samples,
         "accuracy": {kind: correct / tested for kind, correct in report.correct.items()},
         "losses": report.losses,
         "seconds": report.seconds,
     }
+    if report.train_samples:
+        row["train-samples"] = report.train_samples
     if report.metrics:
         row["metrics"] = report.metrics
     return row
@@ -344,8 +353,9 @@ def _metrics(reports: dict[str, Report]) -> Accuracies:
 
 def _mean_losses(reports: dict[str, Report]) -> dict[str, float]:
     """Each loss term, averaged over the clients by training samples."""
-    samples = sum(report.train_samples for report in reports.values() if report.losses)
-    return _sums([{k: v * one.train_samples / samples for k, v in one.losses.items()} for one in reports.values()])
+    weights = {site: one.train_samples or 1 for site, one in reports.items() if one.losses}  # 0: they are not told
+    samples = sum(weights.values())
+    return _sums([{k: v * weights[site] / samples for k, v in reports[site].losses.items()} for site in weights])
 
 
 def _sums(tables: list[dict[str, float]]) -> dict[str, float]:

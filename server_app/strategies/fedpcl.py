@@ -39,13 +39,14 @@ class FedPCL(ServerStrategy[FedPCLHparams]):
         if self.prototypes is None:
             return Payload()
         padded = tuple(padded_with(self.sets[site], self.prototypes) for site in in_order(self.sets))
-        return Payload(prototypes=self.prototypes, local_sets=padded)
+        return Payload(prototypes=self.prototypes, local_sets=padded or None)
 
     def merge(self, uploads: list[Upload]) -> dict[str, float]:
         """Eq. 6."""
         sets = {upload.site: one for upload in uploads if (one := upload.payload.vectors()) is not None}
         self.prototypes = self.merged(uploads, "counts", self.prototypes)
-        self.sets |= {site: one.without_counts() for site, one in sets.items()}
+        if "local_sets" in self.settings.exchange.down:
+            self.sets |= {site: one.without_counts() for site, one in sets.items()}
         return {}
 
     @property

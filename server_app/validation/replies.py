@@ -105,7 +105,8 @@ def take(replies: Iterable[Message], expected: Expected, federation: Federation,
             check_size(reply.content, expected.declared, expected.limits)
             report = unpack_report(reply.content, expected.server_round, expected.losses, expected.metrics)
             payload = unpack_payload(reply.content, expected.declared, expected.limits, required=expected.training)
-            check_claims(report, payload, federation.cards[site], expected.training)
+            told = not federation.settings.privacy.secagg
+            check_claims(report, payload, federation.cards[site], expected.training and told)
         except RefusedMessage as refusal:
             outcome.refused[site] = str(refusal)
             continue

@@ -1,0 +1,144 @@
+"""Secure aggregation at the client: four stages of a round, each a message (Bonawitz et al., CCS 2017).
+
+    advertise   a secret for this round is drawn; its public keys go to the server
+    share       everybody's keys come; shares of the secret go, sealed, to every peer
+    mask        with the round's training: the peers' shares come; the masked upload goes, and the secret is forgotten
+    unmask      the sites that have sent one come; of each peer one share goes: of its own mask, or of a lost one's key
+
+Between them the secret lies in the site's own folder, for its user alone. Every stage is passed once in a round of a
+Flower run: two uploads under one secret, or both shares of one peer, would reveal what they hide. The symbols, and what
+is added, stand in `privacy/masks.py`.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from cryptography.exceptions import InvalidTag
+from flwr.app import RecordDict
+
+from client_app.site import Site
+from protofl_common.files import replacing
+from protofl_common.privacy.masks import KEY, OWN, PAIR, SEALED, masked, new_secret, opened, part, public_of, seal
+from protofl_common.privacy.shamir import FEWEST, SHARE, needed, points_of, split
+from protofl_common.privacy.sums import to_sums
+from protofl_common.wire.limits import Limits, RefusedMessage
+from protofl_common.wire.payloads import Payload, pack_payload
+from protofl_common.wire.records import Instructions
+from protofl_common.wire.schema import Masked
+from protofl_common.wire.secagg import unpack_by_site
+
+FILE = "secagg.json"
+STAGES = ("advertise", "share", "mask", "unmask")
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """What lies in the file."""
+
+    run_id: int
+    round: int
+    stage: str
+    """The last one passed."""
+    secret: bytes = b""
+    keys: dict[str, bytes] = field(default_factory=dict)
+    """The public keys of all sites."""
+    shares: dict[str, bytes] = field(default_factory=dict)
+    """Site -> this one's shares of its PAIR and of its OWN key, one after the other."""
+
+
+class SecureUpload:
+    """One site in one round. RefusedMessage for a stage out of turn, and for what would reveal an upload."""
+
+    def __init__(self, site: Site, instructions: Instructions) -> None:
+        self.site, self.name = site, site.name
+        self.run_id, self.round = instructions.lineage.run_id, instructions.round
+        self.path = site.states(instructions).folder / FILE
+
+    def advertise(self) -> dict[str, bytes]:
+        """Own public keys. A round that never came to `mask` may begin anew."""
+        kept = self._read()
+        if kept and kept.run_id == self.run_id and (kept.round, STAGES.index(kept.stage) > 1) > (self.round, False):
+            raise RefusedMessage(f"keys asked for round {self.round}, after the upload of round {kept.round} was sent")
+        secret = new_secret()
+        self._write(_Kept(self.run_id, self.round, "advertise", secret))
+        return {self.name: public_of(secret)}
+
+    def share(self, content: RecordDict) -> dict[str, bytes]:
+        """For each peer its shares of the secret, sealed."""
+        kept, keys = self._passed("advertise"), unpack_by_site(content, 3 * KEY)
+        if keys.get(self.name) != public_of(kept.secret) or len(set(keys.values())) < len(keys):
+            raise RefusedMessage("keys of which this site's are not its own, or two sites' are the same")
+        if len(keys) < FEWEST:
+            raise RefusedMessage(f"{len(keys)} sites for a sum, fewer than {FEWEST}")
+        threshold, points = needed(len(keys), self.site.settings.privacy.secagg_threshold), points_of(keys)
+        pair, own = (split(part(kept.secret, which), threshold, points.values()) for which in (PAIR, OWN))
+        shares = {peer: pair[point] + own[point] for peer, point in points.items()}
+        mine = {self.name: shares.pop(self.name)}
+        self._write(replace(kept, stage="share", keys=keys, shares=mine))
+        return {peer: seal(kept.secret, keys[peer], f"{self.name} {peer}", text) for peer, text in shares.items()}
+
+    def peers(self, content: RecordDict) -> None:
+        """Before training: whose masks are in the sum, those who shared; who sealed badly has no share here."""
+        kept, sealed = self._passed("share"), unpack_by_site(content, SEALED)
+        sites = {self.name, *sealed}
+        if not sites <= kept.keys.keys() or len(sites) < self._threshold(kept):
+            raise RefusedMessage(
+                f"shares of {len(sites)} sites, fewer than {self._threshold(kept)}, or of unknown ones"
+            )
+        shares = dict(kept.shares)
+        for peer, text in sealed.items():
+            try:
+                shares[peer] = opened(kept.secret, kept.keys[peer], f"{peer} {self.name}", text)
+            except InvalidTag:
+                shares[peer] = b""
+        self._kept = replace(kept, shares=shares)
+
+    def mask(self, upload: Payload, limits: Limits) -> RecordDict:
+        """The upload, masked."""
+        kept, exchange, samples = self._kept, self.site.settings.exchange.up, len(self.site.data.train_labels)
+        declared = {name: entry for name, entry in exchange.items() if name in upload.entries}
+        bounded = replace(limits, max_norm=self.site.settings.federation.max_prototype_norm)
+        vector = to_sums(upload, declared, bounded, samples, len(kept.keys))
+        peers = {site: keys for site, keys in kept.keys.items() if site in kept.shares}
+        content = pack_payload(Payload(masked=masked(vector, kept.secret, self.name, peers)), {"masked": Masked()})
+        self._write(replace(kept, stage="mask", secret=b""))
+        return content
+
+    def unmask(self, content: RecordDict) -> dict[str, bytes]:
+        """Of each site in the sum one share: of its own mask if it has sent its upload, else of its key."""
+        kept, sent = self._passed("mask"), unpack_by_site(content, 0).keys()
+        if not {self.name} <= sent <= kept.shares.keys() or len(sent) < self._threshold(kept):
+            raise RefusedMessage(f"an unmasking for {len(sent)} sites: not this one, too few, or not all of the sum")
+        self._write(_Kept(self.run_id, self.round, "unmask"))
+        halves = {site: (share[:SHARE], share[SHARE:]) for site, share in kept.shares.items() if share}
+        return {site: own if site in sent else pair for site, (pair, own) in halves.items()}
+
+    def forget(self) -> None:
+        """The run is over."""
+        self.path.unlink(missing_ok=True)
+
+    def _threshold(self, kept: _Kept) -> int:
+        return needed(len(kept.keys), self.site.settings.privacy.secagg_threshold)
+
+    def _passed(self, stage: str) -> _Kept:
+        """What was kept after ``stage`` of this round."""
+        kept = self._read()
+        if kept is None or (kept.run_id, kept.round, kept.stage) != (self.run_id, self.round, stage):
+            raise RefusedMessage(f"a stage of secure aggregation that does not follow {stage!r} of round {self.round}")
+        return kept
+
+    def _read(self) -> _Kept | None:
+        if not self.path.exists():
+            return None
+        values: dict[str, Any] = json.loads(self.path.read_text(encoding="utf-8"))
+        by_site = {
+            name: {site: bytes.fromhex(one) for site, one in values[name].items()} for name in ("keys", "shares")
+        }
+        return _Kept(**values | {"secret": bytes.fromhex(values["secret"]), **by_site})
+
+    def _write(self, kept: _Kept) -> None:
+        with replacing(self.path, private=True) as beside:
+            beside.write_text(json.dumps(asdict(kept), default=bytes.hex), encoding="utf-8")

@@ -1,0 +1,105 @@
+"""Masks that cancel in a sum (Bonawitz et al., "Practical Secure Aggregation", CCS 2017).
+
+Symbols: x_u client u's vector, y_u what it sends; s_uv the key that u and v agree on, b_u one that is u's own; PRG a
+stream of numbers mod 2^64.
+
+Masking     y_u = x_u + PRG(b_u) + Σ_{v: u<v} PRG(s_uv) − Σ_{v: v<u} PRG(s_uv)     mod 2^64
+Unmasking   Σ x_u = Σ y_u − Σ PRG(b_u) over the clients that sent y_u, and for each that is lost its masks with them
+
+A client's secret is three private keys of X25519, anew in every round: for shares under way to a peer (AES-GCM), for
+the s_uv, and b_u, whose public key serves only to prove that the shares of it are right. PRG is AES in counter mode.
+Flower's (`flwr.common.secure_aggregation`) folds its key to 32 bits and seeds a Mersenne twister: all 2^32 keys can
+be tried.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+
+import numpy as np
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+from protofl_common.privacy.shamir import SHARE
+
+KEY, NONCE = 32, 12
+SEALED = NONCE + 2 * SHARE + 16
+"""Bytes of a key, of a nonce, and of two shares under way, with AES-GCM's tag."""
+SEALING, PAIR, OWN = range(3)
+"""Which of the three keys."""
+
+
+def new_secret() -> bytes:
+    """Three private keys."""
+    return secrets.token_bytes(3 * KEY)
+
+
+def public_of(secret: bytes) -> bytes:
+    """The public keys of as many private ones as are given."""
+    parts = [secret[start : start + KEY] for start in range(0, len(secret), KEY)]
+    return b"".join(X25519PrivateKey.from_private_bytes(part).public_key().public_bytes_raw() for part in parts)
+
+
+def are_keys(public: bytes) -> bool:
+    """Whether one can agree on a secret with the owner of three public keys."""
+    try:
+        return all(_agreed(part(new_secret(), which), part(public, which)) for which in (SEALING, PAIR, OWN))
+    except ValueError:
+        return False
+
+
+def part(keys: bytes, which: int) -> bytes:
+    """One of three keys."""
+    return keys[which * KEY : (which + 1) * KEY]
+
+
+def seal(secret: bytes, public: bytes, way: str, text: bytes) -> bytes:
+    """``text`` for the owner of the keys ``public``; ``way``: from whom to whom, which the receiver must know."""
+    nonce = secrets.token_bytes(NONCE)
+    return nonce + AESGCM(_agreed(part(secret, SEALING), part(public, SEALING))).encrypt(nonce, text, way.encode())
+
+
+def opened(secret: bytes, public: bytes, way: str, sealed: bytes) -> bytes:
+    """The inverse of `seal`; cryptography's InvalidTag if anything does not belong together."""
+    key = _agreed(part(secret, SEALING), part(public, SEALING))
+    return AESGCM(key).decrypt(sealed[:NONCE], sealed[NONCE:], way.encode())
+
+
+def masked(vector: np.ndarray, secret: bytes, site: str, keys: Mapping[str, bytes]) -> np.ndarray:
+    """y_u [L] of ``vector`` [L] uint64; ``keys``: the public keys of all whose masks shall cancel, its own too."""
+    total = vector + own_mask(part(secret, OWN), len(vector))
+    for peer, public in keys.items():
+        if peer != site:
+            total += pair_mask(part(secret, PAIR), site, peer, public, len(vector))
+    return total
+
+
+def own_mask(secret: bytes, length: int) -> np.ndarray:
+    """PRG(b_u) [L] uint64."""
+    return _stream(_derived(secret), length)
+
+
+def pair_mask(secret: bytes, site: str, peer: str, public: bytes, length: int) -> np.ndarray:
+    """± PRG(s_uv) [L] uint64 as ``site`` adds it; what its ``peer`` adds is the negative of it."""
+    stream = _stream(_agreed(secret, part(public, PAIR)), length)
+    return stream if site < peer else 0 - stream
+
+
+def _agreed(secret: bytes, public: bytes) -> bytes:
+    """ValueError for a public key that would make the result known to everybody."""
+    private = X25519PrivateKey.from_private_bytes(secret)
+    return _derived(private.exchange(X25519PublicKey.from_public_bytes(public)))
+
+
+def _derived(secret: bytes) -> bytes:
+    return HKDF(SHA256(), KEY, salt=None, info=b"protofl").derive(secret)
+
+
+def _stream(key: bytes, length: int) -> np.ndarray:
+    """PRG [L] uint64; a key is used once, so the counter may start at 0."""
+    stream = Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor().update(bytes(8 * length))
+    return np.frombuffer(stream, "<u8").astype(np.uint64)
