@@ -41,7 +41,7 @@ def describe(parser: argparse.ArgumentParser) -> None:
         "--each", action="store_true", help="a column per run, even where runs differ in their seeds only"
     )
     for part in ("what", "when", "over"):
-        parser.add_argument(f"--{part}", default="", help=f"of groups: {LEGAL[part][0]}")
+        parser.add_argument(f"--{part}", default="", help=f"of groups: {LEGAL[part][0]}".replace("%", "%%"))
     parser.add_argument("--csv", type=Path, metavar="FILE", help="a line per run: group, seed, figure, difference")
     parser.add_argument("--figure", type=Path, metavar="FILE.svg", help="the groups' means with their intervals")
     add_json(parser)
