@@ -1,7 +1,7 @@
 """Finished runs side by side. Runs of the same settings but for the seed are a group.
 
-  protofl compare runs/one runs/another                         figures, and the settings in which they differ
-  protofl compare runs/tables/runs --csv runs.csv               all finished runs in a folder, by groups
+  protofl compare runs/one runs/another                   # figures, and the settings in which they differ
+  protofl compare runs/tables/runs --csv runs.csv         # all finished runs in a folder, by groups
   protofl compare runs --against runs/local-1 --figure all.svg
 
 Of groups it shows n, mean and 95 % interval (Student's t) of one figure, and the difference from the first group, or

@@ -1,8 +1,8 @@
 """What is wrong with this machine for simulations, and what to do about it; exits with 1 where something is.
 
   protofl doctor
-  protofl doctor dataset=image-folder data-dir=photos device=cuda --clients 20      as for protofl run
-  protofl doctor --port 8000 --port 9094                                            ports that shall be free
+  protofl doctor dataset=image-folder data-dir=photos device=cuda --clients 20      # as for protofl run
+  protofl doctor --port 8000 --port 9094                                            # ports that shall be free
 
 It looks at versions, PyTorch, memory, cores, ports, folders, data, the clock and processes that are left. It starts
 nothing, and writes nothing but an empty file, for a moment, into folders that runs write to. protofl site check is for
