@@ -24,6 +24,7 @@ COMMANDS = {
     "export": "a site's trained model, for use outside of the federation",
     "predict": "classes of image files, by a model that was exported",
     "predictions": "what the clients' models of a run say of their test samples, in one file",
+    "doctor": "what is wrong with this machine, and what to do about it",
     "site": "a machine with data of its own: its SuperNode, with code that its operator chose",
 }
 """The name of each file beside this one, and what it does."""
