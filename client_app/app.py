@@ -23,6 +23,9 @@ from client_app.handover import hand_over
 from client_app.insight import insight_of
 from client_app.site import Site
 from client_app.state import ClientState, StateFolder
+from protofl_common.catalog import CATALOG
+from protofl_common.config.architectures import ARCHITECTURES
+from protofl_common.datasets.store import digest
 from protofl_common.prototypes import Prototypes, chosen
 from protofl_common.settings import is_site
 from protofl_common.wire.payloads import Payload, pack_payload, unpack_payload
@@ -38,6 +41,8 @@ from protofl_common.wire.schema import statistics_declared
 
 app = ClientApp()
 
+_KNOWN_MODELS: dict[str, tuple[int, str]] = {}
+"""Of each kind of model that clients of this process have introduced, what `_about_model` says."""
 ERROR_CODE = 2
 """Flower's code for "the ClientApp raised an exception"."""
 
@@ -63,10 +68,25 @@ def final_evaluation(message: Message, context: Context) -> Message:
 
 def _introduction(message: Message, context: Context) -> RecordDict:
     site = Site(context, unpack_baseline(message.content))
-    exchange = site.settings.exchange
-    algorithm = client_half(site.settings.row)(site, 0)
+    return RecordDict({"site": pack_site_card(site.card(*_about_model(site)))})
+
+
+def _about_model(site: Site) -> tuple[int, str]:
+    """How many parameters the site's model has, and a digest of all weights that it exchanges ("" for none).
+
+    A model of the catalog is built once for all simulated clients of this process that have the like.
+    """
+    settings = site.settings
+    kind = repr((settings.run.algo, settings.hparams, settings.model, site.arch, site.input_shape, site.num_classes))
+    if kind in _KNOWN_MODELS:
+        return _KNOWN_MODELS[kind]
+    site.check_model()
+    algorithm, exchange = client_half(settings.row)(site, 0), settings.exchange
     weights = {**algorithm.templates(exchange.down), **algorithm.templates(exchange.up)}
-    return RecordDict({"site": pack_site_card(site.card(weights))})
+    found = sum(parameter.numel() for parameter in site.model.parameters()), digest(weights) if weights else ""
+    if settings.run.algo in CATALOG and site.arch in ARCHITECTURES:
+        _KNOWN_MODELS[kind] = found
+    return found
 
 
 def _train_round(message: Message, context: Context) -> RecordDict:
