@@ -75,7 +75,7 @@ class Recording:
         sets = {site: (one.means, one.labels) for site, one in uploads.items()}
         more = {} if owned is None else {"global-means": owned.means, "global-labels": owned.labels}
         self._write = partial(_write_owned, self.folder / "client-prototypes.safetensors", "means", sets, number, more)
-        if sum(map(len, uploads.values())) <= FEW or number % EVERY == 0:
+        if sum(map(len, uploads.values())) <= FEW or number % EVERY == 0 or number == self.settings.run.rounds:
             self._write_prototypes()
 
     def finish(self, strategy: Strategy) -> None:
