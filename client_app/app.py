@@ -26,6 +26,9 @@ from client_app.outgoing import outgoing, told_metrics
 from client_app.secagg import SecureUpload
 from client_app.site import Site
 from client_app.state import ClientState, StateFolder
+from protofl_common.catalog import CATALOG
+from protofl_common.config.architectures import ARCHITECTURES
+from protofl_common.datasets.store import digest
 from protofl_common.prototypes import Prototypes, chosen
 from protofl_common.settings import is_site
 from protofl_common.wire.limits import RefusedMessage
@@ -43,6 +46,8 @@ from protofl_common.wire.secagg import pack_by_site
 
 app = ClientApp()
 
+_KNOWN_MODELS: dict[str, tuple[int, str]] = {}
+"""Of each kind of model that clients of this process have introduced, what `_about_model` says."""
 ERROR_CODE = 2
 """Flower's code for "the ClientApp raised an exception"."""
 
@@ -86,12 +91,28 @@ def final_evaluation(message: Message, context: Context) -> Message:
 
 def _introduction(message: Message, context: Context) -> RecordDict:
     site = Site(context, unpack_baseline(message.content))
-    exchange = site.settings.exchange
-    algorithm = client_half(site.settings.row)(site, 0)
-    if site.plan is not None:
+    return RecordDict({"site": pack_site_card(site.card(*_about_model(site)))})
+
+
+def _about_model(site: Site) -> tuple[int, str]:
+    """How many parameters the site's model has, and a digest of all weights that it exchanges ("" for none).
+
+    A model of the catalog is built once for all simulated clients of this process that have the like.
+    """
+    settings, private = site.settings, site.plan is not None
+    of_model = settings.model, site.arch, site.input_shape, site.num_classes
+    kind = repr((settings.run.algo, settings.hparams, *of_model, private))
+    if kind in _KNOWN_MODELS:
+        return _KNOWN_MODELS[kind]
+    site.check_model()
+    algorithm, exchange = client_half(settings.row)(site, 0), settings.exchange
+    if private:
         algorithm.step()  # refuses what DP-SGD cannot train
     weights = {**algorithm.templates(exchange.down), **algorithm.templates(exchange.up)}
-    return RecordDict({"site": pack_site_card(site.card(weights))})
+    found = sum(parameter.numel() for parameter in site.model.parameters()), digest(weights) if weights else ""
+    if settings.run.algo in CATALOG and site.arch in ARCHITECTURES:
+        _KNOWN_MODELS[kind] = found
+    return found
 
 
 def _train_round(message: Message, context: Context) -> RecordDict:

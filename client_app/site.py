@@ -181,14 +181,14 @@ class Site:
         machine = self.settings.machine
         return Path(machine.state_dir) if machine.state_dir else Path(self.settings.run.out_dir)
 
-    def card(self, weights: Mapping[str, Template]) -> SiteCard:
-        """How this site introduces itself; ``weights``: the arrays of each entry of weights that it exchanges.
-
-        SettingsError where its model does not take its data.
-        """
+    def check_model(self) -> None:
+        """SettingsError where this site's model does not take its data."""
         if not self.settings.backbones:
             two = normalised(self.data.train_inputs[:2], self.data.mean, self.data.std, self.device)
             check_model(self.model, self.arch, two, self.settings.model.feature_dim)
+
+    def card(self, parameters: int, weights: str) -> SiteCard:
+        """How this site introduces itself; ``weights``: a digest of all weights that it exchanges, "" for none."""
         return SiteCard(
             name=self.name,
             partition=self.partition,
@@ -196,12 +196,12 @@ class Site:
             domain=self.data.domain,
             arch=self.arch,
             input_shape=self.input_shape,
-            parameters=sum(parameter.numel() for parameter in self.model.parameters()),
+            parameters=parameters,
             train_samples=self.told_samples,
             test_samples=len(self.data.test_labels),
             classes=self.data.classes,
             holds=self._held() if self.settings.row.tells_classes and not self.settings.privacy.secagg else (),
-            weights=digest(weights) if weights else "",
+            weights=weights,
             device=str(self.device),
             found=0 if self.settings.privacy.secagg else self.data.found,
         )

@@ -15,6 +15,7 @@ from protofl_common.run_folder import Seconds, baseline_folder
 from protofl_common.settings import Settings, baseline_config
 from protofl_common.tensorfile import TensorFileError
 from server_app.network.exchange import MessageExchange
+from server_app.network.flower_compat import find_messages_by_node
 from server_app.network.membership import Federation, FederationError
 from server_app.round import final_evaluation, train_round
 from server_app.run.budget import Budget
@@ -35,6 +36,7 @@ MAX_VOID_ROUNDS = 3
 @app.main()
 def main(grid: Grid, context: Context) -> None:
     """A run and its baselines. What the user can mend ends it with one clear message, early where possible."""
+    find_messages_by_node(grid)
     try:
         settings = Settings.from_run_config(context.run_config)
         check_data_settings(settings.data)

@@ -93,6 +93,7 @@ class Results:
         self.files = RunFolder(folder)
         self.metrics = folder / METRICS
         self.rows: list[RoundRow] = []
+        """Without the figures of each client, which grow with clients and rounds; those are in the file."""
         self.trouble: Counter[str] = Counter()
         self.capped: set[str] = set()
         """Sites of which it has been said that they weigh less than they claim."""
@@ -110,8 +111,8 @@ class Results:
         if not self.metrics.exists() or self.metrics.stat().st_size < start.metrics_bytes:
             raise SettingsError(f"resume = true: {self.metrics} lacks rows of the first {start.round} rounds")
         os.truncate(self.metrics, start.metrics_bytes)
-        self.rows = self.files.rows()
-        for row in self.rows:
+        for row in self.files.each_row():
+            self.rows.append({**row, "clients": {}})
             self.trouble.update({kind: len(row[kind]) for kind in TROUBLE})
         self.files.drop_margins_after(start.round)
         then = f"round {start.round + 1} is next" if start.round < rounds else "its final evaluation is next"
@@ -240,7 +241,7 @@ class Results:
 
     def _note(self, row: RoundRow, outcome: Outcome) -> None:
         """Keep a row and say what went wrong in it."""
-        self.rows.append(row)
+        self.rows.append({**row, "clients": {}})
         self.files.add(METRICS, row)
         if self.events is not None:
             self.events.add(row)
