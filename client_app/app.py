@@ -18,7 +18,7 @@ from client_app.algorithms import client_half
 from client_app.algorithms.base import ClientAlgorithm
 from client_app.eager import without_compiler
 from client_app.evaluation import Evaluation, evaluate
-from client_app.failures import reason_of
+from client_app.failures import called, reason_of
 from client_app.handover import hand_over
 from client_app.insight import insight_of
 from client_app.site import Site
@@ -63,6 +63,7 @@ def final_evaluation(message: Message, context: Context) -> Message:
 
 def _introduction(message: Message, context: Context) -> RecordDict:
     site = Site(context, unpack_baseline(message.content))
+    site.check_state_folder()
     exchange = site.settings.exchange
     algorithm = client_half(site.settings.row)(site, 0)
     weights = {**algorithm.templates(exchange.down), **algorithm.templates(exchange.up)}
@@ -166,6 +167,8 @@ def _answer(message: Message, context: Context, work: Callable[[], RecordDict]) 
         return Message(work(), reply_to=message)
     except Exception as error:
         reason = reason_of(error, is_site(context.node_config))
+        if message.metadata.message_type == MessageType.QUERY:  # the server does not know yet who this is
+            reason = called(context.node_config) + reason
         return Message(Error(ERROR_CODE, reason), reply_to=message)
 
 

@@ -9,14 +9,15 @@ from __future__ import annotations
 import re
 import sys
 import traceback
+from collections.abc import Mapping
 
 from client_app.state import StateError
 from client_app.training import TrainingError
 from protofl_common.backbones.network import BackboneError
 from protofl_common.config.options import SettingsError
 from protofl_common.datasets import DataError
-from protofl_common.settings import NODE_KEYS, known_keys
-from protofl_common.text import printable, without_paths
+from protofl_common.settings import NODE_KEYS, is_site, known_keys
+from protofl_common.text import is_site_name, printable, without_paths
 from protofl_common.wire.limits import RefusedMessage
 
 OPEN = (SettingsError, TrainingError, RefusedMessage)
@@ -40,6 +41,12 @@ def reason_of(error: Exception, at_site: bool) -> str:
     if at_site and not isinstance(error, OPEN):
         text = _of_a_site(error)
     return printable(without_paths(text))
+
+
+def called(node: Mapping[str, object]) -> str:
+    """``site NAME:`` before a reason; "" for a simulated client, and for a name that is none."""
+    name = str(node.get("site-name", f"site-{node.get('partition-id', 0)}"))
+    return f"site {name}: " if is_site(node) and is_site_name(name) else ""
 
 
 def _of_a_site(error: Exception) -> str:

@@ -6,6 +6,7 @@ Nothing of it travels. Whether it can be written changes nothing for the federat
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -61,9 +62,18 @@ def hand_over(
     )
     trained = TrainedModel(card, model.state_dict(), prototypes, test_distances)
     try:
+        if site.real:
+            _keep_former(states.folder / WEIGHTS, site.run_id)
         trained.write(states.folder / WEIGHTS)
-    except TensorFileError as error:
+    except (TensorFileError, OSError) as error:
         print(f"protofl: the trained model was not left for use: {error}", file=sys.stderr, flush=True)
+
+
+def _keep_former(path: Path, run_id: int) -> None:
+    """A model that is there already stays, under another name: a server may name any run of before."""
+    aside = path.with_name(f"{path.stem}-before-{run_id}{path.suffix}")
+    if path.exists() and not aside.exists():
+        path.rename(aside)
 
 
 def _calibrated(site: Site, model: SplitModel, prototypes: Prototypes, similarity: str) -> tuple[Tensor, float]:

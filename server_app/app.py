@@ -97,7 +97,7 @@ def run_rounds(strategy: Strategy, results: Results) -> None:
         start = time.monotonic()
         federation.await_sites()
         outcome = train_round(strategy, run_name, number, exchange)
-        outcome.late = exchange.late
+        outcome.late, outcome.waited = exchange.late, exchange.waited
         federation.note_silence(number, (), exchange.late)
         seconds: Seconds = {"total": time.monotonic() - start, **outcome.seconds}
         results.add_round(number, strategy, seconds, outcome.metrics)
@@ -106,7 +106,13 @@ def run_rounds(strategy: Strategy, results: Results) -> None:
         if void == MAX_VOID_ROUNDS:
             few = f"{void} rounds in a row changed nothing: {outcome.void}"
             raise FederationError(f"{few}; see {results.folder}, where resume.toml lets it go on")
+    if not any(row["valid"] for row in results.rows):
+        raise FederationError("no client has sent one valid reply: nothing was learnt; the lines above say why")
     start = time.monotonic()
     federation.await_sites()
-    final_evaluation(strategy, run_name, settings.run.rounds, exchange).late = exchange.late
+    outcome = final_evaluation(strategy, run_name, settings.run.rounds, exchange)
+    outcome.late, outcome.waited = exchange.late, exchange.waited
+    if not outcome.reports:
+        why = "; ".join(f"{site}: {reason}" for site, reason in (outcome.failed | outcome.refused).items())
+        raise FederationError(f"no valid reply to the final evaluation ({why or 'silence'}); resume.toml repeats it")
     results.finish(settings.run.rounds, strategy, {"total": time.monotonic() - start})

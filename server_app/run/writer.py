@@ -230,7 +230,7 @@ class Results:
         if self.events is not None:
             self.events.add(row)
         self._call_back(row)
-        missing = dict.fromkeys(outcome.missing, f"no answer in {self.settings.federation.round_timeout:g} s")
+        missing = dict.fromkeys(outcome.missing, f"no answer in {outcome.waited:.0f} s")
         troubles = {"failed": outcome.failed, "refused": outcome.refused, "missing": missing, "late": outcome.late}
         for kind in TROUBLE:
             self.trouble[kind] += len(troubles[kind])
