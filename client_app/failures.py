@@ -10,6 +10,7 @@ import re
 import sys
 import traceback
 from collections.abc import Mapping
+from datetime import datetime
 
 from client_app.state import StateError
 from client_app.training import TrainingError
@@ -34,13 +35,17 @@ def reason_of(error: Exception, at_site: bool) -> str:
     """Log ``error``; the reason for the server: one short line, and from a site nothing of its files."""
     expected = isinstance(error, (*OPEN, *KINDS))
     text = str(error) if expected else f"{type(error).__name__}: {error}"
-    if expected:
-        print(f"protofl: {text}", file=sys.stderr, flush=True)
-    else:
+    log("ERROR", text)
+    if not expected:
         traceback.print_exception(error)
     if at_site and not isinstance(error, OPEN):
         text = _of_a_site(error)
     return printable(without_paths(text))
+
+
+def log(level: str, text: str) -> None:
+    """A line with its time on standard error, which a SuperNode hands on to wherever its own goes."""
+    print(f"{datetime.now().astimezone():%Y-%m-%dT%H:%M:%S%z} {level} protofl: {text}", file=sys.stderr, flush=True)
 
 
 def called(node: Mapping[str, object]) -> str:

@@ -5,7 +5,6 @@ Nothing of it travels. Whether it can be written changes nothing for the federat
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from torch import Tensor
 
 from client_app.algorithms.base import ClientAlgorithm
 from client_app.evaluation import local_features
+from client_app.failures import log
 from client_app.site import Site
 from client_app.state import StateFolder
 from protofl_common.models.calibration import class_scores, fit_temperature
@@ -66,7 +66,7 @@ def hand_over(
             _keep_former(states.folder / WEIGHTS, site.run_id)
         trained.write(states.folder / WEIGHTS)
     except (TensorFileError, OSError) as error:
-        print(f"protofl: the trained model was not left for use: {error}", file=sys.stderr, flush=True)
+        log("ERROR", f"the trained model was not left for use: {error}")
 
 
 def _keep_former(path: Path, run_id: int) -> None:

@@ -18,7 +18,7 @@ from server_app.network.exchange import MessageExchange
 from server_app.network.membership import Federation, FederationError
 from server_app.round import final_evaluation, train_round
 from server_app.run.checkpoint import alone_in, can_be_resumed, is_complete, starting_point
-from server_app.run.console import say
+from server_app.run.console import logged, say
 from server_app.run.writer import Results, conclude, draw, name_of_run
 from server_app.strategies import server_half
 from server_app.strategies.base import Strategy
@@ -64,7 +64,8 @@ def one_run(grid: Grid, settings: Settings, folder: Path, run_id: int, later: in
         strategy = server_half(settings.row)(federation)
         strategy.restore(start.state)
         try:
-            run_rounds(strategy, results)
+            with logged(folder / "run.log"):
+                run_rounds(strategy, results)
         except (FederationError, TensorFileError, OSError):
             draw(settings, folder)
             raise

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import ConfigRecord, Message, MessageType, RecordDict
+from flwr.app import ConfigRecord, Error, Message, MessageType, RecordDict
 from PIL import Image
 
 from protofl_common import tensorfile
@@ -192,3 +192,40 @@ def test_a_site_that_hangs_costs_no_whole_timeout(
     outcome = three.run(hangs, rounds=3, round_timeout=100.0)
     assert [row["missing"] for row in outcome.rows] == [[], ["south"], [], []]
     assert float(re.search(r"missing: south: no answer in (\d+) s", capfd.readouterr().out)[1]) < 100  # type: ignore[index]
+
+
+# -- logs --------------------------------------------------------------------------------------------------------------
+
+STAMP = r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d\S*"
+
+
+def test_a_site_logs_what_has_left_it(three: Three, capfd: pytest.CaptureFixture[str]) -> None:
+    outcome = three.run(run_name="mine")
+    said = capfd.readouterr().err
+    sent = outcome.rows[0]["bytes"]["up"] // 3
+    run = rf"{STAMP} INFO protofl: run {outcome.grid.run_id}, fedproto"
+    assert len(re.findall(rf"(?m)^{run}, query 0: sent site, 0 bytes of arrays$", said)) == 3
+    assert len(re.findall(rf"(?m)^{run}, train 1: sent prototypes, report, {sent:,} bytes of arrays$", said)) == 3
+    assert len(re.findall(rf"(?m)^{run}, evaluate 1: sent report, 0 bytes of arrays$", said)) == 3
+
+
+def test_a_run_logs_what_it_says_with_time_and_level(three: Three) -> None:
+    def fails(message: Message, reply: Message) -> Message:
+        meta = message.metadata
+        ill = (meta.dst_node_id, meta.message_type) == (3, "train")
+        return Message(Error(2, "it rains"), reply_to=message) if ill else reply
+
+    folder = three.run(fails, run_name="mine").folder
+    lines = (folder / "run.log").read_text().splitlines()
+    assert any(re.fullmatch(rf"{STAMP} WARNING failed: south: it rains", line) for line in lines)
+    assert any(re.match(rf"{STAMP} INFO round 1/1 ", line) for line in lines)
+
+
+def test_the_log_of_a_run_says_why_it_ended(three: Three) -> None:
+    def garbles(message: Message, reply: Message) -> Message:
+        return Message(RecordDict(), reply_to=message) if message.metadata.message_type == "train" else reply
+
+    with pytest.raises(FederationError):
+        three.run(garbles, run_name="mine")
+    last = (three.folder / "runs/mine/run.log").read_text().splitlines()[-1]
+    assert re.match(rf"{STAMP} ERROR ended by FederationError: no client has sent one valid reply", last)
