@@ -335,6 +335,18 @@ def test_a_whole_run_leaves_another_runs_model_alone(tmp_path: Path) -> None:
     assert old.read_bytes() == before
 
 
+def test_a_server_replaces_no_model_of_an_earlier_run(tmp_path: Path) -> None:
+    """A run of the same name leaves its own; the one that was there has another name then."""
+    node = SITE | SIMULATED | {"state-dir": str(tmp_path / "state")}
+    setting = {"run_name": "mine", "dataset": "digits", "partition": "iid", "train_samples": 10, "rounds": 1}
+    run_federation(run_config(tmp_path / "a", **setting), nodes={7: node}, run_id=11)
+    model = tmp_path / "state/mine/clients/north/model.safetensors"
+    before = model.read_bytes()
+    run_federation(run_config(tmp_path / "b", **setting, seed=7), nodes={7: node}, run_id=12)
+    assert model.read_bytes() != before
+    assert model.with_name("model-before-12.safetensors").read_bytes() == before
+
+
 @pytest.mark.parametrize("changes", [{"algo": "fedper"}, {"algo": "fedproto", "fedproto__lambda": 2.0}])
 def test_a_private_model_does_not_come_into_an_algorithm_that_uploads_it(
     changes: dict[str, Any], tmp_path: Path
