@@ -48,8 +48,8 @@ docs: $(BIN)/.installed  ## the references anew, from the code; the site in site
 	$(BIN)/python -m protofl_common.tools.reference
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
-fuzz: $(BIN)/.installed  ## 10,000 random messages for each decoder, minutes
-	$(BIN)/python -m pytest tests/test_wire_fuzz.py --hypothesis-profile=fuzz --hypothesis-show-statistics
+fuzz: $(BIN)/.installed  ## 10,000 random messages for each decoder, and for a site that is watched: half an hour
+	$(BIN)/python -m pytest tests/test_wire_fuzz.py tests/test_site_fuzz.py --hypothesis-profile=fuzz --hypothesis-show-statistics
 
 mutants: $(BIN)/.installed  ## lines of the mathematics made wrong one at a time: does a test notice? ten minutes
 	$(BIN)/python -m tests.bench.mutants

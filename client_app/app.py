@@ -19,7 +19,7 @@ from client_app.algorithms import client_half
 from client_app.algorithms.base import ClientAlgorithm
 from client_app.eager import without_compiler
 from client_app.evaluation import Evaluation, evaluate
-from client_app.failures import reason_of
+from client_app.failures import called, log, reason_of
 from client_app.handover import hand_over
 from client_app.insight import insight_of
 from client_app.outgoing import outgoing, told_metrics
@@ -31,8 +31,9 @@ from protofl_common.config.architectures import ARCHITECTURES
 from protofl_common.datasets.store import digest
 from protofl_common.prototypes import Prototypes, chosen
 from protofl_common.settings import is_site
+from protofl_common.text import printable
 from protofl_common.wire.limits import RefusedMessage
-from protofl_common.wire.payloads import Payload, pack_payload, unpack_payload
+from protofl_common.wire.payloads import Payload, pack_payload, payload_bytes, unpack_payload
 from protofl_common.wire.records import (
     Instructions,
     Report,
@@ -91,6 +92,7 @@ def final_evaluation(message: Message, context: Context) -> Message:
 
 def _introduction(message: Message, context: Context) -> RecordDict:
     site = Site(context, unpack_baseline(message.content))
+    site.check_state_folder()
     return RecordDict({"site": pack_site_card(site.card(*_about_model(site)))})
 
 
@@ -217,9 +219,14 @@ def _report(
 def _answer(message: Message, context: Context, work: Callable[[], RecordDict]) -> Message:
     """The reply with what ``work`` returns, or an error reply with the reason it did not."""
     try:
-        return Message(work(), reply_to=message)
+        content = work()
+        if is_site(context.node_config):
+            log("INFO", _told(message, context, content))
+        return Message(content, reply_to=message)
     except Exception as error:
         reason = reason_of(error, is_site(context.node_config))
+        if message.metadata.message_type == MessageType.QUERY:  # the server does not know yet who this is
+            reason = called(context.node_config) + reason
         return Message(Error(ERROR_CODE, reason), reply_to=message)
 
 
@@ -233,6 +240,13 @@ def _secretly(message: Message, context: Context, stage: Callable[[SecureUpload]
         return RecordDict({**pack_by_site(stage(SecureUpload(site, unpack_instructions(message.content))))})
 
     return _answer(message, context, work)
+
+
+def _told(message: Message, context: Context, content: RecordDict) -> str:
+    """What has left a site, for its own log."""
+    meta, algo = message.metadata, message.content.config_records.get("baseline", context.run_config)["algo"]
+    asked = f"run {context.run_id}, {algo}, {meta.message_type} {meta.group_id}"
+    return printable(f"{asked}: sent {', '.join(content)}, {payload_bytes(content):,} bytes of arrays")
 
 
 class Stopwatch:

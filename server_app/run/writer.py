@@ -5,6 +5,7 @@ A run's folder holds
     ``resume.toml``              the same, to let the run go on after it was stopped
     ``checkpoints/``             what that takes, after each of the last three rounds (`checkpoint.py`)
     ``metrics.jsonl``            one line per round: figures over clients, per client, bytes, seconds, failures
+    ``run.log``                  what the run has said, with time and level
     ``summary.json``             the final figures, totals and versions
     ``prototypes.safetensors``   the global prototypes, where the algorithm has them
     ``weights.safetensors``      the global model, where the algorithm has one
@@ -246,7 +247,7 @@ class Results:
         if self.events is not None:
             self.events.add(row)
         self._call_back(row)
-        missing = dict.fromkeys(outcome.missing, f"no answer in {self.settings.federation.round_timeout:g} s")
+        missing = dict.fromkeys(outcome.missing, f"no answer in {outcome.waited:.0f} s")
         troubles = {"failed": outcome.failed, "refused": outcome.refused, "missing": missing, "late": outcome.late}
         for kind in TROUBLE:
             self.trouble[kind] += len(troubles[kind])
