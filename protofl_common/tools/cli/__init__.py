@@ -20,6 +20,7 @@ COMMANDS = {
     "table": "a matrix of runs that rebuilds a paper's table",
     "compare": "finished runs side by side",
     "report": "the page of a run, with figures: report.html",
+    "audit": "what the messages of a run say of single training samples: membership inference",
     "export": "a site's trained model, for use outside of the federation",
     "predict": "classes of image files, by a model that was exported",
     "site": "a machine with data of its own: its SuperNode, with code that its operator chose",
