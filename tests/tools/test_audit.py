@@ -49,8 +49,9 @@ def findings(folder: Path, algo: str, clients: int = 4, **changes: Any) -> tuple
 
 
 def test_a_run_without_protection_names_members_and_says_so_in_red(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("protofl_common.report.page.FIGURES", {})
     run, found = findings(tmp_path, "fedproto")
     small = found["prototypes", "1 to 3"]
     assert small["above_chance"]
