@@ -13,8 +13,10 @@ from pathlib import Path
 from client_app.site import Site
 from client_app.state import StateError
 from protofl_common.config.options import SettingsError
-from protofl_common.files import make_private, write_text
+from protofl_common.datasets.store import locked
+from protofl_common.files import write_text
 from protofl_common.privacy.accountant import Mechanism, epsilon
+from protofl_common.privacy.plan import Plan
 from protofl_common.wire.records import Instructions
 
 Account = dict[str, Counter[tuple[float, float]]]
@@ -31,9 +33,15 @@ def charge(site: Site, instructions: Instructions) -> None:
     StateError
         If the account cannot be read or written.
     """
-    if (plan := site.plan) is None:
+    if site.plan is None:
         return
-    file, run = site.account_file(instructions.run_name), instructions.run_name
+    file = site.account_file(instructions.run_name)
+    with locked(file):  # another run's client may be at work on this machine
+        _charge(site, site.plan, instructions, file)
+
+
+def _charge(site: Site, plan: Plan, instructions: Instructions, file: Path) -> None:
+    run = instructions.run_name
     account = _read(file)
     for one in plan.of_round(instructions.round):
         account.setdefault(run, Counter())[one.rate, one.noise] += one.times
@@ -43,7 +51,6 @@ def charge(site: Site, instructions: Instructions) -> None:
         _check(sum(account.values(), Counter()), *site.required_dp, "require-dp, over all runs,")
     kept = {name: [[*key, times] for key, times in used.items() if times] for name, used in account.items()}
     try:
-        make_private(file.parent)
         write_text(file, json.dumps(kept) + "\n")
     except OSError as error:
         raise StateError(f"the privacy account {file} cannot be written: {error}") from error

@@ -29,6 +29,7 @@ MOST_TROUBLES = 300
 Size = Literal["parameters", "train-samples", "test-samples"]
 SIZES: tuple[Size, ...] = get_args(Size)
 Row = Sequence[str]
+AUDIT_HEADS = ("attack", "training samples of a class", "classes", "advantage", "likeliest candidate is a member")
 
 
 def write_report(folder: Path) -> Path:
@@ -110,7 +111,31 @@ def _result(run: Run) -> str:
 
 def _privacy(run: Run) -> str:
     """What protected the clients' samples, and how well."""
-    return "".join(f"<p>{escape(line)}</p>" for line in protections(run.settings))
+    lines = "".join(f"<p>{escape(line)}</p>" for line in protections(run.settings))
+    if not run.audit:
+        return lines
+    leaks = sum(one["above_chance"] for one in run.audit)
+    said = f"{leaks} of {len(run.audit)} attacks name training samples above chance." if leaks else "None above chance."
+    note = (
+        "Membership inference by whoever has the messages and the clients' models: 0 is guessing, 1 names all members; "
+        "± three deviations of guessing. Other attacks may find more."
+    )
+    kind = "note leak" if leaks else "note"
+    return f'{lines}<p class="{kind}">{escape(said)}</p>{_table(AUDIT_HEADS, audit_rows(run.audit), note, words=True)}'
+
+
+def audit_rows(findings: Sequence[dict[str, Any]]) -> list[Row]:
+    """A row for each attack and size of class."""
+    return [
+        (
+            f"{one['attack']}{' (above chance)' if one['above_chance'] else ''}",
+            str(one["samples"]),
+            str(one["classes"]),
+            f"{one['advantage']:+.2f} ± {3 * one['error']:.2f}",
+            f"{one['named']} ({one['by_chance']:.1f} by chance)",
+        )
+        for one in findings
+    ]
 
 
 def _comparison(run: Run) -> str:

@@ -7,6 +7,7 @@ import tomllib
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +20,8 @@ from protofl_common.run_folder import KINDS, MarginRow, RoundRow, RunFolder, Sit
 from protofl_common.settings import flatten
 from protofl_common.text import names_in
 
+AUDIT = "audit.json"
+"""Beside the other files of a run."""
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
@@ -52,6 +55,8 @@ class Run:
     client_prototypes: Vectors | None = None
     global_prototypes: Vectors | None = None
     test_features: Vectors | None = None
+    audit: list[dict[str, Any]] = field(default_factory=list)
+    """What ``protofl audit`` found, if it was asked."""
     compared: list[Compared] = field(default_factory=list)
     """The run's baselines and itself, where it has any and is finished."""
 
@@ -134,8 +139,17 @@ def read_run(folder: Path) -> Run:
         client_prototypes=_vectors(folder / "client-prototypes.safetensors", "means"),
         global_prototypes=_global(folder),
         test_features=_vectors(folder / "test-features.safetensors", "features"),
+        audit=_audit(folder / AUDIT),
         compared=compared(folder.resolve(), baselines) if (baselines := names_in(settings.get("baselines"))) else [],
     )
+
+
+def _audit(file: Path) -> list[dict[str, Any]]:
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return []
+    return found if isinstance(found, list) else []
 
 
 def _global(folder: Path) -> Vectors | None:

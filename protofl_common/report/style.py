@@ -5,7 +5,7 @@ from __future__ import annotations
 CSS = """
 :root{color-scheme:light dark;--page:#f6f7f9;--card:#fff;--ink:#1c2430;--soft:#5b6675;--line:#dfe3e8;--link:#0b5cad}
 @media (prefers-color-scheme:dark){:root{--page:#12161c;--card:#1b212a;--ink:#e6eaf0;--soft:#a3adba;--line:#313a46;
---link:#7db8f0}}
+--link:#7db8f0}.leak{color:#ff8a80!important}}
 *{box-sizing:border-box}
 html{-webkit-text-size-adjust:100%}
 body{margin:0;background:var(--page);color:var(--ink);
@@ -43,6 +43,7 @@ details .card{border:0}
 .card+details{margin-top:10px}
 summary{cursor:pointer}
 .note{padding:8px 12px;margin:.6em 0}
+.leak{color:#b3261e;border-color:currentColor;font-weight:600}
 .gain{font-size:1.15rem;font-weight:600}
 .card+.tiles{margin-top:12px}
 footer{color:var(--soft);font-size:.85rem;margin:2em 0 1em}

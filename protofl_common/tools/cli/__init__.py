@@ -22,6 +22,7 @@ COMMANDS = {
     "table": "a matrix of runs that rebuilds a paper's table",
     "compare": "finished runs side by side",
     "report": "the page of a run, with figures: report.html",
+    "audit": "what the messages of a run say of single training samples: membership inference",
     "export": "a site's trained model, for use outside of the federation",
     "predict": "classes of image files, by a model that was exported",
     "predictions": "what the clients' models of a run say of their test samples, in one file",

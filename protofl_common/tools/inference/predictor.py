@@ -151,6 +151,14 @@ class Predictor:
     @torch.inference_mode()
     def outputs(self, inputs: Inputs) -> Outputs:
         """Logits and distances of a batch."""
+        features = self.model.body(self.values(inputs))
+        distances_NP = (
+            None if self.prototypes is None else distances(features, self.prototypes, self.card.similarity).cpu()
+        )
+        return Outputs(self.model.head(features).cpu(), distances_NP)
+
+    def values(self, inputs: Inputs) -> Tensor:
+        """What the model is given: inputs [N, …] normalised, or features of frozen backbones."""
         card = self.card
         casting: Literal["no", "same_kind"] = "no" if card.input_type == "uint8" else "same_kind"
         if not np.can_cast(inputs.dtype, card.input_type, casting) or inputs.shape[1:] != card.input_shape:
@@ -158,12 +166,8 @@ class Predictor:
             raise DataError(f"inputs are {inputs.dtype} {list(inputs.shape)}, not {wanted}")
         inputs = inputs.astype(card.input_type, copy=False)
         if card.backbones:
-            values = extract_features(inputs, card.backbones, self.device).to(self.device)
-        else:
-            values = normalised(inputs, card.mean, card.std, self.device)
-        features = self.model.body(values)
-        distances_NP = None if self.prototypes is None else distances(features, self.prototypes, card.similarity).cpu()
-        return Outputs(self.model.head(features).cpu(), distances_NP)
+            return extract_features(inputs, card.backbones, self.device).to(self.device)
+        return normalised(inputs, card.mean, card.std, self.device)
 
     def _read(self, outputs: Outputs, by: str) -> list[Prediction]:
         scores = self._scores(outputs)[by]

@@ -24,7 +24,7 @@ from flwr.supercore.utils import get_flwr_home
 
 from protofl_common.catalog import CATALOG
 from protofl_common.config.options import Scalar, SettingsError
-from protofl_common.permissions import LIMITS, allowed_by
+from protofl_common.permissions import DEMANDS, LIMITS, allowed_by
 from protofl_common.settings import app_folder, default_run_config
 from protofl_common.text import names_in
 from protofl_common.tools.site.bundle import bundle_hash
@@ -195,6 +195,8 @@ def _permissions(node: Mapping[str, Scalar]) -> Iterator[Finding]:
         yield Finding(
             WARNING, "insight", "numbers of samples per class and up to 200 test features may leave, if asked"
         )
+    for key in (key for key in DEMANDS if key in node):
+        yield Finding(FACT, "demands", f"{key} {node[key]}")
     yield Finding(FACT, "limits", ", ".join(f"{key} {allowed[key]}" for key in LIMITS))
 
 

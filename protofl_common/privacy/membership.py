@@ -1,0 +1,71 @@
+"""Membership inference: how well scores tell a client's training samples from others of the same class."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """Scores of samples of one class, higher for likelier members of one client's training data."""
+
+    members: Floats
+    """[n]."""
+    others: Floats
+    """[m], of the same class and origin."""
+
+    @property
+    def auc(self) -> float:
+        """The chance that a member scores above another; a tie counts half."""
+        above_NM = np.sign(self.members[:, None] - self.others[None, :])
+        return float((above_NM.mean() + 1) / 2)
+
+    @property
+    def names_a_member(self) -> bool:
+        """Whether the highest score is a member's."""
+        return bool(self.members.max() > self.others.max())
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What an attack finds over the classes of all clients."""
+
+    classes: int
+    """Groups of candidates."""
+    advantage: float
+    """2 · AUC − 1, averaged by members: 0 for guessing, 1 for naming all."""
+    error: float
+    """Its standard deviation under guessing: that of the Mann-Whitney statistic."""
+    named: int
+    """Classes whose likeliest candidate is a member."""
+    by_chance: float
+    """How many that is for guessing."""
+
+    @property
+    def above_chance(self) -> bool:
+        """Whether guessing does as well in fewer than 1 of 1000 audits (three deviations)."""
+        return self.advantage > 3 * self.error
+
+
+def finding(groups: Iterable[Candidates]) -> Finding | None:
+    """All groups together; None without any that has members and others."""
+    sound = [one for one in groups if len(one.members) and len(one.others)]
+    if not sound:
+        return None
+    sizes = np.array([(len(one.members), len(one.others)) for one in sound], dtype=float)
+    weights = sizes[:, 0] / sizes[:, 0].sum()
+    variances = 4 * (sizes.sum(axis=1) + 1) / (12 * sizes.prod(axis=1))
+    return Finding(
+        classes=len(sound),
+        advantage=float(weights @ [2 * one.auc - 1 for one in sound]),
+        error=math.sqrt(float(weights**2 @ variances)),
+        named=sum(one.names_a_member for one in sound),
+        by_chance=float((sizes[:, 0] / sizes.sum(axis=1)).sum()),
+    )

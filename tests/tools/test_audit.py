@@ -1,0 +1,86 @@
+"""The audit: its statistics by hand, and what it finds in small runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from protofl_common.config.options import SettingsError
+from protofl_common.privacy.membership import Candidates, finding
+from protofl_common.report.page import write_report
+from protofl_common.tools.audit import audit
+from protofl_common.tools.cli import main
+from tests.harness import run_config, run_federation
+from tests.report.pages import Page
+
+FEW: dict[str, Any] = {"dataset": "digits", "partition": "iid", "test_samples": 100, "train_samples": 10, "rounds": 1}
+FEW |= {"models": "mlp-1", "local_epochs": 0, "initial_weights": "shared"}
+
+
+def test_advantage_and_its_error_by_hand() -> None:
+    groups = [
+        Candidates(np.array([3.0]), np.array([1.0, 2.0, 4.0])),  # above 2 of 3: AUC 2/3
+        Candidates(np.array([5.0, 1.0]), np.array([1.0])),  # above, and a tie: AUC 3/4
+        Candidates(np.array([1.0]), np.array([])),
+    ]
+    found = finding(groups)
+    assert found is not None
+    assert found.advantage == pytest.approx((1 * (1 / 3) + 2 * (1 / 2)) / 3)
+    variances = 4 * (1 + 3 + 1) / (12 * 3), 4 * (2 + 1 + 1) / (12 * 2)
+    assert found.error == pytest.approx((variances[0] / 9 + 4 * variances[1] / 9) ** 0.5)
+    assert (found.classes, found.named, found.by_chance) == (2, 1, pytest.approx(1 / 4 + 2 / 3))
+    assert finding([]) is None
+
+
+def test_guessing_is_above_chance_as_rarely_as_it_should_be() -> None:
+    draw = np.random.default_rng(0)
+    found = [finding(Candidates(draw.random(4), draw.random(9)) for _ in range(20)) for _ in range(300)]
+    advantages = [one.advantage for one in found if one]
+    assert np.std(advantages) == pytest.approx(found[0].error, rel=0.15)  # type: ignore[union-attr]
+    assert sum(one.above_chance for one in found if one) <= 3
+
+
+def findings(folder: Path, algo: str, clients: int = 4, **changes: Any) -> tuple[Path, dict[tuple[str, str], Any]]:
+    run = run_federation(run_config(folder, algo=algo, **FEW | changes), clients).folder
+    return run, {(one["attack"], one["samples"]): one for one in audit(run)}
+
+
+def test_a_run_without_protection_names_members_and_says_so_in_red(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("protofl_common.report.page.FIGURES", {})
+    run, found = findings(tmp_path, "fedproto")
+    small = found["prototypes", "1 to 3"]
+    assert small["above_chance"]
+    assert small["named"] == small["classes"] == 40
+    assert small["by_chance"] < 10
+    page = Page(write_report(run))
+    assert any("name training samples above chance" in text for text in page.texts)
+    assert any(attributes.get("class") == "note leak" for _, attributes in page.tags)
+    assert main(["audit", str(run)]) == 0
+    assert "likeliest" in capsys.readouterr().out
+
+
+def test_of_classes_below_the_least_number_there_is_nothing_to_name(tmp_path: Path) -> None:
+    _, found = findings(
+        tmp_path, "fedproto", clients=2, partition="dirichlet", alpha=1.0, train_samples=0, min_class_samples=4
+    )
+    assert ("prototypes", "1 to 3") not in found
+    assert ("prototypes", "all") in found
+
+
+def test_under_epsilon_1_it_falls_to_chance(tmp_path: Path) -> None:
+    """Prototypes of the same frozen features, with noise and without."""
+    _, open_ = findings(tmp_path / "open", "fedproto", train_samples=20)
+    _, closed = findings(tmp_path / "closed", "fedproto", train_samples=20, dp="sample", dp_epsilon=1.0)
+    assert open_["prototypes", "all"]["above_chance"]
+    assert not closed["prototypes", "all"]["above_chance"]
+
+
+def test_a_run_whose_models_are_elsewhere_is_refused(tmp_path: Path) -> None:
+    folder = run_federation(run_config(tmp_path, **FEW | {"rounds": 1, "state_dir": str(tmp_path / "disk")}), 2).folder
+    with pytest.raises(SettingsError, match="no model of the client; give a finished simulation"):
+        audit(folder)
