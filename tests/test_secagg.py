@@ -453,7 +453,7 @@ def test_a_site_may_take_part_in_nothing_else() -> None:
 
 def test_two_clients_are_too_few(tmp_path: Path) -> None:
     with pytest.raises(
-        FederationError, match=r"secagg = true: a round asks only 2 sites \(participation = 0\.5\), and 3"
+        FederationError, match=r"secagg = true: a round asks 2 sites \(participation = 0\.5\); 3 are the"
     ):
         federation(tmp_path, participation=0.5)
 
