@@ -14,6 +14,7 @@ from typing import Any
 from flwr.app import Context, Error, Message, MessageType, RecordDict
 from flwr.clientapp import ClientApp
 
+from client_app.account import charge
 from client_app.algorithms import client_half
 from client_app.algorithms.base import ClientAlgorithm
 from client_app.eager import without_compiler
@@ -21,6 +22,7 @@ from client_app.evaluation import Evaluation, evaluate
 from client_app.failures import reason_of
 from client_app.handover import hand_over
 from client_app.insight import insight_of
+from client_app.outgoing import outgoing, told_metrics
 from client_app.secagg import SecureUpload
 from client_app.site import Site
 from client_app.state import ClientState, StateFolder
@@ -86,6 +88,8 @@ def _introduction(message: Message, context: Context) -> RecordDict:
     site = Site(context, unpack_baseline(message.content))
     exchange = site.settings.exchange
     algorithm = client_half(site.settings.row)(site, 0)
+    if site.plan is not None:
+        algorithm.step()  # refuses what DP-SGD cannot train
     weights = {**algorithm.templates(exchange.down), **algorithm.templates(exchange.up)}
     return RecordDict({"site": pack_site_card(site.card(weights))})
 
@@ -102,10 +106,11 @@ def _train_round(message: Message, context: Context) -> RecordDict:
     if instructions.evaluate:
         with clock("evaluate"):
             evaluation = _evaluate(site, algorithm, _predicting(site, algorithm))
+    charge(site, instructions)
     with clock("train"):
         losses = algorithm.fit()
     with clock("prototypes"):
-        upload = algorithm.upload()
+        upload = outgoing(algorithm.upload(), site, instructions.round)
     with clock("save"):
         if tensors := algorithm.packed_state():
             states.save(ClientState(instructions.round, site.arch, tensors))
@@ -130,7 +135,8 @@ def _final_evaluation(message: Message, context: Context) -> RecordDict:
         hand_over(site, algorithm, states, prototypes, evaluation.correct, instructions)
         states.finish(instructions.round)
         SecureUpload(site, instructions).forget()
-    content = pack_payload(Payload(insight=statistics), statistics_declared(site.insight))
+    upload = outgoing(Payload(insight=statistics), site, instructions.round)
+    content = pack_payload(upload, statistics_declared(site.insight))
     content["report"] = pack_report(_report(site, instructions, evaluation, {}, clock), (), site.metrics)
     return content
 
@@ -181,8 +187,8 @@ def _report(
         train_samples=site.told_samples,
         test_samples=len(site.data.test_labels),
         correct=evaluation.correct,
-        metrics=evaluation.metrics,
-        losses=losses,
+        metrics=told_metrics(evaluation.metrics, site),
+        losses=losses if site.settings.privacy.dp == "none" else {},
         seconds=clock.seconds,
     )
 

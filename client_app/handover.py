@@ -17,8 +17,9 @@ from client_app.site import Site
 from client_app.state import StateFolder
 from protofl_common.models.calibration import class_scores, fit_temperature
 from protofl_common.models.split import SplitModel
-from protofl_common.models.trained import WEIGHTS, ModelCard, TrainedModel
+from protofl_common.models.trained import ModelCard, TrainedModel
 from protofl_common.prototypes import Prototypes, distances
+from protofl_common.run_folder import WEIGHTS
 from protofl_common.tensorfile import TensorFileError
 from protofl_common.wire.records import Instructions
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 
@@ -23,6 +24,10 @@ from protofl_common.evaluation_metrics import declared_metrics
 from protofl_common.models.build import check_model
 from protofl_common.models.initial import initial_model
 from protofl_common.models.split import SplitModel
+from protofl_common.permissions import required_dp
+from protofl_common.privacy.plan import Plan
+from protofl_common.privacy.release import noised_images
+from protofl_common.seeding import derive_seed
 from protofl_common.settings import Settings, baseline_config, is_site
 from protofl_common.text import is_site_name
 from protofl_common.wire.limits import Limits, RefusedMessage, Template
@@ -56,6 +61,7 @@ class Site:
             made_of = "ASCII letters, digits, '.', '_' and '-', and begin with a letter or digit"
             raise SettingsError(f"node-config: site-name = {self.name!r} must be made of at most 100 {made_of}")
         self.run_id, self.real = context.run_id, is_site(node)
+        self.required_dp = required_dp(node)
         self.wanted_domain = str(node.get("domain", ""))
         self.insight = self._insight(node)
         alike = self.settings.exchange.needs_one_architecture
@@ -68,24 +74,29 @@ class Site:
         """What this site tells for the report, of what the run asks for (`protofl_common.insight`).
 
         A site with data of its own (a ``data-dir`` in its node config, no partition of a common data set) tells
-        nothing unless its node config says ``insight=true``; with ``insight=false`` no site does.
+        nothing unless its node config says ``insight=true``; with ``insight=false`` no site does. Features are of
+        single samples: none with ``min-class-samples``.
         """
         own = "data-dir" in node or "partition-id" not in node or self.settings.data.partition == "own"
         willing = node.get("insight", not own)
         if not isinstance(willing, bool):
             raise SettingsError(f"node-config: insight = {willing!r} must be true or false")
-        return self.settings.run.insight if willing else "none"
+        level = self.settings.run.insight if willing else "none"
+        single = level == "features" and self.settings.privacy.min_class_samples > 1
+        return "none" if single else level
 
     @cached_property
     def data(self) -> ClientData:
-        """This site's share of the data, as it is stored."""
-        return open_client_data(
+        """This site's share of the data, as it is stored; with ``image-noise``, its training images with noise."""
+        data = open_client_data(
             self.settings.data,
             seed=self.settings.run.seed,
             partition=self.partition,
             num_partitions=max(1, self.num_partitions),
             domain=self.wanted_domain,
         )
+        noise, seed = self.settings.privacy.image_noise, derive_seed(self.settings.run.seed, "image-noise", self.name)
+        return data if noise == "none" else replace(data, train_inputs=noised_images(data.train_inputs, noise, seed))
 
     def load_data(self) -> None:
         """Read both sets now."""
@@ -126,6 +137,11 @@ class Site:
         )
         return model.to(self.device)
 
+    @cached_property
+    def plan(self) -> Plan | None:
+        """How what this site sends is made private; None where it is not."""
+        return self.settings.plan(len(self.data.train_labels))
+
     @property
     def num_classes(self) -> int:
         """C, of the whole data set."""
@@ -150,10 +166,20 @@ class Site:
             raise RefusedMessage(f"round.round is {instructions.round} in a run of {rounds} rounds")
         if lineage.run_id != self.run_id:
             raise RefusedMessage(f"round.lineage is {lineage.text!r} in the Flower run {self.run_id}")
-        machine = self.settings.machine
-        root = Path(machine.state_dir) if machine.state_dir else Path(self.settings.run.out_dir)
         use = f"{self.settings.run.algo} ({digest(repr(self.settings.exchange))})"
-        return StateFolder(root / instructions.run_name / "clients", self.name, lineage, wary=self.real, use=use)
+        folder = self._state_root / instructions.run_name / "clients"
+        return StateFolder(folder, self.name, lineage, wary=self.real, use=use)
+
+    def account_file(self, run_name: str) -> Path:
+        """Where this site notes what its privacy has cost: one file for all runs; in a simulation, one for each."""
+        if self.real:
+            return self._state_root / "privacy" / f"{self.name}.json"
+        return self._state_root / run_name / "clients" / self.name / "privacy.json"
+
+    @property
+    def _state_root(self) -> Path:
+        machine = self.settings.machine
+        return Path(machine.state_dir) if machine.state_dir else Path(self.settings.run.out_dir)
 
     def card(self, weights: Mapping[str, Template]) -> SiteCard:
         """How this site introduces itself; ``weights``: the arrays of each entry of weights that it exchanges.
@@ -177,18 +203,23 @@ class Site:
             holds=self._held() if self.settings.row.tells_classes and not self.settings.privacy.secagg else (),
             weights=digest(weights) if weights else "",
             device=str(self.device),
-            found=0 if self.settings.privacy.secagg else self.data.found,
+            found=0 if self.settings.hides_samples else self.data.found,
         )
 
     @property
     def told_samples(self) -> int:
-        """Its training samples, as it tells them: with secure aggregation 0, for they are in the sum."""
-        return 0 if self.settings.privacy.secagg else len(self.data.train_labels)
+        """Its training samples, as it tells them: 0 where they are only in a sum."""
+        return 0 if self.settings.hides_samples else len(self.data.train_labels)
 
     def _held(self) -> tuple[int, ...]:
-        """Labels of the training samples, as its prototypes or label counts will tell them."""
-        labels = np.unique(self.data.train_labels)
-        return tuple(labels[labels != UNLABELLED].tolist())
+        """Labels of the training samples, as its prototypes or label counts will tell them; SettingsError for none."""
+        if self.settings.privacy.dp == "sample":
+            return tuple(range(self.num_classes))  # which of them it has is told with noise only
+        least, labels_N = self.settings.privacy.min_class_samples, self.data.train_labels
+        labels, counts = np.unique(labels_N[labels_N != UNLABELLED], return_counts=True)
+        if not len(found := labels[counts >= least].tolist()):
+            raise SettingsError(f"min-class-samples = {least}: this client has no class of as many training samples")
+        return tuple(found)
 
 
 def _whole(node: Mapping[str, object], key: str, default: int) -> int:

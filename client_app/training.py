@@ -85,6 +85,12 @@ class Step:
         total = torch.stack(list(terms.values())).sum() if len(terms) > 1 else next(iter(terms.values()))
         return {**terms, "total": total}
 
+    def batches(
+        self, data: Samples, batch_size: int, generator: torch.Generator, *, no_single: bool, drop_last: bool
+    ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """Those of an epoch, as `shuffled_batches` gives them."""
+        return shuffled_batches(data, batch_size, generator, no_single=no_single, drop_last=drop_last)
+
     def session(self) -> AbstractContextManager[object]:
         """In force while a training loop uses this step."""
         return nullcontext()
@@ -165,7 +171,7 @@ def train(
         module.train()
     with step.session():
         for epoch in range(settings.local_epochs if epochs is None else epochs):
-            for inputs, labels, index in shuffled_batches(
+            for inputs, labels, index in step.batches(
                 data, batch_size or settings.batch_size, generator, no_single=joined, drop_last=settings.drop_last
             ):
                 seen += len(labels)

@@ -32,6 +32,10 @@ class Hparams:
         """What is exchanged under these hyper-parameters; the default: all that the row declares."""
         return declared
 
+    def due(self, server_round: int, rounds: int) -> bool:
+        """Whether clients send prototypes in this round of ``rounds``; both halves ask here."""
+        return True
+
 
 @dataclass(frozen=True)
 class AlignmentHparams(Hparams):
@@ -286,16 +290,12 @@ class Algorithm:
     losses: tuple[str, ...] = ("cross-entropy",)
     """Names of the loss terms that its clients report."""
     averages_prototypes: bool = False
-    """The server takes a mean over the clients' prototypes of a class, so that ``merging`` may replace it."""
+    """The server takes a mean over the clients' prototypes of a class, which ``merging`` replaces; where it trains on
+    prototypes or clusters them, ``merging`` leaves out those far from the other clients' (`robust.py`)."""
     single_uploads: str = ""
     """What the server needs single uploads for, beside what `exchange` shows; "" if averages are all it takes."""
     frozen_backbones: bool = False
     """Made for features of frozen backbones: they are used unless the settings say otherwise."""
-
-    @property
-    def averages(self) -> bool:
-        """Whether the server averages anything: prototypes, or weights, which it would take up for nothing else."""
-        return self.averages_prototypes or any(isinstance(entry, Weights) for entry in self.exchange.up.values())
 
     def needs_single_uploads(self, exchange: Exchange) -> str:
         """Why sums over the clients are not enough for the server, where it exchanges this; "" if they are."""

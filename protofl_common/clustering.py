@@ -29,8 +29,8 @@ def finch_partitions(vectors_ND: np.ndarray) -> list[np.ndarray]:
     return [np.asarray(column, dtype=np.int64) for column in labels_NP.T]
 
 
-def cluster(vectors_ND: Tensor, method: str, clusters: int = 0) -> Tensor:
-    """The means [K, D] of the clusters of ``vectors_ND`` [N, D].
+def cluster(vectors_ND: Tensor, method: str, clusters: int = 0) -> tuple[Tensor, Tensor]:
+    """The means [K, D] of the clusters of ``vectors_ND`` [N, D], and how many vectors are in each, [K].
 
     Parameters
     ----------
@@ -39,7 +39,7 @@ def cluster(vectors_ND: Tensor, method: str, clusters: int = 0) -> Tensor:
         finds (FedPLVM Table 9). ``average``: one.
     """
     if method == "average" or len(vectors_ND) == 1:
-        return vectors_ND.mean(dim=0, keepdim=True)
+        return vectors_ND.mean(dim=0, keepdim=True), torch.tensor([len(vectors_ND)])
     vectors = vectors_ND.double().numpy()
     if method == "finch":
         return _means(vectors_ND, finch_partitions(vectors)[-1])
@@ -60,17 +60,19 @@ def cluster_classes(
 
     ``ratio`` asks for ⌈ratio · n⌉ clusters of a class of n vectors (MPFT), instead of ``clusters`` many.
     """
-    means, labels = [], []
+    means, labels, counts = [], [], []
     for label in labels_N.unique().tolist():
         rows_ND = vectors_ND[labels_N == label]
-        of_class = cluster(rows_ND, method, math.ceil(ratio * len(rows_ND)) or clusters)
+        of_class, sizes_K = cluster(rows_ND, method, math.ceil(ratio * len(rows_ND)) or clusters)
         means.append(of_class)
+        counts.append(sizes_K)
         labels.append(torch.full((len(of_class),), label, dtype=torch.int64))
-    return Prototypes(torch.cat(means), torch.cat(labels))
+    return Prototypes(torch.cat(means), torch.cat(labels), torch.cat(counts))
 
 
-def _means(vectors_ND: Tensor, cluster_N: np.ndarray) -> Tensor:
+def _means(vectors_ND: Tensor, cluster_N: np.ndarray) -> tuple[Tensor, Tensor]:
     cluster_of = torch.from_numpy(cluster_N).long()
     sums_KD = torch.zeros(int(cluster_of.max()) + 1, vectors_ND.shape[1], dtype=torch.float64)
     sums_KD.index_add_(0, cluster_of, vectors_ND.double())
-    return (sums_KD / torch.bincount(cluster_of).unsqueeze(1)).to(vectors_ND.dtype)
+    counts_K = torch.bincount(cluster_of)
+    return (sums_KD / counts_K.unsqueeze(1)).to(vectors_ND.dtype), counts_K

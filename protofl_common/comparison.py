@@ -10,7 +10,7 @@ from pathlib import Path
 from protofl_common.metrics import human_bytes
 from protofl_common.run_folder import RunFolder, Summary, baseline_folder
 
-HEADS = ("", "accuracy", "worst 10 %", "against alone", "exchanged", "models")
+HEADS = ("", "accuracy", "against alone", "worst 10 %", "exchanged", "models")
 NOTE = "Mean test accuracy over the clients, after the last round; the same clients, data and rounds."
 
 
@@ -72,8 +72,8 @@ def table_rows(runs: Sequence[Compared]) -> list[tuple[str, ...]]:
         (
             one.title,
             f"{one.accuracy:.1f} %",
-            f"{one.worst:.1f} %",
             "–" if alone is None or one.algo == "local" else f"{one.accuracy - alone:+.1f} points",
+            f"{one.worst:.1f} %",
             human_bytes(one.bytes),
             one.models,
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 
 from protofl_common.catalog import CATALOG
@@ -30,6 +31,11 @@ LIMITED = {
     "image-size": "max-image-size",
 }
 """Settings of a run -> their limit at a site."""
+DEMANDS = ("min-class-samples", "require-dp")
+"""What a site wants of a run beyond what the run offers."""
+_DP = re.compile(r"epsilon<=(\d+\.?\d*)( delta<=(\d*\.?\d+(?:e-\d+)?))?")
+DELTA = 1e-5
+"""δ of a site that demands ε alone."""
 _NOT_ALLOWED = "not allowed on this site; its operator may"
 
 
@@ -37,6 +43,38 @@ def allowed_by(node: Mapping[str, Scalar]) -> dict[str, Scalar]:
     """Every permission and limit of a site: what its node config says, else the default."""
     defaults = PERMISSIONS | LIMITS
     return defaults | {key: node[key] for key in defaults if key in node}
+
+
+def demanded(node: Mapping[str, Scalar], config: dict[str, Scalar]) -> list[str]:
+    """Raise ``config`` to what the site demands; a line for each demand that is none, or that the run does not meet."""
+    least = node.get("min-class-samples", 1)
+    if type(least) is not int or least < 1:
+        return [f"node-config: min-class-samples = {least!r} must be a whole number at least 1"]
+    asked = config.get("min-class-samples")
+    if type(asked) is int:
+        config["min-class-samples"] = max(asked, least)
+    return list(_dp_demanded(node, config))
+
+
+def required_dp(node: Mapping[str, Scalar]) -> tuple[float, float] | None:
+    """(ε, δ) that this site lets all runs together spend, of ``require-dp``; None without."""
+    found = _DP.fullmatch(str(node.get("require-dp")))
+    return (float(found[1]), float(found[3] or DELTA)) if found else None
+
+
+def _dp_demanded(node: Mapping[str, Scalar], config: Mapping[str, Scalar]) -> Iterator[str]:
+    if "require-dp" not in node:
+        return
+    wanted, told = required_dp(node), f"require-dp = {node['require-dp']!r}"
+    if wanted is None:
+        yield f"node-config: {told}: say 'epsilon<=8', or 'epsilon<=8 delta<=1e-6'"
+        return
+    if config.get("dp") != "sample":
+        yield f"dp = {config.get('dp')!r}: this site takes part only with dp = 'sample' (node config: {told})"
+    for key, most in zip(("dp-epsilon", "dp-delta"), wanted, strict=True):
+        value = config.get(key)
+        if isinstance(value, int | float) and value > most:
+            yield f"{key} = {value}: this site takes at most {most:g} (node config: {told})"
 
 
 def permission_problems(node: Mapping[str, Scalar], config: Mapping[str, Scalar]) -> list[str]:

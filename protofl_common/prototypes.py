@@ -35,6 +35,10 @@ class Prototypes:
         counts = None if self.counts is None else self.counts.to(device)
         return Prototypes(self.means.to(device), self.labels.to(device), counts)
 
+    def only(self, rows: Tensor) -> Prototypes:
+        """Those for which ``rows`` [P] is true."""
+        return Prototypes(self.means[rows], self.labels[rows], None if self.counts is None else self.counts[rows])
+
     def without_counts(self) -> Prototypes:
         """The same prototypes, not telling how many samples stand behind them."""
         return Prototypes(self.means, self.labels)

@@ -1,4 +1,4 @@
-"""Merging that bears some hostile clients: coordinate-wise median and trimmed mean, and updates of bounded length.
+"""Merging that bears some hostile clients: median, trimmed mean, votes of the majority, and updates of bounded length.
 
 Yin et al., "Byzantine-Robust Distributed Learning: Towards Optimal Statistical Rates", ICML 2018, Definitions 1 and 2,
 there for gradients. Every client that sends a prototype or weights weighs the same: samples are a client's own claim,
@@ -43,6 +43,46 @@ def merge_prototypes(
     for label, held in rows.items():
         means[label] = mean_of_middle(torch.stack(held), dropped(len(held), merging, trim_fraction)).float()
     return from_mapping(means)
+
+
+def without_the_farthest(sets: Sequence[Prototypes], merging: str, trim_fraction: float) -> list[Prototypes]:
+    """The sets without the prototypes of the clients that are least like the others.
+
+    For servers that train on prototypes or cluster them, where `merge_prototypes` has no place. A client has one vote
+    on a class, the mean of its prototypes of it, however many these are. It is as unlike the others as its votes are on
+    average far from those of its classes (`_distances`): one class alone does not show who gives his prototypes to
+    wrong classes. Of the n clients that hold a class, those `dropped` that are most unlike go; with ``mean`` none.
+    """
+    if merging == "mean":
+        return list(sets)
+    distances_MC = _distances(sets)
+    unlike_M = distances_MC.nanmean(dim=1)
+    kept = [torch.ones(len(one), dtype=torch.bool) for one in sets]
+    for label, of_class_M in enumerate(distances_MC.T):
+        holders = torch.nonzero(~of_class_M.isnan()).flatten()
+        most_unlike = holders[unlike_M[holders].argsort(stable=True)]
+        for client in most_unlike[len(holders) - dropped(len(holders), merging, trim_fraction) :].tolist():
+            kept[client] &= sets[client].labels != label
+    return [one.only(rows) for one, rows in zip(sets, kept, strict=True)]
+
+
+def _distances(sets: Sequence[Prototypes]) -> Tensor:
+    """How far each client's vote on a class is from the coordinate-wise median of all, [M, C] float64.
+
+    Euclidean, in multiples of the class's median distance; NaN where a client has no vote or fewer than `FEWEST` have.
+    """
+    classes = 1 + max((int(one.labels.max()) for one in sets if len(one)), default=-1)
+    found_MC = torch.full((len(sets), classes), torch.nan, dtype=torch.float64)
+    for label in range(classes):
+        holders = [client for client, one in enumerate(sets) if label in one.labels]
+        if len(holders) < FEWEST:
+            continue
+        votes_ND = torch.stack(
+            [sets[client].means[sets[client].labels == label].double().mean(0) for client in holders]
+        )
+        far_N = (votes_ND - mean_of_middle(votes_ND, dropped(len(holders), "median", 0.0))).norm(dim=1)
+        found_MC[holders, label] = far_N / far_N.median().clamp_min(torch.finfo(torch.float64).tiny)
+    return found_MC
 
 
 def merge_weights(

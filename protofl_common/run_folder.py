@@ -20,6 +20,10 @@ from protofl_common.config.options import Scalar, SettingsError
 from protofl_common.files import write_text
 
 METRICS, MARGINS, SITES, SUMMARY = "metrics.jsonl", "prototypes.jsonl", "sites.json", "summary.json"
+WEIGHTS, CARD = "model.safetensors", "model.json"
+"""The two files of an exported model; a client leaves the first alone, with the card among its metadata."""
+MOST_NUMBERS = 2**24
+"""Of an input, that a model's card may ask for."""
 FORMAT = 1
 """Of the four files; to be increased when a reader of this version would misread what a later one writes."""
 
@@ -74,6 +78,7 @@ RoundRow = TypedDict(
         "seconds": Seconds,
         "metrics": NotRequired[Accuracies],
         "server": NotRequired[dict[str, float]],
+        "epsilon": NotRequired[float],
     },
 )
 
@@ -114,6 +119,7 @@ Summary = TypedDict(
     "Summary",
     {
         "format": NotRequired[int],
+        "epsilon": NotRequired[float],
         "algorithm": str,
         "dataset": str,
         "partition": str,

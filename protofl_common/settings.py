@@ -13,6 +13,7 @@ import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -42,15 +43,16 @@ from protofl_common.config.sections import (
     TrainingSettings,
 )
 from protofl_common.evaluation_metrics import metric_names
-from protofl_common.permissions import LIMITS, PERMISSIONS, permission_problems
+from protofl_common.permissions import DEMANDS, LIMITS, PERMISSIONS, demanded, permission_problems
 from protofl_common.plugins import algorithm_named, read_hparams
+from protofl_common.privacy.plan import NOT_COVERED, Plan, plan_of
 from protofl_common.text import is_plain_name, names_in
-from protofl_common.wire.schema import Exchange, Vectors
+from protofl_common.wire.schema import Counts, Exchange, Vectors
 
 PARTITION_KEYS = ("partition-id", "num-partitions")
 """All that the node config of a simulated client has."""
 NODE_OVERRIDES = ("data-dir", "arch", "device", "state-dir", "cache-dir")
-NODE_KEYS = ("site-name", *PARTITION_KEYS, "domain", "insight", *NODE_OVERRIDES, *PERMISSIONS, *LIMITS)
+NODE_KEYS = ("site-name", *PARTITION_KEYS, "domain", "insight", *NODE_OVERRIDES, *DEMANDS, *PERMISSIONS, *LIMITS)
 """What a site may say of itself with ``--node-config``; ``insight`` is true or false there (`client_app/site.py`)."""
 SITE_FOLDERS: dict[str, Scalar] = {"data-dir": "", "cache-dir": "", "state-dir": "", "out-dir": "runs"}
 """The folders of a site whose node config does not say otherwise; what the run config says of them is ignored."""
@@ -88,6 +90,11 @@ class Settings:
         return self.privacy.secagg and bool(self.row.exchange.up)
 
     @property
+    def hides_samples(self) -> bool:
+        """Whether clients do not tell their numbers of training samples; a budget of `dp` needs them."""
+        return self.privacy.secagg and self.privacy.dp == "none"
+
+    @property
     def baselines(self) -> tuple[str, ...]:
         """Names of the algorithms that the run is compared with."""
         return names_in(self.run.baselines)
@@ -104,6 +111,15 @@ class Settings:
         if named == "auto":
             return tuple(EMBEDDED) if self.row.frozen_backbones else ()
         return () if named == "none" else parse_backbones(named)
+
+    def plan(self, samples: int) -> Plan | None:
+        """How the messages of a client with so many training samples are made private; None where they are not."""
+        sent, rounds = self.exchange.up.values(), self.run.rounds
+        if self.privacy.dp == "none" or not sent:
+            return None
+        tables = sum(isinstance(one, Vectors | Counts) for one in sent) if self.privacy.dp == "sample" else 0
+        of_rounds = tuple(tables * self.hparams.due(number, rounds) for number in range(1, rounds + 1))
+        return plan_of(self.privacy, samples, self.training.batch_size, self.training.local_epochs, of_rounds)
 
     def architecture(self, client: int, named: str = "") -> str:
         """What a client trains: the projection behind frozen backbones, else what is ``named``, else the group's."""
@@ -129,7 +145,7 @@ class Settings:
         choices = f"choose from {', '.join(NODE_KEYS)}"
         problems = [f"node-config: {line}; {choices}" for line in unknown_keys(node, NODE_KEYS)]
         problems += unknown_keys(config, _likely_first(str(config.get("algo"))))
-        denied = permission_problems(node, config) if is_site(node) else []
+        denied = demanded(node, config) + (permission_problems(node, config) if is_site(node) else [])
         late = list[str]()
         tables = {name: read_section(row.hparams, config, late, prefix=f"{name}.") for name, row in CATALOG.items()}
         hparams = None if denied else _hparams(config, tables, problems)
@@ -199,7 +215,9 @@ def _hparams(config: Mapping[str, Scalar], tables: Mapping[str, Hparams | None],
         if algo in CATALOG and text:
             raise SettingsError(f"hparams = {text!r}: only for algorithms of other packages; set {algo}.KEY instead")
         problems += _merging_problems(algo, row, config) + _frozen_problems(algo, row, config)
-        return tables[algo] if algo in CATALOG else read_hparams(row, text)
+        hparams = tables[algo] if algo in CATALOG else read_hparams(row, text)
+        problems += _noise_problems(algo, row, hparams, config) + _dp_problems(algo, config)
+        return hparams
     except SettingsError as error:
         problems.append(str(error))
         return None
@@ -207,10 +225,9 @@ def _hparams(config: Mapping[str, Scalar], tables: Mapping[str, Hparams | None],
 
 def _merging_problems(algo: str, row: Algorithm, config: Mapping[str, Scalar]) -> list[str]:
     merging = config.get("merging")
-    if merging == "mean" or merging not in MERGINGS or row.averages:
+    if merging == "mean" or merging not in MERGINGS or row.exchange.up:
         return []
-    able = ", ".join(name for name, one in CATALOG.items() if one.averages)
-    return [f"merging = {merging!r}: {algo} averages neither prototypes nor weights; choose mean, or an algo of {able}"]
+    return [f"merging = {merging!r}: in {algo} clients send nothing that a server could merge; choose mean"]
 
 
 def _secagg_problems(config: Mapping[str, Scalar], hparams: Hparams | None) -> list[str]:
@@ -240,6 +257,33 @@ def _frozen_problems(algo: str, row: Algorithm, config: Mapping[str, Scalar]) ->
     return [f"backbones = 'none': {algo} sends cluster centres of their features; choose auto, or name backbones"]
 
 
+def _noise_problems(algo: str, row: Algorithm, hparams: Hparams | None, config: Mapping[str, Scalar]) -> list[str]:
+    noise, sent = config.get("prototype-noise"), hparams.exchange(row.exchange).up.values() if hparams else ()
+    if noise == "none" or not any(isinstance(entry, Vectors) and entry.probabilities for entry in sent):
+        return []
+    return [f"prototype-noise = {noise!r}: {algo} sends class probabilities, which noise would make none; choose none"]
+
+
+def _dp_problems(algo: str, config: Mapping[str, Scalar]) -> list[str]:
+    """What differential privacy cannot hold, by name."""
+    dp = config.get("dp")
+    if dp == "none":
+        return []
+    reasons = NOT_COVERED | ({} if algo in CATALOG else {algo: "what another package's code makes"})
+    found = []
+    if algo in reasons and not (dp == "weights" and algo == "fedplvm"):
+        able = ", ".join(name for name in CATALOG if name not in NOT_COVERED)
+        found.append(f"dp = {dp!r}: {algo} sends {reasons[algo]}, which it does not cover; choose among {able}")
+    if config.get("fedpcl.loss") == "supcon" and algo == "fedpcl":
+        found.append(f"dp = {dp!r}: fedpcl.loss = 'supcon' compares samples, whose gradients are then no sample's own")
+    if config.get("positive-rate") != 1.0:
+        found.append(f"dp = {dp!r}: positive-rate below 1 compares samples; set 1.0")
+    if config.get("insight") != "none":
+        found.append(f"dp = {dp!r}: insight = {config.get('insight')!r} tells exact numbers; set none")
+    return found
+
+
+@cache
 def known_keys() -> list[str]:
     """Every key that the run configuration holds, algorithm tables included, in the order of ``pyproject.toml``."""
     general = [key for section in SECTIONS.values() for key in keys_of(section)]

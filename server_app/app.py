@@ -17,6 +17,7 @@ from protofl_common.tensorfile import TensorFileError
 from server_app.network.exchange import MessageExchange
 from server_app.network.membership import Federation, FederationError
 from server_app.round import final_evaluation, train_round
+from server_app.run.budget import Budget
 from server_app.run.checkpoint import alone_in, can_be_resumed, is_complete, starting_point
 from server_app.run.console import say
 from server_app.run.writer import Results, conclude, draw, name_of_run
@@ -92,12 +93,14 @@ def run_rounds(strategy: Strategy, results: Results) -> None:
     say(f"{strategy.row.title} ({strategy.row.paper})")
     results.announce(strategy)
     results.keep(results.start.round, strategy)
-    void = 0
+    void, last, budget = 0, results.start.round, Budget(federation, results.start.lineage)
     for number in range(results.start.round + 1, settings.run.rounds + 1):
         start = time.monotonic()
         federation.await_sites()
+        if not budget.allows(number):
+            break
         outcome = train_round(strategy, run_name, number, exchange)
-        outcome.late = exchange.late
+        outcome.late, outcome.epsilon, last = exchange.late, budget.spent(number), number
         federation.note_silence(number, (), exchange.late)
         seconds: Seconds = {"total": time.monotonic() - start, **outcome.seconds}
         results.add_round(number, strategy, seconds, outcome.metrics)
@@ -108,5 +111,6 @@ def run_rounds(strategy: Strategy, results: Results) -> None:
             raise FederationError(f"{few}; see {results.folder}, where resume.toml lets it go on")
     start = time.monotonic()
     federation.await_sites()
-    final_evaluation(strategy, run_name, settings.run.rounds, exchange).late = exchange.late
-    results.finish(settings.run.rounds, strategy, {"total": time.monotonic() - start})
+    outcome = final_evaluation(strategy, run_name, last, exchange)
+    outcome.late, outcome.epsilon = exchange.late, budget.spent(last)
+    results.finish(last, strategy, {"total": time.monotonic() - start})

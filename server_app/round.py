@@ -22,7 +22,7 @@ from protofl_common.wire.secagg import pack_by_site
 from server_app.sampling import sample_sites
 from server_app.secagg import BySite, SecureRound
 from server_app.strategies.base import Strategy
-from server_app.validation.replies import Expected, Outcome, Upload, bounded, in_proportion, take
+from server_app.validation.replies import Expected, Outcome, Upload, bounded, in_proportion, take, voted
 
 Send = Callable[[Sequence[Message], float], list[Message]]
 """(messages, timeout in seconds) -> the replies that came."""
@@ -48,7 +48,8 @@ def train_round(strategy: Strategy, run_name: str, number: int, send: Send) -> O
         expected = replace(expected, declared={"masked": Masked()}, limits=whole)
     uploads = take(replies, expected, federation, outcome)
     federation.note_silence(number, outcome.missing, {*outcome.reports, *outcome.failed, *outcome.refused})
-    uploads = bounded(in_proportion(uploads, settings.max_norm_ratio, outcome), federation, outcome)
+    uploads = in_proportion(uploads, settings.max_norm_ratio, outcome)
+    uploads = uploads if secure else bounded(uploads, federation, outcome)
     sent = {upload.site: upload.payload.vectors() for upload in uploads}
     outcome.uploads = {site: one for site, one in sent.items() if one is not None}
     if len(uploads) < settings.min_replies:
@@ -57,7 +58,7 @@ def train_round(strategy: Strategy, run_name: str, number: int, send: Send) -> O
         uploads = secure.unmasked(uploads, declared, limits) if secure else uploads
         arrived = time.monotonic()
         if uploads:
-            _merge(strategy, uploads, outcome)
+            _merge(strategy, voted(uploads, strategy.settings), outcome)
     outcome.seconds = {"exchange": arrived - start, "aggregate": time.monotonic() - arrived}
     return outcome
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import re
+import shlex
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,8 @@ from protofl_common.comparison import compared, sentence
 from protofl_common.config.options import SettingsError
 from protofl_common.run_folder import RunFolder, SiteFacts, Sites, baseline_folder
 from protofl_common.settings import Settings, default_run_config
+from protofl_common.tools.cli import parsed
+from protofl_common.tools.cli.assignments import read_assignments
 from server_app.app import main as server_main
 from server_app.run.console import class_strip
 from tests.harness import CACHE, LocalGrid, run_federation
@@ -37,24 +40,19 @@ def pictures(folder: Path) -> list[tuple[Path, str]]:
     return made
 
 
-def as_folder(tmp_path: Path) -> dict[str, Any]:
-    pictures(tmp_path / "data")
-    return {"dataset": "image-folder", "data-dir": str(tmp_path / "data"), "image-size": 16}
-
-
-def as_manifest(tmp_path: Path) -> dict[str, Any]:
-    rows = [(path.relative_to(tmp_path), name) for path, name in pictures(tmp_path / "data")]
-    with (tmp_path / "images.csv").open("w", newline="") as file:
-        csv.writer(file).writerows([("file", "label"), *rows])
-    return {"dataset": "manifest", "data-dir": str(tmp_path / "images.csv"), "image-size": 16}
+def bring(folder: Path) -> None:
+    """What the README's commands name: photos/, images.csv, which lists them, and patients.csv."""
+    shown = [(path.relative_to(folder), name) for path, name in pictures(folder / "photos")]
+    rng = np.random.default_rng(0)
+    rows = [(*rng.normal(label, size=4).round(3), name) for label, name in enumerate(CLASSES) for _ in range(EACH)]
+    for file, lines in (("images", [("file", "label"), *shown]), ("patients", [("a", "b", "c", "d", "label"), *rows])):
+        with (folder / f"{file}.csv").open("w", newline="") as opened:
+            csv.writer(opened).writerows(lines)
 
 
 def as_table(tmp_path: Path) -> dict[str, Any]:
-    rng = np.random.default_rng(0)
-    rows = [(*rng.normal(label, size=4).round(3), name) for label, name in enumerate(CLASSES) for _ in range(EACH)]
-    with (tmp_path / "table.csv").open("w", newline="") as file:
-        csv.writer(file).writerows([("a", "b", "c", "d", "label"), *rows])
-    return {"dataset": "arrays", "data-dir": str(tmp_path / "table.csv"), "models": "table3"}
+    bring(tmp_path)
+    return {"dataset": "arrays", "data-dir": str(tmp_path / "patients.csv"), "models": "table3"}
 
 
 def first_run(tmp_path: Path, **changes: Any) -> tuple[Any, dict[str, Any]]:
@@ -64,11 +62,21 @@ def first_run(tmp_path: Path, **changes: Any) -> tuple[Any, dict[str, Any]]:
     return outcome, outcome.rows[-1]["clients"]
 
 
-@pytest.mark.parametrize("kind", [as_folder, as_manifest, as_table])
+def quick_start() -> list[list[str]]:
+    """The words of the README's commands for data of one's own."""
+    chapter = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8").partition("## Your own data")[2]
+    return [shlex.split(line, comments=True) for line in chapter.partition("## ")[0].splitlines() if "protofl " in line]
+
+
+@pytest.mark.parametrize("words", quick_start(), ids=lambda words: words[2])
 def test_every_sample_of_ones_own_data_is_used_and_told(
-    kind: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _, clients = first_run(tmp_path, **kind(tmp_path))
+    bring(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    arguments = parsed(words[1], words[2:])
+    _, clients = first_run(tmp_path, **read_assignments(arguments.settings))
+    assert len(clients) == arguments.clients
     train, test = (sum(one[part] for one in clients.values()) for part in ("train-samples", "test-samples"))
     assert train + test == len(CLASSES) * EACH
     assert 0.7 < train / (train + test) < 0.8

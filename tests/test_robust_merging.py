@@ -15,10 +15,10 @@ from scipy.stats import trim_mean
 from protofl_common.catalog import CATALOG
 from protofl_common.config.options import SettingsError
 from protofl_common.prototypes import Prototypes, merge_by_class
-from protofl_common.robust import clip_updates, dropped, merge_prototypes, merge_weights
+from protofl_common.robust import clip_updates, dropped, merge_prototypes, merge_weights, without_the_farthest
 from protofl_common.settings import Settings, default_run_config
 from server_app.network.membership import FederationError
-from tests.attacks import Change, both, flipped, reversed_update, scaled
+from tests.attacks import Change, both, by, flipped, reversed_update, scaled
 from tests.bench.robust_merging import attacked, honest_accuracy
 from tests.harness import run_config, run_federation
 
@@ -86,17 +86,33 @@ def test_the_default_is_the_mean_to_the_last_bit() -> None:
     assert default_run_config()["merging"] == "mean"
 
 
-def test_algorithms_that_do_not_average_refuse_it_by_name() -> None:
+def test_one_vote_per_client_by_hand() -> None:
+    """Of class 4 the client far away goes with all its three prototypes; of class 7, which two hold, none does."""
+    near = [Prototypes(torch.tensor([[value, 0.0], [9.0, 9.0]]), torch.tensor([4, 7])) for value in (1.0, 2.0)]
+    far = Prototypes(torch.tensor([[50.0, 0.0], [1.5, 0.0], [52.0, 0.0], [5.0, 5.0]]), torch.tensor([4, 4, 4, 8]))
+    for merging in ("median", "trimmed-mean"):
+        found = without_the_farthest([*near, far], merging, 0.2)
+        assert [one.labels.tolist() for one in found] == [[4, 7], [4, 7], [8]]
+        assert [one.means.tolist() for one in found[:2]] == [one.means.tolist() for one in near]
+    assert without_the_farthest([*near, far], "mean", 0.2) == [*near, far]
+    who = [[0.0, 0.0], [1.0, 0.0], [2.0, 0.0], [0.0, 1.0], [1.5, 1.5]]  # class 0 alone would have the third
+    sets = [Prototypes(torch.tensor([[x], [y]]), torch.tensor([0, 1])) for x, y in who]
+    assert [len(one) for one in without_the_farthest(sets, "trimmed-mean", 0.2)] == [2, 2, 2, 2, 0]
+    five = [Prototypes(torch.tensor([[value]]), torch.tensor([0])) for value in (0.0, 1.0, 2.0, 3.0, 9.0)]
+    assert [len(one) for one in without_the_farthest(five, "median", 0.0)] == [0, 1, 1, 1, 0]
+    assert [len(one) for one in without_the_farthest(five, "trimmed-mean", 0.2)] == [1, 1, 1, 1, 0]
+
+
+def test_where_nothing_is_sent_it_is_refused_by_name() -> None:
     for algo, row in CATALOG.items():
         for merging in ("median", "trimmed-mean"):
             config = default_run_config() | {"algo": algo, "merging": merging}
-            if row.averages:
+            if row.exchange.up:
                 assert Settings.from_run_config(config).federation.merging == merging
                 continue
             with pytest.raises(SettingsError) as caught:
                 Settings.from_run_config(config)
-            able = ", ".join(name for name, one in CATALOG.items() if one.averages)
-            why = f"{algo} averages neither prototypes nor weights; choose mean, or an algo of {able}"
+            why = f"in {algo} clients send nothing that a server could merge; choose mean"
             assert str(caught.value) == f"merging = '{merging}': {why}"
     with pytest.raises(SettingsError, match="merging = 'mode': choose one of mean, median, trimmed-mean"):
         Settings.from_run_config(default_run_config() | {"merging": "mode"})
@@ -120,6 +136,18 @@ def test_every_algorithm_that_averages_takes_the_median(algo: str, tmp_path: Pat
     means = np.stack([np.frombuffer(one["means"].data, "<f4").reshape(one["means"].shape) for one in sent])
     found = load_file(outcome.folder / "prototypes.safetensors")["means"]
     np.testing.assert_allclose(found.numpy(), np.median(means.astype(np.float64), axis=0), rtol=1e-6)
+
+
+@pytest.mark.parametrize("algo", ["fedplvm", "mpft"])
+def test_what_is_clustered_or_trained_on_is_without_the_farthest(algo: str, tmp_path: Path) -> None:
+    """One of five sends its vectors at twenty times their length: nothing of them is left in the server's step."""
+    data = {"dataset": "digits", "partition": "iid", "arch": "htcnn-1", "rounds": 1}
+    received: dict[str, int] = {}
+    for merging in ("mean", "trimmed-mean"):
+        config = run_config(tmp_path / merging, algo=algo, merging=merging, **data)
+        outcome = run_federation(config, clients=5, tamper=by({1004: scaled(20)}))
+        received[merging] = outcome.rows[0]["server"]["local-prototypes" if algo == "fedplvm" else "centres"]
+    assert received["trimmed-mean"] < received["mean"]
 
 
 # -- weights ----------------------------------------------------------------------------------------------------------

@@ -301,6 +301,82 @@ def test_every_byte_of_every_reply_is_declared(algo: str, tmp_path: Path) -> Non
     assert_private(federation(tmp_path, algo), tmp_path, algo)
 
 
+# -- small classes and noise -------------------------------------------------------------------------------------------
+
+
+def unequal(folder: Path, algo: str, least: int, node: dict[str, Any] | None = None, **settings: Any) -> Outcome:
+    """Three clients with classes of one sample and of many."""
+    facts = {"state-dir": str(folder / "disk"), **CACHE, **(node or {})}
+    nodes = {1000 + i: {"partition-id": i, "num-partitions": CLIENTS, **facts} for i in range(CLIENTS)}
+    data = {"dataset": "digits", "partition": "dirichlet", "alpha": 0.5, "total_samples": 200, "models": "htcnn-1"}
+    values = {"rounds": 1, "train_samples": 0, "min_class_samples": least, "fedgh__server_epochs": 1}
+    return run_federation(run_config(folder, algo=algo, **data | values | settings), nodes=nodes)
+
+
+OF_CLASSES = [algo for algo, one in DECLARED.items() if one.prototypes or one.label_counts]
+
+
+@pytest.mark.parametrize("algo", OF_CLASSES)
+def test_nothing_is_told_of_classes_with_few_samples(algo: str, tmp_path: Path) -> None:
+    """Neither in introductions nor in uploads; clusters, too, are of so many samples. All else arrives."""
+    least, kept = 6, 0
+    outcome = unequal(tmp_path, algo, 2, {"min-class-samples": least, "insight": True}, insight="summary")
+    assert not any(outcome.summary["trouble"].values())
+    for message, reply in outcome.grid.log:
+        node = outcome.grid.nodes[message.metadata.dst_node_id]
+        labels = Site(Context(1, 1, node, RecordDict(), outcome.grid.run_config)).data.train_labels
+        counts = np.bincount(labels, minlength=10)
+        large = np.flatnonzero(counts >= least).tolist()
+        assert (counts[counts < least] > 0).any()
+        for item in recorddict_to_proto(reply.content).items:
+            if item.key == "site":
+                assert list(item.config_record.items[list(SITE).index("holds")].value.sint_list.vals) == large
+            if item.key in ("prototypes", "outputs"):
+                arrays = arrays_anew(item.array_record)[1]
+                assert sorted(set(arrays["labels"].tolist())) == large
+                assert (arrays.get("counts", counts[arrays["labels"]]) >= least).all()
+                assert (np.bincount(arrays["labels"], minlength=10) <= counts // least).all()  # of clusters
+                kept += len(large)
+            if item.key in ("label_counts", "insight"):
+                told = arrays_anew(item.array_record)[1]["counts"]
+                assert told.tolist() == np.where(counts >= least, counts, 0).tolist()
+                kept += item.key == "label_counts"
+    assert kept
+
+
+def test_a_site_may_raise_the_least_number_and_never_lower_it(tmp_path: Path) -> None:
+    def least(node: dict[str, Any], run: int) -> int:
+        context = Context(
+            1, 1, {"site-name": "north", **node}, RecordDict(), run_config(tmp_path, min_class_samples=run)
+        )
+        return Site(context).settings.privacy.min_class_samples
+
+    assert least({"min-class-samples": 5}, 1) == 5
+    assert least({"min-class-samples": 5}, 9) == 9
+    assert least({}, 3) == 3
+    with pytest.raises(SettingsError, match="node-config: min-class-samples = 'many' must be a whole number"):
+        least({"min-class-samples": "many"}, 1)
+
+
+def test_a_client_without_a_class_of_enough_samples_says_so_at_once(tmp_path: Path) -> None:
+    with pytest.raises(Exception, match="min-class-samples = 999: this client has no class"):
+        unequal(tmp_path, "fedproto", 999)
+
+
+def test_features_of_single_samples_are_not_told_where_classes_must_have_several(tmp_path: Path) -> None:
+    config = run_config(tmp_path, insight="features", min_class_samples=2)
+    assert Site(Context(1, 1, {"partition-id": 0, "num-partitions": 3}, RecordDict(), config)).insight == "none"
+
+
+def test_recalls_of_small_classes_are_not_told(tmp_path: Path) -> None:
+    outcome = unequal(tmp_path, "fedproto", 3, metrics="recall,auc")
+    for message, reply in outcome.grid.log[CLIENTS:]:
+        node = outcome.grid.nodes[message.metadata.dst_node_id]
+        tested = Site(Context(1, 1, node, RecordDict(), outcome.grid.run_config)).data.test_labels
+        names = {name.rpartition("/")[2] for name in reply.content["report"] if "/recall/" in name}
+        assert names == {str(label) for label in range(10) if (tested == label).sum() >= 3}
+
+
 # -- what is told for the report, and by whom --------------------------------------------------------------------------
 
 

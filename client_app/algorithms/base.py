@@ -18,17 +18,19 @@ from torch.nn import functional
 from client_app.data import Samples
 from client_app.evaluation import local_features
 from client_app.few_labels import labelled_loss, training_set
+from client_app.private_training import PrivateStep
 from client_app.site import Site
 from client_app.training import Batch, FusedStep, Loss, LossTerms, Step, make_optimizer, train
 from protofl_common.attributes import pack_attributes, restore_attributes
 from protofl_common.catalog import CATALOG, Hparams
 from protofl_common.config.architectures import ARCHITECTURES
 from protofl_common.models.split import SplitModel
+from protofl_common.privacy.release import fresh_draw, private_class_means, private_counts
 from protofl_common.prototypes import Prototypes, class_means
 from protofl_common.seeding import derive_seed
 from protofl_common.wire.limits import Template
 from protofl_common.wire.payloads import Payload, StateDict, part_of, template_of
-from protofl_common.wire.schema import Declared, Vectors, Weights
+from protofl_common.wire.schema import Declared, Weights
 
 H = TypeVar("H", bound=Hparams)
 
@@ -104,7 +106,12 @@ class ClientAlgorithm(Generic[H]):
         return labelled_loss(self.loss, self.site.train_set, self.settings.training, self.site.num_classes)
 
     def step(self) -> Step:
-        """The update by one batch. The fused one is used where it is known to be right: with parts of the catalog."""
+        """The update by one batch: DP-SGD's where what is sent must be private.
+
+        The fused one is used where it is known to be right: with parts of the catalog.
+        """
+        if (plan := self.site.plan) is not None:
+            return PrivateStep(self.modules, self.optimizer, self.labelled_loss, plan)
         known = self.settings.run.algo in CATALOG and self.site.arch in ARCHITECTURES
         kind = FusedStep if known and not self.needs_gradients else Step
         return kind(self.modules, self.optimizer, self.labelled_loss)
@@ -124,7 +131,10 @@ class ClientAlgorithm(Generic[H]):
     # -- after training ------------------------------------------------------------------------------------------
 
     def upload(self) -> Payload:
-        """What goes to the server after training; the catalog's row says what may."""
+        """What goes to the server after training; the catalog's row says what may.
+
+        Prototypes come with their counts, which `outgoing.py` needs, and takes away where the row declares none.
+        """
         return Payload()
 
     def weights(self, name: str = "weights") -> StateDict:
@@ -133,15 +143,32 @@ class ClientAlgorithm(Generic[H]):
         assert isinstance(entry, Weights)
         return part_of(getattr(self, entry.of), entry)
 
-    def local_prototypes(self) -> Prototypes:
+    def exact_prototypes(self) -> Prototypes:
         """The class means of this client's training data under its model as it is now: one pass (FedProto Eq. 1)."""
         data = self.site.train_set
         return class_means(self.features(data), data.labels.cpu(), self.site.num_classes)
 
-    def declared_prototypes(self) -> Prototypes:
-        """The same as they may be sent: with counts where they are declared."""
-        entry, found = self.settings.exchange.up["prototypes"], self.local_prototypes()
-        return found if isinstance(entry, Vectors) and entry.counts else found.without_counts()
+    def local_prototypes(self) -> Prototypes:
+        """The same as they may be sent: with noise where they must be private. Each call costs ε then."""
+        if not self.private_tables:
+            return self.exact_prototypes()
+        data, plan = self.site.train_set, self.site.plan
+        assert plan is not None
+        clip = self.settings.privacy.dp_feature_clip
+        return private_class_means(
+            self.features(data), data.labels.cpu(), self.site.num_classes, clip, plan.table_noise, fresh_draw()
+        )
+
+    def class_counts(self) -> Tensor:
+        """[C] int64: training samples of each class, as they may be sent."""
+        counts_C = self.site.train_set.labels.cpu().bincount(minlength=self.site.num_classes)
+        plan = self.site.plan
+        return private_counts(counts_C, plan.table_noise, fresh_draw()) if plan and self.private_tables else counts_C
+
+    @property
+    def private_tables(self) -> bool:
+        """Whether what is sent of classes must be private."""
+        return self.site.plan is not None and self.settings.privacy.dp == "sample"
 
     def features(self, data: Samples) -> Tensor:
         """The features [N, D] of ``data`` of which prototypes are means, on the CPU."""

@@ -41,6 +41,7 @@ class FedDistill(ClientAlgorithm[FedDistillHparams]):
         super().__init__(site, round_number)
         self.sums_CC = torch.zeros(site.num_classes, site.num_classes, dtype=torch.float64, device=site.device)
         self.counts_C = torch.zeros(site.num_classes, dtype=torch.int64, device=site.device)
+        self.seen_N = torch.zeros(len(site.train_set), dtype=torch.bool, device=site.device)
 
     def receive(self, payload: Payload) -> None:
         """Keep F̂."""
@@ -68,9 +69,11 @@ class FedDistill(ClientAlgorithm[FedDistillHparams]):
         labels_BC = one_hot(batch.labels, len(self.counts_C))
         self.sums_CC += labels_BC.double().T @ outputs_BC
         self.counts_C += labels_BC.sum(0)
+        self.seen_N[batch.index] = True
 
     def upload(self) -> Payload:
         """F̄ of the classes seen in training."""
         labels_P = torch.nonzero(self.counts_C).flatten()
         means_PC = self.sums_CC[labels_P] / self.counts_C[labels_P].unsqueeze(1)
-        return Payload(outputs=Prototypes(means_PC.float().cpu(), labels_P.cpu()))
+        samples_C = self.site.train_set.labels[self.seen_N].bincount(minlength=len(self.counts_C))
+        return Payload(outputs=Prototypes(means_PC.float().cpu(), labels_P.cpu(), samples_C[labels_P].cpu()))

@@ -62,5 +62,4 @@ class FedGen(FedAvg[FedGenHparams]):
 
     def upload(self) -> Payload:
         """The head and the label counts."""
-        counts_C = self.site.train_set.labels.bincount(minlength=self.site.num_classes)
-        return Payload(weights=self.weights(), label_counts=counts_C)
+        return Payload(weights=self.weights(), label_counts=self.class_counts())

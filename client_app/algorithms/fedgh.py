@@ -29,4 +29,4 @@ class FedGH(FedAvg[FedGHHparams]):
 
     def upload(self) -> Payload:
         """R̄, from one pass over the training data after training."""
-        return Payload(prototypes=self.local_prototypes().without_counts())
+        return Payload(prototypes=self.local_prototypes())

@@ -43,4 +43,4 @@ class FedORGP(ClientAlgorithm[FedORGPHparams]):
 
     def upload(self) -> Payload:
         """The local prototypes alone."""
-        return Payload(prototypes=self.local_prototypes().without_counts())
+        return Payload(prototypes=self.local_prototypes())

@@ -50,7 +50,7 @@ class FedPCL(ClientAlgorithm[FedPCLHparams]):
 
     def prototypes_for_prediction(self) -> Prototypes:
         """This client's own prototypes, under its model as it is now."""
-        return self.local_prototypes().to(self.site.device)
+        return self.exact_prototypes().to(self.site.device)
 
     def loss(self, batch: Batch) -> LossTerms:
         """Eq. 10, or the loss of an ablation."""

@@ -59,4 +59,4 @@ class FedProto(ClientAlgorithm[A]):
 
     def upload(self) -> Payload:
         """The local prototypes (Eq. 1), from one pass over the training data after training."""
-        return Payload(prototypes=self.declared_prototypes())
+        return Payload(prototypes=self.local_prototypes())

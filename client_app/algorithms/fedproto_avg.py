@@ -25,4 +25,4 @@ class FedProtoAvg(FedProto[FedProtoHparams], FedAvg[FedProtoHparams]):
 
     def upload(self) -> Payload:
         """The model and the local prototypes."""
-        return Payload(prototypes=self.declared_prototypes(), weights=self.weights())
+        return Payload(prototypes=self.local_prototypes(), weights=self.weights())

@@ -64,5 +64,6 @@ class FedSA(ClientAlgorithm[FedSAHparams]):
 
     def upload(self) -> Payload:
         """The local prototypes, which this client keeps for its next margin."""
-        self.own_prototypes = self.local_prototypes().without_counts()
-        return Payload(prototypes=self.own_prototypes)
+        prototypes = self.local_prototypes()
+        self.own_prototypes = prototypes.without_counts()
+        return Payload(prototypes=prototypes)

@@ -25,4 +25,4 @@ class FedTGP(FedProto[FedTGPHparams]):
 
     def upload(self) -> Payload:
         """The local prototypes alone."""
-        return Payload(prototypes=self.local_prototypes().without_counts())
+        return Payload(prototypes=self.local_prototypes())

@@ -56,4 +56,4 @@ class FPL(FedAvg[FPLHparams]):
 
     def upload(self) -> Payload:
         """The model, and the local prototypes (Eq. 2)."""
-        return Payload(prototypes=self.local_prototypes().without_counts(), weights=self.weights())
+        return Payload(prototypes=self.local_prototypes(), weights=self.weights())

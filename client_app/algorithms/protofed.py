@@ -26,5 +26,5 @@ class ProtoFed(FedAvg[ProtoFedHparams]):
     def upload(self) -> Payload:
         """The model, and the local prototypes when it is time."""
         due = self.hparams.due(self.round, self.settings.run.rounds)
-        prototypes = self.local_prototypes().without_counts() if due else None
+        prototypes = self.local_prototypes() if due else None
         return Payload(prototypes=prototypes, weights=self.weights())

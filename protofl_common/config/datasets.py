@@ -34,6 +34,7 @@ DATASETS: dict[str, str] = {
 PARTITIONS: dict[str, str] = {
     "iid": "samples dealt out at random",
     "dirichlet": "each class divided over the clients by Dir(alpha): the papers' practical setting",
+    "balanced-dirichlet": "the same, with nothing more for a client of an equal share: PFLlib's practical setting",
     "pathological": "classes-per-client classes each, in unequal amounts",
     "n-way-k-shot": "about ways classes with about shots samples each (FedProto)",
     "feature-shift": "one domain per client, all classes",

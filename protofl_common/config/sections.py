@@ -5,6 +5,7 @@ This folder imports nothing else of the project. What values must mean together 
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from protofl_common.config.architectures import ARCHITECTURES, GROUPS, HEADS, ORTHOGONAL_SHARED
@@ -15,7 +16,8 @@ from protofl_common.config.python_names import PYTHON_NAME
 INSIGHT_LEVELS = ("none", "summary", "features")
 """What clients tell for the report (`insight.py`)."""
 MERGINGS = ("mean", "median", "trimmed-mean")
-"""How a server that averages the clients' prototypes or weights may do it (`robust.py`)."""
+"""What a server may do against clients whose prototypes or weights are unlike the others' (`robust.py`)."""
+NOISE = re.compile(r"(gaussian|laplace) \d*\.?\d+ 0*\.?\d+")
 
 
 @dataclass(frozen=True)
@@ -97,13 +99,14 @@ class ModelSettings:
     head: str = option(choices=(*HEADS, ORTHOGONAL_SHARED))
     initial_weights: str = option(choices=("own", "shared"))
     backbones: str = option()
+    norm: str = option(choices=("batch", "group"))
 
 
 @dataclass(frozen=True)
 class TrainingSettings:
     """Local training and evaluation."""
 
-    local_epochs: int = option(minimum=1)
+    local_epochs: int = option(minimum=0)
     batch_size: int = option(minimum=1)
     drop_last: bool = option()
     optimizer: str = option(choices=("sgd", "adam"))
@@ -119,8 +122,17 @@ class TrainingSettings:
 
 @dataclass(frozen=True)
 class PrivacySettings:
-    """What protects a client beyond that its data stay with it."""
+    """What protects a client's data, beside that they stay where they are (`privacy`)."""
 
+    min_class_samples: int = option(minimum=1)
+    prototype_noise: str = option(choices=("none",), or_like=NOISE, or_words="gaussian S P, laplace S P")
+    image_noise: str = option(choices=("none",), or_like=NOISE, or_words="gaussian S P, laplace S P")
+    dp: str = option(choices=("none", "sample", "weights"))
+    dp_epsilon: float = option(above=0)
+    dp_delta: float = option(above=0, maximum=0.1)
+    dp_noise: float = option(minimum=0)
+    dp_clip: float = option(above=0)
+    dp_feature_clip: float = option(above=0)
     secagg: bool = option()
     secagg_threshold: float = option(above=0.5, maximum=1, affects="waiting")
 

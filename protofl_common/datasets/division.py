@@ -5,13 +5,14 @@ Steps: choose the pool (``test-from``, ``total-samples``), divide it (``partitio
 
 from __future__ import annotations
 
-import zipfile
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from protofl_common.config.options import key_of, keys_affecting
 from protofl_common.config.sections import DataSettings
@@ -66,7 +67,7 @@ def client_share(
         if key_of(name) in keys_affecting(type(settings), "result")
     }
     key = digest(FORMAT, seed, clients, domain, shaping)
-    file = cache_root(settings) / f"{data.key}-division-{key}.npz"
+    file = cache_root(settings) / f"{data.key}-division-{key}.npy"
     share = _opened(file, client)
     if share is None:
         with locked(cache_root(settings) / data.key):
@@ -154,8 +155,10 @@ def _finisher(data: StoredData, pool: Pool, settings: DataSettings, seed: int) -
     if settings.test_from == "official-all":
         return partial(_with_common_test, _common_test(data, settings, seed))
     if pool.for_training is not None:
-        return partial(_split_before, pool.rows[pool.for_training])
-    return {"split": _split, "official": _with_official_test}[settings.test_from]
+        known = np.zeros(len(data.labels), dtype=bool)
+        known[pool.rows[pool.for_training]] = True
+        return partial(_split_before, known)
+    return _split if settings.test_from == "split" else partial(_with_official_test, {})
 
 
 def _split(data: StoredData, rows: Ints, settings: DataSettings, rng: np.random.Generator) -> Share:
@@ -169,11 +172,11 @@ def _split(data: StoredData, rows: Ints, settings: DataSettings, rng: np.random.
 
 
 def _split_before(
-    for_training: Ints, data: StoredData, rows: Ints, settings: DataSettings, rng: np.random.Generator
+    for_training: NDArray[np.bool_], data: StoredData, rows: Ints, settings: DataSettings, rng: np.random.Generator
 ) -> Share:
-    """The split is made: ``for_training`` are the rows that somebody may train on, and nobody is tested on."""
-    labels, known = np.asarray(data.labels), np.isin(rows, for_training)
-    train, test = rows[known], rows[~known]
+    """The split is made: ``for_training`` says of every row whether somebody may train on it; on others all test."""
+    labels = np.asarray(data.labels)
+    train, test = rows[for_training[rows]], rows[~for_training[rows]]
     train = train[_capped(labels[train], settings, rng)[0]]
     test = test[proportional(labels[test], settings.test_samples, rng)[0]]
     if settings.test_from == "official-own" and not (len(train) and len(test)):
@@ -190,15 +193,24 @@ def _capped(labels: Ints, settings: DataSettings, rng: np.random.Generator) -> t
     return cap(labels, settings.train_samples, rng)
 
 
-def _with_official_test(data: StoredData, rows: Ints, settings: DataSettings, rng: np.random.Generator) -> Share:
-    """Train on the share, test on the official test samples of its classes, which clients have in common."""
+def _with_official_test(
+    known: dict[bytes, Ints], data: StoredData, rows: Ints, settings: DataSettings, rng: np.random.Generator
+) -> Share:
+    """Train on the share, test on the official test samples of its classes, which clients have in common.
+
+    ``known``: these samples for each set of classes that a client before this one had.
+    """
     labels = np.asarray(data.labels)
     train = rows[_capped(labels[rows], settings, rng)[0]]
-    test = np.flatnonzero((np.asarray(data.official) == 1) & np.isin(labels, labels[train]))
-    test = test[proportional(labels[test], settings.test_samples, rng)[0]]
+    held = np.unique(labels[train])
+    if held.tobytes() not in known:
+        known[held.tobytes()] = np.flatnonzero((np.asarray(data.official) == 1) & np.isin(labels, held))
+    test = known[held.tobytes()]
+    if settings.test_samples:
+        test = test[proportional(labels[test], settings.test_samples, rng)[0]]
     if not len(test):
-        held = sorted({data.classes[label] for label in labels[train]})
-        raise DataError(f"test-from = 'official': the official test part has no sample of classes {', '.join(held)}")
+        classes = ", ".join(sorted(data.classes[label] for label in held))
+        raise DataError(f"test-from = 'official': the official test part has no sample of classes {classes}")
     return Share(np.sort(train), test)
 
 
@@ -225,25 +237,23 @@ def _too_few(what: str, settings: DataSettings) -> str:
 
 
 def _opened(file: Path, client: int) -> Share | None:
-    """The client's share from the cache file, or None when there is none or it is damaged."""
+    """The client's share from the cache file, which is not read whole; None when there is none or it is damaged."""
     try:
-        with np.load(file) as saved:
-            parts = [
-                saved[name][saved[f"{name}_starts"][client] : saved[f"{name}_starts"][client + 1]]
-                for name in ("train", "test")
-            ]
-        return Share(*parts)
-    except (OSError, ValueError, KeyError, IndexError, EOFError, zipfile.BadZipFile):
+        saved = np.load(file, mmap_mode="r")
+        train, train_end, test, test_end = saved[4 * client : 4 * client + 4]
+        return Share(np.array(saved[train:train_end]), np.array(saved[test:test_end]))
+    except (OSError, ValueError, IndexError, EOFError):
         return None
 
 
 def _write(file: Path, shares: list[Share]) -> None:
-    """All shares, concatenated, and where each client's begins; the caller holds the lock of the data."""
+    """Where each client's parts begin and end, and all parts; the caller holds the lock of the data.
+
+    Rows that all clients have in common are written once.
+    """
+    parts = {id(part): part for share in shares for part in (share.train, share.test)}
+    ends = np.cumsum([4 * len(shares), *(len(part) for part in parts.values())])
+    place = dict(zip(parts, pairwise(ends), strict=True))
+    bounds = np.array([[*place[id(share.train)], *place[id(share.test)]] for share in shares])
     with replacing(file, private=True) as beside, beside.open("wb") as whole:
-        np.savez(
-            whole,
-            train=np.concatenate([share.train for share in shares]),
-            train_starts=np.cumsum([0, *(len(share.train) for share in shares)]),
-            test=np.concatenate([share.test for share in shares]),
-            test_starts=np.cumsum([0, *(len(share.test) for share in shares)]),
-        )
+        np.save(whole, np.concatenate([bounds.ravel(), *parts.values()]))

@@ -39,14 +39,18 @@ def feature_shift(pool: Pool, settings: DataSettings, clients: int, rng: Generat
 def feature_label_shift(pool: Pool, settings: DataSettings, clients: int, rng: Generator) -> Shares:
     """One domain per client as in `feature_shift`; within it, class c is thinned out to p_c / max p, p ~ Dir(alpha).
 
-    So the client's most frequent class keeps all its samples, and the samples thinned out are used by nobody.
+    So the client's most frequent class keeps all its samples, and the samples thinned out are used by nobody. Where
+    only one would be left, the client gets two, of its most frequent classes.
     """
     shares = []
     for share in feature_shift(pool, settings, clients, rng):
         decks = by_class(pool.labels[share], rng)
         wanted = rng.dirichlet(np.full(len(decks), settings.alpha))
-        kept = [deck[: round(len(deck) * part)] for deck, part in zip(decks, wanted / wanted.max(), strict=True)]
-        shares.append(share[np.concatenate(kept)])
+        parts = [deck[: round(len(deck) * part)] for deck, part in zip(decks, wanted / wanted.max(), strict=True)]
+        kept = np.concatenate(parts)
+        if len(kept) < 2:
+            kept = np.concatenate([decks[index] for index in np.argsort(-wanted, kind="stable")])[:2]
+        shares.append(share[kept])
     return shares
 
 

@@ -13,11 +13,16 @@ import numpy as np
 
 from protofl_common.config.sections import DataSettings
 from protofl_common.datasets.class_partitions import label_shift, n_way_k_shot, pathological
+from protofl_common.datasets.dirichlet import balanced_dirichlet, dirichlet
 from protofl_common.datasets.domain_partitions import feature_label_shift, feature_shift
-from protofl_common.datasets.flower_partitions import dirichlet, iid
 from protofl_common.datasets.pool import Pool, Shares
 from protofl_common.datasets.raw import DataError
 from protofl_common.datasets.shares import Generator
+
+
+def iid(pool: Pool, settings: DataSettings, clients: int, rng: Generator) -> Shares:
+    """Random shares of (nearly) equal size."""
+    return np.array_split(rng.permutation(len(pool.rows)), clients)
 
 
 def own(pool: Pool, settings: DataSettings, clients: int, rng: Generator) -> Shares:
@@ -45,6 +50,7 @@ def natural(pool: Pool, settings: DataSettings, clients: int, rng: Generator) ->
 DIVIDE: dict[str, Callable[[Pool, DataSettings, int, Generator], Shares]] = {
     "iid": iid,
     "dirichlet": dirichlet,
+    "balanced-dirichlet": balanced_dirichlet,
     "pathological": pathological,
     "n-way-k-shot": n_way_k_shot,
     "feature-shift": feature_shift,

@@ -8,6 +8,7 @@ from protofl_common.config.architectures import ORTHOGONAL_SHARED
 from protofl_common.config.sections import ModelSettings
 from protofl_common.models.build import build_head_alone, build_model
 from protofl_common.models.heads import LinearHead
+from protofl_common.models.layers import with_group_norm
 from protofl_common.models.split import SplitModel
 from protofl_common.seeding import derive_seed
 
@@ -19,7 +20,8 @@ def initial_model(
 
     The same run seed, architecture and owner give the same weights, on the server as on a client.
     """
-    return build_model(arch, input_shape=input_shape, num_classes=num_classes, **_arguments(settings, seed, owner))
+    model = build_model(arch, input_shape=input_shape, num_classes=num_classes, **_arguments(settings, seed, owner))
+    return with_group_norm(model) if settings.norm == "group" else model
 
 
 def initial_head(arch: str, num_classes: int, settings: ModelSettings, seed: int, owner: str) -> LinearHead:

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import math
+from typing import TypeVar
+
 import torch
 from torch import Tensor, nn
+
+M = TypeVar("M", bound=nn.Module)
 
 
 class ChannelsLast(nn.Module):
@@ -26,3 +31,17 @@ def reach_width(width: int, feature_dim: int) -> nn.Module:
     features come from a linear projection instead, and can be negative; the authors' code repeats features there.
     """
     return nn.AdaptiveAvgPool1d(feature_dim) if feature_dim <= width else nn.Linear(width, feature_dim)
+
+
+def with_group_norm(module: M) -> M:
+    """The module, with GroupNorm in the place of batch normalisation: it normalises each sample by itself.
+
+    Maps have up to 32 groups of channels (Wu and He, ECCV 2018); vectors and signals have one.
+    """
+    for name, child in module.named_children():
+        if isinstance(child, nn.modules.batchnorm._BatchNorm):
+            groups = math.gcd(32, child.num_features) if isinstance(child, nn.BatchNorm2d) else 1
+            setattr(module, name, nn.GroupNorm(groups, child.num_features))
+        else:
+            with_group_norm(child)
+    return module

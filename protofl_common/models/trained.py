@@ -16,18 +16,18 @@ from protofl_common.config.architectures import ARCHITECTURES, PROJECTION
 from protofl_common.config.options import SettingsError
 from protofl_common.files import write_text
 from protofl_common.models.build import build_model
+from protofl_common.models.layers import with_group_norm
 from protofl_common.models.split import SplitModel
 from protofl_common.prototypes import Prototypes
+from protofl_common.run_folder import CARD, MOST_NUMBERS, WEIGHTS
 from protofl_common.tensorfile import TensorFileError, read_tensors, write_tensors
 from protofl_common.text import LONGEST_NAME, printable
 
 FORMAT = "protofl-model-2"
-WEIGHTS, CARD = "model.safetensors", "model.json"
-"""The two files of an exported model; a client leaves the first alone, with the card among its metadata."""
 INFERENCES, SIMILARITIES = ("head", "prototype"), ("l2", "cosine")
 INPUT_TYPES = ("uint8", "int64", "float32")
 LARGEST = 2**24
-"""Of a whole number on a card, and numbers of an input."""
+"""Of a whole number on a card."""
 
 
 @dataclass(frozen=True)
@@ -94,13 +94,14 @@ class TrainedModel:
 
     def _untrained(self) -> SplitModel:
         card = self.card
-        return build_model(
+        model = build_model(
             card.arch,
             input_shape=(card.features_in,) if card.backbones else card.input_shape,
             num_classes=len(card.classes),
             feature_dim=card.feature_dim,
             seed=0,
         )
+        return model if any(name.endswith("running_var") for name in self.weights) else with_group_norm(model)
 
     def write(self, file: Path) -> None:
         """Replace ``file`` in one step; TensorFileError leaves it as it was."""
@@ -161,7 +162,7 @@ def _card(kept: Any) -> ModelCard:
     for name, value in kept.items():
         if not _is(value, kinds[name]) or value not in choices.get(name, (value,)):
             raise ValueError(f"{name} = {printable(repr(value))}")
-    if len(kept["mean"]) != len(kept["std"]) or math.prod(kept["input_shape"]) > LARGEST:
+    if len(kept["mean"]) != len(kept["std"]) or math.prod(kept["input_shape"]) > MOST_NUMBERS:
         raise ValueError("its input_shape is too large, or it has not as many means as deviations")
     lists = {name: tuple(value) for name, value in kept.items() if isinstance(value, list)}
     return ModelCard(**kept | lists)

@@ -1,1 +1,1 @@
-"""Privacy beyond "the data stay at home": the mathematics, for both sides."""
+"""What protects training data in the messages of a client: small classes, noise, differential privacy, masked sums."""

@@ -16,6 +16,7 @@ from protofl_common.config.options import Scalar
 from protofl_common.evaluation_metrics import RECALL
 from protofl_common.files import write_text
 from protofl_common.metrics import best_evaluation, fairness, human_bytes, human_seconds
+from protofl_common.privacy.words import protections
 from protofl_common.report.figures import FIGURES
 from protofl_common.report.figures.drawing import Drawing
 from protofl_common.report.reading import Run, read_run
@@ -42,7 +43,7 @@ def write_report(folder: Path) -> Path:
 
 def page(run: Run) -> str:
     """The whole page."""
-    sections = [("Result", _result(run))]
+    sections = [("Result", _result(run)), ("Privacy", _privacy(run))]
     for name, functions in FIGURES.items():
         drawn = [figure for function in functions for figure in _drawn(function, run)]
         if drawn:
@@ -101,8 +102,15 @@ def _result(run: Run) -> str:
     tiles.append((human_seconds(seconds), "time"))
     lost = sum(len(row[kind]) for row in run.rows for kind in TROUBLE if kind != "late")
     tiles.append((str(lost), "lost replies"))
+    if "epsilon" in run.rows[-1]:
+        tiles.append((f"ε ≤ {run.rows[-1]['epsilon']:.2f}", f"privacy spent, δ = {run.settings['dp-delta']:g}"))
     shown = "".join(f"<div><b>{escape(value)}</b><span>{escape(name)}</span></div>" for value, name in tiles)
     return f'{_comparison(run)}<div class="tiles">{shown}</div>{_accuracies(run)}{_metrics(run)}'
+
+
+def _privacy(run: Run) -> str:
+    """What protected the clients' samples, and how well."""
+    return "".join(f"<p>{escape(line)}</p>" for line in protections(run.settings))
 
 
 def _comparison(run: Run) -> str:

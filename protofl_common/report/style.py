@@ -46,6 +46,7 @@ summary{cursor:pointer}
 .gain{font-size:1.15rem;font-weight:600}
 .card+.tiles{margin-top:12px}
 footer{color:var(--soft);font-size:.85rem;margin:2em 0 1em}
+@media (max-width:500px){th,td{padding:5px 4px}}
 @media (min-width:900px){main{padding:24px}.figures{grid-template-columns:repeat(2,minmax(0,1fr))}
 figure.wide,figure:last-child:nth-child(odd){grid-column:1/-1}}
 @media print{body{background:#fff}figure{break-inside:avoid}}

@@ -21,6 +21,7 @@ from protofl_common.config.sections import SECTIONS
 from protofl_common.settings import NODE_OVERRIDES, default_run_config
 from protofl_common.tools.cli import COMMANDS, parser_of
 from protofl_common.tools.cli.list import carries, lists
+from protofl_common.wire.schema import Vectors, Weights
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
@@ -123,8 +124,18 @@ def _facts(row: Algorithm) -> Iterator[tuple[str, str]]:
     yield "goes down", carries(row.exchange.down)
     yield "goes up", carries(row.exchange.up)
     yield "loss terms", ", ".join(row.losses)
-    yield "`merging` may replace the mean of prototypes", "yes" if row.averages_prototypes else "no"
+    yield "`merging` acts on", _merged(row)
     yield "frozen backbones unless told otherwise", "yes" if row.frozen_backbones else "no"
+
+
+def _merged(row: Algorithm) -> str:
+    """What a median or a trimmed mean of ``merging`` means for an algorithm."""
+    entries = row.exchange.up.values()
+    parts = ["the mean of weights"] if any(isinstance(entry, Weights) for entry in entries) else []
+    if any(isinstance(entry, Vectors) for entry in entries):
+        trained = "what the server trains on or clusters, one vote per client"
+        parts.append("the mean of prototypes" if row.averages_prototypes else trained)
+    return ", ".join(parts) or "nothing"
 
 
 def _argument(action: argparse.Action) -> tuple[str, str]:

@@ -116,9 +116,7 @@ class Federation:
         if asked < federation.min_replies:
             raise FederationError(f"min-replies = {federation.min_replies}: a round asks only {asked} sites{share}")
         if self.settings.sends_sums and not FEWEST_IN_SUM <= asked <= MOST_SITES:
-            why = (
-                f"{FEWEST_IN_SUM} are the fewest whose sum hides one from the others, {MOST_SITES} the most"
-            )
+            why = f"{FEWEST_IN_SUM} are the fewest whose sum hides one from the others, {MOST_SITES} the most"
             raise FederationError(f"secagg = true: a round asks {asked} sites{share}; {why}")
         if asked < FEWEST and federation.merging != "mean":
             told = f"merging = {federation.merging!r}: a round asks only {asked} sites{share}"

@@ -69,12 +69,25 @@ def samples_line(cards: Collection[SiteCard], data: DataSettings) -> str:
     return f"samples: {found:,} found · {train:,} for training{capped} · {test:,} for testing · {rest}"
 
 
+def least_line(cards: Collection[SiteCard], data: DataSettings) -> str:
+    """How many clients have the fewest samples that a Dirichlet partition leaves any; "" for one, or other partitions.
+
+    With a cap on their samples, or test samples in common, the cards do not tell.
+    """
+    sizes = [card.train_samples + card.test_samples for card in cards]
+    if "dirichlet" not in data.partition or data.test_from != "split" or data.test_samples:
+        return ""
+    number, least = sizes.count(min(sizes)), min(sizes)
+    why = f"filled up where Dir({data.alpha:g}) gave them less"
+    return f"{number} clients have the fewest samples, {least}: {why}" if number > 1 else ""
+
+
 def _selecting(data: DataSettings) -> list[str]:
     """``key = value`` of each setting that may leave samples out."""
     values: dict[str, str | int] = {"total-samples": data.total_samples, "test-samples": data.test_samples}
     if data.test_from != "split":  # else what train-samples leaves over is tested on
         values |= {"train-samples": data.train_samples, "test-from": data.test_from}
-    if data.partition not in ("iid", "dirichlet", "label-shift", "own"):
+    if data.partition not in ("iid", "dirichlet", "balanced-dirichlet", "label-shift", "own"):
         values |= {"partition": data.partition, "clients-per-domain": data.clients_per_domain}
     return [f"{key} = {value}" for key, value in values.items() if value]
 
@@ -85,6 +98,8 @@ def round_line(row: RoundRow, rounds: int, seconds_left: float) -> str:
     if "total" in row["losses"]:
         parts.append(f"loss {row['losses']['total']:.3f}")
     parts += _accuracy_texts(row)
+    if "epsilon" in row:
+        parts.append(f"ε ≤ {row['epsilon']:.2f}")
     parts.append(f"↑{human_bytes(row['bytes']['up'])} ↓{human_bytes(row['bytes']['down'])}")
     parts.append(f"{human_seconds(row['seconds']['total'])}, {human_seconds(seconds_left)} to go")
     return "  ".join(parts)
@@ -107,9 +122,9 @@ def final_table(summary: Summary) -> str:
         ", ".join(f"{number} {kind}" for kind, number in summary["trouble"].items() if number and kind != "late")
         or "none"
     )
-    sizes = summary["bytes"]
+    sizes, private = summary["bytes"], f"ε ≤ {summary['epsilon']:.2f} · " if "epsilon" in summary else ""
     table.caption = (
-        f"{human_bytes(sizes['up'])} up, {human_bytes(sizes['down'])} down · "
+        f"{private}{human_bytes(sizes['up'])} up, {human_bytes(sizes['down'])} down · "
         f"{human_seconds(summary['seconds'])} · lost replies: {trouble}"
     )
     return _rendered(table)

@@ -36,6 +36,7 @@ from protofl_common.config.options import SettingsError
 from protofl_common.config.python_names import load
 from protofl_common.files import sync, write_text
 from protofl_common.metrics import best_evaluation, over_clients
+from protofl_common.privacy.words import protections
 from protofl_common.robust import FEWEST
 from protofl_common.run_folder import (
     KINDS,
@@ -57,17 +58,13 @@ from protofl_common.text import as_file_name
 from protofl_common.wire.records import Report
 from server_app.run.artifacts import Recording
 from server_app.run.checkpoint import Checkpoint
-from server_app.run.console import class_strip, comparison_table, final_table, round_line, samples_line, say
+from server_app.run.console import class_strip, comparison_table, final_table, least_line, round_line, samples_line, say
 from server_app.run.tensorboard import Events
 from server_app.strategies.base import Strategy
 from server_app.validation.replies import Outcome
 
 MOST_NAMED = 20
 """Sites that are named in one line."""
-SECRET_LINE = (
-    "secure aggregation: the server learns sums over the clients, and no single upload, no number of training samples "
-    "and no classes of one; max-norm-ratio and max-samples-ratio cannot act"
-)
 RECENT = 3
 """Rounds whose mean duration tells how long the rest will take."""
 
@@ -147,12 +144,14 @@ class Results:
             say(f"baseline · models: {archs}")
             return
         say(f"{len(cards)} clients · {strategy.num_classes} classes · partition {self.settings.data.partition}")
-        secret = self.settings.privacy.secagg
-        say(SECRET_LINE if secret else samples_line(cards, self.settings.data))
+        if not self.settings.hides_samples:
+            say(samples_line(cards, self.settings.data))
+            if line := least_line(cards, self.settings.data):
+                say(line)
         say(f"models: {archs} · devices: {devices}")
         if strip := class_strip(self.files.sites()):
             say(strip)
-        if not secret:
+        if not self.settings.hides_samples:
             say(
                 f"shares of the training samples: {_shares({name: one.train_samples for name, one in by_name.items()})}"
             )
@@ -160,6 +159,8 @@ class Results:
         few, merging = sum(number < FEWEST for number in holders.values()), self.settings.federation.merging
         if few and merging != "mean":
             say(f"warning: fewer than {FEWEST} clients hold {few} classes, where merging = {merging!r} outvotes nobody")
+        for line in protections(to_run_config(self.settings)):
+            say(line)
         say("accuracies of a round are those of what the clients received at its start, before its training")
 
     def add_round(self, number: int, strategy: Strategy, seconds: Seconds, figures: dict[str, float]) -> None:
@@ -229,6 +230,8 @@ class Results:
         }
         if metrics := _metrics(reports):
             row["metrics"] = metrics
+        if outcome.epsilon is not None:
+            row["epsilon"] = outcome.epsilon
         return row
 
     def _note(self, row: RoundRow, outcome: Outcome) -> None:
@@ -252,7 +255,8 @@ class Results:
 
     def _summary(self, final: RoundRow, strategy: Strategy) -> Summary:
         rounds = [row for row in self.rows if row["kind"] == "round"]
-        return {
+        spent: Summary = {"epsilon": final["epsilon"]} if "epsilon" in final else {}  # type: ignore[typeddict-item]
+        return spent | {
             "algorithm": strategy.row.title,
             "dataset": self.settings.data.dataset,
             "partition": self.settings.data.partition,

@@ -7,7 +7,8 @@ Models              as FedAvg, weights N_k / N (Eq. 1)
 Prototypes (Eq. 4)  G^m = cluster means (FINCH, cosine) of the prototypes of class m of all clients
 
 ``global-clusters = "none"`` sends all local prototypes to everybody (Table 4), ``"average"`` their mean (Table 3).
-Deviations: a class that nobody sent in a round keeps its prototypes.
+Deviations: a class that nobody sent in a round keeps its prototypes. ``merging`` may put a median or trimmed mean in
+the place of FedAvg's mean, and leave out the P_k^m of the clients least like the others.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ class FedPLVM(FedAvg[FedPLVMHparams]):
         method = self.hparams.global_clusters
         if method == "none":
             return Prototypes(means_PD, labels_P)
-        return cluster_classes(means_PD, labels_P, method, self.hparams.kmeans_clusters)
+        return cluster_classes(means_PD, labels_P, method, self.hparams.kmeans_clusters).without_counts()
 
     @property
     def global_prototypes(self) -> Prototypes | None:

@@ -13,6 +13,7 @@ Ablations by setting: ``margin = "none"`` (SCL, Eq. 6), ``"fixed"`` (Eq. 7), ``t
 Deviations: the paper does not say what becomes of classes that nobody holds; here they take no part in the loss and are
 not sent until some client has sent one. Ṕ and F live on between rounds, so a class that nobody sent this time keeps its
 prototype. ``margin = "nearest"`` is the authors' code: the largest distance of a Q^c to its nearest neighbour.
+``merging`` may leave out the P_i^c of the clients least like the others.
 """
 
 from __future__ import annotations

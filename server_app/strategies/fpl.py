@@ -25,4 +25,4 @@ class FPL(FedPLVM):
 
     def clustered(self, means_PD: Tensor, labels_P: Tensor) -> Prototypes:
         """P (Eq. 5)."""
-        return cluster_classes(means_PD, labels_P, "finch")
+        return cluster_classes(means_PD, labels_P, "finch").without_counts()

@@ -6,18 +6,21 @@ import math
 import statistics
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, replace
+from typing import cast
 
 from flwr.app import Message
 from torch import Tensor
 
 from protofl_common.insight import Insight
 from protofl_common.prototypes import Prototypes
+from protofl_common.robust import without_the_farthest
 from protofl_common.run_folder import Seconds
+from protofl_common.settings import Settings
 from protofl_common.text import printable
 from protofl_common.wire.limits import Limits, RefusedMessage
 from protofl_common.wire.payloads import Payload, Value, check_size, payload_bytes, unpack_payload
 from protofl_common.wire.records import Report, unpack_report
-from protofl_common.wire.schema import Declared
+from protofl_common.wire.schema import Declared, Vectors
 from server_app.network.membership import Federation
 from server_app.validation.outliers import check_claims, outliers
 
@@ -54,6 +57,8 @@ class Outcome:
     """Site -> what it told for the report, after the last round."""
     metrics: dict[str, float] = field(default_factory=dict)
     """What the server's step reports."""
+    epsilon: float | None = None
+    """What the run has cost of privacy by now; None where nothing is private."""
     seconds: Seconds = field(default_factory=Seconds)
     """Of the exchange and of the server's step."""
     bytes_down: int = 0
@@ -100,7 +105,7 @@ def take(replies: Iterable[Message], expected: Expected, federation: Federation,
             check_size(reply.content, expected.declared, expected.limits)
             report = unpack_report(reply.content, expected.server_round, expected.losses, expected.metrics)
             payload = unpack_payload(reply.content, expected.declared, expected.limits, required=expected.training)
-            told = not federation.settings.privacy.secagg
+            told = not federation.settings.hides_samples
             check_claims(report, payload, federation.cards[site], expected.training and told)
         except RefusedMessage as refusal:
             outcome.refused[site] = str(refusal)
@@ -117,6 +122,24 @@ def in_proportion(uploads: list[Upload], ratio: float, outcome: Outcome) -> list
         outcome.refused[site] = reason
         del outcome.reports[site]
     return [upload for upload in uploads if upload.site not in refused]
+
+
+def voted(uploads: list[Upload], settings: Settings) -> list[Upload]:
+    """The uploads without the prototypes that ``merging`` leaves out of what a server trains on or clusters.
+
+    Where it averages prototypes, `merge_prototypes` does its part coordinate by coordinate.
+    """
+    if settings.row.averages_prototypes:
+        return uploads
+    uploads, federation = list(uploads), settings.federation
+    for name in [name for name, entry in settings.exchange.up.items() if isinstance(entry, Vectors)]:
+        senders = [index for index, upload in enumerate(uploads) if name in upload.payload.entries]
+        sets = [cast(Prototypes, uploads[index].payload.entries[name]) for index in senders]
+        kept = without_the_farthest(sets, federation.merging, federation.trim_fraction)
+        for index, one in zip(senders, kept, strict=True):
+            entries = {**uploads[index].payload.entries, name: one}
+            uploads[index] = replace(uploads[index], payload=Payload(**entries))
+    return uploads
 
 
 def bounded(uploads: list[Upload], federation: Federation, outcome: Outcome) -> list[Upload]:

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
-from sklearn.datasets import load_breast_cancer, load_digits
+from sklearn.datasets import load_digits
 
 from tests.system.processes import BIN, ROOT, free_port, process, wait_for
 
@@ -109,12 +109,14 @@ def test_the_quick_start(desk: Desk) -> None:
 
 
 def test_your_own_data(desk: Desk) -> None:
+    """The first command; all of them run in `tests/test_first_run.py`, in one process."""
     write_digits(desk.folder / "photos", slice(150))
-    table = load_breast_cancer(as_frame=True).frame.rename(columns={"target": "label"})
-    table[:150].to_csv(desk.folder / "patients.csv", index=False)
     (block,) = commands("Your own data", "sh")
-    desk.run(block)
-    assert len(list(desk.folder.glob("runs/*/summary.json"))) == 2
+    told = desk.run(block.splitlines()[0])
+    found = re.search(r"^samples: 150 found · (\d+) for training · (\d+) for testing · none left out$", told, re.M)
+    assert found, told
+    assert sum(map(int, found.groups())) == 150
+    assert len(list(desk.folder.glob("runs/*/summary.json"))) == 1
 
 
 def test_separate_machines(desk: Desk) -> None:

@@ -11,6 +11,7 @@ import shutil
 import subprocess
 from html import unescape
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -59,6 +60,38 @@ MEASURE = """<script>addEventListener("load", () => {
 """Overlaps are of the boxes of texts inside a drawing; names of classes in a t-SNE may lie where they must."""
 
 
+FIRST_SCREEN = """<script>addEventListener("load", () => {
+  const numbers = colour => colour.match(/[\\d.]+/g).map(Number);
+  const light = colour => {
+    const [r, g, b] = colour.map(v => (v /= 255) <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4);
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+  };
+  const ground = element => {
+    const colour = numbers(getComputedStyle(element).backgroundColor);
+    return colour[3] === 0 ? ground(element.parentElement) : colour;
+  };
+  const pale = [], texts = document.createTreeWalker(document.querySelector("main"), NodeFilter.SHOW_TEXT);
+  while (texts.nextNode()) {
+    const element = texts.currentNode.parentElement, text = texts.currentNode.textContent.trim();
+    if (!text || element.closest("svg, style")) continue;
+    const [a, b] = [numbers(getComputedStyle(element).color), ground(element)].map(light).sort((x, y) => y - x);
+    if ((a + 0.05) / (b + 0.05) < 4.5) pale.push(text);
+  }
+  const verdict = document.querySelector(".gain"), table = verdict.nextElementSibling;
+  const columns = [...table.querySelectorAll("th")].slice(0, 3).map(head => head.getBoundingClientRect().right);
+  const found = {
+    pale: pale, wide: document.documentElement.scrollWidth, page: light(ground(document.body)),
+    verdict: verdict.getBoundingClientRect().bottom, table: table.getBoundingClientRect().bottom,
+    columns: Math.max(...columns), edge: table.getBoundingClientRect().right,
+  };
+  const text = document.createElement("pre");
+  text.id = "measured";
+  text.textContent = JSON.stringify(found);
+  document.body.append(text);
+})</script></body>"""
+"""Texts of too little contrast (WCAG 2: below 4.5), and where the comparison and its first columns end."""
+
+
 def chromium(*arguments: str) -> str:
     """What it prints; it needs no display, and as root no sandbox."""
     flags = [
@@ -92,31 +125,37 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return found
 
 
-@pytest.mark.parametrize("device", WIDTHS)
-@pytest.mark.parametrize("algo", ["fedtgp", "fedplvm", "fedpcl"])
-def test_the_page_fits_the_screen(algo: str, device: str, pages: dict[str, Path], tmp_path: Path) -> None:
-    """Chromium's window is at least 500 pixels wide with --dump-dom; a frame of the wanted width stands in for it."""
-    source = pages[algo].read_text(encoding="utf-8")
-    (tmp_path / "page.html").write_text(source.replace("</body>", MEASURE), encoding="utf-8")
-    frame = f'<iframe src="page.html" style="width:{WIDTHS[device]}px;height:900px;border:0"></iframe>'
+def measured(page: Path, script: str, width: int, height: int, *flags: str) -> Any:
+    """What ``script`` writes down about a page on a screen of that size.
+
+    Chromium's window is at least 500 pixels wide with --dump-dom; a frame of the wanted size stands in for it.
+    """
+    copy = page.with_name("measured.html")
+    copy.write_text(page.read_text(encoding="utf-8").replace("</body>", script), encoding="utf-8")
+    frame = f'<iframe src="{copy.name}" style="width:{width}px;height:{height}px;border:0"></iframe>'
     read = 'addEventListener("load",()=>setTimeout(()=>document.body.append(document.querySelector("iframe")'
     read += '.contentDocument.querySelector("#measured")),500))'
-    (tmp_path / "frame.html").write_text(
-        f"<!DOCTYPE html><body>{frame}<script>{read}</script></body>", encoding="utf-8"
-    )
+    around = page.with_name("frame.html")
+    around.write_text(f"<!DOCTYPE html><body>{frame}<script>{read}</script></body>", encoding="utf-8")
     shown = chromium(
-        "--allow-file-access-from-files", "--virtual-time-budget=5000", "--dump-dom", (tmp_path / "frame.html").as_uri()
+        "--allow-file-access-from-files", "--virtual-time-budget=5000", "--dump-dom", *flags, around.as_uri()
     )
     text = re.search(r'<pre id="measured">(.*?)</pre>', shown, re.DOTALL)
     assert text is not None, shown[:2000]
-    measured = json.loads(unescape(text[1]))
-    assert measured["asked"] == WIDTHS[device]
-    assert measured["wide"] == WIDTHS[device]
-    assert measured["out"] == []
-    assert measured["overlaps"] == []
-    assert measured["small"] == []
-    assert len(measured["shown"]) >= 8
-    assert all(width > 250 and height > 100 for width, height in measured["shown"].values())
+    return json.loads(unescape(text[1]))
+
+
+@pytest.mark.parametrize("device", WIDTHS)
+@pytest.mark.parametrize("algo", ["fedtgp", "fedplvm", "fedpcl"])
+def test_the_page_fits_the_screen(algo: str, device: str, pages: dict[str, Path]) -> None:
+    found = measured(pages[algo], MEASURE, WIDTHS[device], 900)
+    assert found["asked"] == WIDTHS[device]
+    assert found["wide"] == WIDTHS[device]
+    assert found["out"] == []
+    assert found["overlaps"] == []
+    assert found["small"] == []
+    assert len(found["shown"]) >= 8
+    assert all(width > 250 and height > 100 for width, height in found["shown"].values())
 
 
 @pytest.mark.parametrize("device", WIDTHS)
@@ -133,3 +172,31 @@ def test_a_screenshot_is_not_blank(algo: str, device: str, pages: dict[str, Path
         usual = np.median(part, axis=0)
         assert (np.abs(part - usual).max(axis=1) > 40).mean() > 0.01
         assert len(np.unique(part // 32, axis=0)) > 20
+
+
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The page of a run with the baselines of `make run`."""
+    if CHROMIUM is None:
+        pytest.skip("no chromium, chromium-browser or google-chrome on this machine")
+    small = {"dataset": "digits", "partition": "iid", "total_samples": 90, "rounds": 1, "run_name": "first"}
+    config = run_config(
+        tmp_path_factory.mktemp("compared"),
+        algo="fedproto-avg",
+        baselines="local,fedavg,fedproto",
+        report=True,
+        **small,
+    )
+    return run_federation(config, clients=3).folder / "report.html"
+
+
+@pytest.mark.parametrize("scheme", ["dark", "light"])
+@pytest.mark.parametrize(("width", "height"), [(390, 844), (1440, 900)])
+def test_the_first_screen_shows_the_comparison(width: int, height: int, scheme: str, compared: Path) -> None:
+    chosen = f"--blink-settings=preferredColorScheme={['dark', 'light'].index(scheme)}"
+    found = measured(compared, FIRST_SCREEN, width, height, chosen)
+    assert (found["page"] < 0.1) == (scheme == "dark")
+    assert found["pale"] == []
+    assert found["wide"] <= width
+    assert found["verdict"] < found["table"] < height
+    assert found["columns"] <= found["edge"] <= width

@@ -18,11 +18,12 @@ from protofl_common.catalog import CATALOG
 from protofl_common.datasets import DataError
 from protofl_common.datasets.folders import read_image
 from protofl_common.models.calibration import class_scores, fit_temperature, unknown_above
-from protofl_common.models.trained import CARD, WEIGHTS
+from protofl_common.run_folder import CARD, WEIGHTS
 from protofl_common.tensorfile import read_tensors, write_tensors
 from protofl_common.tools.cli import main
 from protofl_common.tools.inference import Prediction, Predictor, TrainedModel
 from tests.harness import RUN_ID, Outcome, run_config, run_federation
+from tests.tools.fakes import write_run
 
 CLIENTS = 2
 
@@ -83,7 +84,7 @@ def test_the_command_line_says_what_python_says(tmp_path: Path, capsys: pytest.C
 
 
 def test_the_card_says_what_the_model_is(tmp_path: Path) -> None:
-    run = trained(tmp_path, algo="fedtgp", models="htcnn8")
+    run = trained(tmp_path, algo="fedtgp", models="htcnn8", local_epochs=2)
     assert main(["export", str(run.folder), "--site", "site-1", "--out", str(tmp_path / "model")]) == 0
     card = json.loads((tmp_path / "model" / CARD).read_text())
     facts = {
@@ -103,6 +104,28 @@ def test_the_card_says_what_the_model_is(tmp_path: Path) -> None:
     assert card["classes"] == [str(digit) for digit in range(10)]
     assert card["accuracy"] == run.summary["accuracy-of-clients"]["site-1"]
     assert card["unknown-above"] > 0
+    about = (tmp_path / "model" / "README.md").read_text()
+    for said in (
+        "| network | htcnn-2 |",
+        "| data | digit-domains, partition feature-shift, 2 clients |",
+        "local-epochs",
+        f"An input farther than {card['unknown-above']:.4g} from every prototype is called unknown.",
+        f"| right by head | {100 * card['accuracy']['head']:.2f} % |",
+        "Chosen on these same test samples: that it predicts by",
+        f"| best-accuracy head mean | {run.summary['best-accuracy']['head']['mean']:.4g} |",
+    ):
+        assert said in about
+    assert "cache-dir" not in about
+
+
+def test_a_run_of_separate_machines_says_where_its_models_are(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_run(tmp_path / "runs" / "first", {"algo": "local"}, [{"north": {"head": 0.5}, "south": {"head": 0.5}}] * 2)
+    assert main(["export", str(tmp_path / "runs" / "first")]) == 1
+    said = capsys.readouterr().err
+    assert "they stayed with its sites, north, south: on a site's own machine\n" in said
+    assert "protofl export STATE-DIR/first --out model" in said
 
 
 def test_strange_images_are_unknown_and_the_own_ones_are_not(tmp_path: Path) -> None:

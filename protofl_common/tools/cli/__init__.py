@@ -7,6 +7,7 @@ reads the files that a run leaves behind. It imports no Flower, but for `site`, 
 from __future__ import annotations
 
 import argparse
+import os
 import signal
 import sys
 from importlib import import_module
@@ -22,6 +23,7 @@ COMMANDS = {
     "report": "the page of a run, with figures: report.html",
     "export": "a site's trained model, for use outside of the federation",
     "predict": "classes of image files, by a model that was exported",
+    "predictions": "what the clients' models of a run say of their test samples, in one file",
     "site": "a machine with data of its own: its SuperNode, with code that its operator chose",
 }
 """The name of each file beside this one, and what it does."""
@@ -31,7 +33,7 @@ STOPPED = 130
 
 def main(arguments: list[str] | None = None) -> int:
     """The exit status: 0, 1 for wrong settings or a failed run, 2 for a wrong command line, 130 after Ctrl-C."""
-    about = "\n".join(f"  {name:9}{summary}" for name, summary in COMMANDS.items())
+    about = "\n".join(f"  {name:13}{summary}" for name, summary in COMMANDS.items())
     parser = argparse.ArgumentParser(
         prog="protofl",
         usage="protofl COMMAND …",
@@ -52,6 +54,9 @@ def main(arguments: list[str] | None = None) -> int:
         return int(_module(chosen.command).act(parsed(chosen.command, chosen.arguments)))
     except (SettingsError, DataError) as error:
         print(f"protofl: this cannot work\n{error}", file=sys.stderr)
+        return 1
+    except BrokenPipeError:  # whoever reads has seen enough, as `head` has
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except KeyboardInterrupt:
         print("\nprotofl: stopped", file=sys.stderr)

@@ -4,7 +4,7 @@ protofl export runs/20261121-103501-fedproto-mnist-4711 --site site-3 --out mode
 protofl export /var/lib/protofl/myrun --out model --onnx
 
 RUN is the folder of a simulated run, or on a site's own machine the run's folder in its state-dir. A run has models
-once its last round is evaluated.
+once its last round is evaluated. README.md beside the model says what it learnt from, its figures and what chose it.
 """
 
 from __future__ import annotations
@@ -13,8 +13,11 @@ import argparse
 from pathlib import Path
 
 from protofl_common.config.options import SettingsError
+from protofl_common.files import write_text
+from protofl_common.run_folder import CARD, WEIGHTS, RunFolder
 from protofl_common.text import in_order
 from protofl_common.tools import UNKNOWN_SHARE
+from protofl_common.tools.cli.recipes import run_named
 
 
 def describe(parser: argparse.ArgumentParser) -> None:
@@ -32,19 +35,22 @@ _UNKNOWN = f"share of inputs like the site's own that may be called unknown (def
 def act(arguments: argparse.Namespace) -> int:
     """Write the files and say what they are."""
     from protofl_common.models.calibration import unknown_above
-    from protofl_common.models.trained import CARD, WEIGHTS, TrainedModel
+    from protofl_common.models.trained import TrainedModel
+    from protofl_common.tools.inference import card as about
 
     if not 0 <= arguments.unknown < 1:
         raise SettingsError(f"--unknown {arguments.unknown}: must be at least 0 and below 1")
-    model = TrainedModel.read(_chosen(arguments.run, arguments.site, WEIGHTS))
+    run = run_named(str(arguments.run))
+    model = TrainedModel.read(_chosen(run, arguments.site))
     limit = unknown_above(model.distances, arguments.unknown)
-    written = [WEIGHTS, CARD]
+    written = [WEIGHTS, CARD, about.NAME]
     if arguments.onnx:
         from protofl_common.tools.inference.onnx_file import NAME, write_onnx
 
         write_onnx(model, arguments.out / NAME)
         written.append(NAME)
     model.export(arguments.out, limit)
+    write_text(arguments.out / about.NAME, about.model_card(model, limit, RunFolder(run).summary()))
     card = model.card
     ways = ", ".join(f"{kind} {100 * share:.2f} %" for kind, share in card.accuracy.items())
     print(
@@ -58,11 +64,28 @@ def act(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _chosen(run: Path, site: str, name: str) -> Path:
+def _where(run: Path) -> str:
+    """Where the models of ``run`` are to be found, which has none."""
+    summary = RunFolder(run).summary()
+    if summary is None:
+        return "give the folder of a finished run (it has clients/)"
+    return (
+        f"they stayed with its sites, {', '.join(in_order(summary['clients']))}: on a site's own machine\n"
+        f"protofl export STATE-DIR/{run.resolve().name} --out model\n"
+        "STATE-DIR is state-dir in its node config; else the folder runs where its SuperNode was started"
+    )
+
+
+def models_in(run: Path) -> dict[str, Path]:
+    """Site -> the file of its trained model; SettingsError where there is none."""
+    if files := {file.parent.name: file for file in run.glob(f"clients/*/{WEIGHTS}")}:
+        return files
+    raise SettingsError(f"{run}: no trained models in it; {_where(run)}")
+
+
+def _chosen(run: Path, site: str) -> Path:
     """The file of the site's model."""
-    files = {file.parent.name: file for file in run.glob(f"clients/*/{name}")}
-    if not files:
-        raise SettingsError(f"{run}: no trained models in it; give the folder of a finished run (it has clients/)")
+    files = models_in(run)
     names = ", ".join(in_order(files))
     if not site and len(files) > 1:
         raise SettingsError(f"{run} has the models of several sites; choose with --site: {names}")

@@ -1,26 +1,38 @@
 """What a model that was exported says of inputs: their class, with probability, and the nearest prototype.
 
 protofl predict model photo.jpg
-protofl predict model photos/ --by head --json
-protofl predict model patients.csv
+protofl predict model photos/ --out classes.csv
+protofl predict model patients.csv --by head --json
 
-An input that is farther from every prototype than the site's own ones are is called unknown.
+An input that is farther from every prototype than the site's own ones are is called unknown. A file that cannot be read
+is left out and named at the end, with the reason. Exits with 0 where all files were read, 3 where some were left out, 1
+where none could be read. Of a folder, files are read whose names end as those of images do.
 """
 
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import json
+import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
+from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from protofl_common.config.options import SettingsError
+from protofl_common.tools.reading import FILES, Samples, input_of, read_ahead
+from protofl_common.tools.rows import Row, rows_file
+
+if TYPE_CHECKING:
+    from protofl_common.tools.inference.predictor import Predictor
 
 UNKNOWN = "unknown"
+SOME_LEFT_OUT = 3
+"""Exit status."""
 
 
 def describe(parser: argparse.ArgumentParser) -> None:
@@ -28,9 +40,13 @@ def describe(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", type=Path, metavar="MODEL", help="folder that protofl export wrote")
     parser.add_argument("files", type=Path, nargs="+", metavar="FILE", help=_FILES)
     parser.add_argument("--by", default="", help="head or prototype (default: what was right more often)")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="a row per sample into FILE.csv or FILE.parquet")
+    parser.add_argument(
+        "--fast", action="store_true", help="decode large JPEG files at a reduced size: nearly the same"
+    )
     parser.add_argument("--device", default="cpu", help="cpu, cuda, cuda:1, …")
     parser.add_argument("--allow-backbones", default="", metavar="NAMES", help=_BACKBONES)
-    parser.add_argument("--json", action="store_true", help="a line of JSON per sample")
+    parser.add_argument("--json", action="store_true", help="a line of JSON per sample, and per file left out")
 
 
 _BACKBONES = "frozen backbones, beside the embedded ones, that the model may read or download: torchvision:, file:…"
@@ -38,28 +54,77 @@ _FILES = "image files, or folders of them; for other models .npy, .npz or CSV as
 
 
 def act(arguments: argparse.Namespace) -> int:
-    """Print a row per sample."""
-    from protofl_common.tools.inference.predictor import Predictor
-    from protofl_common.tools.inference.reading import read_inputs
-
+    """Show or write a row per sample."""
     files = _files(arguments.files)
+    warnings.filterwarnings("ignore", module="PIL")  # of odd metadata: what matters is whether pixels can be read
+    batches = read_ahead(files, *input_of(arguments.model), fast=arguments.fast)
+    from protofl_common.tools.inference.predictor import Predictor  # seconds, in which files are decoded already
+
     predictor = Predictor.load(arguments.model, arguments.device, arguments.allow_backbones)
-    by = arguments.by or predictor.card.inference
-    names, inputs = read_inputs(files, predictor.card)
-    found = predictor.predict(inputs, by)
-    if arguments.json:
-        for file, one in zip(names, found, strict=True):
-            print(json.dumps({"file": file, "by": by} | dataclasses.asdict(one), ensure_ascii=False))
-        return 0
-    table = Table(box=None, pad_edge=False)
-    for name in ("file", f"class (by {by})", "probability", "nearest prototype", "distance"):
-        table.add_column(name, justify="right" if name in ("probability", "distance") else "left", overflow="fold")
-    for file, one in zip(names, found, strict=True):
-        name = f"{UNKNOWN} ({one.name}?)" if one.unknown else one.name
-        near = ("–", "–") if one.distance is None else (escape(one.nearest or ""), f"{one.distance:.4g}")
-        table.add_row(escape(file), escape(name), f"{one.probability:.3f}", *near)
-    Console().print(table)
-    return 0
+    by = predictor.way(arguments.by)
+    problems: dict[str, str] = {}
+    with ExitStack() as stack:
+        add = stack.enter_context(rows_file(arguments.out)) if arguments.out else None
+        if not arguments.json and add is None:
+            print(_line(f"class (by {by})", "probability", "nearest", "distance", "file", _width(predictor)))
+        for samples in _with_progress(batches, len(files), quiet=add is None and sys.stdout.isatty()):
+            rows = _rows(predictor, samples, by)
+            problems |= samples.problems
+            if add is not None:
+                add(rows)
+            if arguments.json:
+                for row in [*rows, *({"file": file, "error": reason} for file, reason in samples.problems.items())]:
+                    print(json.dumps(row, ensure_ascii=False))
+            elif add is None:
+                for row in rows:
+                    print(_text(row, _width(predictor)))
+        for file, reason in problems.items():
+            print(f"left out: {_one_line(file)}: {_one_line(reason)}", file=sys.stderr)
+        if len(problems) == len(files):
+            raise SettingsError(f"none of the {len(files)} files could be read")
+    if problems or add is not None:
+        where = f"; {arguments.out}" if add is not None else ""
+        print(f"{len(files) - len(problems):,} files read, {len(problems):,} left out{where}", file=sys.stderr)
+    return SOME_LEFT_OUT if problems else 0
+
+
+def _rows(predictor: Predictor, samples: Samples, by: str) -> list[Row]:
+    if samples.inputs is None:
+        return []
+    found = predictor.predict(samples.inputs, by)
+    return [{"file": name, "by": by, **vars(one)} for name, one in zip(samples.names, found, strict=True)]
+
+
+def _with_progress(batches: Iterator[Samples], files: int, *, quiet: bool) -> Iterator[Samples]:
+    """The batches; on a terminal that shows no rows, with a bar of the files."""
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, disable=quiet or not console.is_terminal) as progress:
+        bar = progress.add_task("files", total=files)
+        for samples in batches:
+            yield samples
+            progress.advance(bar, FILES)
+
+
+def _width(predictor: Predictor) -> int:
+    """Of the widest class."""
+    return max(len(name) for name in predictor.card.classes) + len(f"{UNKNOWN} (?)")
+
+
+def _text(row: Row, width: int) -> str:
+    said = f"{UNKNOWN} ({row['name']}?)" if row["unknown"] else row["name"]
+    nearest, distance = ("–", "–") if row["distance"] is None else (row["nearest"], f"{row['distance']:.4g}")
+    return _line(said, f"{row['probability']:.3f}", nearest, distance, _one_line(row["file"]), width)
+
+
+def _line(said: str, probability: str, nearest: str, distance: str, file: str, width: int) -> str:
+    """A row with the file at its end, which so is never broken."""
+    return f"{said:{width}} {probability:>11}  {nearest:{width - len(UNKNOWN)}} {distance:>9}  {file}"
+
+
+def _one_line(text: str) -> str:
+    """Whole, and fit for a terminal."""
+    return text if text.isprintable() else repr(text)[1:-1]
 
 
 def _files(given: list[Path]) -> list[Path]:

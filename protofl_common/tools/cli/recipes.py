@@ -14,6 +14,7 @@ from protofl_common.tools.cli.assignments import typed
 
 ROOT = app_folder()
 RECIPES = ROOT / "configs" / "recipes"
+RUNS = Path("runs")
 DEFAULT_FEDERATION: dict[str, Scalar] = {"num-supernodes": 10, "client-resources-num-cpus": 1}
 """Ten clients, one process of one thread per core: what small models at small batches run best with."""
 
@@ -52,6 +53,14 @@ def read_recipe(name: str) -> Recipe:
 def found(name: str) -> Path:
     """The file of that name here, else in the app's folder."""
     return Path(name) if Path(name).is_file() else ROOT / name
+
+
+def run_named(run: str) -> Path:
+    """The folder called ``run``, here or in ``runs/``; SettingsError where there is none."""
+    for folder in (Path(run), RUNS / run):
+        if folder.is_dir():
+            return folder
+    raise SettingsError(f"{run}: no such folder, neither here nor in {RUNS}/")
 
 
 def federation_in(text: str) -> dict[str, Scalar]:

@@ -7,12 +7,10 @@ protofl report 20261121-103501-fedproto-mnist-4711 another      (names in runs/)
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
 from protofl_common.config.options import SettingsError
 from protofl_common.report.page import write_report
-
-RUNS = Path("runs")
+from protofl_common.tools.cli.recipes import run_named
 
 
 def describe(parser: argparse.ArgumentParser) -> None:
@@ -23,17 +21,9 @@ def describe(parser: argparse.ArgumentParser) -> None:
 def act(arguments: argparse.Namespace) -> int:
     """Draw the pages and print where they are."""
     for run in arguments.runs:
-        folder = found(run)
+        folder = run_named(run)
         try:
             print(write_report(folder))
         except OSError as error:
             raise SettingsError(f"{folder}: the page cannot be written: {error}") from None
     return 0
-
-
-def found(run: str) -> Path:
-    """The folder called ``run``, here or in ``runs/``; SettingsError where there is none."""
-    for folder in (Path(run), RUNS / run):
-        if folder.is_dir():
-            return folder
-    raise SettingsError(f"{run}: no such folder, neither here nor in {RUNS}/")

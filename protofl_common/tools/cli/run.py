@@ -92,9 +92,9 @@ def act(arguments: argparse.Namespace) -> int:
         if arguments.verbose:
             screen(f"$ {shown(command, superlink)}")
         ended = follow(command, superlink, screen)
-    if ended.well:
-        screen.conclude(NEXT)
-    else:
+        if ended.well:  # told before the SuperLink has stopped, which takes seconds
+            screen.conclude(NEXT)
+    if not ended.well:
         if not screen.explained:
             print(ended.reason, file=sys.stderr)
         print(f"protofl: this run has failed ({ended.status})", file=sys.stderr)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -17,8 +18,9 @@ from protofl_common.config.options import SettingsError
 from protofl_common.datasets.inputs import normalised
 from protofl_common.datasets.raw import DataError, Inputs
 from protofl_common.models.calibration import class_scores, unknown_above
-from protofl_common.models.trained import CARD, WEIGHTS, TrainedModel
+from protofl_common.models.trained import INFERENCES, TrainedModel
 from protofl_common.prototypes import distances
+from protofl_common.run_folder import CARD, WEIGHTS
 from protofl_common.tools import UNKNOWN_SHARE
 
 
@@ -84,9 +86,14 @@ class Predictor:
         Raises
         ------
         SettingsError
-            If it is not all there, does not fit together, or asks for a backbone that is not allowed.
+            If it is not all there, does not fit together, or asks for a backbone that is not allowed; for a device
+            that is not there.
         """
         folder = Path(folder)
+        try:
+            torch.empty(0, device=device)
+        except (RuntimeError, AssertionError) as error:
+            raise SettingsError(f"device = {device!r}: not usable here ({str(error).splitlines()[0]})") from error
         trained = TrainedModel.read(folder / WEIGHTS)
         if odd := [name for name in trained.card.backbones if not is_allowed(name, allow_backbones)]:
             raise SettingsError(f"{folder} asks for the backbone {odd[0]}; give --allow-backbones {odd[0]} to let it")
@@ -100,7 +107,15 @@ class Predictor:
     @property
     def inferences(self) -> tuple[str, ...]:
         """The ways in which this model can predict."""
-        return tuple(self.card.accuracy)
+        able = INFERENCES if self.prototypes is not None else ("head",)
+        return tuple(way for way in able if way in self.card.accuracy)
+
+    def way(self, by: str | None) -> str:
+        """``by`` where this model predicts so, its own way for none; SettingsError for another."""
+        by = by or self.card.inference
+        if by not in self.inferences:
+            raise SettingsError(f"by = {by!r}: this model predicts by {' or '.join(self.inferences)}")
+        return by
 
     def predict(self, inputs: Inputs, by: str | None = None, batch_size: int = 256) -> list[Prediction]:
         """Predictions for inputs [N, …] of the model's own type and shape, not normalised; ``by``: head or prototype.
@@ -112,11 +127,26 @@ class Predictor:
         DataError
             If the inputs are not of that type and shape.
         """
-        by = by or self.card.inference
-        if by not in self.inferences:
-            raise SettingsError(f"by = {by!r}: this model predicts by {' or '.join(self.inferences)}")
-        given = [self.outputs(inputs[start : start + batch_size]) for start in range(0, len(inputs), batch_size)]
-        return [prediction for outputs in given for prediction in self._read(outputs, by)]
+        by = self.way(by)
+        return [one for outputs in self._batches(inputs, batch_size) for one in self._read(outputs, by)]
+
+    def scores(self, inputs: Inputs, batch_size: int = 256) -> dict[str, Tensor]:
+        """For each way to predict [N, C], on the CPU: what its softmax makes probabilities of.
+
+        ``head``: logits; ``prototype``: −d²/T from the nearest prototype of each class, −∞ for a class without any.
+        """
+        parts = [self._scores(outputs) for outputs in self._batches(inputs, batch_size)]
+        return {way: torch.cat([part[way] for part in parts]) for way in self.inferences}
+
+    def _batches(self, inputs: Inputs, size: int) -> Iterator[Outputs]:
+        return (self.outputs(inputs[start : start + size]) for start in range(0, max(1, len(inputs)), size))
+
+    def _scores(self, outputs: Outputs) -> dict[str, Tensor]:
+        found = {"head": outputs.logits_NC}
+        if self.prototypes is not None and outputs.distances_NP is not None:
+            scores = class_scores(outputs.distances_NP, self.prototypes.labels.cpu(), len(self.card.classes))
+            found["prototype"] = scores / self.card.temperature
+        return found
 
     @torch.inference_mode()
     def outputs(self, inputs: Inputs) -> Outputs:
@@ -136,25 +166,17 @@ class Predictor:
         return Outputs(self.model.head(features).cpu(), distances_NP)
 
     def _read(self, outputs: Outputs, by: str) -> list[Prediction]:
-        scores = outputs.logits_NC
+        scores = self._scores(outputs)[by]
         labels, nearest, nearest_distances = scores.argmax(1), None, None
         if self.prototypes is not None and outputs.distances_NP is not None:
             of_prototypes = self.prototypes.labels.cpu()
             nearest_distances, nearest = outputs.distances_NP.amin(1), of_prototypes[outputs.distances_NP.argmin(1)]
-            if by == "prototype":
-                scores = class_scores(outputs.distances_NP, of_prototypes, len(self.card.classes))
-                scores /= self.card.temperature
-                labels = nearest
-        probabilities = scores.softmax(1).gather(1, labels[:, None])[:, 0]
-        return [self._prediction(i, labels, probabilities, nearest, nearest_distances) for i in range(len(labels))]
-
-    def _prediction(
-        self, i: int, labels: Tensor, probabilities: Tensor, nearest: Tensor | None, nearest_distances: Tensor | None
-    ) -> Prediction:
-        label, names = int(labels[i]), self.card.classes
+            labels = nearest if by == "prototype" else labels
+        names, probabilities = self.card.classes, scores.softmax(1).gather(1, labels[:, None])[:, 0]
+        said = [
+            (label, names[label], share) for label, share in zip(labels.tolist(), probabilities.tolist(), strict=True)
+        ]
         if nearest is None or nearest_distances is None:
-            return Prediction(label, names[label], float(probabilities[i]))
-        distance = float(nearest_distances[i])
-        return Prediction(
-            label, names[label], float(probabilities[i]), names[int(nearest[i])], distance, distance > self.threshold
-        )
+            return [Prediction(*one) for one in said]
+        near = zip(said, nearest.tolist(), nearest_distances.tolist(), strict=True)
+        return [Prediction(*one, names[label], far, far > self.threshold) for one, label, far in near]

@@ -66,7 +66,6 @@ DIVIDING: list[tuple[dict[str, Any], int, str, str]] = [
     ({"total_samples": 30}, 15, "", r"(would have|has) \d+ samples"),
     ({"total_samples": 9999}, 5, "", r"total-samples = 9999: there are only 2500"),
     ({"dataset": "digits", "partition": "pathological"}, 890, "", r"class \d+ has 17\d samples for 178 clients"),
-    ({"dataset": "digits", "partition": "dirichlet", "alpha": 0.01}, 300, "", r"alpha = 0.01.*300 clients"),
 ]
 
 

@@ -13,7 +13,7 @@ from protofl_common.datasets.store import open_data
 
 from .conftest import WHOLE, MakeSettings, OpenAll, counts, held, identities
 
-COMMON = ("iid", "dirichlet", "pathological", "n-way-k-shot", "label-shift")
+COMMON = ("iid", "dirichlet", "balanced-dirichlet", "pathological", "n-way-k-shot", "label-shift")
 ON_DOMAINS = ("iid", "dirichlet", "label-shift", "feature-shift", "feature-label-shift")
 EACH = [("digits", partition) for partition in COMMON] + [("digit-domains", partition) for partition in ON_DOMAINS]
 

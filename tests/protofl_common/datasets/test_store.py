@@ -54,7 +54,7 @@ def test_damaged_entry_is_rebuilt(data_settings: MakeSettings, tmp_path: Path, d
 def test_damaged_division_is_rebuilt(data_settings: MakeSettings, tmp_path: Path) -> None:
     settings = data_settings(dataset="digits", partition="iid", cache_dir=str(tmp_path))
     before = _first(settings)
-    (division,) = tmp_path.glob("*.npz")
+    (division,) = tmp_path.glob("*.npy")
     division.write_bytes(division.read_bytes()[:700])
     np.testing.assert_array_equal(before.train_inputs, _first(settings).train_inputs)
 
@@ -85,9 +85,9 @@ def test_one_division_serves_all_clients(data_settings: MakeSettings, tmp_path: 
     settings = data_settings(dataset="digits", partition="iid", cache_dir=str(tmp_path))
     for client in range(4):
         open_client_data(settings, seed=3, partition=client, num_partitions=4)
-    assert len(list(tmp_path.glob("*.npz"))) == 1
+    assert len(list(tmp_path.glob("*.npy"))) == 1
     open_client_data(settings, seed=4, partition=0, num_partitions=4)
-    assert len(list(tmp_path.glob("*.npz"))) == 2
+    assert len(list(tmp_path.glob("*.npy"))) == 2
 
 
 def _race(settings: DataSettings, barrier: Any, log: str, results: Any) -> None:

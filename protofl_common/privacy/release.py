@@ -1,0 +1,105 @@
+"""What may be said of classes: those of enough samples, and with noise where it is asked for."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from protofl_common.datasets.inputs import are_images, described
+from protofl_common.datasets.raw import DataError, Images, Inputs
+from protofl_common.prototypes import Prototypes
+
+
+def large_enough(prototypes: Prototypes, least: int) -> Prototypes:
+    """The prototypes of at least ``least`` samples each, which must have counts.
+
+    Clusters of fewer samples are merged, within a class, to one, which stays if it is large enough. So a class of
+    enough samples keeps a prototype. No prototype changes where all are large enough.
+    """
+    counts = prototypes.counts
+    assert counts is not None
+    small = counts < least
+    if not bool(small.any()):
+        return prototypes
+    means, labels, sizes = [prototypes.means[~small]], [prototypes.labels[~small]], [counts[~small]]
+    for label in prototypes.labels[small].unique():
+        rows = small & (prototypes.labels == label)
+        if int(total := counts[rows].sum()) >= least:
+            mean = (counts[rows].unsqueeze(1) * prototypes.means[rows]).sum(0, keepdim=True) / total
+            means, labels, sizes = [*means, mean], [*labels, label.view(1)], [*sizes, total.view(1)]
+    merged = Prototypes(torch.cat(means), torch.cat(labels), torch.cat(sizes))
+    order = merged.labels.argsort(stable=True)
+    return Prototypes(merged.means[order], merged.labels[order], torch.cat(sizes)[order])
+
+
+def noised(values: Tensor, noise: str, seed: int) -> Tensor:
+    """(1 − P) · values + e, with e of scale S (FedPCL, Appendix A.4): ``noise`` is "gaussian S P" or "laplace S P".
+
+    The seed is known to whoever knows the run's, so this guarantees nothing: it repeats a paper's experiment.
+    """
+    kind, scale, part = noise.split()
+    draw = np.random.default_rng(seed)
+    of_kind = draw.normal if kind == "gaussian" else draw.laplace
+    drawn = torch.from_numpy(of_kind(0.0, float(scale), tuple(values.shape))).to(values)
+    return (1 - float(part)) * values + drawn
+
+
+def noised_images(images: Inputs, noise: str, seed: int) -> Images:
+    """`noised` images [N, channels, H, W] of bytes, scaled to -1..1 as in FedPCL's code, and bytes again.
+
+    DataError for inputs that are no images.
+    """
+    if not are_images(images):
+        raise DataError(f"image-noise = {noise!r}: only images take it; a sample is {described(images)}; set none")
+    values = noised(torch.from_numpy(images / np.float32(127.5) - 1), noise, seed)
+    return np.asarray(((values + 1) * 127.5).round().clamp(0, 255).byte().numpy())
+
+
+def fresh_draw() -> np.random.Generator:
+    """Random numbers from the system's entropy, which no seed tells: private noise must not be repeatable."""
+    return np.random.default_rng()
+
+
+def private_class_means(
+    features_ND: Tensor, labels_N: Tensor, num_classes: int, clip: float, noise: float, draw: np.random.Generator
+) -> Prototypes:
+    """Class means and counts of a table [C, D + 1] of sums and counts with Gaussian noise of multiplier ``noise``.
+
+    A sample adds (its features cut to the length ``clip`` and divided by it, 1) / √2 to its class, of length 1 at most.
+    What follows looks at the noisy table alone: classes whose count is not clear of the noise (twice its deviation) are
+    left out, but for the largest; means longer than ``clip`` are cut to it; counts add up to N at most.
+    """
+    spread = math.sqrt(2) * noise
+    unit_ND = _cut(features_ND.double() / clip)
+    rows_NE = torch.cat([unit_ND, torch.ones(len(unit_ND), 1, dtype=torch.float64)], dim=1)
+    table_CE = torch.zeros(num_classes, rows_NE.shape[1], dtype=torch.float64).index_add_(0, labels_N, rows_NE)
+    table_CE += spread * torch.from_numpy(draw.standard_normal(tuple(table_CE.shape)))
+    counts_C = bounded_counts(table_CE[:, -1], len(labels_N))
+    clear_C = (counts_C > 0) & (table_CE[:, -1] >= 2 * spread)
+    clear_C[counts_C.argmax()] = True
+    means_PD = clip * _cut(table_CE[clear_C, :-1] / table_CE[clear_C, -1:].clamp(min=1))
+    return Prototypes(means_PD.float(), clear_C.nonzero().flatten(), counts_C[clear_C])
+
+
+def private_counts(counts_C: Tensor, noise: float, draw: np.random.Generator) -> Tensor:
+    """Counts [C] with Gaussian noise of multiplier ``noise``: a sample adds 1 to one of them."""
+    noisy_C = counts_C.double() + noise * torch.from_numpy(draw.standard_normal(len(counts_C)))
+    return bounded_counts(noisy_C, int(counts_C.sum()))
+
+
+def bounded_counts(noisy_C: Tensor, samples: int) -> Tensor:
+    """Whole numbers from 0 that add up to ``samples`` at most; the largest is 1 at least."""
+    positive_C = noisy_C.clamp(min=0)
+    scaled_C = positive_C * min(1.0, samples / max(1.0, float(positive_C.sum())))
+    rounded_C = scaled_C.round()
+    counts_C = (rounded_C if float(rounded_C.sum()) <= samples else scaled_C.floor()).long()
+    counts_C[noisy_C.argmax()] = max(1, int(counts_C[noisy_C.argmax()]))
+    return counts_C
+
+
+def _cut(rows_ND: Tensor) -> Tensor:
+    """Rows longer than 1 made that long."""
+    return rows_ND / torch.linalg.vector_norm(rows_ND, dim=1, keepdim=True).clamp(min=1)

@@ -1,0 +1,81 @@
+"""``README.md`` beside an exported model: what it is for, what it learnt from, and what chose it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from protofl_common.catalog import CATALOG
+from protofl_common.config.sections import keys_that_change
+from protofl_common.models.trained import ModelCard, TrainedModel
+from protofl_common.run_folder import Summary
+from protofl_common.settings import default_run_config
+
+NAME = "README.md"
+TOLD = ("format", "algorithm", "dataset", "partition", "clients", "accuracy-of-clients", "versions", "settings")
+"""Entries of a summary that the card tells in words of its own, or not at all; it lists all others."""
+
+
+def model_card(trained: TrainedModel, unknown_above: float, summary: Summary | None) -> str:
+    """The text; ``summary``: of the run that the model is of, where it is at hand."""
+    card, row = trained.card, CATALOG.get(trained.card.algorithm)
+    facts = {
+        "network": card.arch + (f", behind the frozen backbones {', '.join(card.backbones)}" if card.backbones else ""),
+        "method": f"{row.title} ({row.paper})" if row else card.algorithm,
+        "run": f"{card.run}, after round {card.round}",
+        "trained at": card.site + (f", of the domain {card.domain}" if card.domain else ""),
+        "inputs": f"{card.input_type} {list(card.input_shape)}",
+        "classes": f"{len(card.classes)}: {', '.join(card.classes)}",
+        **(_of_run(summary) if summary else {}),
+    }
+    return "\n".join(
+        [f"# A model of {card.site}", "", *_table(facts), "", *_use(card, unknown_above), *_figures(card, summary)]
+    )
+
+
+def _of_run(summary: Summary) -> dict[str, str]:
+    defaults, told = default_run_config(), summary["settings"]
+    settings = {key: told[key] for key in told if key not in keys_that_change("name", "machine", "waiting", "display")}
+    changed = {key: value for key, value in settings.items() if value != defaults.get(key)}
+    return {
+        "data": f"{summary['dataset']}, partition {summary['partition']}, {len(summary['clients'])} clients",
+        "settings that are not the defaults": ", ".join(f"{key} = {value}" for key, value in changed.items()) or "none",
+        "versions": ", ".join(f"{name} {number}" for name, number in summary.get("versions", {}).items()),
+    }
+
+
+def _use(card: ModelCard, unknown_above: float) -> Iterator[str]:
+    yield from ("## Intended use", "")
+    yield f"Inputs like those of {card.site}, of the classes above; every input is given one of them."
+    if math.isfinite(unknown_above):
+        yield f"An input farther than {unknown_above:.4g} from every prototype is called unknown."
+    yield "Nothing has been measured of inputs from elsewhere, of other groups of people or devices, or of later times."
+    yield "Measure on samples of your own before anything depends on it; it is no substitute for a person's judgement."
+    yield from ("", "`protofl predict FOLDER FILE…` predicts with it.", "")
+
+
+def _figures(card: ModelCard, summary: Summary | None) -> Iterator[str]:
+    yield from ("## Figures", "", f"On {card.test_samples} test samples of {card.site}, after the last round:", "")
+    yield from _table({f"right by {way}": f"{100 * share:.2f} %" for way, share in card.accuracy.items()})
+    yield ""
+    yield f"Chosen on these same test samples: that it predicts by {card.inference}, the scale of probabilities by"
+    yield "prototype, and the limit above which an input is unknown. So these figures may be a little too high."
+    if summary:
+        yield from ("", "Of the whole run (shares in [0, 1], over its clients):", "")
+        yield from _table(dict(_flat({key: value for key, value in summary.items() if key not in TOLD})))
+    yield ""
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """``{"accuracy": {"head": {"mean": 0.5}}}`` -> ``("accuracy head mean", "0.5")``."""
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{key} ")
+        else:
+            yield f"{prefix}{key}", f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _table(facts: Mapping[str, str]) -> Iterator[str]:
+    yield from ("| | |", "|---|---|")
+    yield from (f"| {name} | {str(value).replace('|', chr(92) + '|')} |" for name, value in facts.items())

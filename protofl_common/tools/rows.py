@@ -1,0 +1,73 @@
+"""Rows of a long table into a CSV or a Parquet file, as they come."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from protofl_common.config.options import SettingsError
+from protofl_common.files import replacing
+
+Row = dict[str, Any]
+"""Column -> text, number, truth value, or None."""
+Add = Callable[[Sequence[Row]], None]
+
+
+@contextmanager
+def rows_file(path: Path) -> Iterator[Add]:
+    """What is called with rows of equal columns. In the end they replace ``path``; an error leaves it as it was.
+
+    Raises
+    ------
+    SettingsError
+        For a name that ends in neither ``.csv`` nor ``.parquet``, and where a package or the folder is missing.
+    """
+    if path.suffix not in (".csv", ".parquet"):
+        raise SettingsError(f"--out {path}: must end in .csv or .parquet")
+    try:
+        with replacing(path) as beside, (_csv if path.suffix == ".csv" else _parquet)(beside) as add:
+            yield add
+    except ImportError as error:
+        raise SettingsError(
+            f"--out {path}: {error.name} is not installed; pip install pyarrow, or name a .csv"
+        ) from error
+    except OSError as error:
+        raise SettingsError(f"--out {path}: cannot be written ({error})") from error
+
+
+@contextmanager
+def _csv(path: Path) -> Iterator[Add]:
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+
+        def add(rows: Sequence[Row]) -> None:
+            if rows and not file.tell():
+                writer.writerow(rows[0])
+            writer.writerows(row.values() for row in rows)
+
+        yield add
+
+
+@contextmanager
+def _parquet(path: Path) -> Iterator[Add]:
+    import pyarrow
+    from pyarrow import parquet
+
+    writers: list[Any] = []
+
+    def add(rows: Sequence[Row]) -> None:
+        if not rows:
+            return
+        table = pyarrow.Table.from_pylist(list(rows), schema=writers[0].schema if writers else None)
+        if not writers:
+            writers.append(parquet.ParquetWriter(path, table.schema))
+        writers[0].write_table(table)
+
+    try:
+        yield add
+    finally:
+        for writer in writers:
+            writer.close()

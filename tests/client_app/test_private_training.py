@@ -1,0 +1,111 @@
+"""DP-SGD: gradients of single samples by hand, the size of the noise, who is drawn, and what is refused."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from client_app.data import Samples
+from client_app.private_training import PrivateStep
+from client_app.training import Batch, LossTerms, train
+from protofl_common.config.options import SettingsError
+from protofl_common.models.layers import with_group_norm
+from protofl_common.models.split import SplitModel
+from protofl_common.privacy.plan import Plan, plan_of
+from tests.client_app.test_training import settings, some_data, some_model
+from tests.protofl_common.privacy.test_accountant import privacy
+
+
+def linear() -> SplitModel:
+    """z = w x with w = (0, 0), from two numbers to one."""
+    body = nn.Linear(2, 1, bias=False)
+    nn.init.zeros_(body.weight)
+    return SplitModel(body, nn.Identity())
+
+
+def downhill(batch: Batch) -> LossTerms:
+    """Whose gradient by w is the sample's input."""
+    return {"total-of-features": batch.features.sum() / len(batch.labels)}
+
+
+def step(model: SplitModel, noise: float, samples: int, batch_size: int = 10, loss=downhill, **changes) -> PrivateStep:  # type: ignore[no-untyped-def]
+    plan = plan_of(privacy(dp_noise=noise, **changes), samples, batch_size, 1, (0,))
+    return PrivateStep([model], torch.optim.SGD(model.parameters(), lr=1.0), loss, plan)
+
+
+def batch(*inputs: list[float]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    return torch.tensor(inputs), torch.zeros(len(inputs), dtype=torch.int64), torch.arange(len(inputs))
+
+
+def test_gradients_are_cut_sample_by_sample() -> None:
+    """(3, 4) is cut to (0.6, 0.8), (0.3, 0) stays; 10 samples are expected."""
+    model = linear()
+    step(model, 1e-9, samples=40)(*batch([3.0, 4.0], [0.3, 0.0]))
+    torch.testing.assert_close(model.body.weight.data, -torch.tensor([[0.9, 0.8]]) / 10, atol=1e-6, rtol=0)
+
+
+def test_no_sample_shapes_anothers_gradient() -> None:
+    """A loss over the batch's mean would let it: without the third sample the sum differs by that sample's, no more."""
+
+    def together(batch: Batch) -> LossTerms:
+        return {"x": (batch.features.mean() - 1).square() * batch.inputs.mean().exp()}
+
+    results = []
+    for inputs in ([[1.0, 2.0], [2.0, 1.0]], [[1.0, 2.0], [2.0, 1.0], [9.0, 9.0]]):
+        model = linear()
+        step(model, 1e-9, samples=10, loss=together, dp_clip=0.5)(*batch(*inputs))
+        results.append(model.body.weight.data * 10)
+    assert float((results[1] - results[0]).norm()) <= 0.5 + 1e-5
+
+
+@pytest.mark.parametrize("empty", [False, True])
+def test_the_noise_is_sigma_times_c_over_the_expected_batch_even_where_nobody_is_drawn(empty: bool) -> None:
+    body = nn.Linear(20_000, 1, bias=False)
+    nn.init.zeros_(body.weight)
+    model = SplitModel(body, nn.Identity())
+    one = step(model, noise=3.0, samples=50, batch_size=5, dp_clip=0.2)
+    one.empty = empty
+    one(torch.zeros(1, 20_000) + empty * 7.0, torch.zeros(1, dtype=torch.int64), torch.zeros(1, dtype=torch.int64))
+    assert float(body.weight.std()) == pytest.approx(3.0 * 0.2 / 5, rel=0.03)
+    assert float(body.weight.mean().abs()) < 0.01
+
+
+def test_samples_are_drawn_each_by_itself_and_by_no_seed() -> None:
+    data = Samples(torch.arange(200.0).view(200, 1), torch.zeros(200, dtype=torch.int64))
+    plan = plan_of(privacy(dp_noise=1.0), 200, 20, 1, (0,))
+
+    def drawn() -> list[list[int]]:
+        one = PrivateStep([linear()], torch.optim.SGD(linear().parameters(), lr=1.0), downhill, plan)
+        batches = one.batches(data, 20, torch.Generator().manual_seed(1), no_single=False, drop_last=False)
+        return [index.tolist() for _, _, index in batches]
+
+    first = [drawn() for _ in range(20)]
+    sizes = [len(index) for one in first for index in one]
+    assert first[0] != first[1]
+    assert len(sizes) == 200
+    assert np.mean(sizes) == pytest.approx(20, abs=1.5)
+    assert np.std(sizes) == pytest.approx((200 * 0.1 * 0.9) ** 0.5, rel=0.25)
+
+
+def test_it_trains_through_the_loop_and_leaves_alone_what_the_loss_does_not_touch() -> None:
+    model, other, data = some_model(), some_model(), some_data()
+    kept = {name: value.clone() for name, value in other.state_dict().items()}
+    plan: Plan = plan_of(privacy(dp_noise=1.0), len(data), 10, 1, (0,))
+    optimizer = torch.optim.SGD([*model.parameters(), *other.parameters()], lr=0.1)
+    losses = train(PrivateStep([model, other], optimizer, downhill, plan), data, settings(), seed=1)
+    assert set(losses) == {"total-of-features", "total"}
+    assert all(torch.equal(value, kept[name]) for name, value in other.state_dict().items())
+    assert not torch.equal(model.body.state_dict()[next(iter(model.body.state_dict()))], kept[next(iter(kept))])
+
+
+def test_batch_normalisation_is_refused_by_the_setting_that_replaces_it() -> None:
+    model = SplitModel(nn.Sequential(nn.Conv2d(1, 48, 3), nn.BatchNorm2d(48), nn.Flatten()), nn.LazyLinear(4))
+    model(torch.zeros(2, 1, 8, 8))
+    with pytest.raises(SettingsError, match="norm = 'batch': this network has batch normalisation"):
+        step(model, 1.0, 10)
+    step(with_group_norm(model), 1.0, 10)
+    assert [part.num_groups for part in model.modules() if isinstance(part, nn.GroupNorm)] == [16]
+    others = torch.randn(3, 1, 8, 8).index_fill_(0, torch.tensor(0), 1)
+    torch.testing.assert_close(model.body(torch.ones(1, 1, 8, 8))[0], model.body(others)[0])

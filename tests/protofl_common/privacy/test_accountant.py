@@ -1,0 +1,82 @@
+"""The accountant against Google's dp-accounting, and against arithmetic by hand."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import pytest
+
+from protofl_common.config.options import SettingsError
+from protofl_common.config.sections import PrivacySettings
+from protofl_common.privacy.accountant import ORDERS, Mechanism, epsilon, least_noise
+from protofl_common.privacy.plan import Plan, plan_of
+from protofl_common.settings import Settings, default_run_config
+
+CASES = [
+    [Mechanism(1.0, 2.68, 20)],
+    [Mechanism(0.1, 1.0, 200)],
+    [Mechanism(0.01, 0.8, 5000)],
+    [Mechanism(0.3, 1.5, 60), Mechanism(1.0, 5.0, 20)],
+    [Mechanism(0.05, 4.0, 1)],
+]
+
+
+def privacy(**changes: object) -> PrivacySettings:
+    defaults = Settings.from_run_config(default_run_config()).privacy
+    return dataclasses.replace(defaults, dp="sample", **changes)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("mechanisms", CASES)
+def test_epsilon_is_that_of_dp_accounting_to_three_digits(mechanisms: list[Mechanism]) -> None:
+    accounting = pytest.importorskip("dp_accounting")
+    oracle = accounting.rdp.RdpAccountant(ORDERS)
+    for one in mechanisms:
+        sampled = accounting.PoissonSampledDpEvent(one.rate, accounting.GaussianDpEvent(one.noise))
+        oracle.compose(sampled, one.times)
+    assert epsilon(mechanisms, 1e-5) == pytest.approx(oracle.get_epsilon(1e-5), rel=1e-3)
+
+
+@pytest.mark.parametrize("mechanisms", CASES[:2])
+def test_epsilon_is_never_below_the_tight_one(mechanisms: list[Mechanism]) -> None:
+    accounting = pytest.importorskip("dp_accounting")
+    oracle = accounting.pld.PLDAccountant(value_discretization_interval=1e-3)
+    for one in mechanisms:
+        oracle.compose(accounting.PoissonSampledDpEvent(one.rate, accounting.GaussianDpEvent(one.noise)), one.times)
+    tight = oracle.get_epsilon(1e-5)
+    assert tight <= epsilon(mechanisms, 1e-5) <= 1.2 * tight
+
+
+def test_one_gaussian_by_hand() -> None:
+    by_hand = min(a / 8 + math.log(1 - 1 / a) - (math.log(1e-5) + math.log(a)) / (a - 1) for a in ORDERS)
+    assert epsilon([Mechanism(1.0, 2.0, 1)], 1e-5) == pytest.approx(by_hand, rel=1e-12)
+    assert epsilon([], 1e-5) == 0
+
+
+def test_the_least_noise_keeps_the_budget_and_a_little_less_does_not() -> None:
+    noise = least_noise(lambda one: [Mechanism(0.1, one, 100)], 1e-5, 3.0, "dp-epsilon = 3")
+    assert epsilon([Mechanism(0.1, noise, 100)], 1e-5) <= 3 < epsilon([Mechanism(0.1, 0.99 * noise, 100)], 1e-5)
+    with pytest.raises(SettingsError, match="dp-epsilon = 1e-06: no noise is large enough"):
+        least_noise(lambda one: [Mechanism(1.0, one, 100)], 1e-5, 1e-6, "dp-epsilon = 1e-06")
+
+
+def test_a_plan_spends_its_budget_in_all_rounds_and_not_more() -> None:
+    plan = plan_of(privacy(dp_epsilon=2.0), samples=95, batch_size=10, epochs=3, tables=(1,) * 7)
+    assert (plan.steps, plan.rate) == (30, pytest.approx(10 / 95))
+    assert 1.97 < plan.epsilon(7) <= 2 < plan.epsilon(8)
+    assert epsilon([one for number in range(1, 8) for one in plan.of_round(number)], 1e-5) == pytest.approx(
+        plan.epsilon(7)
+    )
+
+
+@pytest.mark.parametrize(("epochs", "tables"), [(0, (1,) * 5), (1, (0,) * 5), (1, (0, 0, 0, 0, 1))])
+def test_what_is_not_sent_costs_nothing(epochs: int, tables: tuple[int, ...]) -> None:
+    plan = plan_of(privacy(dp_epsilon=2.0), 100, 10, epochs, tables)
+    assert {one.rate for one in plan.spent(5)} == {1.0 for _ in filter(None, tables)} | {0.1 for _ in range(epochs)}
+    assert 1.97 < plan.epsilon(5) <= 2
+
+
+def test_noise_that_is_given_is_used_and_the_budget_then_bounds_the_rounds() -> None:
+    plan: Plan = plan_of(privacy(dp_epsilon=2.0, dp_noise=4.0), 100, 10, 1, (1,) * 50)
+    assert (plan.noise, plan.table_noise) == (4.0, 4.0)
+    assert plan.epsilon(1) < 2 < plan.epsilon(50)
