@@ -57,7 +57,7 @@ class SecureUpload:
         self.run_id, self.round = instructions.lineage.run_id, instructions.round
         self.path = site.states(instructions).folder / FILE
 
-    def advertise(self) -> dict[str, bytes]:
+    def advertise(self, content: RecordDict) -> dict[str, bytes]:
         """Own public keys. A round that never came to `mask` may begin anew."""
         kept = self._read()
         if kept and kept.run_id == self.run_id and (kept.round, STAGES.index(kept.stage) > 1) > (self.round, False):
