@@ -16,6 +16,8 @@ import json
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+import numpy as np
+import torch
 from cryptography.exceptions import InvalidTag
 from flwr.app import RecordDict
 
@@ -23,11 +25,10 @@ from client_app.site import Site
 from protofl_common.files import replacing
 from protofl_common.privacy.masks import KEY, OWN, PAIR, SEALED, masked, new_secret, opened, part, public_of, seal
 from protofl_common.privacy.shamir import FEWEST, SHARE, needed, points_of, split
-from protofl_common.privacy.sums import to_sums
+from protofl_common.privacy.sums import MASKED, to_sums
 from protofl_common.wire.limits import Limits, RefusedMessage
 from protofl_common.wire.payloads import Payload, pack_payload
 from protofl_common.wire.records import Instructions
-from protofl_common.wire.schema import Masked
 from protofl_common.wire.secagg import unpack_by_site
 
 FILE = "secagg.json"
@@ -103,7 +104,8 @@ class SecureUpload:
         bounded = replace(limits, max_norm=self.site.settings.federation.max_prototype_norm)
         vector = to_sums(upload, declared, bounded, samples, len(kept.keys))
         peers = {site: keys for site, keys in kept.keys.items() if site in kept.shares}
-        content = pack_payload(Payload(masked=masked(vector, kept.secret, self.name, peers)), {"masked": Masked()})
+        sent = masked(vector, kept.secret, self.name, peers).view(np.int64)
+        content = pack_payload(Payload(masked={"sum": torch.from_numpy(sent)}), MASKED)
         self._write(replace(kept, stage="mask", secret=b""))
         return content
 
