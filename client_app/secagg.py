@@ -31,7 +31,6 @@ from protofl_common.wire.payloads import Payload, pack_payload
 from protofl_common.wire.records import Instructions
 from protofl_common.wire.secagg import unpack_by_site
 
-FILE = "secagg.json"
 STAGES = ("advertise", "share", "mask", "unmask")
 
 
@@ -56,7 +55,8 @@ class SecureUpload:
     def __init__(self, site: Site, instructions: Instructions) -> None:
         self.site, self.name = site, site.name
         self.run_id, self.round = instructions.lineage.run_id, instructions.round
-        self.path = site.states(instructions).folder / FILE
+        site.states(instructions)  # refuses another run's instructions
+        self.path = site.secret_file(instructions.run_name)
 
     def advertise(self, content: RecordDict) -> dict[str, bytes]:
         """Own public keys. A round that never came to `mask` may begin anew."""
@@ -119,8 +119,9 @@ class SecureUpload:
         return {site: own if site in sent else pair for site, (pair, own) in halves.items()}
 
     def forget(self) -> None:
-        """The run is over."""
-        self.path.unlink(missing_ok=True)
+        """The run is over. A site keeps the number of its last round, lest the server ask for it once more."""
+        if not self.site.real:
+            self.path.unlink(missing_ok=True)
 
     def _threshold(self, kept: _Kept) -> int:
         return needed(len(kept.keys), self.site.settings.privacy.secagg_threshold)

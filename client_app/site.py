@@ -176,6 +176,12 @@ class Site:
             return self._state_root / "privacy" / f"{self.name}.json"
         return self._state_root / run_name / "clients" / self.name / "privacy.json"
 
+    def secret_file(self, run_name: str) -> Path:
+        """Where the secret of a round of secure aggregation lies; at a site, whatever the server calls the run."""
+        if self.real:
+            return self._state_root / "privacy" / f"{self.name}-{self.run_id}-{self.settings.run.algo}.secagg"
+        return self._state_root / run_name / "clients" / self.name / "secagg.json"
+
     @property
     def _state_root(self) -> Path:
         machine = self.settings.machine
