@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from flwr.app import Context, Error, Message, MessageType, RecordDict
@@ -66,22 +67,13 @@ def train_round(message: Message, context: Context) -> Message:
     return _answer(message, context, lambda: _train_round(message, context))
 
 
-@app.query("advertise")
-def advertise(message: Message, context: Context) -> Message:
-    """Secure aggregation, before a round's training: keys."""
-    return _secretly(message, context, lambda upload: upload.advertise())
+def _without_training(stage: str, message: Message, context: Context) -> Message:
+    """The other stages of secure aggregation in a round (`secagg.py`)."""
+    return _answer(message, context, lambda: _stage(stage, message, context))
 
 
-@app.query("share")
-def share(message: Message, context: Context) -> Message:
-    """Then shares of what made them."""
-    return _secretly(message, context, lambda upload: upload.share(message.content))
-
-
-@app.query("unmask")
-def unmask(message: Message, context: Context) -> Message:
-    """And after the training, what it takes to read the sum."""
-    return _secretly(message, context, lambda upload: upload.unmask(message.content))
+for name in ("advertise", "share", "unmask"):
+    app.query(name)(partial(_without_training, name))
 
 
 @app.evaluate()
@@ -143,6 +135,14 @@ def _train_round(message: Message, context: Context) -> RecordDict:
     content = secure.mask(upload, limits) if secure else pack_payload(upload, declared)
     content["report"] = pack_report(report, site.settings.row.reported_losses, site.metrics)
     return content
+
+
+def _stage(stage: str, message: Message, context: Context) -> RecordDict:
+    site = Site(context, unpack_baseline(message.content))
+    if not site.settings.sends_sums:
+        raise RefusedMessage("a stage of secure aggregation, which the run's settings do not ask for")
+    upload = SecureUpload(site, unpack_instructions(message.content))
+    return RecordDict({**pack_by_site(getattr(upload, stage)(message.content))})
 
 
 def _final_evaluation(message: Message, context: Context) -> RecordDict:
@@ -228,18 +228,6 @@ def _answer(message: Message, context: Context, work: Callable[[], RecordDict]) 
         if message.metadata.message_type == MessageType.QUERY:  # the server does not know yet who this is
             reason = called(context.node_config) + reason
         return Message(Error(ERROR_CODE, reason), reply_to=message)
-
-
-def _secretly(message: Message, context: Context, stage: Callable[[SecureUpload], dict[str, bytes]]) -> Message:
-    """A stage of secure aggregation."""
-
-    def work() -> RecordDict:
-        site = Site(context, unpack_baseline(message.content))
-        if not site.settings.sends_sums:
-            raise RefusedMessage("a stage of secure aggregation, which the run's settings do not ask for")
-        return RecordDict({**pack_by_site(stage(SecureUpload(site, unpack_instructions(message.content))))})
-
-    return _answer(message, context, work)
 
 
 def _told(message: Message, context: Context, content: RecordDict) -> str:

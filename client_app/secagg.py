@@ -16,6 +16,8 @@ import json
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+import numpy as np
+import torch
 from cryptography.exceptions import InvalidTag
 from flwr.app import RecordDict
 
@@ -23,14 +25,12 @@ from client_app.site import Site
 from protofl_common.files import replacing
 from protofl_common.privacy.masks import KEY, OWN, PAIR, SEALED, masked, new_secret, opened, part, public_of, seal
 from protofl_common.privacy.shamir import FEWEST, SHARE, needed, points_of, split
-from protofl_common.privacy.sums import to_sums
+from protofl_common.privacy.sums import MASKED, to_sums
 from protofl_common.wire.limits import Limits, RefusedMessage
 from protofl_common.wire.payloads import Payload, pack_payload
 from protofl_common.wire.records import Instructions
-from protofl_common.wire.schema import Masked
 from protofl_common.wire.secagg import unpack_by_site
 
-FILE = "secagg.json"
 STAGES = ("advertise", "share", "mask", "unmask")
 
 
@@ -55,9 +55,10 @@ class SecureUpload:
     def __init__(self, site: Site, instructions: Instructions) -> None:
         self.site, self.name = site, site.name
         self.run_id, self.round = instructions.lineage.run_id, instructions.round
-        self.path = site.states(instructions).folder / FILE
+        site.states(instructions)  # refuses another run's instructions
+        self.path = site.secret_file(instructions.run_name)
 
-    def advertise(self) -> dict[str, bytes]:
+    def advertise(self, content: RecordDict) -> dict[str, bytes]:
         """Own public keys. A round that never came to `mask` may begin anew."""
         kept = self._read()
         if kept and kept.run_id == self.run_id and (kept.round, STAGES.index(kept.stage) > 1) > (self.round, False):
@@ -103,7 +104,8 @@ class SecureUpload:
         bounded = replace(limits, max_norm=self.site.settings.federation.max_prototype_norm)
         vector = to_sums(upload, declared, bounded, samples, len(kept.keys))
         peers = {site: keys for site, keys in kept.keys.items() if site in kept.shares}
-        content = pack_payload(Payload(masked=masked(vector, kept.secret, self.name, peers)), {"masked": Masked()})
+        sent = masked(vector, kept.secret, self.name, peers).view(np.int64)
+        content = pack_payload(Payload(masked={"sum": torch.from_numpy(sent)}), MASKED)
         self._write(replace(kept, stage="mask", secret=b""))
         return content
 
@@ -117,8 +119,9 @@ class SecureUpload:
         return {site: own if site in sent else pair for site, (pair, own) in halves.items()}
 
     def forget(self) -> None:
-        """The run is over."""
-        self.path.unlink(missing_ok=True)
+        """The run is over. A site keeps the number of its last round, lest the server ask for it once more."""
+        if not self.site.real:
+            self.path.unlink(missing_ok=True)
 
     def _threshold(self, kept: _Kept) -> int:
         return needed(len(kept.keys), self.site.settings.privacy.secagg_threshold)

@@ -193,6 +193,12 @@ class Site:
             return self._state_root / "privacy" / f"{self.name}.json"
         return self._state_root / run_name / "clients" / self.name / "privacy.json"
 
+    def secret_file(self, run_name: str) -> Path:
+        """Where the secret of a round of secure aggregation lies; at a site, whatever the server calls the run."""
+        if self.real:
+            return self._state_root / "privacy" / f"{self.name}-{self.run_id}-{self.settings.run.algo}.secagg"
+        return self._state_root / run_name / "clients" / self.name / "secagg.json"
+
     def check_model(self) -> None:
         """SettingsError where this site's model does not take its data."""
         if not self.settings.backbones:
@@ -215,13 +221,13 @@ class Site:
             holds=self._held() if self.settings.row.tells_classes and not self.settings.privacy.secagg else (),
             weights=weights,
             device=str(self.device),
-            found=0 if self.settings.privacy.secagg else self.data.found,
+            found=0 if self.settings.hides_samples else self.data.found,
         )
 
     @property
     def told_samples(self) -> int:
-        """Its training samples, as it tells them: with secure aggregation 0, for they are in the sum."""
-        return 0 if self.settings.privacy.secagg else len(self.data.train_labels)
+        """Its training samples, as it tells them: 0 where they are only in a sum."""
+        return 0 if self.settings.hides_samples else len(self.data.train_labels)
 
     def _held(self) -> tuple[int, ...]:
         """Labels of the training samples, as its prototypes or label counts will tell them; SettingsError for none."""

@@ -90,6 +90,11 @@ class Settings:
         return self.privacy.secagg and bool(self.row.exchange.up)
 
     @property
+    def hides_samples(self) -> bool:
+        """Whether clients do not tell their numbers of training samples; a budget of `dp` needs them."""
+        return self.privacy.secagg and self.privacy.dp == "none"
+
+    @property
     def baselines(self) -> tuple[str, ...]:
         """Names of the algorithms that the run is compared with."""
         return names_in(self.run.baselines)

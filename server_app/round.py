@@ -12,12 +12,12 @@ from torch import Tensor
 
 from protofl_common.attributes import restore_attributes
 from protofl_common.evaluation_metrics import declared_metrics
-from protofl_common.privacy.sums import length
+from protofl_common.privacy.sums import MASKED, with_masked
 from protofl_common.text import in_order
 from protofl_common.wire.limits import Limits
 from protofl_common.wire.payloads import pack_payload, payload_bytes
 from protofl_common.wire.records import INFERENCES, Instructions, pack_baseline, pack_instructions
-from protofl_common.wire.schema import Masked, statistics_declared
+from protofl_common.wire.schema import statistics_declared
 from protofl_common.wire.secagg import pack_by_site
 from server_app.sampling import sample_sites
 from server_app.secagg import BySite, SecureRound
@@ -44,11 +44,11 @@ def train_round(strategy: Strategy, run_name: str, number: int, send: Send) -> O
     declared, limits, losses = strategy.expected_up(number), _limits(strategy), strategy.row.reported_losses
     expected = Expected(number, declared, limits, losses, _metrics(strategy))
     if secure:
-        whole = replace(limits, masked=length(declared, limits))
-        expected = replace(expected, declared={"masked": Masked()}, limits=whole)
+        expected = replace(expected, declared=MASKED, limits=with_masked(limits, declared))
     uploads = take(replies, expected, federation, outcome)
     federation.note_silence(number, outcome.missing, {*outcome.reports, *outcome.failed, *outcome.refused})
-    uploads = bounded(in_proportion(uploads, settings.max_norm_ratio, outcome), federation, outcome)
+    uploads = in_proportion(uploads, settings.max_norm_ratio, outcome)
+    uploads = uploads if secure else bounded(uploads, federation, outcome)
     sent = {upload.site: upload.payload.vectors() for upload in uploads}
     outcome.uploads = {site: one for site, one in sent.items() if one is not None}
     if len(uploads) < settings.min_replies:

@@ -55,7 +55,9 @@ class SecureRound:
 
     def unmasked(self, uploads: Sequence[Upload], declared: Declared, limits: Limits) -> list[Upload]:
         """The mean of the masked ``uploads`` as one upload; [] where it cannot be had."""
-        sent = {upload.site: upload.payload.masked() for upload in uploads}
+        sent = {
+            upload.site: (upload.payload.weights("masked") or {})["sum"].numpy().view(np.uint64) for upload in uploads
+        }
         if self._too_few(sent, "uploads"):
             return []
         shares = self._exchange("unmask", dict.fromkeys(sent, dict.fromkeys(sent, b"")), SHARE)

@@ -17,7 +17,6 @@ from safetensors.torch import load_file
 from scipy.stats import chisquare
 
 from client_app.app import app as client_app
-from client_app.secagg import FILE
 from protofl_common.catalog import CATALOG
 from protofl_common.config.options import SettingsError
 from protofl_common.privacy.masks import KEY, SEALED
@@ -27,7 +26,7 @@ from protofl_common.wire.secagg import RECORD, pack_by_site
 from server_app.network.membership import FederationError
 from tests.attacks import from_node, silent, values_of
 from tests.declared import report_names
-from tests.harness import LocalGrid, Outcome, Tamper, run_config, run_federation
+from tests.harness import CACHE, LocalGrid, Outcome, Tamper, run_config, run_federation
 from tests.test_resume import Killed, on_message
 from tests.test_wire_privacy import arrays_anew, bytes_of, report_anew, site_anew
 
@@ -371,7 +370,7 @@ def test_the_secret_lies_in_a_file_of_this_user_and_is_forgotten(tmp_path: Path)
     seen: dict[str, dict[str, Any]] = {}
 
     def tamper(message: Message, reply: Message) -> Message:
-        for file in (tmp_path / "runs").rglob(f"site-0/{FILE}"):
+        for file in (tmp_path / "runs").rglob("site-0/secagg.json"):
             assert stat.S_IMODE(file.stat().st_mode) == 0o600
             seen[message.metadata.message_type] = json.loads(file.read_text())
         return reply
@@ -379,7 +378,25 @@ def test_the_secret_lies_in_a_file_of_this_user_and_is_forgotten(tmp_path: Path)
     outcome = federation(tmp_path, tamper)
     assert [len(bytes.fromhex(seen[stage]["secret"])) for stage in STAGES] == [96, 96, 0, 0]
     assert [len(seen[stage]["shares"]) for stage in STAGES] == [0, 1, 4, 0]
-    assert not list(outcome.folder.rglob(FILE))
+    assert not list(outcome.folder.rglob("secagg.json"))
+
+
+def test_another_name_of_the_run_does_not_make_a_round_a_new_one(tmp_path: Path) -> None:
+    """At a site with an operator; nor does the end of the run."""
+    nodes: dict[int, dict[str, Any]] = {
+        1000 + i: {"site-name": f"n{i}", "partition-id": i, "num-partitions": 4, "state-dir": str(tmp_path / f"n{i}")}
+        for i in range(CLIENTS)
+    }
+    config = run_config(tmp_path, rounds=1, secagg=True, **SMALL)
+    outcome = run_federation(config, CLIENTS, nodes=nodes)
+    assert not outcome.rows[0]["void"]
+    message = next(m for m, _ in outcome.grid.log if m.metadata.message_type == "query.advertise")
+    message.content.config_records["round"]["run_name"] = "another"
+    again = Message(message.content, 1000, "query.advertise", group_id="1")
+    answer = client_app(again, Context(4711, 1000, CACHE | nodes[1000], RecordDict(), config))
+    assert "keys asked for round 1, after the upload of round 1" in str(answer.error.reason)
+    (file,) = (tmp_path / "n0" / "privacy").iterdir()
+    assert (stat.S_IMODE(file.stat().st_mode), json.loads(file.read_text())["secret"]) == (0o600, "")
 
 
 # -- settings ----------------------------------------------------------------------------------------------------------
@@ -453,7 +470,7 @@ def test_a_site_may_take_part_in_nothing_else() -> None:
 
 def test_two_clients_are_too_few(tmp_path: Path) -> None:
     with pytest.raises(
-        FederationError, match=r"secagg = true: a round asks only 2 sites \(participation = 0\.5\), and 3"
+        FederationError, match=r"secagg = true: a round asks 2 sites \(participation = 0\.5\); 3 are the"
     ):
         federation(tmp_path, participation=0.5)
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -30,9 +31,18 @@ MOST_SAMPLES, LARGEST = 2.0**20, 2.0**16
 What is beyond is cut."""
 
 
+MASKED: Declared = {"masked": Weights()}
+"""What is sent instead: one array, ``sum``."""
+
+
 def scale(clients: int) -> float:
     """Steps per 1, so many that the sum over ``clients`` cannot overflow: a power of two, so that counts are exact."""
     return 2.0 ** (62 - math.ceil(math.log2(clients))) / (MOST_SAMPLES * LARGEST)
+
+
+def with_masked(limits: Limits, declared: Declared) -> Limits:
+    """The limits of the vector that stands for what is declared."""
+    return replace(limits, weights={"masked": {"sum": ("int64", (length(declared, limits),))}})
 
 
 def length(declared: Declared, limits: Limits) -> int:

@@ -15,6 +15,11 @@ def protections(settings: Mapping[str, Scalar]) -> list[str]:
     for what in ("prototype", "image"):
         if (noise := settings.get(f"{what}-noise", "none")) != "none":
             lines.append(f"noise on {what}s ({noise}), as in papers: no guarantee")
+    if settings.get("secagg", False):
+        lines.append(
+            "secure aggregation: the server learns sums over the clients, no single upload and no classes of one; "
+            "max-norm-ratio and max-samples-ratio cannot act"
+        )
     if settings.get("dp", "none") == "none":
         return lines
     covered = "weights alone, and not prototypes" if settings["dp"] == "weights" else "weights and prototypes"

@@ -28,8 +28,6 @@ class Limits:
     """K, the frozen backbones that statistics compare."""
     frozen_dim: int = 0
     """The features of all frozen backbones together."""
-    masked: int = 0
-    """L, the numbers of a masked upload."""
 
     def width(self, vectors: Vectors) -> int:
         """W of vectors [P, W]."""

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
 import torch
 from flwr.app import ArrayRecord, RecordDict
 from torch import Tensor, nn
@@ -18,7 +17,7 @@ from protofl_common.updates import LEFT, RIGHT, largest_rank, product
 from protofl_common.wire.arrays import DTYPES, array_record, decoded, dtype_name, rows_of
 from protofl_common.wire.insights import bytes_of_insight, pack_insight, unpack_insight
 from protofl_common.wire.limits import Limits, RefusedMessage, Template
-from protofl_common.wire.schema import Counts, Declared, Entry, Masked, Statistics, Update, Vectors, VectorSets, Weights
+from protofl_common.wire.schema import Counts, Declared, Entry, Statistics, Update, Vectors, VectorSets, Weights
 
 MAX_SETS = 10_000
 """Clients whose prototypes a message may carry."""
@@ -26,7 +25,7 @@ NOT_NEGATIVE = ("running_var", "num_batches_tracked")
 """Buffers of batch normalisation; a negative variance makes every feature NaN."""
 ONE = torch.ones(())
 StateDict = dict[str, Tensor]
-Value = Prototypes | tuple[Prototypes, ...] | StateDict | Tensor | Insight | np.ndarray
+Value = Prototypes | tuple[Prototypes, ...] | StateDict | Tensor | Insight
 
 
 class Payload:
@@ -63,12 +62,6 @@ class Payload:
         """The entry, declared as `Statistics`; None where it was not sent."""
         value = self.entries.get(name)
         return value if isinstance(value, Insight) else None
-
-    def masked(self, name: str = "masked") -> np.ndarray:
-        """The entry, declared as `Masked`, [L] uint64."""
-        value = self.entries[name]
-        assert isinstance(value, np.ndarray)
-        return value
 
 
 def pack_payload(payload: Payload, declared: Declared) -> RecordDict:
@@ -271,19 +264,6 @@ def _bytes_of_counts(name: str, entry: Counts, limits: Limits) -> int:
     return 8 * limits.num_classes
 
 
-# -- masked uploads ------------------------------------------------------------------------------------------------
-
-
-def _pack_masked(name: str, value: np.ndarray, entry: Masked) -> ArrayRecord:
-    return array_record({"sum": torch.from_numpy(value.view(np.int64))})
-
-
-def _unpack_masked(name: str, record: ArrayRecord, entry: Masked, limits: Limits) -> np.ndarray:
-    if set(record) != {"sum"}:
-        raise RefusedMessage(f"{name} with the arrays {sorted(record)} instead of ['sum']")
-    return decoded(record["sum"], name, "int64", (limits.masked,)).numpy().view(np.uint64)
-
-
 @dataclass(frozen=True)
 class _Codec:
     """How one kind of entry travels."""
@@ -299,7 +279,6 @@ _CODECS: dict[type[Entry], _Codec] = {
     Weights: _Codec(_pack_weights, _unpack_weights, _bytes_of_weights),
     Update: _Codec(_pack_weights, _unpack_update, _bytes_of_weights),
     Counts: _Codec(_pack_counts, _unpack_counts, _bytes_of_counts),
-    Masked: _Codec(_pack_masked, _unpack_masked, lambda name, entry, limits: 8 * limits.masked),
     Statistics: _Codec(
         lambda name, value, entry: pack_insight(value, entry.level),
         lambda name, record, entry, limits: unpack_insight(record, entry.level, limits),

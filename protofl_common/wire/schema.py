@@ -67,12 +67,7 @@ class Statistics:
     level: str
 
 
-@dataclass(frozen=True)
-class Masked:
-    """A whole upload as one vector, of which nobody can read anything but its sum over the clients (`privacy`)."""
-
-
-Entry = Vectors | VectorSets | Weights | Counts | Statistics | Masked
+Entry = Vectors | VectorSets | Weights | Counts | Statistics
 Declared = Mapping[str, Entry]
 """The entries of one direction, by name."""
 

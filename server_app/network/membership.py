@@ -18,6 +18,7 @@ from protofl_common.settings import Settings
 from protofl_common.text import in_order, is_site_name, printable
 from protofl_common.wire.limits import RefusedMessage
 from protofl_common.wire.records import SiteCard, pack_baseline, unpack_site_card
+from protofl_common.wire.secagg import MOST_SITES
 from server_app.network.transport import pull_each, push_each
 from server_app.run.console import say
 from server_app.sampling import number_asked
@@ -137,9 +138,9 @@ class Federation:
         share = "" if federation.participation == 1 else f" (participation = {federation.participation:g})"
         if asked < federation.min_replies:
             raise FederationError(f"min-replies = {federation.min_replies}: a round asks only {asked} sites{share}")
-        if self.settings.sends_sums and asked < FEWEST_IN_SUM:
-            told = f"secagg = true: a round asks only {asked} sites{share}"
-            raise FederationError(f"{told}, and {FEWEST_IN_SUM} are the fewest whose sum hides one from the others")
+        if self.settings.sends_sums and not FEWEST_IN_SUM <= asked <= MOST_SITES:
+            why = f"{FEWEST_IN_SUM} are the fewest whose sum hides one from the others, {MOST_SITES} the most"
+            raise FederationError(f"secagg = true: a round asks {asked} sites{share}; {why}")
         if asked < FEWEST and federation.merging != "mean":
             told = f"merging = {federation.merging!r}: a round asks only {asked} sites{share}"
             raise FederationError(f"{told}, and {FEWEST} are the fewest that can outvote one")

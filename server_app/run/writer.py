@@ -66,10 +66,6 @@ from server_app.validation.replies import Outcome
 
 MOST_NAMED = 20
 """Sites that are named in one line."""
-SECRET_LINE = (
-    "secure aggregation: the server learns sums over the clients, and no single upload, no number of training samples "
-    "and no classes of one; max-norm-ratio and max-samples-ratio cannot act"
-)
 RECENT = 3
 """Rounds whose mean duration tells how long the rest will take."""
 
@@ -150,14 +146,14 @@ class Results:
             say(f"baseline · models: {archs}")
             return
         say(f"{len(cards)} clients · {strategy.num_classes} classes · partition {self.settings.data.partition}")
-        secret = self.settings.privacy.secagg
-        say(SECRET_LINE if secret else samples_line(cards, self.settings.data))
-        if line := least_line(cards, self.settings.data):
-            say(line)
+        if not self.settings.hides_samples:
+            say(samples_line(cards, self.settings.data))
+            if line := least_line(cards, self.settings.data):
+                say(line)
         say(f"models: {archs} · devices: {devices}")
         if strip := class_strip(self.files.sites()):
             say(strip)
-        if not secret:
+        if not self.settings.hides_samples:
             say(
                 f"shares of the training samples: {_shares({name: one.train_samples for name, one in by_name.items()})}"
             )

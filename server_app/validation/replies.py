@@ -107,7 +107,7 @@ def take(replies: Iterable[Message], expected: Expected, federation: Federation,
             check_size(reply.content, expected.declared, expected.limits)
             report = unpack_report(reply.content, expected.server_round, expected.losses, expected.metrics)
             payload = unpack_payload(reply.content, expected.declared, expected.limits, required=expected.training)
-            told = not federation.settings.privacy.secagg
+            told = not federation.settings.hides_samples
             check_claims(report, payload, federation.cards[site], expected.training and told)
         except RefusedMessage as refusal:
             outcome.refused[site] = str(refusal)

@@ -33,7 +33,53 @@ class Mutant(NamedTuple):
 
 C, S, P = "client_app/algorithms", "server_app/strategies", "protofl_common"
 REFERENCE = "tests/reference"
+SUMS, SECAGG = "tests/protofl_common/test_privacy_sums.py", "tests/test_secagg.py -k"
 MUTANTS = [
+    # secure aggregation
+    Mutant(
+        "no mask of its own",
+        f"{P}/privacy/masks.py",
+        "vector + own_mask(part(secret, OWN), len(vector))",
+        "+vector",
+        SUMS,
+    ),
+    Mutant(
+        "masks do not cancel",
+        f"{P}/privacy/masks.py",
+        "if site < peer else 0 - stream",
+        "if site != peer else stream",
+        SUMS,
+    ),
+    Mutant("counts weigh nothing", f"{P}/privacy/sums.py", "if value.counts is None else", "if True else", SUMS),
+    Mutant(
+        "a second upload under one secret",
+        "client_app/secagg.py",
+        "(kept.run_id, kept.round, kept.stage) != (self.run_id, self.round, stage)",
+        "kept.round != self.round",
+        f"{SECAGG} tries",
+    ),
+    Mutant(
+        "keys for a second upload",
+        "client_app/secagg.py",
+        "STAGES.index(kept.stage) > 1",
+        "STAGES.index(kept.stage) > 3",
+        f"{SECAGG} tries",
+    ),
+    Mutant(
+        "unmasking a site alone",
+        "client_app/secagg.py",
+        "or len(sent) < self._threshold(kept)",
+        "",
+        f"{SECAGG} tries",
+    ),
+    Mutant("lost ones' masks stay", "server_app/secagg.py", "total -= pair_mask", "pair_mask", f"{SECAGG} missed"),
+    Mutant(
+        "held classes are told",
+        "client_app/site.py",
+        "and not self.settings.privacy.secagg",
+        "",
+        f"{SECAGG} every_byte",
+    ),
     # prototypes
     Mutant(
         "class means by sum",

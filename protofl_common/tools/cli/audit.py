@@ -14,7 +14,7 @@ from rich.table import Table
 
 from protofl_common.report.page import AUDIT_HEADS, audit_rows
 from protofl_common.tools.audit import audit
-from protofl_common.tools.cli.report import found
+from protofl_common.tools.cli.recipes import run_named
 
 
 def describe(parser: argparse.ArgumentParser) -> None:
@@ -24,7 +24,7 @@ def describe(parser: argparse.ArgumentParser) -> None:
 
 def act(arguments: argparse.Namespace) -> int:
     """Attack, and print what was found; above chance in red."""
-    findings = audit(found(arguments.run))
+    findings = audit(run_named(arguments.run))
     table = Table(title="membership inference", caption="± three deviations of guessing")
     for number, name in enumerate(AUDIT_HEADS):
         table.add_column(name, justify="right" if number > 1 else "left")

@@ -213,8 +213,11 @@ def _algorithms(node: Mapping[str, Scalar]) -> Iterator[Finding]:
     others = [name for name in names if name not in {"all", *CATALOG}]
     if others:
         yield Finding(WARNING, "sends", f"whatever packages of others declare: {', '.join(others)}")
-    always = "names of classes, numbers of samples, which classes it has, losses, numbers of right predictions"
-    yield Finding(FACT, "sends", f"always: {always}")
+    samples = "numbers of samples, which classes it has"
+    if allowed_by(node)["require-secagg"]:
+        yield Finding(FACT, "sends", "all this under masks that cancel in the sum of several sites (require-secagg)")
+        samples = "number of test samples"
+    yield Finding(FACT, "sends", f"always: names of classes, {samples}, losses, numbers of right predictions")
 
 
 def _in_words(entry: Entry) -> str:
@@ -248,5 +251,6 @@ def _data(node: Mapping[str, Scalar], asked: Mapping[str, Scalar]) -> Iterator[F
         return
     card = unpack_site_card(reply.content)
     classes = f"{len(card.classes)} classes: {', '.join(card.classes)}"
-    yield Finding(FACT, "data", f"{card.train_samples} training and {card.test_samples} test samples, {classes}")
+    training = str(card.train_samples or "untold")  # with secagg
+    yield Finding(FACT, "data", f"{training} training and {card.test_samples} test samples, {classes}")
     yield Finding(FACT, "model", f"{card.arch}, {card.parameters} parameters, on {card.device}")

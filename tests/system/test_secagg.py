@@ -1,0 +1,36 @@
+"""Secure aggregation with four real SuperNodes, beside the same run without it."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tests.system.standing import Standing
+
+pytestmark = [pytest.mark.system, pytest.mark.long]
+ROUNDS = 2
+
+
+def test_four_supernodes_sum_what_they_would_have_sent(tmp_path: Path) -> None:
+    """Bytes and seconds of each round are printed (`pytest -s`)."""
+    found = {}
+    with ExitStack() as running:
+        here = Standing(tmp_path, running)
+        here.start_superlink()
+        here.start_worker()
+        for index in range(4):
+            here.start_site(f"site-{index}", index, 4)
+        for name, secagg in (("plain", False), ("summed", True)):
+            here.submit({"run-name": name, "rounds": ROUNDS, "num-clients": 4, "secagg": secagg, "report": False})
+            assert here.finished(600) == "finished:completed", here.logs() + here.printed()
+            rows = here.rows(name)
+            assert [row["valid"] for row in rows] == 3 * [4]
+            for row in rows[:ROUNDS]:
+                print(name, row["bytes"], {key: row["seconds"][key] for key in ("total", "exchange", "aggregate")})
+            found[name] = load_file(tmp_path / "runs" / name / "prototypes.safetensors")
+    torch.testing.assert_close(found["summed"]["means"], found["plain"]["means"], rtol=2e-6, atol=2e-6)
+    assert not list(tmp_path.rglob("secagg.json"))
