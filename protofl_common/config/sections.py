@@ -104,10 +104,14 @@ class TrainingSettings:
     """Local training and evaluation."""
 
     local_epochs: int = option(minimum=1)
+    local_steps: int = option(minimum=0)
     batch_size: int = option(minimum=1)
     drop_last: bool = option()
     optimizer: str = option(choices=("sgd", "adam"))
     lr: float = option(above=0)
+    lr_schedule: str = option(choices=("constant", "cosine", "step"))
+    lr_step: int = option(minimum=1)
+    lr_decay: float = option(above=0, maximum=1)
     momentum: float = option(minimum=0, maximum=0.9999)
     weight_decay: float = option(minimum=0)
     keep_optimizer: bool = option()
