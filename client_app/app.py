@@ -16,8 +16,9 @@ from flwr.clientapp import ClientApp
 
 from client_app.algorithms import client_half
 from client_app.algorithms.base import ClientAlgorithm
+from client_app.data import Samples
 from client_app.eager import without_compiler
-from client_app.evaluation import Evaluation, evaluate
+from client_app.evaluation import Evaluation, Evaluations, evaluate
 from client_app.failures import reason_of
 from client_app.handover import hand_over
 from client_app.insight import insight_of
@@ -74,10 +75,10 @@ def _train_round(message: Message, context: Context) -> RecordDict:
     with clock("load"):
         site, instructions, algorithm, states = _open(message, context)
         site.load_data()
-    evaluation = Evaluation()
+    evaluations = Evaluation(), Evaluation()
     if instructions.evaluate:
         with clock("evaluate"):
-            evaluation = _evaluate(site, algorithm, _predicting(site, algorithm))
+            evaluations = _evaluate(site, algorithm, _predicting(site, algorithm))
     with clock("train"):
         losses = algorithm.fit()
     with clock("prototypes"):
@@ -85,7 +86,7 @@ def _train_round(message: Message, context: Context) -> RecordDict:
     with clock("save"):
         if tensors := algorithm.packed_state():
             states.save(ClientState(instructions.round, site.arch, tensors))
-    report = _report(site, instructions, evaluation, losses, clock)
+    report = _report(site, instructions, evaluations, losses, clock)
     content = pack_payload(upload, site.settings.exchange.up)
     content["report"] = pack_report(report, site.settings.row.reported_losses, site.metrics)
     return content
@@ -95,16 +96,16 @@ def _final_evaluation(message: Message, context: Context) -> RecordDict:
     clock = Stopwatch()
     with clock("load"):
         site, instructions, algorithm, states = _open(message, context)
-        _ = site.test_set
+        _ = site.test_set, site.validation_set
     with clock("evaluate"):
         prototypes = _predicting(site, algorithm)
-        evaluation = _evaluate(site, algorithm, prototypes)
+        evaluations = _evaluate(site, algorithm, prototypes)
     statistics = None if site.insight == "none" else insight_of(site, algorithm)
     with clock("save"):
-        hand_over(site, algorithm, states, prototypes, evaluation.correct, instructions)
+        hand_over(site, algorithm, states, prototypes, evaluations, instructions)
         states.finish(instructions.round)
     content = pack_payload(Payload(insight=statistics), statistics_declared(site.insight))
-    content["report"] = pack_report(_report(site, instructions, evaluation, {}, clock), (), site.metrics)
+    content["report"] = pack_report(_report(site, instructions, evaluations, {}, clock), (), site.metrics)
     return content
 
 
@@ -133,30 +134,36 @@ def _predicting(site: Site, algorithm: ClientAlgorithm[Any]) -> Prototypes | Non
     return chosen(prototypes, site.train_set.labels.unique())
 
 
-def _evaluate(site: Site, algorithm: ClientAlgorithm[Any], prototypes: Prototypes | None) -> Evaluation:
-    return evaluate(
-        algorithm.evaluation_model(),
-        site.test_set,
-        site.settings.training.eval_batch_size,
-        prototypes,
-        similarity=algorithm.similarity,
-        with_head=algorithm.predicts_with_head,
-        metrics=site.settings.metrics,
-        num_classes=site.num_classes,
-    )
+def _evaluate(site: Site, algorithm: ClientAlgorithm[Any], prototypes: Prototypes | None) -> Evaluations:
+    def on(data: Samples) -> Evaluation:
+        return evaluate(
+            algorithm.evaluation_model(),
+            data,
+            site.settings.training.eval_batch_size,
+            prototypes,
+            similarity=algorithm.similarity,
+            with_head=algorithm.predicts_with_head,
+            metrics=site.settings.metrics,
+            num_classes=site.num_classes,
+        )
+
+    return on(site.test_set), on(site.validation_set) if len(site.validation_set) else Evaluation()
 
 
 def _report(
-    site: Site, instructions: Instructions, evaluation: Evaluation, losses: dict[str, float], clock: Stopwatch
+    site: Site, instructions: Instructions, evaluations: Evaluations, losses: dict[str, float], clock: Stopwatch
 ) -> Report:
+    tested, validated = evaluations
     return Report(
         round=instructions.round,
         train_samples=len(site.data.train_labels),
         test_samples=len(site.data.test_labels),
-        correct=evaluation.correct,
-        metrics=evaluation.metrics,
+        correct=tested.correct,
+        metrics=tested.metrics,
         losses=losses,
         seconds=clock.seconds,
+        validation_samples=len(site.data.validation_labels),
+        validation=validated.accuracies(len(site.data.validation_labels)) | validated.metrics,
     )
 
 

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from client_app.algorithms.base import ClientAlgorithm
-from client_app.evaluation import local_features
+from client_app.data import Samples
+from client_app.evaluation import Evaluations, local_features
 from client_app.site import Site
 from client_app.state import StateFolder
 from protofl_common.models.calibration import class_scores, fit_temperature
@@ -28,14 +29,19 @@ def hand_over(
     algorithm: ClientAlgorithm[Any],
     states: StateFolder,
     prototypes: Prototypes | None,
-    correct: dict[str, int],
+    evaluations: Evaluations,
     instructions: Instructions,
 ) -> None:
-    """Leave the model, and the ``prototypes`` that predict; ``correct``: test samples that each way got right."""
-    model, test_distances, temperature = algorithm.evaluation_model(), torch.empty(0), 1.0
+    """Leave the model, and the ``prototypes`` that predict.
+
+    How it predicts, T and when an input is unknown are chosen on validation samples, where there are any, else on test
+    samples.
+    """
+    model, own_distances, temperature = algorithm.evaluation_model(), torch.empty(0), 1.0
     prototypes = prototypes if prototypes is not None and len(prototypes) else None
-    if prototypes is not None and len(site.test_set):
-        test_distances, temperature = _calibrated(site, model, prototypes, algorithm.similarity)
+    own, right = (site.validation_set, evaluations[1]) if len(site.validation_set) else (site.test_set, evaluations[0])
+    if prototypes is not None and len(own):
+        own_distances, temperature = _calibrated(site, model, prototypes, algorithm.similarity, own)
     tested = len(site.test_set)
     data, settings = site.data, site.settings
     card = ModelCard(
@@ -53,23 +59,24 @@ def hand_over(
         features_in=site.input_shape[0] if settings.backbones else 0,
         feature_dim=settings.model.feature_dim,
         classes=data.classes,
-        inference="prototype" if correct.get("prototype", -1) >= correct.get("head", -1) else "head",
+        inference="prototype" if right.correct.get("prototype", -1) >= right.correct.get("head", -1) else "head",
         similarity=algorithm.similarity,
-        accuracy={kind: right / max(1, tested) for kind, right in correct.items()},
+        accuracy=evaluations[0].accuracies(tested),
         test_samples=tested,
         temperature=temperature,
     )
-    trained = TrainedModel(card, model.state_dict(), prototypes, test_distances)
+    trained = TrainedModel(card, model.state_dict(), prototypes, own_distances)
     try:
         trained.write(states.folder / WEIGHTS)
     except TensorFileError as error:
         print(f"protofl: the trained model was not left for use: {error}", file=sys.stderr, flush=True)
 
 
-def _calibrated(site: Site, model: SplitModel, prototypes: Prototypes, similarity: str) -> tuple[Tensor, float]:
-    """Distances [n] of the test samples from their nearest prototypes, ascending, and T of the probabilities."""
-    test = site.test_set
-    features = local_features(model, test, site.settings.training.eval_batch_size).to(site.device)
+def _calibrated(
+    site: Site, model: SplitModel, prototypes: Prototypes, similarity: str, own: Samples
+) -> tuple[Tensor, float]:
+    """Distances [n] of ``own`` samples from their nearest prototypes, ascending, and T of the probabilities."""
+    features = local_features(model, own, site.settings.training.eval_batch_size).to(site.device)
     distances_NP = distances(features, prototypes, similarity).cpu()
     scores = class_scores(distances_NP, prototypes.labels.cpu(), site.num_classes)
-    return distances_NP.amin(1).sort().values, fit_temperature(scores, test.labels.cpu())
+    return distances_NP.amin(1).sort().values, fit_temperature(scores, own.labels.cpu())

@@ -88,8 +88,8 @@ class Site:
         )
 
     def load_data(self) -> None:
-        """Read both sets now."""
-        _ = self.train_set, self.test_set
+        """Read all sets now."""
+        _ = self.train_set, self.test_set, self.validation_set
 
     @cached_property
     def train_set(self) -> Samples:
@@ -100,6 +100,11 @@ class Site:
     def test_set(self) -> Samples:
         """Test inputs, or their features, and labels on the device."""
         return self._on_device(self.data.test_inputs, self.data.test_labels)
+
+    @cached_property
+    def validation_set(self) -> Samples:
+        """Validation inputs, or their features, and labels on the device; there may be none."""
+        return self._on_device(self.data.validation_inputs, self.data.validation_labels)
 
     def _on_device(self, inputs: np.ndarray, labels: np.ndarray) -> Samples:
         names = self.settings.backbones
@@ -178,6 +183,7 @@ class Site:
             weights=digest(weights) if weights else "",
             device=str(self.device),
             found=self.data.found,
+            validation_samples=len(self.data.validation_labels),
         )
 
     def _held(self) -> tuple[int, ...]:

@@ -26,7 +26,10 @@ FORMAT = 1
 KINDS = ("prototype", "head")
 """Ways to predict, of which a run may have both."""
 Accuracies = dict[str, dict[str, float]]
-"""One of `KINDS` -> mean, weighted, worst-10%, std over the clients, in [0, 1]; likewise ``head/auc`` and so on."""
+"""One of `KINDS` -> mean, weighted, worst-10%, std over the clients, in [0, 1]; likewise ``head/auc`` and so on.
+
+On test data; under ``validation`` accuracies and metrics together, on the clients' validation data.
+"""
 Trouble = Literal["failed", "refused", "missing", "late"]
 TROUBLE: tuple[Trouble, ...] = ("failed", "refused", "missing", "late")
 """What may become of a reply; a late one was missing in its own round and is not used."""
@@ -40,6 +43,8 @@ ClientRow = TypedDict(
         "losses": dict[str, float],
         "seconds": dict[str, float],
         "metrics": NotRequired[dict[str, float]],
+        "validation-samples": NotRequired[int],
+        "validation": NotRequired[dict[str, float]],
         "prototypes-of-classes": NotRequired[list[int]],
     },
 )
@@ -73,6 +78,7 @@ RoundRow = TypedDict(
         "clients": dict[str, ClientRow],
         "seconds": Seconds,
         "metrics": NotRequired[Accuracies],
+        "validation": NotRequired[Accuracies],
         "server": NotRequired[dict[str, float]],
     },
 )
@@ -91,6 +97,7 @@ SiteFacts = TypedDict(
         "parameters": int,
         "train-samples": int,
         "test-samples": int,
+        "validation-samples": int,
         "train-classes": list[int],
         "backbone-similarity": list[float | None],
     },
@@ -109,7 +116,8 @@ class Sites(TypedDict, total=False):
     sites: dict[str, SiteFacts]
 
 
-Best = TypedDict("Best", {"mean": float, "after-round": int})
+Best = TypedDict("Best", {"mean": float, "after-round": int, "chosen-on": NotRequired[Literal["validation", "test"]]})
+"""The mean accuracy on test data at the best round; by which data that was the best, in older runs always test data."""
 Summary = TypedDict(
     "Summary",
     {
@@ -122,6 +130,7 @@ Summary = TypedDict(
         "accuracy": Accuracies,
         "best-accuracy": dict[str, Best],
         "metrics": NotRequired[Accuracies],
+        "validation": NotRequired[Accuracies],
         "accuracy-of-clients": dict[str, dict[str, float]],
         "bytes": dict[str, int],
         "trouble": dict[str, int],

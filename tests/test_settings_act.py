@@ -53,6 +53,7 @@ CASES: dict[str, tuple[dict[str, Any], Any]] = {
     "train-samples": ({}, 20),
     "test-samples": ({}, 30),
     "train-fraction": ({}, 0.3),
+    "validation-fraction": ({}, 0.3),
     "positive-rate": ({"train_samples": 20}, 0.5),
     "models": ({}, "htcnn-1"),
     "arch": ({}, "htcnn-1"),

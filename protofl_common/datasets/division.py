@@ -1,13 +1,14 @@
 """From a data set to each client's training and test samples; the result is cached beside the data.
 
-Steps: choose the pool (``test-from``, ``total-samples``), divide it (``partition``), split and cap each share.
+Steps: choose the pool (``test-from``, ``total-samples``), divide it (``partition``), split and cap each share, set a
+validation part aside.
 """
 
 from __future__ import annotations
 
 import zipfile
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -17,8 +18,8 @@ from protofl_common.config.options import key_of, keys_affecting
 from protofl_common.config.sections import DataSettings
 from protofl_common.datasets.partitions import DIVIDE, DOMAIN_PARTITIONS
 from protofl_common.datasets.pool import Pool
-from protofl_common.datasets.raw import DataError, Ints
-from protofl_common.datasets.shares import balanced, proportional, split
+from protofl_common.datasets.raw import VALIDATION, DataError, Ints
+from protofl_common.datasets.shares import balanced, proportional, set_aside, split
 from protofl_common.datasets.store import StoredData, cache_root, digest, locked
 from protofl_common.files import replacing
 from protofl_common.seeding import derive_seed
@@ -33,8 +34,10 @@ class Share:
 
     train: Ints
     test: Ints
+    validation: Ints = field(default_factory=partial(np.zeros, 0, np.int64))
 
 
+PARTS = ("train", "test", "validation")
 UNSHAPED = ("iid", "feature-shift", "own")
 """Partitions that give clients no class proportions of their own: ``train-samples`` balances the classes."""
 OF_THE_SHARE = ("split", "official-own")
@@ -104,14 +107,37 @@ def divide(data: StoredData, settings: DataSettings, *, seed: int, clients: int,
         pool = replace(pool, for_training=np.asarray(data.official)[pool.rows] == 0)
     rng = np.random.default_rng(derive_seed(seed, "partition", settings.partition, domain))
     positions = DIVIDE[settings.partition](pool, settings, clients, rng)
+    marked = np.asarray(data.official)[pool.rows] == VALIDATION
     for client, share in enumerate(positions):
-        if len(share) < least:
-            raise DataError(_too_few(f"client {client} of {clients} would have {len(share)} samples", settings))
-    finish = _finisher(data, pool, settings, seed)
-    return [
-        finish(data, pool.rows[share], settings, np.random.default_rng(derive_seed(seed, "share", client, domain)))
-        for client, share in enumerate(positions)
-    ]
+        if (many := len(share) - np.count_nonzero(marked[share])) < least:
+            raise DataError(_too_few(f"client {client} of {clients} would have {many} samples", settings))
+    finish, found = _finisher(data, pool, settings, seed), []
+    for client, share in enumerate(positions):
+        drawing = np.random.default_rng(derive_seed(seed, "share", client, domain))
+        one = finish(data, pool.rows[share[~marked[share]]], settings, drawing)
+        aside = np.random.default_rng(derive_seed(seed, "validation", client, domain))
+        found.append(_with_validation(one, pool.rows[share[marked[share]]], data, settings, aside))
+    return found
+
+
+def _with_validation(
+    share: Share, marked: Ints, data: StoredData, settings: DataSettings, rng: np.random.Generator
+) -> Share:
+    """What the data mark for validation (``marked``: in the client's share), else ``validation-fraction`` of training.
+
+    Where the official test part is common to the clients, so is the marked validation part.
+    """
+    labels, official = np.asarray(data.labels), np.asarray(data.official)
+    if (official == VALIDATION).any():
+        if settings.test_from not in OF_THE_SHARE:
+            marked = np.flatnonzero(official == VALIDATION)
+        if settings.test_from == "official":
+            marked = marked[np.isin(labels[marked], labels[share.train])]
+        return replace(share, validation=np.sort(marked))
+    if not settings.validation_fraction:
+        return share
+    stay, aside = set_aside(labels[share.train], settings.validation_fraction, rng)
+    return replace(share, train=share.train[stay], validation=share.train[aside])
 
 
 def _pool(data: StoredData, settings: DataSettings, seed: int) -> Pool:
@@ -229,8 +255,7 @@ def _opened(file: Path, client: int) -> Share | None:
     try:
         with np.load(file) as saved:
             parts = [
-                saved[name][saved[f"{name}_starts"][client] : saved[f"{name}_starts"][client + 1]]
-                for name in ("train", "test")
+                saved[name][saved[f"{name}_starts"][client] : saved[f"{name}_starts"][client + 1]] for name in PARTS
             ]
         return Share(*parts)
     except (OSError, ValueError, KeyError, IndexError, EOFError, zipfile.BadZipFile):
@@ -240,10 +265,6 @@ def _opened(file: Path, client: int) -> Share | None:
 def _write(file: Path, shares: list[Share]) -> None:
     """All shares, concatenated, and where each client's begins; the caller holds the lock of the data."""
     with replacing(file, private=True) as beside, beside.open("wb") as whole:
-        np.savez(
-            whole,
-            train=np.concatenate([share.train for share in shares]),
-            train_starts=np.cumsum([0, *(len(share.train) for share in shares)]),
-            test=np.concatenate([share.test for share in shares]),
-            test_starts=np.cumsum([0, *(len(share.test) for share in shares)]),
-        )
+        rows = {name: [getattr(share, name) for share in shares] for name in PARTS}
+        starts = {f"{name}_starts": np.cumsum([0, *map(len, parts)]) for name, parts in rows.items()}
+        np.savez(whole, **{name: np.concatenate(parts) for name, parts in rows.items()}, **starts)

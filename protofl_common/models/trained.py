@@ -78,7 +78,8 @@ class TrainedModel:
     prototypes: Prototypes | None
     """Those that predict; None where the algorithm has none."""
     distances: Tensor
-    """[n] float32, ascending: of the site's test samples from their nearest prototypes; empty without prototypes."""
+    """[n] float32, ascending: of the site's validation samples, or test samples where it has none, from their nearest
+    prototypes; empty without prototypes."""
 
     def build(self) -> SplitModel:
         """The model, on the CPU, ready to predict; SettingsError if the weights are not of the network on the card."""

@@ -22,6 +22,8 @@ _MOST_DIMENSIONS, _LARGEST_INPUT = 8, 2**24
 INFERENCES = ("head", "prototype")
 PHASES = ("load", "evaluate", "train", "prototypes", "save")
 """What a report may tell of: ways to predict, and phases of a client's round."""
+COUNTS = ("round", "train_samples", "test_samples", "validation_samples")
+"""What every report tells."""
 _Card = TypeVar("_Card", "Instructions", "SiteCard")
 
 
@@ -52,6 +54,9 @@ class Report:
     """Per phase of the client's round (`PHASES`)."""
     metrics: dict[str, float] = field(default_factory=dict)
     """``head/auc`` …: what the setting ``metrics`` asks for (`evaluation_metrics.py`)."""
+    validation_samples: int = 0
+    validation: dict[str, float] = field(default_factory=dict)
+    """Of these: accuracy in [0, 1] per inference, and the metrics."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +83,7 @@ class SiteCard:
     """Where it computes: ``"cpu"``, ``"cuda"``, ``"cuda:1"``."""
     found: int = 0
     """Samples that its share was taken from, used or not (`ClientData.found`)."""
+    validation_samples: int = 0
 
 
 def pack_instructions(instructions: Instructions) -> ConfigRecord:
@@ -145,7 +151,7 @@ def pack_report(report: Report, losses: Collection[str], metrics: Collection[str
 
     ValueError for a name that is not declared: one of ``losses``, ``metrics``, `INFERENCES` and `PHASES`.
     """
-    names = {"losses": losses, "metrics": metrics, "correct": INFERENCES, "seconds": PHASES}
+    names = _names(losses, metrics)
     for group, declared in names.items():
         if odd := sorted(getattr(report, group).keys() - set(declared)):
             raise ValueError(f"{group}.{odd[0]} is not declared; choose from {', '.join(declared)}")
@@ -167,35 +173,45 @@ def unpack_report(
     ------
     RefusedMessage
         If it is missing or malformed, from another round (a replay), has a number that is not finite or a name that
-        is not declared, or claims more correct predictions than test samples.
+        is not declared, or claims more correct predictions than test samples, or validation without samples.
     """
     if set(content.metric_records) != {"report"} or content.config_records:
         raise RefusedMessage("records other than a report")
     flat = content.metric_records["report"]
-    if len(flat) > _MAX_SCALARS + len(metrics):
+    if len(flat) > _MAX_SCALARS + 2 * len(metrics):
         raise RefusedMessage(f"a report of {len(flat)} numbers")
-    names = {"losses": losses, "metrics": metrics, "correct": INFERENCES, "seconds": PHASES}
+    names = _names(losses, metrics)
     plain: dict[str, int] = {}
-    nested: dict[str, dict[str, float]] = {"correct": {}, "losses": {}, "metrics": {}, "seconds": {}}
+    nested: dict[str, dict[str, float]] = {group: {} for group in names}
     for name, value in flat.items():
         if type(value) not in (int, float) or not abs(value) <= _LARGEST:  # type: ignore[arg-type]
             raise RefusedMessage(f"a report whose {name} is not a finite number of at most {_LARGEST:g}")
         assert isinstance(value, (int, float))
         group, _, key = name.partition(".")
-        if group in names and key in names[group] and (group in ("losses", "metrics") or value >= 0):
+        signed = group in ("losses", "metrics") or (group == "validation" and key not in INFERENCES)
+        if group in names and key in names[group] and (signed or value >= 0):
             nested[group][key] = value
-        elif name in ("round", "train_samples", "test_samples") and isinstance(value, int) and value >= 0:
+        elif name in COUNTS and isinstance(value, int) and value >= 0:
             plain[name] = value
         else:
             raise RefusedMessage(f"a report with the odd entry {name} = {value!r}")
-    if len(plain) < 3:
+    if len(plain) < len(COUNTS):
         raise RefusedMessage("an incomplete report")
     if plain["round"] != expected_round:
         raise RefusedMessage(f"a reply to round {plain['round']} in round {expected_round}")
     correct = {name: int(value) for name, value in nested["correct"].items()}
     if any(value > plain["test_samples"] for value in correct.values()):
         raise RefusedMessage("more correct predictions than test samples")
+    validated = nested["validation"]
+    if any(validated.get(name, 0) > 1 for name in INFERENCES) or (validated and not plain["validation_samples"]):
+        raise RefusedMessage("accuracies on validation data above 1, or without validation samples")
     return Report(**plain, **nested | {"correct": correct})  # type: ignore[arg-type]
+
+
+def _names(losses: Collection[str], metrics: Collection[str]) -> dict[str, Collection[str]]:
+    """The groups of a report's numbers, and the names that they may have."""
+    validation = (*INFERENCES, *metrics)
+    return {"losses": losses, "metrics": metrics, "correct": INFERENCES, "seconds": PHASES, "validation": validation}
 
 
 def _from_config(kind: type[_Card], content: RecordDict, name: str) -> _Card:

@@ -134,6 +134,7 @@ def _facts(card: SiteCard) -> SiteFacts:
         "parameters": card.parameters,
         "train-samples": card.train_samples,
         "test-samples": card.test_samples,
+        **({"validation-samples": card.validation_samples} if card.validation_samples else {}),
     }
 
 

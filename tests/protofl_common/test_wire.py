@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable
 
@@ -447,6 +448,12 @@ def test_a_report_survives_a_round_trip() -> None:
     assert unpack_report(RecordDict({"report": pack_report(REPORT, LOSSES)}), 2, LOSSES) == REPORT
 
 
+def test_a_report_tells_of_validation_samples() -> None:
+    report = dataclasses.replace(REPORT, validation_samples=5, validation={"head": 0.4, "head/auc": 0.5})
+    packed = RecordDict({"report": pack_report(report, LOSSES, {"head/auc"})})
+    assert unpack_report(packed, 2, LOSSES, {"head/auc"}) == report
+
+
 def test_a_report_with_an_undeclared_name_cannot_be_packed() -> None:
     for report in (
         Report(2, 3, 3, {"body": 1}),
@@ -476,6 +483,11 @@ def changed(**entries: float | int | list[int]) -> RecordDict:
         (changed(round=1), "a reply to round 1 in round 2"),
         (changed(correct__head=21), "more correct predictions than test samples"),
         (changed(train_samples=-3), "odd entry train_samples"),
+        (changed(validation_samples=-3), "odd entry validation_samples"),
+        (changed(validation_samples=9, validation__head=1.5), "accuracies on validation data above 1"),
+        (changed(validation_samples=9, validation__head=-0.5), "odd entry validation.head"),
+        (changed(validation_samples=9, validation__features=0.5), "odd entry validation.features"),
+        (changed(validation__head=0.5), "without validation samples"),
         (changed(class_counts=[1, 2]), "class_counts"),
         (changed(secret=3), "odd entry secret"),
         (changed(**{f"losses__{i}": 1.0 for i in range(99)}), "numbers"),

@@ -14,7 +14,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from protofl_common.config.sections import keys_that_change
-from protofl_common.metrics import human_bytes, human_seconds
+from protofl_common.metrics import best_text, human_bytes, human_seconds
 from protofl_common.run_folder import RunFolder, Summary
 
 
@@ -52,7 +52,7 @@ def _accuracy(kind: str, name: str) -> Callable[[Summary], str]:
             return "–"
         best = summary["best-accuracy"][kind]
         if name == "best":
-            return f"{100 * best['mean']:.2f} @{best['after-round']}"
+            return best_text(best)
         return f"{100 * summary['accuracy'][kind][name]:.2f}"
 
     return text

@@ -219,5 +219,7 @@ def _data(node: Mapping[str, Scalar], asked: Mapping[str, Scalar]) -> Iterator[F
         return
     card = unpack_site_card(reply.content)
     classes = f"{len(card.classes)} classes: {', '.join(card.classes)}"
-    yield Finding(FACT, "data", f"{card.train_samples} training and {card.test_samples} test samples, {classes}")
+    more = f", {card.validation_samples} validation" if card.validation_samples else ""
+    said = f"{card.train_samples} training{more} and {card.test_samples} test samples, {classes}"
+    yield Finding(FACT, "data", said)
     yield Finding(FACT, "model", f"{card.arch}, {card.parameters} parameters, on {card.device}")
