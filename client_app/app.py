@@ -20,7 +20,7 @@ from client_app.data import Samples
 from client_app.eager import without_compiler
 from client_app.evaluation import Evaluation, Evaluations, evaluate
 from client_app.failures import reason_of
-from client_app.handover import hand_over
+from client_app.handover import hand_over, keep_evaluated, settle
 from client_app.insight import insight_of
 from client_app.site import Site
 from client_app.state import ClientState, StateFolder
@@ -33,6 +33,7 @@ from protofl_common.wire.records import (
     pack_report,
     pack_site_card,
     unpack_baseline,
+    unpack_best,
     unpack_instructions,
 )
 from protofl_common.wire.schema import statistics_declared
@@ -58,7 +59,7 @@ def train_round(message: Message, context: Context) -> Message:
 
 @app.evaluate()
 def final_evaluation(message: Message, context: Context) -> Message:
-    """After the last round: evaluate only, and tell what the report may show."""
+    """After the last round: evaluate only, and tell what the report may show; then hear which round was the best."""
     return _answer(message, context, lambda: _final_evaluation(message, context))
 
 
@@ -78,7 +79,11 @@ def _train_round(message: Message, context: Context) -> RecordDict:
     evaluations = Evaluation(), Evaluation()
     if instructions.evaluate:
         with clock("evaluate"):
-            evaluations = _evaluate(site, algorithm, _predicting(site, algorithm))
+            prototypes = _predicting(site, algorithm)
+            evaluations = _evaluate(site, algorithm, prototypes)
+            if site.settings.run.keep_best:
+                best, _ = unpack_best(message.content)
+                keep_evaluated(site, algorithm, states, prototypes, evaluations, instructions, best)
     with clock("train"):
         losses = algorithm.fit()
     with clock("prototypes"):
@@ -93,6 +98,11 @@ def _train_round(message: Message, context: Context) -> RecordDict:
 
 
 def _final_evaluation(message: Message, context: Context) -> RecordDict:
+    best, chosen_on = unpack_best(message.content)
+    if chosen_on:
+        site = Site(context, unpack_baseline(message.content))
+        settle(site.states(unpack_instructions(message.content)), best, chosen_on)
+        return RecordDict()
     clock = Stopwatch()
     with clock("load"):
         site, instructions, algorithm, states = _open(message, context)

@@ -6,6 +6,8 @@ Nothing of it travels. Whether it can be written changes nothing for the federat
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -16,9 +18,10 @@ from client_app.data import Samples
 from client_app.evaluation import Evaluations, local_features
 from client_app.site import Site
 from client_app.state import StateFolder
+from protofl_common.config.options import SettingsError
 from protofl_common.models.calibration import class_scores, fit_temperature
 from protofl_common.models.split import SplitModel
-from protofl_common.models.trained import WEIGHTS, ModelCard, TrainedModel
+from protofl_common.models.trained import BEST, WEIGHTS, ModelCard, TrainedModel
 from protofl_common.prototypes import Prototypes, distances
 from protofl_common.tensorfile import TensorFileError
 from protofl_common.wire.records import Instructions
@@ -31,8 +34,9 @@ def hand_over(
     prototypes: Prototypes | None,
     evaluations: Evaluations,
     instructions: Instructions,
+    after: int | None = None,
 ) -> None:
-    """Leave the model, and the ``prototypes`` that predict.
+    """Leave the model, and the ``prototypes`` that predict; as that ``after`` a round, or as the one to use.
 
     How it predicts, T and when an input is unknown are chosen on validation samples, where there are any, else on test
     samples.
@@ -49,7 +53,7 @@ def hand_over(
         site=site.name,
         domain=data.domain,
         algorithm=settings.run.algo,
-        round=instructions.round,
+        round=instructions.round if after is None else after,
         arch=site.arch,
         input_shape=tuple(data.test_inputs.shape[1:]),
         input_type=str(data.test_inputs.dtype),
@@ -64,12 +68,48 @@ def hand_over(
         accuracy=evaluations[0].accuracies(tested),
         test_samples=tested,
         temperature=temperature,
+        chosen_on="",
     )
     trained = TrainedModel(card, model.state_dict(), prototypes, own_distances)
     try:
-        trained.write(states.folder / WEIGHTS)
+        trained.write(states.folder / (WEIGHTS if after is None else _evaluated(after)))
     except TensorFileError as error:
         print(f"protofl: the trained model was not left for use: {error}", file=sys.stderr, flush=True)
+
+
+def keep_evaluated(
+    site: Site,
+    algorithm: ClientAlgorithm[Any],
+    states: StateFolder,
+    prototypes: Prototypes | None,
+    evaluations: Evaluations,
+    instructions: Instructions,
+    best: int,
+) -> None:
+    """Leave the model that was just evaluated, beside that of the ``best`` round before; no other of this run."""
+    for file in (*states.folder.glob(_evaluated("*")), states.folder / BEST):
+        if file.name != _evaluated(best):
+            file.unlink(missing_ok=True)
+    hand_over(site, algorithm, states, prototypes, evaluations, instructions, instructions.round - 1)
+
+
+def settle(states: StateFolder, best: int, on: str) -> None:
+    """Name the model of the ``best`` round, chosen ``on`` which data, and remove the others that were kept for that."""
+    kept = [states.folder / name for name in (_evaluated(best), WEIGHTS)]
+    for file in kept:
+        with suppress(SettingsError):
+            model = TrainedModel.read(file)
+            if model.card.round == best:
+                replace(model, card=replace(model.card, chosen_on=on)).write(states.folder / BEST)
+                break
+    else:
+        print(f"protofl: there is no model of round {best}, which was the best", file=sys.stderr, flush=True)
+    for file in states.folder.glob(_evaluated("*")):
+        file.unlink(missing_ok=True)
+
+
+def _evaluated(after: int | str) -> str:
+    return f"evaluated-{after}.safetensors"
 
 
 def _calibrated(

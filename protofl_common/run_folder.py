@@ -118,6 +118,16 @@ class Sites(TypedDict, total=False):
 
 Best = TypedDict("Best", {"mean": float, "after-round": int, "chosen-on": NotRequired[Literal["validation", "test"]]})
 """The mean accuracy on test data at the best round; by which data that was the best, in older runs always test data."""
+
+
+class BestRound(TypedDict):
+    """The round that was the best by one figure, which the setting ``early-stopping-metric`` names."""
+
+    metric: str
+    after: int
+    on: Literal["validation", "test"]
+
+
 Summary = TypedDict(
     "Summary",
     {
@@ -129,6 +139,8 @@ Summary = TypedDict(
         "rounds": int,
         "accuracy": Accuracies,
         "best-accuracy": dict[str, Best],
+        "best-round": NotRequired[BestRound | None],
+        "stopped-early": NotRequired[bool],
         "metrics": NotRequired[Accuracies],
         "validation": NotRequired[Accuracies],
         "accuracy-of-clients": dict[str, dict[str, float]],

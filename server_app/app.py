@@ -16,7 +16,7 @@ from protofl_common.settings import Settings, baseline_config
 from protofl_common.tensorfile import TensorFileError
 from server_app.network.exchange import MessageExchange
 from server_app.network.membership import Federation, FederationError
-from server_app.round import final_evaluation, train_round
+from server_app.round import final_evaluation, tell_best, train_round
 from server_app.run.checkpoint import alone_in, can_be_resumed, is_complete, starting_point
 from server_app.run.console import say
 from server_app.run.writer import Results, conclude, draw, name_of_run
@@ -92,21 +92,37 @@ def run_rounds(strategy: Strategy, results: Results) -> None:
     say(f"{strategy.row.title} ({strategy.row.paper})")
     results.announce(strategy)
     results.keep(results.start.round, strategy)
-    void = 0
-    for number in range(results.start.round + 1, settings.run.rounds + 1):
+    check_stopping(federation, settings)
+    void, last = 0, results.start.round
+    for number in range(last + 1, settings.run.rounds + 1):
+        if results.stalled and results.best:
+            since = f"{results.best['metric']} on validation data was the best after round {results.best['after']}"
+            say(f"stopped early after round {last} of {settings.run.rounds}: {since} (early-stopping)")
+            break
         start = time.monotonic()
         federation.await_sites()
-        outcome = train_round(strategy, run_name, number, exchange)
+        outcome = train_round(strategy, run_name, number, exchange, results.best if settings.run.keep_best else None)
         outcome.late = exchange.late
         federation.note_silence(number, (), exchange.late)
         seconds: Seconds = {"total": time.monotonic() - start, **outcome.seconds}
         results.add_round(number, strategy, seconds, outcome.metrics)
         results.keep(number, strategy)
+        last = number
         void = void + 1 if outcome.void else 0
         if void == MAX_VOID_ROUNDS:
             few = f"{void} rounds in a row changed nothing: {outcome.void}"
             raise FederationError(f"{few}; see {results.folder}, where resume.toml lets it go on")
     start = time.monotonic()
     federation.await_sites()
-    final_evaluation(strategy, run_name, settings.run.rounds, exchange).late = exchange.late
-    results.finish(settings.run.rounds, strategy, {"total": time.monotonic() - start})
+    final_evaluation(strategy, run_name, last, exchange).late = exchange.late
+    results.add_final(last, strategy, {"total": time.monotonic() - start})
+    if settings.run.keep_best and results.best:
+        tell_best(strategy, run_name, last, exchange, results.best)
+    results.finish(strategy)
+
+
+def check_stopping(federation: Federation, settings: Settings) -> None:
+    """SettingsError where a run shall end by figures on validation data that no client has."""
+    if settings.run.early_stopping and not any(card.validation_samples for card in federation.cards.values()):
+        how = "set validation-fraction, or mark a part `validation` in your own data"
+        raise SettingsError(f"early-stopping = {settings.run.early_stopping}: no client has validation samples; {how}")

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 
 import torch
-from flwr.app import Message, MessageType, RecordDict
+from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from torch import Tensor
 
 from protofl_common.attributes import restore_attributes
 from protofl_common.evaluation_metrics import declared_metrics
+from protofl_common.run_folder import BestRound
 from protofl_common.text import in_order
 from protofl_common.wire.limits import Limits
 from protofl_common.wire.payloads import pack_payload, payload_bytes
-from protofl_common.wire.records import INFERENCES, Instructions, pack_baseline, pack_instructions
+from protofl_common.wire.records import INFERENCES, Instructions, pack_baseline, pack_best, pack_instructions
 from protofl_common.wire.schema import statistics_declared
 from server_app.sampling import sample_sites
 from server_app.strategies.base import Strategy
@@ -24,13 +26,16 @@ Send = Callable[[Sequence[Message], float], list[Message]]
 """(messages, timeout in seconds) -> the replies that came."""
 
 
-def train_round(strategy: Strategy, run_name: str, number: int, send: Send) -> Outcome:
-    """The sites of this round's sample evaluate what they receive, train and upload; the server merges."""
+def train_round(strategy: Strategy, run_name: str, number: int, send: Send, best: BestRound | None = None) -> Outcome:
+    """The sites of this round's sample evaluate what they receive, train and upload; the server merges.
+
+    ``best``: the round whose model sites keep, with ``keep-best``.
+    """
     federation, settings = strategy.federation, strategy.settings.federation
     sites = sample_sites(federation.answering(number), settings.participation, strategy.settings.run.seed, number)
     evaluate = (number - 1) % settings.evaluate_every == 0
     instructions = Instructions(number, run_name, evaluate, federation.lineage)
-    outcome, messages = _messages(strategy, MessageType.TRAIN, instructions, sites)
+    outcome, messages = _messages(strategy, MessageType.TRAIN, instructions, sites, pack_best(best))
     start = time.monotonic()
     replies = send(messages, settings.round_timeout)
     arrived = time.monotonic()
@@ -79,8 +84,25 @@ def final_evaluation(strategy: Strategy, run_name: str, number: int, send: Send)
     return outcome
 
 
+def tell_best(strategy: Strategy, run_name: str, number: int, send: Send, best: BestRound) -> None:
+    """When all is evaluated: which of the models that sites have kept is the best, and on which data it was chosen."""
+    federation, instructions = strategy.federation, Instructions(number, run_name, False, strategy.federation.lineage)
+    records = {"round": pack_instructions(instructions), **pack_baseline(federation.baseline), **pack_best(best, True)}
+    send(
+        [
+            Message(RecordDict(dict(records)), federation.node_of[site], MessageType.EVALUATE, group_id=str(number))
+            for site in in_order(federation.answering(number))
+        ],
+        strategy.settings.federation.round_timeout,
+    )
+
+
 def _messages(
-    strategy: Strategy, kind: str, instructions: Instructions, sites: list[str]
+    strategy: Strategy,
+    kind: str,
+    instructions: Instructions,
+    sites: list[str],
+    more: Mapping[str, ConfigRecord] = MappingProxyType({}),
 ) -> tuple[Outcome, list[Message]]:
     """A message to each site; the payload that all share is packed once."""
     down, common = strategy.settings.exchange.down, strategy.payload_down()
@@ -91,7 +113,7 @@ def _messages(
         own = strategy.payload_for(site, common)
         packed = shared if own is common else pack_payload(own, down)
         outcome.bytes_down += payload_bytes(packed)
-        records = {"round": pack_instructions(instructions), **pack_baseline(strategy.federation.baseline)}
+        records = {"round": pack_instructions(instructions), **pack_baseline(strategy.federation.baseline), **more}
         content = RecordDict({**packed, **records})
         messages.append(Message(content, strategy.federation.node_of[site], kind, group_id=str(instructions.round)))
     return outcome, messages

@@ -29,6 +29,7 @@ CLUSTERS = {"algo": "fedplvm", "train_samples": 40}
 CASES: dict[str, tuple[dict[str, Any], Any]] = {
     "algo": ({}, "fedavg"),
     "rounds": ({}, 3),
+    "early-stopping": ({"validation_fraction": 0.3, "rounds": 4, "lr": 1e-9, "algo": "local"}, 1),
     "seed": ({}, 7),
     "participation": ({}, 0.34),
     "evaluate-every": ({}, 2),
@@ -104,6 +105,7 @@ ELSEWHERE = {
     "resume": "test_resume",
     "baselines": "test_first_run: beside the run, which they do not change",
     "metrics callback": "test_evaluation_metrics, test_outside: figures beside the run's",
+    "early-stopping-metric keep-best": "test_validation: which round is the best, and the model that is kept of it",
     "hparams": "below, with an algorithm of another package",
     "report insight tensorboard": "tests/report, test_recording",
     "num-clients min-replies join-timeout round-timeout": "test_federation, test_communication: who is waited for",

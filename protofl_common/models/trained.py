@@ -22,6 +22,8 @@ from protofl_common.tensorfile import TensorFileError, read_tensors, write_tenso
 from protofl_common.text import LONGEST_NAME, printable
 
 FORMAT = "protofl-model-2"
+BEST = "best.safetensors"
+"""Beside a client's model of the last round, with ``keep-best``: that of the best one."""
 WEIGHTS, CARD = "model.safetensors", "model.json"
 """The two files of an exported model; a client leaves the first alone, with the card among its metadata."""
 INFERENCES, SIMILARITIES = ("head", "prototype"), ("l2", "cosine")
@@ -62,10 +64,12 @@ class ModelCard:
     similarity: str
     """How it compares with prototypes: ``l2``, or ``cosine``."""
     accuracy: dict[str, float]
-    """Of each way to predict, on the site's test samples, at the end of the run."""
+    """Of each way to predict, on the site's test samples, after that round."""
     test_samples: int
     temperature: float
     """T of the probabilities by prototype, see `calibration`."""
+    chosen_on: str = ""
+    """The data on which this round was chosen as the best, ``validation`` or ``test``; "" for the run's last round."""
 
 
 @dataclass(frozen=True)
@@ -156,9 +160,12 @@ def _fits(prototypes: Prototypes, card: ModelCard) -> bool:
 def _card(kept: Any) -> ModelCard:
     """A card that a stranger may have written; ValueError names what is wrong with it."""
     kinds = get_type_hints(ModelCard)
+    if isinstance(kept, dict):
+        kept = {"chosen_on": ""} | kept  # cards of before there was a choice lack it
     if not isinstance(kept, dict) or kept.keys() != kinds.keys():
         raise ValueError("not the entries of a card")
     choices = {"inference": INFERENCES, "similarity": SIMILARITIES, "input_type": INPUT_TYPES}
+    choices["chosen_on"] = ("", "validation", "test")
     for name, value in kept.items():
         if not _is(value, kinds[name]) or value not in choices.get(name, (value,)):
             raise ValueError(f"{name} = {printable(repr(value))}")

@@ -93,7 +93,11 @@ def _result(run: Run) -> str:
         worst = run.evaluations(run.better)[-1]["accuracy"][run.better]["worst-10%"]
         tiles.append((f"{100 * worst:.1f} %", f"worst 10 % of clients, {run.better}"))
     planned = run.settings.get("rounds", len(rounds))
-    tiles.append((str(len(rounds)) if run.finished else f"{len(rounds)} of {planned}", "rounds"))
+    early = bool(run.summary and run.summary.get("stopped-early"))
+    whole = run.finished and not early
+    tiles.append(
+        (str(len(rounds)) if whole else f"{len(rounds)} of {planned}", "rounds, stopped early" if early else "rounds")
+    )
     tiles.append((str(len(run.sites)), "clients"))
     up, down = (sum(row["bytes"][way] for row in run.rows) for way in ("up", "down"))
     tiles += [(human_bytes(up), "up in all"), (human_bytes(down), "down in all")]

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from flwr.app import ConfigRecord, MetricRecord, RecordDict
 
 from protofl_common.lineage import Lineage
+from protofl_common.run_folder import BestRound
 from protofl_common.text import LONGEST_NAME, is_plain_name, is_site_name
 from protofl_common.wire.limits import RefusedMessage
 
@@ -114,6 +115,23 @@ def unpack_baseline(content: RecordDict) -> str:
     if len(record) != 1 or not isinstance(algo, str):
         raise RefusedMessage(f"baseline is {dict(record)!r}")
     return algo
+
+
+def pack_best(best: BestRound | None, final: bool = False) -> dict[str, ConfigRecord]:
+    """The record that tells sites the best round so far, or, ``final``, of the whole run; {} before there is one."""
+    return {"best": ConfigRecord({"after": best["after"], "on": best["on"] if final else ""})} if best else {}
+
+
+def unpack_best(content: RecordDict) -> tuple[int, str]:
+    """After which round the model was the best, -1 if not told, and, where this is final, on which data it was chosen.
+
+    RefusedMessage if the record is malformed.
+    """
+    record = content.config_records.get("best", {"after": -1, "on": ""})
+    after, on = record.get("after"), record.get("on")
+    if len(record) != 2 or type(after) is not int or on not in ("", "validation", "test"):
+        raise RefusedMessage(f"best is {dict(record)!r}")
+    return after, str(on)
 
 
 def pack_site_card(card: SiteCard) -> ConfigRecord:

@@ -69,7 +69,7 @@ class Recording:
         more = {} if owned is None else {"global-means": owned.means, "global-labels": owned.labels}
         _write_owned(self.folder / "client-prototypes.safetensors", "means", sets, number, more)
 
-    def finish(self, strategy: Strategy) -> None:
+    def finish(self, strategy: Strategy, last: int) -> None:
         """After the final evaluation: who took part in the end, and what clients sent for the report."""
         insights = strategy.outcome.insights
         facts: dict[str, SiteFacts] = {
@@ -87,7 +87,7 @@ class Recording:
         }
         if features:
             path = self.folder / "test-features.safetensors"
-            _write_owned(path, "features", features, self.settings.run.rounds, {})
+            _write_owned(path, "features", features, last, {})
 
     def _write_sites(self, strategy: Strategy, facts: Mapping[str, SiteFacts]) -> None:
         cards = strategy.federation.cards

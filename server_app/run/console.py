@@ -94,7 +94,8 @@ def round_line(row: RoundRow, rounds: int, seconds_left: float) -> str:
 
 def final_table(summary: Summary) -> str:
     """The accuracies after the last round; below, how the best round was chosen, traffic, time and lost replies."""
-    table = Table(title=f"{summary['algorithm']} on {summary['dataset']} after {summary['rounds']} rounds")
+    early = ", stopped early" if summary.get("stopped-early") else ""
+    table = Table(title=f"{summary['algorithm']} on {summary['dataset']} after {summary['rounds']} rounds{early}")
     table.add_column("accuracy of")
     for column in ("mean", "by samples", "worst 10 %", "std", "best mean"):
         table.add_column(column, justify="right")

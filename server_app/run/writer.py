@@ -35,7 +35,7 @@ from protofl_common.comparison import compared, counted, sentence
 from protofl_common.config.options import SettingsError
 from protofl_common.config.python_names import load
 from protofl_common.files import sync, write_text
-from protofl_common.metrics import best_of, over_clients
+from protofl_common.metrics import best_of, best_round, has_stalled, over_clients
 from protofl_common.robust import FEWEST
 from protofl_common.run_folder import (
     KINDS,
@@ -44,6 +44,7 @@ from protofl_common.run_folder import (
     SUMMARY,
     TROUBLE,
     Accuracies,
+    BestRound,
     ClientRow,
     RoundRow,
     RunFolder,
@@ -175,17 +176,30 @@ class Results:
         line = round_line(row, rounds, sum(lately) / len(lately) * (rounds - number + self.rounds_later))
         say(f"{strategy.row.title}: {line}" if self.settings.baselines or strategy.federation.baseline else line)
 
-    def finish(self, number: int, strategy: Strategy, seconds: Seconds) -> None:
-        """The final evaluation, after round ``number``: print the table, write the summary and what was learnt."""
+    @property
+    def best(self) -> BestRound | None:
+        """The best round so far."""
+        return best_round(self.rows, self.settings.run.early_stopping_metric)
+
+    @property
+    def stalled(self) -> bool:
+        """Whether ``early-stopping`` ends the run here; SettingsError for a metric that it does not measure."""
+        return has_stalled(self.rows, self.settings.run.early_stopping_metric, self.settings.run.early_stopping)
+
+    def add_final(self, number: int, strategy: Strategy, seconds: Seconds) -> None:
+        """The final evaluation, after round ``number``."""
         outcome = strategy.outcome
-        row = self._row("final", number, number, outcome, seconds)
-        self._note(row, outcome)
+        self._note(self._row("final", number, number, outcome, seconds), outcome)
+
+    def finish(self, strategy: Strategy) -> None:
+        """Print the table, write the summary and what was learnt."""
+        row = self.rows[-1]
         if strategy.global_prototypes is not None:
             kept = {"means": strategy.global_prototypes.means, "labels": strategy.global_prototypes.labels}
             write_tensors(self.folder / "prototypes.safetensors", kept, {})
         if strategy.global_weights is not None:
             write_tensors(self.folder / "weights.safetensors", strategy.global_weights, {})
-        self.recording.finish(strategy)
+        self.recording.finish(strategy, row["round"])
         summary = self._summary(row, strategy)
         self.files.write(SUMMARY, summary, indent=2)
         if not strategy.federation.baseline:
@@ -260,6 +274,8 @@ class Results:
             "rounds": len(rounds),
             "accuracy": final["accuracy"],
             "best-accuracy": {kind: best for kind in final["accuracy"] if (best := best_of(self.rows, kind))},
+            "best-round": self.best,
+            "stopped-early": len(rounds) < self.settings.run.rounds,
             "metrics": final.get("metrics", {}),
             "validation": final.get("validation", {}),
             "accuracy-of-clients": {site: client["accuracy"] for site, client in final["clients"].items()},

@@ -21,6 +21,7 @@ def describe(parser: argparse.ArgumentParser) -> None:
     """The arguments."""
     parser.add_argument("run", type=Path, metavar="RUN", help="folder of a run, or of a run in a site's state-dir")
     parser.add_argument("--site", default="", help="whose model; needless where there is but one")
+    parser.add_argument("--best", action="store_true", help="the model of the best round, of a run with keep-best=true")
     parser.add_argument("--out", type=Path, default=Path("model"), help="folder to write to (default: model)")
     parser.add_argument("--unknown", type=float, default=UNKNOWN_SHARE, metavar="SHARE", help=_UNKNOWN)
     parser.add_argument("--onnx", action="store_true", help="also model.onnx; needs the packages of protofl[onnx]")
@@ -32,11 +33,11 @@ _UNKNOWN = f"share of inputs like the site's own that may be called unknown (def
 def act(arguments: argparse.Namespace) -> int:
     """Write the files and say what they are."""
     from protofl_common.models.calibration import unknown_above
-    from protofl_common.models.trained import CARD, WEIGHTS, TrainedModel
+    from protofl_common.models.trained import BEST, CARD, WEIGHTS, TrainedModel
 
     if not 0 <= arguments.unknown < 1:
         raise SettingsError(f"--unknown {arguments.unknown}: must be at least 0 and below 1")
-    model = TrainedModel.read(_chosen(arguments.run, arguments.site, WEIGHTS))
+    model = TrainedModel.read(_chosen(arguments.run, arguments.site, BEST if arguments.best else WEIGHTS))
     limit = unknown_above(model.distances, arguments.unknown)
     written = [WEIGHTS, CARD]
     if arguments.onnx:
@@ -47,10 +48,9 @@ def act(arguments: argparse.Namespace) -> int:
     model.export(arguments.out, limit)
     card = model.card
     ways = ", ".join(f"{kind} {100 * share:.2f} %" for kind, share in card.accuracy.items())
-    print(
-        f"{card.site}: {card.arch}, {card.algorithm}, after round {card.round}; on its {card.test_samples} test samples"
-    )
-    print(f"  right: {ways}; predicts by {card.inference}")
+    best = f", chosen as the best on {card.chosen_on} data" if card.chosen_on else ""
+    print(f"{card.site}: {card.arch}, {card.algorithm}, after round {card.round}{best}")
+    print(f"  right of its {card.test_samples} test samples: {ways}; predicts by {card.inference}")
     if model.prototypes is not None:
         print(f"  unknown: farther than {limit:.4g} from every prototype")
     print(f"{arguments.out}: {', '.join(written)}")
@@ -61,6 +61,8 @@ def act(arguments: argparse.Namespace) -> int:
 def _chosen(run: Path, site: str, name: str) -> Path:
     """The file of the site's model."""
     files = {file.parent.name: file for file in run.glob(f"clients/*/{name}")}
+    if not files and name != "model.safetensors" and any(run.glob("clients/*/model.safetensors")):
+        raise SettingsError(f"--best: {run} has no models of its best round; clients keep them with keep-best = true")
     if not files:
         raise SettingsError(f"{run}: no trained models in it; give the folder of a finished run (it has clients/)")
     names = ", ".join(in_order(files))
