@@ -11,6 +11,9 @@ import pytest
 import torch
 from flwr.app import MessageType
 
+from client_app import app
+from client_app.evaluation import Evaluation, Evaluations
+from client_app.site import Site
 from protofl_common.catalog import CATALOG
 from protofl_common.config.options import SettingsError
 from protofl_common.metrics import over_clients
@@ -102,6 +105,7 @@ def planted(folder: Path, **more: Any) -> tuple[dict[str, Any], dict[int, dict[s
     }
     own = {"dataset": "arrays", "partition": "own", "test_from": "official-own", "models": "table3", "classes": "0,1"}
     small = {"train_samples": 0, "num_clients": 2, "rounds": 8, "lr": 0.01, "keep_best": True, "run_name": "mine"}
+    small |= {"seed": 1}
     return run_config(folder, **own | small | more), nodes
 
 
@@ -115,10 +119,22 @@ def kept(folder: Path, site: str = "north") -> TrainedModel:
     return TrainedModel.read(folder / site / "mine" / "clients" / site / BEST)
 
 
-@pytest.mark.parametrize("algo", ["fedavg", "fedproto"])
+@pytest.mark.parametrize(("algo", "scripted"), [("fedavg", ()), ("fedproto", (3, 2, 9, 4, 4, 4, 9, 4))])
 def test_the_best_round_early_stopping_and_the_kept_model_follow_validation_data(
-    algo: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    algo: str,
+    scripted: tuple[int, ...],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
+    """On planted data, and with planted numbers of right predictions on validation data after each round."""
+    evaluate = app._evaluate
+
+    def right(site: Site, algorithm: Any, prototypes: Any) -> Evaluations:
+        return evaluate(site, algorithm, prototypes)[0], Evaluation({"head": scripted[algorithm.round - 1]})
+
+    if scripted:
+        monkeypatch.setattr(app, "_evaluate", right)
     whole = run_federation(*at(planted(tmp_path / "whole", algo=algo)))
     best = best_of_run(whole, "validation")
     assert best_of_run(whole, "accuracy") > best + 2
