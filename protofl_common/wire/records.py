@@ -10,12 +10,14 @@ from typing import Any, TypeVar
 
 from flwr.app import ConfigRecord, MetricRecord, RecordDict
 
+from protofl_common.evaluation_metrics import METRICS, RECALL
 from protofl_common.lineage import Lineage
 from protofl_common.run_folder import BestRound
 from protofl_common.text import LONGEST_NAME, is_plain_name, is_site_name
 from protofl_common.wire.limits import RefusedMessage
 
 _MAX_SCALARS = 64
+_ROUNDING = 1e-6
 _LARGEST = 1e30
 """Magnitude of a number in a report; sums over clients stay finite."""
 _MOST_DIMENSIONS, _LARGEST_INPUT = 8, 2**24
@@ -206,7 +208,7 @@ def unpack_report(
             raise RefusedMessage(f"a report whose {name} is not a finite number of at most {_LARGEST:g}")
         assert isinstance(value, (int, float))
         group, _, key = name.partition(".")
-        signed = group in ("losses", "metrics") or (group == "validation" and key not in INFERENCES)
+        signed = group == "losses" or (group in ("metrics", "validation") and not _is_share(key))
         if group in names and key in names[group] and (signed or value >= 0):
             nested[group][key] = value
         elif name in COUNTS and isinstance(value, int) and value >= 0:
@@ -221,9 +223,17 @@ def unpack_report(
     if any(value > plain["test_samples"] for value in correct.values()):
         raise RefusedMessage("more correct predictions than test samples")
     validated = nested["validation"]
-    if any(validated.get(name, 0) > 1 for name in INFERENCES) or (validated and not plain["validation_samples"]):
-        raise RefusedMessage("accuracies on validation data above 1, or without validation samples")
+    if any(_is_share(name) and value > 1 + _ROUNDING for name, value in (nested["metrics"] | validated).items()):
+        raise RefusedMessage("an accuracy, or a metric that is a share, above 1")
+    if validated and not plain["validation_samples"]:
+        raise RefusedMessage("figures on validation data without validation samples")
     return Report(**plain, **nested | {"correct": correct})  # type: ignore[arg-type]
+
+
+def _is_share(name: str) -> bool:
+    """Whether a figure of an evaluation lies in [0, 1]; of the user's own metrics that cannot be known."""
+    kind, _, metric = name.partition("/")
+    return kind in INFERENCES and (not metric or metric.partition("/")[0] in (*METRICS, RECALL))
 
 
 def _names(losses: Collection[str], metrics: Collection[str]) -> dict[str, Collection[str]]:
