@@ -92,6 +92,8 @@ def has_stalled(rows: Sequence[RoundRow], metric: str, patience: int) -> bool:
 
     SettingsError where the run measures other figures only, though it has trained.
     """
+    if not patience and not metric:
+        return False
     best, known = best_round(rows, metric), sorted(_measured(rows))
     if best is None and known and rows[-1]["evaluated-after-round"] and not any(row["void"] for row in rows):
         raise SettingsError(f"early-stopping-metric = {metric!r}: this run measures {', '.join(known)}")
