@@ -24,12 +24,13 @@ SMALL: dict[str, Any] = {"models": "mnist-cnn", "train_samples": 10, "test_sampl
 SHOTS = {"partition": "n-way-k-shot", "train_samples": 0, "shots": 6}
 FEW_LABELS = {"positive_rate": 0.5, "train_samples": 20}
 UNEQUAL = {"partition": "dirichlet", "alpha": 0.5, "train_samples": 0, "test_samples": 0, "total_samples": 200}
+VALIDATED = {"validation_fraction": 0.3, "train_samples": 30}
 CLUSTERS = {"algo": "fedplvm", "train_samples": 40}
 
 CASES: dict[str, tuple[dict[str, Any], Any]] = {
     "algo": ({}, "fedavg"),
     "rounds": ({}, 3),
-    "early-stopping": ({"validation_fraction": 0.3, "rounds": 4, "lr": 1e-9, "algo": "local"}, 1),
+    "early-stopping": (VALIDATED | {"rounds": 4, "lr": 1e-9, "algo": "local"}, 1),
     "seed": ({}, 7),
     "participation": ({}, 0.34),
     "evaluate-every": ({}, 2),
@@ -54,7 +55,7 @@ CASES: dict[str, tuple[dict[str, Any], Any]] = {
     "train-samples": ({}, 20),
     "test-samples": ({}, 30),
     "train-fraction": ({}, 0.3),
-    "validation-fraction": ({}, 0.3),
+    "validation-fraction": ({"train_samples": 30}, 0.3),
     "positive-rate": ({"train_samples": 20}, 0.5),
     "models": ({}, "htcnn-1"),
     "arch": ({}, "htcnn-1"),
