@@ -18,10 +18,11 @@ from flwr.clientapp import ClientApp
 from client_app.account import charge
 from client_app.algorithms import client_half
 from client_app.algorithms.base import ClientAlgorithm
+from client_app.data import Samples
 from client_app.eager import without_compiler
-from client_app.evaluation import Evaluation, evaluate
+from client_app.evaluation import Evaluation, Evaluations, evaluate
 from client_app.failures import called, log, reason_of
-from client_app.handover import hand_over
+from client_app.handover import hand_over, keep_evaluated, settle
 from client_app.insight import insight_of
 from client_app.outgoing import outgoing, told_metrics
 from client_app.secagg import SecureUpload
@@ -41,6 +42,7 @@ from protofl_common.wire.records import (
     pack_report,
     pack_site_card,
     unpack_baseline,
+    unpack_best,
     unpack_instructions,
 )
 from protofl_common.wire.schema import statistics_declared
@@ -78,7 +80,7 @@ for name in ("advertise", "share", "unmask"):
 
 @app.evaluate()
 def final_evaluation(message: Message, context: Context) -> Message:
-    """After the last round: evaluate only, and tell what the report may show."""
+    """After the last round: evaluate only, and tell what the report may show; then hear which round was the best."""
     return _answer(message, context, lambda: _final_evaluation(message, context))
 
 
@@ -117,10 +119,14 @@ def _train_round(message: Message, context: Context) -> RecordDict:
         if secure:
             secure.peers(message.content)
         site.load_data()
-    evaluation = Evaluation()
+    evaluations = Evaluation(), Evaluation()
     if instructions.evaluate:
         with clock("evaluate"):
-            evaluation = _evaluate(site, algorithm, _predicting(site, algorithm))
+            prototypes = _predicting(site, algorithm)
+            evaluations = _evaluate(site, algorithm, prototypes)
+            if site.settings.run.keep_best:
+                best, _ = unpack_best(message.content)
+                keep_evaluated(site, algorithm, states, prototypes, evaluations, instructions, best)
     charge(site, instructions)
     with clock("train"):
         losses = algorithm.fit()
@@ -129,7 +135,7 @@ def _train_round(message: Message, context: Context) -> RecordDict:
     with clock("save"):
         if tensors := algorithm.packed_state():
             states.save(ClientState(instructions.round, site.arch, tensors))
-    report = _report(site, instructions, evaluation, losses, clock)
+    report = _report(site, instructions, evaluations, losses, clock)
     declared = site.settings.exchange.up
     limits = site.limits(algorithm.templates(declared))
     content = secure.mask(upload, limits) if secure else pack_payload(upload, declared)
@@ -146,21 +152,26 @@ def _stage(stage: str, message: Message, context: Context) -> RecordDict:
 
 
 def _final_evaluation(message: Message, context: Context) -> RecordDict:
+    best, chosen_on = unpack_best(message.content)
+    if chosen_on:
+        site = Site(context, unpack_baseline(message.content))
+        settle(site.states(unpack_instructions(message.content)), best, chosen_on)
+        return RecordDict()
     clock = Stopwatch()
     with clock("load"):
         site, instructions, algorithm, states = _open(message, context)
-        _ = site.test_set
+        _ = site.test_set, site.validation_set
     with clock("evaluate"):
         prototypes = _predicting(site, algorithm)
-        evaluation = _evaluate(site, algorithm, prototypes)
+        evaluations = _evaluate(site, algorithm, prototypes)
     statistics = None if site.insight == "none" else insight_of(site, algorithm)
     with clock("save"):
-        hand_over(site, algorithm, states, prototypes, evaluation.correct, instructions)
+        hand_over(site, algorithm, states, prototypes, evaluations, instructions)
         states.finish(instructions.round)
         SecureUpload(site, instructions).forget()
     upload = outgoing(Payload(insight=statistics), site, instructions.round)
     content = pack_payload(upload, statistics_declared(site.insight))
-    content["report"] = pack_report(_report(site, instructions, evaluation, {}, clock), (), site.metrics)
+    content["report"] = pack_report(_report(site, instructions, evaluations, {}, clock), (), site.metrics)
     return content
 
 
@@ -189,30 +200,36 @@ def _predicting(site: Site, algorithm: ClientAlgorithm[Any]) -> Prototypes | Non
     return chosen(prototypes, site.train_set.labels.unique())
 
 
-def _evaluate(site: Site, algorithm: ClientAlgorithm[Any], prototypes: Prototypes | None) -> Evaluation:
-    return evaluate(
-        algorithm.evaluation_model(),
-        site.test_set,
-        site.settings.training.eval_batch_size,
-        prototypes,
-        similarity=algorithm.similarity,
-        with_head=algorithm.predicts_with_head,
-        metrics=site.settings.metrics,
-        num_classes=site.num_classes,
-    )
+def _evaluate(site: Site, algorithm: ClientAlgorithm[Any], prototypes: Prototypes | None) -> Evaluations:
+    def on(data: Samples) -> Evaluation:
+        return evaluate(
+            algorithm.evaluation_model(),
+            data,
+            site.settings.training.eval_batch_size,
+            prototypes,
+            similarity=algorithm.similarity,
+            with_head=algorithm.predicts_with_head,
+            metrics=site.settings.metrics,
+            num_classes=site.num_classes,
+        )
+
+    return on(site.test_set), on(site.validation_set) if len(site.validation_set) else Evaluation()
 
 
 def _report(
-    site: Site, instructions: Instructions, evaluation: Evaluation, losses: dict[str, float], clock: Stopwatch
+    site: Site, instructions: Instructions, evaluations: Evaluations, losses: dict[str, float], clock: Stopwatch
 ) -> Report:
+    tested, validated = evaluations
     return Report(
         round=instructions.round,
         train_samples=site.told_samples,
         test_samples=len(site.data.test_labels),
-        correct=evaluation.correct,
-        metrics=told_metrics(evaluation.metrics, site),
+        correct=tested.correct,
+        metrics=told_metrics(tested.metrics, site),
         losses=losses if site.settings.privacy.dp == "none" else {},
         seconds=clock.seconds,
+        validation_samples=len(site.data.validation_labels),
+        validation=validated.accuracies(len(site.data.validation_labels)) | validated.metrics,
     )
 
 

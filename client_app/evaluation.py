@@ -18,12 +18,20 @@ from protofl_common.prototypes import Prototypes, distances
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Of a client's test samples, for each way to predict: ``head`` (the logits) and, given any, ``prototype``."""
+    """Of some of a client's samples, for each way to predict: ``head`` (the logits) and, given any, ``prototype``."""
 
     correct: dict[str, int] = field(default_factory=dict)
     """Right predictions."""
     metrics: dict[str, float] = field(default_factory=dict)
     """``head/auc`` …, where asked for (`evaluation_metrics.py`)."""
+
+    def accuracies(self, samples: int) -> dict[str, float]:
+        """The share of right predictions among so many samples."""
+        return {kind: right / max(1, samples) for kind, right in self.correct.items()}
+
+
+Evaluations = tuple[Evaluation, Evaluation]
+"""Of the test samples, and of the validation samples, where there are any."""
 
 
 @torch.inference_mode()

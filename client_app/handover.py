@@ -5,6 +5,8 @@ Nothing of it travels. Whether it can be written changes nothing for the federat
 
 from __future__ import annotations
 
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +14,17 @@ import torch
 from torch import Tensor
 
 from client_app.algorithms.base import ClientAlgorithm
-from client_app.evaluation import local_features
+from client_app.data import Samples
+from client_app.evaluation import Evaluations, local_features
 from client_app.failures import log
 from client_app.site import Site
 from client_app.state import StateFolder
+from protofl_common.config.options import SettingsError
 from protofl_common.models.calibration import class_scores, fit_temperature
 from protofl_common.models.split import SplitModel
 from protofl_common.models.trained import ModelCard, TrainedModel
 from protofl_common.prototypes import Prototypes, distances
-from protofl_common.run_folder import WEIGHTS
+from protofl_common.run_folder import BEST, WEIGHTS
 from protofl_common.tensorfile import TensorFileError
 from protofl_common.wire.records import Instructions
 
@@ -30,14 +34,20 @@ def hand_over(
     algorithm: ClientAlgorithm[Any],
     states: StateFolder,
     prototypes: Prototypes | None,
-    correct: dict[str, int],
+    evaluations: Evaluations,
     instructions: Instructions,
+    after: int | None = None,
 ) -> None:
-    """Leave the model, and the ``prototypes`` that predict; ``correct``: test samples that each way got right."""
-    model, test_distances, temperature = algorithm.evaluation_model(), torch.empty(0), 1.0
+    """Leave the model, and the ``prototypes`` that predict; as that ``after`` a round, or as the one to use.
+
+    How it predicts, T and when an input is unknown are chosen on validation samples, where there are any, else on test
+    samples.
+    """
+    model, own_distances, temperature = algorithm.evaluation_model(), torch.empty(0), 1.0
     prototypes = prototypes if prototypes is not None and len(prototypes) else None
-    if prototypes is not None and len(site.test_set):
-        test_distances, temperature = _calibrated(site, model, prototypes, algorithm.similarity)
+    own, right = (site.validation_set, evaluations[1]) if len(site.validation_set) else (site.test_set, evaluations[0])
+    if prototypes is not None and len(own):
+        own_distances, temperature = _calibrated(site, model, prototypes, algorithm.similarity, own)
     tested = len(site.test_set)
     data, settings = site.data, site.settings
     card = ModelCard(
@@ -45,7 +55,7 @@ def hand_over(
         site=site.name,
         domain=data.domain,
         algorithm=settings.run.algo,
-        round=instructions.round,
+        round=instructions.round if after is None else after,
         arch=site.arch,
         input_shape=tuple(data.test_inputs.shape[1:]),
         input_type=str(data.test_inputs.dtype),
@@ -55,17 +65,19 @@ def hand_over(
         features_in=site.input_shape[0] if settings.backbones else 0,
         feature_dim=settings.model.feature_dim,
         classes=data.classes,
-        inference="prototype" if correct.get("prototype", -1) >= correct.get("head", -1) else "head",
+        inference="prototype" if right.correct.get("prototype", -1) >= right.correct.get("head", -1) else "head",
         similarity=algorithm.similarity,
-        accuracy={kind: right / max(1, tested) for kind, right in correct.items()},
+        accuracy=evaluations[0].accuracies(tested),
         test_samples=tested,
         temperature=temperature,
+        chosen_on="",
     )
-    trained = TrainedModel(card, model.state_dict(), prototypes, test_distances)
+    trained = TrainedModel(card, model.state_dict(), prototypes, own_distances)
     try:
+        file = states.folder / (WEIGHTS if after is None else _evaluated(after))
         if site.real:
-            _keep_former(states.folder / WEIGHTS, site.run_id)
-        trained.write(states.folder / WEIGHTS)
+            _keep_former(file, site.run_id)
+        trained.write(file)
     except (TensorFileError, OSError) as error:
         log("ERROR", f"the trained model was not left for use: {error}")
 
@@ -77,10 +89,46 @@ def _keep_former(path: Path, run_id: int) -> None:
         path.rename(aside)
 
 
-def _calibrated(site: Site, model: SplitModel, prototypes: Prototypes, similarity: str) -> tuple[Tensor, float]:
-    """Distances [n] of the test samples from their nearest prototypes, ascending, and T of the probabilities."""
-    test = site.test_set
-    features = local_features(model, test, site.settings.training.eval_batch_size).to(site.device)
+def keep_evaluated(
+    site: Site,
+    algorithm: ClientAlgorithm[Any],
+    states: StateFolder,
+    prototypes: Prototypes | None,
+    evaluations: Evaluations,
+    instructions: Instructions,
+    best: int,
+) -> None:
+    """Leave the model that was just evaluated, beside that of the ``best`` round before; no other of this run."""
+    for file in (*states.folder.glob(_evaluated("*")), states.folder / BEST):
+        if file.name != _evaluated(best):
+            file.unlink(missing_ok=True)
+    hand_over(site, algorithm, states, prototypes, evaluations, instructions, instructions.round - 1)
+
+
+def settle(states: StateFolder, best: int, on: str) -> None:
+    """Name the model of the ``best`` round, chosen ``on`` which data, and remove the others that were kept for that."""
+    kept = [states.folder / name for name in (_evaluated(best), WEIGHTS)]
+    for file in kept:
+        with suppress(SettingsError):
+            model = TrainedModel.read(file)
+            if model.card.round == best:
+                replace(model, card=replace(model.card, chosen_on=on)).write(states.folder / BEST)
+                break
+    else:
+        log("ERROR", f"there is no model of round {best}, which was the best")
+    for file in states.folder.glob(_evaluated("*")):
+        file.unlink(missing_ok=True)
+
+
+def _evaluated(after: int | str) -> str:
+    return f"evaluated-{after}.safetensors"
+
+
+def _calibrated(
+    site: Site, model: SplitModel, prototypes: Prototypes, similarity: str, own: Samples
+) -> tuple[Tensor, float]:
+    """Distances [n] of ``own`` samples from their nearest prototypes, ascending, and T of the probabilities."""
+    features = local_features(model, own, site.settings.training.eval_batch_size).to(site.device)
     distances_NP = distances(features, prototypes, similarity).cpu()
     scores = class_scores(distances_NP, prototypes.labels.cpu(), site.num_classes)
-    return distances_NP.amin(1).sort().values, fit_temperature(scores, test.labels.cpu())
+    return distances_NP.amin(1).sort().values, fit_temperature(scores, own.labels.cpu())

@@ -101,8 +101,8 @@ class Site:
         return data if noise == "none" else replace(data, train_inputs=noised_images(data.train_inputs, noise, seed))
 
     def load_data(self) -> None:
-        """Read both sets now."""
-        _ = self.train_set, self.test_set
+        """Read all sets now."""
+        _ = self.train_set, self.test_set, self.validation_set
 
     @cached_property
     def train_set(self) -> Samples:
@@ -113,6 +113,11 @@ class Site:
     def test_set(self) -> Samples:
         """Test inputs, or their features, and labels on the device."""
         return self._on_device(self.data.test_inputs, self.data.test_labels)
+
+    @cached_property
+    def validation_set(self) -> Samples:
+        """Validation inputs, or their features, and labels on the device; there may be none."""
+        return self._on_device(self.data.validation_inputs, self.data.validation_labels)
 
     def _on_device(self, inputs: np.ndarray, labels: np.ndarray) -> Samples:
         names = self.settings.backbones
@@ -222,6 +227,7 @@ class Site:
             weights=weights,
             device=str(self.device),
             found=0 if self.settings.hides_samples else self.data.found,
+            validation_samples=len(self.data.validation_labels),
         )
 
     @property

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import count, islice
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +15,7 @@ from client_app.data import Samples
 from protofl_common.config.sections import TrainingSettings
 from protofl_common.models.fused_linear import fused_linears
 from protofl_common.models.split import SplitModel
+from protofl_common.settings import Settings
 
 LossTerms = dict[str, Tensor]
 
@@ -140,6 +143,18 @@ class ProximalStep(Step):
                     one.grad.add_(one - centre, alpha=self.strength)
 
 
+def in_round(settings: Settings, number: int) -> Settings:
+    """The settings with the learning rate of round ``number``, counted from 1 (``lr-schedule``)."""
+    training, passed = settings.training, max(0, number - 1)
+    if training.lr_schedule == "constant":
+        return settings
+    if training.lr_schedule == "cosine":
+        factor = (1 + math.cos(math.pi * passed / settings.run.rounds)) / 2
+    else:
+        factor = training.lr_decay ** (passed // training.lr_step)
+    return replace(settings, training=replace(training, lr=training.lr * factor))
+
+
 def make_optimizer(modules: Sequence[nn.Module], settings: TrainingSettings) -> torch.optim.Optimizer:
     """The optimizer of the settings, over the parameters of ``modules`` that train."""
     parameters = [parameter for module in modules for parameter in module.parameters() if parameter.requires_grad]
@@ -158,6 +173,8 @@ def train(
 ) -> dict[str, float]:
     """Train the modules of ``step`` in place for ``epochs`` epochs of batches of ``batch_size`` (None: the settings').
 
+    With ``local-steps`` the settings' part ends after as many batches, in the midst of an epoch or after several.
+
     Returns the mean over all samples seen of each loss term and of their ``total``. Raises TrainingError if the loss or
     a weight stops being finite.
     """
@@ -166,20 +183,25 @@ def train(
     parts = [module for one in step.modules for module in one.modules()]
     joined = any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in parts)
     sums: dict[str, Tensor] = {}
-    seen = 0
+    seen = taken = 0
+    limit = settings.local_steps if epochs is None else 0
+    passes = count() if limit and len(data) else range(settings.local_epochs if epochs is None else epochs)
     for module in step.modules:
         module.train()
     with step.session():
-        for epoch in range(settings.local_epochs if epochs is None else epochs):
-            for inputs, labels, index in step.batches(
+        for epoch in passes:
+            batches = step.batches(
                 data, batch_size or settings.batch_size, generator, no_single=joined, drop_last=settings.drop_last
-            ):
-                seen += len(labels)
+            )
+            for inputs, labels, index in islice(batches, limit - taken if limit else None):
+                seen, taken = seen + len(labels), taken + 1
                 for name, value in step(inputs, labels, index).items():
                     weighted = value.detach() * len(labels)
                     sums[name] = sums[name] + weighted if name in sums else weighted
             if sums and not torch.isfinite(sums["total"]):
                 raise TrainingError(f"the loss is no longer finite in local epoch {epoch + 1}; try a smaller lr")
+            if taken == limit:
+                break
     for module in step.modules:
         for name, value in module.state_dict().items():
             if not torch.isfinite(value).all():

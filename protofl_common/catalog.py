@@ -36,6 +36,11 @@ class Hparams:
         """Whether clients send prototypes in this round of ``rounds``; both halves ask here."""
         return True
 
+    @property
+    def needs_last_round(self) -> str:
+        """What to set so that a run may end before its last round; "" where nothing is done in the last one only."""
+        return ""
+
 
 @dataclass(frozen=True)
 class AlignmentHparams(Hparams):
@@ -85,6 +90,11 @@ class ProtoFedHparams(Hparams):
     def due(self, server_round: int, rounds: int) -> bool:
         """Whether clients send prototypes in this round of ``rounds``; both halves ask here."""
         return server_round == rounds or self.prototypes == "every-round"
+
+    @property
+    def needs_last_round(self) -> str:
+        """Else prototypes are sent in a round that may never come."""
+        return "" if self.prototypes == "every-round" else "protofed.prototypes = 'every-round'"
 
 
 @dataclass(frozen=True)

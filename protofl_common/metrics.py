@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Literal
 
-from protofl_common.run_folder import RoundRow
+from protofl_common.config.options import SettingsError
+from protofl_common.run_folder import Accuracies, Best, BestRound, RoundRow
 
 
 def over_clients(accuracies: Sequence[float], test_samples: Sequence[int]) -> dict[str, float]:
@@ -54,9 +56,64 @@ def of_all_sites(rows: Sequence[RoundRow]) -> list[RoundRow]:
 
 
 def best_evaluation(rows: Sequence[RoundRow], kind: str) -> RoundRow | None:
-    """The row of the highest mean accuracy of this kind, among those `of_all_sites`; None where there is none."""
-    evaluated = [row for row in of_all_sites(rows) if kind in row["accuracy"]]
-    return max(evaluated, key=lambda row: row["accuracy"][kind]["mean"], default=None)
+    """The row of the highest mean of this accuracy or metric, the first of several, among those `of_all_sites`.
+
+    The mean on validation data, where the run has any (`chosen_on`), else on test data. None where there is none.
+    """
+    validated = chosen_on(rows, kind) == "validation"
+    found = [
+        (figures[kind]["mean"], row) for row in of_all_sites(rows) if kind in (figures := _figures(row, validated))
+    ]
+    return max(found, key=lambda one: one[0], default=(0.0, None))[1]
+
+
+def chosen_on(rows: Sequence[RoundRow], kind: str) -> Literal["validation", "test"]:
+    """By which data the best round of a run is chosen."""
+    return "validation" if any(kind in row.get("validation", {}) for row in of_all_sites(rows)) else "test"
+
+
+def best_of(rows: Sequence[RoundRow], kind: str) -> Best | None:
+    """The mean accuracy on test data at the best round."""
+    if (best := best_evaluation(rows, kind)) is None:
+        return None
+    mean = _figures(best, validated=False)[kind]["mean"]
+    return {"mean": mean, "after-round": best["evaluated-after-round"], "chosen-on": chosen_on(rows, kind)}
+
+
+def best_round(rows: Sequence[RoundRow], metric: str) -> BestRound | None:
+    """The best round so far by the figure that ``early-stopping-metric`` names; "": the head, else the prototypes."""
+    name = metric or ("head" if "head" in _measured(rows) else "prototype")
+    best = best_evaluation(rows, name)
+    return {"metric": name, "after": best["evaluated-after-round"], "on": chosen_on(rows, name)} if best else None
+
+
+def has_stalled(rows: Sequence[RoundRow], metric: str, patience: int) -> bool:
+    """Whether ``patience`` rounds have passed since the best one on validation data; 0: never.
+
+    SettingsError where the run measures other figures only, though it has trained.
+    """
+    if not patience and not metric:
+        return False
+    best, known = best_round(rows, metric), sorted(_measured(rows))
+    if best is None and known and rows[-1]["evaluated-after-round"] and not any(row["void"] for row in rows):
+        raise SettingsError(f"early-stopping-metric = {metric!r}: this run measures {', '.join(known)}")
+    if best is None or best["on"] == "test" or not patience:
+        return False
+    last = max(row["evaluated-after-round"] for row in rows if best["metric"] in row.get("validation", {}))
+    return last - best["after"] >= patience
+
+
+def best_text(best: Best) -> str:
+    """``"75.00 @3 (chosen on test data)"``: percent, and after which round."""
+    return f"{100 * best['mean']:.2f} @{best['after-round']} (chosen on {best.get('chosen-on', 'test')} data)"
+
+
+def _measured(rows: Sequence[RoundRow]) -> set[str]:
+    return {name for row in rows for name in _figures(row, validated=False)}
+
+
+def _figures(row: RoundRow, validated: bool) -> Accuracies:
+    return row.get("validation", {}) if validated else {**row["accuracy"], **row.get("metrics", {})}
 
 
 def human_bytes(size: float) -> str:

@@ -23,6 +23,8 @@ from protofl_common.files import write_text
 METRICS, MARGINS, SITES, SUMMARY = "metrics.jsonl", "prototypes.jsonl", "sites.json", "summary.json"
 WEIGHTS, CARD = "model.safetensors", "model.json"
 """The two files of an exported model; a client leaves the first alone, with the card among its metadata."""
+BEST = "best.safetensors"
+"""Beside a client's model of the last round, with ``keep-best``: that of the best one."""
 MOST_NUMBERS = 2**24
 """Of an input, that a model's card may ask for."""
 FORMAT = 1
@@ -31,7 +33,10 @@ FORMAT = 1
 KINDS = ("prototype", "head")
 """Ways to predict, of which a run may have both."""
 Accuracies = dict[str, dict[str, float]]
-"""One of `KINDS` -> mean, weighted, worst-10%, std over the clients, in [0, 1]; likewise ``head/auc`` and so on."""
+"""One of `KINDS` -> mean, weighted, worst-10%, std over the clients, in [0, 1]; likewise ``head/auc`` and so on.
+
+On test data; under ``validation`` accuracies and metrics together, on the clients' validation data.
+"""
 Trouble = Literal["failed", "refused", "missing", "late"]
 TROUBLE: tuple[Trouble, ...] = ("failed", "refused", "missing", "late")
 """What may become of a reply; a late one was missing in its own round and is not used."""
@@ -45,6 +50,8 @@ ClientRow = TypedDict(
         "losses": dict[str, float],
         "seconds": dict[str, float],
         "metrics": NotRequired[dict[str, float]],
+        "validation-samples": NotRequired[int],
+        "validation": NotRequired[dict[str, float]],
         "prototypes-of-classes": NotRequired[list[int]],
     },
 )
@@ -78,6 +85,7 @@ RoundRow = TypedDict(
         "clients": dict[str, ClientRow],
         "seconds": Seconds,
         "metrics": NotRequired[Accuracies],
+        "validation": NotRequired[Accuracies],
         "server": NotRequired[dict[str, float]],
         "epsilon": NotRequired[float],
     },
@@ -97,6 +105,7 @@ SiteFacts = TypedDict(
         "parameters": int,
         "train-samples": int,
         "test-samples": int,
+        "validation-samples": int,
         "train-classes": list[int],
         "backbone-similarity": list[float | None],
     },
@@ -115,7 +124,18 @@ class Sites(TypedDict, total=False):
     sites: dict[str, SiteFacts]
 
 
-Best = TypedDict("Best", {"mean": float, "after-round": int})
+Best = TypedDict("Best", {"mean": float, "after-round": int, "chosen-on": NotRequired[Literal["validation", "test"]]})
+"""The mean accuracy on test data at the best round; by which data that was the best, in older runs always test data."""
+
+
+class BestRound(TypedDict):
+    """The round that was the best by one figure, which the setting ``early-stopping-metric`` names."""
+
+    metric: str
+    after: int
+    on: Literal["validation", "test"]
+
+
 Summary = TypedDict(
     "Summary",
     {
@@ -128,7 +148,10 @@ Summary = TypedDict(
         "rounds": int,
         "accuracy": Accuracies,
         "best-accuracy": dict[str, Best],
+        "best-round": NotRequired[BestRound | None],
+        "stopped-early": NotRequired[bool],
         "metrics": NotRequired[Accuracies],
+        "validation": NotRequired[Accuracies],
         "accuracy-of-clients": dict[str, dict[str, float]],
         "bytes": dict[str, int],
         "trouble": dict[str, int],

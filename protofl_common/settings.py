@@ -46,6 +46,7 @@ from protofl_common.evaluation_metrics import metric_names
 from protofl_common.permissions import DEMANDS, LIMITS, PERMISSIONS, demanded, permission_problems
 from protofl_common.plugins import algorithm_named, read_hparams
 from protofl_common.privacy.plan import NOT_COVERED, Plan, plan_of
+from protofl_common.run_folder import KINDS
 from protofl_common.text import is_plain_name, names_in
 from protofl_common.wire.schema import Counts, Exchange, Vectors
 
@@ -151,6 +152,7 @@ class Settings:
         hparams = None if denied else _hparams(config, tables, problems)
         sections = {name: read_section(section, config, problems) for name, section in SECTIONS.items()}
         problems += late + _run_problems(sections["run"]) + _device_problems(sections["machine"])
+        problems += _stopping_problems(sections["run"], hparams)
         problems += _backbone_problems(sections["model"]) + denied
         problems += _secagg_problems(config, hparams)
         if problems:
@@ -189,6 +191,19 @@ def _run_problems(run: RunSettings | None) -> list[str]:
     if run.resume and not run.run_name:
         return ["resume = true: run-name must name the run that shall go on"]
     return []
+
+
+def _stopping_problems(run: RunSettings | None, hparams: Hparams | None) -> list[str]:
+    if run is None:
+        return []
+    found, (kind, _, metric) = [], (named := run.early_stopping_metric).partition("/")
+    if named and (kind not in KINDS or ("/" in named and metric.partition("/")[0] not in names_in(run.metrics))):
+        one = "head, prototype, or one of the setting metrics, such as head/auc with metrics = 'auc'"
+        found.append(f"early-stopping-metric = {named!r}: choose {one}")
+    if run.early_stopping and hparams and hparams.needs_last_round:
+        asked = f"{run.algo} does a part of its work in the last round only; set {hparams.needs_last_round}"
+        found.append(f"early-stopping = {run.early_stopping}: {asked}")
+    return found
 
 
 def _device_problems(machine: MachineSettings | None) -> list[str]:

@@ -17,7 +17,7 @@ from protofl_common.tensorfile import TensorFileError
 from server_app.network.exchange import MessageExchange
 from server_app.network.flower_compat import find_messages_by_node
 from server_app.network.membership import Federation, FederationError
-from server_app.round import final_evaluation, train_round
+from server_app.round import final_evaluation, tell_best, train_round
 from server_app.run.budget import Budget
 from server_app.run.checkpoint import alone_in, can_be_resumed, is_complete, starting_point
 from server_app.run.console import logged, say
@@ -96,13 +96,18 @@ def run_rounds(strategy: Strategy, results: Results) -> None:
     say(f"{strategy.row.title} ({strategy.row.paper})")
     results.announce(strategy)
     results.keep(results.start.round, strategy)
+    check_stopping(federation, settings)
     void, last, budget = 0, results.start.round, Budget(federation, results.start.lineage)
-    for number in range(results.start.round + 1, settings.run.rounds + 1):
+    for number in range(last + 1, settings.run.rounds + 1):
+        if results.stalled and results.best:
+            since = f"{results.best['metric']} on validation data was the best after round {results.best['after']}"
+            say(f"stopped early after round {last} of {settings.run.rounds}: {since} (early-stopping)")
+            break
         start = time.monotonic()
         federation.await_sites()
         if not budget.allows(number):
             break
-        outcome = train_round(strategy, run_name, number, exchange)
+        outcome = train_round(strategy, run_name, number, exchange, results.best if settings.run.keep_best else None)
         outcome.epsilon, last = budget.spent(number), number
         outcome.late, outcome.waited = exchange.late, exchange.waited
         federation.note_silence(number, (), exchange.late)
@@ -123,4 +128,14 @@ def run_rounds(strategy: Strategy, results: Results) -> None:
     if not outcome.reports:
         why = "; ".join(f"{site}: {reason}" for site, reason in (outcome.failed | outcome.refused).items())
         raise FederationError(f"no valid reply to the final evaluation ({why or 'silence'}); resume.toml repeats it")
-    results.finish(last, strategy, {"total": time.monotonic() - start})
+    results.add_final(last, strategy, {"total": time.monotonic() - start})
+    if settings.run.keep_best and results.best:
+        tell_best(strategy, run_name, last, exchange, results.best)
+    results.finish(strategy)
+
+
+def check_stopping(federation: Federation, settings: Settings) -> None:
+    """SettingsError where a run shall end by figures on validation data that no client has."""
+    if settings.run.early_stopping and not any(card.validation_samples for card in federation.cards.values()):
+        how = "set validation-fraction, or mark a part `validation` in your own data"
+        raise SettingsError(f"early-stopping = {settings.run.early_stopping}: no client has validation samples; {how}")

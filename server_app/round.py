@@ -13,10 +13,11 @@ from torch import Tensor
 from protofl_common.attributes import restore_attributes
 from protofl_common.evaluation_metrics import declared_metrics
 from protofl_common.privacy.sums import MASKED, with_masked
+from protofl_common.run_folder import BestRound
 from protofl_common.text import in_order
 from protofl_common.wire.limits import Limits
 from protofl_common.wire.payloads import pack_payload, payload_bytes
-from protofl_common.wire.records import INFERENCES, Instructions, pack_baseline, pack_instructions
+from protofl_common.wire.records import INFERENCES, Instructions, pack_baseline, pack_best, pack_instructions
 from protofl_common.wire.schema import statistics_declared
 from protofl_common.wire.secagg import pack_by_site
 from server_app.sampling import sample_sites
@@ -28,8 +29,11 @@ Send = Callable[[Sequence[Message], float], list[Message]]
 """(messages, timeout in seconds) -> the replies that came."""
 
 
-def train_round(strategy: Strategy, run_name: str, number: int, send: Send) -> Outcome:
-    """The sites of this round's sample evaluate what they receive, train and upload; the server merges."""
+def train_round(strategy: Strategy, run_name: str, number: int, send: Send, best: BestRound | None = None) -> Outcome:
+    """The sites of this round's sample evaluate what they receive, train and upload; the server merges.
+
+    ``best``: the round whose model sites keep, with ``keep-best``.
+    """
     federation, settings = strategy.federation, strategy.settings.federation
     sites = sample_sites(federation.answering(number), settings.participation, strategy.settings.run.seed, number)
     evaluate = (number - 1) % settings.evaluate_every == 0
@@ -38,7 +42,7 @@ def train_round(strategy: Strategy, run_name: str, number: int, send: Send) -> O
     start = time.monotonic()
     secure = SecureRound(federation, instructions, send, outcome) if strategy.settings.sends_sums else None
     shares = secure.share_keys(sites) if secure else {}
-    messages = _messages(strategy, MessageType.TRAIN, instructions, list(shares) if secure else sites, shares)
+    messages = _messages(strategy, MessageType.TRAIN, instructions, list(shares) if secure else sites, shares, best)
     replies = send(messages, settings.round_timeout)
     arrived = time.monotonic()
     declared, limits, losses = strategy.expected_up(number), _limits(strategy), strategy.row.reported_losses
@@ -93,8 +97,26 @@ def final_evaluation(strategy: Strategy, run_name: str, number: int, send: Send)
     return outcome
 
 
+def tell_best(strategy: Strategy, run_name: str, number: int, send: Send, best: BestRound) -> None:
+    """When all is evaluated: which of the models that sites have kept is the best, and on which data it was chosen."""
+    federation, instructions = strategy.federation, Instructions(number, run_name, False, strategy.federation.lineage)
+    records = {"round": pack_instructions(instructions), **pack_baseline(federation.baseline), **pack_best(best, True)}
+    send(
+        [
+            Message(RecordDict(dict(records)), federation.node_of[site], MessageType.EVALUATE, group_id=str(number))
+            for site in in_order(federation.answering(number))
+        ],
+        strategy.settings.federation.round_timeout,
+    )
+
+
 def _messages(
-    strategy: Strategy, kind: str, instructions: Instructions, sites: list[str], shares: Mapping[str, BySite]
+    strategy: Strategy,
+    kind: str,
+    instructions: Instructions,
+    sites: list[str],
+    shares: Mapping[str, BySite],
+    best: BestRound | None = None,
 ) -> list[Message]:
     """A message to each site, with its ``shares`` if there are any; the payload that all share is packed once."""
     down, common = strategy.settings.exchange.down, strategy.payload_down()
@@ -103,7 +125,11 @@ def _messages(
     for site in sites:
         own = strategy.payload_for(site, common)
         packed = shared if own is common else pack_payload(own, down)
-        records = {"round": pack_instructions(instructions), **pack_baseline(strategy.federation.baseline)}
+        records = {
+            "round": pack_instructions(instructions),
+            **pack_baseline(strategy.federation.baseline),
+            **pack_best(best),
+        }
         content = RecordDict({**packed, **records, **(pack_by_site(shares[site]) if shares else {})})
         strategy.outcome.bytes_down += payload_bytes(content)
         messages.append(Message(content, strategy.federation.node_of[site], kind, group_id=str(instructions.round)))

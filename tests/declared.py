@@ -172,7 +172,7 @@ DECLARED: dict[str, Declared] = {
     ),
 }
 MINIMISED = {algo: set(one.minimised or one.losses) for algo, one in DECLARED.items()}
-REPORT = ("round", "train_samples", "test_samples")
+REPORT = ("round", "train_samples", "test_samples", "validation_samples")
 INFERENCES = ("head", "prototype")
 PHASES = ("load", "evaluate", "train", "prototypes", "save")
 SITE = {
@@ -190,6 +190,7 @@ SITE = {
     "weights": str,
     "device": str,
     "found": int,
+    "validation_samples": int,
 }
 
 INSIGHT: dict[str, tuple[str, ...]] = {
@@ -203,5 +204,5 @@ INSIGHT: dict[str, tuple[str, ...]] = {
 def report_names(algo: str, training: bool) -> set[str]:
     """The names that a report may have."""
     losses = ("total", "unlabelled", *DECLARED[algo].losses) if training else ()
-    groups = {"correct": INFERENCES, "seconds": PHASES, "losses": losses}
+    groups = {"correct": INFERENCES, "seconds": PHASES, "losses": losses, "validation": INFERENCES}
     return {*REPORT, *(f"{group}.{name}" for group, names in groups.items() for name in names)}

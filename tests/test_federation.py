@@ -383,7 +383,7 @@ def test_participation_asks_a_part_of_the_sites_and_at_the_end_all(tmp_path: Pat
     assert [row["asked"] for row in outcome.rows] == [2, 2, 2, 5]
     assert len({tuple(row["clients"]) for row in outcome.rows[:3]}) > 1
     best = outcome.summary["best-accuracy"]["head"]
-    assert best == {"mean": outcome.summary["accuracy"]["head"]["mean"], "after-round": 3}
+    assert best == {"mean": outcome.summary["accuracy"]["head"]["mean"], "after-round": 3, "chosen-on": "test"}
 
 
 def test_fedavg_weighs_clients_by_their_samples(tmp_path: Path) -> None:

@@ -24,11 +24,13 @@ SMALL: dict[str, Any] = {"models": "mnist-cnn", "train_samples": 10, "test_sampl
 SHOTS = {"partition": "n-way-k-shot", "train_samples": 0, "shots": 6}
 FEW_LABELS = {"positive_rate": 0.5, "train_samples": 20}
 UNEQUAL = {"partition": "dirichlet", "alpha": 0.5, "train_samples": 0, "test_samples": 0, "total_samples": 200}
+VALIDATED = {"validation_fraction": 0.3, "train_samples": 30}
 CLUSTERS = {"algo": "fedplvm", "train_samples": 40}
 
 CASES: dict[str, tuple[dict[str, Any], Any]] = {
     "algo": ({}, "fedavg"),
     "rounds": ({}, 3),
+    "early-stopping": (VALIDATED | {"rounds": 4, "lr": 1e-9, "algo": "local"}, 1),
     "seed": ({}, 7),
     "participation": ({}, 0.34),
     "evaluate-every": ({}, 2),
@@ -53,6 +55,7 @@ CASES: dict[str, tuple[dict[str, Any], Any]] = {
     "train-samples": ({}, 20),
     "test-samples": ({}, 30),
     "train-fraction": ({}, 0.3),
+    "validation-fraction": ({"train_samples": 30}, 0.3),
     "positive-rate": ({"train_samples": 20}, 0.5),
     "models": ({}, "htcnn-1"),
     "arch": ({}, "htcnn-1"),
@@ -62,10 +65,14 @@ CASES: dict[str, tuple[dict[str, Any], Any]] = {
     "backbones": ({}, "glyphs"),
     "norm": ({"models": "resnet4-imagenet-stem"}, "group"),
     "local-epochs": ({}, 2),
+    "local-steps": ({}, 2),
     "batch-size": ({}, 4),
     "drop-last": ({"batch_size": 8}, True),
     "optimizer": ({}, "adam"),
     "lr": ({}, 0.02),
+    "lr-schedule": ({}, "cosine"),
+    "lr-step": ({"lr_schedule": "step"}, 1),
+    "lr-decay": ({"lr_schedule": "step", "lr_step": 1}, 0.5),
     "momentum": ({"batch_size": 4}, 0.9),
     "weight-decay": ({}, 0.1),
     "keep-optimizer": ({}, True),
@@ -103,6 +110,7 @@ ELSEWHERE = {
     "resume": "test_resume",
     "baselines": "test_first_run: beside the run, which they do not change",
     "metrics callback": "test_evaluation_metrics, test_outside: figures beside the run's",
+    "early-stopping-metric keep-best": "test_validation: which round is the best, and the model that is kept of it",
     "hparams": "below, with an algorithm of another package",
     "report insight tensorboard": "tests/report, test_recording",
     "num-clients min-replies join-timeout round-timeout": "test_federation, test_communication: who is waited for",

@@ -25,14 +25,16 @@ from protofl_common.wire.payloads import Payload, check_size, unpack_payload
 from protofl_common.wire.records import Report, SiteCard, unpack_instructions, unpack_report, unpack_site_card
 from protofl_common.wire.schema import statistics_declared
 from server_app.validation.outliers import check_claims
-from tests.declared import DECLARED, INSIGHT, SITE, report_names
+from tests.declared import DECLARED, INFERENCES, INSIGHT, SITE, report_names
 
 CLASSES, DIM, ROUND, MAX_NORM, MANY = 6, 3, 5, 100.0, 3
 HOLDS, SAMPLES = (0, 1, 2, 4), 40
 MODEL = {"body.weight": ("float32", (2, DIM)), "body.seen": ("int64", ())}
 MODULES = ("weights", *dict.fromkeys(name for one in DECLARED.values() for name in one.beside))
 LIMITS = Limits(CLASSES, DIM, MAX_NORM, dict.fromkeys(MODULES, MODEL), MANY, backbones=2)
-CARD = SiteCard("north", 0, 3, "", "cnn4", (1, 8, 8), 99, SAMPLES, SAMPLES, tuple("abcdef"), HOLDS, "", "cpu")
+CARD = SiteCard(
+    "north", 0, 3, "", "cnn4", (1, 8, 8), 99, SAMPLES, SAMPLES, tuple("abcdef"), HOLDS, "", "cpu", 0, SAMPLES
+)
 
 # -- what arrives ------------------------------------------------------------------------------------------------------
 
@@ -100,8 +102,9 @@ def replies(draw: st.DrawFn, algo: str, training: bool, level: str = "none") -> 
         told["labels"] = np.array([draw(st.integers(0, CLASSES - 1)) for _ in range(rows)], np.int64)
         arrays_of_level = (*INSIGHT[draw(st.sampled_from([level, level, "features"]))], "similarity")
         content["insight"] = ArrayRecord({name: raw(told[name]) for name in arrays_of_level})
-    names = sorted(report_names(algo, training) - {"round", "train_samples", "test_samples"})
     report: dict[str, Any] = {"round": ROUND, "train_samples": SAMPLES, "test_samples": SAMPLES}
+    report["validation_samples"] = draw(st.sampled_from([0, SAMPLES]))
+    names = sorted(report_names(algo, training) - report.keys())
     report |= {name: draw(st.integers(0, SAMPLES)) for name in draw(st.lists(st.sampled_from(names), max_size=4))}
     content["report"] = MetricRecord(report)
     for change in draw(st.lists(st.sampled_from(CHANGES), max_size=3)):
@@ -148,6 +151,7 @@ def remove_record(draw: st.DrawFn, content: RecordDict) -> None:
 
 def change_report(draw: st.DrawFn, content: RecordDict) -> None:
     known = ["round", "train_samples", "test_samples", "correct.head", "losses.total", "seconds.train", "losses.x"]
+    known += ["validation_samples", "validation.head"]
     value = draw(st.one_of(NUMBERS, st.lists(st.integers(), max_size=3)))
     for record in content.metric_records.values():
         if not isinstance(value, bool):  # Flower takes none
@@ -192,6 +196,10 @@ def assert_proper(
     assert report.round == ROUND
     assert (1 if training else 0) <= report.train_samples <= SAMPLES
     assert 0 <= report.test_samples <= SAMPLES
+    assert 0 <= report.validation_samples <= SAMPLES
+    assert set(report.validation) <= set(INFERENCES)
+    assert report.validation_samples or not report.validation
+    assert all(0 <= share <= 1 for share in report.validation.values())
     assert all(type(n) is int and 0 <= n <= report.test_samples for n in report.correct.values())
     assert not payload.sets("local_sets")
     assert (prototypes is not None) == bool(training and declared.prototypes)

@@ -20,7 +20,7 @@ from client_app.evaluation import local_features
 from client_app.few_labels import labelled_loss, training_set
 from client_app.private_training import PrivateStep
 from client_app.site import Site
-from client_app.training import Batch, FusedStep, Loss, LossTerms, Step, make_optimizer, train
+from client_app.training import Batch, FusedStep, Loss, LossTerms, Step, in_round, make_optimizer, train
 from protofl_common.attributes import pack_attributes, restore_attributes
 from protofl_common.catalog import CATALOG, Hparams
 from protofl_common.config.architectures import ARCHITECTURES
@@ -54,7 +54,7 @@ class ClientAlgorithm(Generic[H]):
     def __init__(self, site: Site, round_number: int) -> None:
         self.site = site
         self.round = round_number
-        self.settings = site.settings
+        self.settings = in_round(site.settings, round_number)
         self.hparams = cast(H, site.settings.hparams)
         self.model: SplitModel = site.model
 

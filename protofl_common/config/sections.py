@@ -28,6 +28,9 @@ class RunSettings:
     hparams: str = option()
     baselines: str = option(affects="display")
     rounds: int = option(minimum=1)
+    early_stopping: int = option(minimum=0)
+    early_stopping_metric: str = option()
+    keep_best: bool = option(affects="display")
     seed: int = option(minimum=0)
     run_name: str = option(affects="name")
     out_dir: str = option(affects="name")
@@ -88,6 +91,7 @@ class DataSettings:
     test_samples: int = option(minimum=0)
     test_from: str = option(choices=("split", "official", "official-own", "official-all"))
     train_fraction: float = option(above=0, maximum=0.99)
+    validation_fraction: float = option(minimum=0, maximum=0.9)
     positive_rate: float = option(above=0, maximum=1, affects="data")
 
 
@@ -109,10 +113,14 @@ class TrainingSettings:
     """Local training and evaluation."""
 
     local_epochs: int = option(minimum=0)
+    local_steps: int = option(minimum=0)
     batch_size: int = option(minimum=1)
     drop_last: bool = option()
     optimizer: str = option(choices=("sgd", "adam"))
     lr: float = option(above=0)
+    lr_schedule: str = option(choices=("constant", "cosine", "step"))
+    lr_step: int = option(minimum=1)
+    lr_decay: float = option(above=0, maximum=1)
     momentum: float = option(minimum=0, maximum=0.9999)
     weight_decay: float = option(minimum=0)
     keep_optimizer: bool = option()

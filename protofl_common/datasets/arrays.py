@@ -12,7 +12,7 @@ from protofl_common.datasets.folders import class_names
 from protofl_common.datasets.raw import DataError, Images, Inputs, Ints, RawData
 
 KEYS = ("inputs", "labels", "client", "split", "classes")
-SPLITS = {"train": 0, "test": 1, "0": 0, "1": 1, "False": 0, "True": 1}
+SPLITS = {"train": 0, "test": 1, "validation": 2, "0": 0, "1": 1, "2": 2, "False": 0, "True": 1}
 Place = Callable[[int], str]
 """Number of a sample -> where it stands, for errors."""
 
@@ -24,7 +24,8 @@ def from_arrays(arrays: Mapping[str, Any], where: str, classes: str = "", place:
                  [N, channels, steps], …); tokens, whole numbers from 0 [N, length], where 0 is padding.
     ``labels``   [N]: names, or whole numbers.
     ``client``   [N], optional: the client (or domain) that each sample belongs to, for ``partition = "natural"``.
-    ``split``    [N], optional: ``train`` or ``test`` (or 0 or 1), for ``test-from`` other than ``split``.
+    ``split``    [N], optional: ``train`` or ``test`` (or 0 or 1), for ``test-from`` other than ``split``; or
+                 ``validation`` (2), which counts always.
     ``classes``  optional: names in label order; labels that are numbers are then indices into them.
 
     The setting ``classes`` comes before the array. Where its names are numbers, labels are names; else numbers are
@@ -98,8 +99,8 @@ def _labels(column: NDArray[Any], names: tuple[str, ...], named: bool, where: st
 
 
 def _official(column: NDArray[Any], where: str, place: Place) -> Images:
-    """uint8 [N]: 1 for test samples."""
+    """uint8 [N], as `RawData.official`."""
     for row, value in enumerate(column):
         if str(value) not in SPLITS:
-            raise DataError(f"{where}: {place(row)} has split {str(value)!r}; must be train or test")
+            raise DataError(f"{where}: {place(row)} has split {str(value)!r}; must be train, validation or test")
     return np.array([SPLITS[str(value)] for value in column], np.uint8)

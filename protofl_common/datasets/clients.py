@@ -23,9 +23,9 @@ class ClientData:
 
     Attributes
     ----------
-    train_inputs, test_inputs
-        As `RawData.inputs`: images, numbers or tokens [n, …]; no sample is in both.
-    train_labels, test_labels
+    train_inputs, test_inputs, validation_inputs
+        As `RawData.inputs`: images, numbers or tokens [n, …]; no sample is in two. For validation there may be none.
+    train_labels, test_labels, validation_labels
         int64 [n], indices into ``classes``; with ``positive-rate`` below 1, -1 for the unlabelled training samples.
     classes
         Class names of the whole data set, of which the client may hold a few only.
@@ -42,6 +42,8 @@ class ClientData:
     train_labels: Ints
     test_inputs: Inputs
     test_labels: Ints
+    validation_inputs: Inputs
+    validation_labels: Ints
     classes: tuple[str, ...]
     domain: str
     mean: tuple[float, ...]
@@ -73,6 +75,8 @@ def open_client_data(
         train_labels=hide_labels(_rows(data.labels, share.train), settings.positive_rate, hiding),
         test_inputs=_rows(data.inputs, share.test),
         test_labels=_rows(data.labels, share.test),
+        validation_inputs=_rows(data.inputs, share.validation),
+        validation_labels=_rows(data.labels, share.validation),
         classes=data.classes,
         domain=_domain_name(data, share.train),
         mean=data.mean,

@@ -1,12 +1,13 @@
 """From a data set to each client's training and test samples; the result is cached beside the data.
 
-Steps: choose the pool (``test-from``, ``total-samples``), divide it (``partition``), split and cap each share.
+Steps: choose the pool (``test-from``, ``total-samples``), divide it (``partition``), split and cap each share, set a
+validation part aside.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -18,8 +19,8 @@ from protofl_common.config.options import key_of, keys_affecting
 from protofl_common.config.sections import DataSettings
 from protofl_common.datasets.partitions import DIVIDE, DOMAIN_PARTITIONS
 from protofl_common.datasets.pool import Pool
-from protofl_common.datasets.raw import DataError, Ints
-from protofl_common.datasets.shares import balanced, proportional, split
+from protofl_common.datasets.raw import VALIDATION, DataError, Ints
+from protofl_common.datasets.shares import balanced, proportional, set_aside, split
 from protofl_common.datasets.store import StoredData, cache_root, digest, locked
 from protofl_common.files import replacing
 from protofl_common.seeding import derive_seed
@@ -34,8 +35,10 @@ class Share:
 
     train: Ints
     test: Ints
+    validation: Ints = field(default_factory=partial(np.zeros, 0, np.int64))
 
 
+PARTS = ("train", "test", "validation")
 UNSHAPED = ("iid", "feature-shift", "own")
 """Partitions that give clients no class proportions of their own: ``train-samples`` balances the classes."""
 OF_THE_SHARE = ("split", "official-own")
@@ -105,14 +108,37 @@ def divide(data: StoredData, settings: DataSettings, *, seed: int, clients: int,
         pool = replace(pool, for_training=np.asarray(data.official)[pool.rows] == 0)
     rng = np.random.default_rng(derive_seed(seed, "partition", settings.partition, domain))
     positions = DIVIDE[settings.partition](pool, settings, clients, rng)
+    marked = np.asarray(data.official)[pool.rows] == VALIDATION
     for client, share in enumerate(positions):
-        if len(share) < least:
-            raise DataError(_too_few(f"client {client} of {clients} would have {len(share)} samples", settings))
-    finish = _finisher(data, pool, settings, seed)
-    return [
-        finish(data, pool.rows[share], settings, np.random.default_rng(derive_seed(seed, "share", client, domain)))
-        for client, share in enumerate(positions)
-    ]
+        if (many := len(share) - np.count_nonzero(marked[share])) < least:
+            raise DataError(_too_few(f"client {client} of {clients} would have {many} samples", settings))
+    finish, found = _finisher(data, pool, settings, seed), []
+    for client, share in enumerate(positions):
+        drawing = np.random.default_rng(derive_seed(seed, "share", client, domain))
+        one = finish(data, pool.rows[share[~marked[share]]], settings, drawing)
+        aside = np.random.default_rng(derive_seed(seed, "validation", client, domain))
+        found.append(_with_validation(one, pool.rows[share[marked[share]]], data, settings, aside))
+    return found
+
+
+def _with_validation(
+    share: Share, marked: Ints, data: StoredData, settings: DataSettings, rng: np.random.Generator
+) -> Share:
+    """What the data mark for validation (``marked``: in the client's share), else ``validation-fraction`` of training.
+
+    Where the official test part is common to the clients, so is the marked validation part.
+    """
+    labels, official = np.asarray(data.labels), np.asarray(data.official)
+    if (official == VALIDATION).any():
+        if settings.test_from not in OF_THE_SHARE:
+            marked = np.flatnonzero(official == VALIDATION)
+        if settings.test_from == "official":
+            marked = marked[np.isin(labels[marked], labels[share.train])]
+        return replace(share, validation=np.sort(marked))
+    if not settings.validation_fraction:
+        return share
+    stay, aside = set_aside(labels[share.train], settings.validation_fraction, rng)
+    return replace(share, train=share.train[stay], validation=share.train[aside])
 
 
 def _pool(data: StoredData, settings: DataSettings, seed: int) -> Pool:
@@ -240,8 +266,9 @@ def _opened(file: Path, client: int) -> Share | None:
     """The client's share from the cache file, which is not read whole; None when there is none or it is damaged."""
     try:
         saved = np.load(file, mmap_mode="r")
-        train, train_end, test, test_end = saved[4 * client : 4 * client + 4]
-        return Share(np.array(saved[train:train_end]), np.array(saved[test:test_end]))
+        width = 2 * len(PARTS)
+        bounds = saved[width * client : width * (client + 1)].reshape(len(PARTS), 2)
+        return Share(*(np.array(saved[start:end]) for start, end in bounds))
     except (OSError, ValueError, IndexError, EOFError):
         return None
 
@@ -251,9 +278,10 @@ def _write(file: Path, shares: list[Share]) -> None:
 
     Rows that all clients have in common are written once.
     """
-    parts = {id(part): part for share in shares for part in (share.train, share.test)}
-    ends = np.cumsum([4 * len(shares), *(len(part) for part in parts.values())])
+    of_shares = [[getattr(share, name) for name in PARTS] for share in shares]
+    parts = {id(part): part for of_one in of_shares for part in of_one}
+    ends = np.cumsum([2 * len(PARTS) * len(shares), *(len(part) for part in parts.values())])
     place = dict(zip(parts, pairwise(ends), strict=True))
-    bounds = np.array([[*place[id(share.train)], *place[id(share.test)]] for share in shares])
+    bounds = np.array([[place[id(part)] for part in of_one] for of_one in of_shares])
     with replacing(file, private=True) as beside, beside.open("wb") as whole:
         np.save(whole, np.concatenate([bounds.ravel(), *parts.values()]))

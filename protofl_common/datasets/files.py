@@ -191,13 +191,13 @@ def _check_number(value: str, where: str) -> None:
 
 
 def _npz(file: Path) -> dict[str, Any]:
-    """The arrays; ``x_train``, ``y_train``, ``x_test``, ``y_test`` are taken together as a split data set."""
+    """The arrays; ``x_train``, ``y_train``, the same with ``test`` and perhaps ``validation`` are a split data set."""
     try:
         with np.load(file, allow_pickle=False) as opened:
             arrays: dict[str, Any] = dict(opened)
     except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
         raise DataError(f"{file} cannot be read as NumPy arrays ({error})") from error
-    parts = ("train", "test")
+    parts = ["train", "test", *(["validation"] if {"x_validation", "y_validation"} <= arrays.keys() else [])]
     if all(f"{kind}_{part}" in arrays for kind in "xy" for part in parts):
         arrays["inputs"] = np.concatenate([arrays[f"x_{part}"] for part in parts])
         arrays["labels"] = np.concatenate([arrays[f"y_{part}"] for part in parts])

@@ -68,9 +68,9 @@ def read_hugging_face(name: str, settings: DataSettings) -> RawData:
     """``dataset = "hf:NAME"``: the folder NAME in ``data-dir``, or else the hub's data set of that name.
 
     The folder is one that ``save_to_disk`` wrote, or that ``load_dataset`` reads. From the hub's cache without the
-    network, unless ``download = true``. The part ``test`` is for testing, all others for training. The column ``label``
-    (or the only one of ``ClassLabel``) has the labels, ``client`` or ``domain`` the clients; the inputs are the column
-    of images, else the columns of text, else those of numbers.
+    network, unless ``download = true``. The parts ``test`` and ``validation`` are that, all others for training. The
+    column ``label`` (or the only one of ``ClassLabel``) has the labels, ``client`` or ``domain`` the clients; the
+    inputs are the column of images, else the columns of text, else those of numbers.
 
     Raises
     ------
@@ -105,7 +105,10 @@ def _from_hugging_face(datasets: Any, name: str, settings: DataSettings, scratch
     arrays: dict[str, Any] = {
         "inputs": _inputs(datasets, whole, {label, "client", "domain"}, name, settings),
         "labels": np.array(whole[label][:]),
-        "split": np.repeat([str(part == "test") for part in parts], [len(part) for part in parts.values()]),
+        "split": np.repeat(
+            [part if part in ("test", "validation") else "train" for part in parts],
+            [len(one) for one in parts.values()],
+        ),
     }
     if isinstance(whole.features[label], datasets.ClassLabel):
         arrays["classes"] = whole.features[label].names

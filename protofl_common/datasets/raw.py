@@ -12,6 +12,8 @@ Inputs = NDArray[Any]
 Images = NDArray[np.uint8]
 Ints = NDArray[np.int64]
 
+VALIDATION = 2
+
 
 class DataError(ValueError):
     """Data cannot be read or divided as asked; the message names the key, the value and what would be right."""
@@ -31,7 +33,8 @@ class RawData:
     domains
         int64 [N], indices into ``domain_names``; all 0 when the data have no domains.
     official
-        uint8 [N]: 1 for the samples of the official test part, 0 for all others.
+        uint8 [N]: 1 for the samples of the official test part, `VALIDATION` (2) for those of a validation part that the
+        data name, 0 for all others.
     classes, domain_names
         Names in the order of the indices; ``domain_names`` is empty when the data have no domains.
     """

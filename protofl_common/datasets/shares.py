@@ -43,6 +43,17 @@ def split(labels: Ints, train_fraction: float, rng: Generator) -> tuple[Ints, In
     return for_training, for_testing
 
 
+def set_aside(labels: Ints, fraction: float, rng: Generator) -> tuple[Ints, Ints]:
+    """Positions that stay, and ``fraction`` of all, rounded, in about the class proportions; both in rising order.
+
+    Of each class one stays at least, so fewer are set aside, or none, where there are few.
+    """
+    spare = np.sort(np.concatenate([positions[1:] for positions in by_class(labels, rng)]))
+    wanted = min(round(fraction * len(labels)), len(spare))
+    aside = spare[proportional(labels[spare], wanted, rng)[0]] if wanted else spare[:0]
+    return np.setdiff1d(np.arange(len(labels)), aside), aside
+
+
 def balanced(labels: Ints, limit: int, rng: Generator) -> tuple[Ints, Ints]:
     """At most ``limit`` positions (0: all) with as equal class counts as possible, and the positions left over."""
     turns = np.empty(len(labels))

@@ -1,4 +1,4 @@
-"""What a site's own test samples, which no training saw, say of distances: probabilities, and when a sample is strange.
+"""What a site's own samples that no training saw say of distances: probabilities, and when a sample is strange.
 
 Symbols: n samples, P prototypes, C classes; d_ip distance of sample i from prototype p.
 """
@@ -37,7 +37,7 @@ def fit_temperature(scores_nC: Tensor, labels_n: Tensor) -> float:
 
 
 def unknown_above(distances_n: Tensor, share: float) -> float:
-    """The distance above which a sample counts as unknown; ``distances_n`` [n] ascending, of the test samples.
+    """The distance above which a sample counts as unknown; ``distances_n`` [n] ascending, of such samples.
 
     Of new samples like these, at most ``share`` are above it on average (split conformal prediction: the k-th smallest
     with k = ⌈(n + 1)(1 − share)⌉). ∞, so that none is, when n is too small for that.

@@ -62,10 +62,12 @@ class ModelCard:
     similarity: str
     """How it compares with prototypes: ``l2``, or ``cosine``."""
     accuracy: dict[str, float]
-    """Of each way to predict, on the site's test samples, at the end of the run."""
+    """Of each way to predict, on the site's test samples, after that round."""
     test_samples: int
     temperature: float
     """T of the probabilities by prototype, see `calibration`."""
+    chosen_on: str = ""
+    """The data on which this round was chosen as the best, ``validation`` or ``test``; "" for the run's last round."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +80,8 @@ class TrainedModel:
     prototypes: Prototypes | None
     """Those that predict; None where the algorithm has none."""
     distances: Tensor
-    """[n] float32, ascending: of the site's test samples from their nearest prototypes; empty without prototypes."""
+    """[n] float32, ascending: of the site's validation samples, or test samples where it has none, from their nearest
+    prototypes; empty without prototypes."""
 
     def build(self) -> SplitModel:
         """The model, on the CPU, ready to predict; SettingsError if the weights are not of the network on the card."""
@@ -156,9 +159,12 @@ def _fits(prototypes: Prototypes, card: ModelCard) -> bool:
 def _card(kept: Any) -> ModelCard:
     """A card that a stranger may have written; ValueError names what is wrong with it."""
     kinds = get_type_hints(ModelCard)
+    if isinstance(kept, dict):
+        kept = {"chosen_on": ""} | kept  # cards of before there was a choice lack it
     if not isinstance(kept, dict) or kept.keys() != kinds.keys():
         raise ValueError("not the entries of a card")
     choices = {"inference": INFERENCES, "similarity": SIMILARITIES, "input_type": INPUT_TYPES}
+    choices["chosen_on"] = ("", "validation", "test")
     for name, value in kept.items():
         if not _is(value, kinds[name]) or value not in choices.get(name, (value,)):
             raise ValueError(f"{name} = {printable(repr(value))}")

@@ -71,7 +71,7 @@ def opened(secret: bytes, public: bytes, way: str, sealed: bytes) -> bytes:
 
 def masked(vector: np.ndarray, secret: bytes, site: str, keys: Mapping[str, bytes]) -> np.ndarray:
     """y_u [L] of ``vector`` [L] uint64; ``keys``: the public keys of all whose masks shall cancel, its own too."""
-    total = vector + own_mask(part(secret, OWN), len(vector))
+    total: np.ndarray = vector + own_mask(part(secret, OWN), len(vector))
     for peer, public in keys.items():
         if peer != site:
             total += pair_mask(part(secret, PAIR), site, peer, public, len(vector))

@@ -102,4 +102,5 @@ def bounded_counts(noisy_C: Tensor, samples: int) -> Tensor:
 
 def _cut(rows_ND: Tensor) -> Tensor:
     """Rows longer than 1 made that long."""
-    return rows_ND / torch.linalg.vector_norm(rows_ND, dim=1, keepdim=True).clamp(min=1)
+    lengths_N1: Tensor = torch.linalg.vector_norm(rows_ND, dim=1, keepdim=True)
+    return rows_ND / lengths_N1.clamp(min=1)

@@ -15,7 +15,7 @@ from protofl_common.comparison import HEADS, NOTE, sentence, table_rows
 from protofl_common.config.options import Scalar
 from protofl_common.evaluation_metrics import RECALL
 from protofl_common.files import write_text
-from protofl_common.metrics import best_evaluation, fairness, human_bytes, human_seconds
+from protofl_common.metrics import best_of, best_text, fairness, human_bytes, human_seconds
 from protofl_common.privacy.words import protections
 from protofl_common.report.figures import FIGURES
 from protofl_common.report.figures.drawing import Drawing
@@ -26,7 +26,7 @@ from protofl_common.settings import default_run_config
 
 MOST_TROUBLES = 300
 """Rows of the table of lost replies; the rest is counted."""
-Size = Literal["parameters", "train-samples", "test-samples"]
+Size = Literal["parameters", "train-samples", "validation-samples", "test-samples"]
 SIZES: tuple[Size, ...] = get_args(Size)
 Row = Sequence[str]
 AUDIT_HEADS = ("attack", "training samples of a class", "classes", "advantage", "likeliest candidate is a member")
@@ -95,7 +95,11 @@ def _result(run: Run) -> str:
         worst = run.evaluations(run.better)[-1]["accuracy"][run.better]["worst-10%"]
         tiles.append((f"{100 * worst:.1f} %", f"worst 10 % of clients, {run.better}"))
     planned = run.settings.get("rounds", len(rounds))
-    tiles.append((str(len(rounds)) if run.finished else f"{len(rounds)} of {planned}", "rounds"))
+    early = bool(run.summary and run.summary.get("stopped-early"))
+    whole = run.finished and not early
+    tiles.append(
+        (str(len(rounds)) if whole else f"{len(rounds)} of {planned}", "rounds, stopped early" if early else "rounds")
+    )
     tiles.append((str(len(run.sites)), "clients"))
     up, down = (sum(row["bytes"][way] for row in run.rows) for way in ("up", "down"))
     tiles += [(human_bytes(up), "up in all"), (human_bytes(down), "down in all")]
@@ -153,19 +157,22 @@ def _accuracies(run: Run) -> str:
         last = evaluated[-1]
         shares = [client["accuracy"][kind] for client in last["clients"].values() if kind in client["accuracy"]]
         figures, spread = last["accuracy"][kind], fairness(shares)
-        best = best_evaluation(run.rows, kind) or last
         cells = [figures["mean"], figures["weighted"]]
         cells += [spread[name] for name in ("worst-10%", "worst-20%", "worst-40%", "best-10%", "std")]
         text = [kind, *(f"{100 * value:.2f}" for value in cells), f"{10_000 * spread['variance']:.1f}"]
-        best_text = f"{100 * best['accuracy'][kind]['mean']:.2f} @{best['evaluated-after-round']}"
-        rows.append([*text, best_text])
+        best = best_of(run.rows, kind)
+        rows.append([*text, best_text(best) if best else "–"])
+        if kind in last.get("validation", {}):
+            validated = last["validation"][kind]
+            cells = [f"{100 * validated[name]:.2f}" for name in ("mean", "weighted", "worst-10%")]
+            rows.append([f"{kind}, validation", *cells, "–", "–", "–", f"{100 * validated['std']:.2f}", "–", "–"])
     if not rows:
         return ""
     after = run.evaluations(run.kinds[0])[-1]["evaluated-after-round"]
     heads = ("", "mean", "by samples", "worst 10 %", "worst 20 %", "worst 40 %", "best 10 %", "std", "variance")
     note = (
         f"Test accuracy after round {after} in percent, over the clients (their spread as in FedPCL, Tables 12 and 13; "
-        "std in points, variance in points²), and the best mean with its round."
+        "std in points, variance in points²), and the best mean with its round and the data that this was chosen on."
     )
     return _table((*heads, "best mean"), rows, note)
 
@@ -208,15 +215,17 @@ def _troubles(run: Run) -> str:
 def _clients(run: Run) -> str:
     """Who took part, with the last accuracies."""
     last = {kind: run.evaluations(kind)[-1]["clients"] for kind in run.kinds}
+    sizes = [key for key in SIZES if key != "validation-samples" or any(key in one for one in run.sites.values())]
     rows: list[Row] = []
     for site, facts in run.sites.items():
         cells = [site, str(facts.get("domain") or "–"), str(facts.get("arch", "–"))]
-        cells += [f"{facts[key]:,}" if key in facts else "–" for key in SIZES]
+        cells += [f"{facts[key]:,}" if key in facts else "–" for key in sizes]
         for kind, clients in last.items():
             share = clients[site]["accuracy"].get(kind) if site in clients else None
             cells.append("–" if share is None else f"{100 * share:.1f}")
         rows.append(cells)
-    heads = ["client", "domain", "model", "parameters", "training samples", "test samples"]
+    names = [key.replace("train-", "training-").replace("-", " ") for key in sizes]
+    heads = ["client", "domain", "model", *names]
     table = _table([*heads, *(f"{kind}, %" for kind in run.kinds)], rows, "", words=True)
     return table if len(rows) <= 20 else f"<details><summary>{len(rows)} clients</summary>{table}</details>"
 

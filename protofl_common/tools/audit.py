@@ -25,10 +25,11 @@ from torch import Tensor
 from protofl_common.config.options import SettingsError
 from protofl_common.datasets import ClientData, open_client_data
 from protofl_common.files import write_text
-from protofl_common.models.trained import WEIGHTS, TrainedModel
+from protofl_common.models.trained import TrainedModel
 from protofl_common.privacy.membership import Candidates, Finding, finding
 from protofl_common.prototypes import Prototypes, distances
 from protofl_common.report.reading import AUDIT, Run, read_run
+from protofl_common.run_folder import WEIGHTS
 from protofl_common.settings import Settings, default_run_config
 from protofl_common.tools.inference.predictor import Predictor
 from protofl_common.wire.schema import Weights

@@ -10,11 +10,14 @@ from typing import Any, TypeVar
 
 from flwr.app import ConfigRecord, MetricRecord, RecordDict
 
+from protofl_common.evaluation_metrics import METRICS, RECALL
 from protofl_common.lineage import Lineage
+from protofl_common.run_folder import BestRound
 from protofl_common.text import LONGEST_NAME, is_plain_name, is_site_name
 from protofl_common.wire.limits import RefusedMessage
 
 _MAX_SCALARS = 64
+_ROUNDING = 1e-6
 _LARGEST = 1e30
 """Magnitude of a number in a report; sums over clients stay finite."""
 _MOST_DIMENSIONS, _LARGEST_INPUT = 8, 2**24
@@ -22,6 +25,8 @@ _MOST_DIMENSIONS, _LARGEST_INPUT = 8, 2**24
 INFERENCES = ("head", "prototype")
 PHASES = ("load", "evaluate", "train", "prototypes", "save")
 """What a report may tell of: ways to predict, and phases of a client's round."""
+COUNTS = ("round", "train_samples", "test_samples", "validation_samples")
+"""What every report tells."""
 _Card = TypeVar("_Card", "Instructions", "SiteCard")
 
 
@@ -52,6 +57,9 @@ class Report:
     """Per phase of the client's round (`PHASES`)."""
     metrics: dict[str, float] = field(default_factory=dict)
     """``head/auc`` …: what the setting ``metrics`` asks for (`evaluation_metrics.py`)."""
+    validation_samples: int = 0
+    validation: dict[str, float] = field(default_factory=dict)
+    """Of these: accuracy in [0, 1] per inference, and the metrics."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +86,7 @@ class SiteCard:
     """Where it computes: ``"cpu"``, ``"cuda"``, ``"cuda:1"``."""
     found: int = 0
     """Samples that its share was taken from, used or not (`ClientData.found`)."""
+    validation_samples: int = 0
 
 
 def pack_instructions(instructions: Instructions) -> ConfigRecord:
@@ -108,6 +117,23 @@ def unpack_baseline(content: RecordDict) -> str:
     if len(record) != 1 or not isinstance(algo, str):
         raise RefusedMessage(f"baseline is {dict(record)!r}")
     return algo
+
+
+def pack_best(best: BestRound | None, final: bool = False) -> dict[str, ConfigRecord]:
+    """The record that tells sites the best round so far, or, ``final``, of the whole run; {} before there is one."""
+    return {"best": ConfigRecord({"after": best["after"], "on": best["on"] if final else ""})} if best else {}
+
+
+def unpack_best(content: RecordDict) -> tuple[int, str]:
+    """After which round the model was the best, -1 if not told, and, where this is final, on which data it was chosen.
+
+    RefusedMessage if the record is malformed.
+    """
+    record = content.config_records.get("best", {"after": -1, "on": ""})
+    after, on = record.get("after"), record.get("on")
+    if len(record) != 2 or type(after) is not int or on not in ("", "validation", "test"):
+        raise RefusedMessage(f"best is {dict(record)!r}")
+    return after, str(on)
 
 
 def pack_site_card(card: SiteCard) -> ConfigRecord:
@@ -145,7 +171,7 @@ def pack_report(report: Report, losses: Collection[str], metrics: Collection[str
 
     ValueError for a name that is not declared: one of ``losses``, ``metrics``, `INFERENCES` and `PHASES`.
     """
-    names = {"losses": losses, "metrics": metrics, "correct": INFERENCES, "seconds": PHASES}
+    names = _names(losses, metrics)
     for group, declared in names.items():
         if odd := sorted(getattr(report, group).keys() - set(declared)):
             raise ValueError(f"{group}.{odd[0]} is not declared; choose from {', '.join(declared)}")
@@ -167,35 +193,53 @@ def unpack_report(
     ------
     RefusedMessage
         If it is missing or malformed, from another round (a replay), has a number that is not finite or a name that
-        is not declared, or claims more correct predictions than test samples.
+        is not declared, or claims more correct predictions than test samples, or validation without samples.
     """
     if set(content.metric_records) != {"report"} or content.config_records:
         raise RefusedMessage("records other than a report")
     flat = content.metric_records["report"]
-    if len(flat) > _MAX_SCALARS + len(metrics):
+    if len(flat) > _MAX_SCALARS + 2 * len(metrics):
         raise RefusedMessage(f"a report of {len(flat)} numbers")
-    names = {"losses": losses, "metrics": metrics, "correct": INFERENCES, "seconds": PHASES}
+    names = _names(losses, metrics)
     plain: dict[str, int] = {}
-    nested: dict[str, dict[str, float]] = {"correct": {}, "losses": {}, "metrics": {}, "seconds": {}}
+    nested: dict[str, dict[str, float]] = {group: {} for group in names}
     for name, value in flat.items():
         if type(value) not in (int, float) or not abs(value) <= _LARGEST:  # type: ignore[arg-type]
             raise RefusedMessage(f"a report whose {name} is not a finite number of at most {_LARGEST:g}")
         assert isinstance(value, (int, float))
         group, _, key = name.partition(".")
-        if group in names and key in names[group] and (group in ("losses", "metrics") or value >= 0):
+        signed = group == "losses" or (group in ("metrics", "validation") and not _is_share(key))
+        if group in names and key in names[group] and (signed or value >= 0):
             nested[group][key] = value
-        elif name in ("round", "train_samples", "test_samples") and isinstance(value, int) and value >= 0:
+        elif name in COUNTS and isinstance(value, int) and value >= 0:
             plain[name] = value
         else:
             raise RefusedMessage(f"a report with the odd entry {name} = {value!r}")
-    if len(plain) < 3:
+    if len(plain) < len(COUNTS):
         raise RefusedMessage("an incomplete report")
     if plain["round"] != expected_round:
         raise RefusedMessage(f"a reply to round {plain['round']} in round {expected_round}")
     correct = {name: int(value) for name, value in nested["correct"].items()}
     if any(value > plain["test_samples"] for value in correct.values()):
         raise RefusedMessage("more correct predictions than test samples")
+    validated = nested["validation"]
+    if any(_is_share(name) and value > 1 + _ROUNDING for name, value in (nested["metrics"] | validated).items()):
+        raise RefusedMessage("an accuracy, or a metric that is a share, above 1")
+    if validated and not plain["validation_samples"]:
+        raise RefusedMessage("figures on validation data without validation samples")
     return Report(**plain, **nested | {"correct": correct})  # type: ignore[arg-type]
+
+
+def _is_share(name: str) -> bool:
+    """Whether a figure of an evaluation lies in [0, 1]; of the user's own metrics that cannot be known."""
+    kind, _, metric = name.partition("/")
+    return kind in INFERENCES and (not metric or metric.partition("/")[0] in (*METRICS, RECALL))
+
+
+def _names(losses: Collection[str], metrics: Collection[str]) -> dict[str, Collection[str]]:
+    """The groups of a report's numbers, and the names that they may have."""
+    validation = (*INFERENCES, *metrics)
+    return {"losses": losses, "metrics": metrics, "correct": INFERENCES, "seconds": PHASES, "validation": validation}
 
 
 def _from_config(kind: type[_Card], content: RecordDict, name: str) -> _Card:

@@ -78,7 +78,7 @@ class Recording:
         if sum(map(len, uploads.values())) <= FEW or number % EVERY == 0 or number == self.settings.run.rounds:
             self._write_prototypes()
 
-    def finish(self, strategy: Strategy) -> None:
+    def finish(self, strategy: Strategy, last: int) -> None:
         """After the final evaluation: who took part in the end, and what clients sent for the report."""
         self._write_prototypes()
         insights = strategy.outcome.insights
@@ -97,7 +97,7 @@ class Recording:
         }
         if features:
             path = self.folder / "test-features.safetensors"
-            _write_owned(path, "features", features, self.settings.run.rounds, {})
+            _write_owned(path, "features", features, last, {})
 
     def _write_prototypes(self) -> None:
         """Those of the last round that had any, unless they are written."""
@@ -151,6 +151,7 @@ def _facts(card: SiteCard) -> SiteFacts:
         "parameters": card.parameters,
         **trained,
         "test-samples": card.test_samples,
+        **({"validation-samples": card.validation_samples} if card.validation_samples else {}),
     }
 
 

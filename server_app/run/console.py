@@ -14,7 +14,7 @@ from rich.table import Table
 from protofl_common.comparison import HEADS, NOTE, Compared, table_rows
 from protofl_common.config.sections import DataSettings
 from protofl_common.metrics import human_bytes, human_seconds
-from protofl_common.run_folder import TROUBLE, RoundRow, Sites, Summary
+from protofl_common.run_folder import KINDS, TROUBLE, RoundRow, Sites, Summary
 from protofl_common.text import in_order
 from protofl_common.wire.records import SiteCard
 
@@ -85,13 +85,15 @@ def samples_line(cards: Collection[SiteCard], data: DataSettings) -> str:
     divided = [card.found for card in cards if card.num_partitions and data.partition != "own"]
     found = sum(card.found for card in cards) - sum(divided) + max(divided, default=0)
     train, test = sum(card.train_samples for card in cards), sum(card.test_samples for card in cards)
+    validation = sum(card.validation_samples for card in cards)
     capped = f" (train-samples = {data.train_samples} a client)" if data.train_samples else ""
-    left = found - train - test
+    between = f" · {validation:,} for validation" if validation else ""
+    left = found - train - validation - test
     if left > 0:
         rest = f"{left:,} left out ({', '.join(_selecting(data)) or 'of clients that are not here'})"
     else:
         rest = "some of them used by several clients" if left else "none left out"
-    return f"samples: {found:,} found · {train:,} for training{capped} · {test:,} for testing · {rest}"
+    return f"samples: {found:,} found · {train:,} for training{capped}{between} · {test:,} for testing · {rest}"
 
 
 def least_line(cards: Collection[SiteCard], data: DataSettings) -> str:
@@ -131,15 +133,18 @@ def round_line(row: RoundRow, rounds: int, seconds_left: float) -> str:
 
 
 def final_table(summary: Summary) -> str:
-    """The accuracies after the last round, with traffic, time and lost replies below."""
-    table = Table(title=f"{summary['algorithm']} on {summary['dataset']} after {summary['rounds']} rounds")
+    """The accuracies after the last round; below, how the best round was chosen, traffic, time and lost replies."""
+    early = ", stopped early" if summary.get("stopped-early") else ""
+    table = Table(title=f"{summary['algorithm']} on {summary['dataset']} after {summary['rounds']} rounds{early}")
     table.add_column("accuracy of")
     for column in ("mean", "by samples", "worst 10 %", "std", "best mean"):
         table.add_column(column, justify="right")
     for kind, figures in summary["accuracy"].items():
         best = summary["best-accuracy"][kind]
-        cells = [f"{100 * figures[name]:.2f}" for name in ("mean", "weighted", "worst-10%", "std")]
-        table.add_row(kind, *cells, f"{100 * best['mean']:.2f} @{best['after-round']}")
+        table.add_row(kind, *_percents(figures), f"{100 * best['mean']:.2f} @{best['after-round']}")
+    for kind, figures in summary.get("validation", {}).items():
+        if kind in KINDS:
+            table.add_row(f"{kind}, validation", *_percents(figures))
     for name, figures in summary.get("metrics", {}).items():
         if "recall/" not in name:
             table.add_row(name, *(f"{figures[part]:.3f}" for part in ("mean", "weighted", "worst-10%", "std")))
@@ -148,11 +153,17 @@ def final_table(summary: Summary) -> str:
         or "none"
     )
     sizes, private = summary["bytes"], f"ε ≤ {summary['epsilon']:.2f} · " if "epsilon" in summary else ""
+    chosen = " and ".join(sorted({best.get("chosen-on", "test") for best in summary["best-accuracy"].values()}))
     table.caption = (
+        f"best mean: test accuracy of the round chosen on {chosen} data\n"
         f"{private}{human_bytes(sizes['up'])} up, {human_bytes(sizes['down'])} down · "
         f"{human_seconds(summary['seconds'])} · lost replies: {trouble}"
     )
     return _rendered(table)
+
+
+def _percents(figures: dict[str, float]) -> list[str]:
+    return [f"{100 * figures[name]:.2f}" for name in ("mean", "weighted", "worst-10%", "std")]
 
 
 def _rendered(table: Table) -> str:
@@ -163,7 +174,9 @@ def _rendered(table: Table) -> str:
 
 def _accuracy_texts(row: RoundRow) -> list[str]:
     texts = [f"{kind} {100 * figures['mean']:.1f}%" for kind, figures in row["accuracy"].items()]
-    if texts:
+    validated = {kind: figures for kind, figures in row.get("validation", {}).items() if kind in KINDS}
+    texts += [f"validation {kind} {100 * figures['mean']:.1f}%" for kind, figures in validated.items()]
+    if row["accuracy"]:
         first = next(iter(row["accuracy"].values()))
         texts.append(f"worst {100 * first['worst-10%']:.1f}%")
     return texts

@@ -41,8 +41,9 @@ class Events:
 def accuracies(row: RoundRow) -> dict[str, float]:
     """``accuracy/prototype/mean`` and the like, in [0, 1]."""
     return {
-        f"accuracy/{kind}/{name.replace('%', '-percent')}": value
-        for kind, figures in row["accuracy"].items()
+        f"{group}/{kind}/{name.replace('%', '-percent')}": value
+        for group, found in (("accuracy", row["accuracy"]), ("validation", row.get("validation", {})))
+        for kind, figures in found.items()
         for name, value in figures.items()
     }
 

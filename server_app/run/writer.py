@@ -36,7 +36,7 @@ from protofl_common.comparison import compared, counted, sentence
 from protofl_common.config.options import SettingsError
 from protofl_common.config.python_names import load
 from protofl_common.files import sync, write_text
-from protofl_common.metrics import best_evaluation, over_clients
+from protofl_common.metrics import best_of, best_round, has_stalled, over_clients
 from protofl_common.privacy.words import protections
 from protofl_common.robust import FEWEST
 from protofl_common.run_folder import (
@@ -46,7 +46,7 @@ from protofl_common.run_folder import (
     SUMMARY,
     TROUBLE,
     Accuracies,
-    Best,
+    BestRound,
     ClientRow,
     RoundRow,
     RunFolder,
@@ -150,6 +150,10 @@ class Results:
             say(samples_line(cards, self.settings.data))
             if line := least_line(cards, self.settings.data):
                 say(line)
+        without = [name for name, card in by_name.items() if not card.validation_samples]
+        if without and (self.settings.data.validation_fraction or len(without) < len(cards)):
+            said = _first(without)
+            say(f"too small for validation samples, or without any marked, so that all stay for training: {said}")
         say(f"models: {archs} · devices: {devices}")
         if strip := class_strip(self.files.sites()):
             say(strip)
@@ -183,17 +187,30 @@ class Results:
         line = round_line(row, rounds, sum(lately) / len(lately) * (rounds - number + self.rounds_later))
         say(f"{strategy.row.title}: {line}" if self.settings.baselines or strategy.federation.baseline else line)
 
-    def finish(self, number: int, strategy: Strategy, seconds: Seconds) -> None:
-        """The final evaluation, after round ``number``: print the table, write the summary and what was learnt."""
+    @property
+    def best(self) -> BestRound | None:
+        """The best round so far."""
+        return best_round(self.rows, self.settings.run.early_stopping_metric)
+
+    @property
+    def stalled(self) -> bool:
+        """Whether ``early-stopping`` ends the run here; SettingsError for a metric that it does not measure."""
+        return has_stalled(self.rows, self.settings.run.early_stopping_metric, self.settings.run.early_stopping)
+
+    def add_final(self, number: int, strategy: Strategy, seconds: Seconds) -> None:
+        """The final evaluation, after round ``number``."""
         outcome = strategy.outcome
-        row = self._row("final", number, number, outcome, seconds)
-        self._note(row, outcome)
+        self._note(self._row("final", number, number, outcome, seconds), outcome)
+
+    def finish(self, strategy: Strategy) -> None:
+        """Print the table, write the summary and what was learnt."""
+        row = self.rows[-1]
         if strategy.global_prototypes is not None:
             kept = {"means": strategy.global_prototypes.means, "labels": strategy.global_prototypes.labels}
             write_tensors(self.folder / "prototypes.safetensors", kept, {})
         if strategy.global_weights is not None:
             write_tensors(self.folder / "weights.safetensors", strategy.global_weights, {})
-        self.recording.finish(strategy)
+        self.recording.finish(strategy, row["round"])
         summary = self._summary(row, strategy)
         self.files.write(SUMMARY, summary, indent=2)
         if not strategy.federation.baseline:
@@ -230,10 +247,12 @@ class Results:
             "clients": {site: _client_row(report) for site, report in reports.items()},
             "seconds": {**seconds, "clients": _sums([report.seconds for report in reports.values()])},
         }
-        if metrics := _metrics(reports):
+        if metrics := _over_clients({site: (one.metrics, one.test_samples) for site, one in reports.items()}):
             row["metrics"] = metrics
         if outcome.epsilon is not None:
             row["epsilon"] = outcome.epsilon
+        if found := _over_clients({site: (one.validation, one.validation_samples) for site, one in reports.items()}):
+            row["validation"] = found
         return row
 
     def _note(self, row: RoundRow, outcome: Outcome) -> None:
@@ -268,8 +287,11 @@ class Results:
             },
             "rounds": len(rounds),
             "accuracy": final["accuracy"],
-            "best-accuracy": {kind: _best(self.rows, kind) for kind in final["accuracy"]},
+            "best-accuracy": {kind: best for kind in final["accuracy"] if (best := best_of(self.rows, kind))},
+            "best-round": self.best,
+            "stopped-early": len(rounds) < self.settings.run.rounds,
             "metrics": final.get("metrics", {}),
+            "validation": final.get("validation", {}),
             "accuracy-of-clients": {site: client["accuracy"] for site, client in final["clients"].items()},
             "bytes": {way: sum(row["bytes"][way] for row in self.rows) for way in ("up", "down")},
             "trouble": dict(self.trouble),
@@ -309,8 +331,12 @@ def _shares(samples: dict[str, int]) -> str:
     """The largest first, and how many others there are."""
     largest = sorted(samples, key=samples.__getitem__, reverse=True)
     total = max(1, sum(samples.values()))
-    shares = [f"{name} {100 * samples[name] / total:.1f} %" for name in largest[:MOST_NAMED]]
-    return ", ".join(shares) + (f", and {len(largest) - MOST_NAMED} with less" if largest[MOST_NAMED:] else "")
+    return _first([f"{name} {100 * samples[name] / total:.1f} %" for name in largest], " with less")
+
+
+def _first(texts: list[str], others: str = " others") -> str:
+    """As many as are named in one line, and how many more there are."""
+    return ", ".join(texts[:MOST_NAMED]) + (f", and {len(texts) - MOST_NAMED}{others}" if texts[MOST_NAMED:] else "")
 
 
 def _client_row(report: Report) -> ClientRow:
@@ -325,6 +351,8 @@ def _client_row(report: Report) -> ClientRow:
         row["train-samples"] = report.train_samples
     if report.metrics:
         row["metrics"] = report.metrics
+    if report.validation_samples:
+        row |= {"validation-samples": report.validation_samples, "validation": report.validation}
     return row
 
 
@@ -338,15 +366,11 @@ def _accuracies(reports: dict[str, Report]) -> Accuracies:
     return found
 
 
-def _metrics(reports: dict[str, Report]) -> Accuracies:
-    """Each metric over the clients that have it."""
-    names = dict.fromkeys(name for report in reports.values() for name in report.metrics)
-    found: Accuracies = {}
-    for name in names:
-        having = [report for report in reports.values() if name in report.metrics]
-        values = [report.metrics[name] for report in having]
-        found[name] = over_clients(values, [report.test_samples for report in having])
-    return found
+def _over_clients(figures: dict[str, tuple[dict[str, float], int]]) -> Accuracies:
+    """Each figure over the clients that have it; ``figures``: those of each client, and its number of samples."""
+    names = dict.fromkeys(name for of_client, _ in figures.values() for name in of_client)
+    having = {name: [(one[name], samples) for one, samples in figures.values() if name in one] for name in names}
+    return {name: over_clients(*zip(*pairs, strict=True)) for name, pairs in having.items()}
 
 
 def _mean_losses(reports: dict[str, Report]) -> dict[str, float]:
@@ -359,13 +383,6 @@ def _mean_losses(reports: dict[str, Report]) -> dict[str, float]:
 def _sums(tables: list[dict[str, float]]) -> dict[str, float]:
     """The sum of each entry."""
     return {key: sum(table.get(key, 0.0) for table in tables) for key in dict.fromkeys(chain(*tables))}
-
-
-def _best(rows: list[RoundRow], kind: str) -> Best:
-    """The best mean accuracy and after which round it was."""
-    best = best_evaluation(rows, kind)
-    assert best is not None  # the final evaluation is one
-    return {"mean": best["accuracy"][kind]["mean"], "after-round": best["evaluated-after-round"]}
 
 
 def _versions() -> dict[str, str]:

@@ -29,7 +29,7 @@ def check_claims(report: Report, payload: Payload, card: SiteCard, training: boo
     """
     if training and report.train_samples < 1:
         raise RefusedMessage("a training reply without training samples")
-    for what in ("train_samples", "test_samples"):
+    for what in ("train_samples", "test_samples", "validation_samples"):
         now, before = getattr(report, what), getattr(card, what)
         if now > before:
             raise RefusedMessage(f"{what} = {now}, but it joined with {before}")

@@ -177,9 +177,30 @@ MUTANTS = [
     Mutant(
         "evaluated after training",
         "client_app/app.py",
-        "    evaluation = Evaluation()\n",
-        "    algorithm.fit()\n    evaluation = Evaluation()\n",
+        "    evaluations = Evaluation(), Evaluation()\n",
+        "    algorithm.fit()\n    evaluations = Evaluation(), Evaluation()\n",
         "tests/test_federation.py -k began_with",
+    ),
+    Mutant(
+        "best round chosen on test data",
+        f"{P}/metrics.py",
+        'validated = chosen_on(rows, kind) == "validation"',
+        "validated = False",
+        "tests/protofl_common/test_metrics.py tests/tools/tables/test_metrics.py",
+    ),
+    Mutant(
+        "trained on validation data",
+        f"{P}/datasets/division.py",
+        "train=share.train[stay]",
+        "train=share.train",
+        "tests/protofl_common/datasets/test_division.py",
+    ),
+    Mutant(
+        "learning rate of the first round in all",
+        "client_app/training.py",
+        "passed = settings.training, max(0, number - 1)",
+        "passed = settings.training, 0",
+        "tests/client_app/test_training.py -k learning_rate",
     ),
     Mutant(
         "worst tenth is the best",

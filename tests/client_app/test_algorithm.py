@@ -93,6 +93,22 @@ def test_settings_are_the_runs_and_hparams_the_algorithms(tmp_path: Path) -> Non
     assert found.hparams.lambda_ == 0.7
 
 
+@pytest.mark.parametrize("algo", ["fedproto", "fedrep", "ditto", "pfedme"])
+def test_every_optimizer_has_the_learning_rate_of_its_round(algo: str, tmp_path: Path) -> None:
+    """In the second round half of the first one's, for an optimizer that lives on too."""
+    schedule = {"lr_schedule": "step", "lr_step": 1, "lr_decay": 0.5, "lr": 0.3, "keep_optimizer": True}
+    found = algorithm(tmp_path, algo, **schedule, momentum=0.9, **SMALL)
+    own = found.settings.hparams.personal_lr if algo == "pfedme" else 0.15  # that of θ; w_i's is the scheduled one
+    assert found.settings.training.lr == 0.15
+    earlier = client_half(CATALOG[algo])(found.site, 1)
+    for parameter in earlier.optimizer.param_groups[0]["params"]:
+        parameter.grad = torch.ones_like(parameter)
+    earlier.optimizer.step()
+    found.restore(earlier.packed_state(), 1)
+    assert found.optimizer.state
+    assert [group["lr"] for group in found.optimizer.param_groups] == [own]
+
+
 # -- what lives on -------------------------------------------------------------------------------------------------
 
 

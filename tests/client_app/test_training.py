@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from client_app.training import (
     LossTerms,
     Step,
     TrainingError,
+    in_round,
     make_optimizer,
     shuffled_batches,
     train,
@@ -217,3 +219,51 @@ def test_a_loss_that_explodes_is_an_error_that_says_what_to_try() -> None:
     model = some_model()
     with pytest.raises(TrainingError, match="local epoch 1; try a smaller lr"):
         train(step_of(model, cross_entropy, chosen), some_data(), chosen, seed=1)
+
+
+@pytest.mark.parametrize(("samples", "drop_last"), [(23, False), (23, True), (20, False)])
+@pytest.mark.parametrize("epochs", [1, 2])
+def test_as_many_local_steps_as_batches_are_as_many_epochs(samples: int, drop_last: bool, epochs: int) -> None:
+    data, found = some_data(samples), []
+    batches = epochs * (2 if drop_last or samples == 20 else 3)
+    for changes in ({"local_epochs": epochs}, {"local_epochs": 5, "local_steps": batches}):
+        chosen, model = settings(batch_size=10, drop_last=drop_last, **changes), some_model()
+        losses = train(step_of(model, cross_entropy, chosen), data, chosen, seed=2)
+        found.append((losses, model.state_dict()))
+    (losses, weights), (of_steps, after_steps) = found
+    assert of_steps == losses
+    assert all(torch.equal(after_steps[name], value) for name, value in weights.items())
+
+
+@pytest.mark.parametrize("steps", [1, 4, 7])
+def test_local_steps_end_in_the_midst_of_an_epoch_or_after_several(steps: int) -> None:
+    """Of 23 samples in batches of 10; epochs that an algorithm asks for itself stay as they are."""
+    chosen, sizes = settings(batch_size=10, local_steps=steps), list[int]()
+
+    def watching(batch: Batch) -> LossTerms:
+        sizes.append(len(batch.labels))
+        return cross_entropy(batch)
+
+    train(step_of(some_model(), watching, chosen, Step), some_data(23), chosen, seed=2)
+    assert sizes == ([10, 10, 3] * 3)[:steps]
+    sizes.clear()
+    train(step_of(some_model(), watching, chosen, Step), some_data(23), chosen, seed=2, epochs=2)
+    assert sizes == [10, 10, 3] * 2
+
+
+@pytest.mark.parametrize(
+    ("schedule", "wanted"),
+    [
+        ({"lr-schedule": "constant"}, [1.0] * 6),
+        ({"lr-schedule": "cosine"}, [1.0, 0.93301, 0.75, 0.5, 0.25, 0.06699]),
+        ({"lr-schedule": "step", "lr-step": 2, "lr-decay": 0.1}, [1.0, 1.0, 0.1, 0.1, 0.01, 0.01]),
+    ],
+)
+def test_the_learning_rate_of_a_round_is_a_function_of_its_number(
+    schedule: dict[str, Any], wanted: list[float]
+) -> None:
+    run = Settings.from_run_config(default_run_config() | schedule | {"lr": 0.5, "rounds": 6})
+    assert [in_round(run, number).training.lr / 0.5 for number in range(1, 7)] == pytest.approx(wanted, abs=1e-5)
+    assert in_round(run, 0).training.lr == 0.5  # before the first round, when a site introduces itself
+    others = dataclasses.replace(in_round(run, 5), training=run.training)
+    assert others == run

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from protofl_common.metrics import human_bytes, human_seconds, of_all_sites, over_clients
+from protofl_common.metrics import best_of, best_text, human_bytes, human_seconds, of_all_sites, over_clients
 
 
 def test_over_clients_by_hand() -> None:
@@ -33,3 +35,19 @@ def test_nobody_gives_nothing() -> None:
 def test_human_units() -> None:
     assert [human_bytes(size) for size in (0, 999, 1536, 2.5e6, 4e9)] == ["0 B", "999 B", "1.5 kB", "2.5 MB", "4.0 GB"]
     assert [human_seconds(seconds) for seconds in (1.25, 42, 75, 3720)] == ["1.2s", "42s", "1m15s", "1h02m"]
+
+
+def evaluated(after: int, tested: float, validated: float | None = None, asked: int = 4) -> dict[str, Any]:
+    row = {"asked": asked, "valid": asked, "evaluated-after-round": after, "accuracy": {"head": {"mean": tested}}}
+    return row | ({} if validated is None else {"validation": {"head": {"mean": validated}}})
+
+
+def test_the_best_round_is_chosen_on_validation_data_or_says_that_it_is_not() -> None:
+    """The first of several; a lucky draw of clients does not count; `best` tells the test figure all the same."""
+    disagreeing = [evaluated(0, 0.1, 0.7), evaluated(1, 0.3, 0.99, asked=2), evaluated(2, 0.9, 0.5)]
+    disagreeing += [evaluated(3, 0.8, 0.7), evaluated(4, 0.6, 0.6)]
+    assert best_of(disagreeing, "head") == {"mean": 0.1, "after-round": 0, "chosen-on": "validation"}
+    blind = [{key: value for key, value in row.items() if key != "validation"} for row in disagreeing]
+    assert best_of(blind, "head") == {"mean": 0.9, "after-round": 2, "chosen-on": "test"}
+    assert best_of(blind, "prototype") is None
+    assert best_text({"mean": 0.9, "after-round": 2}) == "90.00 @2 (chosen on test data)"  # of an older run

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,6 +17,7 @@ from protofl_common.insight import Insight
 from protofl_common.lineage import Lineage
 from protofl_common.models.build import build_model
 from protofl_common.prototypes import Prototypes
+from protofl_common.run_folder import BestRound
 from protofl_common.wire.arrays import RAW
 from protofl_common.wire.limits import Limits, RefusedMessage
 from protofl_common.wire.payloads import (
@@ -31,9 +34,11 @@ from protofl_common.wire.records import (
     Instructions,
     Report,
     SiteCard,
+    pack_best,
     pack_instructions,
     pack_report,
     pack_site_card,
+    unpack_best,
     unpack_instructions,
     unpack_report,
     unpack_site_card,
@@ -447,6 +452,12 @@ def test_a_report_survives_a_round_trip() -> None:
     assert unpack_report(RecordDict({"report": pack_report(REPORT, LOSSES)}), 2, LOSSES) == REPORT
 
 
+def test_a_report_tells_of_validation_samples() -> None:
+    report = dataclasses.replace(REPORT, validation_samples=5, validation={"head": 0.4, "head/auc": 0.5})
+    packed = RecordDict({"report": pack_report(report, LOSSES, {"head/auc"})})
+    assert unpack_report(packed, 2, LOSSES, {"head/auc"}) == report
+
+
 def test_a_report_with_an_undeclared_name_cannot_be_packed() -> None:
     for report in (
         Report(2, 3, 3, {"body": 1}),
@@ -476,6 +487,12 @@ def changed(**entries: float | int | list[int]) -> RecordDict:
         (changed(round=1), "a reply to round 1 in round 2"),
         (changed(correct__head=21), "more correct predictions than test samples"),
         (changed(train_samples=-3), "odd entry train_samples"),
+        (changed(validation_samples=-3), "odd entry validation_samples"),
+        (changed(validation_samples=9, validation__head=1.5), "an accuracy, or a metric that is a share, above 1"),
+        (changed(validation_samples=9, validation__head=-0.5), "odd entry validation.head"),
+        (changed(validation_samples=9, validation__features=0.5), "odd entry validation.features"),
+        (changed(validation__head=0.5), "without validation samples"),
+        (changed(seconds__train=-1.0), "odd entry seconds.train"),
         (changed(class_counts=[1, 2]), "class_counts"),
         (changed(secret=3), "odd entry secret"),
         (changed(**{f"losses__{i}": 1.0 for i in range(99)}), "numbers"),
@@ -485,6 +502,27 @@ def test_a_bad_report_is_refused_with_its_reason(content: RecordDict, said: str)
     with pytest.raises(RefusedMessage) as caught:
         unpack_report(content, 2, LOSSES)
     assert said in str(caught.value)
+
+
+def test_a_metric_that_is_a_share_is_one_and_others_are_as_they_are() -> None:
+    """No client can buy the choice of the best round with a huge AUC; what a user's own metric may be is not known."""
+    own = "head/mine:loss"
+    for group in ("metrics", "validation"):
+        flat = {"validation_samples": 9, f"{group}.{own}": -3.0, f"{group}.head/auc": 1.0}
+        unpack_report(changed(**flat), 2, LOSSES, {own, "head/auc"})
+        for bad, said in ((7.0, "a metric that is a share, above 1"), (-0.1, "odd entry")):
+            with pytest.raises(RefusedMessage, match=said):
+                unpack_report(changed(**flat | {f"{group}.head/auc": bad}), 2, LOSSES, {own, "head/auc"})
+
+
+@pytest.mark.parametrize("record", [{"after": 1}, {"after": "1", "on": ""}, {"after": 1, "on": "../x"}])
+def test_a_malformed_word_on_the_best_round_is_refused(record: dict[str, Any]) -> None:
+    assert unpack_best(RecordDict()) == (-1, "")
+    best: BestRound = {"metric": "head", "after": 3, "on": "test"}
+    assert unpack_best(RecordDict(dict(pack_best(best)))) == (3, "")
+    assert unpack_best(RecordDict(dict(pack_best(best, final=True)))) == (3, "test")
+    with pytest.raises(RefusedMessage, match="best is"):
+        unpack_best(RecordDict({"best": ConfigRecord(record)}))
 
 
 def test_instructions_and_site_cards_survive_a_round_trip() -> None:

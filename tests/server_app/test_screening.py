@@ -53,6 +53,8 @@ def test_a_site_is_held_to_its_introduction() -> None:
         claims(train=31)
     with pytest.raises(RefusedMessage, match="test_samples = 21, but it joined with 20"):
         claims(test=21)
+    with pytest.raises(RefusedMessage, match="validation_samples = 1, but it joined with 0"):
+        check_claims(Report(1, 30, 20, validation_samples=1), Payload(), CARD, training=True)
     with pytest.raises(RefusedMessage, match="did not declare when it joined: one"):
         claims(labels=(0, 1))
     with pytest.raises(RefusedMessage, match="counts of 31 samples, but it has 30 for training"):

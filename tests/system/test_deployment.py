@@ -32,6 +32,7 @@ def test_two_sites_with_their_own_data_and_models_learn_together(tmp_path: Path)
     for site, rows in (("north", slice(0, 300)), ("south", slice(300, 600))):
         write_site(tmp_path / f"data-{site}", digits.images[rows], digits.target[rows], inverted=site == "south")
     settings = 'dataset="image-folder" partition="own" image-size=28 train-samples=0 rounds=3 num-clients=2 lr=0.05'
+    settings += " validation-fraction=0.1 keep-best=true"
     settings += f' threads=1 out-dir="{tmp_path / "runs"}" run-name="two-sites"'
 
     def facts(site: str, arch: str) -> str:
@@ -67,3 +68,7 @@ def test_two_sites_with_their_own_data_and_models_learn_together(tmp_path: Path)
         card = json.loads((tmp_path / f"model-{site}" / "model.json").read_text())
         assert (card["site"], card["arch"], card["round"]) == (site, arch, 3)
         assert card["accuracy"] == summary["accuracy-of-clients"][site]
+        assert main(["export", str(folder), "--best", "--out", str(tmp_path / f"best-{site}")]) == 0
+        card = json.loads((tmp_path / f"best-{site}" / "model.json").read_text())
+        assert (card["round"], card["chosen-on"]) == (summary["best-round"]["after"], "validation")
+        assert card["accuracy"] == rows[card["round"]]["clients"][site]["accuracy"]

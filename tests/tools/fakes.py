@@ -18,13 +18,23 @@ def write_run(
     evaluations: list[Accuracies],
     domains: dict[str, str] | None = None,
     server: dict[str, float] | None = None,
+    validation: list[Accuracies] | None = None,
 ) -> None:
-    """A finished run: the last of ``evaluations`` is the final one; site i of n has 10 · (i + 1) test samples."""
+    """A finished run: the last of ``evaluations`` is the final one; site i of n has 10 · (i + 1) test samples.
+
+    ``validation``: the same on validation data, of as many samples.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "settings.toml").write_text("")
     rows = [_row(number, accuracies, number + 1 == len(evaluations)) for number, accuracies in enumerate(evaluations)]
     for row in rows:
         row["server"] = server or {}
+    for row, found in zip(rows, validation or (), strict=False):
+        of_samples = _row(row["round"], found, False)
+        row["validation"] = of_samples["accuracy"]
+        for site, client in of_samples["clients"].items():
+            more = {"validation": client["accuracy"], "validation-samples": client["test-samples"]}
+            row["clients"][site] |= more
     (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     sites = evaluations[-1]
     summary = {
@@ -52,6 +62,7 @@ def _row(number: int, accuracies: Accuracies, last: bool) -> dict[str, Any]:
     return {
         "kind": "final" if last else "round",
         "round": number,
+        "evaluated-after-round": number,
         "accuracy": {kind: dict.fromkeys(("mean", "weighted", "worst-10%", "std"), means[kind]) for kind in kinds},
         "clients": clients,
         "asked": len(clients),

@@ -44,7 +44,14 @@ def curves(run: Run) -> list[Drawing]:
                 values = [100 * row["accuracy"][kind][name] for row in rows]
                 label = f"{kind}, {'mean' if name == 'mean' else 'worst 10 %'}"
                 axes.plot(rounds, values, dashes, color=COLOURS[index], label=label, **few)
-        axes.set_ylabel("test accuracy, %")
+            if with_validation := [row for row in rows if kind in row.get("validation", {})]:
+                values = [100 * row["validation"][kind]["mean"] for row in with_validation]
+                rounds = [row["evaluated-after-round"] for row in with_validation]
+                axes.plot(rounds, values, ":", color=COLOURS[index], label=f"{kind}, mean on validation data")
+        dotted = (
+            " Dotted: the mean on the clients' validation data." if any("validation" in row for row in run.rows) else ""
+        )
+        axes.set_ylabel("accuracy, %" if dotted else "test accuracy, %")
         round_axis(axes)
         legend_below(axes, 2)
         said = " and ".join(f"“{kind}” by {MEANING[kind]}" for kind in run.kinds)
@@ -52,6 +59,7 @@ def curves(run: Run) -> list[Drawing]:
             f"Test accuracy over the clients: {said}. Solid: the mean; dashed: the mean of the worst tenth of the "
             "clients. Measured with what the clients received, after the round that stands below."
         )
+        caption += dotted
         return [draw(figure, "accuracy-curves", "Mean and worst clients", caption)]
 
 

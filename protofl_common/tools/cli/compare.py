@@ -23,7 +23,7 @@ from rich.table import Table
 from protofl_common.config.options import SettingsError
 from protofl_common.config.sections import keys_that_change
 from protofl_common.files import replacing, write_text
-from protofl_common.metrics import human_bytes, human_seconds
+from protofl_common.metrics import best_text, human_bytes, human_seconds
 from protofl_common.run_folder import RunFolder, Summary
 from protofl_common.tools.cli.as_json import add_json, print_json
 from protofl_common.tools.cli.recipes import run_named
@@ -166,7 +166,7 @@ def _accuracy(kind: str, name: str) -> Callable[[Summary], str]:
             return "–"
         best = summary["best-accuracy"][kind]
         if name == "best":
-            return f"{100 * best['mean']:.2f} @{best['after-round']}"
+            return best_text(best)
         return f"{100 * summary['accuracy'][kind][name]:.2f}"
 
     return text

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from protofl_common.config.options import SettingsError
 from protofl_common.files import write_text
-from protofl_common.run_folder import CARD, WEIGHTS, RunFolder
+from protofl_common.run_folder import BEST, CARD, WEIGHTS, RunFolder
 from protofl_common.text import in_order
 from protofl_common.tools import UNKNOWN_SHARE
 from protofl_common.tools.cli.recipes import run_named
@@ -24,6 +24,7 @@ def describe(parser: argparse.ArgumentParser) -> None:
     """The arguments."""
     parser.add_argument("run", type=Path, metavar="RUN", help="folder of a run, or of a run in a site's state-dir")
     parser.add_argument("--site", default="", help="whose model; needless where there is but one")
+    parser.add_argument("--best", action="store_true", help="the model of the best round, of a run with keep-best=true")
     parser.add_argument("--out", type=Path, default=Path("model"), help="folder to write to (default: model)")
     parser.add_argument("--unknown", type=float, default=UNKNOWN_SHARE, metavar="SHARE", help=_UNKNOWN)
     parser.add_argument("--onnx", action="store_true", help="also model.onnx; needs the packages of protofl[onnx]")
@@ -41,7 +42,7 @@ def act(arguments: argparse.Namespace) -> int:
     if not 0 <= arguments.unknown < 1:
         raise SettingsError(f"--unknown {arguments.unknown}: must be at least 0 and below 1")
     run = run_named(str(arguments.run))
-    model = TrainedModel.read(_chosen(run, arguments.site))
+    model = TrainedModel.read(_chosen(run, arguments.site, BEST if arguments.best else WEIGHTS))
     limit = unknown_above(model.distances, arguments.unknown)
     written = [WEIGHTS, CARD, about.NAME]
     if arguments.onnx:
@@ -53,10 +54,9 @@ def act(arguments: argparse.Namespace) -> int:
     write_text(arguments.out / about.NAME, about.model_card(model, limit, RunFolder(run).summary()))
     card = model.card
     ways = ", ".join(f"{kind} {100 * share:.2f} %" for kind, share in card.accuracy.items())
-    print(
-        f"{card.site}: {card.arch}, {card.algorithm}, after round {card.round}; on its {card.test_samples} test samples"
-    )
-    print(f"  right: {ways}; predicts by {card.inference}")
+    best = f", chosen as the best on {card.chosen_on} data" if card.chosen_on else ""
+    print(f"{card.site}: {card.arch}, {card.algorithm}, after round {card.round}{best}")
+    print(f"  right of its {card.test_samples} test samples: {ways}; predicts by {card.inference}")
     if model.prototypes is not None:
         print(f"  unknown: farther than {limit:.4g} from every prototype")
     print(f"{arguments.out}: {', '.join(written)}")
@@ -76,16 +76,18 @@ def _where(run: Path) -> str:
     )
 
 
-def models_in(run: Path) -> dict[str, Path]:
+def models_in(run: Path, name: str = WEIGHTS) -> dict[str, Path]:
     """Site -> the file of its trained model; SettingsError where there is none."""
-    if files := {file.parent.name: file for file in run.glob(f"clients/*/{WEIGHTS}")}:
+    if files := {file.parent.name: file for file in run.glob(f"clients/*/{name}")}:
         return files
+    if name != WEIGHTS and any(run.glob(f"clients/*/{WEIGHTS}")):
+        raise SettingsError(f"--best: {run} has no models of its best round; clients keep them with keep-best = true")
     raise SettingsError(f"{run}: no trained models in it; {_where(run)}")
 
 
-def _chosen(run: Path, site: str) -> Path:
+def _chosen(run: Path, site: str, name: str) -> Path:
     """The file of the site's model."""
-    files = models_in(run)
+    files = models_in(run, name)
     names = ", ".join(in_order(files))
     if not site and len(files) > 1:
         raise SettingsError(f"{run} has the models of several sites; choose with --site: {names}")

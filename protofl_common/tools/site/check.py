@@ -252,5 +252,7 @@ def _data(node: Mapping[str, Scalar], asked: Mapping[str, Scalar]) -> Iterator[F
     card = unpack_site_card(reply.content)
     classes = f"{len(card.classes)} classes: {', '.join(card.classes)}"
     training = str(card.train_samples or "untold")  # with secagg
-    yield Finding(FACT, "data", f"{training} training and {card.test_samples} test samples, {classes}")
+    more = f", {card.validation_samples} validation" if card.validation_samples else ""
+    said = f"{training} training{more} and {card.test_samples} test samples, {classes}"
+    yield Finding(FACT, "data", said)
     yield Finding(FACT, "model", f"{card.arch}, {card.parameters} parameters, on {card.device}")

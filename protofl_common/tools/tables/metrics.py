@@ -2,9 +2,11 @@
 
 A figure has four parts; a table, its columns and its rows each name some of them:
 
-    when    final (after the last round), best (over the evaluations by all sites), last-5 (mean of the last 5)
-    what    head, prototype: accuracy in percent · head/auc, …: a metric of the setting ``metrics`` · prototypes-sent,
-            prototypes-received: per client · numbers: that travel in a round, both ways, all clients together
+    when    final (after the last round), last-5 (mean of the last 5), best (of the evaluations by all sites that with
+            the best mean on validation data; without any, that with the best figure on test data)
+    what    head, prototype: accuracy in percent · head/auc, …: a metric of the setting ``metrics`` · validation/head,
+            …: the same on the clients' validation data · prototypes-sent, prototypes-received: per client · numbers:
+            that travel in a round, both ways, all clients together
     domain  accuracy over the clients of this domain only; "": over all
     over    mean, by-samples, std, worst-10%, best-20%, …: of the clients' accuracies
 """
@@ -19,14 +21,16 @@ from pathlib import Path
 from typing import Any
 
 from protofl_common.config.options import SettingsError
-from protofl_common.metrics import mean_of_part, of_all_sites
-from protofl_common.run_folder import ClientRow, RoundRow, RunFolder
+from protofl_common.metrics import best_evaluation, chosen_on, mean_of_part, of_all_sites
+from protofl_common.run_folder import KINDS, ClientRow, RoundRow, RunFolder
 
-ACCURACIES = ("head", "prototype")
 COUNTS = ("prototypes-sent", "prototypes-received", "numbers")
 LEGAL = {
     "when": ("final, best, last-N", r"final|best|last-[1-9]\d*"),
-    "what": (", ".join([*ACCURACIES, *COUNTS, "head/auc"]), "|".join([*ACCURACIES, *COUNTS, r"(head|prototype)/\S+"])),
+    "what": (
+        ", ".join(["head", "prototype", *COUNTS, "head/auc", "validation/head"]),
+        "|".join([*COUNTS, r"(validation/)?(head|prototype)(/\S+)?"]),
+    ),
     "domain": ("the name of a domain", r"\S*"),
     "over": ("mean, by-samples, std, worst-N%, best-N%", r"mean|by-samples|std|(worst|best)-[1-9]\d*%"),
 }
@@ -79,8 +83,9 @@ class Figure:
             values = [self._count(row) for row in rows if row["kind"] == "round"]
         else:
             domains = {site: facts["domain"] for site, facts in run.finished_summary()["clients"].items()}
-            comparable = of_all_sites(rows) if self.when == "best" else rows
-            values = [self._accuracy(row["clients"], domains) for row in comparable if self.what in _evaluated(row)]
+            if self.when == "best":
+                rows = self._candidates(rows)
+            values = [self._accuracy(row["clients"], domains) for row in rows if self.what in _evaluated(row)]
         if not values:
             raise NoFigure(f"no evaluation of {self.what}")
         if self.when == "best":
@@ -88,12 +93,29 @@ class Figure:
         last = 1 if self.when == "final" else int(self.when.removeprefix("last-"))
         return statistics.fmean(values[-last:])
 
+    def chosen_on(self, folder: Path) -> str:
+        """By which data the round of ``when = best`` is chosen in that run; "" for another figure."""
+        rows = RunFolder(folder).rows()
+        return chosen_on(rows, self._kind) if self.when == "best" and rows else ""
+
+    @property
+    def _kind(self) -> str:
+        return self.what.removeprefix("validation/")
+
+    def _candidates(self, rows: list[RoundRow]) -> list[RoundRow]:
+        """The best round alone, where validation data choose it; else all whose figures may be compared."""
+        if chosen_on(rows, self._kind) == "test":
+            return of_all_sites(rows)
+        best = best_evaluation(rows, self._kind)
+        return [best] if best else []
+
     def _accuracy(self, clients: dict[str, ClientRow], domains: dict[str, str]) -> float:
         """In percent, if it is one."""
         chosen: list[tuple[float, int]] = [
-            (_figures(client)[self.what], client["test-samples"])
+            (_figures(client)[self.what], samples)
             for site, client in clients.items()
-            if self.what in _figures(client) and client["test-samples"] and self.domain in ("", domains.get(site))
+            if self.what in _figures(client) and self.domain in ("", domains.get(site))
+            if (samples := client["test-samples"] if self.what == self._kind else client["validation-samples"])
         ]
         if not chosen:
             raise NoFigure(
@@ -118,9 +140,11 @@ class Figure:
 
 
 def _evaluated(row: RoundRow) -> set[str]:
-    return {*row["accuracy"], *row.get("metrics", {})}
+    return {*row["accuracy"], *row.get("metrics", {}), *(f"validation/{name}" for name in row.get("validation", {}))}
 
 
 def _figures(client: ClientRow) -> dict[str, float]:
     """Accuracies in percent, metrics as they are."""
-    return {kind: 100 * share for kind, share in client["accuracy"].items()} | client.get("metrics", {})
+    found = {**client["accuracy"], **client.get("metrics", {})}
+    found |= {f"validation/{name}": value for name, value in client.get("validation", {}).items()}
+    return {name: value * (100 if name.removeprefix("validation/") in KINDS else 1) for name, value in found.items()}

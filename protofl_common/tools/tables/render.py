@@ -117,17 +117,20 @@ def _result(cell: Cell, runs: Runs) -> Result:
     decimals = 1 if cell.figure.what in COUNTS else 2
     if cell.skipped:
         return Result({}, 0, "skipped", cell.skipped, str(cell.figure), decimals)
-    values, reasons, absent = {}, [], dict[str, None]()
+    values, reasons, absent, on = {}, [], dict[str, None](), dict[str, None]()
     for seed, run in cell.runs.items():
         try:
             if runs.finished(run):
                 values[seed] = cell.figure.read(runs.folder_of(run))
+                on[cell.figure.chosen_on(runs.folder_of(run))] = None
             elif run.name in runs.failed:
                 reasons.append(f"seed {seed}: {runs.failed[run.name]}")
         except NoFigure as error:
             absent[str(error)] = None
     state = "failed" if reasons else "skipped" if absent else "done" if len(values) == len(cell.runs) else "open"
-    return Result(values, len(cell.runs), state, "; ".join([*reasons, *absent]), str(cell.figure), decimals)
+    chosen = " and ".join(f"{name} data" for name in on if name)
+    figure = f"{cell.figure}, chosen on {chosen}" if chosen else str(cell.figure)
+    return Result(values, len(cell.runs), state, "; ".join([*reasons, *absent]), figure, decimals)
 
 
 def _difference(more: Result, less: Result) -> Result:

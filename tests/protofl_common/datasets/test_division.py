@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from protofl_common.datasets import open_client_data
+from protofl_common.datasets import ClientData, open_client_data
 
 from .conftest import WHOLE, MakeSettings, OpenAll, counts, held
 
@@ -86,3 +86,32 @@ def test_a_client_alone_is_tested_on_it_too(data_settings: MakeSettings, mnist_d
     client = open_client_data(settings, seed=1, partition=4, num_partitions=9)
     assert len(client.train_labels) == 30
     assert numbers(client.test_inputs) == list(range(400, 500))
+
+
+def test_validation_samples_are_taken_from_training_and_change_nothing_else(open_all: OpenAll) -> None:
+    same = {"dataset": "digit-domains", "partition": "dirichlet", "alpha": 0.5, "total_samples": 600, **WHOLE}
+    whole, some = open_all(4, **same), open_all(4, **same, **FIFTH)
+    for before, client in zip(whole, some, strict=True):
+        assert not len(before.validation_labels)
+        np.testing.assert_array_equal(client.test_inputs, before.test_inputs)
+        assert len(client.validation_labels) == round(0.2 * len(before.train_labels))
+        parts = [images.tobytes() for images in (*client.train_inputs, *client.validation_inputs)]
+        assert sorted(parts) == sorted(images.tobytes() for images in before.train_inputs)
+        assert set(client.train_labels) == set(before.train_labels)
+    again = open_all(4, **same, **FIFTH)
+    np.testing.assert_array_equal(again[2].validation_inputs, some[2].validation_inputs)
+    assert numbers_of(open_all(4, seed=7, **same, **FIFTH)) != numbers_of(some)
+
+
+FIFTH = {"validation_fraction": 0.2}
+
+
+def numbers_of(clients: list[ClientData]) -> list[bytes]:
+    return [client.validation_inputs.tobytes() for client in clients]
+
+
+def test_a_client_too_small_for_a_validation_sample_keeps_all_for_training(open_all: OpenAll) -> None:
+    tiny = {"dataset": "digits", "partition": "iid", "train_samples": 4, "test_samples": 4}
+    for client in open_all(3, **tiny, validation_fraction=0.1):
+        assert len(client.train_labels) == 4
+        assert client.validation_inputs.shape == (0, 1, 8, 8)

@@ -67,6 +67,57 @@ def test_the_users_clients_and_split_are_respected(opened: Any, open_all: OpenAl
         open_all(2, **own | {"data_dir": str(tmp_path / "b.csv")}, partition="natural")
 
 
+MARKED = (
+    TABLE.replace("4,well", "9,well,7,north,validation\n8,sick,7,south,validation\n4,well") + "5,sick,1,south,train\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("test_from", "trained", "tested"),
+    [("official-own", [[1], [3, 5]], [[2], [4]]), ("split", [[1], [3, 5]], [[2], [4]])],
+)
+@pytest.mark.parametrize("fraction", [0.0, 0.5])
+def test_a_part_marked_for_validation_is_used_as_it_stands(
+    test_from: str,
+    trained: list[Any],
+    tested: list[Any],
+    fraction: float,
+    opened: Any,
+    open_all: OpenAll,
+    tmp_path: Path,
+) -> None:
+    """By each client its own rows, whatever the fraction and the rest of the split."""
+    opened("arrays", "a.csv", MARKED)
+    own = {"dataset": "arrays", "data_dir": str(tmp_path / "a.csv"), "test_from": test_from, "train_samples": 0}
+    found = open_all(2, **own, partition="natural", validation_fraction=fraction)
+    assert [client.validation_inputs[:, 0].tolist() for client in found] == [[9], [8]]
+    for client, train, test in zip(found, trained, tested, strict=True):
+        left = sorted(row[0] for row in (*client.train_inputs.tolist(), *client.test_inputs.tolist()))
+        assert left == sorted([*train, *test])
+        if test_from == "official-own":
+            assert sorted(client.train_inputs[:, 0].tolist()) == train
+
+
+def test_with_the_common_test_part_the_marked_validation_part_is_common(
+    opened: Any, open_all: OpenAll, tmp_path: Path
+) -> None:
+    opened("arrays", "a.csv", MARKED)
+    own = {"dataset": "arrays", "data_dir": str(tmp_path / "a.csv"), "partition": "natural", "train_samples": 0}
+    everybody = open_all(2, **own, test_from="official-all")
+    assert [client.validation_inputs[:, 0].tolist() for client in everybody] == [[9, 8], [9, 8]]
+    with pytest.raises(
+        DataError, match="no sample of classes sick"
+    ):  # nor are validation samples of other classes used
+        open_all(2, **own, test_from="official")
+
+
+def test_arrays_and_functions_may_bring_a_validation_part(opened: Any) -> None:
+    parts = {f"x_{part}": np.full((2, 3), float(i)) for i, part in enumerate(("train", "test", "validation"))}
+    data = opened("arrays", "a.npz", parts | {f"y_{part[2:]}": np.arange(2) for part in parts})
+    assert data.official.tolist() == [0, 0, 1, 1, 2, 2]
+    assert data.mean == (0.0, 0.0, 0.0)  # of the training samples
+
+
 def test_a_site_says_which_client_it_is(opened: Any, data_settings: MakeSettings, tmp_path: Path) -> None:
     opened("arrays", "a.csv", TABLE)
     settings = data_settings(
@@ -117,7 +168,7 @@ def test_a_manifest(opened: Any, tmp_path: Path) -> None:
     assert data.official.tolist() == [0, 1]
     with pytest.raises(DataError, match=r"list2\.csv, line 2, column 'file': there is no file 'none\.png'"):
         opened("manifest", "list2.csv", "file,label\nnone.png,cat\n")
-    with pytest.raises(DataError, match="line 3 has split 'later'; must be train or test"):
+    with pytest.raises(DataError, match="line 3 has split 'later'; must be train, validation or test"):
         opened("manifest", "list3.csv", "file,label,split\na.png,cat,test\na.png,cat,later\n")
 
 

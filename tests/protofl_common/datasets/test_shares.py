@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protofl_common.datasets.shares import balanced, dealt_evenly, proportional, split
+from protofl_common.datasets.shares import balanced, dealt_evenly, proportional, set_aside, split
 
 LABELS = st.lists(st.integers(0, 4), min_size=2, max_size=60).map(np.array)
 
@@ -23,6 +23,20 @@ def test_split_is_stratified(labels: np.ndarray, fraction: float, seed: int) -> 
         if count >= 2:
             assert 1 <= kept < count
             assert abs(kept - fraction * count) <= 1
+
+
+@given(LABELS, st.floats(0.01, 0.9), st.integers(0, 99))
+def test_what_is_set_aside_leaves_every_class_in_training(labels: np.ndarray, fraction: float, seed: int) -> None:
+    stay, aside = set_aside(labels, fraction, np.random.default_rng(seed))
+    assert sorted([*stay, *aside]) == list(range(len(labels)))
+    assert set(labels[stay]) == set(labels)
+    assert len(aside) == min(round(fraction * len(labels)), len(labels) - len(set(labels)))
+
+
+def test_what_is_set_aside_has_the_class_proportions() -> None:
+    labels = np.repeat([0, 1, 2], [40, 20, 140])
+    _, aside = set_aside(labels, 0.1, np.random.default_rng(1))
+    assert np.bincount(labels[aside]).tolist() == [4, 2, 14]
 
 
 @given(LABELS, st.integers(0, 70), st.integers(0, 99))

@@ -70,7 +70,7 @@ def test_compare_shows_figures_and_the_settings_that_differ(tmp_path: Path, caps
     assert main(["compare", str(one), str(two)]) == 0
     cells = [[cell.strip() for cell in line.strip("│┃").split("│")] for line in capsys.readouterr().out.splitlines()]
     assert ["head: mean", "50.00", "25.00"] in cells
-    assert ["prototype: best", "–", "75.00 @1"] in cells
+    assert ["prototype: best", "–", "75.00 @1 (chosen on test data)"] in cells
     assert ["seconds", "1m01s", "1m01s"] in cells
     assert ["algo", "local", "fedproto"] in cells
     assert ["fedproto.lambda", "–", "1.0"] in cells

@@ -80,3 +80,32 @@ def test_a_wrong_figure_is_named(parts: dict[str, Any], said: str) -> None:
 def test_a_figure_says_what_it_is() -> None:
     assert str(Figure("best", "head", "amazon", "worst-10%")) == "best head of amazon worst-10%"
     assert str(Figure()) == "final head"
+
+
+PLANTED = [(0.9, 0.9, 0.9), (0.1, 0.2, 0.3), (0.6, 0.7, 0.5)]
+"""On validation data the first evaluation is the best, which on test data is the worst."""
+
+
+@pytest.mark.parametrize(
+    ("parts", "value"),
+    [
+        ({"when": "best"}, 20.0),
+        ({"when": "best", "over": "worst-10%"}, 10.0),
+        ({"when": "best", "domain": "dslr"}, 30.0),
+        ({"when": "best", "what": "validation/head"}, 90.0),
+        ({"what": "validation/head"}, 60.0),
+        ({"what": "validation/head", "over": "by-samples"}, (60 * 10 + 70 * 20 + 50 * 30) / 60),
+        ({}, 60.0),
+    ],
+)
+def test_the_best_round_follows_validation_data(parts: dict[str, Any], value: float, folder: Path) -> None:
+    tested, validated = (
+        [{str(site): {"head": accuracy} for site, accuracy in enumerate(heads)} for heads in rows]
+        for rows in (HEADS, PLANTED)
+    )
+    figure = Figure.of(parts, "here")
+    chosen = "test" if figure.when == "best" else ""
+    assert figure.chosen_on(folder) == chosen
+    write_run(folder, {}, tested, domains=DOMAINS, validation=validated)
+    assert figure.read(folder) == pytest.approx(value)
+    assert figure.chosen_on(folder) == chosen.replace("test", "validation")
