@@ -219,17 +219,18 @@ def _evaluate(site: Site, algorithm: ClientAlgorithm[Any], prototypes: Prototype
 def _report(
     site: Site, instructions: Instructions, evaluations: Evaluations, losses: dict[str, float], clock: Stopwatch
 ) -> Report:
-    tested, validated = evaluations
+    (tested, validated), data = evaluations, site.data
     return Report(
         round=instructions.round,
         train_samples=site.told_samples,
-        test_samples=len(site.data.test_labels),
+        test_samples=len(data.test_labels),
         correct=tested.correct,
-        metrics=told_metrics(tested.metrics, site),
+        metrics=told_metrics(tested.metrics, data.test_labels, site),
         losses=losses if site.settings.privacy.dp == "none" else {},
         seconds=clock.seconds,
-        validation_samples=len(site.data.validation_labels),
-        validation=validated.accuracies(len(site.data.validation_labels)) | validated.metrics,
+        validation_samples=len(data.validation_labels),
+        validation=validated.accuracies(len(data.validation_labels))
+        | told_metrics(validated.metrics, data.validation_labels, site),
     )
 
 

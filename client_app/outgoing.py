@@ -13,6 +13,7 @@ from torch import Tensor
 
 from client_app.site import Site
 from protofl_common.config.options import SettingsError
+from protofl_common.datasets.raw import Ints
 from protofl_common.evaluation_metrics import RECALL
 from protofl_common.insight import Insight
 from protofl_common.privacy.release import large_enough, noised
@@ -30,9 +31,9 @@ def outgoing(upload: Payload, site: Site, number: int) -> Payload:
     return Payload(**{name: _allowed(name, value, site, number) for name, value in upload.entries.items()})
 
 
-def told_metrics(metrics: dict[str, float], site: Site) -> dict[str, float]:
-    """Without the recalls of classes of fewer than ``min-class-samples`` test samples."""
-    counts_C = torch.from_numpy(site.data.test_labels).bincount(minlength=site.num_classes)
+def told_metrics(metrics: dict[str, float], labels_N: Ints, site: Site) -> dict[str, float]:
+    """Without the recalls of classes of fewer than ``min-class-samples`` of the samples that they are of."""
+    counts_C = torch.from_numpy(labels_N).bincount(minlength=site.num_classes)
     small = counts_C < site.settings.privacy.min_class_samples
     few = {f"{RECALL}/{label}" for label in small.nonzero().flatten().tolist()}
     return {name: value for name, value in metrics.items() if name.partition("/")[2] not in few}

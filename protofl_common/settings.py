@@ -293,6 +293,8 @@ def _dp_problems(algo: str, config: Mapping[str, Scalar]) -> list[str]:
         found.append(f"dp = {dp!r}: fedpcl.loss = 'supcon' compares samples, whose gradients are then no sample's own")
     if config.get("positive-rate") != 1.0:
         found.append(f"dp = {dp!r}: positive-rate below 1 compares samples; set 1.0")
+    if config.get("local-steps"):
+        found.append(f"dp = {dp!r}: local-steps = {config.get('local-steps')!r}: the account counts epochs; set 0")
     if config.get("insight") != "none":
         found.append(f"dp = {dp!r}: insight = {config.get('insight')!r} tells exact numbers; set none")
     return found

@@ -24,5 +24,5 @@ def protections(settings: Mapping[str, Scalar]) -> list[str]:
         return lines
     covered = "weights alone, and not prototypes" if settings["dp"] == "weights" else "weights and prototypes"
     bound = f"at most ε = {settings['dp-epsilon']}, δ = {settings['dp-delta']} for each training sample"
-    beside = "not covered: numbers of samples, test accuracies, times"
+    beside = "not covered: numbers of samples, accuracies, times"
     return [*lines, f"differential privacy: {bound}, of {covered}; {beside}"]
