@@ -14,6 +14,8 @@ from protofl_common.config.python_names import PYTHON_NAME
 
 INSIGHT_LEVELS = ("none", "summary", "features")
 """What clients tell for the report (`insight.py`)."""
+TRACKERS = ("mlflow", "trackio", "wandb")
+"""Experiment trackers (`server_app/run/trackers.py`)."""
 MERGINGS = ("mean", "median", "trimmed-mean")
 """How a server that averages the clients' prototypes or weights may do it (`robust.py`)."""
 
