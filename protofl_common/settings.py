@@ -34,6 +34,7 @@ from protofl_common.config.python_names import is_python_name
 from protofl_common.config.sections import (
     MERGINGS,
     SECTIONS,
+    TRACKERS,
     DataSettings,
     FederationSettings,
     MachineSettings,
@@ -178,8 +179,8 @@ def _run_problems(run: RunSettings | None) -> list[str]:
         return []
     if run.run_name and not is_plain_name(run.run_name):
         return [f"run-name = {run.run_name!r}: must be a plain folder name, without slashes"]
-    if run.callback and not is_python_name(run.callback):
-        return [f"callback = {run.callback!r}: must be module:function"]
+    if run.callback and run.callback not in TRACKERS and not is_python_name(run.callback):
+        return [f"callback = {run.callback!r}: must be {', '.join(TRACKERS)}, or module:function"]
     if unknown := [name for name in names_in(run.baselines) if name not in CATALOG]:
         near = difflib.get_close_matches(unknown[0], CATALOG, n=1)
         hint = f" (did you mean {near[0]}?)" if near else ""

@@ -15,6 +15,8 @@ from protofl_common.config.python_names import PYTHON_NAME
 
 INSIGHT_LEVELS = ("none", "summary", "features")
 """What clients tell for the report (`insight.py`)."""
+TRACKERS = ("mlflow", "trackio", "wandb")
+"""Experiment trackers (`server_app/run/trackers.py`)."""
 MERGINGS = ("mean", "median", "trimmed-mean")
 """What a server may do against clients whose prototypes or weights are unlike the others' (`robust.py`)."""
 NOISE = re.compile(r"(gaussian|laplace) \d*\.?\d+ 0*\.?\d+")

@@ -24,6 +24,7 @@ import platform
 import shlex
 import time
 from collections import Counter
+from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import replace
 from importlib.metadata import version
@@ -35,6 +36,7 @@ from protofl_common.code_version import code_version
 from protofl_common.comparison import compared, counted, sentence
 from protofl_common.config.options import SettingsError
 from protofl_common.config.python_names import load
+from protofl_common.config.sections import TRACKERS, keys_that_change
 from protofl_common.files import sync, write_text
 from protofl_common.metrics import best_of, best_round, has_stalled, over_clients
 from protofl_common.privacy.words import protections
@@ -61,11 +63,14 @@ from server_app.run.artifacts import Recording
 from server_app.run.checkpoint import Checkpoint
 from server_app.run.console import class_strip, comparison_table, final_table, least_line, round_line, samples_line, say
 from server_app.run.tensorboard import Events
+from server_app.run.trackers import Tracker
 from server_app.strategies.base import Strategy
 from server_app.validation.replies import Outcome
 
 MOST_NAMED = 20
 """Sites that are named in one line."""
+FOLDERS = keys_that_change("name", "machine")
+"""Settings that no tracker is told: where things lie."""
 RECENT = 3
 """Rounds whose mean duration tells how long the rest will take."""
 
@@ -97,9 +102,7 @@ class Results:
         self.recording = Recording(settings, folder)
         if start.resumed:
             self._take_up()
-        self.callback = load(settings.run.callback, "callback") if settings.run.callback else None
-        if self.callback is not None and not callable(self.callback):
-            raise SettingsError(f"callback = {settings.run.callback!r}: it is no function")
+        self.callback = self._callback(settings.run.callback) if settings.run.callback else None
         self.events = Events(folder / "tensorboard", self.rows) if settings.run.tensorboard else None
 
     def _take_up(self) -> None:
@@ -215,6 +218,16 @@ class Results:
         self.files.write(SUMMARY, summary, indent=2)
         if not strategy.federation.baseline:
             say(final_table(summary))
+
+    def _callback(self, name: str) -> Callable[[RoundRow], object]:
+        """A tracker, or a function of the user's."""
+        if name in TRACKERS:
+            config = {key: value for key, value in to_run_config(self.settings).items() if key not in FOLDERS}
+            return Tracker(name, self.folder.name, config, self.rows)
+        found: Callable[[RoundRow], object] = load(name, "callback")
+        if not callable(found):
+            raise SettingsError(f"callback = {name!r}: it is no function")
+        return found
 
     def _call_back(self, row: RoundRow) -> None:
         """Give the user's function a row of its own; that it fails is said, and fails nothing."""
