@@ -64,11 +64,8 @@ def client_share(
         raise DataError(f"num-partitions = {clients}: must say among how many clients the data are divided")
     if not 0 <= client < clients:
         raise DataError(f"partition-id = {client}: must be from 0 to num-partitions - 1 = {clients - 1}")
-    shaping = {  # but not what matters through the data themselves, whose key stands in the file's name
-        name: value
-        for name, value in asdict(settings).items()
-        if key_of(name) in keys_affecting(type(settings), "result")
-    }
+    of_the_result = keys_affecting(type(settings), "result")  # the data's own key stands in the file's name
+    shaping = {name: value for name, value in asdict(settings).items() if key_of(name) in of_the_result}
     key = digest(FORMAT, seed, clients, domain, shaping)
     file = cache_root(settings) / f"{data.key}-division-{key}.npy"
     share = _opened(file, client)

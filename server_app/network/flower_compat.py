@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections import defaultdict
 from datetime import UTC, datetime
+from typing import Any
 
 from flwr.app import Message
 from flwr.common.constant import ErrorCode
-from flwr.server.superlink.linkstate.in_memory_linkstate import InMemoryLinkState
 from flwr.serverapp import Grid
 from flwr.supercore.inflatable.inflatable_utils import ObjectPushError
-from flwr.superlink.grid import InMemoryGrid
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
 __all__ = ["DecodeError", "ErrorCode", "ObjectPushError", "find_messages_by_node"]
@@ -23,15 +22,16 @@ def find_messages_by_node(grid: Grid) -> None:
     answer: 5.9 s of the process that the server shares, for 1,000 messages to 1,000 nodes. A SuperLink on a network,
     which is asked by the nodes that there are, stays as it is.
     """
-    if not isinstance(grid, InMemoryGrid) or not isinstance(grid.state, InMemoryLinkState):
+    state: Any = getattr(grid, "state", None)
+    if type(state).__name__ != "InMemoryLinkState":  # whose import would take a server on a network half a second
         return
-    state = grid.state
     store = state.store_message_ins
     waiting: dict[int, list[Message]] = defaultdict(list)
 
     def store_message_ins(message: Message) -> str | None:
         with state.lock:
-            if key := store(message):
+            key: str | None = store(message)
+            if key:
                 waiting[message.metadata.dst_node_id].append(message)
             return key
 
@@ -42,5 +42,5 @@ def find_messages_by_node(grid: Grid) -> None:
                 message.metadata.delivered_at = datetime.now(UTC).isoformat()
             return found
 
-    state.store_message_ins = store_message_ins  # type: ignore[method-assign]
-    state.get_message_ins = get_message_ins  # type: ignore[method-assign]
+    state.store_message_ins = store_message_ins
+    state.get_message_ins = get_message_ins

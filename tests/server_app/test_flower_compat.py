@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 from flwr.app import Message, RecordDict
 from flwr.server.superlink.linkstate import LinkStateFactory
-from flwr.server.superlink.linkstate.in_memory_linkstate import InMemoryLinkState
 from flwr.supercore.constant import FLWR_IN_MEMORY_DB_NAME, NOOP_FEDERATION_ID
 from flwr.supercore.object_store import ObjectStoreFactory
 from flwr.supercore.task_identity import TaskIdentity
@@ -63,4 +62,3 @@ def test_other_grids_stay_as_they_are() -> None:
     before = dict(vars(grid))
     find_messages_by_node(grid)
     assert vars(grid) == before
-    assert isinstance(simulation()[0].state, InMemoryLinkState)
