@@ -9,7 +9,7 @@ export FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION := 1
 export FLWR_TELEMETRY_ENABLED := 0
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: run table reproduce test test-system test-long coverage docs fuzz mutants lint format bench bench-report bench-deployment clean certificates demo demo-down faults
+.PHONY: run table reproduce test test-system test-long coverage docs fuzz mutants lint format bench bench-report bench-scale bench-deployment clean certificates demo demo-down faults
 
 $(BIN)/.installed: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -48,8 +48,8 @@ docs: $(BIN)/.installed  ## the references anew, from the code; the site in site
 	$(BIN)/python -m protofl_common.tools.reference
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
-fuzz: $(BIN)/.installed  ## 10,000 random messages for each decoder, minutes
-	$(BIN)/python -m pytest tests/test_wire_fuzz.py --hypothesis-profile=fuzz --hypothesis-show-statistics
+fuzz: $(BIN)/.installed  ## 10,000 random messages for each decoder, and for a site that is watched: half an hour
+	$(BIN)/python -m pytest tests/test_wire_fuzz.py tests/test_site_fuzz.py --hypothesis-profile=fuzz --hypothesis-show-statistics
 
 mutants: $(BIN)/.installed  ## lines of the mathematics made wrong one at a time: does a test notice? ten minutes
 	$(BIN)/python -m tests.bench.mutants
@@ -68,6 +68,9 @@ bench: $(BIN)/.installed  ## speed against a bare PyTorch script; DATA_DIR holds
 
 bench-report: $(BIN)/.installed  ## how long report.html takes: 20 clients × 100 rounds × 100 classes
 	$(BIN)/python -m tests.bench.report_time
+
+bench-scale: $(BIN)/.installed  ## what a client costs among 100 to 10,000; make bench-scale ARGS='100 1000:1.0'
+	$(BIN)/python -m tests.bench.scale $(ARGS)
 
 bench-deployment: $(BIN)/.installed  ## where a round's time goes with SuperLink and SuperNodes; make bench-deployment STOCK=--stock
 	$(BIN)/python -m tests.bench.deployment_overhead $(STOCK)

@@ -20,17 +20,21 @@ from client_app.algorithms import client_half
 from client_app.algorithms.base import ClientAlgorithm
 from client_app.eager import without_compiler
 from client_app.evaluation import Evaluation, evaluate
-from client_app.failures import reason_of
+from client_app.failures import called, log, reason_of
 from client_app.handover import hand_over
 from client_app.insight import insight_of
 from client_app.outgoing import outgoing, told_metrics
 from client_app.secagg import SecureUpload
 from client_app.site import Site
 from client_app.state import ClientState, StateFolder
+from protofl_common.catalog import CATALOG
+from protofl_common.config.architectures import ARCHITECTURES
+from protofl_common.datasets.store import digest
 from protofl_common.prototypes import Prototypes, chosen
 from protofl_common.settings import is_site
+from protofl_common.text import printable
 from protofl_common.wire.limits import RefusedMessage
-from protofl_common.wire.payloads import Payload, pack_payload, unpack_payload
+from protofl_common.wire.payloads import Payload, pack_payload, payload_bytes, unpack_payload
 from protofl_common.wire.records import (
     Instructions,
     Report,
@@ -44,6 +48,8 @@ from protofl_common.wire.secagg import pack_by_site
 
 app = ClientApp()
 
+_KNOWN_MODELS: dict[str, tuple[int, str]] = {}
+"""Of each kind of model that clients of this process have introduced, what `_about_model` says."""
 ERROR_CODE = 2
 """Flower's code for "the ClientApp raised an exception"."""
 
@@ -78,12 +84,29 @@ def final_evaluation(message: Message, context: Context) -> Message:
 
 def _introduction(message: Message, context: Context) -> RecordDict:
     site = Site(context, unpack_baseline(message.content))
-    exchange = site.settings.exchange
-    algorithm = client_half(site.settings.row)(site, 0)
-    if site.plan is not None:
+    site.check_state_folder()
+    return RecordDict({"site": pack_site_card(site.card(*_about_model(site)))})
+
+
+def _about_model(site: Site) -> tuple[int, str]:
+    """How many parameters the site's model has, and a digest of all weights that it exchanges ("" for none).
+
+    A model of the catalog is built once for all simulated clients of this process that have the like.
+    """
+    settings, private = site.settings, site.plan is not None
+    of_model = settings.model, site.arch, site.input_shape, site.num_classes
+    kind = repr((settings.run.algo, settings.hparams, *of_model, private))
+    if kind in _KNOWN_MODELS:
+        return _KNOWN_MODELS[kind]
+    site.check_model()
+    algorithm, exchange = client_half(settings.row)(site, 0), settings.exchange
+    if private:
         algorithm.step()  # refuses what DP-SGD cannot train
     weights = {**algorithm.templates(exchange.down), **algorithm.templates(exchange.up)}
-    return RecordDict({"site": pack_site_card(site.card(weights))})
+    found = sum(parameter.numel() for parameter in site.model.parameters()), digest(weights) if weights else ""
+    if settings.run.algo in CATALOG and site.arch in ARCHITECTURES:
+        _KNOWN_MODELS[kind] = found
+    return found
 
 
 def _train_round(message: Message, context: Context) -> RecordDict:
@@ -196,10 +219,22 @@ def _report(
 def _answer(message: Message, context: Context, work: Callable[[], RecordDict]) -> Message:
     """The reply with what ``work`` returns, or an error reply with the reason it did not."""
     try:
-        return Message(work(), reply_to=message)
+        content = work()
+        if is_site(context.node_config):
+            log("INFO", _told(message, context, content))
+        return Message(content, reply_to=message)
     except Exception as error:
         reason = reason_of(error, is_site(context.node_config))
+        if message.metadata.message_type == MessageType.QUERY:  # the server does not know yet who this is
+            reason = called(context.node_config) + reason
         return Message(Error(ERROR_CODE, reason), reply_to=message)
+
+
+def _told(message: Message, context: Context, content: RecordDict) -> str:
+    """What has left a site, for its own log."""
+    meta, algo = message.metadata, message.content.config_records.get("baseline", context.run_config)["algo"]
+    asked = f"run {context.run_id}, {algo}, {meta.message_type} {meta.group_id}"
+    return printable(f"{asked}: sent {', '.join(content)}, {payload_bytes(content):,} bytes of arrays")
 
 
 class Stopwatch:

@@ -9,14 +9,16 @@ from __future__ import annotations
 import re
 import sys
 import traceback
+from collections.abc import Mapping
+from datetime import datetime
 
 from client_app.state import StateError
 from client_app.training import TrainingError
 from protofl_common.backbones.network import BackboneError
 from protofl_common.config.options import SettingsError
 from protofl_common.datasets import DataError
-from protofl_common.settings import NODE_KEYS, known_keys
-from protofl_common.text import printable, without_paths
+from protofl_common.settings import NODE_KEYS, is_site, known_keys
+from protofl_common.text import is_site_name, printable, without_paths
 from protofl_common.wire.limits import RefusedMessage
 
 OPEN = (SettingsError, TrainingError, RefusedMessage)
@@ -33,13 +35,23 @@ def reason_of(error: Exception, at_site: bool) -> str:
     """Log ``error``; the reason for the server: one short line, and from a site nothing of its files."""
     expected = isinstance(error, (*OPEN, *KINDS))
     text = str(error) if expected else f"{type(error).__name__}: {error}"
-    if expected:
-        print(f"protofl: {text}", file=sys.stderr, flush=True)
-    else:
+    log("ERROR", text)
+    if not expected:
         traceback.print_exception(error)
     if at_site and not isinstance(error, OPEN):
         text = _of_a_site(error)
     return printable(without_paths(text))
+
+
+def log(level: str, text: str) -> None:
+    """A line with its time on standard error, which a SuperNode hands on to wherever its own goes."""
+    print(f"{datetime.now().astimezone():%Y-%m-%dT%H:%M:%S%z} {level} protofl: {text}", file=sys.stderr, flush=True)
+
+
+def called(node: Mapping[str, object]) -> str:
+    """``site NAME:`` before a reason; "" for a simulated client, and for a name that is none."""
+    name = str(node.get("site-name", f"site-{node.get('partition-id', 0)}"))
+    return f"site {name}: " if is_site(node) and is_site_name(name) else ""
 
 
 def _of_a_site(error: Exception) -> str:

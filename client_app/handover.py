@@ -5,7 +5,7 @@ Nothing of it travels. Whether it can be written changes nothing for the federat
 
 from __future__ import annotations
 
-import sys
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from client_app.algorithms.base import ClientAlgorithm
 from client_app.evaluation import local_features
+from client_app.failures import log
 from client_app.site import Site
 from client_app.state import StateFolder
 from protofl_common.models.calibration import class_scores, fit_temperature
@@ -62,9 +63,18 @@ def hand_over(
     )
     trained = TrainedModel(card, model.state_dict(), prototypes, test_distances)
     try:
+        if site.real:
+            _keep_former(states.folder / WEIGHTS, site.run_id)
         trained.write(states.folder / WEIGHTS)
-    except TensorFileError as error:
-        print(f"protofl: the trained model was not left for use: {error}", file=sys.stderr, flush=True)
+    except (TensorFileError, OSError) as error:
+        log("ERROR", f"the trained model was not left for use: {error}")
+
+
+def _keep_former(path: Path, run_id: int) -> None:
+    """A model that is there already stays, under another name: a server may name any run of before."""
+    aside = path.with_name(f"{path.stem}-before-{run_id}{path.suffix}")
+    if path.exists() and not aside.exists():
+        path.rename(aside)
 
 
 def _calibrated(site: Site, model: SplitModel, prototypes: Prototypes, similarity: str) -> tuple[Tensor, float]:

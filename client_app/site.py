@@ -7,13 +7,14 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
+from tempfile import TemporaryFile
 
 import numpy as np
 import torch
 from flwr.app import Context
 
 from client_app.data import Samples, to_device, unlabelled_apart
-from client_app.state import StateFolder
+from client_app.state import StateError, StateFolder
 from protofl_common.backbones.cache import cached_features
 from protofl_common.backbones.extract import feature_widths
 from protofl_common.config.options import SettingsError
@@ -21,6 +22,7 @@ from protofl_common.datasets import UNLABELLED, ClientData, open_client_data
 from protofl_common.datasets.inputs import normalised
 from protofl_common.datasets.store import cache_root, digest
 from protofl_common.evaluation_metrics import declared_metrics
+from protofl_common.files import make_private
 from protofl_common.models.build import check_model
 from protofl_common.models.initial import initial_model
 from protofl_common.models.split import SplitModel
@@ -159,6 +161,21 @@ class Site:
         many = clients * federation.max_prototypes_per_class  # the server may hand on all that clients sent
         return Limits(self.num_classes, self.settings.model.feature_dim, weights=weights, max_per_class=many)
 
+    @property
+    def _state_root(self) -> Path:
+        return Path(self.settings.machine.state_dir or self.settings.run.out_dir)
+
+    def check_state_folder(self) -> None:
+        """StateError if a site could not keep a model: it must show before the first round, not after its training."""
+        if not self.real:
+            return
+        try:
+            make_private(self._state_root)
+            with TemporaryFile(dir=self._state_root):
+                pass
+        except OSError as error:
+            raise StateError(f"state-dir: {self._state_root.absolute()} cannot be written ({error})") from error
+
     def states(self, instructions: Instructions) -> StateFolder:
         """Where this site keeps its state in the run; RefusedMessage for another Flower run, or a round too many."""
         lineage, rounds = instructions.lineage, self.settings.run.rounds
@@ -182,19 +199,14 @@ class Site:
             return self._state_root / "privacy" / f"{self.name}-{self.run_id}-{self.settings.run.algo}.secagg"
         return self._state_root / run_name / "clients" / self.name / "secagg.json"
 
-    @property
-    def _state_root(self) -> Path:
-        machine = self.settings.machine
-        return Path(machine.state_dir) if machine.state_dir else Path(self.settings.run.out_dir)
-
-    def card(self, weights: Mapping[str, Template]) -> SiteCard:
-        """How this site introduces itself; ``weights``: the arrays of each entry of weights that it exchanges.
-
-        SettingsError where its model does not take its data.
-        """
+    def check_model(self) -> None:
+        """SettingsError where this site's model does not take its data."""
         if not self.settings.backbones:
             two = normalised(self.data.train_inputs[:2], self.data.mean, self.data.std, self.device)
             check_model(self.model, self.arch, two, self.settings.model.feature_dim)
+
+    def card(self, parameters: int, weights: str) -> SiteCard:
+        """How this site introduces itself; ``weights``: a digest of all weights that it exchanges, "" for none."""
         return SiteCard(
             name=self.name,
             partition=self.partition,
@@ -202,12 +214,12 @@ class Site:
             domain=self.data.domain,
             arch=self.arch,
             input_shape=self.input_shape,
-            parameters=sum(parameter.numel() for parameter in self.model.parameters()),
+            parameters=parameters,
             train_samples=self.told_samples,
             test_samples=len(self.data.test_labels),
             classes=self.data.classes,
             holds=self._held() if self.settings.row.tells_classes and not self.settings.privacy.secagg else (),
-            weights=digest(weights) if weights else "",
+            weights=weights,
             device=str(self.device),
             found=0 if self.settings.hides_samples else self.data.found,
         )

@@ -1,10 +1,11 @@
-"""What MkDocs does beside building ``docs/``: it adds pages that lie elsewhere, and checks links to other files.
+"""What MkDocs does beside building ``docs/``: it adds pages that lie elsewhere and notebooks, and checks links.
 
 A link to another file (code, a recipe) must lead to one; the site has no copy of it and shows the text of the link.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from pathlib import Path
@@ -26,10 +27,19 @@ LINK = re.compile(r"(!?)\[([^\]]*)\]\((?!https?:|#)([^)\s#]+)(#[^)\s]*)?\)")
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the pages that lie elsewhere."""
+    """Add the pages that lie elsewhere, and a page for each notebook."""
     for name, source in ELSEWHERE.items():
         files.append(File.generated(config, name, abs_src_path=str(ROOT / source)))
+    for notebook in (ROOT / "docs" / "notebooks").glob("*.ipynb"):
+        files.append(File.generated(config, f"notebooks/{notebook.stem}.md", content=_as_page(notebook)))
     return files
+
+
+def _as_page(notebook: Path) -> str:
+    """Markdown, with the code in fences."""
+    cells = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
+    texts = [(cell["cell_type"], "".join(cell["source"])) for cell in cells]
+    return "\n\n".join(text if kind == "markdown" else f"```python\n{text}\n```" for kind, text in texts)
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:

@@ -219,7 +219,7 @@ class FedGenHparams(Hparams):
     """``[tool.flwr.app.config.fedgen]``."""
 
     lambda_: float = option(minimum=0)
-    noise_dim: int = option(minimum=1)
+    noise_dim: int = option(minimum=1, maximum=4096)
     server_steps: int = option(minimum=1)
     server_lr: float = option(above=0)
     server_batch_size: int = option(minimum=2)

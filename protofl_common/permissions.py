@@ -29,6 +29,8 @@ LIMITED = {
     "batch-size": "max-batch-size",
     "eval-batch-size": "max-batch-size",
     "image-size": "max-image-size",
+    "fedrep.head-epochs": "max-epochs",
+    "pfedme.personal-steps": "max-epochs",
 }
 """Settings of a run -> their limit at a site."""
 DEMANDS = ("min-class-samples", "require-dp")
@@ -104,6 +106,9 @@ def _wrong_permissions(allowed: Mapping[str, Scalar]) -> list[str]:
 def _beyond_limits(allowed: Mapping[str, Scalar], config: Mapping[str, Scalar]) -> Iterator[str]:
     for key, limit in LIMITED.items():
         value, most = config.get(key), allowed[limit]
+        table, dot, _ = key.rpartition(".")
+        if dot and table != config.get("algo"):
+            continue
         if isinstance(value, (int, float)) and isinstance(most, int) and value > most:
             yield f"{key} = {value}: this site takes at most {most}; its operator may raise {limit} (node config)"
 

@@ -11,6 +11,7 @@ Folders of versions before ``format`` was written have format 1. A folder of a l
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -154,19 +155,23 @@ class RunFolder:
 
     def rows(self) -> list[RoundRow]:
         """Rounds, and at the end of a finished run the final evaluation."""
+        return list(self.each_row())
+
+    def each_row(self) -> Iterator[RoundRow]:
+        """The same one by one: with the figures of many clients all may be too many for the memory."""
         return _read(self.path / METRICS)
 
     def margins(self) -> list[MarginRow]:
         """Of all rounds so far."""
-        return _read(self.path / MARGINS)
+        return list(_read(self.path / MARGINS))
 
     def sites(self) -> Sites:
         """Empty before the first round."""
-        return next(iter(_read(self.path / SITES)), Sites())
+        return next(_read(self.path / SITES), Sites())
 
     def summary(self) -> Summary | None:
         """None while the run is not finished."""
-        return next(iter(_read(self.path / SUMMARY)), None)
+        return next(_read(self.path / SUMMARY), None)
 
     def finished_summary(self) -> Summary:
         """The summary; SettingsError where there is none."""
@@ -191,20 +196,22 @@ class RunFolder:
             write_text(self.path / MARGINS, "".join(kept))
 
 
-def _read(path: Path) -> list[Any]:
+def _read(path: Path) -> Iterator[Any]:
     """The JSON objects in a file: one per line of a ``.jsonl``, where a line that is still being written is none.
 
     SettingsError for a later format.
     """
     try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, ValueError):
-        return []
-    found = []
-    for part in text.splitlines() if path.suffix == ".jsonl" else [text]:
-        with suppress(ValueError):
-            found.append(json.loads(part))
-    objects = [value for value in found if isinstance(value, dict)]
-    if later := [value["format"] for value in objects if value.get("format", FORMAT) > FORMAT]:
-        raise SettingsError(f"{path} has format {later[0]}, of a later version; this one reads up to {FORMAT}")
-    return objects
+        with path.open(encoding="utf-8") as file:
+            for part in file if path.suffix == ".jsonl" else (file.read(),):
+                with suppress(json.JSONDecodeError):
+                    if isinstance(found := json.loads(part), dict):
+                        yield _of_this_version(found, path)
+    except (OSError, UnicodeDecodeError):
+        return
+
+
+def _of_this_version(found: dict[str, Any], path: Path) -> dict[str, Any]:
+    if found.get("format", FORMAT) > FORMAT:
+        raise SettingsError(f"{path} has format {found['format']}, of a later version; this one reads up to {FORMAT}")
+    return found

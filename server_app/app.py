@@ -15,11 +15,12 @@ from protofl_common.run_folder import Seconds, baseline_folder
 from protofl_common.settings import Settings, baseline_config
 from protofl_common.tensorfile import TensorFileError
 from server_app.network.exchange import MessageExchange
+from server_app.network.flower_compat import find_messages_by_node
 from server_app.network.membership import Federation, FederationError
 from server_app.round import final_evaluation, train_round
 from server_app.run.budget import Budget
 from server_app.run.checkpoint import alone_in, can_be_resumed, is_complete, starting_point
-from server_app.run.console import say
+from server_app.run.console import logged, say
 from server_app.run.writer import Results, conclude, draw, name_of_run
 from server_app.strategies import server_half
 from server_app.strategies.base import Strategy
@@ -35,6 +36,7 @@ MAX_VOID_ROUNDS = 3
 @app.main()
 def main(grid: Grid, context: Context) -> None:
     """A run and its baselines. What the user can mend ends it with one clear message, early where possible."""
+    find_messages_by_node(grid)
     try:
         settings = Settings.from_run_config(context.run_config)
         check_data_settings(settings.data)
@@ -65,7 +67,8 @@ def one_run(grid: Grid, settings: Settings, folder: Path, run_id: int, later: in
         strategy = server_half(settings.row)(federation)
         strategy.restore(start.state)
         try:
-            run_rounds(strategy, results)
+            with logged(folder / "run.log"):
+                run_rounds(strategy, results)
         except (FederationError, TensorFileError, OSError):
             draw(settings, folder)
             raise
@@ -100,7 +103,8 @@ def run_rounds(strategy: Strategy, results: Results) -> None:
         if not budget.allows(number):
             break
         outcome = train_round(strategy, run_name, number, exchange)
-        outcome.late, outcome.epsilon, last = exchange.late, budget.spent(number), number
+        outcome.epsilon, last = budget.spent(number), number
+        outcome.late, outcome.waited = exchange.late, exchange.waited
         federation.note_silence(number, (), exchange.late)
         seconds: Seconds = {"total": time.monotonic() - start, **outcome.seconds}
         results.add_round(number, strategy, seconds, outcome.metrics)
@@ -109,8 +113,14 @@ def run_rounds(strategy: Strategy, results: Results) -> None:
         if void == MAX_VOID_ROUNDS:
             few = f"{void} rounds in a row changed nothing: {outcome.void}"
             raise FederationError(f"{few}; see {results.folder}, where resume.toml lets it go on")
+    if not any(row["valid"] for row in results.rows):
+        raise FederationError("no client has sent one valid reply: nothing was learnt; the lines above say why")
     start = time.monotonic()
     federation.await_sites()
     outcome = final_evaluation(strategy, run_name, last, exchange)
-    outcome.late, outcome.epsilon = exchange.late, budget.spent(last)
+    outcome.epsilon = budget.spent(last)
+    outcome.late, outcome.waited = exchange.late, exchange.waited
+    if not outcome.reports:
+        why = "; ".join(f"{site}: {reason}" for site, reason in (outcome.failed | outcome.refused).items())
+        raise FederationError(f"no valid reply to the final evaluation ({why or 'silence'}); resume.toml repeats it")
     results.finish(last, strategy, {"total": time.monotonic() - start})

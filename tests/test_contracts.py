@@ -22,7 +22,7 @@ from server_app.strategies import server_half
 from server_app.strategies.base import ServerStrategy
 
 ROOT = Path(__file__).parents[1]
-FLOWER_ROOMS = {"wire", "check.py", "site"}
+FLOWER_ROOMS = {"wire", "check.py", "federation.py", "site"}
 """Files of protofl_common that may import flwr; its mathematics may not."""
 COMMON = ROOT / "protofl_common"
 TOOLS = COMMON / "tools"

@@ -103,7 +103,7 @@ def test_a_site_that_comes_back_as_another_is_left_out(tmp_path: Path, capsys: p
     config = run_config(tmp_path, algo="fedavg", **SMALL)
     outcome = run_federation(config, nodes=nodes, tamper=when_trained(2, 1002, restarts))
     assert [row["valid"] for row in outcome.rows] == [4, 3, 3, 3, 3]
-    assert "a client cannot take part: site-2: the sites differ in arch" in capsys.readouterr().out
+    assert "1 client cannot take part: site-2: the sites differ in arch" in capsys.readouterr().out
 
 
 def test_a_second_node_of_the_same_name_does_not_displace_a_living_one(tmp_path: Path) -> None:
@@ -203,7 +203,7 @@ def test_a_late_client_that_does_not_fit_is_told_and_left_out(
     joins = on_round(1, 1000, lambda message, reply: nodes.setdefault(1009, facts) and reply)
     outcome = run_federation(run_config(tmp_path, algo="fedavg", num_clients=4, **SMALL), nodes=nodes, tamper=joins)
     assert [row["valid"] for row in outcome.rows] == [4] * 5
-    assert "a client cannot take part: extra: the sites differ in arch" in capsys.readouterr().out
+    assert "1 client cannot take part: extra: the sites differ in arch" in capsys.readouterr().out
 
 
 def test_a_slow_reply_is_counted_as_late_and_the_round_goes_on(tmp_path: Path) -> None:

@@ -395,7 +395,7 @@ def test_a_rubbish_introduction_keeps_its_site_out(key: str, value: Any, tmp_pat
     config = run_config(tmp_path, rounds=1, num_clients=3, **small)
     outcome = run_federation(config, CLIENTS, tamper=by({HOSTILE: change}, MessageType.QUERY))
     assert sorted(outcome.summary["clients"]) == ["site-0", "site-1", "site-2"]
-    with pytest.raises(FederationError, match=r"1 client cannot take part: an introduction with") as caught:
+    with pytest.raises(FederationError, match=r"(1 client|site-\d) cannot take part: an introduction with") as caught:
         run_federation(
             config | {"num-clients": 4, "out-dir": str(tmp_path / "all")},
             CLIENTS,

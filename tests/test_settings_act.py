@@ -106,6 +106,7 @@ ELSEWHERE = {
     "hparams": "below, with an algorithm of another package",
     "report insight tensorboard": "tests/report, test_recording",
     "num-clients min-replies join-timeout round-timeout": "test_federation, test_communication: who is waited for",
+    "min-clients grace": "test_site_faults: how many suffice, and how long the others are waited for",
     "bind-sites max-silent-rounds": "test_faults: who may be a site, and who is left out",
     "secagg secagg-threshold": "test_secagg: what the server sees, and when a round has no sum",
     "data-dir download cache-dir classes test-from text-length": "tests/protofl_common/datasets: they need files",

@@ -99,11 +99,11 @@ def test_the_server_learns_the_kind_of_error_and_the_sites_log_the_rest(
     node = SITE | {"data-dir": str(data)}
     reason = answer(node, config).error.reason
     said = "its data cannot be read or divided as the run asks; the log of the site says more"
-    assert reason == f"DataError (classes): {said}"
+    assert reason == f"site north: DataError (classes): {said}"
     assert "'HIV positive'" in (log := capsys.readouterr().err)
     assert "DOE_Jane_1961.png" in log
     (data / "negative" / "ROE_Richard.png").write_bytes(b"no image")
-    assert answer(node, config | {"classes": ""}).error.reason == f"DataError: {said}"
+    assert answer(node, config | {"classes": ""}).error.reason == f"site north: DataError: {said}"
     assert "ROE_Richard.png is not a readable image" in capsys.readouterr().err
     simulated = answer(SIMULATED, config | {"classes": "", "data-dir": str(data)}).error.reason
     assert "ROE_Richard.png is not a readable image" in simulated
@@ -139,7 +139,7 @@ def test_a_run_neither_reads_nor_writes_where_it_wants_on_a_site(
     images(Path(wanted["data-dir"]), *(f"{kind}/{i}.png" for kind in ("a", "b") for i in range(9)))
     before = sorted(tmp_path.joinpath("wanted").rglob("*"))
     config = run_config(tmp_path, dataset="image-folder", partition="own", num_clients=1) | wanted
-    assert answer(SITE, config).error.reason.startswith("DataError (data-dir): ")
+    assert answer(SITE, config).error.reason.startswith("site north: DataError (data-dir): ")
     own = {"data-dir": wanted["data-dir"], "cache-dir": str(tmp_path / "cache")}
     grid = LocalGrid(config, {7: SITE | own})
     record = ConfigRecord({"round": 1, "run_name": "mine", "evaluate": False, "lineage": str(grid.run_id)})
@@ -191,14 +191,14 @@ def test_a_permission_covers_what_it_says_only(backbones: str, allowed: str) -> 
 def test_a_run_that_wants_too_much_of_a_site_is_refused(key: str) -> None:
     limit = LIMITED[key]
     for node, most in ((SITE, LIMITS[limit]), (SITE | {limit: 7}, 7)):
-        small = dict.fromkeys(LIMITED, 1)
+        small = dict.fromkeys(LIMITED, 1) | {"algo": key.rpartition(".")[0] or "fedproto"}
         settings_of(small | {key: most}, node)
         with pytest.raises(SettingsError) as caught:
             settings_of(small | {key: most + 1}, node)
         said = f"{key} = {most + 1}: this site takes at most {most}; its operator may raise {limit} (node config)"
         assert said == str(caught.value)
-    settings_of({key: LIMITS[limit] + 1}, SITE | {limit: 10**6})
-    settings_of({key: LIMITS[limit] + 1}, SIMULATED)
+    settings_of(small | {key: LIMITS[limit] + 1}, SITE | {limit: 10**6})
+    settings_of(small | {key: LIMITS[limit] + 1}, SIMULATED)
 
 
 def test_an_operator_chooses_the_algorithms() -> None:
@@ -333,6 +333,18 @@ def test_a_whole_run_leaves_another_runs_model_alone(tmp_path: Path) -> None:
     before = old.read_bytes()
     run_federation(run_config(tmp_path, run_name="mine", dataset="digits", partition="iid"), nodes={7: node})
     assert old.read_bytes() == before
+
+
+def test_a_server_replaces_no_model_of_an_earlier_run(tmp_path: Path) -> None:
+    """A run of the same name leaves its own; the one that was there has another name then."""
+    node = SITE | SIMULATED | {"state-dir": str(tmp_path / "state")}
+    setting = {"run_name": "mine", "dataset": "digits", "partition": "iid", "train_samples": 10, "rounds": 1}
+    run_federation(run_config(tmp_path / "a", **setting), nodes={7: node}, run_id=11)
+    model = tmp_path / "state/mine/clients/north/model.safetensors"
+    before = model.read_bytes()
+    run_federation(run_config(tmp_path / "b", **setting, seed=7), nodes={7: node}, run_id=12)
+    assert model.read_bytes() != before
+    assert model.with_name("model-before-12.safetensors").read_bytes() == before
 
 
 @pytest.mark.parametrize("changes", [{"algo": "fedper"}, {"algo": "fedproto", "fedproto__lambda": 2.0}])

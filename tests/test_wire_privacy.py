@@ -458,7 +458,7 @@ def test_classes_are_told_at_joining_only_where_uploads_will_tell_them(tmp_path:
         site = Site(Context(1, 1, {"partition-id": 1, "num-partitions": 3}, RecordDict(), small_config(tmp_path, algo)))
         held = sorted(set(site.data.train_labels.tolist()))
         assert len(held) == 5
-        assert list(site.card({}).holds) == (held if declared.prototypes or declared.label_counts else [])
+        assert list(site.card(1, "").holds) == (held if declared.prototypes or declared.label_counts else [])
 
 
 def test_an_error_names_no_file_of_a_site_and_no_folder_of_a_simulation(
@@ -586,7 +586,9 @@ def test_a_client_that_sends_more_is_found_out(what: str, tmp_path: Path, monkey
 
 def test_a_further_field_of_the_introduction_is_found_out(tmp_path: Path) -> None:
     site = Site(Context(1, 1, {"partition-id": 1, "num-partitions": 3}, RecordDict(), small_config(tmp_path, "local")))
-    honest, more = (RecordDict({"site": pack(site.card({}))}) for pack in (pack_site_card, adds_field(pack_site_card)))
+    honest, more = (
+        RecordDict({"site": pack(site.card(1, ""))}) for pack in (pack_site_card, adds_field(pack_site_card))
+    )
     assert_only_declared("local", MessageType.QUERY, 0, bytes_of(honest))
     with pytest.raises(AssertionError, match="an undeclared field"):
         assert_only_declared("local", MessageType.QUERY, 0, bytes_of(more))

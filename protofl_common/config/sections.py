@@ -44,11 +44,13 @@ class FederationSettings:
     """Who takes part, and how long the server waits."""
 
     num_clients: int = option(minimum=0, affects="waiting")
+    min_clients: int = option(minimum=0, affects="waiting")
     participation: float = option(above=0, maximum=1)
     min_replies: int = option(minimum=1, affects="waiting")
     bind_sites: bool = option(affects="waiting")
     join_timeout: float = option(above=0, affects="waiting")
     round_timeout: float = option(above=0, affects="waiting")
+    grace: float = option(minimum=0, affects="waiting")
     max_silent_rounds: int = option(minimum=0, affects="waiting")
     evaluate_every: int = option(minimum=1)
     max_prototype_norm: float = option(above=0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from protofl_common.datasets.arrays import KEYS, from_arrays
 from protofl_common.datasets.files import tokens
 from protofl_common.datasets.folders import DEFAULT_SIZE, data_dir_of, square_rgb
 from protofl_common.datasets.raw import DataError, RawData
+from protofl_common.files import make_private
 
 
 def read_python(name: str, settings: DataSettings) -> RawData:
@@ -79,8 +81,21 @@ def read_hugging_face(name: str, settings: DataSettings) -> RawData:
         import datasets
     except ImportError as error:
         raise DataError(f"dataset = {name!r}: needs the package datasets; pip install 'protofl[hf]'") from error
+    with TemporaryDirectory(dir=_cache_of(settings)) as scratch:
+        return _from_hugging_face(datasets, name, settings, scratch)
+
+
+def _cache_of(settings: DataSettings) -> Path:
+    from protofl_common.datasets.store import cache_root  # which imports this module
+
+    make_private(cache := cache_root(settings))
+    return cache
+
+
+def _from_hugging_face(datasets: Any, name: str, settings: DataSettings, scratch: str) -> RawData:
+    """The same, where the package may write copies of the user's data to ``scratch``; else they stay in its cache."""
     try:
-        opened = _opened(datasets, name, settings)
+        opened = _opened(datasets, name, settings, scratch)
         parts = dict(opened) if isinstance(opened, Mapping) else {"train": opened}
         whole = datasets.concatenate_datasets(list(parts.values()))
     except Exception as error:  # the package raises many kinds
@@ -107,11 +122,11 @@ def _folder(name: str, settings: DataSettings) -> Path:
     return folder
 
 
-def _opened(datasets: Any, name: str, settings: DataSettings) -> Any:
+def _opened(datasets: Any, name: str, settings: DataSettings, scratch: str) -> Any:
     if settings.data_dir:
         folder = _folder(name, settings)
         saved = any((folder / file).exists() for file in ("dataset_dict.json", "state.json"))
-        return datasets.load_from_disk(str(folder)) if saved else datasets.load_dataset(str(folder))
+        return datasets.load_from_disk(str(folder)) if saved else datasets.load_dataset(str(folder), cache_dir=scratch)
     before, datasets.config.HF_HUB_OFFLINE = datasets.config.HF_HUB_OFFLINE, not settings.download
     try:
         return datasets.load_dataset(name.removeprefix("hf:"))

@@ -161,12 +161,11 @@ def _metrics(run: Run) -> str:
 def _troubles(run: Run) -> str:
     """Who failed, was refused, missing or late, in which round, and why."""
     found: list[Row] = []
-    timeout = run.settings.get("round-timeout")
     for row in run.rows:
         where = "final" if row["kind"] == "final" else str(row["round"])
         for kind in TROUBLE:
             entries = row[kind]
-            reasons = entries if isinstance(entries, dict) else dict.fromkeys(entries, f"no answer in {timeout} s")
+            reasons = entries if isinstance(entries, dict) else dict.fromkeys(entries, "no answer in time")
             found += [(where, kind, site, str(reason)) for site, reason in reasons.items()]
         if row["void"]:
             few = f"{row['valid']} valid replies, fewer than min-replies; nothing was merged"

@@ -141,7 +141,7 @@ def _merged(row: Algorithm) -> str:
 def _argument(action: argparse.Action) -> tuple[str, str]:
     value = "" if action.nargs == 0 else str(action.metavar or action.dest.upper())
     named = " ".join(filter(None, (", ".join(action.option_strings), value)))
-    return f"`{_plain(named)}`", _plain(action.help or ", ".join(action.choices or ()))
+    return f"`{_plain(named)}`", _plain((action.help or "").replace("%%", "%") or ", ".join(action.choices or ()))
 
 
 def _docstring(file: Path) -> str:

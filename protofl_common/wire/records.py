@@ -202,7 +202,7 @@ def _from_config(kind: type[_Card], content: RecordDict, name: str) -> _Card:
     record = content.config_records.get(name)
     fields = {field.name: str(field.type) for field in dataclasses.fields(kind)}
     if record is None or set(record) != set(fields):
-        raise RefusedMessage(f"no complete record {name!r}")
+        raise RefusedMessage(f"no complete record {name!r}; is the other side's ProtoFL of another version?")
     kinds = {"int": int, "str": str, "bool": bool, "tuple[str, ...]": list, "tuple[int, ...]": list, "Lineage": str}
     for key, value in record.items():
         if type(value) is not kinds[fields[key]]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,6 +25,8 @@ SILENCE = 2.0
 """Seconds that the SuperLink may take to say that there is nothing new, before it is worth a line."""
 SLOW_LINK = 5e6
 """Bytes a second that any link to the SuperLink has."""
+LEAST_GRACE = 120.0
+"""Seconds that a round waits at least: Flower notices a death after one minute, and `PATIENCE` follows."""
 UNREACHABLE = Error(int(ErrorCode.NODE_UNAVAILABLE), "Flower has no node of this site any more")
 
 
@@ -45,6 +49,10 @@ class MessageExchange:
     def __init__(self, federation: Federation) -> None:
         self.federation = federation
         self.grid = federation.grid
+        self.waited = 0.0
+        """Seconds, of this exchange."""
+        self._longest: dict[str, float] = {}
+        """Site -> its slowest reply so far, in seconds."""
         self.late: dict[str, str] = {}
         """Site -> which reply came after its deadline, during this exchange."""
         self._overdue: dict[str, Message] = {}
@@ -54,7 +62,7 @@ class MessageExchange:
         self._replies: dict[str, Message] = {}
 
     def __call__(self, messages: Sequence[Message], timeout: float) -> list[Message]:
-        """The replies, in the order of the site names; late ones are left out.
+        """The replies, in the order of the site names; late ones are left out: after ``timeout``, or `_patience`.
 
         Flower's own ``send_and_receive`` looks for replies every 3 seconds; here the pause is 2 % of the time already
         waited, between 10 and 250 ms.
@@ -63,12 +71,16 @@ class MessageExchange:
         site_of = {node: site for site, node in self.federation.node_of.items()}
         alive = {site for node, site in site_of.items() if node in self.federation.online}
         self.late, self._replies, self._away, self.federation.asked = {}, {}, {}, {}
-        self._pending = {}
+        self._pending, took = {}, dict[str, float]()
+        # not in the first exchange, which knows nobody, nor where clients divide a data set: simulated ones wait for a
+        # processor, and results must not depend on it
+        hurried = self.federation.settings.federation.grace and self._longest and not self.federation.num_partitions
         self._push({site_of[message.metadata.dst_node_id]: message for message in messages})
         while self._pending or self._away:
             arrived = self._pull(alive)
             now = time.monotonic()
-            if now > start + timeout:
+            took |= dict.fromkeys(self._replies.keys() - took.keys(), now - start)
+            if now > start + (min(timeout, self._patience(took)) if hurried else timeout):
                 break
             if now > looked + LOOK_EVERY:
                 looked = now
@@ -77,9 +89,21 @@ class MessageExchange:
                 self._ask_again(now)
             elif (self._pending and not arrived) or self._away:
                 time.sleep(min(0.25, max(0.01, 0.02 * (now - start))))
-        self._overdue |= self._pending
+        self.waited, self._overdue = now - start, self._overdue | self._pending
+        self._longest |= {site: max(took[site], self._longest.get(site, 0)) for site in took}
         self._replies |= {site: away.error for site, away in self._away.items()}
         return [self._replies[site] for site in in_order(self._replies)]
+
+    def _patience(self, took: dict[str, float]) -> float:
+        """Seconds to wait: once ``min-replies`` sites have answered, ``grace`` times what is usual.
+
+        That is the median of this exchange, and for a site that is still out its slowest reply before, if longer.
+        """
+        settings = self.federation.settings.federation
+        if len(took) < settings.min_replies:
+            return math.inf
+        usual = [statistics.median(took.values()), *(self._longest.get(site, 0) for site in self._pending)]
+        return max(LEAST_GRACE, settings.grace * max(usual))
 
     def _push(self, messages: dict[str, Message]) -> None:
         """Send; what Flower does not take is as good as answered with an error."""

@@ -2,8 +2,45 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+from datetime import UTC, datetime
+
+from flwr.app import Message
 from flwr.common.constant import ErrorCode
+from flwr.server.superlink.linkstate.in_memory_linkstate import InMemoryLinkState
+from flwr.serverapp import Grid
 from flwr.supercore.inflatable.inflatable_utils import ObjectPushError
+from flwr.superlink.grid import InMemoryGrid
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
-__all__ = ["DecodeError", "ErrorCode", "ObjectPushError"]
+__all__ = ["DecodeError", "ErrorCode", "ObjectPushError", "find_messages_by_node"]
+
+
+def find_messages_by_node(grid: Grid) -> None:
+    """In simulation, let Flower find the messages for a node without a look at those for all others.
+
+    Its engine asks for each node's messages ten times a second, and Flower 1.41 looks through all messages for each
+    answer: 5.9 s of the process that the server shares, for 1,000 messages to 1,000 nodes. A SuperLink on a network,
+    which is asked by the nodes that there are, stays as it is.
+    """
+    if not isinstance(grid, InMemoryGrid) or not isinstance(grid.state, InMemoryLinkState):
+        return
+    state = grid.state
+    store = state.store_message_ins
+    waiting: dict[int, list[Message]] = defaultdict(list)
+
+    def store_message_ins(message: Message) -> str | None:
+        with state.lock:
+            if key := store(message):
+                waiting[message.metadata.dst_node_id].append(message)
+            return key
+
+    def get_message_ins(node_id: int, limit: int | None, *, run_id: int | None = None) -> list[Message]:
+        with state.lock:
+            found = waiting.pop(node_id, [])
+            for message in found:
+                message.metadata.delivered_at = datetime.now(UTC).isoformat()
+            return found
+
+    state.store_message_ins = store_message_ins  # type: ignore[method-assign]
+    state.get_message_ins = get_message_ins  # type: ignore[method-assign]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
@@ -14,7 +15,7 @@ from protofl_common.lineage import Lineage
 from protofl_common.privacy.shamir import FEWEST as FEWEST_IN_SUM
 from protofl_common.robust import FEWEST
 from protofl_common.settings import Settings
-from protofl_common.text import in_order, printable
+from protofl_common.text import in_order, is_site_name, printable
 from protofl_common.wire.limits import RefusedMessage
 from protofl_common.wire.records import SiteCard, pack_baseline, unpack_site_card
 from protofl_common.wire.secagg import MOST_SITES
@@ -68,8 +69,8 @@ class Federation:
         Raises
         ------
         FederationError
-            If too few do so within ``join-timeout``, if those that cannot take part (wrong settings, missing data)
-            leave too few, if nobody says how many to wait for, or if the sites do not fit together.
+            If fewer than ``min-clients`` do so within ``join-timeout``, if those that cannot take part (wrong settings,
+            missing data) leave fewer, if nobody says how many to wait for, or if the sites do not fit together.
         """
         deadline = time.monotonic() + self.settings.federation.join_timeout
         absent = set(expected)
@@ -88,20 +89,42 @@ class Federation:
             if not self._waiting and not absent and wanted and len(self.cards) >= wanted:
                 break
             problems = {node: why for node, why in self.problems.items() if node in self.online}
-            too_few = len(self.cards) < wanted <= len(self.cards) + len(problems) or not self.cards
-            if not self._waiting and problems and too_few:
-                raise FederationError(_explain(problems))
+            all_heard = len(self.cards) < wanted <= len(self.cards) + len(problems)
+            if not self._waiting and problems and (all_heard or not self.cards):
+                if not 0 < self._enough() <= len(self.cards):
+                    raise FederationError(_explain(problems))
+                if not absent:
+                    break
             time.sleep(0.1)
         wanted = self._wanted()
-        if not wanted or len(self.cards) < wanted:
+        if not wanted or len(self.cards) < self._enough():
             raise FederationError(self._too_few())
+        self._leave_out_odd_ones()
         if absent:
             say(f"going on without {', '.join(in_order(absent))}: not there after join-timeout")
         if self.problems:
             say(_explain(self.problems))
         _check_fit(self.settings, self.cards)
         self._check_replies()
+        if len(self.cards) < wanted:
+            say(f"going on with {len(self.cards)} of {wanted} clients (min-clients)")
         self.owners = self.node_of | self.owners
+
+    def _leave_out_odd_ones(self) -> None:
+        """Go on with the sites that fit together, where they are more than any others and as many as suffice."""
+        groups = defaultdict(list)
+        for name, card in self.cards.items():
+            groups[card.classes, card.weights].append(name)
+        largest, *others = sorted(groups.values(), key=len, reverse=True)
+        if not others or len(largest) == len(others[0]) or len(largest) < self._enough():
+            return
+        usual = {name: self.cards[name] for name in largest}
+        for name in in_order(self.cards.keys() - usual.keys()):
+            card, node = self.cards.pop(name), self.node_of.pop(name)
+            try:
+                _check_fit(self.settings, usual | {name: card})
+            except FederationError as error:
+                self.problems[node] = f"{name}: {error}"
 
     @property
     def num_partitions(self) -> int:
@@ -136,7 +159,7 @@ class Federation:
             if self._admit(name, node, card):
                 say(f"  new: {name}, {card.arch}, takes part from the next round on")
         for node in self.problems.keys() - before[1]:
-            say(f"  a client cannot take part: {self.problems[node]}")
+            say(f"  {_explain({node: self.problems[node]})}")
 
     def await_sites(self) -> None:
         """Before a round: look around, and wait for ``min-replies`` connected sites, at most for ``join-timeout``."""
@@ -223,7 +246,9 @@ class Federation:
         try:
             card = unpack_site_card(content)
         except RefusedMessage as refusal:
-            self.problems[node] = f"an introduction with {refusal}"
+            record = content.config_records.get("site")
+            name = str(record.get("name")) if record else ""
+            self.problems[node] = f"{f'site {name}: ' if is_site_name(name) else ''}an introduction with {refusal}"
             return
         self._given[node] = card
         if self.settings.federation.bind_sites and self.owners.get(card.name, node) != node:
@@ -236,6 +261,13 @@ class Federation:
     def _wanted(self) -> int:
         """How many sites to wait for; 0: not known yet."""
         return self.settings.federation.num_clients or self.num_partitions
+
+    def _enough(self) -> int:
+        """How many sites suffice where others cannot take part or are not there; 0: not known yet."""
+        wanted, least = self._wanted(), self.settings.federation.min_clients
+        if not least:
+            least = wanted if self.num_partitions else max(2, wanted // 2 + 1)
+        return min(least, wanted)
 
     def _too_few(self) -> str:
         wanted, timeout = self._wanted(), self.settings.federation.join_timeout
@@ -301,9 +333,15 @@ def _must_agree(what: str, values: dict[str, str], hint: str) -> None:
 
 
 def _explain(problems: dict[int, str]) -> str:
-    """Each distinct problem once, with how many clients have it."""
-    counted: dict[str, int] = defaultdict(int)
+    """Each distinct problem once, with the sites that have it, or how many clients where these say no name."""
+    whose: dict[str, list[str]] = defaultdict(list)
     for reason in problems.values():
-        counted[reason] += 1
-    lines = [f"{number} client{'s' * (number > 1)} cannot take part: {why}" for why, number in counted.items()]
-    return "\n".join(lines)
+        named = re.match(r"site ([\w.-]+): ", reason)
+        whose[reason[named.end() :] if named else reason].append(named[1] if named else "")
+    return "\n".join(f"{_who(names)} cannot take part: {why}" for why, names in whose.items())
+
+
+def _who(names: list[str]) -> str:
+    known = [name for name in names if name]
+    others = len(names) - len(known)
+    return ", ".join(in_order(known) + [f"{others} client{'s' * (others > 1)}"] * (others > 0))

@@ -4,7 +4,8 @@
                                         training samples of each class
     ``prototypes.jsonl``                a line per round: the margin of each class, of every client's prototypes and of
                                         the global ones (FedTGP, Figure 1); null where a class has none
-    ``client-prototypes.safetensors``   the last round's client prototypes: means [P, D], labels [P], owners [P], and in
+    ``client-prototypes.safetensors``   the last round's client prototypes (of many clients, while a run goes on, those
+                                        of every tenth round): means [P, D], labels [P], owners [P], and in
                                         the metadata the round and, as JSON, the sites that the owners number; beside
                                         them the global ones after that round
     ``test-features.safetensors``       the same of test features, from clients that tell them (`insight`)
@@ -17,7 +18,8 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -38,6 +40,10 @@ MOST_ABSENT = 10
 claims a million must not keep the server at it."""
 
 
+FEW, EVERY = 2000, 10
+"""Up to so many vectors of clients are written after each round, more of them after every so many rounds."""
+
+
 class Recording:
     """Writes the files of the module as the run goes on."""
 
@@ -45,6 +51,7 @@ class Recording:
         self.settings = settings
         self.folder = folder
         self.files = RunFolder(folder)
+        self._write: Callable[[], None] | None = None
 
     def sites(self, strategy: Strategy) -> None:
         """Before the first round: who takes part, with the division of the data as far as it is known here."""
@@ -67,10 +74,13 @@ class Recording:
         self.files.add(MARGINS, row)
         sets = {site: (one.means, one.labels) for site, one in uploads.items()}
         more = {} if owned is None else {"global-means": owned.means, "global-labels": owned.labels}
-        _write_owned(self.folder / "client-prototypes.safetensors", "means", sets, number, more)
+        self._write = partial(_write_owned, self.folder / "client-prototypes.safetensors", "means", sets, number, more)
+        if sum(map(len, uploads.values())) <= FEW or number % EVERY == 0 or number == self.settings.run.rounds:
+            self._write_prototypes()
 
     def finish(self, strategy: Strategy) -> None:
         """After the final evaluation: who took part in the end, and what clients sent for the report."""
+        self._write_prototypes()
         insights = strategy.outcome.insights
         facts: dict[str, SiteFacts] = {
             site: {"train-classes": counts} for site, counts in self._division(strategy.federation.cards).items()
@@ -88,6 +98,12 @@ class Recording:
         if features:
             path = self.folder / "test-features.safetensors"
             _write_owned(path, "features", features, self.settings.run.rounds, {})
+
+    def _write_prototypes(self) -> None:
+        """Those of the last round that had any, unless they are written."""
+        if self._write is not None:
+            self._write()
+        self._write = None
 
     def _write_sites(self, strategy: Strategy, facts: Mapping[str, SiteFacts]) -> None:
         cards = strategy.federation.cards

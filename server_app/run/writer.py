@@ -5,6 +5,7 @@ A run's folder holds
     ``resume.toml``              the same, to let the run go on after it was stopped
     ``checkpoints/``             what that takes, after each of the last three rounds (`checkpoint.py`)
     ``metrics.jsonl``            one line per round: figures over clients, per client, bytes, seconds, failures
+    ``run.log``                  what the run has said, with time and level
     ``summary.json``             the final figures, totals and versions
     ``prototypes.safetensors``   the global prototypes, where the algorithm has them
     ``weights.safetensors``      the global model, where the algorithm has one
@@ -89,6 +90,7 @@ class Results:
         self.files = RunFolder(folder)
         self.metrics = folder / METRICS
         self.rows: list[RoundRow] = []
+        """Without the figures of each client, which grow with clients and rounds; those are in the file."""
         self.trouble: Counter[str] = Counter()
         self.capped: set[str] = set()
         """Sites of which it has been said that they weigh less than they claim."""
@@ -106,8 +108,8 @@ class Results:
         if not self.metrics.exists() or self.metrics.stat().st_size < start.metrics_bytes:
             raise SettingsError(f"resume = true: {self.metrics} lacks rows of the first {start.round} rounds")
         os.truncate(self.metrics, start.metrics_bytes)
-        self.rows = self.files.rows()
-        for row in self.rows:
+        for row in self.files.each_row():
+            self.rows.append({**row, "clients": {}})
             self.trouble.update({kind: len(row[kind]) for kind in TROUBLE})
         self.files.drop_margins_after(start.round)
         then = f"round {start.round + 1} is next" if start.round < rounds else "its final evaluation is next"
@@ -236,12 +238,12 @@ class Results:
 
     def _note(self, row: RoundRow, outcome: Outcome) -> None:
         """Keep a row and say what went wrong in it."""
-        self.rows.append(row)
+        self.rows.append({**row, "clients": {}})
         self.files.add(METRICS, row)
         if self.events is not None:
             self.events.add(row)
         self._call_back(row)
-        missing = dict.fromkeys(outcome.missing, f"no answer in {self.settings.federation.round_timeout:g} s")
+        missing = dict.fromkeys(outcome.missing, f"no answer in {outcome.waited:.0f} s")
         troubles = {"failed": outcome.failed, "refused": outcome.refused, "missing": missing, "late": outcome.late}
         for kind in TROUBLE:
             self.trouble[kind] += len(troubles[kind])

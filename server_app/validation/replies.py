@@ -63,6 +63,8 @@ class Outcome:
     """Of the exchange and of the server's step."""
     bytes_down: int = 0
     bytes_up: int = 0
+    waited: float = 0.0
+    """Seconds of the exchange, for those that did not answer."""
     void: str = ""
     """Why nothing was merged; "" where it was."""
     capped: dict[str, str] = field(default_factory=dict)

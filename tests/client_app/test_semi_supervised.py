@@ -59,7 +59,7 @@ def test_the_training_set_is_what_is_labelled(tmp_path: Path) -> None:
     assert client.site.train_set.labels.sort().values.tolist() == list(range(10))
     assert client.site.train_set.unlabelled is not None
     assert len(client.site.train_set.unlabelled) == 20
-    assert len(client.site.data.train_labels) == client.site.card({}).train_samples == 30
+    assert len(client.site.data.train_labels) == client.site.card(1, "").train_samples == 30
     assert (client.site.test_set.labels >= 0).all()
     assert client.site.test_set.unlabelled is None
 

@@ -108,7 +108,7 @@ def test_hostile_names_are_shown_as_they_are_and_do_nothing(tmp_path: Path) -> N
     rows = [row(number, sites) for number in (1, 2, 3)]
     rows[1] |= {"refused": {sites[0]: HOSTILE[1]}, "failed": {sites[1]: HOSTILE[0]}, "missing": [sites[2]]}
     rows[2]["losses"][HOSTILE[0]] = 1.0
-    folder = write(tmp_path / "run", rows, dataset=HOSTILE[0], **{"round-timeout": 9.0})
+    folder = write(tmp_path / "run", rows, dataset=HOSTILE[0])
     write_prototypes(folder, sites, list(HOSTILE), 3)
     facts = json.loads((folder / "sites.json").read_text())
     for index, site in enumerate(sites):
@@ -119,7 +119,7 @@ def test_hostile_names_are_shown_as_they_are_and_do_nothing(tmp_path: Path) -> N
     page.assert_self_contained()
     assert [cells[0] for cells in page.table("client", "domain")] == sites
     assert ["2", "refused", sites[0], HOSTILE[1]] in page.table("round", "what")
-    assert ["2", "missing", sites[2], "no answer in 9.0 s"] in page.table("round", "what")
+    assert ["2", "missing", sites[2], "no answer in time"] in page.table("round", "what")
     assert {"backbones", "accuracy-of-domains", "distribution", "prototypes-tsne"} <= set(page.figures)
 
 

@@ -83,7 +83,7 @@ def test_the_wheel_runs_exports_and_predicts(clean: Clean, tmp_path: Path) -> No
     Image.fromarray((load_digits().images[7] * 15.9).astype(np.uint8)).save(clean.folder / "seven.png")
     told = json.loads(clean.run("protofl", "predict", "model", "seven.png", "--json"))
     assert told["name"] in "0123456789"
-    assert "fedtgp-digit-domains" in clean.run("protofl", "table", "configs/tables/side-by-side.yaml", "--dry-run")
+    assert "FedTGP" in clean.run("protofl", "table", "configs/tables/side-by-side.yaml", "--dry-run")
 
 
 def test_the_bundle_runs(clean: Clean, tmp_path: Path) -> None:

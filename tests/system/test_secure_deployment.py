@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
+import sqlite3
 import ssl
 import stat
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from urllib.error import HTTPError
@@ -19,9 +22,10 @@ from urllib.request import HTTPSHandler, ProxyHandler, Request, build_opener
 import pytest
 
 from tests.system.machines import README, SITES, Machines, blocks_of
-from tests.system.processes import free_port
+from tests.system.processes import ROOT, free_port
 
 pytestmark = pytest.mark.system
+OPERATIONS = ROOT / "docs" / "operations.md"
 
 
 @pytest.fixture(scope="module")
@@ -109,3 +113,58 @@ def test_a_worker_without_the_secret_gets_nothing(federation: Machines, tmp_path
     command = "exec flower-superexec --runtime-api-address 127.0.0.1:8001 --root-certificates certs/ca.crt"
     federation.end_of("superlink", command, tmp_path / "log")  # it ends, and says nothing
     assert '"POST /v1/runtime/acquire-task HTTP/1.1" 401' in federation.logs()
+
+
+# -- docs/operations.md, on what stands --------------------------------------------------------------------------------
+
+
+def nodes(machines: Machines) -> dict[str, tuple[str, str]]:
+    """Site -> (node, state), as `protofl status` shows them."""
+    shown = machines.run("superlink", "protofl status federation")
+    assert shown.returncode == 0, shown.stderr
+    found = [line.split()[:3] for line in shown.stdout.splitlines()]
+    return {name: (node, state) for name, node, state in found if state in ("online", "offline", "registered")}
+
+
+def wait_until(machines: Machines, wanted: Callable[[dict[str, tuple[str, str]]], bool]) -> dict[str, tuple[str, str]]:
+    """What is shown once it is so."""
+    deadline = time.monotonic() + 120
+    while not wanted(found := nodes(machines)):
+        assert time.monotonic() < deadline, f"{found}\n{machines.logs()}"
+        time.sleep(0.5)
+    return found
+
+
+def test_the_operators_page(federation: Machines) -> None:
+    """Its blocks in order; north has a new key at the end, and nobody else has noticed."""
+    before = wait_until(federation, lambda found: all(found[site][1] == "online" for site in SITES))
+    for block in blocks_of(OPERATIONS):
+        federation.step(block.machine, block.text)
+        if block.machine == "north":
+            federation.carry("north", "superlink", "nodes/north.pub")
+    at = federation.checkout("superlink")
+    assert re.search(r'^protofl_site_online\{site="south",node="\d+"\} 1$', (at / "protofl.prom").read_text(), re.M)
+    with sqlite3.connect(at / "backup" / "superlink.db") as copy:
+        assert copy.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+    now = wait_until(federation, lambda found: found["north"] != before["north"] and found["north"][1] == "online")
+    assert now["north"][0] != before["north"][0]
+    assert now["south"] == before["south"]
+
+
+@pytest.mark.long
+def test_a_run_that_was_stopped_goes_on_as_the_page_says(federation: Machines) -> None:
+    *_, run = blocks_of(README)
+    folder = federation.checkout("superlink") / "runs" / "first"
+    shutil.rmtree(folder, ignore_errors=True)
+    command = next(line for line in re.split(r"(?<!\\)\n", run.text) if line.startswith("flwr run"))
+    federation.step("superlink", command.replace("--stream", "").replace("rounds=2", "rounds=4"))
+    deadline = time.monotonic() + 240
+    while not list(folder.glob("checkpoints/000001*")):
+        assert time.monotonic() < deadline, federation.logs()
+        time.sleep(0.5)
+    listed = json.loads(federation.run("superlink", "flwr ls federation --format json").stdout)
+    number = next(run["run-id"] for run in listed["runs"] if not run["status"].startswith("finished"))
+    (block,) = re.findall(r"(?ms)^```sh superlink stopping\n(.*?)^```", OPERATIONS.read_text(encoding="utf-8"))
+    done = federation.run("superlink", f"RUN={number}\n{block}", timeout=400)
+    summary = json.loads((folder / "summary.json").read_text())
+    assert (summary["rounds"], len(summary["resumed-after-rounds"])) == (4, 1), done.stdout + done.stderr

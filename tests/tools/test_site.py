@@ -28,6 +28,7 @@ from protofl_common.tools.site.bundle import allowed_code
 from protofl_common.tools.site.check import Finding, findings
 from protofl_common.tools.site.client_process import INSTALLED, AllowedCode, Refusal
 from protofl_common.tools.site.executor import Executor
+from protofl_common.tools.superlink_tls import Shown
 from tests.harness import run_config, run_federation
 from tests.test_sites import images
 
@@ -302,6 +303,7 @@ def test_the_page_shows_what_the_check_prints(
     (site / "certs/nodes/north").touch(0o600)
     monkeypatch.setenv("XDG_CACHE_HOME", str(site / "home/.cache"))
     monkeypatch.setenv("FLWR_HOME", str(site / "home/.flwr"))
+    monkeypatch.setattr("protofl_common.tools.site.check.shown_by", lambda address, certificates: Shown(800, 0.2))
     (example,) = re.findall(r"```\n\$ (protofl site check .*?)\n```", PAGE, re.S)
     command, shown = re.split(r"(?<!\\)\n", example, maxsplit=1)
     words = shlex.split(command.replace("/data/", f"{site}/data/"))

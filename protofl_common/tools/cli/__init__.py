@@ -1,7 +1,8 @@
 """The command ``protofl``. One file per subcommand; each has `describe` and `act`, `site` also `parse`.
 
 It adds nothing that Flower's own commands cannot do: it writes their arguments, starts a SuperLink of its own and
-reads the files that a run leaves behind. It imports no Flower, but for `site`, and only the chosen subcommand.
+reads the files that a run leaves behind. It imports only the chosen subcommand, and no Flower but for `site` and
+`status`.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ COMMANDS = {
     "export": "a site's trained model, for use outside of the federation",
     "predict": "classes of image files, by a model that was exported",
     "predictions": "what the clients' models of a run say of their test samples, in one file",
+    "doctor": "what is wrong with this machine, and what to do about it",
+    "status": "a federation of separate machines: who is online, who submitted what, what went wrong",
     "site": "a machine with data of its own: its SuperNode, with code that its operator chose",
 }
 """The name of each file beside this one, and what it does."""

@@ -1,5 +1,5 @@
-"""``--json``, alike for every command: an object on standard output, whose ``command`` and ``format`` say how to read it
-(`docs/reference/commands.schema.json`). What goes wrong goes to standard error, as without it.
+"""``--json``, alike for every command: an object on standard output, whose ``command`` and ``format`` tell readers what
+it is (`docs/reference/commands.schema.json`). What goes wrong goes to standard error, as without it.
 """
 
 from __future__ import annotations

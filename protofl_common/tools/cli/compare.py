@@ -1,11 +1,18 @@
-"""Finished runs side by side: their figures, and the settings in which they differ.
+"""Finished runs side by side. Runs of the same settings but for the seed are a group.
 
-protofl compare runs/20261121-103501-fedproto-mnist-4711 runs/another
+  protofl compare runs/one runs/another                   # figures, and the settings in which they differ
+  protofl compare runs/tables/runs --csv runs.csv         # all finished runs in a folder, by groups
+  protofl compare runs --against runs/local-1 --figure all.svg
+
+Of groups it shows n, mean and 95 % interval (Student's t) of one figure, and the difference from the first group, or
+from that of --against: over the seeds that both have, with its interval and the p of a two-sided paired t-test.
 """
 
 from __future__ import annotations
 
 import argparse
+import csv
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,20 +20,127 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from protofl_common.config.options import SettingsError
 from protofl_common.config.sections import keys_that_change
+from protofl_common.files import replacing, write_text
 from protofl_common.metrics import human_bytes, human_seconds
 from protofl_common.run_folder import RunFolder, Summary
+from protofl_common.tools.cli.as_json import add_json, print_json
+from protofl_common.tools.cli.recipes import run_named
+from protofl_common.tools.groups import Estimate, Group, difference, draw_groups, grouped, run_folders
+from protofl_common.tools.tables.metrics import LEGAL, Figure
 
 
 def describe(parser: argparse.ArgumentParser) -> None:
     """The arguments."""
-    parser.add_argument("runs", nargs="+", metavar="RUN", help="folder of a run")
+    parser.add_argument(
+        "runs", nargs="+", metavar="RUN", help="folder of a run, its name in runs/, or a folder of runs"
+    )
+    parser.add_argument("--against", metavar="RUN", help="a run of the group that others are compared with (the first)")
+    parser.add_argument(
+        "--each", action="store_true", help="a column per run, even where runs differ in their seeds only"
+    )
+    for part in ("what", "when", "over"):
+        parser.add_argument(f"--{part}", default="", help=f"of groups: {LEGAL[part][0]}".replace("%", "%%"))
+    parser.add_argument("--csv", type=Path, metavar="FILE", help="a line per run: group, seed, figure, difference")
+    parser.add_argument("--figure", type=Path, metavar="FILE.svg", help="the groups' means with their intervals")
+    add_json(parser)
 
 
 def act(arguments: argparse.Namespace) -> int:
-    """Print the table."""
-    Console().print(comparison([Path(run) for run in arguments.runs]))
+    """Print the table, and write the files."""
+    folders = run_folders([run_named(run) for run in arguments.runs])
+    if arguments.each:
+        Console().print(comparison(folders))
+        return 0
+    parts = {part: getattr(arguments, part) for part in ("what", "when", "over") if getattr(arguments, part)}
+    groups = grouped(folders, Figure.of(parts, "compare") if parts else None)
+    if arguments.against:
+        groups = _first(run_named(arguments.against), groups)
+    console = Console()
+    if arguments.json:
+        print_json("compare", {"groups": [_as_dict(group, groups[0]) for group in groups]})
+    elif len(groups) == len(folders):
+        console.print(comparison(folders))
+        if len(groups) > 1:
+            print("One run each: a difference may be chance. Repeat them with seed=1, seed=2, … to see intervals.")
+    else:
+        console.print(table_of(groups))
+        if extra := len(folders) - sum(len(group.runs) for group in groups):
+            print(f"{extra} runs repeat another with the same settings and seed; each such run counts once.")
+        if len(groups) > 2:
+            print(
+                f"p is of each comparison alone; with {len(groups) - 1} of them, small ones come by chance more often."
+            )
+    if arguments.csv:
+        _write_csv(arguments.csv, groups)
+    if arguments.figure:
+        write_text(arguments.figure, draw_groups(groups, str(Figure.of(parts, "")) if parts else "accuracy, %"))
+    for file in filter(None, (arguments.csv, arguments.figure)):
+        print(file, file=sys.stderr)
     return 0
+
+
+def _first(run: Path, groups: list[Group]) -> list[Group]:
+    """The groups, that of ``run`` first."""
+    chosen = [group for group in groups if run.resolve() in {folder.resolve() for folder in group.runs.values()}]
+    if not chosen:
+        raise SettingsError(f"--against {run}: must be one of the runs that are compared")
+    return [*chosen, *(group for group in groups if group is not chosen[0])]
+
+
+def table_of(groups: list[Group]) -> Table:
+    """A row per group; differences are from the first."""
+    table = Table()
+    table.add_column("group", overflow="fold")
+    for name in ("n", "mean", "95 % interval", "difference", "95 % interval", "p"):
+        table.add_column(name, justify="right")
+    table.add_column("", overflow="fold")
+    for group in groups:
+        one = Estimate.of(list(group.values.values()))
+        row = [escape(group.name), str(one.n), f"{one.mean:.2f}", _interval(one)]
+        if group is groups[0]:
+            table.add_row(*row, "", "", "", "" if one.n > 1 else "one seed")
+            continue
+        found = difference(group, groups[0])
+        than = found.estimate
+        shown = ["–"] * 3 if than is None else [f"{than.mean:+.2f}", _interval(than), _p(than)]
+        table.add_row(*row, *shown, found.note)
+    return table
+
+
+def _interval(one: Estimate) -> str:
+    return f"{one.mean - one.half:.2f} … {one.mean + one.half:.2f}" if one.n > 1 else "–"
+
+
+def _p(one: Estimate) -> str:
+    return "–" if one.n == 1 else "< 0.001" if one.p < 0.001 else f"{one.p:.3f}"
+
+
+def _as_dict(group: Group, reference: Group) -> dict[str, object]:
+    found = None if group is reference else difference(group, reference)
+    than = found.estimate if found else None
+    return {
+        "name": group.name,
+        "settings": group.settings,
+        "clients": group.clients,
+        "runs": {str(seed): str(folder) for seed, folder in group.runs.items()},
+        "values": {str(seed): value for seed, value in group.values.items()},
+        **Estimate.of(list(group.values.values())).as_dict(),
+        "difference": than and {**than.as_dict(), "p": than.p if than.n > 1 else None},
+        "note": found.note if found else "",
+    }
+
+
+def _write_csv(file: Path, groups: list[Group]) -> None:
+    with replacing(file) as beside, beside.open("w", encoding="utf-8", newline="") as opened:
+        writer = csv.writer(opened, lineterminator="\n")
+        writer.writerow(["group", "seed", "value", "difference", "run"])
+        for group in groups:
+            paired = groups[0].values if group is not groups[0] and group.data == groups[0].data else {}
+            for seed, value in group.values.items():
+                than = f"{value - paired[seed]:.6g}" if seed in paired else ""
+                writer.writerow([group.name, seed, f"{value:.6g}", than, group.runs[seed]])
 
 
 def comparison(folders: list[Path]) -> Table:

@@ -18,16 +18,23 @@ from protofl_common.config.architectures import ARCHITECTURES, GROUPS
 from protofl_common.config.backbones import EMBEDDED, OTHERS
 from protofl_common.config.datasets import DATASETS, PARTITIONS
 from protofl_common.plugins import installed
+from protofl_common.tools.cli.as_json import add_json, print_json
 from protofl_common.wire.schema import Declared, Entry, Update, Vectors, VectorSets, Weights
 
 
 def describe(parser: argparse.ArgumentParser) -> None:
     """The arguments."""
     parser.add_argument("what", nargs="?", choices=tuple(lists()), metavar="WHAT", help=", ".join(lists()))
+    add_json(parser)
 
 
 def act(arguments: argparse.Namespace) -> int:
     """Print all lists, or one."""
+    if arguments.json:
+        print_json(
+            "list", {name: dict(found) for name, (_, found) in lists().items() if arguments.what in (None, name)}
+        )
+        return 0
     console = Console()
     for name, (setting, entries) in lists().items():
         if arguments.what in (None, name):

@@ -1,7 +1,7 @@
 """What every client's model of a simulated run says of the client's test samples: a row per sample, in one file.
 
 protofl predictions runs/mine
-protofl predictions mine --out mine.parquet      (a name in runs/)
+protofl predictions mine --out mine.parquet      # a name in runs/
 
 Columns: client, domain, sample (its row in the data set), label, name; where the model predicts by its head: head (the
 label it says) and head-0, head-1, … (logits of the classes); where by prototypes: prototype and prototype-0, … (-d²/T,

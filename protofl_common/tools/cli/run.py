@@ -11,12 +11,17 @@ from __future__ import annotations
 
 import argparse
 import sys
+from pathlib import Path
+
+from rich.console import Console
 
 from protofl_common.config.options import Scalar, SettingsError
 from protofl_common.config.sections import DataSettings
 from protofl_common.datasets import check_data_settings
 from protofl_common.datasets.sources import source_of
+from protofl_common.run_folder import RunFolder
 from protofl_common.settings import Settings, default_run_config
+from protofl_common.tools.cli.as_json import add_json, print_json
 from protofl_common.tools.cli.assignments import as_run_config, read_assignments
 from protofl_common.tools.cli.flower import flwr_run, follow, shown
 from protofl_common.tools.cli.recipes import DEFAULT_FEDERATION, read_recipe
@@ -37,6 +42,7 @@ def describe(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--quiet", action="store_true", help="show the result only")
     parser.add_argument("--verbose", action="store_true", help="show Flower's command and all that it says")
     add_resources(parser)
+    add_json(parser)
 
 
 def add_resources(parser: argparse.ArgumentParser) -> None:
@@ -88,12 +94,18 @@ def act(arguments: argparse.Namespace) -> int:
     else:  # Flower does not take a file and pairs together
         run_config = as_run_config((recipe.settings if recipe else {}) | given)
     command = flwr_run(run_config, federation)
-    with Screen(quiet=arguments.quiet, verbose=arguments.verbose) as screen, SuperLink() as superlink:
+    console = Console(stderr=True, highlight=False, soft_wrap=True) if arguments.json else None
+    with Screen(quiet=arguments.quiet, verbose=arguments.verbose, console=console) as screen, SuperLink() as superlink:
         if arguments.verbose:
             screen(f"$ {shown(command, superlink)}")
         ended = follow(command, superlink, screen)
         if ended.well:  # told before the SuperLink has stopped, which takes seconds
             screen.conclude(NEXT)
+    if arguments.json:
+        said = [line.removeprefix("results: ") for line in ended.tail if line.startswith("results: ")]
+        folder = Path(said[-1]) if said else None
+        summary = RunFolder(folder).summary() if folder else None
+        print_json("run", {"status": ended.status, "folder": folder and str(folder), "summary": summary})
     if not ended.well:
         if not screen.explained:
             print(ended.reason, file=sys.stderr)

@@ -19,6 +19,7 @@ import sys
 from pathlib import Path
 
 from protofl_common.config.options import SettingsError
+from protofl_common.tools.cli.as_json import add_json, print_json
 from protofl_common.tools.cli.assignments import read_assignments
 from protofl_common.tools.cli.recipes import ROOT
 from protofl_common.tools.cli.superlink import BIN
@@ -42,6 +43,7 @@ def describe(parser: argparse.ArgumentParser) -> None:
         help="SHA-256 hashes of bundles, with commas; default: installed, the code of this machine's own checkout; "
         "check: any, as flower-supernode does",
     )
+    add_json(parser)
 
 
 def parse(parser: argparse.ArgumentParser, arguments: list[str]) -> argparse.Namespace:
@@ -104,8 +106,12 @@ def check(arguments: argparse.Namespace) -> int:
 
     allow = ANY if arguments.allow_code == ANY else allowed_code(arguments.allow_code)
     found = findings(allow, arguments.supernode, read_assignments(arguments.words))
-    for one in found:
-        print(f"{one.level:8}{one.topic:14}{one.text}")
+    if arguments.json:
+        rows = [{"level": (one.level or "ok").lower(), "topic": one.topic, "text": one.text} for one in found]
+        print_json("site check", {"findings": rows})
+    else:
+        for one in found:
+            print(f"{one.level:8}{one.topic:14}{one.text}")
     return int(any(one.level == WRONG for one in found))
 
 
@@ -115,7 +121,14 @@ def status(arguments: argparse.Namespace) -> int:
     from protofl_common.tools.site.stored import free_space, stored_at
 
     node = node_config(supernode_options(arguments.supernode).node_config)
-    print(*stored_at(node), free_space(node), sep="\n")
+    if arguments.json:
+        kept = [
+            {"name": one.name, "bytes": one.bytes, "paths": [str(path) for path in one.paths]}
+            for one in stored_at(node)
+        ]
+        print_json("site status", {"kept": kept})
+    else:
+        print(*stored_at(node), free_space(node), sep="\n")
     return 0
 
 

@@ -5,17 +5,21 @@
 
 Start it again to go on: finished runs are not repeated, interrupted ones go on after their last round. A run that fails
 does not stop the others, and rows whose data are not here are skipped. KEY=VALUE overrides a setting of all runs.
-Results stand in OUT/TABLE.md and OUT/TABLE.csv, the runs in OUT/runs (shared by all tables), their logs in OUT/logs.
+Results stand in OUT/TABLE.md and OUT/TABLE.csv, those of each seed in OUT/TABLE.long.csv, the runs in OUT/runs (shared
+by all tables), their logs in OUT/logs. protofl compare OUT/runs shows intervals and tests.
 """
 
 from __future__ import annotations
 
 import argparse
+from collections import Counter
 from pathlib import Path
 
 from rich.console import Console
 from rich.markdown import Markdown
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
 
 from protofl_common.config.options import Scalar, SettingsError
 from protofl_common.tools.cli.assignments import read_assignments
@@ -23,7 +27,7 @@ from protofl_common.tools.cli.recipes import found
 from protofl_common.tools.cli.run import add_resources, with_resources
 from protofl_common.tools.tables.execute import Launch, Runs, flower_launcher
 from protofl_common.tools.tables.plan import Cell, Run, plan, runs_of
-from protofl_common.tools.tables.render import as_csv, collect, markdown
+from protofl_common.tools.tables.render import as_csv, as_long_csv, collect, markdown
 from protofl_common.tools.tables.spec import TableFile, read_table
 
 
@@ -85,16 +89,34 @@ def execute(
 
 
 def show_plan(planned: list[tuple[TableFile, list[Cell]]], runs: Runs, console: Console) -> None:
-    """A line per cell that is skipped and per run, with what is to be done."""
+    """A line per cell: which seeds are to run, which are finished, and the settings in which it differs from others."""
     for table, cells in planned:
-        console.print(f"[bold]{table.name}[/bold]: {table.title}", highlight=False)
+        shown = Table("row", "column", "to run: seed", "finished", "clients", "rounds", box=None, pad_edge=False)
+        shown.add_column("settings", overflow="fold")
         for cell in cells:
-            if cell.skipped:
-                console.print(f"  skipped   {cell.row} / {cell.column}: {cell.skipped}", highlight=False, markup=False)
-        for run in runs_of(cells):
-            state = "finished" if runs.finished(run) else "to run  "
-            clients, rounds = run.federation["num-supernodes"], run.settings.run.rounds
-            console.print(f"  {state}  {run.name}: {clients} clients, {rounds} rounds", highlight=False)
+            if cell.runs:
+                shown.add_row(*map(escape, (cell.row, cell.column, *_planned(cell, cells, runs))))
+        console.print(f"[bold]{escape(table.name)}[/bold]: {escape(table.title)}", highlight=False)
+        if shown.row_count:
+            console.print(shown)
+        for reason, count in Counter(cell.skipped for cell in cells if cell.skipped).items():
+            console.print(f"{count} cells are skipped: {reason}", markup=False, highlight=False, soft_wrap=True)
+        todo = [run for run in runs_of(cells) if not runs.finished(run)]
+        rounds, finished = sum(run.settings.run.rounds for run in todo), len(runs_of(cells)) - len(todo)
+        console.print(
+            f"{len(todo)} runs to make, {rounds:,} rounds in all; {finished} runs are finished", highlight=False
+        )
+
+
+def _planned(cell: Cell, cells: list[Cell], runs: Runs) -> tuple[str, ...]:
+    """What `show_plan` says of a cell."""
+    finished = {seed for seed, run in cell.runs.items() if runs.finished(run)}
+    seeds = [", ".join(str(seed) for seed in cell.runs if (seed in finished) == done) or "–" for done in (False, True)]
+    configs = [next(iter(other.runs.values())).config for other in cells if other.runs]
+    one = next(iter(cell.runs.values()))
+    differing = {key: value for key, value in one.config.items() if any(other.get(key) != value for other in configs)}
+    settings = " ".join(f"{key}={value}" for key, value in differing.items())
+    return (*seeds, str(one.federation["num-supernodes"]), str(one.settings.run.rounds), settings)
 
 
 def _one(run: Run, runs: Runs, launch: Launch, progress: Progress) -> None:
@@ -112,6 +134,7 @@ def _write(table: TableFile, cells: list[Cell], runs: Runs, out: Path, overrides
     results = collect(table, cells, runs)
     (out / f"{table.name}.md").write_text(markdown(table, results, overrides), encoding="utf-8")
     (out / f"{table.name}.csv").write_text(as_csv(table, results), encoding="utf-8")
+    (out / f"{table.name}.long.csv").write_text(as_long_csv(results), encoding="utf-8")
 
 
 def _seeds(text: str) -> tuple[int, ...]:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import shutil
+import ssl
 import stat
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -16,6 +18,7 @@ from typing import Any
 from cryptography.x509 import load_pem_x509_certificates
 from flwr.app import Context, Message, MessageType, RecordDict
 from flwr.clientapp.utils import get_load_client_app_fn
+from flwr.common.constant import TIMESTAMP_TOLERANCE
 from flwr.supercore.task_identity import TaskIdentity
 from flwr.supercore.utils import get_flwr_home
 
@@ -27,12 +30,15 @@ from protofl_common.text import names_in
 from protofl_common.tools.site.bundle import bundle_hash
 from protofl_common.tools.site.client_process import INSTALLED
 from protofl_common.tools.site.node import node_config, site_folders, site_settings, supernode_options
+from protofl_common.tools.superlink_tls import shown_by
 from protofl_common.wire.records import unpack_site_card
 from protofl_common.wire.schema import Counts, Entry, Update, Vectors, Weights
 
 ANY = "any"
 """In place of allowed code: whatever a run brings, as with flower-supernode."""
 WRONG, WARNING, FACT = "WRONG", "warning", ""
+MOST_SECONDS = TIMESTAMP_TOLERANCE
+"""That a clock may be wrong."""
 FEW_DAYS, FEW_BYTES = 30, 2**30
 """Of a certificate that is left, and of a disk that is free: less is worth a warning."""
 
@@ -103,6 +109,27 @@ def _network(options: argparse.Namespace) -> Iterator[Finding]:
         yield _key(Path(options.auth_supernode_private_key).expanduser())
     elif options.superlink:
         yield Finding(WARNING, "key", "none: the SuperLink cannot tell this site from another")
+    if options.superlink:
+        yield from _superlink(options.superlink, options.root_certificates)
+
+
+def _superlink(address: str, root_certificates: str) -> Iterator[Finding]:
+    """Whether it answers, and what of its certificate and of this machine's clock would have this site refused."""
+    try:
+        shown = shown_by(address, os.path.expanduser(root_certificates))
+    except ssl.SSLCertVerificationError as error:
+        cure = "its operator renews it (certificates.py --renew server), brings its authority's, or this clock is wrong"
+        yield Finding(WRONG, "superlink", f"{address}: {error.verify_message}: {cure}")
+    except (OSError, ValueError) as error:
+        yield Finding(WARNING, "superlink", f"{address}: cannot be reached from here ({error})")
+    else:
+        days = "no certificate" if shown.days is None else f"its certificate: {shown.days} days left"
+        few = shown.days is not None and shown.days < FEW_DAYS
+        yield Finding(WARNING if few else FACT, "superlink", f"{address}: answers; {days}")
+        level = WRONG if abs(shown.ahead) > MOST_SECONDS else WARNING if abs(shown.ahead) > MOST_SECONDS / 10 else FACT
+        off = f"{abs(shown.ahead):.0f} s {'ahead of' if shown.ahead > 0 else 'behind'} the SuperLink's"
+        cure = f"; above {MOST_SECONDS} s Flower refuses the site (error 2004): set it by NTP" if level else ""
+        yield Finding(level, "clock", off + cure)
 
 
 def _certificates(path: Path) -> Finding:
@@ -207,7 +234,7 @@ def _in_words(entry: Entry) -> str:
 
 
 def _data(node: Mapping[str, Scalar], asked: Mapping[str, Scalar]) -> Iterator[Finding]:
-    """Ask this checkout's own ClientApp to introduce itself, with a cache that is thrown away."""
+    """Ask this checkout's own ClientApp to introduce itself, with folders that are thrown away."""
     if not asked:
         yield Finding(FACT, "data", "not read; give settings of a run, such as dataset=image-folder partition=own")
         return
@@ -215,10 +242,10 @@ def _data(node: Mapping[str, Scalar], asked: Mapping[str, Scalar]) -> Iterator[F
     app = get_load_client_app_fn("client_app.app:app", str(app_folder()), multi_app=False)("", "", "")
     with tempfile.TemporaryDirectory() as cache:
         config: dict[str, Any] = {**default_run_config(), **asked}
-        context = Context(1, 1, {**node, "cache-dir": cache}, RecordDict(), config)
+        context = Context(1, 1, {**node, "cache-dir": cache, "state-dir": cache}, RecordDict(), config)
         reply = app(Message(RecordDict(), 1, MessageType.QUERY), context)
     if reply.has_error():
-        yield Finding(WRONG, "data", str(reply.error.reason))
+        yield Finding(WRONG, "data", re.sub(r"^site [\w.-]+: ", "", str(reply.error.reason)))
         return
     card = unpack_site_card(reply.content)
     classes = f"{len(card.classes)} classes: {', '.join(card.classes)}"

@@ -33,11 +33,15 @@ class Stored:
         found = [file for path in self.paths for file in ([path] if path.is_file() else path.rglob("*"))]
         return [file for file in found if file.is_file()]
 
+    @property
+    def bytes(self) -> int:
+        """Of all files."""
+        return sum(file.stat().st_size for file in self.files)
+
     def __str__(self) -> str:
-        size = sum(file.stat().st_size for file in self.files) / 1e6
         last = max((file.stat().st_mtime for file in self.files), default=0)
         when = f"{datetime.fromtimestamp(last):%Y-%m-%d %H:%M}" if self.files else "-"
-        return f"{self.name:40} {size:10.1f} MB  {when}"
+        return f"{self.name:40} {self.bytes / 1e6:10.1f} MB  {when}"
 
 
 def stored_at(node: Mapping[str, Scalar]) -> list[Stored]:

@@ -103,6 +103,16 @@ def as_csv(table: TableFile, results: Results) -> str:
     return text.getvalue()
 
 
+def as_long_csv(results: Results) -> str:
+    """A line per row, column and seed: what pandas, R and plots take."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["row", "column", "seed", "figure", "value"])
+    for (row, column), result in results.items():
+        writer.writerows([row, column, seed, result.figure, f"{value:.6g}"] for seed, value in result.values.items())
+    return text.getvalue()
+
+
 def _result(cell: Cell, runs: Runs) -> Result:
     decimals = 1 if cell.figure.what in COUNTS else 2
     if cell.skipped:

@@ -120,7 +120,8 @@ def test_a_large_photo_read_fast_is_nearly_the_same(tmp_path: Path) -> None:
         [one.inputs for one in reading.read_ahead([tmp_path / "photo.jpg"], shape, "uint8", fast=fast)]
         for fast in (False, True)
     )
-    assert whole is not None and fast is not None
+    assert whole is not None
+    assert fast is not None
     assert 0 < np.abs(whole.astype(int) - fast).max() <= 3
 
 

@@ -21,7 +21,8 @@ class FakeSuperLink:
     def __enter__(self) -> FakeSuperLink:
         return self
 
-    def __exit__(self, *_: object) -> None: ...
+    def __exit__(self, *_: object) -> None:
+        print("stopped")
 
 
 @pytest.fixture
@@ -49,7 +50,7 @@ def test_bare_settings_become_flowers_command_and_it_is_shown(
     assert commands == [wanted]
     shown, *log = capsys.readouterr().out.splitlines()
     assert shlex.split(shown) == ["$", "env", "FLWR_HOME=/home of/flower", *wanted]
-    assert log == ["a line of the run"]
+    assert log == ["a line of the run", "stopped"]
 
 
 def test_without_settings_the_defaults_run_with_ten_clients(commands: list[list[str]]) -> None:
@@ -81,6 +82,13 @@ def test_a_recipe_with_settings_becomes_pairs_and_the_settings_win(commands: lis
     assert "rounds=3" in config
     assert "rounds=100" not in config
     assert 'fedproto.distance="mse"' in config
+
+
+def test_the_result_is_shown_before_the_superlink_has_stopped(
+    commands: list[list[str]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["run"]) == 0
+    assert capsys.readouterr().out.splitlines() == ["a line of the run", f"next: {run.NEXT}", "stopped"]
 
 
 def test_a_failed_run_exits_with_1(commands: list[list[str]], capsys: pytest.CaptureFixture[str]) -> None:

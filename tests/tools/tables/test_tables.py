@@ -234,13 +234,20 @@ def test_a_wrong_value_is_named_with_its_cell(small: Path) -> None:
     assert "small: Local / few: train-samples = -1: must be a number at least 0" in str(error.value)
 
 
-def test_the_command_shows_what_would_run(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_shows_what_would_run(
+    small: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
     out = ["--out", str(small.parent / "out")]
     assert main(["table", str(small), "--dry-run", "--only", "Local", "--seeds", "7", "rounds=3", *out]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "small: A small table"
-    assert [line.split()[0:2] for line in lines[1:]] == [["to", "run"]] * 2
-    assert all(line.endswith("3 rounds") for line in lines[1:])
+    assert [line.split() for line in lines[2:4]] == [
+        ["Local", "all", "7", "–", "20", "3", "train-samples=0"],
+        ["Local", "first", "7", "–", "20", "3", "train-samples=0"],
+    ]
+    assert lines[4].split() == ["Local", "few", "7", "–", "3", "3", "train-samples=10"]
+    assert lines[5:] == ["2 runs to make, 6 rounds in all; 0 runs are finished"]
     assert not (small.parent / "out").exists()
 
 

@@ -1,0 +1,114 @@
+"""A federation: who is online, who submitted what, what went wrong, and how stopped runs go on.
+
+  protofl status FEDERATION              on the SuperLink's machine, in the folder that the worker was started in
+  protofl status FEDERATION --metrics F  the same as numbers, for the textfile collector of Prometheus' node exporter
+
+FEDERATION is the SuperLink's name in Flower's config.toml, as for `flwr run`. Exit status 1 if it does not answer.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from protofl_common.config.options import SettingsError
+from protofl_common.files import write_text
+from protofl_common.text import in_order, printable
+
+if TYPE_CHECKING:
+    from protofl_common.tools.federation import Federation, KnownRun, KnownSite
+
+
+def describe(parser: argparse.ArgumentParser) -> None:
+    """The arguments."""
+    parser.add_argument("federation", metavar="FEDERATION", help="a SuperLink in Flower's config.toml")
+    parser.add_argument("--runs", type=Path, default=Path("runs"), help="the folder of results; default: runs")
+    parser.add_argument("--node", metavar="NAME", help="only Flower's number of this site, to unregister it")
+    parser.add_argument("--metrics", type=Path, metavar="FILE", help="write numbers there, in Prometheus' text format")
+
+
+def act(arguments: argparse.Namespace) -> int:
+    """Print them."""
+    from protofl_common.tools.federation import ask, runs_in  # Flower's command line takes a second to import
+
+    federation, runs = ask(arguments.federation), runs_in(arguments.runs)
+    if arguments.node:
+        print(number_of(arguments.node, federation, runs))
+        return 0
+    if arguments.metrics:
+        write_text(arguments.metrics, "".join(f"{line}\n" for line in metrics(federation, runs)))
+        return 0
+    for line in lines(federation, runs):
+        print(line)
+    return 0
+
+
+def number_of(name: str, federation: Federation, runs: list[KnownRun]) -> int:
+    """The node of a site, that of its registration before that of a run; SettingsError if there is none, or several."""
+    known = runs[0].sites() if runs else {}
+    found = [node.node_id for node in federation.nodes if node.name == name]
+    found = found or [node for one, node, _ in _sites(federation, known) if one == name]
+    if len(found) != 1:
+        names = ", ".join(sorted({node.name or str(node.node_id) for node in federation.nodes}))
+        raise SettingsError(f"--node {name}: {len(found)} nodes have this name; choose from {names}")
+    return found[0]
+
+
+def lines(federation: Federation, runs: list[KnownRun]) -> Iterator[str]:
+    """For people."""
+    known = runs[0].sites() if runs else {}
+    for name, node, state in _sites(federation, known):
+        site = known.get(name)
+        last = f"last reply: round {site.last} of {runs[0].folder.name}" if site and site.last else "no reply yet"
+        trouble = ", ".join(f"{number} {kind}" for kind, number in site.trouble.items()) if site else ""
+        yield f"{name:20} {node:>20}  {state:10}  {last}" + (f"  {trouble}; {site.reason}" if site and trouble else "")
+    for run in federation.submissions:
+        asked = " ".join(f"{key}={value!r}" for key, value in run.override_config.items())
+        state = ":".join(filter(None, (run.status.status, run.status.sub_status)))
+        what = f"by {run.account_name or '?'}  bundle {run.fab_hash[:8]}…  {state}  {printable(asked)}"
+        yield f"run {run.run_id}  {run.pending_at[:19]}  {what}"
+    for run_here in runs:
+        done, wanted = run_here.rounds
+        if not run_here.finished and not run_here.goes_on:
+            how = f"flwr run . FEDERATION --stream --run-config {run_here.folder}/resume.toml"
+            yield f"{run_here.folder}: stopped after round {done} of {wanted}; it goes on by {how}"
+    if federation.shown.days is not None:
+        yield f"certificate of the SuperLink: {federation.shown.days} days left"
+
+
+def metrics(federation: Federation, runs: list[KnownRun]) -> Iterator[str]:
+    """For Prometheus."""
+    known = runs[0].sites() if runs else {}
+    for name, node, state in _sites(federation, known):
+        yield _sample("site_online", int(state == "online"), site=name, node=node)
+    for name in in_order(known):
+        yield _sample("site_last_round", known[name].last, site=name)
+        for kind, number in known[name].trouble.items():
+            yield _sample("site_replies_lost_total", number, site=name, kind=kind)
+    if runs:
+        run = runs[0].folder.name
+        yield _sample("run_rounds", runs[0].rounds[0], run=run)
+        yield _sample("run_rounds_wanted", runs[0].rounds[1], run=run)
+        yield _sample("run_finished", int(runs[0].finished), run=run)
+        yield _sample("run_seconds_since_last_round", round(runs[0].age), run=run)
+    if federation.shown.days is not None:
+        yield _sample("certificate_days", federation.shown.days)
+
+
+def _sample(name: str, value: float, **labels: object) -> str:
+    written = [f'{key}="{_escaped(str(label))}"' for key, label in labels.items()]
+    return f"protofl_{name}{{{','.join(written)}}} {value}"
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
+
+
+def _sites(federation: Federation, known: dict[str, KnownSite]) -> Iterator[tuple[str, int, str]]:
+    """(name, node, state) of each node: the name that a run knows, else that of its registration."""
+    names = {site.node: name for name, site in known.items()}
+    found = {node.node_id: (names.get(node.node_id) or node.name or "?", node.status) for node in federation.nodes}
+    for node in sorted(found, key=lambda node: found[node]):
+        yield found[node][0], node, found[node][1]

@@ -1,0 +1,156 @@
+"""Runs that differ in nothing but their seeds, as one group; and groups against each other, seed by seed.
+
+The 95 % interval of n figures is mean ± t · s / √n, with Student's t of n − 1 degrees of freedom. Two groups are
+compared by the differences at the n seeds that both have: their mean, its interval, and the two-sided paired t-test.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from scipy.special import stdtr, stdtrit
+
+from protofl_common.config.options import Scalar, SettingsError, keys_of
+from protofl_common.config.sections import DataSettings
+from protofl_common.run_folder import SUMMARY, RunFolder
+from protofl_common.tools.tables.metrics import Figure, NoFigure
+from protofl_common.tools.tables.plan import experiment
+
+CONFIDENCE = 0.95
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """The mean of n figures."""
+
+    n: int
+    mean: float
+    half: float
+    """Half of the interval; NaN for one figure."""
+    p: float
+    """Of the t-test that the mean is 0; NaN for one figure."""
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Estimate:
+        """Of at least one figure."""
+        n, mean = len(values), statistics.fmean(values)
+        if n == 1:
+            return cls(n, mean, math.nan, math.nan)
+        error = statistics.stdev(values) / math.sqrt(n)
+        t = abs(mean) / error if error else math.inf if mean else 0.0
+        return cls(n, mean, float(stdtrit(n - 1, (1 + CONFIDENCE) / 2)) * error, float(2 * stdtr(n - 1, -t)))
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON; None where one figure tells nothing."""
+        interval = None if math.isnan(self.half) else [self.mean - self.half, self.mean + self.half]
+        return {"n": self.n, "mean": self.mean, "interval": interval}
+
+
+@dataclass(frozen=True)
+class Group:
+    """Runs of the same settings but for the seed."""
+
+    settings: dict[str, Scalar]
+    clients: int
+    runs: dict[int, Path]
+    """Seed -> folder."""
+    values: dict[int, float]
+    """Seed -> figure."""
+    name: str = ""
+
+    @property
+    def data(self) -> dict[str, Scalar]:
+        """What the division of the data depends on, beside the seed."""
+        return {key: self.settings[key] for key in keys_of(DataSettings) if key in self.settings} | {
+            "clients": self.clients
+        }
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Of a group from another."""
+
+    estimate: Estimate | None
+    note: str
+    """Why there is none, or no interval; or which seeds are left out."""
+
+
+def run_folders(given: Iterable[Path]) -> list[Path]:
+    """The folders of runs among ``given``, and those of the finished runs in others."""
+    found: list[Path] = []
+    for folder in given:
+        inside = [] if (folder / SUMMARY).exists() else sorted(path.parent for path in folder.glob(f"*/{SUMMARY}"))
+        found += inside or [folder]
+    return list(dict.fromkeys(found))
+
+
+def grouped(folders: Sequence[Path], figure: Figure | None) -> list[Group]:
+    """The groups in the order of their first runs; ``figure`` None: accuracy by the head, else by prototype.
+
+    Raises
+    ------
+    SettingsError
+        For a folder without a finished run, or a run without that figure.
+    """
+    groups: dict[str, Group] = {}
+    for folder in folders:
+        summary = RunFolder(folder).finished_summary()
+        settings, clients = experiment(summary["settings"]), len(summary["clients"])
+        seed = int(settings.pop("seed", 0))
+        chosen = figure or Figure(what="head" if summary["accuracy"].get("head") else "prototype")
+        group = groups.setdefault(json.dumps([settings, clients], sort_keys=True), Group(settings, clients, {}, {}))
+        try:
+            group.values[seed] = chosen.read(folder)
+        except NoFigure as error:
+            raise SettingsError(f"{folder}: {error}; --each shows what there is") from None
+        group.runs[seed] = folder
+    found = list(groups.values())
+    return [Group(one.settings, one.clients, one.runs, one.values, _name(one, found)) for one in found]
+
+
+def _name(group: Group, groups: list[Group]) -> str:
+    """Its algorithm, and the settings in which it differs from others that have them."""
+    differing = [
+        f"{key}={value}"
+        for key, value in group.settings.items()
+        if key != "algo" and any(other.settings.get(key, value) != value for other in groups)
+    ]
+    clients = [f"{group.clients} clients"] if any(other.clients != group.clients for other in groups) else []
+    return " ".join([str(group.settings.get("algo", "")), *differing, *clients])
+
+
+def difference(group: Group, reference: Group) -> Difference:
+    """How much more the figure of ``group`` is, over the seeds that both have."""
+    if group.data != reference.data:
+        return Difference(None, "not paired: other data, or divided otherwise")
+    seeds = sorted(group.values.keys() & reference.values.keys())
+    if not seeds:
+        return Difference(None, "not paired: no seed in common")
+    left = len(group.values.keys() | reference.values.keys()) - len(seeds)
+    notes = [f"{left} seeds without a partner are left out"] if left else []
+    notes += ["one pair: may be chance"] if len(seeds) == 1 else []
+    return Difference(Estimate.of([group.values[seed] - reference.values[seed] for seed in seeds]), "; ".join(notes))
+
+
+def draw_groups(groups: Sequence[Group], unit: str) -> str:
+    """The means with their intervals and every run's figure, as the SVG of a file."""
+    from protofl_common.report.figures.drawing import COLOURS, canvas, draw, short
+
+    with canvas(6.4, 1.1 + 0.4 * len(groups)) as (figure, axes):
+        for row, group in enumerate(groups):
+            one, colour = Estimate.of(list(group.values.values())), COLOURS[row % len(COLOURS)]
+            axes.plot(list(group.values.values()), [row] * one.n, "|", color=colour, markersize=9)
+            axes.errorbar(one.mean, row, xerr=0 if math.isnan(one.half) else one.half, fmt="o", color=colour, capsize=3)
+        axes.set_yticks(range(len(groups)), [short(f"{one.name} (n = {len(one.values)})", 44) for one in groups])
+        axes.set_ylim(len(groups) - 0.5, -0.5)
+        axes.set_xlabel(unit)
+        svg = draw(
+            figure, "groups", "Groups of runs", "Means over seeds with 95 % intervals; a stroke for each run."
+        ).svg
+    return svg.replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" style="color:#222;background:#fff" ', 1)

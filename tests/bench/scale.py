@@ -1,0 +1,95 @@
+"""``make bench-scale``: what a simulated client costs among 100 to 10,000, of which a tenth or all are asked.
+
+FedProto on made-up images of MNIST's number and shape, Dirichlet 0.1, at most 40 training and 20 test samples a client,
+on as many Ray actors as there are CPUs. Prints figures; nothing here passes or fails. ``ARGS='100 1000 1000:1.0'`` are
+other federations: clients, and after a colon the part of them that a round asks.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tests.system.processes import ROOT, Connection, superlink
+
+FEDERATIONS = ("100", "1000", "3000", "10000", "1000:1.0")
+SETTING = {
+    "dataset": "arrays", "partition": "dirichlet", "alpha": 0.1, "train-samples": 40, "test-samples": 20,
+    "models": "mnist-cnn", "insight": "none", "report": False, "join-timeout": 3600,
+    "callback": "tests.bench.scale:note",
+}  # fmt: skip
+NOTES = "PROTOFL_BENCH_NOTES"
+COLUMNS = ("clients", "asked", "ms per asked client", "its own work", "server's CPU, ms", "server, MB", "to round 1, s")
+
+
+def note(row: dict[str, Any]) -> None:
+    """In the server's process, after each round: the time, and what the process has used."""
+    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    line = {"time": time.time(), "cpu": time.process_time(), "memory": memory, "kind": row["kind"]}
+    line |= {"asked": row["asked"], "seconds": row["seconds"]["total"], "clients": row["seconds"]["clients"]}
+    with Path(os.environ[NOTES]).open("a") as file:
+        file.write(json.dumps(line) + "\n")
+
+
+def made_up_images(file: Path) -> None:
+    """60,000 grey images of 28×28, of ten classes."""
+    rng = np.random.default_rng(0)
+    labels = np.arange(60_000) % 10
+    images = rng.integers(0, 128, (10, 1, 28, 28))[labels] + rng.integers(0, 128, (len(labels), 1, 28, 28))
+    np.savez(file, inputs=images.astype(np.uint8), labels=labels)
+
+
+def measured(connection: Connection, folder: Path, clients: int, participation: float, rounds: int) -> str:
+    """A line of figures of one federation."""
+    notes = Path(os.environ[NOTES])
+    notes.unlink(missing_ok=True)
+    config = SETTING | {"data-dir": str(folder / "images.npz"), "cache-dir": str(folder / "cache"), "rounds": rounds}
+    config |= {
+        "out-dir": str(folder / "runs"),
+        "run-name": f"{clients}-{participation}",
+        "participation": participation,
+    }
+    text = " ".join(f"{key}={json.dumps(value)}" for key, value in config.items())
+    options = f"num-supernodes={clients} client-resources-num-cpus=1"
+    start = time.time()
+    output, status = connection.run("--federation-config", options, "--run-config", text, timeout=36_000)
+    assert status == "finished:completed", output
+    lines = [json.loads(line) for line in notes.read_text().splitlines()]
+    first, later = lines[0], [line for line in lines[1:] if line["kind"] == "round"]
+    asked = sum(line["asked"] for line in later)
+    figures = (
+        f"{clients}", f"{first['asked']}", f"{1e3 * sum(line['seconds'] for line in later) / asked:.0f}",
+        f"{1e3 * sum(sum(line['clients'].values()) for line in later) / asked:.0f}",
+        f"{1e3 * (later[-1]['cpu'] - first['cpu']) / asked:.1f}", f"{lines[-1]['memory'] / 1e6:.0f}",
+        f"{first['time'] - first['seconds'] - start:.0f}",
+    )  # fmt: skip
+    return f"| {' | '.join(figures)} |"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("federations", nargs="*", default=FEDERATIONS, help="CLIENTS or CLIENTS:PARTICIPATION")
+    parser.add_argument("--rounds", type=int, default=3)
+    arguments = parser.parse_args()
+    print(f"| {' | '.join(COLUMNS)} |\n{'|---' * len(COLUMNS)}|")
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        os.environ |= {NOTES: str(folder / "notes.jsonl"), "PYTHONPATH": str(ROOT)}
+        made_up_images(folder / "images.npz")
+        with superlink(folder, "--simulation") as connection:
+            for federation in arguments.federations:
+                clients, _, part = federation.partition(":")
+                line = measured(connection, folder, int(clients), float(part or 0.1), arguments.rounds)
+                print(line, flush=True)
+
+
+if __name__ == "__main__":
+    main()

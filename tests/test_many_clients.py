@@ -1,0 +1,59 @@
+"""What must not grow with the number of clients and rounds: memory, files written again, models built to be counted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from client_app import app as client
+from client_app import site as sites
+from protofl_common.tensorfile import read_tensors
+from server_app.app import Results
+from server_app.run import artifacts
+from tests.harness import run_config, run_federation
+
+SMALL: dict[str, Any] = {"dataset": "digits", "partition": "iid", "train_samples": 10, "test_samples": 10}
+
+
+def test_the_server_remembers_no_figures_of_single_clients(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+    monkeypatch.setattr("server_app.app.Results", lambda *args: seen.append(Results(*args)) or seen[0])  # type: ignore[func-returns-value]
+    outcome = run_federation(run_config(tmp_path, rounds=3, **SMALL), clients=3)
+    assert len(seen[0].rows) == 4
+    assert all(row["clients"] == {} for row in seen[0].rows)
+    assert all(len(row["clients"]) == 3 for row in outcome.rows)
+
+
+def test_prototypes_of_many_clients_are_not_written_each_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted = run_federation(run_config(tmp_path / "few", rounds=3, **SMALL), clients=3)
+    write, written = artifacts._write_owned, []
+    monkeypatch.setattr(artifacts, "_write_owned", lambda *args: (written.append(args[3]), write(*args)))
+    monkeypatch.setattr(artifacts, "FEW", 0)
+    monkeypatch.setattr(artifacts, "EVERY", 2)
+    found = run_federation(run_config(tmp_path / "many", rounds=3, **SMALL), clients=3)
+    assert written == [2, 3]
+    (one, facts), (other, others) = (
+        read_tensors(run.folder / "client-prototypes.safetensors", torch.device("cpu")) for run in (found, wanted)
+    )
+    assert facts == others
+    assert all(torch.equal(one[name], other[name]) for name in one.keys() | other.keys())
+
+
+def test_introductions_build_a_model_of_each_kind_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def cards(folder: str) -> list[Any]:
+        outcome = run_federation(run_config(tmp_path / folder, algo="fedavg", rounds=1, models="cnn4", **SMALL), 4)
+        return [
+            reply.content["site"] for message, reply in outcome.grid.log if message.metadata.message_type == "query"
+        ]
+
+    check, checked = sites.check_model, []
+    monkeypatch.setattr(sites, "check_model", lambda *args: (checked.append(args[1]), check(*args)))
+    monkeypatch.setattr(client, "_KNOWN_MODELS", {})
+    found = cards("once")
+    assert checked == ["cnn4"]
+    monkeypatch.setattr(client, "_KNOWN_MODELS", type("Never", (dict,), {"__contains__": lambda *_: False})())
+    assert cards("each") == found
+    assert len(checked) == 5
