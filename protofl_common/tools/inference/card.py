@@ -59,8 +59,10 @@ def _figures(card: ModelCard, summary: Summary | None) -> Iterator[str]:
     yield from ("## Figures", "", f"On {card.test_samples} test samples of {card.site}, after the last round:", "")
     yield from _table({f"right by {way}": f"{100 * share:.2f} %" for way, share in card.accuracy.items()})
     yield ""
-    yield f"Chosen on these same test samples: that it predicts by {card.inference}, the scale of probabilities by"
-    yield "prototype, and the limit above which an input is unknown. So these figures may be a little too high."
+    where = "validation samples, where the site has any, else on these same test samples"
+    yield f"Chosen on {where}: that it predicts by {card.inference}, the scale of"
+    yield "probabilities by prototype, and the limit above which an input is unknown. Chosen on test samples, figures may be"
+    yield "a little too high."
     if summary:
         yield from ("", "Of the whole run (shares in [0, 1], over its clients):", "")
         yield from _table(dict(_flat({key: value for key, value in summary.items() if key not in TOLD})))
