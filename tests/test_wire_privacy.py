@@ -308,8 +308,10 @@ def unequal(folder: Path, algo: str, least: int, node: dict[str, Any] | None = N
     """Three clients with classes of one sample and of many."""
     facts = {"state-dir": str(folder / "disk"), **CACHE, **(node or {})}
     nodes = {1000 + i: {"partition-id": i, "num-partitions": CLIENTS, **facts} for i in range(CLIENTS)}
-    data = {"dataset": "digits", "partition": "dirichlet", "alpha": 0.5, "total_samples": 200, "models": "htcnn-1"}
-    values = {"rounds": 1, "train_samples": 0, "min_class_samples": least, "fedgh__server_epochs": 1}
+    data = {"dataset": "digits", "partition": "dirichlet", "alpha": 0.5, "total_samples": 150}
+    data |= {"models": "mlp-1", "feature_dim": 16, "test_samples": 30}
+    data |= {"backbones": "glyphs"} if algo in ("fedpcl", "mpft") else {}
+    values = {"rounds": 1, "train_samples": 0, "min_class_samples": least, "fedgen__server_steps": 2}
     return run_federation(run_config(folder, algo=algo, **data | values | settings), nodes=nodes)
 
 
