@@ -51,15 +51,6 @@ def read_tensors(path: Path, device: torch.device) -> tuple[dict[str, Tensor], d
     return {name: value.to(device) for name, value in tensors.items()}, facts
 
 
-def facts_of(path: Path) -> dict[str, str]:
-    """The facts beside the tensors, which are neither read nor checked; TensorFileError if it cannot be read."""
-    try:
-        with safe_open(path, framework="pt") as file:
-            return dict(file.metadata() or {})
-    except (OSError, SafetensorError) as error:
-        raise TensorFileError(f"{path} cannot be read ({error})") from error
-
-
 def checksum(tensors: Mapping[str, Tensor], facts: Mapping[str, str]) -> str:
     """SHA-256 of names, types, shapes and bytes of the tensors, and of the facts, in hexadecimal digits."""
     digest = hashlib.sha256(json.dumps(sorted(facts.items())).encode())

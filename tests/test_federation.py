@@ -294,8 +294,11 @@ def test_a_bug_in_a_client_is_an_error_reply_not_silence(tmp_path: Path, monkeyp
         raise ZeroDivisionError("oops")
 
     monkeypatch.setattr(ClientAlgorithm, "fit", broken)
-    outcome = run_federation(run_config(tmp_path, rounds=1, min_replies=1), clients=2)
-    assert outcome.rows[0]["failed"] == dict.fromkeys(("site-0", "site-1"), "ZeroDivisionError: oops")
+    config = run_config(tmp_path, rounds=1, min_replies=1, run_name="ill")
+    with pytest.raises(FederationError, match="no client has sent one valid reply"):
+        run_federation(config, clients=2)
+    (line,) = (Path(config["out-dir"]) / "ill" / "metrics.jsonl").read_text().splitlines()
+    assert json.loads(line)["failed"] == dict.fromkeys(("site-0", "site-1"), "ZeroDivisionError: oops")
 
 
 # -- before any client trains ----------------------------------------------------------------------------------------

@@ -120,7 +120,7 @@ def test_a_worker_without_the_secret_gets_nothing(federation: Machines, tmp_path
 
 def nodes(machines: Machines) -> dict[str, tuple[str, str]]:
     """Site -> (node, state), as `protofl status` shows them."""
-    shown = machines.run("superlink", "protofl status federation")
+    shown = machines.run("superlink", "protofl status federation", timeout=240)
     assert shown.returncode == 0, shown.stderr
     found = [line.split()[:3] for line in shown.stdout.splitlines()]
     return {name: (node, state) for name, node, state in found if state in ("online", "offline", "registered")}
@@ -139,7 +139,8 @@ def test_the_operators_page(federation: Machines) -> None:
     """Its blocks in order; north has a new key at the end, and nobody else has noticed."""
     before = wait_until(federation, lambda found: all(found[site][1] == "online" for site in SITES))
     for block in blocks_of(OPERATIONS):
-        federation.step(block.machine, block.text)
+        done = federation.run(block.machine, block.text, timeout=240)
+        assert done.returncode == 0, done.stdout + done.stderr + federation.logs()
         if block.machine == "north":
             federation.carry("north", "superlink", "nodes/north.pub")
     at = federation.checkout("superlink")
