@@ -275,13 +275,15 @@ def test_every_byte_of_every_reply_is_declared_and_tells_no_counts_and_no_classe
     assert chisquare(np.bincount(numbers, minlength=256)).pvalue > 1e-6  # the masks are drawn anew each time
 
 
-def test_what_the_run_leaves_tells_nothing_of_single_uploads(tmp_path: Path) -> None:
-    outcome = federation(tmp_path)
+@pytest.mark.parametrize(("dp", "told"), [("none", set()), ("sample", {"train-samples"})])
+def test_what_the_run_leaves_tells_nothing_of_single_uploads(dp: str, told: set[str], tmp_path: Path) -> None:
+    """A budget of differential privacy needs the numbers of training samples."""
+    outcome = federation(tmp_path, dp=dp)
     sites = json.loads((outcome.folder / "sites.json").read_text())["sites"]
-    assert all(facts.keys() == {"arch", "domain", "parameters", "test-samples"} for facts in sites.values())
+    assert all(facts.keys() == {"arch", "domain", "parameters", "test-samples"} | told for facts in sites.values())
     assert not (outcome.folder / "client-prototypes.safetensors").exists()
-    assert all("train-samples" not in row for row in outcome.rows[0]["clients"].values())
-    assert outcome.rows[0]["losses"]["total"] > 0
+    assert all(("train-samples" in row) == bool(told) for row in outcome.rows[0]["clients"].values())
+    assert ("total" in outcome.rows[0]["losses"]) == (dp == "none")
 
 
 # -- a server that asks for more ---------------------------------------------------------------------------------------

@@ -121,8 +121,11 @@ class Recording:
     def _division(self, cards: Mapping[str, SiteCard]) -> dict[str, list[int]]:
         """Site -> training samples of each class, by dividing the data set as the clients did.
 
-        Left out are sites whose introduction does not fit their share: they have data of their own.
+        Left out are sites whose introduction does not fit their share: they have data of their own. With secure
+        aggregation all are.
         """
+        if self.settings.privacy.secagg:
+            return {}
         sizes = Counter(card.num_partitions for card in cards.values() if card.num_partitions)
         clients = sizes.most_common(1)[0][0] if sizes else 0
         if not 0 < clients <= MOST_ABSENT * len(cards):
