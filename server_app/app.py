@@ -128,10 +128,10 @@ def run_rounds(strategy: Strategy, results: Results) -> None:
     if not outcome.reports:
         why = "; ".join(f"{site}: {reason}" for site, reason in (outcome.failed | outcome.refused).items())
         raise FederationError(f"no valid reply to the final evaluation ({why or 'silence'}); resume.toml repeats it")
-    results.add_final(last, strategy, {"total": time.monotonic() - start})
+    final = results.add_final(last, strategy, {"total": time.monotonic() - start})
     if settings.run.keep_best and results.best:
         tell_best(strategy, run_name, last, exchange, results.best)
-    results.finish(strategy)
+    results.finish(final, strategy)
 
 
 def check_stopping(federation: Federation, settings: Settings) -> None:

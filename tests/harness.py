@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+import pytest
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
@@ -17,6 +18,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from client_app.app import app as client_app
 from protofl_common.settings import default_run_config, is_site
 from server_app.app import main as server_main
+from server_app.network.membership import FederationError
 
 RUN_ID = 4711
 _CACHE = tempfile.TemporaryDirectory()  # of decoded data, for all tests of a process
@@ -115,6 +117,14 @@ def run_config(tmp_path: Path, **overrides: Any) -> dict[str, Any]:
     }
     named = {key.replace("__", ".").replace("_", "-"): value for key, value in overrides.items()}
     return default_run_config() | small | named
+
+
+def rows_without_a_reply(config: dict[str, Any], clients: int = 4, **options: Any) -> list[dict[str, Any]]:
+    """The rows of a run which fails because no client has sent a valid reply."""
+    with pytest.raises(FederationError, match="no client has sent one valid reply"):
+        run_federation(config, clients, **options)
+    (file,) = Path(config["out-dir"]).glob("*/metrics.jsonl")
+    return [json.loads(line) for line in file.read_text().splitlines()]
 
 
 def run_federation(

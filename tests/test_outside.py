@@ -37,7 +37,7 @@ from protofl_common.wire.schema import Counts, Update, Vectors, VectorSets, Weig
 from server_app.strategies import server_half
 from server_app.strategies.base import ServerStrategy
 from server_app.validation.replies import Upload
-from tests.harness import RUN_ID, run_config, run_federation
+from tests.harness import RUN_ID, rows_without_a_reply, run_config, run_federation
 from tests.support.installed import OUTSIDE, install_into, pyproject
 from tests.test_identities import assert_same_models, metrics, models_left
 from tests.test_resume import CLIENTS, PLACES, assert_same, stop
@@ -297,9 +297,9 @@ def test_a_metric_of_the_users_own(own: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("name", "kind"), [("secretive", "ValueError"), ("many", "TypeError")])
 def test_a_metric_that_fails_is_named_and_quotes_nothing(own: str, name: str, kind: str, tmp_path: Path) -> None:
-    run = run_federation(run_config(tmp_path, **MOON, metrics=f"{own}:{name}", rounds=1), clients=1)
+    (row,) = rows_without_a_reply(run_config(tmp_path, **MOON, metrics=f"{own}:{name}", rounds=1), clients=1)
     said = f"metrics = '{own}:{name}': it failed ({kind}); the log of the client says more"
-    assert run.rows[0]["failed"] == {"site-0": said}
+    assert row["failed"] == {"site-0": said}
 
 
 def _metrics_of(line: dict[str, Any]) -> list[dict[str, float]]:

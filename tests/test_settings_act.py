@@ -34,7 +34,7 @@ CASES: dict[str, tuple[dict[str, Any], Any]] = {
     "seed": ({}, 7),
     "participation": ({}, 0.34),
     "evaluate-every": ({}, 2),
-    "max-prototype-norm": ({}, 0.01),
+    "max-prototype-norm": ({}, 1.0),
     "max-prototypes-per-class": (CLUSTERS, 1),
     "max-norm-ratio": ({}, 1.0001),
     "max-samples-ratio": (UNEQUAL | {"clients": 5}, 1.0),

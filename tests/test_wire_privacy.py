@@ -23,18 +23,17 @@ from safetensors.torch import load_file
 
 from client_app import app as client_module
 from client_app.algorithms.base import ClientAlgorithm
-from client_app.algorithms.fedtgp import FedTGP
 from client_app.site import Site
 from protofl_common.catalog import CATALOG
 from protofl_common.config.options import SettingsError
 from protofl_common.prototypes import Prototypes
 from protofl_common.wire.arrays import RAW
 from protofl_common.wire.limits import RefusedMessage
-from protofl_common.wire.payloads import Payload
+from protofl_common.wire.payloads import Payload, pack_payload
 from protofl_common.wire.records import pack_site_card, unpack_site_card
 from tests.attacks import raw
 from tests.declared import DECLARED, INSIGHT, SITE, report_names
-from tests.harness import CACHE, Outcome, run_config, run_federation
+from tests.harness import CACHE, Outcome, rows_without_a_reply, run_config, run_federation
 
 CLIENTS, ROUNDS = 3, 2
 
@@ -47,19 +46,13 @@ def small_config(folder: Path, algo: str, **settings: Any) -> dict[str, Any]:
 
 def federation(folder: Path, algo: str, node: dict[str, Any] | None = None, **settings: Any) -> Outcome:
     """Three clients, each with a folder of its own; ``node``: what else stands in their node configs."""
-    facts = [
-        {
-            "partition-id": i,
-            "num-partitions": CLIENTS,
-            "state-dir": f"{folder}/private-disk-{i}",
-            **CACHE,
-            **(node or {}),
-        }
-        for i in (0, 1, 2)
-    ]
-    return run_federation(
-        small_config(folder, algo, **settings), nodes={1000 + i: dict(one) for i, one in enumerate(facts)}
-    )
+    return run_federation(small_config(folder, algo, **settings), nodes=real_nodes(folder, **(node or {})))
+
+
+def real_nodes(folder: Path, **more: Any) -> dict[int, dict[str, Any]]:
+    """Node configs of machines with operators."""
+    place = {"num-partitions": CLIENTS, **CACHE, **more}
+    return {1000 + i: {"partition-id": i, "state-dir": f"{folder}/private-disk-{i}", **place} for i in range(CLIENTS)}
 
 
 TRAINED: dict[str, dict[str, Any]] = {}
@@ -471,16 +464,15 @@ def test_an_error_names_no_file_of_a_site_and_no_folder_of_a_simulation(
     def broken(*args: object) -> None:
         raise OSError(text)
 
-    def reasons(outcome: Outcome) -> set[str]:
-        training = [pair for pair in outcome.grid.log if pair[0].metadata.message_type == MessageType.TRAIN]
-        return {reply.error.reason for _, reply in training}
+    def reasons(folder: Path, **options: Any) -> set[str]:
+        rows = rows_without_a_reply(small_config(folder, "local"), CLIENTS, **options)
+        return {reason for row in rows for reason in row["failed"].values()}
 
     monkeypatch.setattr(ClientAlgorithm, "fit", broken)
     told = "OSError: an unexpected error; the log of the site says more"
-    assert reasons(federation(tmp_path / "sites", "local")) == {told}
+    assert reasons(tmp_path / "sites", nodes=real_nodes(tmp_path / "sites")) == {told}
     assert f"OSError: {text}" in capsys.readouterr().err
-    simulated = run_federation(small_config(tmp_path / "simulated", "local"))
-    assert reasons(simulated) == {"OSError: cannot open …/a.png, nor '…/my scans/b.png'"}
+    assert reasons(tmp_path / "simulated") == {"OSError: cannot open …/a.png, nor '…/my scans/b.png'"}
 
 
 # -- a client that sends more is found out -----------------------------------------------------------------------------
@@ -598,11 +590,12 @@ def test_a_further_field_of_the_introduction_is_found_out(tmp_path: Path) -> Non
         unpack_site_card(more)
 
 
-def test_the_client_itself_refuses_to_send_counts_that_the_paper_promises_not_to(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(FedTGP, "upload", lambda self: Payload(prototypes=self.local_prototypes()))
-    outcome = federation(tmp_path, "fedtgp")
-    assert "ValueError: class counts of prototypes are not declared for this direction" in capsys.readouterr().err
-    wanted = "ValueError: an unexpected error; the log of the site says more"
-    assert outcome.rows[0]["failed"] == dict.fromkeys(("site-0", "site-1", "site-2"), wanted)
+def test_counts_that_the_paper_promises_not_to_send_stay_at_the_client(tmp_path: Path) -> None:
+    """FedTGP's half hands them over; the way out keeps them, and without that the packing refuses them."""
+    replies = [reply.content for _, reply in federation(tmp_path, "fedtgp").grid.log]
+    sent = [content["prototypes"] for content in replies if "prototypes" in content]
+    assert sent
+    assert all("counts" not in record for record in sent)
+    counted = Prototypes(torch.zeros(1, 64), torch.tensor([0]), torch.tensor([3]))
+    with pytest.raises(ValueError, match="class counts of prototypes are not declared for this direction"):
+        pack_payload(Payload(prototypes=counted), CATALOG["fedtgp"].exchange.up)

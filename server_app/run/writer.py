@@ -200,14 +200,15 @@ class Results:
         """Whether ``early-stopping`` ends the run here; SettingsError for a metric that it does not measure."""
         return has_stalled(self.rows, self.settings.run.early_stopping_metric, self.settings.run.early_stopping)
 
-    def add_final(self, number: int, strategy: Strategy, seconds: Seconds) -> None:
-        """The final evaluation, after round ``number``."""
+    def add_final(self, number: int, strategy: Strategy, seconds: Seconds) -> RoundRow:
+        """The final evaluation, after round ``number``: its row."""
         outcome = strategy.outcome
-        self._note(self._row("final", number, number, outcome, seconds), outcome)
+        row = self._row("final", number, number, outcome, seconds)
+        self._note(row, outcome)
+        return row
 
-    def finish(self, strategy: Strategy) -> None:
-        """Print the table, write the summary and what was learnt."""
-        row = self.rows[-1]
+    def finish(self, row: RoundRow, strategy: Strategy) -> None:
+        """Print the table, write the summary and what was learnt; ``row``: the final evaluation's."""
         if strategy.global_prototypes is not None:
             kept = {"means": strategy.global_prototypes.means, "labels": strategy.global_prototypes.labels}
             write_tensors(self.folder / "prototypes.safetensors", kept, {})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -63,14 +64,15 @@ def test_older_folders_open_and_later_ones_are_named(tmp_path: Path) -> None:
 
 
 def test_a_real_run_writes_every_declared_key_and_no_other(tmp_path: Path) -> None:
-    run = RunFolder(run_federation(run_config(tmp_path, algo="fedplvm", rounds=1, metrics="auc"), clients=2).folder)
+    more: dict[str, Any] = {"metrics": "auc", "validation_fraction": 0.2}
+    run = RunFolder(run_federation(run_config(tmp_path, algo="fedplvm", rounds=1, **more), clients=2).folder)
     for row in run.rows():
-        assert row.keys() | {"server"} == RoundRow.__annotations__.keys()
+        assert row.keys() | {"server", "epsilon"} == RoundRow.__annotations__.keys()
         for client in row["clients"].values():
             assert client.keys() | {"prototypes-of-classes"} == ClientRow.__annotations__.keys()
     assert [row["kind"] for row in run.rows()] == ["round", "final"]
     assert [row.keys() for row in run.margins()] == [MarginRow.__annotations__.keys()]
-    assert run.finished_summary().keys() == Summary.__annotations__.keys()
+    assert run.finished_summary().keys() | {"epsilon"} == Summary.__annotations__.keys()
     assert run.sites().keys() == Sites.__annotations__.keys()
     for facts in run.sites()["sites"].values():
         assert facts.keys() | {"backbone-similarity"} == SiteFacts.__annotations__.keys()

@@ -111,7 +111,13 @@ def test_few_labels_and_an_optimizer_that_lives_on(tmp_path: Path) -> None:
 def test_a_round_costs_what_fedpcl_says(features: int, numbers: int) -> None:
     """NeurIPS 2022, Table 2: 256 features of one backbone or three; the paper counts no biases and no normalisation."""
     settings = ModelSettings(
-        models="small3", arch="", feature_dim=256, head="trainable", initial_weights="own", backbones="none"
+        models="small3",
+        arch="",
+        feature_dim=256,
+        head="trainable",
+        initial_weights="own",
+        backbones="none",
+        norm="batch",
     )
     model = initial_model("projection", (features,), 10, settings, 0, "global")
     assert sum(value.numel() for value in model.state_dict().values() if value.ndim == 2) == numbers

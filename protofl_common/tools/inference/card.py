@@ -61,8 +61,8 @@ def _figures(card: ModelCard, summary: Summary | None) -> Iterator[str]:
     yield ""
     where = "validation samples, where the site has any, else on these same test samples"
     yield f"Chosen on {where}: that it predicts by {card.inference}, the scale of"
-    yield "probabilities by prototype, and the limit above which an input is unknown. Chosen on test samples, figures may be"
-    yield "a little too high."
+    yield "probabilities by prototype, and the limit above which an input is unknown. Where that was on test samples,"
+    yield "these figures may be a little too high."
     if summary:
         yield from ("", "Of the whole run (shares in [0, 1], over its clients):", "")
         yield from _table(dict(_flat({key: value for key, value in summary.items() if key not in TOLD})))

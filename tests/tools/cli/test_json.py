@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jsonschema
@@ -13,7 +15,6 @@ from protofl_common.tools.cli import COMMANDS, main, parser_of, run
 from protofl_common.tools.cli.flower import Ended
 from protofl_common.tools.cli.recipes import ROOT
 from tests.harness import run_config, run_federation
-from tests.tools.cli.test_run import FakeSuperLink
 from tests.tools.fakes import write_run
 
 SCHEMA = json.loads((ROOT / "docs" / "reference" / "commands.schema.json").read_text(encoding="utf-8"))
@@ -85,7 +86,7 @@ def test_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: 
         on_line("round 1/1 and so on")
         return Ended("finished:completed", (f"results: {folder}", "report: somewhere"))
 
-    monkeypatch.setattr(run, "SuperLink", FakeSuperLink)
+    monkeypatch.setattr(run, "SuperLink", lambda: nullcontext(SimpleNamespace(environment={})))
     monkeypatch.setattr(run, "follow", follow)
     for words in ((), ("--quiet",), ("--verbose",)):
         found = told(capsys, "run", "rounds=1", *words)
