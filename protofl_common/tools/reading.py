@@ -94,10 +94,12 @@ def _read(file: Path, shape: tuple[int, ...], kind: str, fast: bool) -> Samples:
     try:
         if kind == "uint8":
             return Samples([name], _image(file, shape, fast), {})
-        rows = _rows(file, shape, kind).astype(kind, casting="same_kind", copy=False)
+        rows = _rows(file, shape, kind)
         if rows.shape[1:] != shape:
             raise DataError(f"a sample is {list(rows.shape[1:])}; the model takes {list(shape)}")
-        return Samples([f"{name}:{row}" for row in range(len(rows))], rows, {})
+        if not np.can_cast(rows.dtype, kind, "same_kind"):
+            raise DataError(f"samples are {rows.dtype}; the model takes {kind}")
+        return Samples([f"{name}:{row}" for row in range(len(rows))], rows.astype(kind, copy=False), {})
     except Exception as error:  # what decoders raise of a broken file may be anything
         return Samples([], None, {name: str(error) if isinstance(error, DataError) else repr(error)})
 
