@@ -35,8 +35,8 @@ reproduce: $(BIN)/.installed  ## every table for a CPU, in days; start it again 
 test: $(BIN)/.installed  ## unit tests and in-process federations, on all cores: minutes
 	$(BIN)/python -m pytest -n auto --dist worksteal -m 'not system and not long' --durations=15
 
-test-system: $(BIN)/.installed  ## whole systems of real Flower processes, three files at once: they often wait; a quarter of an hour
-	$(BIN)/python -m pytest -n 3 --dist loadfile -m 'system and not long' --durations=15
+test-system: $(BIN)/.installed  ## whole systems of real Flower processes, two files at once: they often wait; twenty minutes
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m 'system and not long' --durations=15
 
 test-long: $(BIN)/.installed  ## what takes minutes: every algorithm alone on two and ten SuperNodes, with all defaults
 	$(BIN)/python -m pytest -m long --durations=0

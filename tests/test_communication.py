@@ -11,7 +11,7 @@ from tests.communication import CIFAR100, CLIENTS, DIM, numbers_per_round
 from tests.support.flops import forward_flops
 
 
-@pytest.mark.parametrize(("algo", "beside"), [("fedproto", 2), ("fedtgp", 1)])
+@pytest.mark.parametrize(("algo", "beside"), [pytest.param("fedproto", 2, marks=pytest.mark.long), ("fedtgp", 1)])
 def test_cifar100_costs_what_the_paper_says(tmp_path: Path, algo: str, beside: int) -> None:
     """Σ_i D (C_i + C) floating-point numbers, and beside each prototype its label (FedProto: and count, going up).
 

@@ -91,6 +91,7 @@ def test_changed_code_is_refused_where_it_is_not_allowed_and_the_others_go_on(fe
         assert not list(federation.home(site).rglob("client_app"))  # not even unpacked
 
 
+@pytest.mark.long  # the test above has sites whose code is allowed, too
 def test_all_take_part_with_the_code_that_is_allowed(federation: Federation) -> None:
     output, status = federation.run(federation.honest, "honest", clients=3)
     assert status == "finished:completed", output + federation.log("north")
