@@ -11,7 +11,7 @@ from protofl_common.metrics import human_bytes
 from protofl_common.run_folder import RunFolder, Summary, baseline_folder
 
 HEADS = ("", "accuracy", "against alone", "worst 10 %", "exchanged", "models")
-NOTE = "Mean test accuracy over the clients, after the last round; the same clients, data and (unless stopped) rounds."
+NOTE = "Mean test accuracy over the clients, after the last round; the same clients and data."
 
 
 @dataclass(frozen=True)
