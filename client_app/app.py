@@ -250,8 +250,8 @@ def _answer(message: Message, context: Context, work: Callable[[], RecordDict]) 
 
 def _told(message: Message, context: Context, content: RecordDict) -> str:
     """What has left a site, for its own log."""
-    meta, algo = message.metadata, message.content.config_records.get("baseline", context.run_config)["algo"]
-    asked = f"run {context.run_id}, {algo}, {meta.message_type} {meta.group_id}"
+    meta, said = message.metadata, message.content.config_records.get("baseline", context.run_config)
+    asked = f"run {context.run_id}, {said['algo']!s}, {meta.message_type} {meta.group_id}"
     return printable(f"{asked}: sent {', '.join(content)}, {payload_bytes(content):,} bytes of arrays")
 
 

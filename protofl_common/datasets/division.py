@@ -35,7 +35,7 @@ class Share:
 
     train: Ints
     test: Ints
-    validation: Ints = field(default_factory=partial(np.zeros, 0, np.int64))
+    validation: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
 
 
 PARTS = ("train", "test", "validation")

@@ -164,8 +164,8 @@ def _accuracies(run: Run) -> str:
         rows.append([*text, best_text(best) if best else "–"])
         if kind in last.get("validation", {}):
             validated = last["validation"][kind]
-            cells = [f"{100 * validated[name]:.2f}" for name in ("mean", "weighted", "worst-10%")]
-            rows.append([f"{kind}, validation", *cells, "–", "–", "–", f"{100 * validated['std']:.2f}", "–", "–"])
+            means = [f"{100 * validated[name]:.2f}" for name in ("mean", "weighted", "worst-10%")]
+            rows.append([f"{kind}, validation", *means, "–", "–", "–", f"{100 * validated['std']:.2f}", "–", "–"])
     if not rows:
         return ""
     after = run.evaluations(run.kinds[0])[-1]["evaluated-after-round"]

@@ -89,7 +89,7 @@ def _rows(trained: TrainedModel, settings: Settings, clients: int, device: str) 
             print(f"warning: {card.site}: {said}; the data, or what computes, are not the same", file=sys.stderr)
     for i, row in enumerate(rows_N.tolist()):
         label = int(labels_N[i])
-        said: Row = {
+        told: Row = {
             "client": card.site,
             "domain": card.domain,
             "sample": row,
@@ -97,8 +97,8 @@ def _rows(trained: TrainedModel, settings: Settings, clients: int, device: str) 
             "name": card.classes[label],
         }
         for way, scores in found.items():
-            said[way] = int(scores[i].argmax())
-            said |= {
+            told[way] = int(scores[i].argmax())
+            told |= {
                 f"{way}-{c}": score if score > float("-inf") else None for c, score in enumerate(scores[i].tolist())
             }
-        yield said
+        yield told
