@@ -31,6 +31,7 @@ from protofl_common.prototypes import Prototypes, distances
 from protofl_common.report.reading import AUDIT, Run, read_run
 from protofl_common.run_folder import WEIGHTS
 from protofl_common.settings import Settings, default_run_config
+from protofl_common.text import in_order
 from protofl_common.tools.inference.predictor import Predictor
 from protofl_common.wire.schema import Weights
 
@@ -47,7 +48,8 @@ def audit(folder: Path) -> list[dict[str, Any]]:
     """
     run = read_run(folder)
     settings = Settings.from_run_config(default_run_config() | run.settings)
-    scored = [one for number, site in enumerate(run.sites) for one in _of_site(run, settings, folder, number, site)]
+    sites = enumerate(in_order(run.sites))
+    scored = [one for number, site in sites for one in _of_site(run, settings, folder, number, site)]
     rows = []
     for attack in dict.fromkeys(attack for attack, _, _ in scored):
         for size, (least, most) in SIZES.items():

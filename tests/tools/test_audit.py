@@ -11,6 +11,7 @@ import pytest
 from protofl_common.config.options import SettingsError
 from protofl_common.privacy.membership import Candidates, finding
 from protofl_common.report.page import write_report
+from protofl_common.run_folder import SITES, RunFolder
 from protofl_common.tools.audit import audit
 from protofl_common.tools.cli import main
 from tests.harness import run_config, run_federation
@@ -44,7 +45,10 @@ def test_guessing_is_above_chance_as_rarely_as_it_should_be() -> None:
 
 
 def findings(folder: Path, algo: str, clients: int = 4, **changes: Any) -> tuple[Path, dict[tuple[str, str], Any]]:
+    """Of a run whose clients have joined in another order than that of their numbers, as they do in processes."""
     run = run_federation(run_config(folder, algo=algo, **FEW | changes), clients).folder
+    facts = RunFolder(run).sites()
+    RunFolder(run).write(SITES, {**facts, "sites": dict(reversed(facts["sites"].items()))})
     return run, {(one["attack"], one["samples"]): one for one in audit(run)}
 
 
