@@ -22,7 +22,7 @@ from client_app.data import Samples
 from client_app.eager import without_compiler
 from client_app.evaluation import Evaluation, Evaluations, evaluate
 from client_app.failures import called, log, reason_of
-from client_app.handover import hand_over, keep_evaluated, settle
+from client_app.handover import forget_all_but, hand_over, settle
 from client_app.insight import insight_of
 from client_app.outgoing import outgoing, told_metrics
 from client_app.secagg import SecureUpload
@@ -126,7 +126,8 @@ def _train_round(message: Message, context: Context) -> RecordDict:
             evaluations = _evaluate(site, algorithm, prototypes)
             if site.settings.run.keep_best:
                 best, _ = unpack_best(message.content)
-                keep_evaluated(site, algorithm, states, prototypes, evaluations, instructions, best)
+                forget_all_but(states, best)
+                hand_over(site, algorithm, states, prototypes, evaluations, instructions, instructions.round - 1)
     charge(site, instructions)
     with clock("train"):
         losses = algorithm.fit()
@@ -137,8 +138,10 @@ def _train_round(message: Message, context: Context) -> RecordDict:
             states.save(ClientState(instructions.round, site.arch, tensors))
     report = _report(site, instructions, evaluations, losses, clock)
     declared = site.settings.exchange.up
-    limits = site.limits(algorithm.templates(declared))
-    content = secure.mask(upload, limits) if secure else pack_payload(upload, declared)
+    if secure:
+        content = secure.mask(upload, site.limits(algorithm.templates(declared)))
+    else:
+        content = pack_payload(upload, declared)
     content["report"] = pack_report(report, site.settings.row.reported_losses, site.metrics)
     return content
 

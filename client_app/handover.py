@@ -89,20 +89,11 @@ def _keep_former(path: Path, run_id: int) -> None:
         path.rename(aside)
 
 
-def keep_evaluated(
-    site: Site,
-    algorithm: ClientAlgorithm[Any],
-    states: StateFolder,
-    prototypes: Prototypes | None,
-    evaluations: Evaluations,
-    instructions: Instructions,
-    best: int,
-) -> None:
-    """Leave the model that was just evaluated, beside that of the ``best`` round before; no other of this run."""
+def forget_all_but(states: StateFolder, best: int) -> None:
+    """Remove the models kept after earlier rounds of this run, but that of the ``best``."""
     for file in (*states.folder.glob(_evaluated("*")), states.folder / BEST):
         if file.name != _evaluated(best):
             file.unlink(missing_ok=True)
-    hand_over(site, algorithm, states, prototypes, evaluations, instructions, instructions.round - 1)
 
 
 def settle(states: StateFolder, best: int, on: str) -> None:
