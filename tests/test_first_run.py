@@ -16,7 +16,7 @@ from flwr.app import ConfigRecord, Context, Message, MessageType, RecordDict
 from PIL import Image
 
 from client_app.app import app as client_app
-from protofl_common.comparison import compared, sentence
+from protofl_common.comparison import Compared, compared, sentence
 from protofl_common.config.options import SettingsError
 from protofl_common.run_folder import RunFolder, SiteFacts, Sites, baseline_folder
 from protofl_common.settings import Settings, default_run_config
@@ -119,13 +119,24 @@ def test_baselines_train_beside_the_run_and_do_not_change_it(
     assert found["fedavg"]["accuracy"] == by_itself.summary["accuracy"]
 
     shown = sentence(compared(folder, found))
+    both = r"[\d.]+ %( by its head, [\d.]+ % by prototypes)?"
     assert re.fullmatch(
-        r"alone [\d.]+ %, FedAvg [\d.]+ %, FedProto over 2 architectures [\d.]+ %, FedProto \+ averaging [\d.]+ %; "
+        rf"alone [\d.]+ %, FedAvg [\d.]+ %, FedProto over 2 architectures {both}, FedProto \+ averaging {both}; "
         r"[\d.]+ .B exchanged",
         shown,
     )
     assert f"result: {shown}" in said.splitlines()
     assert escape(shown) in (folder / "report.html").read_text(encoding="utf-8")
+
+
+def test_the_sentence_names_prototypes_that_predict_better_than_the_head() -> None:
+    alone = Compared("local", "Local", 34.3, None, 10.0, 0, "2 × cnn4")
+    near = Compared("fedproto", "FedProto", 50.0, 50.9, 10.0, 1000, "2 × cnn4")
+    ahead = Compared("fedproto", "FedProto", 14.7, 77.7, 10.0, 1000, "2 × cnn4")
+    assert sentence([alone, near]) == "alone 34.3 %, FedProto 50.0 %; 1.0 kB exchanged"
+    assert sentence([alone, ahead]) == (
+        "alone 34.3 %, FedProto 14.7 % by its head, 77.7 % by prototypes; 1.0 kB exchanged"
+    )
 
 
 def test_a_baseline_that_cannot_go_on_costs_only_itself(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
