@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import threading
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -66,14 +65,27 @@ def test_a_restarted_supernode_is_known_again_and_asked_again(
 @pytest.mark.parametrize("node", [1002, 2002])
 def test_a_supernode_that_flower_has_given_up_is_asked_again_once_it_is_back(node: int, tmp_path: Path) -> None:
     """An authenticated one keeps its node id, any other gets a new one."""
-    nodes = four()
+    nodes, gone = four(), list[dict[str, Any]]()
 
     def dies() -> None:
-        threading.Timer(0.5, nodes.setdefault, [node, nodes.pop(1002)]).start()
+        gone.append(nodes.pop(1002))
+
+    def back_once_given_up(grid: LocalGrid) -> None:
+        pull = grid.pull_messages
+
+        def pull_messages(message_ids: Iterable[str]) -> list[Message]:
+            replies = pull(message_ids)
+            if gone and any(reply.has_error() for reply in replies):
+                nodes[node] = gone.pop()
+            return replies
+
+        grid.pull_messages = pull_messages  # type: ignore[method-assign]
 
     wanted = run_federation(run_config(tmp_path / "a", **SMALL))
-    found = run_federation(run_config(tmp_path / "b", **SMALL), nodes=nodes, tamper=when_trained(2, 1002, dies))
+    config = run_config(tmp_path / "b", **SMALL)
+    found = run_federation(config, nodes=nodes, tamper=when_trained(2, 1002, dies), on_grid=back_once_given_up)
     assert_same(found, wanted)
+    assert len(found.grid.log) == len(wanted.grid.log) + 1 + (node != 1002)
 
 
 def test_a_supernode_that_comes_back_later_misses_its_round(tmp_path: Path) -> None:
@@ -277,15 +289,26 @@ def test_a_server_waits_for_clients_that_are_all_gone(tmp_path: Path, capsys: py
     """Instead of burning its rounds; they come back under other node ids."""
     nodes = four()
     back = {node + 1000: facts for node, facts in nodes.items()}
+    looked: list[int] = []
 
     def tamper(message: Message, reply: Message) -> Message:
         meta = message.metadata
         if meta.message_type == MessageType.TRAIN and (meta.group_id, meta.dst_node_id) == ("2", 1003):
             nodes.clear()
-            threading.Timer(1.5, nodes.update, [back]).start()
         return reply
 
-    outcome = run_federation(run_config(tmp_path, min_replies=2, **SMALL), nodes=nodes, tamper=tamper)
+    def back_once_missed(grid: LocalGrid) -> None:
+        def get_node_ids() -> list[int]:
+            found = list(nodes)
+            looked.append(len(found))
+            if looked[-3:] == [0, 0, 0]:
+                nodes.update(back)
+            return found
+
+        grid.get_node_ids = get_node_ids  # type: ignore[method-assign]
+
+    config = run_config(tmp_path, min_replies=2, **SMALL)
+    outcome = run_federation(config, nodes=nodes, tamper=tamper, on_grid=back_once_missed)
     assert [row["valid"] for row in outcome.rows] == [4] * 5
     assert "waiting: 0 clients are connected, fewer than min-replies = 2" in capsys.readouterr().out
 
