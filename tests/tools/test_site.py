@@ -87,7 +87,7 @@ def test_the_installed_code_needs_nothing_of_the_bundle(home: Path) -> None:
 
 
 def test_a_site_starts_nothing_but_client_apps() -> None:
-    executor = Executor(INSTALLED)
+    executor = Executor(INSTALLED, "spawn")
     assert executor.get_eligible_capacity(set(TaskType), insecure=True) == ({TaskType.CLIENT_APP}, set())
     for kind in set(TaskType) - {TaskType.CLIENT_APP}:
         spec = ExecutionSpec(kind, "127.0.0.1:1", "token", True, None, False, 1, False, 1)
