@@ -103,7 +103,8 @@ def fork_for_each_message(code: AllowedCode) -> None:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             signal.signal(signal.SIGINT, signal.default_int_handler)
             os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-            return handle(code, json.loads(line))
+            handle(code, json.loads(line))
+            break  # this is the child: the other lines are not its own
 
 
 def _reap(*_: Any) -> None:
