@@ -97,6 +97,7 @@ def _as_tuples(mean: NDArray[np.float64], std: NDArray[np.float64]) -> tuple[tup
 def _histogram(channel: Images) -> Ints:
     """int64 [256]: how often each value occurs."""
     counts = np.zeros(256, dtype=np.int64)
-    for start in range(0, len(channel), CHUNK):
-        counts += np.bincount(channel[start : start + CHUNK].ravel(), minlength=256)
+    step = max(1, 2**22 // channel[0].size)  # counting takes 8 bytes a pixel
+    for start in range(0, len(channel), step):
+        counts += np.bincount(channel[start : start + step].ravel(), minlength=256)
     return counts

@@ -18,7 +18,7 @@ import tempfile
 import threading
 import time
 from collections import defaultdict
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from itertools import pairwise
 from pathlib import Path
 
@@ -63,8 +63,12 @@ class Timed(Machines):
     def processor_of_sites(self) -> float:
         """CPU seconds of all that the sites have started, as far as it still runs or has been waited for."""
         places = {str(self.checkout(site)) for site in SITES}
-        started = [one for one in psutil.Process().children(recursive=True) if one.cwd() in places]
-        return sum(sum(one.cpu_times()[:4]) for one in started)
+        total = 0.0
+        for one in psutil.Process().children(recursive=True):
+            with suppress(psutil.NoSuchProcess):
+                whole = one.parent() if one.status() == psutil.STATUS_ZOMBIE else one
+                total += sum(one.cpu_times()[:4]) if whole and whole.cwd() in places else 0
+        return total
 
 
 class Stamps(threading.Thread):

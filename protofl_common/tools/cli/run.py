@@ -19,6 +19,7 @@ from protofl_common.config.options import Scalar, SettingsError
 from protofl_common.config.sections import DataSettings
 from protofl_common.datasets import check_data_settings
 from protofl_common.datasets.sources import source_of
+from protofl_common.datasets.store import open_data
 from protofl_common.run_folder import RunFolder
 from protofl_common.settings import Settings, default_run_config
 from protofl_common.tools.cli.as_json import add_json, print_json
@@ -28,6 +29,7 @@ from protofl_common.tools.cli.recipes import DEFAULT_FEDERATION, read_recipe
 from protofl_common.tools.cli.screen import Screen
 from protofl_common.tools.cli.superlink import SuperLink
 
+OF_IMAGE_FILES = ("image-folder", "domain-folder", "manifest")
 NEXT = "protofl run dataset=image-folder data-dir=FOLDER"
 """What to type after a run: the own images, in a folder for each class."""
 
@@ -87,6 +89,8 @@ def act(arguments: argparse.Namespace) -> int:
     settings = Settings.from_run_config(default_run_config() | (recipe.settings if recipe else {}) | given)
     check_data_settings(settings.data)
     check_data_are_here(settings.data)
+    if settings.data.dataset in OF_IMAGE_FILES:
+        open_data(settings.data)  # decoded now, which says how far it is, and not while the server waits for clients
     base = recipe.federation if recipe else DEFAULT_FEDERATION
     federation = with_resources(base, arguments, arguments.clients)
     if recipe and not given:
