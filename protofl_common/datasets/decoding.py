@@ -106,7 +106,10 @@ def _helped(helper: subprocess.Popen[bytes], files: Sequence[Path], images: Imag
     with suppress(OSError):
         helper.stdin.write(json.dumps([os.fspath(file) for file in files]).encode() + b"\n")
         helper.stdin.flush()
-        return bool(helper.stdout.readinto(memoryview(images).cast("B")) == images.nbytes)
+        pixels = helper.stdout.read(images.nbytes)
+        if len(pixels) == images.nbytes:
+            images[:] = np.frombuffer(pixels, np.uint8).reshape(images.shape)
+            return True
     return False
 
 
