@@ -31,11 +31,20 @@ class Cluster:
         self.folder, self.running, self.port = folder, running, free_port()
         self.address = f"127.0.0.1:{self.port}"
         self.env = {key: value for key, value in os.environ.items() if key != "RAY_ADDRESS"}
+        self.env |= {"RAY_raylet_start_wait_time_s": "300", "PYTHONUNBUFFERED": "1"}
         head = ("--head", f"--port={self.port}", "--include-dashboard=false", f"--temp-dir={folder}/ray")
         started = self.start("head", *head, f"--ray-client-server-port={free_port()}")
         wait_for(self.port, started, folder / "head.log")
-        time.sleep(5)
+        self.wait_for("head")
         self.second = self.start("second", f"--address={self.address}")
+        self.wait_for("second")
+
+    def wait_for(self, name: str) -> None:
+        """Until a node says that it has started."""
+        deadline = time.monotonic() + 300
+        while "Ray runtime started" not in (said := (self.folder / f"{name}.log").read_text()):
+            assert time.monotonic() < deadline, said
+            time.sleep(0.5)
 
     def start(self, name: str, *options: str) -> subprocess.Popen[bytes]:
         """A node, in a folder of its own."""
@@ -76,7 +85,7 @@ def cluster() -> Iterator[Cluster]:
 
 
 def test_two_nodes_equal_one_and_one_that_is_lost_costs_nothing_after_resuming(cluster: Cluster) -> None:
-    for name, options in (("alone", ()), ("two", ("--cluster", cluster.address))):
+    for name, options in (("two", ("--cluster", cluster.address)), ("alone", ())):
         started = cluster.run(name, *options)
         output, _ = started.communicate(timeout=900)
         assert started.returncode == 0, output
