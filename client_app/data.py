@@ -1,7 +1,8 @@
-"""This client's own data, as tensors on its device."""
+"""This client's own data, as tensors on its device, or, where the memory is too small for that, on the disk."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,7 +10,23 @@ import torch
 from torch import Tensor
 
 from protofl_common.datasets import UNLABELLED, ClientData
-from protofl_common.datasets.inputs import normalised
+from protofl_common.datasets.inputs import StoredRows, normalised
+
+
+class StoredInputs:
+    """Inputs [N, …] that stay on the disk: of the rows that are asked for, the tensor that others are part of."""
+
+    def __init__(self, rows: StoredRows, data: ClientData, device: torch.device) -> None:
+        self.rows, self.data, self.device = rows, data, device
+
+    def __getitem__(self, index: Tensor) -> Tensor:
+        """Rows ``index`` [B], int64."""
+        return normalised(self.rows[index.cpu().numpy()], self.data.mean, self.data.std, self.device)
+
+    def split(self, size: int) -> Iterator[Tensor]:
+        """All rows in their order, ``size`` at a time."""
+        for index in torch.arange(len(self.rows)).split(size):
+            yield self[index]
 
 
 @dataclass(frozen=True)
@@ -19,7 +36,7 @@ class Samples:
     Inputs are normalised images or numbers, tokens, or features of frozen backbones.
     """
 
-    inputs: Tensor
+    inputs: Tensor | StoredInputs
     labels: Tensor
     unlabelled: Tensor | None = None
     """Further inputs [U, …] without a label (``positive-rate`` below 1); not counted in N."""
@@ -27,18 +44,26 @@ class Samples:
     def __len__(self) -> int:
         return len(self.labels)
 
+    @property
+    def in_memory(self) -> Tensor:
+        """The inputs where they are a tensor: features of backbones always are."""
+        assert isinstance(self.inputs, Tensor)
+        return self.inputs
+
     def with_unlabelled(self) -> Samples:
         """All N + U samples, those without a label at the end, with the label `UNLABELLED` (-1)."""
         if self.unlabelled is None:
             return self
         nothing = self.labels.new_full((len(self.unlabelled),), UNLABELLED)
-        return Samples(torch.cat([self.inputs, self.unlabelled]), torch.cat([self.labels, nothing]))
+        return Samples(torch.cat([self.in_memory, self.unlabelled]), torch.cat([self.labels, nothing]))
 
 
 def to_device(inputs: np.ndarray, labels: np.ndarray, data: ClientData, device: torch.device) -> Samples:
     """Images and numbers as floats, normalised by the mean and deviation of the data set; tokens as they are."""
-    values = normalised(inputs, data.mean, data.std, device)
-    return unlabelled_apart(values, torch.from_numpy(labels.astype(np.int64)).to(device))
+    known = torch.from_numpy(labels.astype(np.int64)).to(device)
+    if isinstance(inputs, StoredRows) and not bool((known == UNLABELLED).any()):
+        return Samples(StoredInputs(inputs, data, device), known)
+    return unlabelled_apart(normalised(inputs, data.mean, data.std, device), known)
 
 
 def unlabelled_apart(inputs: Tensor, labels: Tensor) -> Samples:

@@ -39,11 +39,11 @@ def backbone_similarity(site: Site, algorithm: ClientAlgorithm[Any]) -> Tensor:
     data, widths = site.train_set, feature_widths(site.settings.backbones)
     labels_N = data.labels.cpu()
     fused_PD = class_means(algorithm.features(data), labels_N, site.num_classes).means
-    usual_F = data.inputs.mean(dim=0, keepdim=True)
+    usual_F = data.in_memory.mean(dim=0, keepdim=True)
     scores, start = [], 0
     for width in widths:
         alone_NF = usual_F.repeat(len(data), 1)
-        alone_NF[:, start : start + width] = data.inputs[:, start : start + width]
+        alone_NF[:, start : start + width] = data.in_memory[:, start : start + width]
         alone = algorithm.features(dataclasses.replace(data, inputs=alone_NF))
         alone_PD = class_means(alone, labels_N, site.num_classes).means
         scores.append(cosine_similarity(alone_PD, fused_PD, dim=1).mean())

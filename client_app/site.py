@@ -98,7 +98,9 @@ class Site:
             domain=self.wanted_domain,
         )
         noise, seed = self.settings.privacy.image_noise, derive_seed(self.settings.run.seed, "image-noise", self.name)
-        return data if noise == "none" else replace(data, train_inputs=noised_images(data.train_inputs, noise, seed))
+        if noise == "none":
+            return data
+        return replace(data, train_inputs=noised_images(np.asarray(data.train_inputs), noise, seed))
 
     def load_data(self) -> None:
         """Read all sets now."""
@@ -124,7 +126,7 @@ class Site:
         if not names:
             return to_device(inputs, labels, self.data, self.device)
         key = f"{self.settings.data.dataset}-{self.name}"
-        features_NF = cached_features(inputs, names, self.device, cache_root(self.settings.data), key)
+        features_NF = cached_features(np.asarray(inputs), names, self.device, cache_root(self.settings.data), key)
         labels_N = torch.from_numpy(labels.astype(np.int64)).to(self.device)
         return unlabelled_apart(features_NF.to(self.device), labels_N)
 

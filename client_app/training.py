@@ -230,5 +230,5 @@ def shuffled_batches(
         else:
             sizes.append(rest)
     order = torch.randperm(len(data), generator=generator).to(data.labels.device)[: sum(sizes)]
-    inputs, labels = data.inputs[order], data.labels[order]
-    yield from zip(inputs.split(sizes), labels.split(sizes), order.split(sizes), strict=True)
+    for rows in order.split(sizes):
+        yield data.inputs[rows], data.labels[rows], rows

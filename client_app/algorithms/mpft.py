@@ -39,4 +39,4 @@ class MPFT(ClientAlgorithm[MPFTHparams]):
     def upload(self) -> Payload:
         """The clusters' centres in the space of the frozen features, which no training changes."""
         data, ratio = self.site.train_set, self.hparams.sample_ratio
-        return Payload(prototypes=cluster_classes(data.inputs.cpu(), data.labels.cpu(), "kmeans", ratio=ratio))
+        return Payload(prototypes=cluster_classes(data.in_memory.cpu(), data.labels.cpu(), "kmeans", ratio=ratio))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from protofl_common.config.sections import DataSettings
 from protofl_common.datasets.checks import check_data_settings
 from protofl_common.datasets.division import client_share, placed
+from protofl_common.datasets.inputs import StoredRows, too_large
 from protofl_common.datasets.labelling import hide_labels
 from protofl_common.datasets.raw import Inputs, Ints
 from protofl_common.datasets.store import StoredData, open_data
@@ -25,6 +26,7 @@ class ClientData:
     ----------
     train_inputs, test_inputs, validation_inputs
         As `RawData.inputs`: images, numbers or tokens [n, …]; no sample is in two. For validation there may be none.
+        What would take much of the memory stays on the disk (`StoredRows`).
     train_labels, test_labels, validation_labels
         int64 [n], indices into ``classes``; with ``positive-rate`` below 1, -1 for the unlabelled training samples.
     classes
@@ -87,6 +89,8 @@ def open_client_data(
 
 def _rows(array: NDArray[Any], rows: Ints) -> NDArray[Any]:
     """These rows: copied, or, where they follow one another, as a view that all clients of the machine share."""
+    if array.ndim > 1 and too_large((len(rows), *array.shape[1:])):
+        return cast(NDArray[Any], StoredRows(array, rows))
     if len(rows) and rows[-1] - rows[0] == len(rows) - 1:
         return np.asarray(array)[rows[0] : rows[-1] + 1]
     copied: NDArray[Any] = np.asarray(array)[rows]

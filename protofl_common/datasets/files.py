@@ -16,7 +16,8 @@ import numpy as np
 
 from protofl_common.config.sections import DataSettings
 from protofl_common.datasets.arrays import from_arrays
-from protofl_common.datasets.folders import DEFAULT_SIZE, read_image
+from protofl_common.datasets.decoding import read_images
+from protofl_common.datasets.folders import DEFAULT_SIZE
 from protofl_common.datasets.raw import DataError, Ints, RawData
 
 VOCABULARY = 2**14
@@ -108,13 +109,12 @@ def read_manifest(settings: DataSettings) -> RawData:
     """
     rows = Rows(file_of(settings, (".csv",)))
     columns, size = rows.known("file", "label"), settings.image_size or DEFAULT_SIZE
-    images = []
+    files = [rows.file.parent / name for name in rows.columns["file"]]
     for row, name in enumerate(rows.columns["file"]):
-        file = rows.file.parent / name
-        if not file.is_file():
+        if not files[row].is_file():
             raise DataError(f"{rows.file}, {rows.place(row)}, column 'file': there is no file {name!r}")
-        images.append(read_image(file, size))
-    return from_arrays(columns | {"inputs": np.stack(images)}, str(rows.file), settings.classes, rows.place)
+    columns["inputs"] = read_images(files, size, settings)
+    return from_arrays(columns, str(rows.file), settings.classes, rows.place)
 
 
 def locate_manifest(settings: DataSettings) -> tuple[Path]:

@@ -9,22 +9,16 @@ with a dot, are skipped. Every image is made RGB and stretched to a square.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from protofl_common.config.sections import DataSettings
-from protofl_common.datasets.raw import DataError, Images, RawData
+from protofl_common.datasets.decoding import read_images
+from protofl_common.datasets.raw import DataError, RawData
 
 EXTENSIONS = frozenset((".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"))
 DEFAULT_SIZE = 64
 """Pixels a side when ``image-size`` is 0: photographs have no common size of their own."""
-MOST_PIXELS = 2**26
-"""Of an image file; decoded, so many take 200 MB."""
-
-
-FAST = 4
-"""A JPEG file that is read fast is decoded at least that many times as large as it is wanted."""
 
 
 def data_dir_of(settings: DataSettings, *, hint: str = "") -> Path:
@@ -78,33 +72,6 @@ def class_names(classes: str) -> tuple[str, ...]:
     return names
 
 
-def square_rgb(image: Any, size: int) -> Images:
-    """A PIL image as uint8 [3, size, size], stretched with PIL's bilinear filter."""
-    rgb = image if image.mode == "RGB" else image.convert("RGB")  # which would copy it: half of the time of a photo
-    return np.asarray(rgb.resize((size, size), resample=2)).transpose(2, 0, 1)  # Image.Resampling.BILINEAR
-
-
-def read_image(file: Path, size: int, *, fast: bool = False) -> Images:
-    """One image file as uint8 [3, size, size]; ``fast``: a JPEG file is not decoded at its full size.
-
-    Raises
-    ------
-    DataError
-        When PIL cannot read the file, or it has more than `MOST_PIXELS`.
-    """
-    from PIL import Image
-
-    try:
-        with Image.open(file) as image:
-            if image.width * image.height > MOST_PIXELS:  # a small file may say so
-                raise ValueError(f"{image.width}×{image.height} pixels, above {MOST_PIXELS / 1e6:.0f} million")
-            if fast:
-                image.draft("RGB", (FAST * size, FAST * size))
-            return square_rgb(image, size)
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        raise DataError(f"{file} is not a readable image ({error}); repair or remove it") from error
-
-
 def _read_trees(settings: DataSettings, root: Path, trees: dict[str, Path]) -> RawData:
     named = class_names(settings.classes)
     picks = named and settings.dataset == "domain-folder"
@@ -125,9 +92,8 @@ def _read_trees(settings: DataSettings, root: Path, trees: dict[str, Path]) -> R
             raise DataError(f"classes = {settings.classes!r} does not list the folder {name!r} (of {file})")
     if picks and settings.partition != "own" and (absent := [name for name in classes if name not in found]):
         raise DataError(f"classes = {settings.classes!r}: no domain in {root} has images in a folder {absent[0]!r}")
-    size = settings.image_size or DEFAULT_SIZE
     return RawData(
-        inputs=np.stack([read_image(file, size) for file, _, _ in files]),
+        inputs=read_images([file for file, _, _ in files], settings.image_size or DEFAULT_SIZE, settings),
         labels=np.array([classes.index(name) for _, name, _ in files], dtype=np.int64),
         domains=np.array([domain for _, _, domain in files], dtype=np.int64),
         official=np.zeros(len(files), dtype=np.uint8),

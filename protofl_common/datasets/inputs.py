@@ -5,8 +5,11 @@ Images are too large to be made floating point at once.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +21,49 @@ if TYPE_CHECKING:
 
 CHUNK = 2048
 """Images handled at a time."""
+
+
+class StoredRows:
+    """Some rows of an array on the disk, which are read when they are asked for; otherwise like an array.
+
+    Parameters
+    ----------
+    array
+        [M, …], memory-mapped.
+    rows
+        int64 [N]: which.
+    """
+
+    def __init__(self, array: Inputs, rows: Ints) -> None:
+        self.array, self.rows = array, rows
+        self.shape, self.dtype, self.ndim = (len(rows), *array.shape[1:]), array.dtype, array.ndim
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: Any) -> Inputs:
+        return np.asarray(self.array[self.rows[index]])
+
+    def __array__(self, *_: Any, **__: Any) -> Inputs:
+        """All of them, in memory."""
+        return self[:]
+
+
+def too_large(shape: Sequence[int]) -> bool:
+    """Whether float32 numbers of this shape would take more than a quarter of the memory that is left."""
+    return 4 * math.prod(shape) > memory_left() / 4
+
+
+def memory_left() -> float:
+    """Bytes that this machine has left, or this process's container; infinite where Linux does not tell."""
+    left = math.inf
+    with suppress(OSError, ValueError, KeyError):
+        facts = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+        left = 1024 * float(facts["MemAvailable"].split()[0])
+        group = Path("/sys/fs/cgroup")
+        used = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+        left = min(left, float((group / "memory.max").read_text()) - float(used["anon"]))
+    return left
 
 
 def described(inputs: Inputs) -> str:
@@ -61,8 +107,8 @@ def normalised(inputs: Inputs, mean: Sequence[float], std: Sequence[float], devi
     import torch
 
     if not mean:
-        return torch.from_numpy(inputs.astype(np.int64)).to(device)
-    values = torch.from_numpy(inputs.astype(np.float32)).to(device)
+        return torch.from_numpy(np.asarray(inputs).astype(np.int64)).to(device)
+    values = torch.from_numpy(np.asarray(inputs).astype(np.float32)).to(device)
     if inputs.dtype == np.uint8:
         values.div_(255)
     per_channel = (-1, *(1,) * (inputs.ndim - 2))
@@ -97,6 +143,7 @@ def _as_tuples(mean: NDArray[np.float64], std: NDArray[np.float64]) -> tuple[tup
 def _histogram(channel: Images) -> Ints:
     """int64 [256]: how often each value occurs."""
     counts = np.zeros(256, dtype=np.int64)
-    for start in range(0, len(channel), CHUNK):
-        counts += np.bincount(channel[start : start + CHUNK].ravel(), minlength=256)
+    step = max(1, 2**22 // channel[0].size)  # counting takes 8 bytes a pixel
+    for start in range(0, len(channel), step):
+        counts += np.bincount(channel[start : start + step].ravel(), minlength=256)
     return counts

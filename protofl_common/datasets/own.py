@@ -13,8 +13,9 @@ import numpy as np
 from protofl_common.config.python_names import load
 from protofl_common.config.sections import DataSettings
 from protofl_common.datasets.arrays import KEYS, from_arrays
+from protofl_common.datasets.decoding import square_rgb
 from protofl_common.datasets.files import tokens
-from protofl_common.datasets.folders import DEFAULT_SIZE, data_dir_of, square_rgb
+from protofl_common.datasets.folders import DEFAULT_SIZE, data_dir_of
 from protofl_common.datasets.raw import DataError, RawData
 from protofl_common.files import make_private
 

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 
 from protofl_common.config.sections import DataSettings
-from protofl_common.datasets.folders import DEFAULT_SIZE, data_dir_of, square_rgb
+from protofl_common.datasets.decoding import square_rgb
+from protofl_common.datasets.folders import DEFAULT_SIZE, data_dir_of
 from protofl_common.datasets.raw import DataError, Images, Ints, RawData, without_domains
 
 

@@ -19,8 +19,8 @@ from pathlib import Path
 import numpy as np
 
 from protofl_common.config.options import SettingsError
+from protofl_common.datasets.decoding import read_image
 from protofl_common.datasets.files import Rows, tokens
-from protofl_common.datasets.folders import read_image
 from protofl_common.datasets.raw import DataError, Images, Inputs
 from protofl_common.run_folder import CARD, MOST_NUMBERS
 

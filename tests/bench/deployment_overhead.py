@@ -2,7 +2,8 @@
 
 The federation of docker/README.md on this machine: SuperLink, worker, door, two sites with 300 small images each. The
 lines of the SuperNodes' logs are stamped as they appear; a client's own work is what it reports itself. ``--stock``
-leaves out what we do about the waiting. Prints figures; nothing here passes or fails.
+leaves out what we do about the waiting, ``--start-method spawn`` what we do about the imports. Prints figures; nothing
+here passes or fails.
 """
 
 from __future__ import annotations
@@ -17,9 +18,11 @@ import tempfile
 import threading
 import time
 from collections import defaultdict
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from itertools import pairwise
 from pathlib import Path
+
+import psutil
 
 from tests.system.machines import SITES, Machines
 
@@ -31,8 +34,8 @@ LINES = {
 }
 PARTS = {
     "asking": "until the SuperNode has the round's message",
-    "starting": "until a process has started for it, with Flower imported",
-    "around": "imports of PyTorch and the app, unpacking, packing, until the SuperNode has the reply",
+    "starting": "until a process is there for it, with Flower imported",
+    "around": "imports that are left, unpacking, packing, until the SuperNode has the reply",
     "work": "the client's own work",
     "sending": "until the reply is sent",
 }
@@ -50,10 +53,22 @@ class Timed(Machines):
     """The README's federation, if wanted as it would be without our settings."""
 
     stock = False
+    start_method = "fork"
 
     def _substitutions(self, machine: str) -> dict[str, str]:
         less = {"POLL_INTERVAL=0.1": "POLL_INTERVAL=1", "--certificates certs\n": "--certificates certs --patience 0\n"}
-        return super()._substitutions(machine) | (less if self.stock else {})
+        method = {"protofl site run": f"protofl site run --start-method {self.start_method}"}
+        return super()._substitutions(machine) | method | (less if self.stock else {})
+
+    def processor_of_sites(self) -> float:
+        """CPU seconds of all that the sites have started, as far as it still runs or has been waited for."""
+        places = {str(self.checkout(site)) for site in SITES}
+        total = 0.0
+        for one in psutil.Process().children(recursive=True):
+            with suppress(psutil.NoSuchProcess):
+                whole = one.parent() if one.status() == psutil.STATUS_ZOMBIE else one
+                total += sum(one.cpu_times()[:4]) if whole and whole.cwd() in places else 0
+        return total
 
 
 class Stamps(threading.Thread):
@@ -106,14 +121,18 @@ def measure(rounds: int, folder: Path) -> None:
             stamp.start()
         config = f'algo="fedproto" rounds={rounds} threads=1 dataset="domain-folder" partition="own" image-size=28'
         config += ' local-epochs=1 num-clients=2 run-name="bench"'
+        time.sleep(20)  # until the sites have imported what they import ahead
+        before = machines.processor_of_sites()
         done = machines.run("superlink", f"flwr run . federation --stream --run-config '{config}'", timeout=3600)
         metrics = machines.checkout("superlink") / "runs" / "bench" / "metrics.jsonl"
         if not metrics.exists():
             sys.exit(done.stdout + done.stderr + machines.logs())
+        processor = (machines.processor_of_sites() - before) / (rounds + 2) / len(SITES)
         rows = [json.loads(line) for line in metrics.read_text(encoding="utf-8").splitlines()]
     rows = [row for row in rows if row["kind"] == "round"]
     seconds = [row["seconds"]["total"] for row in rows[1:]]
     print(f"\nseconds per round: {statistics.mean(seconds):.2f} ({min(seconds):.2f} … {max(seconds):.2f})")
+    print(f"CPU seconds of a site per message, its SuperNode's included: {processor:.2f}")
     collected: dict[str, list[float]] = defaultdict(list)
     for site, stamp in stamps.items():
         work = [sum(row["clients"][site]["seconds"].values()) for row in rows]
@@ -148,8 +167,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--stock", action="store_true", help="Flower's own polling")
+    parser.add_argument("--start-method", choices=("fork", "spawn"), default="fork")
     options = parser.parse_args()
-    Timed.stock = options.stock
+    Timed.stock, Timed.start_method = options.stock, options.start_method
     time_imports()
     with tempfile.TemporaryDirectory() as folder:
         measure(options.rounds, Path(folder))

@@ -6,6 +6,7 @@ import hashlib
 import re
 import shlex
 import stat
+import subprocess
 import sys
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -87,11 +88,52 @@ def test_the_installed_code_needs_nothing_of_the_bundle(home: Path) -> None:
 
 
 def test_a_site_starts_nothing_but_client_apps() -> None:
-    executor = Executor(INSTALLED)
+    executor = Executor(INSTALLED, "spawn")
     assert executor.get_eligible_capacity(set(TaskType), insecure=True) == ({TaskType.CLIENT_APP}, set())
     for kind in set(TaskType) - {TaskType.CLIENT_APP}:
         spec = ExecutionSpec(kind, "127.0.0.1:1", "token", True, None, False, 1, False, 1)
         assert executor.launch(spec).status == LaunchResultStatus.FAILED
+
+
+FORKED = """
+import os, sys
+from protofl_common.tools.site import client_process
+handled = []
+def handle(code, arguments):
+    handled.append(arguments)  # of this child alone
+    print(os.getpid() != parent, handled, sys.stdin.buffer.raw.read(), flush=True)
+    if arguments == ["b"]:
+        os.abort()
+parent, client_process.handle = os.getpid(), handle
+client_process.AllowedCode.load = lambda code, *identity: print("ahead", "torch" in sys.modules, flush=True)
+client_process.import_module = lambda name: sys.modules.setdefault(name, None)
+client_process.main()
+"""
+
+
+@pytest.mark.parametrize(("allow", "ahead"), [(INSTALLED, ["ahead True"]), ("0" * 64, [])])
+def test_a_message_is_handled_by_a_copy_that_knows_nothing_of_others(allow: str, ahead: list[str]) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", FORKED, str(ROOT), allow], input='["a"]\n["b"]\n["c"]\n', capture_output=True, text=True
+    )
+    handled = [f"True [['{name}']] b''" for name in "abc"]
+    assert sorted(done.stdout.splitlines()) == handled + ahead
+    assert done.returncode == 0
+
+
+def test_the_process_that_forks_is_started_again_when_it_has_died() -> None:
+    started: list[subprocess.Popen[str]] = []
+    executor = Executor(INSTALLED, "fork")
+    executor.command = [sys.executable, "-Sc", "import sys; print(sys.stdin.readline(), file=sys.stderr)"]
+    for _ in range(2):
+        executor.reconcile()
+        executor.reconcile()
+        assert executor.forking is not None
+        started.append(executor.forking)
+        spec = ExecutionSpec(TaskType.CLIENT_APP, "127.0.0.1:1", "token", True, None, False, 1, False, 1)
+        assert executor.launch(spec).status == LaunchResultStatus.ACCEPTED
+        assert executor.forking.wait() == 0
+    assert len({one.pid for one in started}) == 2
 
 
 def test_what_may_be_allowed() -> None:

@@ -43,6 +43,13 @@ def describe(parser: argparse.ArgumentParser) -> None:
         help="SHA-256 hashes of bundles, with commas; default: installed, the code of this machine's own checkout; "
         "check: any, as flower-supernode does",
     )
+    parser.add_argument(
+        "--start-method",
+        choices=("fork", "spawn"),
+        default="fork" if sys.platform == "linux" and not Path("/dev/nvidiactl").exists() else "spawn",
+        help="run: what each message starts; fork: a copy of a process that has imported everything; spawn: a fresh "
+        "process (default with an NVIDIA GPU, and elsewhere than on Linux)",
+    )
     add_json(parser)
 
 
@@ -72,7 +79,7 @@ def run(arguments: argparse.Namespace) -> int:
     listens.add_argument("--port", default="9094")
     at, _ = listens.parse_known_args(arguments.supernode)
     secret, name = os.urandom(32), "protofl_common.tools.site.executor"
-    command = [sys.executable, "-m", name, f"{at.host}:{at.port}", allow, str(os.getpid())]
+    command = [sys.executable, "-m", name, f"{at.host}:{at.port}", allow, arguments.start_method, str(os.getpid())]
     executor = subprocess.Popen(command, stdin=subprocess.PIPE)
     assert executor.stdin is not None
     executor.stdin.write(secret)

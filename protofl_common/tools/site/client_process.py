@@ -2,6 +2,9 @@
 
     python -P client_process.py APP ALLOW …    where ALLOW is "installed" or SHA-256 hashes of bundles, with commas
 
+The rest are arguments of ``flwr-clientapp``. Without any it handles no message itself: it imports what every message
+needs and then forks for each line of its standard input, a list of such arguments in JSON.
+
 Flower would unpack and import the bundle that the run brought. Here, with "installed", nothing of it is used: the code
 is that of the folder APP. Else the bundle is hashed first, and if it is none of the allowed,
 the reply is an error and nothing of it is unpacked. This file is run by its path and imports nothing of ProtoFL, whose
@@ -10,9 +13,15 @@ modules would else take the place of the bundle's.
 
 from __future__ import annotations
 
+import gc
 import hashlib
+import json
+import os
+import signal
 import sys
 from collections.abc import Callable
+from contextlib import suppress
+from importlib import import_module
 from typing import Any
 from unittest.mock import patch
 
@@ -68,12 +77,50 @@ class Refusal:
         return Message(Error(ErrorCode.INVALID_FAB, text), reply_to=message)
 
 
-def main() -> None:
-    """Handle the message that the arguments of ``flwr-clientapp`` name."""
-    code = AllowedCode(sys.argv.pop(1), sys.argv.pop(1))
+def handle(code: AllowedCode, arguments: list[str]) -> None:
+    """Handle the message that the arguments of ``flwr-clientapp`` name, and exit."""
+    sys.argv[1:] = arguments
     # an error where another version of Flower has no such names
     with patch.multiple(run_clientapp, install_from_fab=code.install, get_load_client_app_fn=code.loader):
         flwr_clientapp()
+
+
+def fork_for_each_message(code: AllowedCode) -> None:
+    """Until standard input ends, which it does when the executor does.
+
+    A child begins with PyTorch and the installed code imported, and with nothing of any run: this process sees no
+    message and no bundle. It must have one thread only, and never use CUDA, for neither survives a fork.
+    """
+    with suppress(Exception):  # the child will meet the error again, and answer with it
+        import_module("torch")
+        if code.allow == INSTALLED:
+            code.load("", "", "")
+    gc.freeze()  # or collecting in a child would copy all pages
+    signal.signal(signal.SIGCHLD, _reap)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for line in sys.stdin:
+        if os.fork() == 0:
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+            handle(code, json.loads(line))
+            break  # this is the child: the other lines are not its own
+
+
+def _reap(*_: Any) -> None:
+    with suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+
+
+def main() -> None:
+    """The command."""
+    app, allow, *arguments = sys.argv[1:]
+    code = AllowedCode(app, allow)
+    if arguments:
+        handle(code, arguments)
+    else:
+        fork_for_each_message(code)
 
 
 if __name__ == "__main__":

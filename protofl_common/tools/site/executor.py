@@ -1,12 +1,14 @@
 """Asks a SuperNode for work and starts a process for each message: ``flower-superexec``, with processes of our own.
 
-    python -m protofl_common.tools.site.executor ADDRESS ALLOW SUPERNODE-PID    the secret comes on standard input
+    python -m protofl_common.tools.site.executor ADDRESS ALLOW fork|spawn SUPERNODE-PID    the secret on standard input
 
 Flower's own would start whatever kind of task a run asks for; this one knows messages for a ClientApp only.
 """
 
 from __future__ import annotations
 
+import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -24,31 +26,41 @@ CLIENT_PROCESS = Path(__file__).with_name("client_process.py")
 
 
 class Executor(SubprocessExecutor):
-    """Starts `client_process` for each message; ``allow`` is one of its arguments."""
+    """Starts `client_process` for each message, or, with ``method`` "fork", has one that has imported all fork."""
 
-    def __init__(self, allow: str) -> None:
-        self.allow = allow
+    def __init__(self, allow: str, method: str) -> None:
+        self.command = [sys.executable, "-P", str(CLIENT_PROCESS), str(app_folder()), allow]
+        self.method = method
+        self.forking: subprocess.Popen[str] | None = None
 
     def get_eligible_capacity(self, *_: Any, **__: Any) -> tuple[set[TaskType], set[str]]:
         """The kinds of tasks to ask for."""
         return {TaskType.CLIENT_APP}, set()
 
+    def reconcile(self) -> None:
+        """Before each question for work: start the process that forks, unless it is there."""
+        if self.method == "fork" and (self.forking is None or self.forking.poll() is not None):
+            self.forking = subprocess.Popen(self.command, stdin=subprocess.PIPE, text=True)
+
     def launch(self, spec: ExecutionSpec) -> LaunchResult:
         """Start the process; installing what an app asks for is never passed on to it."""
         if spec.task_type != TaskType.CLIENT_APP:
             return LaunchResult.failed(f"a task of kind {spec.task_type}: this site runs ClientApps only")
-        command = [sys.executable, "-P", str(CLIENT_PROCESS), str(app_folder()), self.allow]
-        command += ["--insecure", "--token", spec.token]
-        command += ["--runtime-api-address", spec.runtime_api_address, "--parent-pid", str(spec.parent_pid)]
-        subprocess.Popen(command)
+        arguments = ["--insecure", "--token", spec.token]
+        arguments += ["--runtime-api-address", spec.runtime_api_address, "--parent-pid", str(spec.parent_pid)]
+        if self.forking is None:
+            subprocess.Popen([*self.command, *arguments])
+        else:
+            print(json.dumps(arguments), file=self.forking.stdin, flush=True)
         return LaunchResult.accepted()
 
 
 def main() -> None:
     """Work until the SuperNode ends."""
-    address, allow, supernode = sys.argv[1:]
+    address, allow, method, supernode = sys.argv[1:]
+    os.environ.setdefault("FLWR_SUPEREXEC_TASK_POLL_INTERVAL", "0.1")
     secret = sys.stdin.buffer.read()
-    with patch.object(run_superexec, "get_executor", lambda *_, **__: Executor(allow)):
+    with patch.object(run_superexec, "get_executor", lambda *_, **__: Executor(allow, method)):
         run_superexec.run_superexec(address, insecure=True, superexec_auth_secret=secret, parent_pid=int(supernode))
 
 
