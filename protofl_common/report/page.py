@@ -111,7 +111,12 @@ def _result(run: Run) -> str:
     lost = sum(len(row[kind]) for row in run.rows for kind in TROUBLE if kind != "late")
     tiles.append((str(lost), "lost replies"))
     if "epsilon" in run.rows[-1]:
-        tiles.append((f"ε ≤ {run.rows[-1]['epsilon']:.2f}", f"privacy spent, δ = {run.settings['dp-delta']:g}"))
+        tiles.append(
+            (
+                f"ε ≤ {run.rows[-1]['epsilon']:.2f}",
+                f"privacy spent by the client of fewest samples, δ = {run.settings['dp-delta']:g}",
+            )
+        )
     shown = "".join(f"<div><b>{escape(value)}</b><span>{escape(name)}</span></div>" for value, name in tiles)
     return f'{_comparison(run)}<div class="tiles">{shown}</div>{_accuracies(run)}{_metrics(run)}'
 

@@ -24,8 +24,8 @@ def spent(run: Run) -> list[Drawing]:
         legend_below(axes, 2)
         caption = (
             "What each evaluation's model has cost: ε of the client with the fewest training samples, as if it took "
-            "part in every round; others have spent less. With a budget for all rounds, fewer rounds need less noise: "
-            "the curve is no forecast of a run with a smaller budget."
+            "part in every round. With a budget for all rounds, fewer rounds need less noise: the curve is no forecast "
+            "of a run with a smaller budget."
         )
         return [draw(figure, "accuracy-against-epsilon", "Accuracy for privacy spent", caption)]
 
