@@ -6,7 +6,7 @@ Image Representations by Inverting Them", CVPR 2015, with another norm).
 
     x_p = argmin over x of ‖f(x) − μ_p‖² / ‖μ_p‖² + w · TV(x)
 
-Adam on the pixels' logits, from several random beginnings, of which the one with the least sum is taken.
+Adam on the pixels' logits, from several beginnings that are nearly grey, of which the one with the least sum is taken.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-BEGINNINGS, STEPS, RATE, SMOOTHNESS = 3, 300, 0.1, 0.05
+BEGINNINGS, STEPS, RATE, SMOOTHNESS = 3, 300, 0.1, 0.2
 """Of the descent; SMOOTHNESS is w."""
 
 
@@ -31,7 +31,7 @@ def inverted(
     draw = torch.Generator().manual_seed(0)
     found, least_P = torch.zeros(len(sent_PD), *shape), torch.full((len(sent_PD),), torch.inf)
     for _ in range(BEGINNINGS):
-        logits = torch.randn(found.shape, generator=draw).requires_grad_()
+        logits = (torch.randn(found.shape, generator=draw) / 10).requires_grad_()
         optimizer = torch.optim.Adam([logits], lr=RATE)
         for _ in range(STEPS):
             optimizer.zero_grad()
