@@ -201,8 +201,10 @@ INSIGHT: dict[str, tuple[str, ...]] = {
 """Arrays of the record ``insight`` of the final evaluation, by level; with frozen backbones ``similarity`` too."""
 
 
-def report_names(algo: str, training: bool) -> set[str]:
-    """The names that a report may have."""
+def report_names(algo: str, training: bool, metrics: tuple[str, ...] = ()) -> set[str]:
+    """The names that a report may have, in a run that asks for ``metrics``."""
     losses = ("total", "unlabelled", *DECLARED[algo].losses) if training else ()
-    groups = {"correct": INFERENCES, "seconds": PHASES, "losses": losses, "validation": INFERENCES}
+    asked = tuple(f"{way}/{metric}" for way in INFERENCES for metric in metrics)
+    groups = {"correct": INFERENCES, "seconds": PHASES, "losses": losses}
+    groups |= {"validation": (*INFERENCES, *asked), "metrics": asked}
     return {*REPORT, *(f"{group}.{name}" for group, names in groups.items() for name in names)}

@@ -17,6 +17,8 @@ from protofl_common.catalog import CATALOG
 from protofl_common.config.options import SettingsError
 from protofl_common.privacy.plan import NOT_COVERED
 from protofl_common.privacy.words import protections
+from protofl_common.report.figures.privacy import spent as spent_on_page
+from protofl_common.report.reading import read_run
 from protofl_common.settings import Settings
 from tests.harness import CACHE, Outcome, rows_without_a_reply, run_config, run_federation
 from tests.test_resume import Killed, on_message
@@ -89,6 +91,7 @@ def test_the_weights_alone_may_be_private(tmp_path: Path) -> None:
     outcome = private(tmp_path, "fedplvm", dp="weights", rounds=1)
     assert 7.8 < outcome.summary["epsilon"] <= 8
     assert "of weights alone, and not prototypes" in _printed(outcome)
+    assert "ε in a line is that of the client with the fewest training samples" in _printed(outcome)
 
 
 def _printed(outcome: Outcome) -> str:
@@ -115,6 +118,9 @@ def test_a_budget_ends_the_run_before_the_round_that_would_overspend_it(
     assert spent[-1] == spent[-2] <= 2.5
     said = capsys.readouterr().out
     assert f"the privacy budget is spent: round {rounds + 1} would bring ε to" in said
+    (figure,) = spent_on_page(read_run(outcome.folder))
+    assert "ε of the client with the fewest training samples" in figure.caption
+    assert "<path" in figure.svg
     accounts = list(outcome.folder.glob("clients/*/privacy.json"))
     assert len(accounts) == 2
     assert all(sum(times for _, _, times in next(iter(json.loads(one.read_text()).values()))) for one in accounts)

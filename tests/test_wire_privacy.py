@@ -8,7 +8,9 @@ means) of the model that the client keeps, and none is the feature of a single s
 
 from __future__ import annotations
 
+import json
 import math
+import re
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,7 +19,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from flwr.app import Array, ArrayRecord, ConfigRecord, Context, MessageType, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MessageType, RecordDict
 from flwr.common.serde import recorddict_to_proto
 from flwr.proto import recorddict_pb2 as proto
 from safetensors.torch import load_file
@@ -25,14 +27,20 @@ from safetensors.torch import load_file
 from client_app import app as client_module
 from client_app.algorithms.base import ClientAlgorithm
 from client_app.site import Site
+from client_app.state import StateError
+from protofl_common.backbones.network import BackboneError
 from protofl_common.catalog import CATALOG
 from protofl_common.config.options import SettingsError
+from protofl_common.datasets import DataError
+from protofl_common.privacy.masks import KEY, SEALED
+from protofl_common.privacy.shamir import SHARE
 from protofl_common.prototypes import Prototypes
 from protofl_common.wire.arrays import RAW
 from protofl_common.wire.limits import RefusedMessage
 from protofl_common.wire.payloads import Payload, pack_payload
 from protofl_common.wire.records import pack_site_card, unpack_site_card
-from tests.attacks import raw
+from protofl_common.wire.secagg import RECORD as SECAGG
+from tests.attacks import raw, values_of
 from tests.declared import DECLARED, INSIGHT, SITE, report_names
 from tests.harness import CACHE, LocalGrid, Outcome, rows_without_a_reply, run_config, run_federation
 
@@ -56,6 +64,15 @@ def real_nodes(folder: Path, **more: Any) -> dict[int, dict[str, Any]]:
     return {1000 + i: {"partition-id": i, "state-dir": f"{folder}/private-disk-{i}", **place} for i in range(CLIENTS)}
 
 
+SECURE = {"query.advertise": 3 * KEY, "query.share": SEALED, "query.unmask": SHARE}
+"""The stages of secure aggregation beside the training -> bytes for each site."""
+RECORDS: dict[str, set[str]] = {
+    MessageType.QUERY: {"site"},
+    MessageType.TRAIN: {"report", "masked", *(name for one in DECLARED.values() for name in one.records)},
+    MessageType.EVALUATE: {"report", "insight"},
+    **{stage: {SECAGG} for stage in SECURE},
+}
+"""Kind of message -> all records that a reply may have, in any run."""
 TRAINED: dict[str, dict[str, Any]] = {}
 """Site -> its modules when it had packed its upload, in the last run's last round: its model, what it sends."""
 
@@ -90,45 +107,60 @@ def bytes_of(content: RecordDict) -> bytes:
 def assert_only_declared(
     algo: str, kind: str, round_number: int, text: bytes, insight: tuple[str, ...] = ()
 ) -> dict[str, dict[str, np.ndarray]]:
-    """Read the declared values of a reply, write them anew, and compare; the arrays read.
+    """Of a run without protections: read a reply, and find all that its algorithm declares; the arrays read.
 
     ``insight``: the arrays that the reply to the final evaluation shall have.
     """
-    message = proto.RecordDict.FromString(text)
-    items = {item.key: item for item in message.items}
-    arrays: dict[str, dict[str, np.ndarray]] = {}
-    anew = proto.RecordDict()
-    array_records = {
-        MessageType.TRAIN: ("prototypes", "outputs", "weights", "label_counts", *DECLARED[algo].beside),
-        MessageType.EVALUATE: ("insight",) if insight else (),
-    }
-    due = array_records.get(kind, ())
-    for item in message.items:  # in the order found; names and number are checked below
-        if item.key == "site" and kind == MessageType.QUERY:
-            anew.items.append(proto.RecordDict.Item(key="site", config_record=site_anew(item.config_record)))
-        elif item.key == "report" and kind != MessageType.QUERY:
-            allowed = report_names(algo, kind == MessageType.TRAIN)
-            anew.items.append(
-                proto.RecordDict.Item(key="report", metric_record=report_anew(item.metric_record, allowed))
-            )
-        elif item.key in due:
-            record, arrays[item.key] = arrays_anew(item.array_record)
-            anew.items.append(proto.RecordDict.Item(key=item.key, array_record=record))
-    assert anew.SerializeToString(deterministic=True) == text, "bytes beyond the declared values"
+    found, arrays = read_anew(algo, kind, text)
     if kind == MessageType.QUERY:
-        assert set(items) == {"site"}
+        assert found == {"site"}
         return {}
     if kind == MessageType.EVALUATE:
-        assert set(items) == {"report", *(("insight",) if insight else ())}
+        assert found == {"report", *(("insight",) if insight else ())}
         assert set(arrays.get("insight", {})) == set(insight), "an undeclared array"
         return arrays
     wanted = set(DECLARED[algo].records)
     if algo == "protofed" and round_number < ROUNDS:
         wanted.remove("prototypes")
-    assert set(items) == {"report", *wanted}
+    assert found == {"report", *wanted}
     if (record_name := DECLARED[algo].record) in wanted:
         assert set(arrays[record_name]) == set(DECLARED[algo].prototypes), "an undeclared array"
     return arrays
+
+
+def read_anew(
+    algo: str, kind: str, text: bytes, metrics: tuple[str, ...] = ()
+) -> tuple[set[str], dict[str, dict[str, np.ndarray]]]:
+    """Read the declared values of a reply, write them anew, and compare; names of the records, and the arrays read."""
+    message, anew = proto.RecordDict.FromString(text), proto.RecordDict()
+    arrays: dict[str, dict[str, np.ndarray]] = {}
+    for item in message.items:  # in the order found
+        made = proto.RecordDict.Item(key=item.key)
+        if item.key not in RECORDS[kind]:
+            continue
+        if item.key == "site":
+            made.config_record.CopyFrom(site_anew(item.config_record))
+        elif item.key == "report":
+            allowed = report_names(algo, kind == MessageType.TRAIN, metrics)
+            made.metric_record.CopyFrom(report_anew(item.metric_record, allowed))
+        elif item.key == SECAGG:
+            made.config_record.CopyFrom(bytes_anew(item.config_record, SECURE[kind]))
+        else:
+            record, arrays[item.key] = arrays_anew(item.array_record)
+            made.array_record.CopyFrom(record)
+        anew.items.append(made)
+    assert anew.SerializeToString(deterministic=True) == text, "bytes beyond the declared values"
+    return {item.key for item in message.items}, arrays
+
+
+def bytes_anew(record: Any, size: int) -> Any:
+    """So many bytes for each of several sites."""
+    made = proto.ConfigRecord()
+    for item in record.items:
+        assert re.fullmatch(r"site-\d+", item.key), "an undeclared field"
+        assert len(item.value.bytes) == size
+        made.items.append(proto.ConfigRecord.Item(key=item.key, value=proto.ConfigRecordValue(bytes=item.value.bytes)))
+    return made
 
 
 def arrays_anew(record: Any) -> tuple[Any, dict[str, np.ndarray]]:
@@ -293,6 +325,105 @@ def assert_private(outcome: Any, folder: Path, algo: str, insight: tuple[str, ..
 @pytest.mark.parametrize("algo", DECLARED)
 def test_every_byte_of_every_reply_is_declared(algo: str, tmp_path: Path) -> None:
     assert_private(federation(tmp_path, algo), tmp_path, algo)
+
+
+# -- and so is every byte of every record under every protection -------------------------------------------------------
+
+ASKED: dict[str, dict[str, Any]] = {
+    "nothing": {"insight": "features", "keep_best": True, "baselines": "local"},
+    "validation": {"validation_fraction": 0.3, "metrics": "auc,recall", "min_class_samples": 3},
+    "masks": {"secagg": True},
+    "noise": {"dp": "sample", "dp_epsilon": 50.0, "norm": "group", "validation_fraction": 0.3},
+    "noise under masks": {"dp": "sample", "secagg": True, "norm": "group"},
+}
+METRICS = ("auc", *(f"recall/{label}" for label in range(10)))
+
+
+@pytest.fixture(scope="module")
+def asked(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Outcome]:
+    """Runs of FedProto that ask for all that a client may tell."""
+    small = {"models": "mlp-1", "feature_dim": 16, "test_samples": 20}
+    found = {}
+    for name, changes in ASKED.items():
+        folder = tmp_path_factory.mktemp("asked")
+        found[name] = federation(folder, "fedproto", {"insight": True}, **small | changes)
+        assert not any(found[name].summary["trouble"].values())
+    return found
+
+
+def test_every_record_that_a_client_can_send_is_read(asked: dict[str, Outcome]) -> None:
+    """A new handler, record or number fails here, or in the test of its algorithm, until it is declared."""
+    seen: dict[str, set[str]] = {}
+    for outcome in asked.values():
+        for message, reply in outcome.grid.log:
+            kind, text = message.metadata.message_type, bytes_of(reply.content)
+            algo = str(message.content.config_records.get("baseline", {"algo": "fedproto"})["algo"])
+            names, _ = read_anew(algo, kind, text, METRICS)
+            seen.setdefault(kind, set()).update(names)
+            assert_no_local_paths(outcome, outcome.folder.parent.parent, text)
+    handlers = {name.removesuffix(".default") for name in client_module.app._registered_funcs}
+    assert handlers == set(RECORDS)
+    seen[MessageType.TRAIN] |= {name for row in CATALOG.values() for name in row.exchange.up}
+    assert seen == RECORDS
+
+
+@pytest.mark.parametrize("what", ["noise", "noise under masks"])
+def test_under_differential_privacy_replies_tell_no_losses_no_classes_and_nothing_of_the_account(
+    what: str, asked: dict[str, Outcome]
+) -> None:
+    for message, reply in asked[what].grid.log:
+        names, arrays = read_anew("fedproto", message.metadata.message_type, bytes_of(reply.content))
+        if names == {"site"}:
+            assert list(reply.content.config_records["site"]["holds"]) == ([] if "masks" in what else [*range(10)])
+        if "report" in names:
+            assert not [name for name in reply.content.metric_records["report"] if name.startswith("losses")]
+        if "prototypes" in arrays:
+            assert arrays["prototypes"]["counts"].sum() <= 40
+        if message.metadata.message_type == MessageType.TRAIN:
+            assert names == {"report", "masked" if "masks" in what else "prototypes"}
+    accounts = list(asked[what].folder.parent.parent.glob("private-disk-*/privacy/site-*.json"))
+    assert len(accounts) == CLIENTS
+    for one in accounts:
+        (spent,) = json.loads(one.read_text()).values()
+        assert all(len(used) == 3 and isinstance(used[2], int) for used in spent)
+
+
+def test_class_means_under_differential_privacy_are_not_the_true_ones(asked: dict[str, Outcome]) -> None:
+    """Nor near them: with 40 samples of five classes even a large ε leaves much noise."""
+    noisy = {}
+    for what in ("nothing", "noise"):
+        sent = [reply.content["prototypes"] for _, reply in asked[what].grid.log if "prototypes" in reply.content]
+        noisy[what] = np.concatenate([values_of(one["means"]).ravel() for one in sent])
+    assert np.abs(noisy["noise"]).mean() > 0.1
+    assert not np.isin(noisy["noise"], noisy["nothing"][noisy["nothing"] != 0]).any()
+
+
+SECRET = "cannot read 0.25 0.75 of tumour in /srv/scans/a.png"
+SAID: dict[type[Exception], str] = {
+    OSError: "OSError: an unexpected error",
+    KeyError: "KeyError: an unexpected error",
+    DataError: "DataError: its data cannot be read or divided as the run asks",
+    StateError: "StateError: its model of this run cannot be read or written",
+    BackboneError: "BackboneError: a frozen backbone cannot be had",
+}
+
+
+@pytest.mark.parametrize("kind", RECORDS)
+def test_an_error_says_its_kind_and_nothing_of_the_data(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever fails in whatever part of a round, at a machine with an operator."""
+    context = Context(1, 7, {"site-name": "north"}, RecordDict(), run_config(tmp_path))
+    for error, said in SAID.items():
+
+        def broken(*_: object, error: type[Exception] = error) -> None:
+            raise error(SECRET)
+
+        monkeypatch.setattr(client_module, "Site", broken)
+        reply = client_module.app(Message(RecordDict(), 7, kind, group_id="1"), context)
+        assert not reply.has_content()
+        called = "site north: " if kind == MessageType.QUERY else ""
+        assert reply.error.reason == f"{called}{said}; the log of the site says more"
 
 
 # -- small classes and noise -------------------------------------------------------------------------------------------

@@ -31,7 +31,7 @@ def extract_features(images: Inputs, names: Sequence[str], device: torch.device,
     with torch.inference_mode():
         for start in range(0, len(images), batch_size):
             batch = torch.from_numpy(np.ascontiguousarray(images[start : start + batch_size])).to(device)
-            features[start : start + batch_size] = _features_of(batch, backbones)
+            features[start : start + batch_size] = features_of(batch, backbones)
     return features
 
 
@@ -40,8 +40,8 @@ def feature_widths(names: Sequence[str]) -> tuple[int, ...]:
     return tuple(load_backbone(name, torch.device("cpu")).width for name in names)
 
 
-def _features_of(batch: Tensor, backbones: list[Backbone]) -> Tensor:
-    """uint8 [B, channels, H, W] -> float32 [B, F_total]; backbones of one size share the stretched images."""
+def features_of(batch: Tensor, backbones: list[Backbone]) -> Tensor:
+    """Pixels 0..255 [B, channels, H, W] -> float32 [B, F_total]; backbones of one size share the stretched images."""
     colour = batch.expand(-1, 3, -1, -1).float()
     by_size = {size: _stretched(colour, size) for size in {backbone.size for backbone in backbones}}
     return torch.cat([backbone.features(by_size[backbone.size]) for backbone in backbones], dim=1)

@@ -25,4 +25,5 @@ def protections(settings: Mapping[str, Scalar]) -> list[str]:
     covered = "weights alone, and not prototypes" if settings["dp"] == "weights" else "weights and prototypes"
     bound = f"at most ε = {settings['dp-epsilon']}, δ = {settings['dp-delta']} for each training sample"
     beside = "not covered: numbers of samples, accuracies, times"
-    return [*lines, f"differential privacy: {bound}, of {covered}; {beside}"]
+    whose = "ε in a line is that of the client with the fewest training samples"
+    return [*lines, f"differential privacy: {bound}, of {covered}; {beside}; {whose}"]

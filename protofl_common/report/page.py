@@ -29,7 +29,10 @@ MOST_TROUBLES = 300
 Size = Literal["parameters", "train-samples", "validation-samples", "test-samples"]
 SIZES: tuple[Size, ...] = get_args(Size)
 Row = Sequence[str]
-AUDIT_HEADS = ("attack", "training samples of a class", "classes", "advantage", "likeliest candidate is a member")
+AUDIT_HEADS = (
+    *("attack", "samples of a class", "classes", "advantage", "likeliest is a member"),
+    "likeness of image (others)",
+)
 
 
 def write_report(folder: Path) -> Path:
@@ -108,7 +111,12 @@ def _result(run: Run) -> str:
     lost = sum(len(row[kind]) for row in run.rows for kind in TROUBLE if kind != "late")
     tiles.append((str(lost), "lost replies"))
     if "epsilon" in run.rows[-1]:
-        tiles.append((f"ε ≤ {run.rows[-1]['epsilon']:.2f}", f"privacy spent, δ = {run.settings['dp-delta']:g}"))
+        tiles.append(
+            (
+                f"ε ≤ {run.rows[-1]['epsilon']:.2f}",
+                f"privacy spent by the client of fewest samples, δ = {run.settings['dp-delta']:g}",
+            )
+        )
     shown = "".join(f"<div><b>{escape(value)}</b><span>{escape(name)}</span></div>" for value, name in tiles)
     return f'{_comparison(run)}<div class="tiles">{shown}</div>{_accuracies(run)}{_metrics(run)}'
 
@@ -122,7 +130,8 @@ def _privacy(run: Run) -> str:
     said = f"{leaks} of {len(run.audit)} attacks name training samples above chance." if leaks else "None above chance."
     note = (
         "Membership inference by whoever has the messages and the clients' models: 0 is guessing, 1 names all members; "
-        "± three deviations of guessing. Other attacks may find more."
+        "± three deviations of guessing. Inversion makes an image from each prototype: its correlation with training "
+        "samples, and with the class's test samples. Other attacks may find more."
     )
     kind = "note leak" if leaks else "note"
     return f'{lines}<p class="{kind}">{escape(said)}</p>{_table(AUDIT_HEADS, audit_rows(run.audit), note, words=True)}'
@@ -137,6 +146,7 @@ def audit_rows(findings: Sequence[dict[str, Any]]) -> list[Row]:
             str(one["classes"]),
             f"{one['advantage']:+.2f} ± {3 * one['error']:.2f}",
             f"{one['named']} ({one['by_chance']:.1f} by chance)",
+            f"{one['similarity']:.2f} ({one['similarity_of_others']:.2f})" if "similarity" in one else "",
         )
         for one in findings
     ]

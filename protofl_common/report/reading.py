@@ -20,7 +20,7 @@ from protofl_common.run_folder import KINDS, MarginRow, RoundRow, RunFolder, Sit
 from protofl_common.settings import flatten
 from protofl_common.text import names_in
 
-AUDIT = "audit.json"
+AUDIT, INVERSION = "audit.json", "inversion.safetensors"
 """Beside the other files of a run."""
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -57,6 +57,8 @@ class Run:
     test_features: Vectors | None = None
     audit: list[dict[str, Any]] = field(default_factory=list)
     """What ``protofl audit`` found, if it was asked."""
+    inversions: tuple[list[dict[str, Any]], NDArray[np.uint8]] | None = None
+    """The images that it made from prototypes [n, 3, channels, H, W], and what each is of (`tools/audit.py`)."""
     compared: list[Compared] = field(default_factory=list)
     """The run's baselines and itself, where it has any and is finished."""
 
@@ -140,6 +142,7 @@ def read_run(folder: Path) -> Run:
         global_prototypes=_global(folder),
         test_features=_vectors(folder / "test-features.safetensors", "features"),
         audit=_audit(folder / AUDIT),
+        inversions=_inversions(folder / INVERSION),
         compared=compared(folder.resolve(), baselines) if (baselines := names_in(settings.get("baselines"))) else [],
     )
 
@@ -150,6 +153,14 @@ def _audit(file: Path) -> list[dict[str, Any]]:
     except (OSError, ValueError):
         return []
     return found if isinstance(found, list) else []
+
+
+def _inversions(file: Path) -> tuple[list[dict[str, Any]], NDArray[np.uint8]] | None:
+    try:
+        with safe_open(file, framework="numpy") as opened:
+            return json.loads(opened.metadata()["rows"]), opened.get_tensor("images")
+    except (OSError, SafetensorError):
+        return None
 
 
 def _global(folder: Path) -> Vectors | None:

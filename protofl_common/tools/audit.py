@@ -1,10 +1,11 @@
-"""Membership inference against a run's own messages: what somebody who has them could say of its training samples.
+"""Attacks on a run's own messages: what somebody who has them could say of its training samples.
 
 The attacker has the prototypes that each client sent last, that client's model, and candidates: its training samples
-and its test samples, which come from the same source. Two attacks, for each class of each client:
+and its test samples, which come from the same source. For each class of each client:
 
     prototypes   the nearer a candidate's features are to a prototype that the client sent for the class, the likelier
     weights      the surer the model is of the candidate's class, the likelier; where the algorithm sends weights
+    inversion    the more a candidate looks like the image that was made from a prototype, the likelier; where asked for
 
 The model is the one that the client was left with, in a simulation; of a private model that is more than the server
 has. Other attacks may find more: chance here is no proof of safety.
@@ -14,7 +15,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,15 +24,21 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from protofl_common.backbones.extract import features_of
+from protofl_common.backbones.load import load_backbone
 from protofl_common.config.options import SettingsError
 from protofl_common.datasets import ClientData, open_client_data
+from protofl_common.datasets.inputs import are_images, described
+from protofl_common.datasets.raw import Images, Inputs
 from protofl_common.files import write_text
 from protofl_common.models.trained import TrainedModel
-from protofl_common.privacy.membership import Candidates, Finding, finding
+from protofl_common.privacy.inversion import correlations, inverted
+from protofl_common.privacy.membership import Candidates, Finding, Floats, finding
 from protofl_common.prototypes import Prototypes, distances
-from protofl_common.report.reading import AUDIT, Run, read_run
+from protofl_common.report.reading import AUDIT, INVERSION, Run, read_run
 from protofl_common.run_folder import WEIGHTS
 from protofl_common.settings import Settings, default_run_config
+from protofl_common.tensorfile import write_tensors
 from protofl_common.text import in_order
 from protofl_common.tools.inference.predictor import Predictor
 from protofl_common.wire.schema import Weights
@@ -39,26 +47,57 @@ SIZES = {"1 to 3": (1, 3), "4 to 9": (4, 9), "10 and more": (10, 10**9), "all": 
 """Training samples of a class -> the bounds."""
 Scored = tuple[str, int, Candidates]
 """Attack, training samples of the class, scores."""
+MOST_INVERTED, MOST_SHOWN = 20, 12
+"""Prototypes of a client that are inverted, those of the smallest classes first; images on the page."""
 
 
-def audit(folder: Path) -> list[dict[str, Any]]:
+@dataclass(frozen=True)
+class Inverted:
+    """What was made from one prototype."""
+
+    site: str
+    label: int
+    samples: int
+    """Training samples of the class."""
+    candidates: Candidates
+    """Their scores are correlations with the image."""
+    images: Images
+    """[3, channels, H, W]: the one made, and the training sample and the test sample of its class most like it."""
+
+
+def audit(folder: Path, invert: bool = False) -> list[dict[str, Any]]:
     """Attack the run in ``folder``, a finished simulation; the findings, which are left there for its page.
 
-    SettingsError where its clients' models or data are not here.
+    ``invert``: with images made from the prototypes, which takes seconds to minutes for each client.
+
+    SettingsError where its clients' models or data are not here, or there is nothing to ``invert``.
     """
     run = read_run(folder)
     settings = Settings.from_run_config(default_run_config() | run.settings)
-    sites = enumerate(in_order(run.sites))
-    scored = [one for number, site in sites for one in _of_site(run, settings, folder, number, site)]
+    if invert and run.client_prototypes is None:
+        raise SettingsError(f"{folder}: nothing to invert: the server has received no client's prototypes")
+    scored, images = list[Scored](), list[Inverted]()
+    for number, site in enumerate(in_order(run.sites)):
+        data, predictor, sent = _of_site(run, settings, folder, number, site)
+        scored += _scores(data, predictor, sent, settings)
+        if invert and sent is not None:
+            images += _inverted(site, data, predictor, sent)
+    scored += [("inversion", one.samples, one.candidates) for one in images]
     rows = []
     for attack in dict.fromkeys(attack for attack, _, _ in scored):
         for size, (least, most) in SIZES.items():
             found = finding(one for name, samples, one in scored if name == attack and least <= samples <= most)
             if found is not None:
-                rows.append({"attack": attack, "samples": size, **_figures(found)})
+                alike = (
+                    {} if attack != "inversion" else _similarity(one for one in images if least <= one.samples <= most)
+                )
+                rows.append({"attack": attack, "samples": size, **_figures(found), **alike})
     if not rows:
         raise SettingsError(f"{folder}: nothing to attack: no prototypes or weights, or no test samples")
     write_text(folder / AUDIT, json.dumps(rows, indent=2) + "\n")
+    (folder / INVERSION).unlink(missing_ok=True)
+    if images:
+        _keep(sorted(images, key=lambda one: -one.candidates.members.max())[:MOST_SHOWN], folder / INVERSION)
     return rows
 
 
@@ -66,14 +105,33 @@ def _figures(found: Finding) -> dict[str, Any]:
     return dataclasses.asdict(found) | {"above_chance": found.above_chance}
 
 
-def _of_site(run: Run, settings: Settings, folder: Path, number: int, site: str) -> Iterator[Scored]:
+def _similarity(images: Iterator[Inverted]) -> dict[str, float]:
+    """Mean correlations with training samples and with test samples."""
+    pairs = [(one.candidates.members.mean(), one.candidates.others.mean()) for one in images]
+    members, others = np.mean([pair for pair in pairs if np.isfinite(pair).all()], axis=0)
+    return {"similarity": float(members), "similarity_of_others": float(others)}
+
+
+def _keep(shown: list[Inverted], file: Path) -> None:
+    facts = [{"site": one.site, "label": one.label, "samples": one.samples} for one in shown]
+    for fact, one in zip(facts, shown, strict=True):
+        fact |= {"alike": round(float(one.candidates.members.max()), 3)}
+        fact |= {"other": round(float(one.candidates.others.max()), 3)}
+    images = torch.from_numpy(np.stack([one.images for one in shown]))
+    write_tensors(file, {"images": images}, {"rows": json.dumps(facts)})
+
+
+def _of_site(
+    run: Run, settings: Settings, folder: Path, number: int, site: str
+) -> tuple[ClientData, Predictor, Prototypes | None]:
+    """Its data, its model, and what it sent."""
     file = folder / "clients" / site / WEIGHTS
     if site != f"site-{number}" or not file.exists():
         raise SettingsError(f"{file}: no model of the client; give a finished simulation with all its clients")
     data = open_client_data(settings.data, seed=settings.run.seed, partition=number, num_partitions=len(run.sites))
     if len(data.train_labels) != run.sites[site].get("train-samples"):
         raise SettingsError(f"{folder}: {site} has other data here than in the run")
-    yield from _scores(data, Predictor(TrainedModel.read(file)), _sent(run, site), settings)
+    return data, Predictor(TrainedModel.read(file)), _sent(run, site)
 
 
 def _sent(run: Run, site: str) -> Prototypes | None:
@@ -85,7 +143,7 @@ def _sent(run: Run, site: str) -> Prototypes | None:
     return Prototypes(torch.from_numpy(kept.values[rows]).float(), torch.from_numpy(kept.labels[rows]))
 
 
-@torch.inference_mode()
+@torch.no_grad()
 def _scores(data: ClientData, predictor: Predictor, sent: Prototypes | None, settings: Settings) -> Iterator[Scored]:
     labels_N = np.concatenate([data.train_labels, data.test_labels])
     member_N = np.arange(len(labels_N)) < len(data.train_labels)
@@ -106,3 +164,39 @@ def _scores(data: ClientData, predictor: Predictor, sent: Prototypes | None, set
         for attack, found in scores.items():
             numbers = found.double().numpy()
             yield attack, int(inside.sum()), Candidates(numbers[inside], numbers[~inside])
+
+
+def _inverted(site: str, data: ClientData, predictor: Predictor, sent: Prototypes) -> Iterator[Inverted]:
+    if not are_images(data.train_inputs):
+        raise SettingsError(
+            f"only images can be made from prototypes; a sample of {site} is {described(data.train_inputs)}"
+        )
+    counts = torch.from_numpy(np.bincount(data.train_labels[data.train_labels >= 0], minlength=len(data.classes)))
+    rows = counts[sent.labels].argsort(stable=True)[:MOST_INVERTED]
+    rows = rows[np.isin(sent.labels[rows], data.test_labels) & (counts[sent.labels[rows]] > 0).numpy()]
+    features = _features(predictor, sent.means.shape[1])
+    made = inverted(features, sent.means[rows], data.train_inputs.shape[1:], predictor.card.similarity)
+    for image, label in zip(made, sent.labels[rows].tolist(), strict=True):
+        members, others = data.train_inputs[data.train_labels == label], data.test_inputs[data.test_labels == label]
+        scores = [_alike(image, candidates) for candidates in (members, others)]
+        nearest = [one[score.argmax()] for one, score in zip((members, others), scores, strict=True)]
+        images = np.stack([(255 * image).byte().numpy(), *nearest])
+        yield Inverted(site, label, len(members), Candidates(*scores), images)
+
+
+def _features(predictor: Predictor, width: int) -> Callable[[Tensor], Tensor]:
+    """What makes features of so many numbers of images [P, channels, H, W] in [0, 1]; gradients pass through it."""
+    card, model = predictor.card, predictor.model.requires_grad_(False)
+    backbones = [load_backbone(name, predictor.device) for name in card.backbones]
+    mean, std = (torch.tensor(one).view(-1, 1, 1) for one in (card.mean, card.std))
+
+    def features(images: Tensor) -> Tensor:
+        values = features_of(255 * images, backbones) if backbones else (images - mean) / std
+        return values if backbones and width != card.feature_dim else model.body(values)
+
+    return features
+
+
+def _alike(image: Tensor, candidates: Inputs) -> Floats:
+    found: Floats = correlations(image[None], torch.from_numpy(candidates.astype(np.float32)))[0].double().numpy()
+    return found

@@ -140,7 +140,7 @@ def difference(group: Group, reference: Group) -> Difference:
 
 def draw_groups(groups: Sequence[Group], unit: str) -> str:
     """The means with their intervals and every run's figure, as the SVG of a file."""
-    from protofl_common.report.figures.drawing import COLOURS, canvas, draw, short
+    from protofl_common.report.figures.drawing import COLOURS, as_file, canvas, draw, short
 
     with canvas(6.4, 1.1 + 0.4 * len(groups)) as (figure, axes):
         for row, group in enumerate(groups):
@@ -150,7 +150,5 @@ def draw_groups(groups: Sequence[Group], unit: str) -> str:
         axes.set_yticks(range(len(groups)), [short(f"{one.name} (n = {len(one.values)})", 44) for one in groups])
         axes.set_ylim(len(groups) - 0.5, -0.5)
         axes.set_xlabel(unit)
-        svg = draw(
-            figure, "groups", "Groups of runs", "Means over seeds with 95 % intervals; a stroke for each run."
-        ).svg
-    return svg.replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" style="color:#222;background:#fff" ', 1)
+        caption = "Means over seeds with 95 % intervals; a stroke for each run."
+        return as_file(draw(figure, "groups", "Groups of runs", caption))

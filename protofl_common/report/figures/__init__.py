@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from protofl_common.report.figures import accuracy, costs, distribution, embedding, margins, prototype_numbers
+from protofl_common.report.figures import accuracy, costs, distribution, embedding, margins, privacy, prototype_numbers
 from protofl_common.report.figures.drawing import Drawing
 from protofl_common.report.reading import Run
 
@@ -21,6 +21,7 @@ FIGURES: dict[str, tuple[Callable[[Run], list[Drawing]], ...]] = {
         prototype_numbers.by_class,
         distribution.similarity,
     ),
+    "Privacy in figures": (privacy.spent, privacy.inversions),
     "Traffic and time": (costs.traffic, costs.time),
 }
 """Section -> its figures."""

@@ -105,6 +105,13 @@ def draw(figure: Any, name: str, title: str, caption: str, *, wide: bool = False
     return Drawing(name, title, caption, f'<svg viewBox="{box[1]}" role="img" aria-label="{alt}"{least}>{body}', wide)
 
 
+def as_file(drawing: Drawing) -> str:
+    """The figure as a file of its own, dark on white."""
+    return drawing.svg.replace(
+        "<svg ", '<svg xmlns="http://www.w3.org/2000/svg" style="color:#222;background:#fff" ', 1
+    )
+
+
 def line_style(index: int, points: int) -> dict[str, Any]:
     """Colour, dashes and, for few points, a marker of the ``index``-th line."""
     style: dict[str, Any] = {

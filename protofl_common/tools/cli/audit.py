@@ -1,8 +1,10 @@
-"""What the messages of a finished simulation say of single training samples: membership inference.
+"""What the messages of a finished simulation say of single training samples: membership inference, and inversion.
 
-protofl audit runs/20261121-103501-fedproto-mnist-4711
+  protofl audit runs/20261121-103501-fedproto-mnist-4711
+  protofl audit runs/20261121-103501-fedproto-mnist-4711 --inversion
 
-An advantage of 0 is guessing, 1 names every member. The page of the run shows the findings when it is drawn again.
+An advantage of 0 is guessing, 1 names every member. --inversion makes images from the prototypes, and compares them
+with the training and test images. The page of the run shows the findings when it is drawn again, with such images.
 """
 
 from __future__ import annotations
@@ -20,12 +22,13 @@ from protofl_common.tools.cli.recipes import run_named
 def describe(parser: argparse.ArgumentParser) -> None:
     """The arguments."""
     parser.add_argument("run", metavar="RUN", help="folder of a run, or its name in runs/")
+    parser.add_argument("--inversion", action="store_true", help="make images from the prototypes; takes minutes")
 
 
 def act(arguments: argparse.Namespace) -> int:
     """Attack, and print what was found; above chance in red."""
-    findings = audit(run_named(arguments.run))
-    table = Table(title="membership inference", caption="± three deviations of guessing")
+    findings = audit(run_named(arguments.run), arguments.inversion)
+    table = Table(title="what the messages tell", caption="± three deviations of guessing")
     for number, name in enumerate(AUDIT_HEADS):
         table.add_column(name, justify="right" if number > 1 else "left")
     for row, one in zip(audit_rows(findings), findings, strict=True):

@@ -27,7 +27,7 @@ from protofl_common.tools.cli.recipes import found
 from protofl_common.tools.cli.run import add_resources, with_resources
 from protofl_common.tools.tables.execute import Launch, Runs, flower_launcher
 from protofl_common.tools.tables.plan import Cell, Run, plan, runs_of
-from protofl_common.tools.tables.render import as_csv, as_long_csv, collect, markdown
+from protofl_common.tools.tables.render import as_csv, as_long_csv, collect, drawn, markdown
 from protofl_common.tools.tables.spec import TableFile, read_table
 
 
@@ -40,6 +40,7 @@ def describe(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--only", action="append", default=[], metavar="ROW", help="this row only; may be repeated")
     parser.add_argument("--seeds", default="", metavar="1,2,3", help="instead of the table's")
     parser.add_argument("--out", default="runs/tables", metavar="DIR", help="where results go (runs/tables)")
+    parser.add_argument("--figure", action="store_true", help="draw OUT/TABLE.svg: a line per row over the columns")
     parser.add_argument("--dry-run", action="store_true", help="show what would run, and start nothing")
     add_resources(parser)
 
@@ -60,7 +61,7 @@ def act(arguments: argparse.Namespace) -> int:
         show_plan(planned, runs, console)
         return 0
     with flower_launcher(lambda federation: with_resources(federation, arguments, None)) as launch:
-        return execute(planned, runs, launch, out, overrides, console)
+        return execute(planned, runs, launch, out, overrides, console, figure=arguments.figure)
 
 
 def execute(
@@ -70,6 +71,7 @@ def execute(
     out: Path,
     overrides: dict[str, Scalar],
     console: Console,
+    figure: bool = False,
 ) -> int:
     """All runs of all tables with a progress bar; a table's files are written anew after each of its runs."""
     out.mkdir(parents=True, exist_ok=True)
@@ -84,7 +86,9 @@ def execute(
                 progress.advance(whole)
                 _write(table, cells, runs, out, overrides)
         console.print(Markdown((out / f"{table.name}.md").read_text(encoding="utf-8")))
-        console.print(f"results: {out / table.name}.md, .csv")
+        if figure:
+            (out / f"{table.name}.svg").write_text(drawn(table, collect(table, cells, runs)), encoding="utf-8")
+        console.print(f"results: {out / table.name}.md, .csv{', .svg' if figure else ''}")
     return 1 if runs.failed else 0
 
 

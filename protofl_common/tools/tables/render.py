@@ -113,6 +113,25 @@ def as_long_csv(results: Results) -> str:
     return text.getvalue()
 
 
+def drawn(table: TableFile, results: Results) -> str:
+    """A line per row over the columns in their order, with the standard deviation over the seeds: the SVG of a file."""
+    from protofl_common.report.figures.drawing import as_file, canvas, draw, legend_below, line_style, short
+
+    with canvas(6.4, 4.0) as (figure, axes):
+        for index, row in enumerate(table.rows):
+            cells = [results.get((row, column)) for column in table.columns]
+            there = {at: list(cell.values.values()) for at, cell in enumerate(cells) if cell and cell.values}
+            means = [statistics.fmean(values) for values in there.values()]
+            spread = [statistics.stdev(values) if len(values) > 1 else 0.0 for values in there.values()]
+            if there:
+                style = line_style(index, len(there))
+                axes.errorbar(list(there), means, yerr=spread, capsize=3, label=short(row, 40), **style)
+        axes.set_xticks(range(len(table.columns)), [short(name, 20) for name in table.columns])
+        axes.set_ylabel(short(next((one.figure for one in results.values() if one.values), ""), 40))
+        legend_below(axes, 2)
+        return as_file(draw(figure, "table", table.title, "Means over the seeds, with their standard deviations."))
+
+
 def _result(cell: Cell, runs: Runs) -> Result:
     decimals = 1 if cell.figure.what in COUNTS else 2
     if cell.skipped:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 from rich.console import Console
@@ -15,6 +17,7 @@ from protofl_common.tools.cli.recipes import RECIPES, ROOT
 from protofl_common.tools.cli.table import execute
 from protofl_common.tools.tables.execute import Runs
 from protofl_common.tools.tables.plan import Run, plan, runs_of
+from protofl_common.tools.tables.render import Result, drawn
 from protofl_common.tools.tables.spec import read_table
 from tests.tools.fakes import write_run
 
@@ -204,6 +207,18 @@ Ours: final head, final head of a, difference of two rows; mean ± sample standa
 - FedProto (all, first, few): failed: seed 2: it exploded
 - MNIST (all, first, few): skipped: data-dir = 'data/no': there is no such folder (dataset 'mnist'), or download = true
 """
+
+
+def test_a_table_as_a_figure_has_a_line_for_each_row_that_has_results(small: Path) -> None:
+    results = {
+        (row, column): Result({1: 50.0, 2: 52.0 + at}, 2, "done", "", "final head")
+        for at, (row, column) in enumerate(product(("Local", "FedProto"), ("all", "few")))
+    }
+    table = read_table(small)
+    texts = set(ElementTree.fromstring(drawn(table, results)).itertext())
+    assert {"Local", "FedProto", "all", "first", "few", "final head"} <= texts
+    assert "gain" not in texts
+    assert drawn(table, {})  # before any run is finished
 
 
 @pytest.mark.parametrize(
