@@ -255,7 +255,9 @@ def _told(message: Message, context: Context, content: RecordDict) -> str:
     """What has left a site, for its own log."""
     meta, said = message.metadata, message.content.config_records.get("baseline", context.run_config)
     asked = f"run {context.run_id}, {said['algo']!s}, {meta.message_type} {meta.group_id}"
-    return printable(f"{asked}: sent {', '.join(content)}, {payload_bytes(content):,} bytes of arrays")
+    card = content.config_records.get("site")
+    classes = f"; its classes: {', '.join(map(str, card['classes']))}" if card else ""  # type: ignore[arg-type]
+    return printable(f"{asked}: sent {', '.join(content)}, {payload_bytes(content):,} bytes of arrays{classes}")
 
 
 class Stopwatch:

@@ -178,8 +178,8 @@ class Site:
             return
         try:
             make_private(self._state_root)
-            with TemporaryFile(dir=self._state_root):
-                pass
+            with TemporaryFile(dir=self._state_root) as probe:
+                probe.write(bytes(2**16))  # a full disk takes the name of a file, and nothing in it
         except OSError as error:
             raise StateError(f"state-dir: {self._state_root.absolute()} cannot be written ({error})") from error
 

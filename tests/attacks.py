@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -97,23 +97,105 @@ def reversed_update(factor: float) -> Change:
     return change
 
 
-def claims(samples: int) -> Tamper:
-    """Node 1003 says that it has so many training samples, and gives each of its prototypes to a wrong class."""
+def claims(samples: int, nodes: Collection[int] = (1003,), lie: Change | None = None) -> Tamper:
+    """These nodes say that they have so many training samples each, and give each prototype to a wrong class."""
+    wrong = lie or prototypes_with(means=lambda means: np.roll(means, 1, axis=0).copy())
 
     def tamper(message: Message, reply: Message) -> Message:
-        if message.metadata.dst_node_id != 1003 or message.metadata.message_type == MessageType.EVALUATE:
+        if message.metadata.dst_node_id not in nodes or message.metadata.message_type == MessageType.EVALUATE:
             return reply
         if message.metadata.message_type == MessageType.QUERY:
             reply.content.config_records["site"]["train_samples"] = samples
             return reply
         report_with(train_samples=samples)(message, reply)
-        wrong = prototypes_with(
-            means=lambda means: np.roll(means, 1, axis=0).copy(),
-            counts=lambda counts: np.full(len(counts), samples // len(counts)),
-        )
+        record = reply.content.array_records.get("prototypes", {})
+        if "counts" in record:
+            record["counts"] = raw(np.full(record["counts"].shape, samples // record["counts"].shape[0]))
         return wrong(message, reply)
 
     return tamper
+
+
+def everywhere(prototypes: Change, weights: Change) -> Change:
+    """Each change where there is something to change."""
+
+    def change(message: Message, reply: Message) -> Message:
+        for name, then in (("prototypes", prototypes), ("weights", weights)):
+            if name in reply.content.array_records:
+                reply = then(message, reply)
+        return reply
+
+    return change
+
+
+def flipped_head(num_classes: int) -> Change:
+    """The model of a client that has learnt j as C-1-j: the rows of its last layer, the other way round."""
+
+    def change(message: Message, reply: Message) -> Message:
+        record = reply.content.array_records["weights"]
+        for name, array in record.items():
+            if name.startswith("head.") and array.shape[0] == num_classes:
+                record[name] = raw(values_of(array)[::-1].copy())
+        return reply
+
+    return change
+
+
+def flooding(rows: int) -> Change:
+    """Its prototypes again and again, a little different each time, until there are so many."""
+
+    def change(message: Message, reply: Message) -> Message:
+        record = reply.content.array_records["prototypes"]
+        means, labels = values_of(record["means"]), values_of(record["labels"])
+        copies = np.arange(rows) % len(labels)
+        noise = np.random.default_rng(0).normal(1, 0.05, (rows, means.shape[1]))
+        record["means"] = raw((means[copies] * noise).astype(np.float32))
+        record["labels"] = raw(labels[copies])
+        return reply
+
+    return change
+
+
+class Colluding:
+    """What the honest of a round send on average, less ``z`` of their standard deviations, number by number.
+
+    Baruch et al., "A Little Is Enough", NeurIPS 2019: each number is one that an honest client might have sent. It
+    must hear the honest first.
+    """
+
+    def __init__(self, nodes: Collection[int], z: float = 1.5) -> None:
+        self.nodes, self.z = nodes, z
+        self.heard: dict[str, list[RecordDict]] = {}
+
+    def __call__(self, message: Message, reply: Message) -> Message:
+        if message.metadata.message_type != MessageType.TRAIN or reply.has_error():
+            return reply
+        heard = self.heard.setdefault(message.metadata.group_id, [])
+        if message.metadata.dst_node_id not in self.nodes:
+            heard.append(reply.content)
+            return reply
+        for name, record in reply.content.array_records.items():
+            (self._lie_in_prototypes if name == "prototypes" else self._lie)(
+                record, [content.array_records[name] for content in heard]
+            )
+        return reply
+
+    def _within(self, values: Sequence[np.ndarray]) -> np.ndarray:
+        return np.asarray(np.mean(values, axis=0) - self.z * np.std(values, axis=0), np.float32)
+
+    def _lie(self, record: ArrayRecord, honest: list[ArrayRecord]) -> None:
+        for name, array in record.items():
+            if array.dtype == "float32":
+                record[name] = raw(self._within([values_of(one[name]) for one in honest]))
+
+    def _lie_in_prototypes(self, record: ArrayRecord, honest: list[ArrayRecord]) -> None:
+        means, labels = values_of(record["means"]).copy(), values_of(record["labels"])
+        sets = [(values_of(one["means"]), values_of(one["labels"])) for one in honest]
+        for label in np.unique(labels):
+            votes = [rows[held == label].mean(axis=0) for rows, held in sets if label in held]
+            if votes:
+                means[labels == label] = self._within(votes)
+        record["means"] = raw(means)
 
 
 def extra(name: str, record: ArrayRecord | MetricRecord | ConfigRecord) -> Change:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -76,12 +77,18 @@ def fill_the_cache(three: Three, patch: pytest.MonkeyPatch) -> None:
     patch.setattr("numpy.save", full)
 
 
+def fill_the_disk(three: Three, patch: pytest.MonkeyPatch) -> None:
+    """/dev/full can be opened, and takes no byte."""
+    places = {True: Path("/dev/full"), False: Path(os.devnull)}
+    patch.setattr("client_app.site.TemporaryFile", lambda dir: places["south" in str(dir)].open("wb"))
+
+
 LEFT_OUT: dict[str, tuple[Callable[[Three, pytest.MonkeyPatch], None], dict[str, Any], str, str]] = {
     "misspelt class": (
         misspell,
         {},
         r"south: the sites differ in classes; .*\n +benign, mali.*: east, north\n.*: south",
-        "",
+        "query 0: sent site, 0 bytes of arrays; its classes: benign, malingant\n",
     ),
     "misspelt class, classes given": (
         misspell,
@@ -103,6 +110,12 @@ LEFT_OUT: dict[str, tuple[Callable[[Three, pytest.MonkeyPatch], None], dict[str,
         "south/state cannot be written",
     ),
     "full disk": (
+        fill_the_disk,
+        {},
+        r"south cannot take part: StateError \(state-dir\)",
+        "south/state cannot be written .*No space left on device",
+    ),
+    "full disk of the cache": (
         fill_the_cache,
         {},
         r"south cannot take part: DataError \(cache-dir\)",
@@ -204,7 +217,10 @@ def test_a_site_logs_what_has_left_it(three: Three, capfd: pytest.CaptureFixture
     said = capfd.readouterr().err
     sent = outcome.rows[0]["bytes"]["up"] // 3
     run = rf"{STAMP} INFO protofl: run {outcome.grid.run_id}, fedproto"
-    assert len(re.findall(rf"(?m)^{run}, query 0: sent site, 0 bytes of arrays$", said)) == 3
+    assert (
+        len(re.findall(rf"(?m)^{run}, query 0: sent site, 0 bytes of arrays; its classes: benign, malignant$", said))
+        == 3
+    )
     assert len(re.findall(rf"(?m)^{run}, train 1: sent prototypes, report, {sent:,} bytes of arrays$", said)) == 3
     assert len(re.findall(rf"(?m)^{run}, evaluate 1: sent report, 0 bytes of arrays$", said)) == 3
 

@@ -1,8 +1,8 @@
-"""How `merging` bears hostile clients: python -m tests.bench.robust_merging [--private] [--algo A] [--seeds 1 2 3]
+"""How federations of ten bear hostile clients: python -m tests.bench.robust_merging --out DIR [--hostile 1 2 3 4]
 
-Ten clients with the embedded digits, dealt out at random; two of them send changed prototypes in every round, below
-every limit. All start from the same weights of one architecture, or with ``--private`` from their own, of three. The
-figure is the accuracy of the nearest global prototype, averaged over the eight honest clients.
+Ten clients with the embedded digits, dealt out at random; the last ones send changed replies in every round, below
+every limit. The figure is the mean accuracy of the honest, by the nearest prototype or, for FedAvg and FedPLVM, by the
+model. What a run came to is kept in ``<out>/results.jsonl``: the command, started again, does only what is missing.
 """
 
 from __future__ import annotations
@@ -10,71 +10,140 @@ from __future__ import annotations
 import argparse
 import contextlib
 import io
+import itertools
+import json
 import statistics
 import tempfile
-import time
-from collections.abc import Iterable
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from typing import Any
 
-from tests.attacks import Change, both, by, flipped, scaled
-from tests.harness import Outcome, run_config, run_federation
+from tests.attacks import (
+    Change,
+    Colluding,
+    both,
+    by,
+    claims,
+    everywhere,
+    flipped,
+    flipped_head,
+    flooding,
+    reversed_update,
+    scaled,
+    silent,
+)
+from tests.harness import Outcome, Tamper, run_config, run_federation
 
 CLIENTS, HOSTILE = 10, (1008, 1009)
-ATTACKS: dict[str, Change | None] = {
-    "none": None,
-    "×10": scaled(10),
-    "×−5": scaled(-5),
-    "labels flipped": flipped(10),
-    "flipped, ×5": both(flipped(10), scaled(5)),
+LABELS = everywhere(flipped(10), flipped_head(10))
+FLIPPED_AND_LONG = both(LABELS, everywhere(scaled(5), reversed_update(-5)))
+
+
+def always(change: Change) -> Callable[[Collection[int]], Tamper]:
+    """The same change of each training reply."""
+    return lambda nodes: by(dict.fromkeys(nodes, change))
+
+
+ATTACKS: dict[str, Callable[[Collection[int]], Tamper]] = {
+    "without them": always(silent),
+    "× 10": always(everywhere(scaled(10), reversed_update(-10))),
+    "sign flipped": always(everywhere(scaled(-1), reversed_update(1))),
+    "labels flipped": always(LABELS),
+    "flipped, × 5": always(FLIPPED_AND_LONG),
+    "within the spread": Colluding,
+    "10¹⁵ samples, flipped": lambda nodes: claims(10**15, nodes, LABELS),
+    "flood, flipped": always(both(LABELS, everywhere(flooding(50), lambda _, reply: reply))),
 }
-MERGINGS = ("mean", "median", "trimmed-mean")
-
-
-SHARED = {"arch": "cnn4", "initial_weights": "shared"}
-"""Prototypes of different clients can only be compared coordinate by coordinate where their features are alike."""
+FLOODED = ("fedplvm",)
+"""Algorithms whose clients may send several prototypes of a class."""
+BY_MODEL = ("fedavg", "fedplvm")
+SHARED = {"arch": "htcnn-1", "initial-weights": "shared"}
+PRIVATE = {"models": "htcnn-1,htcnn-3,cnn4"}
+"""Of clients whose features are not alike, prototypes cannot be compared coordinate by coordinate."""
 
 
 def attacked(
     folder: Path, merging: str, change: Change | None, hostile: Iterable[int] = HOSTILE, **settings: Any
 ) -> Outcome:
     """One run: ten clients, of which two are hostile (if there is an attack)."""
+    return federation(folder, by(dict.fromkeys(hostile, change)) if change else None, merging=merging, **settings)
+
+
+def federation(folder: Path, tamper: Tamper | None, **settings: Any) -> Outcome:
     data = {"dataset": "digits", "partition": "iid", "train_samples": 120, "test_samples": 60}
-    config = run_config(folder, merging=merging, **data | settings)
     with contextlib.redirect_stdout(io.StringIO()):
-        return run_federation(config, CLIENTS, tamper=by(dict.fromkeys(hostile, change)) if change else None)
+        return run_federation(run_config(folder, **data | settings), CLIENTS, tamper=tamper)
 
 
-def honest_accuracy(outcome: Outcome, kind: str = "prototype") -> float:
-    """Mean over the eight that are always honest, after the last round, in per cent."""
+def honest_accuracy(outcome: Outcome, kind: str = "prototype", hostile: int = len(HOSTILE)) -> float:
+    """Mean over those that are always honest, after the last round, in per cent."""
     shares = outcome.summary["accuracy-of-clients"]
-    return 100 * statistics.mean(shares[f"site-{index}"][kind] for index in range(CLIENTS - len(HOSTILE)))
+    return 100 * statistics.mean(shares[f"site-{index}"][kind] for index in range(CLIENTS - hostile))
+
+
+def tried(algo: str, attack: str, hostile: int, seed: int, settings: dict[str, Any]) -> dict[str, Any]:
+    """The honest clients' accuracies, and how many of them the server ever refused or took for failed."""
+    nodes = range(1000 + CLIENTS - hostile, 1000 + CLIENTS)
+    with tempfile.TemporaryDirectory() as folder:
+        rate = {"lr": 0.1} if algo in BY_MODEL else {}
+        run = federation(Path(folder), ATTACKS[attack](nodes), algo=algo, seed=seed, **rate, **settings)
+    blamed = {site for row in run.rows for what in ("refused", "failed", "missing") for site in row[what]}
+    honest = {f"site-{index}" for index in range(CLIENTS - hostile)}
+    kind = "head" if algo in BY_MODEL else "prototype"
+    return {"accuracy": honest_accuracy(run, kind, hostile), "blamed": len(blamed & honest)}
+
+
+def table(results: Iterable[dict[str, Any]]) -> str:
+    """Mean and standard deviation over the seeds; the reference is the run without the hostile."""
+    rows: dict[tuple[Any, ...], dict[str, list[float]]] = {}
+    for one in results:
+        row = rows.setdefault((one["algo"], one["hostile"], one["settings"]), {})
+        row.setdefault(one["attack"], []).append(one["accuracy"])
+    lines = ["| | hostile | settings | " + " | ".join(ATTACKS) + " |", "|---" * (3 + len(ATTACKS)) + "|"]
+    for (algo, hostile, settings), row in sorted(rows.items()):
+        cells = [_cell(row.get(attack, [])) for attack in ATTACKS]
+        lines.append(f"| {algo} | {hostile} | {settings} | " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def _cell(found: list[float]) -> str:
+    spread = f" ± {statistics.stdev(found):.1f}" if len(found) > 1 else ""
+    return f"{statistics.mean(found):.1f}{spread}" if found else "–"
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--rounds", type=int, default=8)
-    parser.add_argument("--private", action="store_true")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path("robust"))
+    parser.add_argument("--algos", nargs="+", default=["fedproto", "fedtgp", "fedplvm", "fedavg"])
+    parser.add_argument("--settings", nargs="+", default=["merging=mean", "merging=trimmed-mean"])
+    parser.add_argument("--attacks", nargs="+", default=list(ATTACKS), choices=ATTACKS)
+    parser.add_argument("--hostile", type=int, nargs="+", default=[1])
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
-    parser.add_argument("--algo", default="fedproto")
-    parser.add_argument("--kind", default="prototype", choices=("prototype", "head"))
+    parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--private", action="store_true", help="three architectures, none with shared weights")
     options = parser.parse_args()
-    start = time.monotonic()
-    print("| merging | " + " | ".join(ATTACKS) + " |\n|" + "---|" * (len(ATTACKS) + 1))
-    for merging in MERGINGS:
-        cells = []
-        for change in ATTACKS.values():
-            found = []
-            for seed in options.seeds:
-                with tempfile.TemporaryDirectory() as folder:
-                    models = {} if options.private else SHARED
-                    chosen = {"algo": options.algo, "rounds": options.rounds, "seed": seed}
-                    run = attacked(Path(folder), merging, change, **chosen, **models)
-                    found.append(honest_accuracy(run, options.kind))
-            spread = f" ± {statistics.stdev(found):.1f}" if len(found) > 1 else ""
-            cells.append(f"{statistics.mean(found):.1f}{spread}")
-        print(f"| `{merging}` | " + " | ".join(cells) + " |", flush=True)
-    print(f"{time.monotonic() - start:.0f} s")
+    options.out.mkdir(parents=True, exist_ok=True)
+    kept = options.out / "results.jsonl"
+    done = [json.loads(line) for line in kept.read_text().splitlines()] if kept.exists() else []
+    small = {
+        "rounds": options.rounds,
+        "train-samples": 60,
+        "batch-size": 10,
+        **(PRIVATE if options.private else SHARED),
+    }
+    order = (options.seeds, options.hostile, options.algos, options.settings, options.attacks)
+    for seed, hostile, algo, text, attack in itertools.product(*order):
+        what = {"algo": algo, "attack": attack, "hostile": hostile, "seed": seed, "settings": text}
+        what["private"] = options.private
+        if any(what.items() <= one.items() for one in done) or (attack.startswith("flood") and algo not in FLOODED):
+            continue
+        given = dict(pair.split("=") for pair in text.split(","))
+        numbers = {key: float(value) if value[0].isdigit() else value for key, value in given.items()}
+        done.append(what | tried(algo, attack, hostile, seed, small | numbers))
+        with kept.open("a") as file:
+            file.write(json.dumps(done[-1], ensure_ascii=False) + "\n")
+        print(json.dumps(done[-1], ensure_ascii=False), flush=True)
+    print(table(one for one in done if one["private"] == options.private))
 
 
 if __name__ == "__main__":

@@ -89,7 +89,7 @@ class Machines:
         """What precedes a command that runs on a machine."""
         return []
 
-    def run(self, machine: str, text: str, timeout: float = 60) -> subprocess.CompletedProcess[str]:
+    def run(self, machine: str, text: str, timeout: float = 240) -> subprocess.CompletedProcess[str]:
         """A block as a step."""
         return subprocess.run(
             self.script(machine, text),

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import ssl
+import sys
 import threading
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -11,6 +13,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 from filelock import FileLock
@@ -132,6 +135,20 @@ def test_a_wrong_clock_is_said_before_flower_refuses_it(
     said = found("--superlink", f"127.0.0.1:{door.server_port}", "--insecure", node='site-name="north"')
     assert level_of(said, "clock ") == level
     assert level_of(said, "answers; no certificate") == ""
+
+
+def test_a_site_that_starts_says_what_is_wrong_on_the_way(
+    door: HTTPServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of a wrong clock Flower's own log has no word: the SuperNode is "terminated gracefully"."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(Clock, "behind", timedelta(seconds=600))
+    monkeypatch.setattr("subprocess.Popen", MagicMock())
+    monkeypatch.setattr("os.execv", lambda program, _: sys.exit(Path(program).name))
+    options = ["--superlink", f"127.0.0.1:{door.server_port}", "--insecure", "--node-config", 'site-name="north"']
+    with pytest.raises(SystemExit, match="flower-supernode"):
+        main(["site", "run", *options])
+    assert re.search(r"protofl: WRONG clock: (599|600|601) s ahead of the SuperLink's", capsys.readouterr().err)
 
 
 @pytest.mark.parametrize(

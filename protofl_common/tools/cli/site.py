@@ -67,10 +67,11 @@ def act(arguments: argparse.Namespace) -> int:
 def run(arguments: argparse.Namespace) -> int:
     """Start the executor, and become the SuperNode that it works for; it ends when the SuperNode does."""
     from protofl_common.tools.site.bundle import allowed_code
+    from protofl_common.tools.site.check import wrong_on_the_way
     from protofl_common.tools.site.node import node_config, site_settings, supernode_options
 
-    allow = allowed_code(arguments.allow_code)
-    site_settings(node_config(supernode_options(arguments.supernode).node_config))
+    allow, options = allowed_code(arguments.allow_code), supernode_options(arguments.supernode)
+    site_settings(node_config(options.node_config))
     for option in OURS:
         if any(word.partition("=")[0] == option for word in arguments.supernode):
             raise SettingsError(f"{option}: not together with protofl site run")
@@ -84,6 +85,8 @@ def run(arguments: argparse.Namespace) -> int:
     assert executor.stdin is not None
     executor.stdin.write(secret)
     executor.stdin.close()
+    for one in wrong_on_the_way(options):  # of some of which Flower says no word
+        print(f"protofl: {one.level} {one.topic}: {one.text}", file=sys.stderr, flush=True)
     supernode = [str(BIN / "flower-supernode"), *arguments.supernode, "--isolation", "process"]
     os.execv(supernode[0], [*supernode, "--superexec-auth-secret-file", _pipe_with(secret)])
 

@@ -74,6 +74,11 @@ def findings(allow: str, supernode: list[str], asked: Mapping[str, Scalar]) -> l
     return sorted(found, key=lambda finding: levels.index(finding.level))
 
 
+def wrong_on_the_way(options: argparse.Namespace) -> list[Finding]:
+    """What would have the SuperLink refuse this site, or this site the SuperLink."""
+    return [one for one in _network(options) if one.level == WRONG]
+
+
 def _problem(node: Mapping[str, Scalar], asked: Mapping[str, Scalar]) -> str:
     """Why this site would refuse the run, or, where nothing is asked, any run; "" if it would not."""
     try:
@@ -128,7 +133,7 @@ def _superlink(address: str, root_certificates: str) -> Iterator[Finding]:
         yield Finding(WARNING if few else FACT, "superlink", f"{address}: answers; {days}")
         level = WRONG if abs(shown.ahead) > MOST_SECONDS else WARNING if abs(shown.ahead) > MOST_SECONDS / 10 else FACT
         off = f"{abs(shown.ahead):.0f} s {'ahead of' if shown.ahead > 0 else 'behind'} the SuperLink's"
-        cure = f"; above {MOST_SECONDS} s Flower refuses the site (error 2004): set it by NTP" if level else ""
+        cure = f"; above {MOST_SECONDS} s Flower refuses the site: set it by NTP" if level else ""
         yield Finding(level, "clock", off + cure)
 
 
