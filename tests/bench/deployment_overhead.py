@@ -52,7 +52,7 @@ class Timed(Machines):
     stock = False
 
     def _substitutions(self, machine: str) -> dict[str, str]:
-        less = {"POLL_INTERVAL=0.1": "POLL_INTERVAL=1", "--certificates certs\n": "--certificates certs --patience 0\n"}
+        less = {"POLL_INTERVAL=0.1": "POLL_INTERVAL=1", "protofl site run": "flower-supernode"}
         return super()._substitutions(machine) | (less if self.stock else {})
 
 
