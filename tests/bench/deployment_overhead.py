@@ -56,9 +56,9 @@ class Timed(Machines):
     start_method = "fork"
 
     def _substitutions(self, machine: str) -> dict[str, str]:
-        less = {"POLL_INTERVAL=0.1": "POLL_INTERVAL=1", "--certificates certs\n": "--certificates certs --patience 0\n"}
+        less = {"POLL_INTERVAL=0.1": "POLL_INTERVAL=1", "protofl site run": "flower-supernode"}
         method = {"protofl site run": f"protofl site run --start-method {self.start_method}"}
-        return super()._substitutions(machine) | method | (less if self.stock else {})
+        return super()._substitutions(machine) | (less if self.stock else method)
 
     def processor_of_sites(self) -> float:
         """CPU seconds of all that the sites have started, as far as it still runs or has been waited for."""

@@ -16,12 +16,13 @@ from typing import Any
 
 import pytest
 
-from tests.system.machines import SITES, Machines
+from tests.system.machines import HAPROXY, SITES, Machines
 
 pytestmark = [
     pytest.mark.hosts,
     pytest.mark.skipif(
-        os.environ.get("PROTOFL_HOSTS") != "1" or os.geteuid() != 0, reason="needs PROTOFL_HOSTS=1, and root"
+        os.environ.get("PROTOFL_HOSTS") != "1" or os.geteuid() != 0 or not HAPROXY.exists(),
+        reason="needs PROTOFL_HOSTS=1, root, and HAProxy",
     ),
 ]
 

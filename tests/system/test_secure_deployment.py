@@ -14,15 +14,17 @@ import ssl
 import stat
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from urllib.error import HTTPError
 from urllib.request import HTTPSHandler, ProxyHandler, Request, build_opener
 
+import psutil
 import pytest
 
-from tests.system.machines import README, SITES, Machines, blocks_of
+from tests.system.machines import HAPROXY, README, SITES, Machines, blocks_of
 from tests.system.processes import ROOT, free_port
+from tests.system.strangers import strangers_at
 
 pytestmark = pytest.mark.system
 OPERATIONS = ROOT / "docs" / "operations.md"
@@ -52,9 +54,10 @@ def test_private_files_are_private(federation: Machines) -> None:
         assert sorted(path.name for path in certs[site].rglob("*") if path.is_file()) == ["ca.crt", site, f"{site}.pub"]
 
 
-def test_two_registered_sites_complete_a_run(federation: Machines) -> None:
+def test_two_registered_sites_complete_a_run_with_strangers_at_the_door(federation: Machines) -> None:
     *_, run = blocks_of(README)
-    done = federation.run("superlink", run.text, timeout=240)
+    with press(federation):
+        done = federation.run("superlink", run.text, timeout=240)
     output = re.sub(r"\x1b\[[0-9;]*m", "", done.stdout + done.stderr)
     listed = federation.run("superlink", "flwr ls federation --format json")
     assert json.loads(listed.stdout)["runs"][0]["status"] == "finished:completed", output + federation.logs()
@@ -68,6 +71,29 @@ def test_two_registered_sites_complete_a_run(federation: Machines) -> None:
         kept = [path.name for path in (federation.checkout(site) / "state/first/clients" / site).iterdir()]
         assert len(kept) == 2
         assert "model.safetensors" in kept  # for `protofl export`
+
+
+@contextmanager
+def press(machines: Machines) -> Iterator[None]:
+    """Strangers are at the door meanwhile, if there is one; they are refused, and nobody's memory grows by it."""
+    if not HAPROXY.exists():
+        yield
+        return
+    with strangers_at(machines.door, machines.checkout("superlink") / "certs" / "ca.crt") as answers:
+        yield
+        memory = {name: peak_memory(name) for name in ("haproxy", "flower-superlink")}
+    print(answers, memory)
+    refused = {("head", "408"), ("body", "408"), ("length", "413"), ("chunks", "413")}
+    assert refused <= set(answers) <= refused | {("idle", ""), ("upload", "504")}  # after 30 s, and 5 minutes
+    assert max(memory.values()) < 400, memory
+
+
+def peak_memory(program: str) -> float:
+    """The most MB that a program, which this process has started, has had so far."""
+    started = psutil.Process().children(recursive=True)
+    (found,) = [one for one in started if program in [Path(word).name for word in one.cmdline()[:2]]]
+    (kilobytes,) = re.findall(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{found.pid}/status").read_text())
+    return int(kilobytes) / 1000
 
 
 @pytest.mark.parametrize(
@@ -89,6 +115,7 @@ def test_a_supernode_is_refused(authority: str, key: str, reason: str, federatio
     assert len(json.loads(listed.stdout)["nodes"]) == len(SITES)
 
 
+@pytest.mark.skipif(not HAPROXY.exists(), reason=f"the door needs {HAPROXY} (apt-get install haproxy)")
 def test_the_door_is_for_supernodes_only(federation: Machines) -> None:
     assert ask(federation, federation.door, "/health") == 200
     paths = ["/v1/control/start-run", "/v1/control/register-node", "/v1/runtime/acquire-task", "/docs", "/health?x=1"]

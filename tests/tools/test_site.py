@@ -9,7 +9,9 @@ import stat
 import subprocess
 import sys
 from datetime import UTC, datetime, timedelta
+from importlib import import_module
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import pytest
 from cryptography import x509
@@ -21,6 +23,7 @@ from flwr.cli.build import build_fab_from_disk
 from flwr.supercore.constant import TaskType
 from flwr.supercore.superexec.executor import ExecutionSpec, LaunchResultStatus
 from flwr.supercore.task_identity import TaskIdentity
+from flwr.supernode import start_client_internal as supernode
 
 from protofl_common.config.options import SettingsError
 from protofl_common.settings import NODE_KEYS
@@ -148,6 +151,17 @@ def test_what_may_be_allowed() -> None:
 def test_site_run_takes_no_option_that_would_undo_it(option: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["site", "run", "--insecure", "--node-config", NODE, option]) == 1
     assert f"{option.partition('=')[0]}: not together with protofl site run" in capsys.readouterr().err
+
+
+def test_a_site_asks_for_work_every_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[float] = []
+    monkeypatch.setattr("sys.argv", [])
+    monkeypatch.setattr("time.sleep", waits.append)
+    monkeypatch.setattr("subprocess.Popen", MagicMock())
+    module = import_module("flwr.supernode.cli.flower_supernode")
+    monkeypatch.setattr(module, "flower_supernode", lambda: [supernode.time.sleep(wait) for wait in (3, 0.5)])
+    assert main(["site", "run", "--insecure", "--node-config", NODE]) == 0
+    assert waits == [1, 0.5]
 
 
 @pytest.mark.parametrize(

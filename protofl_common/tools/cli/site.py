@@ -16,16 +16,20 @@ import argparse
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import patch
 
 from protofl_common.config.options import SettingsError
 from protofl_common.tools.cli.as_json import add_json, print_json
 from protofl_common.tools.cli.assignments import read_assignments
 from protofl_common.tools.cli.recipes import ROOT
-from protofl_common.tools.cli.superlink import BIN
 
 OURS = ("--isolation", "--superexec-auth-secret-file", "--ssl-certfile", "--allow-runtime-dependency-installation")
 """Options of flower-supernode that `run` sets, or that it does not go together with."""
+PAUSE = 1.0
+"""Seconds before work is asked for again; flower-supernode's are 3, which a round waits for."""
 
 
 def describe(parser: argparse.ArgumentParser) -> None:
@@ -66,6 +70,9 @@ def act(arguments: argparse.Namespace) -> int:
 
 def run(arguments: argparse.Namespace) -> int:
     """Start the executor, and become the SuperNode that it works for; it ends when the SuperNode does."""
+    from flwr.supernode import start_client_internal
+    from flwr.supernode.cli.flower_supernode import flower_supernode
+
     from protofl_common.tools.site.bundle import allowed_code
     from protofl_common.tools.site.check import wrong_on_the_way
     from protofl_common.tools.site.node import node_config, site_settings, supernode_options
@@ -75,28 +82,28 @@ def run(arguments: argparse.Namespace) -> int:
     for option in OURS:
         if any(word.partition("=")[0] == option for word in arguments.supernode):
             raise SettingsError(f"{option}: not together with protofl site run")
-    listens = argparse.ArgumentParser(add_help=False)
-    listens.add_argument("--host", default="127.0.0.1")
-    listens.add_argument("--port", default="9094")
-    at, _ = listens.parse_known_args(arguments.supernode)
     secret, name = os.urandom(32), "protofl_common.tools.site.executor"
-    command = [sys.executable, "-m", name, f"{at.host}:{at.port}", allow, arguments.start_method, str(os.getpid())]
+    at = f"{options.host}:{options.port}"
+    command = [sys.executable, "-m", name, at, allow, arguments.start_method, str(os.getpid())]
     executor = subprocess.Popen(command, stdin=subprocess.PIPE)
     assert executor.stdin is not None
     executor.stdin.write(secret)
     executor.stdin.close()
     for one in wrong_on_the_way(options):  # of some of which Flower says no word
         print(f"protofl: {one.level} {one.topic}: {one.text}", file=sys.stderr, flush=True)
-    supernode = [str(BIN / "flower-supernode"), *arguments.supernode, "--isolation", "process"]
-    os.execv(supernode[0], [*supernode, "--superexec-auth-secret-file", _pipe_with(secret)])
+    sys.argv = ["flower-supernode", *arguments.supernode, "--isolation", "process"]
+    sys.argv += ["--superexec-auth-secret-file", _pipe_with(secret)]
+    hasty = SimpleNamespace(sleep=lambda seconds: time.sleep(min(seconds, PAUSE)))
+    with patch.object(start_client_internal, "time", hasty):
+        flower_supernode()
+    return 0
 
 
 def _pipe_with(secret: bytes) -> str:
-    """The name of a pipe from which this process, or what it becomes, reads ``secret`` once."""
+    """The name of a pipe from which this process reads ``secret`` once."""
     reading, writing = os.pipe()
     os.write(writing, secret)
     os.close(writing)
-    os.set_inheritable(reading, True)
     return f"/dev/fd/{reading}"
 
 
@@ -132,10 +139,7 @@ def status(arguments: argparse.Namespace) -> int:
 
     node = node_config(supernode_options(arguments.supernode).node_config)
     if arguments.json:
-        kept = [
-            {"name": one.name, "bytes": one.bytes, "paths": [str(path) for path in one.paths]}
-            for one in stored_at(node)
-        ]
+        kept = [{"name": one.name, "bytes": one.bytes, "paths": [*map(str, one.paths)]} for one in stored_at(node)]
         print_json("site status", {"kept": kept})
     else:
         print(*stored_at(node), free_space(node), sep="\n")

@@ -3,7 +3,8 @@
 ``protofl site run`` takes the place of ``flower-supernode``. With the latter, the SuperNode starts a process for each
 message that unpacks and imports the app bundle that the run brought: the code of whoever submitted it. With the former:
 
-    flower-supernode --isolation process   talks to the SuperLink, keeps messages and bundles, starts nothing
+    flower-supernode --isolation process   talks to the SuperLink, keeps messages and bundles, starts nothing; in the
+                                           process of the command, which shortens its waiting for work
     executor.py                            asks it for work, and starts for each message
     client_process.py                      which runs the site's own code, or a bundle that its operator named
 

@@ -66,8 +66,10 @@ def findings(allow: str, supernode: list[str], asked: Mapping[str, Scalar]) -> l
     options = supernode_options(supernode)
     node = node_config(options.node_config)
     found = [*_code(allow), *_user(), *_network(options)]
-    if problem := _problem(node, asked):
-        found.append(Finding(WRONG, "settings", problem))
+    try:
+        site_settings(node, asked)
+    except SettingsError as error:
+        found.append(Finding(WRONG, "settings", str(error)))
     else:
         found += [*_folders(node), *_permissions(node), *_algorithms(node), *_data(node, asked)]
     levels = (WRONG, WARNING, FACT)
@@ -77,15 +79,6 @@ def findings(allow: str, supernode: list[str], asked: Mapping[str, Scalar]) -> l
 def wrong_on_the_way(options: argparse.Namespace) -> list[Finding]:
     """What would have the SuperLink refuse this site, or this site the SuperLink."""
     return [one for one in _network(options) if one.level == WRONG]
-
-
-def _problem(node: Mapping[str, Scalar], asked: Mapping[str, Scalar]) -> str:
-    """Why this site would refuse the run, or, where nothing is asked, any run; "" if it would not."""
-    try:
-        site_settings(node, asked)
-    except SettingsError as error:
-        return str(error)
-    return ""
 
 
 def _code(allow: str) -> Iterator[Finding]:
@@ -99,10 +92,8 @@ def _code(allow: str) -> Iterator[Finding]:
 
 
 def _user() -> Iterator[Finding]:
-    if os.geteuid() == 0:
-        yield Finding(WARNING, "user", "root: give the SuperNode a user of its own, who may do nothing else here")
-    else:
-        yield Finding(FACT, "user", f"uid {os.geteuid()}")
+    root = "root: give the SuperNode a user of its own, who may do nothing else here"
+    yield Finding(FACT, "user", f"uid {os.geteuid()}") if os.geteuid() else Finding(WARNING, "user", root)
 
 
 def _network(options: argparse.Namespace) -> Iterator[Finding]:

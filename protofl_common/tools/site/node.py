@@ -21,6 +21,8 @@ def supernode_options(words: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="protofl site", allow_abbrev=False)
     for name in ("--node-config", "--superlink", "--root-certificates", "--auth-supernode-private-key"):
         parser.add_argument(name, default="")
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--port", default="9094")
     parser.add_argument("--insecure", action="store_true")
     options, others = parser.parse_known_args(words)
     odd = [word for word in others if not word.startswith("-") and "=" in word]
