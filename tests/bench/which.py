@@ -1,0 +1,199 @@
+"""docs/algorithms/which.md: accuracy, bytes and CPU seconds of every algorithm in four situations.
+
+    python -m tests.bench.which measure --data-dir /data    # the tables which*.yaml, run by run in this process
+    python -m tests.bench.which draw                        # the figure and the page's table from what was measured
+
+The first goes on where it was stopped; several may run at the same time. CPU seconds are those of a whole run, clients
+and server, on one thread; a first run of the same data, whose seconds do not count, fills the caches.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import fcntl
+import statistics
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from protofl_common.metrics import human_bytes
+from protofl_common.settings import default_run_config
+from protofl_common.tools.tables.plan import Cell, Run, plan
+from protofl_common.tools.tables.spec import read_table
+from tests.harness import run_federation
+
+HERE = Path(__file__).parents[2]
+TABLES = sorted((HERE / "configs" / "tables").glob("which*.yaml"))
+MEASURED = HERE / "docs" / "algorithms" / "which.csv"
+SEEDS = 3
+COLUMNS = ("situation", "algorithm", "seed", "head", "prototype", "up", "down", "seconds")
+GROUPS = {
+    "nothing": ("Local",),
+    "whole models": (
+        *("FedAvg", "FedProx", "FedFA", "FeSEM", "FedNH", "FedProto + averaging", "FedPLVM", "FPL", "ProtoFed"),
+        *("Per-FedAvg", "Ditto", "pFedMe", "FML", "FedKD"),
+    ),
+    "a part of the model": ("FedPer", "FedRep", "LG-FedAvg", "FedGen", "MPFT", "FedGH"),
+    "class vectors alone": ("FedProto", "FedTGP", "FedORGP", "FedSA", "FedDistill", "FedPCL"),
+}
+"""By what travels."""
+COLOURS = ("#1f2430", "#c2571a", "#7a55b5", "#12805c")
+SITUATIONS = ("label shift", "feature shift", "different architectures", "few samples")
+PAGE = MEASURED.with_suffix(".md")
+BEGIN, END = "<!-- measured -->\n", "<!-- end -->\n"
+
+
+@dataclass(frozen=True)
+class Point:
+    """An algorithm in a situation: accuracies in percent, one per seed; bytes; CPU seconds, in those of Local."""
+
+    accuracies: list[float]
+    bytes: float
+    cost: float
+
+    @property
+    def accuracy(self) -> float:
+        return statistics.fmean(self.accuracies)
+
+    def __str__(self) -> str:
+        count = len(self.accuracies)
+        spread = f" ± {statistics.stdev(self.accuracies):.1f}" if count > 1 else ""
+        return f"{self.accuracy:.1f}{spread}" + (f" (n = {count})" if count < SEEDS else "")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("measure", "draw"))
+    parser.add_argument("--data-dir", default="data")
+    parser.add_argument("--part", type=int, nargs=2, default=[0, 1], metavar=("I", "N"), help="the I-th of N parts")
+    arguments = parser.parse_args()
+    if arguments.what == "draw":
+        points = {situation: points_of(situation) for situation in SITUATIONS}
+        draw(points)
+        before, _, after = PAGE.read_text(encoding="utf-8").partition(BEGIN)
+        PAGE.write_text(before + BEGIN + table(points) + END + after.partition(END)[2], encoding="utf-8")
+    else:
+        for seed in range(1, SEEDS + 1):
+            measure(arguments.data_dir, seed, *arguments.part)
+
+
+def measure(data_dir: str, seed: int, part: int, parts: int) -> None:
+    """Every ``parts``-th cell, from ``part`` on."""
+    cells = [cell for file in TABLES for cell in plan(read_table(file), data_dir=data_dir, seeds=(seed,))]
+    for column in dict.fromkeys(cell.column for cell in cells):
+        measure_column([cell for cell in cells if cell.column == column][part::parts], seed)
+
+
+def measure_column(cells: list[Cell], seed: int) -> None:
+    done = {(row["situation"], row["algorithm"], row["seed"]) for row in measured()}
+    todo = [cell for cell in cells if (cell.column, cell.row, str(seed)) not in done]
+    if todo:
+        run(todo[0].runs[seed], rounds=1)
+    for cell in todo:
+        found = run(cell.runs[seed])
+        write([cell.column, cell.row, seed, *found])
+
+
+def run(run: Run, **changed: int) -> list[str]:
+    """[accuracy by the head in percent, by prototypes, bytes up, down, CPU seconds]; "" for what there is none of."""
+    with tempfile.TemporaryDirectory() as folder:
+        here = {"out-dir": folder, "report": False, "device": "cpu", "threads": 1}
+        began = time.process_time()
+        config = default_run_config() | run.config | here | changed
+        summary = run_federation(config, int(run.federation["num-supernodes"])).summary
+        seconds = time.process_time() - began
+    accuracy = {kind: f"{100 * found['mean']:.2f}" for kind, found in summary["accuracy"].items()}
+    sent = summary["bytes"]
+    return [accuracy.get("head", ""), accuracy.get("prototype", ""), sent["up"], sent["down"], f"{seconds:.2f}"]
+
+
+def measured() -> list[dict[str, str]]:
+    if not MEASURED.exists():
+        return []
+    with MEASURED.open(encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def write(values: list[object]) -> None:
+    with MEASURED.open("a", encoding="utf-8", newline="") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        writer = csv.writer(file, lineterminator="\n")
+        if file.tell() == 0:
+            writer.writerow(COLUMNS)
+        writer.writerow(values)
+
+
+def points_of(situation: str) -> dict[str, Point]:
+    """Algorithm -> what was measured."""
+    rows = [row for row in measured() if row["situation"] == situation]
+    alone = {row["seed"]: float(row["seconds"]) for row in rows if row["algorithm"] == "Local"}
+    found = {}
+    for name in dict.fromkeys(row["algorithm"] for row in rows):
+        own = [row for row in rows if row["algorithm"] == name and row["seed"] in alone]
+        found[name] = Point(
+            [float(row["head"] or row["prototype"]) for row in own],
+            statistics.fmean(int(row["up"]) + int(row["down"]) for row in own),
+            statistics.fmean(float(row["seconds"]) / alone[row["seed"]] for row in own),
+        )
+    return found
+
+
+def table(points: dict[str, dict[str, Point]]) -> str:
+    """A row per algorithm, in the figure's groups."""
+    names = [name for group in GROUPS.values() for name in group]
+    lines = [f"| | {' | '.join(SITUATIONS)} | bytes, label shift | few samples | CPU, × Local's |", "|---" * 8 + "|"]
+    best = {situation: max(found.values(), key=lambda point: point.accuracy) for situation, found in points.items()}
+    for name in names:
+        here = {situation: found[name] for situation, found in points.items() if name in found}
+        texts = [str(here.get(situation, "–")) for situation in SITUATIONS]
+        texts = [f"**{text}**" if here.get(s) is best[s] else text for s, text in zip(SITUATIONS, texts, strict=True)]
+        texts += [human_bytes(here[s].bytes) if s in here else "–" for s in ("label shift", "few samples")]
+        lines.append(f"| {name} | {' | '.join(texts)} | {statistics.fmean(one.cost for one in here.values()):.1f} |")
+    return "\n".join(lines) + "\n"
+
+
+def draw(points: dict[str, dict[str, Point]]) -> None:
+    """A column per situation; accuracy over bytes above, over CPU time below."""
+    import matplotlib
+
+    matplotlib.use("svg")
+    matplotlib.rcParams |= {"svg.fonttype": "none", "svg.hashsalt": "which", "font.size": 9}
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(2, len(SITUATIONS), figsize=(14, 7), sharey="col", layout="constrained")
+    for (situation, found), (above, below) in zip(points.items(), axes.T, strict=True):
+        for names, colour, group in zip(GROUPS.values(), COLOURS, GROUPS, strict=True):
+            here = [found[name] for name in names if name in found]
+            heights = [point.accuracy for point in here]
+            above.scatter([max(point.bytes, 1e4) for point in here], heights, 24, colour, label=group)
+            below.scatter([point.cost for point in here], heights, 24, colour)
+        for axis, across in ((above, "bytes"), (below, "cost")):
+            axis.set_xscale("log")
+            axis.spines[["top", "right"]].set_visible(False)
+            axis.margins(0.15, 0.08)
+            for name in best_for(found, across):
+                where = (max(getattr(found[name], across), 1e4 if across == "bytes" else 0), found[name].accuracy)
+                axis.annotate(name, where, xytext=(0, 5), textcoords="offset points", ha="center", fontsize=8)
+        above.set_title(situation)
+        above.set_xlabel("bytes up + down (none at all: left edge)")
+        below.set_xlabel("CPU time, × Local's")
+    for axis in axes[:, 0]:
+        axis.set_ylabel("accuracy, %")
+    figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=4, title="what travels")
+    figure.savefig(MEASURED.with_suffix(".svg"), metadata={"Date": None})
+
+
+def best_for(found: dict[str, Point], across: str) -> list[str]:
+    """Local, and what is more accurate than everything that costs no more."""
+    names, best = ["Local"], 0.0
+    for name in sorted(found, key=lambda name: (getattr(found[name], across), -found[name].accuracy)):
+        if found[name].accuracy > best:
+            best = found[name].accuracy
+            names.append(name)
+    return list(dict.fromkeys(names))
+
+
+if __name__ == "__main__":
+    main()
