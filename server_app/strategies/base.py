@@ -21,6 +21,7 @@ from protofl_common.wire.limits import Template
 from protofl_common.wire.payloads import Payload, StateDict, template_of
 from protofl_common.wire.schema import Declared, Weights
 from server_app.network.membership import Federation
+from server_app.training import vectors_of
 from server_app.validation.replies import Outcome, Upload
 
 H = TypeVar("H", bound=Hparams)
@@ -31,13 +32,17 @@ class ServerStrategy(Generic[H]):
 
     state: tuple[str, ...] = ()
     """Attributes that a round changes and the next one needs: they make up the checkpoint (`attributes.py`)."""
+    prototypes: Prototypes | None = None
+    """The global prototypes of an algorithm that has them; None before there are any."""
 
     def __init__(self, federation: Federation) -> None:
         self.federation = federation
         self.settings = federation.settings
         self.hparams = cast(H, federation.settings.hparams)
         self.row = federation.settings.row
-        self.num_classes = len(next(iter(federation.cards.values())).classes)
+        self.card = next(iter(federation.cards.values()))
+        """Of one client, for what all clients have alike."""
+        self.num_classes = len(self.card.classes)
         self.outcome = Outcome()
         """What came of the last exchange."""
 
@@ -62,7 +67,7 @@ class ServerStrategy(Generic[H]):
     @property
     def global_prototypes(self) -> Prototypes | None:
         """The prototypes to keep with the results."""
-        return None
+        return self.prototypes
 
     @property
     def global_weights(self) -> StateDict | None:
@@ -81,8 +86,7 @@ class ServerStrategy(Generic[H]):
 
         A class that nobody sent keeps that of ``previous``; so do all where no prototypes were due.
         """
-        sets = [prototypes for upload in uploads if (prototypes := upload.payload.vectors()) is not None]
-        federation = self.settings.federation
+        sets, federation = list(vectors_of(uploads).values()), self.settings.federation
         if not sets:
             return previous
         return merge_prototypes(sets, weighting, previous, federation.merging, federation.trim_fraction)

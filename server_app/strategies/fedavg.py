@@ -40,13 +40,15 @@ class FedAvg(ServerStrategy[H]):
 
     def first_model(self) -> SplitModel:
         """The model of the first round."""
-        shape, settings = next(iter(self.federation.cards.values())).input_shape, self.settings
-        return initial_model(self.arch, shape, self.num_classes, settings.model, settings.run.seed, "global")
+        settings = self.settings
+        return initial_model(
+            self.arch, self.card.input_shape, self.num_classes, settings.model, settings.run.seed, "global"
+        )
 
     @property
     def arch(self) -> str:
         """The architecture of the global model, which all clients have."""
-        return next(iter(self.federation.cards.values())).arch
+        return self.card.arch
 
     def payload_down(self) -> Payload:
         """The global model."""

@@ -32,8 +32,8 @@ class FedGH(ServerStrategy[FedGHHparams]):
 
     def __init__(self, federation: Federation) -> None:
         super().__init__(federation)
-        card, seed = next(iter(federation.cards.values())), self.settings.run.seed
-        self.head = initial_head(card.arch, self.num_classes, self.settings.model, seed, "global")
+        seed = self.settings.run.seed
+        self.head = initial_head(self.card.arch, self.num_classes, self.settings.model, seed, "global")
         self.generator = torch.Generator().manual_seed(derive_seed(seed, "fedgh"))
 
     def payload_down(self) -> Payload:

@@ -29,7 +29,6 @@ class FedPLVM(FedAvg[FedPLVMHparams]):
     """Keeps the global model and the global prototypes; in the first round there are none of these."""
 
     state: tuple[str, ...] = ("weights", "prototypes")
-    prototypes: Prototypes | None = None
 
     def payload_down(self) -> Payload:
         """The global model and prototypes."""
@@ -55,8 +54,3 @@ class FedPLVM(FedAvg[FedPLVMHparams]):
         if method == "none":
             return Prototypes(means_PD, labels_P)
         return cluster_classes(means_PD, labels_P, method, self.hparams.kmeans_clusters).without_counts()
-
-    @property
-    def global_prototypes(self) -> Prototypes | None:
-        """The global prototypes, several per class."""
-        return self.prototypes
