@@ -28,7 +28,7 @@ H = TypeVar("H", bound=Hparams)
 
 
 class ServerStrategy(Generic[H]):
-    """Local: nothing goes down, nothing comes up. Algorithms override the hooks."""
+    """Local: nothing goes down, nothing comes up. Algorithms override what differs."""
 
     state: tuple[str, ...] = ()
     """Attributes that a round changes and the next one needs: they make up the checkpoint (`attributes.py`)."""
@@ -49,8 +49,12 @@ class ServerStrategy(Generic[H]):
     # -- hooks of an algorithm -----------------------------------------------------------------------------------
 
     def payload_down(self) -> Payload:
-        """What every client receives at the start of a round and at the final evaluation."""
-        return Payload()
+        """What every client receives at the start of a round and at the final evaluation.
+
+        The default: global prototypes and weights, as far as there are any and the catalog's row declares them.
+        """
+        there = {"prototypes": self.global_prototypes, "weights": self.global_weights}
+        return Payload(**{name: there.get(name) for name in self.settings.exchange.down})
 
     def payload_for(self, site: str, common: Payload) -> Payload:
         """What ``site`` receives, where it is not the ``common`` payload of all."""

@@ -16,7 +16,7 @@ from torch import Tensor
 from protofl_common.models.initial import initial_model
 from protofl_common.models.split import SplitModel
 from protofl_common.robust import clip_updates, merge_weights
-from protofl_common.wire.payloads import Payload, StateDict, part_of
+from protofl_common.wire.payloads import StateDict, part_of
 from protofl_common.wire.schema import Weights
 from server_app.network.membership import Federation, FederationError
 from server_app.strategies.base import H, ServerStrategy
@@ -49,10 +49,6 @@ class FedAvg(ServerStrategy[H]):
     def arch(self) -> str:
         """The architecture of the global model, which all clients have."""
         return self.card.arch
-
-    def payload_down(self) -> Payload:
-        """The global model."""
-        return Payload(weights=self.weights)
 
     def merge(self, uploads: list[Upload]) -> dict[str, float]:
         """The weighted mean of the clients' models."""

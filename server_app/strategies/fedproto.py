@@ -14,7 +14,6 @@ left out. A class that nobody sent in a round keeps its prototype.
 from __future__ import annotations
 
 from protofl_common.catalog import FedProtoHparams
-from protofl_common.wire.payloads import Payload
 from server_app.strategies.base import ServerStrategy
 from server_app.validation.replies import Upload
 
@@ -23,10 +22,6 @@ class FedProto(ServerStrategy[FedProtoHparams]):
     """Keeps the global prototypes; in the first round there are none."""
 
     state: tuple[str, ...] = ("prototypes",)
-
-    def payload_down(self) -> Payload:
-        """The global prototypes."""
-        return Payload(prototypes=self.prototypes)
 
     def merge(self, uploads: list[Upload]) -> dict[str, float]:
         """Eq. 4."""

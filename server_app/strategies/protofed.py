@@ -11,7 +11,6 @@ Prototypes (Eq. 3)  ȳ_j = (1 / |φ|) Σ_{i∈φ} ỹ_{i,j}, in the last round o
 from __future__ import annotations
 
 from protofl_common.catalog import ProtoFedHparams
-from protofl_common.wire.payloads import Payload
 from protofl_common.wire.schema import Declared
 from server_app.strategies.fedavg import FedAvg
 from server_app.validation.replies import Upload
@@ -21,10 +20,6 @@ class ProtoFed(FedAvg[ProtoFedHparams]):
     """Keeps the global model and, once clients have sent some, the global prototypes."""
 
     state: tuple[str, ...] = ("weights", "prototypes")
-
-    def payload_down(self) -> Payload:
-        """The global model and prototypes."""
-        return Payload(prototypes=self.prototypes, weights=self.weights)
 
     def expected_up(self, server_round: int) -> Declared:
         """Weights in every round, prototypes when it is time."""
