@@ -23,6 +23,7 @@ from protofl_common.wire.secagg import pack_by_site
 from server_app.sampling import sample_sites
 from server_app.secagg import BySite, SecureRound
 from server_app.strategies.base import Strategy
+from server_app.training import vectors_of
 from server_app.validation.replies import Expected, Outcome, Upload, bounded, in_proportion, take, voted
 
 Send = Callable[[Sequence[Message], float], list[Message]]
@@ -53,8 +54,7 @@ def train_round(strategy: Strategy, run_name: str, number: int, send: Send, best
     federation.note_silence(number, outcome.missing, {*outcome.reports, *outcome.failed, *outcome.refused})
     uploads = in_proportion(uploads, settings.max_norm_ratio, outcome)
     uploads = uploads if secure else bounded(uploads, federation, outcome)
-    sent = {upload.site: upload.payload.vectors() for upload in uploads}
-    outcome.uploads = {site: one for site, one in sent.items() if one is not None}
+    outcome.uploads = vectors_of(uploads)
     if len(uploads) < settings.min_replies:
         outcome.void = outcome.void or f"{len(uploads)} valid replies, fewer than min-replies = {settings.min_replies}"
     else:
@@ -151,5 +151,5 @@ def _limits(strategy: Strategy) -> Limits:
         max_per_class=settings.federation.max_prototypes_per_class,
         weights=strategy.templates(),
         backbones=len(settings.backbones),
-        frozen_dim=next(iter(strategy.federation.cards.values())).input_shape[0] if settings.backbones else 0,
+        frozen_dim=strategy.card.input_shape[0] if settings.backbones else 0,
     )

@@ -1,19 +1,25 @@
-"""Training on the server, for algorithms that do: on the vectors that the clients of a round have sent."""
+"""What the clients of a round have sent, and training on it, for servers that do."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor
 
 from protofl_common.catalog import ServerTrainingHparams
+from protofl_common.prototypes import Prototypes
 from server_app.validation.replies import Upload
 
 
-def together(uploads: Sequence[Upload]) -> tuple[Tensor, Tensor]:
+def vectors_of(uploads: Iterable[Upload], name: str = "prototypes") -> dict[str, Prototypes]:
+    """Site -> the vectors that it has sent under ``name``, if any."""
+    return {upload.site: sent for upload in uploads if (sent := upload.payload.vectors(name)) is not None}
+
+
+def together(uploads: Iterable[Upload]) -> tuple[Tensor, Tensor]:
     """All client prototypes of a round [P, D] and their labels [P]."""
-    sets = [one for upload in uploads if (one := upload.payload.vectors()) is not None]
+    sets = vectors_of(uploads).values()
     return torch.cat([one.means for one in sets]), torch.cat([one.labels for one in sets])
 
 

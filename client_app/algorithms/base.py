@@ -131,11 +131,16 @@ class ClientAlgorithm(Generic[H]):
     # -- after training ------------------------------------------------------------------------------------------
 
     def upload(self) -> Payload:
-        """What goes to the server after training; the catalog's row says what may.
+        """What goes to the server after training: the default, as far as the catalog's row declares them, this client's
+        prototypes, from one pass over the training data, and weights.
 
         Prototypes come with their counts, which `outgoing.py` needs, and takes away where the row declares none.
         """
-        return Payload()
+        declared = self.settings.exchange.up
+        return Payload(
+            prototypes=self.local_prototypes() if "prototypes" in declared else None,
+            weights=self.weights() if "weights" in declared else None,
+        )
 
     def weights(self, name: str = "weights") -> StateDict:
         """What the catalog's row declares under ``name`` for the upload."""

@@ -21,7 +21,3 @@ class FedAvg(ClientAlgorithm[H]):
         super().receive(payload)
         if (weights := payload.weights()) is not None:
             self.model.load_state_dict(self.model.state_dict() | weights)
-
-    def upload(self) -> Payload:
-        """The model, or its declared parts."""
-        return Payload(weights=self.weights())

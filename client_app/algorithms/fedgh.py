@@ -19,14 +19,9 @@ from __future__ import annotations
 
 from client_app.algorithms.fedavg import FedAvg
 from protofl_common.catalog import FedGHHparams
-from protofl_common.wire.payloads import Payload
 
 
 class FedGH(FedAvg[FedGHHparams]):
     """FedAvg's client, but only the header comes down, and prototypes go up."""
 
     state: tuple[str, ...] = ("model",)
-
-    def upload(self) -> Payload:
-        """R̄, from one pass over the training data after training."""
-        return Payload(prototypes=self.local_prototypes())

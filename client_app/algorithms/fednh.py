@@ -55,7 +55,3 @@ class FedNH(FedAvg[FedNHHparams]):
     def features(self, data: Samples) -> Tensor:
         """z / ‖z‖."""
         return normalize(super().features(data))
-
-    def upload(self) -> Payload:
-        """The body, s and the class means."""
-        return Payload(prototypes=self.local_prototypes(), weights=self.weights())

@@ -40,7 +40,3 @@ class FedORGP(ClientAlgorithm[FedORGPHparams]):
             apart = angular_alignment(batch.features, batch.labels, self.global_CD, self.mask_C)
             terms["prototype"] = self.hparams.lambda_ * apart
         return terms
-
-    def upload(self) -> Payload:
-        """The local prototypes alone."""
-        return Payload(prototypes=self.local_prototypes())

@@ -82,10 +82,6 @@ class FedPCL(ClientAlgorithm[FedPCLHparams]):
         """z [N, D] of ``data``, of unit length, on the CPU."""
         return normalize(super().features(data), dim=1)
 
-    def upload(self) -> Payload:
-        """The local prototypes (Eq. 5)."""
-        return Payload(prototypes=self.local_prototypes())
-
     def _table(self, sets: tuple[Prototypes, ...]) -> tuple[Tensor, Tensor]:
         """Sets of prototypes -> unit vectors [M, C, D] and which of them exist [M, C]; no set: one empty one."""
         classes, dim, device = self.site.num_classes, self.settings.model.feature_dim, self.site.device

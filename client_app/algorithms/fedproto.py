@@ -56,7 +56,3 @@ class FedProto(ClientAlgorithm[A]):
             )
             terms["prototype"] = self.hparams.lambda_ * distance
         return terms
-
-    def upload(self) -> Payload:
-        """The local prototypes (Eq. 1), from one pass over the training data after training."""
-        return Payload(prototypes=self.local_prototypes())

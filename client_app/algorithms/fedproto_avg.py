@@ -15,14 +15,9 @@ from __future__ import annotations
 from client_app.algorithms.fedavg import FedAvg
 from client_app.algorithms.fedproto import FedProto
 from protofl_common.catalog import FedProtoHparams
-from protofl_common.wire.payloads import Payload
 
 
 class FedProtoAvg(FedProto[FedProtoHparams], FedAvg[FedProtoHparams]):
     """FedProto's loss and prototypes, FedAvg's model; the classifier's prediction is the paper's."""
 
     state: tuple[str, ...] = ()
-
-    def upload(self) -> Payload:
-        """The model and the local prototypes."""
-        return Payload(prototypes=self.local_prototypes(), weights=self.weights())

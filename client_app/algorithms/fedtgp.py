@@ -17,12 +17,7 @@ from __future__ import annotations
 
 from client_app.algorithms.fedproto import FedProto
 from protofl_common.catalog import FedTGPHparams
-from protofl_common.wire.payloads import Payload
 
 
 class FedTGP(FedProto[FedTGPHparams]):
     """FedProto's client with its own defaults (`fedtgp.lambda`, …), and no class counts on the wire."""
-
-    def upload(self) -> Payload:
-        """The local prototypes alone."""
-        return Payload(prototypes=self.local_prototypes())

@@ -70,7 +70,3 @@ class FML(ClientAlgorithm[FMLHparams]):
         if self.hparams.mutual == "coupled":
             return divergence(logits_BC, target_BC) / logits_BC.shape[1]
         return divergence(logits_BC, target_BC.detach())
-
-    def upload(self) -> Payload:
-        """The meme model."""
-        return Payload(weights=self.weights())

@@ -53,7 +53,3 @@ class FPL(FedAvg[FPLHparams]):
             pull = prototype_alignment(z_BD, labels_B, self.unbiased_CD, self.mask_C, distance, "sample")
             terms["consistency"] = hparams.lambda_ * pull
         return terms
-
-    def upload(self) -> Payload:
-        """The model, and the local prototypes (Eq. 2)."""
-        return Payload(prototypes=self.local_prototypes(), weights=self.weights())

@@ -15,22 +15,14 @@ their noise are not there, nor their adaptation of the adapter by each client. M
 
 from __future__ import annotations
 
-from client_app.algorithms.base import ClientAlgorithm
+from client_app.algorithms.fedavg import FedAvg
 from protofl_common.catalog import MPFTHparams
 from protofl_common.clustering import cluster_classes
 from protofl_common.wire.payloads import Payload
 
 
-class MPFT(ClientAlgorithm[MPFTHparams]):
-    """Summarises its features for the server, and uses what that has learnt from them."""
-
-    state: tuple[str, ...] = ()
-
-    def receive(self, payload: Payload) -> None:
-        """Take in adapter and classifier."""
-        super().receive(payload)
-        if (weights := payload.weights()) is not None:
-            self.model.load_state_dict(weights)
+class MPFT(FedAvg[MPFTHparams]):
+    """Takes in adapter and classifier as FedAvg does its model, and summarises its features for the server."""
 
     def fit(self) -> dict[str, float]:
         """Nothing: the server trains."""

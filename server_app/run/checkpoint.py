@@ -158,5 +158,4 @@ def alone_in(folder: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        Path(lock.lock_file).unlink(missing_ok=True)
-        lock.release()
+        lock.release()  # the file stays: whoever waits for it may have opened it

@@ -21,31 +21,40 @@ from protofl_common.wire.limits import Template
 from protofl_common.wire.payloads import Payload, StateDict, template_of
 from protofl_common.wire.schema import Declared, Weights
 from server_app.network.membership import Federation
+from server_app.training import vectors_of
 from server_app.validation.replies import Outcome, Upload
 
 H = TypeVar("H", bound=Hparams)
 
 
 class ServerStrategy(Generic[H]):
-    """Local: nothing goes down, nothing comes up. Algorithms override the hooks."""
+    """Local: nothing goes down, nothing comes up. Algorithms override what differs."""
 
     state: tuple[str, ...] = ()
     """Attributes that a round changes and the next one needs: they make up the checkpoint (`attributes.py`)."""
+    prototypes: Prototypes | None = None
+    """The global prototypes of an algorithm that has them; None before there are any."""
 
     def __init__(self, federation: Federation) -> None:
         self.federation = federation
         self.settings = federation.settings
         self.hparams = cast(H, federation.settings.hparams)
         self.row = federation.settings.row
-        self.num_classes = len(next(iter(federation.cards.values())).classes)
+        self.card = next(iter(federation.cards.values()))
+        """Of one client, for what all clients have alike."""
+        self.num_classes = len(self.card.classes)
         self.outcome = Outcome()
         """What came of the last exchange."""
 
     # -- hooks of an algorithm -----------------------------------------------------------------------------------
 
     def payload_down(self) -> Payload:
-        """What every client receives at the start of a round and at the final evaluation."""
-        return Payload()
+        """What every client receives at the start of a round and at the final evaluation.
+
+        The default: global prototypes and weights, as far as there are any and the catalog's row declares them.
+        """
+        there = {"prototypes": self.global_prototypes, "weights": self.global_weights}
+        return Payload(**{name: there.get(name) for name in self.settings.exchange.down})
 
     def payload_for(self, site: str, common: Payload) -> Payload:
         """What ``site`` receives, where it is not the ``common`` payload of all."""
@@ -62,7 +71,7 @@ class ServerStrategy(Generic[H]):
     @property
     def global_prototypes(self) -> Prototypes | None:
         """The prototypes to keep with the results."""
-        return None
+        return self.prototypes
 
     @property
     def global_weights(self) -> StateDict | None:
@@ -81,8 +90,7 @@ class ServerStrategy(Generic[H]):
 
         A class that nobody sent keeps that of ``previous``; so do all where no prototypes were due.
         """
-        sets = [prototypes for upload in uploads if (prototypes := upload.payload.vectors()) is not None]
-        federation = self.settings.federation
+        sets, federation = list(vectors_of(uploads).values()), self.settings.federation
         if not sets:
             return previous
         return merge_prototypes(sets, weighting, previous, federation.merging, federation.trim_fraction)

@@ -16,7 +16,7 @@ from torch import Tensor
 from protofl_common.models.initial import initial_model
 from protofl_common.models.split import SplitModel
 from protofl_common.robust import clip_updates, merge_weights
-from protofl_common.wire.payloads import Payload, StateDict, part_of
+from protofl_common.wire.payloads import StateDict, part_of
 from protofl_common.wire.schema import Weights
 from server_app.network.membership import Federation, FederationError
 from server_app.strategies.base import H, ServerStrategy
@@ -40,17 +40,15 @@ class FedAvg(ServerStrategy[H]):
 
     def first_model(self) -> SplitModel:
         """The model of the first round."""
-        shape, settings = next(iter(self.federation.cards.values())).input_shape, self.settings
-        return initial_model(self.arch, shape, self.num_classes, settings.model, settings.run.seed, "global")
+        settings = self.settings
+        return initial_model(
+            self.arch, self.card.input_shape, self.num_classes, settings.model, settings.run.seed, "global"
+        )
 
     @property
     def arch(self) -> str:
         """The architecture of the global model, which all clients have."""
-        return next(iter(self.federation.cards.values())).arch
-
-    def payload_down(self) -> Payload:
-        """The global model."""
-        return Payload(weights=self.weights)
+        return self.card.arch
 
     def merge(self, uploads: list[Upload]) -> dict[str, float]:
         """The weighted mean of the clients' models."""

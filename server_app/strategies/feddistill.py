@@ -20,6 +20,7 @@ from protofl_common.text import in_order
 from protofl_common.wire.payloads import Payload
 from server_app.network.membership import Federation
 from server_app.strategies.base import ServerStrategy
+from server_app.training import vectors_of
 from server_app.validation.replies import Upload
 
 
@@ -50,6 +51,5 @@ class FedDistill(ServerStrategy[FedDistillHparams]):
 
     def merge(self, uploads: list[Upload]) -> dict[str, float]:
         """Remember what came."""
-        found = {upload.site: upload.payload.vectors("outputs") for upload in uploads}
-        self.outputs |= {site: one for site, one in found.items() if one is not None}
+        self.outputs |= vectors_of(uploads, "outputs")
         return {}

@@ -29,8 +29,7 @@ class FedFA(FedAvg[FedFAHparams]):
 
     def __init__(self, federation: Federation) -> None:
         super().__init__(federation)
-        shape = next(iter(federation.cards.values())).input_shape
-        augmentation = Augmentation(self.first_model().body, shape, 0.0)
+        augmentation = Augmentation(self.first_model().body, self.card.input_shape, 0.0)
         self.coefficients: StateDict = augmentation.coefficients.state_dict(prefix="coefficients.")
         self.averages = template_of(augmentation.averages.state_dict(prefix="averages."))
 

@@ -18,7 +18,7 @@ from torch.nn.functional import cross_entropy
 from protofl_common.catalog import FedGHHparams
 from protofl_common.models.initial import initial_head
 from protofl_common.seeding import derive_seed
-from protofl_common.wire.payloads import Payload, StateDict
+from protofl_common.wire.payloads import StateDict
 from server_app.network.membership import Federation
 from server_app.strategies.base import ServerStrategy
 from server_app.training import together, train
@@ -32,13 +32,9 @@ class FedGH(ServerStrategy[FedGHHparams]):
 
     def __init__(self, federation: Federation) -> None:
         super().__init__(federation)
-        card, seed = next(iter(federation.cards.values())), self.settings.run.seed
-        self.head = initial_head(card.arch, self.num_classes, self.settings.model, seed, "global")
+        seed = self.settings.run.seed
+        self.head = initial_head(self.card.arch, self.num_classes, self.settings.model, seed, "global")
         self.generator = torch.Generator().manual_seed(derive_seed(seed, "fedgh"))
-
-    def payload_down(self) -> Payload:
-        """θ."""
-        return Payload(weights=self.global_weights)
 
     @property
     def global_weights(self) -> StateDict:

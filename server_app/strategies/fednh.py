@@ -50,10 +50,6 @@ class FedNH(FedAvg[FedNHHparams]):
         dim = self.settings.model.feature_dim
         return SplitModel(model.body, CosineHead(self.num_classes, dim, self.hparams.scale))
 
-    def payload_down(self) -> Payload:
-        """The body and all prototypes."""
-        return Payload(prototypes=self.global_prototypes, weights=self.weights)
-
     def merge(self, uploads: list[Upload]) -> dict[str, float]:
         """The mean body, and a step of the prototypes towards the clients' means."""
         means = self.merged([self._of_length_one(upload) for upload in uploads], "counts", None)

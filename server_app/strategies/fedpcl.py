@@ -21,6 +21,7 @@ from protofl_common.text import in_order
 from protofl_common.wire.payloads import Payload
 from server_app.network.membership import Federation
 from server_app.strategies.base import ServerStrategy
+from server_app.training import vectors_of
 from server_app.validation.replies import Upload
 
 
@@ -28,7 +29,6 @@ class FedPCL(ServerStrategy[FedPCLHparams]):
     """Keeps the global prototypes and the last set of every client; in the first round there are none."""
 
     state: tuple[str, ...] = ("prototypes", "sets")
-    prototypes: Prototypes | None = None
 
     def __init__(self, federation: Federation) -> None:
         super().__init__(federation)
@@ -43,16 +43,10 @@ class FedPCL(ServerStrategy[FedPCLHparams]):
 
     def merge(self, uploads: list[Upload]) -> dict[str, float]:
         """Eq. 6."""
-        sets = {upload.site: one for upload in uploads if (one := upload.payload.vectors()) is not None}
         self.prototypes = self.merged(uploads, "counts", self.prototypes)
         if "local_sets" in self.settings.exchange.down:
-            self.sets |= {site: one.without_counts() for site, one in sets.items()}
+            self.sets |= {site: one.without_counts() for site, one in vectors_of(uploads).items()}
         return {}
-
-    @property
-    def global_prototypes(self) -> Prototypes | None:
-        """The global prototypes."""
-        return self.prototypes
 
 
 def padded_with(own: Prototypes, others: Prototypes) -> Prototypes:

@@ -19,7 +19,6 @@ from torch import Tensor
 from protofl_common.catalog import FedPLVMHparams
 from protofl_common.clustering import cluster_classes
 from protofl_common.prototypes import Prototypes
-from protofl_common.wire.payloads import Payload
 from server_app.strategies.fedavg import FedAvg
 from server_app.training import together
 from server_app.validation.replies import Upload
@@ -29,11 +28,6 @@ class FedPLVM(FedAvg[FedPLVMHparams]):
     """Keeps the global model and the global prototypes; in the first round there are none of these."""
 
     state: tuple[str, ...] = ("weights", "prototypes")
-    prototypes: Prototypes | None = None
-
-    def payload_down(self) -> Payload:
-        """The global model and prototypes."""
-        return Payload(prototypes=self.prototypes, weights=self.weights)
 
     def merge(self, uploads: list[Upload]) -> dict[str, float]:
         """FedAvg's mean of the models; the clusters of all local prototypes (Eq. 4)."""
@@ -55,8 +49,3 @@ class FedPLVM(FedAvg[FedPLVMHparams]):
         if method == "none":
             return Prototypes(means_PD, labels_P)
         return cluster_classes(means_PD, labels_P, method, self.hparams.kmeans_clusters).without_counts()
-
-    @property
-    def global_prototypes(self) -> Prototypes | None:
-        """The global prototypes, several per class."""
-        return self.prototypes

@@ -14,8 +14,6 @@ left out. A class that nobody sent in a round keeps its prototype.
 from __future__ import annotations
 
 from protofl_common.catalog import FedProtoHparams
-from protofl_common.prototypes import Prototypes
-from protofl_common.wire.payloads import Payload
 from server_app.strategies.base import ServerStrategy
 from server_app.validation.replies import Upload
 
@@ -24,18 +22,8 @@ class FedProto(ServerStrategy[FedProtoHparams]):
     """Keeps the global prototypes; in the first round there are none."""
 
     state: tuple[str, ...] = ("prototypes",)
-    prototypes: Prototypes | None = None
-
-    def payload_down(self) -> Payload:
-        """The global prototypes."""
-        return Payload(prototypes=self.prototypes)
 
     def merge(self, uploads: list[Upload]) -> dict[str, float]:
         """Eq. 4."""
         self.prototypes = self.merged(uploads, self.hparams.weighting, self.prototypes)
         return {}
-
-    @property
-    def global_prototypes(self) -> Prototypes | None:
-        """The global prototypes."""
-        return self.prototypes

@@ -7,7 +7,6 @@ Equations: `server_app/strategies/fedavg.py` for the weights, `server_app/strate
 from __future__ import annotations
 
 from protofl_common.catalog import FedProtoHparams
-from protofl_common.wire.payloads import Payload
 from server_app.strategies.fedavg import FedAvg
 from server_app.strategies.fedproto import FedProto
 from server_app.validation.replies import Upload
@@ -17,10 +16,6 @@ class FedProtoAvg(FedProto, FedAvg[FedProtoHparams]):
     """Keeps the global model and the global prototypes."""
 
     state: tuple[str, ...] = ("weights", "prototypes")
-
-    def payload_down(self) -> Payload:
-        """The global model and prototypes."""
-        return Payload(prototypes=self.prototypes, weights=self.weights)
 
     def merge(self, uploads: list[Upload]) -> dict[str, float]:
         """Both means."""

@@ -29,7 +29,6 @@ class FedSA(ServerStrategy[FedSAHparams]):
     """Keeps an anchor of every class, and the global prototypes, of which there are none in the first round."""
 
     state: tuple[str, ...] = ("anchors_CD", "prototypes")
-    prototypes: Prototypes | None = None
 
     def __init__(self, federation: Federation) -> None:
         super().__init__(federation)
@@ -51,8 +50,3 @@ class FedSA(ServerStrategy[FedSAHparams]):
             self.anchors_CD[means.labels] = means.means.lerp(self.anchors_CD[means.labels], self.hparams.smoothing)
         self.prototypes = self.merged(uploads, "uniform", self.prototypes)
         return {}
-
-    @property
-    def global_prototypes(self) -> Prototypes | None:
-        """The global prototypes."""
-        return self.prototypes

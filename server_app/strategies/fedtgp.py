@@ -29,7 +29,6 @@ from protofl_common.catalog import FedTGPHparams, ServerTrainingHparams
 from protofl_common.losses import largest_distance, largest_nearest_distance, margin_contrast
 from protofl_common.prototypes import Prototypes, class_means
 from protofl_common.seeding import derive_seed
-from protofl_common.wire.payloads import Payload
 from server_app.network.membership import Federation
 from server_app.strategies.base import ServerStrategy
 from server_app.training import together, train
@@ -57,10 +56,6 @@ class TrainedPrototypes(ServerStrategy[T]):
     def network(self, dim: int) -> nn.Module:
         """F."""
         return nn.Sequential(nn.Linear(dim, dim), nn.ReLU(), nn.Linear(dim, dim))
-
-    def payload_down(self) -> Payload:
-        """P̂ of the classes seen so far."""
-        return Payload(prototypes=self.global_prototypes)
 
     @property
     def global_prototypes(self) -> Prototypes | None:

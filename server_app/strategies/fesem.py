@@ -39,6 +39,10 @@ class FeSEM(FedAvg[FeSEMHparams]):
         self.centres: dict[str, StateDict] = {str(k): one for k, one in enumerate(copies)}
         self.cluster_of: dict[str, torch.Tensor] = {}
 
+    def payload_down(self) -> Payload:
+        """The first centre."""
+        return Payload(weights=self.centres["0"])
+
     def payload_for(self, site: str, common: Payload) -> Payload:
         """The centre of the client's cluster."""
         return Payload(weights=self.centres[str(int(self.cluster_of.get(site, torch.tensor(0))))])

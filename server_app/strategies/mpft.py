@@ -21,7 +21,7 @@ from protofl_common.seeding import derive_seed
 from protofl_common.wire.payloads import Payload, StateDict
 from server_app.network.membership import Federation
 from server_app.strategies.base import ServerStrategy
-from server_app.training import train
+from server_app.training import train, vectors_of
 from server_app.validation.replies import Upload
 
 
@@ -32,8 +32,7 @@ class MPFT(ServerStrategy[MPFTHparams]):
 
     def __init__(self, federation: Federation) -> None:
         super().__init__(federation)
-        card, settings = next(iter(federation.cards.values())), self.settings
-        seed = settings.run.seed
+        card, settings, seed = self.card, self.settings, self.settings.run.seed
         self.model = initial_model(card.arch, card.input_shape, self.num_classes, settings.model, seed, "global")
         self.generator = torch.Generator().manual_seed(derive_seed(seed, "mpft"))
         self.centres: dict[str, Prototypes] = {}
@@ -49,7 +48,7 @@ class MPFT(ServerStrategy[MPFTHparams]):
 
     def merge(self, uploads: list[Upload]) -> dict[str, float]:
         """Train on all centres that there are; the last epoch's mean loss."""
-        self.centres |= {one.site: sent for one in uploads if (sent := one.payload.vectors()) is not None}
+        self.centres |= vectors_of(uploads)
         sets = [self.centres[site] for site in sorted(self.centres)]
         inputs_PF, labels_P = torch.cat([one.means for one in sets]), torch.cat([one.labels for one in sets])
         optimizer = torch.optim.AdamW(self.model.parameters(), lr=self.hparams.server_lr)

@@ -11,8 +11,6 @@ Prototypes (Eq. 3)  ȳ_j = (1 / |φ|) Σ_{i∈φ} ỹ_{i,j}, in the last round o
 from __future__ import annotations
 
 from protofl_common.catalog import ProtoFedHparams
-from protofl_common.prototypes import Prototypes
-from protofl_common.wire.payloads import Payload
 from protofl_common.wire.schema import Declared
 from server_app.strategies.fedavg import FedAvg
 from server_app.validation.replies import Upload
@@ -22,11 +20,6 @@ class ProtoFed(FedAvg[ProtoFedHparams]):
     """Keeps the global model and, once clients have sent some, the global prototypes."""
 
     state: tuple[str, ...] = ("weights", "prototypes")
-    prototypes: Prototypes | None = None
-
-    def payload_down(self) -> Payload:
-        """The global model and prototypes."""
-        return Payload(prototypes=self.prototypes, weights=self.weights)
 
     def expected_up(self, server_round: int) -> Declared:
         """Weights in every round, prototypes when it is time."""
@@ -37,8 +30,3 @@ class ProtoFed(FedAvg[ProtoFedHparams]):
         """The mean model and Eq. 3."""
         self.prototypes = self.merged(uploads, "uniform", self.prototypes)
         return super().merge(uploads)
-
-    @property
-    def global_prototypes(self) -> Prototypes | None:
-        """The global prototypes."""
-        return self.prototypes
