@@ -13,7 +13,7 @@ from protofl_common.config.options import SettingsError
 from protofl_common.privacy import inversion
 from protofl_common.privacy.membership import Candidates, finding
 from protofl_common.report.page import write_report
-from protofl_common.report.reading import INVERSION
+from protofl_common.report.reading import INVERSION, read_run
 from protofl_common.run_folder import SITES, RunFolder
 from protofl_common.tools.audit import audit
 from protofl_common.tools.cli import main
@@ -149,19 +149,16 @@ def test_under_a_protection_they_show_no_training_sample(what: str, tmp_path: Pa
     assert (("inversion", "1 to 3") in found) == (what == "noise")
 
 
-@pytest.mark.usefixtures("_short")
-def test_images_are_made_through_frozen_backbones(tmp_path: Path) -> None:
-    _, found = findings(
-        tmp_path,
-        "fedpcl",
-        1,
-        invert=True,
-        backbones="glyphs",
-        classes_per_client=1,
-        partition="pathological",
-        train_samples=2,
-    )
+def test_images_are_made_through_frozen_backbones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few steps, but in the right direction: pixels far from those of the beginning, which is nearly grey."""
+    monkeypatch.setattr(inversion, "BEGINNINGS", 1)
+    monkeypatch.setattr(inversion, "STEPS", 15)
+    shift: dict[str, Any] = {"partition": "pathological", "classes_per_client": 1, "train_samples": 2}
+    run, found = findings(tmp_path, "fedpcl", 1, invert=True, backbones="glyphs", **shift)
     assert found["inversion", "all"]["classes"] == 1
+    kept = read_run(run).inversions
+    assert kept is not None
+    assert np.ptp(kept[1][0, 0]) > 100
 
 
 @pytest.mark.parametrize(
