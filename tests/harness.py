@@ -24,6 +24,9 @@ RUN_ID = 4711
 _CACHE = tempfile.TemporaryDirectory()  # of decoded data, for all tests of a process
 CACHE = {"cache-dir": _CACHE.name}
 """For node configs of sites, which do not take the run's."""
+SHORT = {"fedtgp.server-epochs": 10, "fedorgp.server-epochs": 10, "mpft.server-epochs": 10, "fedgen.server-steps": 10}
+"""A server that trains takes this many steps or epochs, not one or two hundred as with `LONG`."""
+LONG = {key: value for key, value in default_run_config().items() if key in SHORT}
 Tamper = Callable[[Message, Message], Message | None]
 """(message, honest reply) -> the reply that arrives, or None for no reply."""
 
@@ -101,7 +104,9 @@ class Outcome:
 
 
 def run_config(tmp_path: Path, **overrides: Any) -> dict[str, Any]:
-    """The defaults, small, with 30 training samples of one domain each, in ``tmp_path``.
+    """The defaults, small, with 30 training and 30 test samples of one domain each, in ``tmp_path``.
+
+    The images of the default data set are of 16×16 pixels, those of another one as they are.
 
     ``batch_size=4`` sets ``batch-size``, ``fedproto__lambda`` a dotted key.
     """
@@ -110,12 +115,15 @@ def run_config(tmp_path: Path, **overrides: Any) -> dict[str, Any]:
         "local-epochs": 1,
         "out-dir": str(tmp_path / "runs"),
         **CACHE,
+        **SHORT,
         "partition": "feature-shift",
         "train-samples": 30,
+        "test-samples": 30,
         "join-timeout": 20.0,
         "report": False,
     }
     named = {key.replace("__", ".").replace("_", "-"): value for key, value in overrides.items()}
+    small |= {} if "dataset" in named else {"image-size": 16}
     return default_run_config() | small | named
 
 

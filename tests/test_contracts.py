@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 import ast
-import io
 import re
-import subprocess
-import sys
-import zipfile
 from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
-from flwr.cli.build import build_fab_from_disk
 
 from client_app.algorithms import client_half
 from client_app.algorithms.base import ClientAlgorithm
 from protofl_common.catalog import CATALOG
-from protofl_common.config.backbones import EMBEDDED
 from server_app.strategies import server_half
 from server_app.strategies.base import ServerStrategy
 
@@ -26,12 +20,6 @@ FLOWER_ROOMS = {"wire", "check.py", "federation.py", "site"}
 """Files of protofl_common that may import flwr; its mathematics may not."""
 COMMON = ROOT / "protofl_common"
 TOOLS = COMMON / "tools"
-IMPORT_ALL = """
-import importlib, pathlib
-for file in pathlib.Path().rglob("*.py"):
-    module = importlib.import_module(".".join(file.with_suffix("").parts).removesuffix(".__init__"))
-    assert pathlib.Path(module.__file__).samefile(file), module.__file__
-"""
 HALVES = ("client_app/algorithms", "server_app/strategies")
 GRADIENTS = re.compile(r"\.backward\(|\bautograd\s*\.\s*(grad|backward)\b|\bimport\s+(\w+\s*,\s*)*(grad|backward)\b")
 """Where a loop of training takes them."""
@@ -107,17 +95,6 @@ def test_only_tools_import_tools() -> None:
         for path in (ROOT / package).rglob("*.py"):
             if TOOLS not in path.parents:
                 assert not any(name.startswith("protofl_common.tools") for name in modules_in(path)), path
-
-
-def test_the_app_bundle_holds_both_apps_without_the_tools_and_they_import(tmp_path: Path) -> None:
-    with zipfile.ZipFile(io.BytesIO(build_fab_from_disk(ROOT))) as bundle:
-        names = set(bundle.namelist())
-        bundle.extractall(tmp_path)
-    assert {"pyproject.toml", "client_app/app.py", "server_app/app.py"} <= names
-    assert {f"protofl_common/backbones/weights/{name}.json" for name in EMBEDDED} <= names
-    assert not any(name.startswith(("protofl_common/tools/", "tests/", "docker/")) for name in names)
-    done = subprocess.run([sys.executable, "-c", IMPORT_ALL], cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
 
 
 def test_there_is_one_training_loop() -> None:

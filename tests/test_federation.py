@@ -23,7 +23,7 @@ from protofl_common.datasets import DataError
 from protofl_common.settings import Settings, default_run_config, flatten
 from server_app.network.membership import FederationError
 from tests.declared import MINIMISED
-from tests.harness import LocalGrid, Tamper, run_config, run_federation
+from tests.harness import LONG, LocalGrid, Tamper, run_config, run_federation
 
 
 def without_times(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -101,7 +101,7 @@ def test_a_run_leaves_complete_results(algo: str, tmp_path: Path) -> None:
 def test_training_helps(algo: str, tmp_path: Path) -> None:
     data: dict[str, Any] = {"dataset": "digits", "partition": "iid", "train_samples": 300, "test_samples": 150}
     config = run_config(tmp_path, algo=algo, rounds=6, models="htcnn-3", batch_size=10, **data)
-    outcome = run_federation(config, clients=2)
+    outcome = run_federation(config | LONG, clients=2)
     for kind, figures in outcome.summary["accuracy"].items():
         assert figures["mean"] > 0.75, kind
     if algo in WITHOUT_HEAD:

@@ -114,7 +114,6 @@ def assert_same(found: Outcome, wanted: Outcome) -> None:
 def test_a_run_stopped_twice_equals_an_undisturbed_one(algo: str, tmp_path: Path) -> None:
     """While the clients train, and between the rounds."""
     settings = SMALL | {"algo": algo, "rounds": 4, "run_name": "mine"}
-    settings |= {"fedtgp__server_epochs": 5, "fedgen__server_steps": 5, "mpft__server_epochs": 5}
     wanted = run_federation(run_config(tmp_path / "whole", **settings), CLIENTS)
     config = run_config(tmp_path / "parts", **settings)
     stop(config, "while the clients train", 2)
@@ -127,7 +126,6 @@ def test_a_run_stopped_twice_equals_an_undisturbed_one(algo: str, tmp_path: Path
 @pytest.mark.parametrize("algo", ["fedtgp", "fesem", "fedkd"])
 def test_a_run_stopped_at_every_place_equals_an_undisturbed_one(algo: str, tmp_path: Path) -> None:
     settings = SMALL | {"algo": algo, "rounds": 6, "run_name": "mine"}
-    settings |= {"fedtgp__server_epochs": 5}
     wanted = run_federation(run_config(tmp_path / "whole", **settings), CLIENTS)
     config = run_config(tmp_path / "parts", **settings)
     resumed = config | {"resume": True}
@@ -144,7 +142,7 @@ def test_a_run_stopped_at_every_place_equals_an_undisturbed_one(algo: str, tmp_p
 def test_with_few_clients_a_round_and_optimizers_that_live_on(tmp_path: Path) -> None:
     """Each place in the first, a middle, or the last round."""
     settings: dict[str, Any] = {"rounds": 4, "participation": 0.5, "keep_optimizer": True, "run_name": "mine"}
-    settings |= SMALL | {"algo": "fedtgp", "fedtgp__server_epochs": 5}
+    settings |= SMALL | {"algo": "fedtgp"}
     wanted = run_federation(run_config(tmp_path / "whole", **settings), CLIENTS)
     for place, number in zip(PLACES, (1, 3, 4, 1, 3), strict=True):
         config = run_config(tmp_path / place, **settings)
@@ -253,7 +251,7 @@ def test_a_damaged_checkpoint_is_told_and_the_one_before_is_used(
     place: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Clients keep what that takes, also where some of them had begun the next round."""
-    settings = SMALL | {"rounds": 6, "run_name": "mine", "algo": "fedtgp", "fedtgp__server_epochs": 5}
+    settings = SMALL | {"rounds": 6, "run_name": "mine", "algo": "fedtgp"}
     wanted = run_federation(run_config(tmp_path / "whole", **settings), CLIENTS)
     config = run_config(tmp_path / "parts", **settings)
     stop(config, place, 5)

@@ -94,8 +94,8 @@ def _types_of(section: type) -> dict[str, Any]:
 
 def unknown_keys(config: Mapping[str, Scalar], known: Iterable[str]) -> list[str]:
     """A line for each key of ``config`` that is not known, with the nearest that is."""
-    known = list(known)
-    return [f"{key}: unknown key{_did_you_mean(key, known)}" for key in config if key not in known]
+    known = dict.fromkeys(known)
+    return [f"{key}: unknown key{_did_you_mean(key, list(known))}" for key in config if key not in known]
 
 
 def _did_you_mean(key: str, known: list[str]) -> str:

@@ -21,7 +21,7 @@ import torch
 from safetensors.torch import load_file
 
 from protofl_common.catalog import CATALOG
-from tests.harness import run_config, run_federation
+from tests.harness import LONG, run_config, run_federation
 from tests.test_federation import without_times
 
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -41,7 +41,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 def figures(algo: str, settings: dict[str, Any]) -> Any:
     """Metrics of a run, and a digest of each tensor of the files it leaves."""
     with tempfile.TemporaryDirectory() as folder:
-        outcome = run_federation(run_config(Path(folder), algo=algo, **settings), clients=4)
+        outcome = run_federation(run_config(Path(folder), algo=algo, image_size=0, **settings) | LONG, clients=4)
         files = [*outcome.folder.glob("*.safetensors"), *outcome.folder.glob("clients/*/model.safetensors")]
         tensors = {
             f"{path.relative_to(outcome.folder)}:{name}": hashlib.sha256(value.contiguous().numpy()).hexdigest()

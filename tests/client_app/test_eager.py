@@ -37,13 +37,8 @@ def output(script: str) -> list[str]:
     return done.stdout.splitlines()
 
 
-def test_optimizers_do_the_same_without_the_compiler() -> None:
-    lean, stock = (output(TRAIN.format(lean=lean) + IS_LEAN) for lean in (True, False))
+def test_optimizers_do_the_same_without_the_compiler_which_is_there_for_whoever_asks() -> None:
+    lean, stock = output(TRAIN.format(lean=True) + IS_LEAN + ASK_FOR_MORE), output(TRAIN.format(lean=False) + IS_LEAN)
     assert lean[0] == stock[0]
     assert (lean[1], stock[1]) == ("False", "True")
-
-
-def test_the_compiler_is_there_for_whoever_asks() -> None:
-    _, asked, real = output(TRAIN.format(lean=True) + ASK_FOR_MORE)
-    assert asked == "False False"
-    assert real == "True torch._dynamo.decorators"
+    assert lean[2:] == ["False False", "True torch._dynamo.decorators"]

@@ -55,7 +55,8 @@ def test_equation_3_by_plain_code(tmp_path: Path) -> None:
     means: dict[int, list[torch.Tensor]] = {}
     for index in range(3):
         data = open_client_data(settings.data, seed=settings.run.seed, partition=index, num_partitions=3)
-        model = build_model("cnn4", input_shape=(3, 28, 28), num_classes=10, feature_dim=64, seed=0).eval()
+        shape = data.train_inputs.shape[1:]
+        model = build_model("cnn4", input_shape=shape, num_classes=10, feature_dim=64, seed=0).eval()
         model.load_state_dict(sent[f"site-{index}"])
         x = torch.from_numpy(data.train_inputs).float() / 255
         x = (x - torch.tensor(data.mean).view(3, 1, 1)) / torch.tensor(data.std).view(3, 1, 1)

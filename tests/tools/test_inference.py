@@ -97,7 +97,7 @@ def test_the_card_says_what_the_model_is(tmp_path: Path) -> None:
         "algorithm": "fedtgp",
         "round": 2,
         "arch": "htcnn-2",
-        "input-shape": [3, 28, 28],
+        "input-shape": [3, 16, 16],
         "input-type": "uint8",
         "similarity": "l2",
     }

@@ -52,7 +52,7 @@ def test_data_that_changed_are_named(tmp_path: Path, capsys: pytest.CaptureFixtu
     (run / "settings.toml").write_text(settings.replace("seed = 42", "seed = 43"))
     assert main(["predictions", str(run)]) == 0
     assert "the data, or what computes, are not the same" in capsys.readouterr().err
-    (run / "settings.toml").write_text(settings.replace("test-samples = 0", "test-samples = 7"))
+    (run / "settings.toml").write_text(settings.replace("test-samples = 30", "test-samples = 7"))
     assert main(["predictions", str(run)]) == 1
     assert "7 test samples, not" in capsys.readouterr().err
 
