@@ -59,6 +59,8 @@ class Run:
     """What ``protofl audit`` found, if it was asked."""
     compared: list[Compared] = field(default_factory=list)
     """The run's baselines and itself, where it has any and is finished."""
+    reference: Run | None = None
+    """Another run, to be seen beside it."""
 
     @cached_property
     def sites(self) -> dict[str, SiteFacts]:
@@ -116,8 +118,8 @@ class Run:
         return f"{self.algorithm} on {self.settings.get('dataset', 'unknown data')}"
 
 
-def read_run(folder: Path) -> Run:
-    """The run in ``folder``; what is not there, or damaged, is left out.
+def read_run(folder: Path, against: Path | None = None) -> Run:
+    """The run in ``folder``; what is not there, or damaged, is left out. ``against``: the folder of its reference.
 
     Raises
     ------
@@ -141,6 +143,7 @@ def read_run(folder: Path) -> Run:
         test_features=_vectors(folder / "test-features.safetensors", "features"),
         audit=_audit(folder / AUDIT),
         compared=compared(folder.resolve(), baselines) if (baselines := names_in(settings.get("baselines"))) else [],
+        reference=read_run(against) if against else None,
     )
 
 
