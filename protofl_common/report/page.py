@@ -12,17 +12,24 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from protofl_common.comparison import HEADS, NOTE, sentence, table_rows
-from protofl_common.config.options import Scalar
+from protofl_common.config.options import Scalar, keys_of
+from protofl_common.config.sections import DataSettings, keys_that_change
 from protofl_common.evaluation_metrics import RECALL
 from protofl_common.files import write_text
 from protofl_common.metrics import best_of, best_text, fairness, human_bytes, human_seconds
 from protofl_common.privacy.words import protections
 from protofl_common.report.figures import FIGURES
 from protofl_common.report.figures.drawing import Drawing
+from protofl_common.report.markdown import as_markdown
 from protofl_common.report.reading import Run, read_run
 from protofl_common.report.style import CSS
 from protofl_common.run_folder import TROUBLE
 from protofl_common.settings import default_run_config
+
+
+class Html(str):
+    """Text that is HTML already."""
+
 
 MOST_TROUBLES = 300
 """Rows of the table of lost replies; the rest is counted."""
@@ -35,13 +42,15 @@ AUDIT_HEADS = (
 )
 
 
-def write_report(folder: Path) -> Path:
-    """Draw ``report.html`` of the run in ``folder``, finished or not; its path.
+def write_report(folder: Path, against: Path | None = None) -> Path:
+    """Draw ``report.html`` of the run in ``folder``, finished or not, and ``report.md`` beside it; the page's path.
 
-    SettingsError when the folder holds no run, OSError when the page cannot be written.
+    ``against``: the folder of another run, whose curve is drawn beside it. SettingsError when a folder holds no run,
+    OSError when the page cannot be written.
     """
-    path = folder / "report.html"
-    write_text(path, page(read_run(folder)))
+    path, run = folder / "report.html", read_run(folder, against)
+    write_text(folder / "report.md", as_markdown(run))
+    write_text(path, page(run))
     return path
 
 
@@ -53,19 +62,24 @@ def page(run: Run) -> str:
         if drawn:
             sections.append((name, f'<div class="figures">{"".join(drawn)}</div>'))
     sections += [("Lost replies", _troubles(run)), ("Clients", _clients(run)), ("Settings", _settings(run))]
-    shown = [(name, body) for name, body in sections if body]
+    state = "" if run.finished else "This run is not finished: the page shows it as far as it is."
+    paper = str(run.facts.get("paper", ""))
+    sub = f"{run.name}{f' · {paper}' if paper else ''}"
+    return framed(run.title, sub, [(name, body) for name, body in sections if body], state, _footer(run), run.name)
+
+
+def framed(title: str, sub: str, shown: Sequence[tuple[str, str]], note: str, footer: str = "", name: str = "") -> str:
+    """A page of these sections, each a name and HTML; the other arguments are text, but for ``footer``."""
     links = "".join(f'<a href="#{_anchor(name)}">{escape(name)}</a>' for name, _ in shown)
     body = "".join(f'<section id="{_anchor(name)}"><h2>{escape(name)}</h2>{text}</section>' for name, text in shown)
-    state = "" if run.finished else '<p class="note">This run is not finished: the page shows it as far as it is.</p>'
-    paper = str(run.facts.get("paper", ""))
+    said = f'<p class="note">{escape(note)}</p>' if note else ""
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         '<meta name="color-scheme" content="light dark">'
-        f"<title>{escape(run.title)} – {escape(run.name)}</title><style>{CSS}</style></head>\n<body><main>"
-        f'<header><h1>{escape(run.title)}</h1><p class="sub">{escape(run.name)}'
-        f"{f' · {escape(paper)}' if paper else ''}</p>{state}<nav>{links}</nav></header>\n"
-        f"{body}{_footer(run)}</main></body></html>\n"
+        f"<title>{escape(title)}{f' – {escape(name)}' if name else ''}</title><style>{CSS}</style></head>\n<body><main>"
+        f'<header><h1>{escape(title)}</h1><p class="sub">{escape(sub)}</p>{said}<nav>{links}</nav></header>\n'
+        f"{body}{footer}</main></body></html>\n"
     )
 
 
@@ -118,7 +132,7 @@ def _result(run: Run) -> str:
             )
         )
     shown = "".join(f"<div><b>{escape(value)}</b><span>{escape(name)}</span></div>" for value, name in tiles)
-    return f'{_comparison(run)}<div class="tiles">{shown}</div>{_accuracies(run)}{_metrics(run)}'
+    return f'{_comparison(run)}{_against(run)}<div class="tiles">{shown}</div>{_accuracies(run)}{_metrics(run)}'
 
 
 def _privacy(run: Run) -> str:
@@ -134,7 +148,7 @@ def _privacy(run: Run) -> str:
         "samples, and with the class's test samples. Other attacks may find more."
     )
     kind = "note leak" if leaks else "note"
-    return f'{lines}<p class="{kind}">{escape(said)}</p>{_table(AUDIT_HEADS, audit_rows(run.audit), note, words=True)}'
+    return f'{lines}<p class="{kind}">{escape(said)}</p>{table(AUDIT_HEADS, audit_rows(run.audit), note, words=True)}'
 
 
 def audit_rows(findings: Sequence[dict[str, Any]]) -> list[Row]:
@@ -156,7 +170,24 @@ def _comparison(run: Run) -> str:
     """The run beside its baselines, where it has any."""
     if not run.compared:
         return ""
-    return f'<p class="note gain">{escape(sentence(run.compared))}</p>{_table(HEADS, table_rows(run.compared), NOTE)}'
+    return f'<p class="note gain">{escape(sentence(run.compared))}</p>{table(HEADS, table_rows(run.compared), NOTE)}'
+
+
+def _against(run: Run) -> str:
+    """A sentence on the reference."""
+    if run.reference is None:
+        return ""
+    other, kinds = run.reference, [kind for kind in run.kinds if kind in run.reference.kinds]
+    found = []
+    for kind in kinds:
+        mine, its = (100 * one.evaluations(kind)[-1]["accuracy"][kind]["mean"] for one in (run, other))
+        found.append(f"{kind} {mine:.1f} % here, {its:.1f} % there")
+    data = {*keys_of(DataSettings), "seed"} - keys_that_change("machine")
+    differs = [key for key in sorted(data) if run.settings.get(key) != other.settings.get(key)]
+    clients = ["number of clients"] if len(run.sites) != len(other.sites) else []
+    same = f"not on the same data: {', '.join([*differs, *clients])}" if differs or clients else "the same data"
+    text = f"Beside {other.name} ({other.title}): {'; '.join(found) or 'no figure that both have'}; {same}."
+    return f'<p class="note">{escape(text)} One run each: a difference may be chance.</p>'
 
 
 def _accuracies(run: Run) -> str:
@@ -184,7 +215,7 @@ def _accuracies(run: Run) -> str:
         f"Test accuracy after round {after} in percent, over the clients (their spread as in FedPCL, Tables 12 and 13; "
         "std in points, variance in points²), and the best mean with its round and the data that this was chosen on."
     )
-    return _table((*heads, "best mean"), rows, note)
+    return table((*heads, "best mean"), rows, note)
 
 
 def _metrics(run: Run) -> str:
@@ -197,7 +228,7 @@ def _metrics(run: Run) -> str:
         if f"/{RECALL}/" not in name
     ]
     note = "The metrics that the run asked for, at its last evaluation, over the clients that have them."
-    return _table(("", "mean", "by samples", "worst 10 %", "std"), rows, note) if rows else ""
+    return table(("", "mean", "by samples", "worst 10 %", "std"), rows, note) if rows else ""
 
 
 def _troubles(run: Run) -> str:
@@ -219,7 +250,7 @@ def _troubles(run: Run) -> str:
     more = len(found) - MOST_TROUBLES
     rest = f" {more} more are in metrics.jsonl." if more > 0 else ""
     note = f"Replies that the server could not use, and why; the rounds went on without them.{rest}"
-    return _table(("round", "what", "client", "reason"), found[:MOST_TROUBLES], note, words=True)
+    return table(("round", "what", "client", "reason"), found[:MOST_TROUBLES], note, words=True)
 
 
 def _clients(run: Run) -> str:
@@ -236,8 +267,8 @@ def _clients(run: Run) -> str:
         rows.append(cells)
     names = [key.replace("train-", "training-").replace("-", " ") for key in sizes]
     heads = ["client", "domain", "model", *names]
-    table = _table([*heads, *(f"{kind}, %" for kind in run.kinds)], rows, "", words=True)
-    return table if len(rows) <= 20 else f"<details><summary>{len(rows)} clients</summary>{table}</details>"
+    shown = table([*heads, *(f"{kind}, %" for kind in run.kinds)], rows, "", words=True)
+    return shown if len(rows) <= 20 else f"<details><summary>{len(rows)} clients</summary>{shown}</details>"
 
 
 def _settings(run: Run) -> str:
@@ -249,8 +280,8 @@ def _settings(run: Run) -> str:
 
     own = [(key, _value(value), _value(defaults[key])) for key, value in run.settings.items() if changed(key, value)]
     rest = [(key, _value(value)) for key, value in run.settings.items() if not changed(key, value)]
-    first = _table(("setting", "value", "default"), own, "Set for this run.", words=True) if own else ""
-    others = _table(("setting", "value"), rest, "", words=True)
+    first = table(("setting", "value", "default"), own, "Set for this run.", words=True) if own else ""
+    others = table(("setting", "value"), rest, "", words=True)
     return f"{first}<details><summary>{len(rest)} settings at their defaults</summary>{others}</details>"
 
 
@@ -263,14 +294,18 @@ def _footer(run: Run) -> str:
     return f"<footer><p>{escape(' · '.join(['ProtoFL', *([packages] if packages else []), *hints]))}</p></footer>"
 
 
-def _table(heads: Iterable[str], rows: Iterable[Row], note: str, words: bool = False) -> str:
+def table(heads: Iterable[str], rows: Iterable[Row], note: str, words: bool = False) -> str:
     """A table in a box that scrolls sideways by itself; columns of ``words`` begin at the left."""
     head = "".join(f'<th scope="col">{escape(text)}</th>' for text in heads)
-    body = "".join("<tr>" + "".join(f"<td>{escape(text)}</td>" for text in row) + "</tr>" for row in rows)
+    body = "".join("<tr>" + "".join(f"<td>{_safe(text)}</td>" for text in row) + "</tr>" for row in rows)
     above = f'<p class="above">{escape(note)}</p>' if note else ""
     kind = ' class="words"' if words else ""
     inside = f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody>"
     return f'<div class="card">{above}<div class="box" tabindex="0"><table{kind}>{inside}</table></div></div>'
+
+
+def _safe(text: str) -> str:
+    return text if isinstance(text, Html) else escape(text)
 
 
 def _value(value: Any) -> str:

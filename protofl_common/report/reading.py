@@ -61,6 +61,8 @@ class Run:
     """The images that it made from prototypes [n, 3, channels, H, W], and what each is of (`tools/audit.py`)."""
     compared: list[Compared] = field(default_factory=list)
     """The run's baselines and itself, where it has any and is finished."""
+    reference: Run | None = None
+    """Another run, to be seen beside it."""
 
     @cached_property
     def sites(self) -> dict[str, SiteFacts]:
@@ -118,8 +120,8 @@ class Run:
         return f"{self.algorithm} on {self.settings.get('dataset', 'unknown data')}"
 
 
-def read_run(folder: Path) -> Run:
-    """The run in ``folder``; what is not there, or damaged, is left out.
+def read_run(folder: Path, against: Path | None = None) -> Run:
+    """The run in ``folder``; what is not there, or damaged, is left out. ``against``: the folder of its reference.
 
     Raises
     ------
@@ -144,6 +146,7 @@ def read_run(folder: Path) -> Run:
         audit=_audit(folder / AUDIT),
         inversions=_inversions(folder / INVERSION),
         compared=compared(folder.resolve(), baselines) if (baselines := names_in(settings.get("baselines"))) else [],
+        reference=read_run(against) if against else None,
     )
 
 

@@ -10,7 +10,7 @@ import json
 import math
 import statistics
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +46,16 @@ class Estimate:
         t = abs(mean) / error if error else math.inf if mean else 0.0
         return cls(n, mean, float(stdtrit(n - 1, (1 + CONFIDENCE) / 2)) * error, float(2 * stdtr(n - 1, -t)))
 
+    @property
+    def interval(self) -> str:
+        """``"47.65 … 63.35"``."""
+        return f"{self.mean - self.half:.2f} … {self.mean + self.half:.2f}" if self.n > 1 else "–"
+
+    @property
+    def p_value(self) -> str:
+        """``"0.014"``."""
+        return "–" if self.n == 1 else "< 0.001" if self.p < 0.001 else f"{self.p:.3f}"
+
     def as_dict(self) -> dict[str, Any]:
         """For JSON; None where one figure tells nothing."""
         interval = None if math.isnan(self.half) else [self.mean - self.half, self.mean + self.half]
@@ -63,6 +73,8 @@ class Group:
     values: dict[int, float]
     """Seed -> figure."""
     name: str = ""
+    figure: str = ""
+    """Which one."""
 
     @property
     def data(self) -> dict[str, Scalar]:
@@ -104,17 +116,24 @@ def grouped(folders: Sequence[Path], figure: Figure | None) -> list[Group]:
         settings, clients = experiment(summary["settings"]), len(summary["clients"])
         seed = int(settings.pop("seed", 0))
         chosen = figure or Figure(what="head" if summary["accuracy"].get("head") else "prototype")
-        group = groups.setdefault(json.dumps([settings, clients], sort_keys=True), Group(settings, clients, {}, {}))
+        on = chosen.chosen_on(folder)
+        said = f"{chosen}, its round chosen on {on} data" if on else str(chosen)
+        empty = Group(settings, clients, {}, {}, figure=said)
+        group = groups.setdefault(json.dumps([settings, clients], sort_keys=True), empty)
         try:
             group.values[seed] = chosen.read(folder)
         except NoFigure as error:
             raise SettingsError(f"{folder}: {error}; --each shows what there is") from None
         group.runs[seed] = folder
-    found = list(groups.values())
-    return [Group(one.settings, one.clients, one.runs, one.values, _name(one, found)) for one in found]
+    return named(list(groups.values()))
 
 
-def _name(group: Group, groups: list[Group]) -> str:
+def named(groups: Sequence[Group]) -> list[Group]:
+    """The same, each by what it differs in from the others."""
+    return [replace(one, name=_name(one, groups)) for one in groups]
+
+
+def _name(group: Group, groups: Sequence[Group]) -> str:
     """Its algorithm, and the settings in which it differs from others that have them."""
     differing = [
         f"{key}={value}"

@@ -12,7 +12,7 @@ A run's folder holds
     ``clients/``                 in simulation, the clients' private models
     ``sites.json``, ``prototypes.jsonl``, ``client-prototypes.safetensors``, ``test-features.safetensors``
                                  what the report shows beside the metrics (`artifacts.py`)
-    ``report.html``              the page with figures (`protofl_common/report`)
+    ``report.html``, ``report.md``   the page with figures, and a short one as text (`protofl_common/report`)
     ``tensorboard/``             event files, where asked for (`tensorboard.py`)
 """
 
@@ -32,7 +32,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Literal
 
-from protofl_common.code_version import code_version
+from protofl_common.code_version import code_version, commit, machine
 from protofl_common.comparison import compared, counted, sentence
 from protofl_common.config.options import SettingsError
 from protofl_common.config.python_names import load
@@ -314,6 +314,8 @@ class Results:
             "seconds": time.monotonic() - self.began,
             "seconds-per-round": sum(row["seconds"]["total"] for row in rounds) / max(1, len(rounds)),
             "versions": _versions(),
+            "commit": commit(),
+            "machine": machine(),
             "settings": to_run_config(self.settings),
         }
 

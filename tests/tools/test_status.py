@@ -22,7 +22,8 @@ from flwr.app import Message, MessageType
 from protofl_common.config.options import SettingsError
 from protofl_common.tools.cli import main
 from protofl_common.tools.cli.status import lines, metrics, number_of
-from protofl_common.tools.federation import Federation, ask, runs_in
+from protofl_common.tools.federation import Federation, ask
+from protofl_common.tools.known_runs import runs_in
 from protofl_common.tools.superlink_tls import Shown, shown_by
 from tests.docker.programs import program
 from tests.harness import run_config, run_federation

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 
@@ -48,6 +49,8 @@ def curves(run: Run) -> list[Drawing]:
                 values = [100 * row["validation"][kind]["mean"] for row in with_validation]
                 rounds = [row["evaluated-after-round"] for row in with_validation]
                 axes.plot(rounds, values, ":", color=COLOURS[index], label=f"{kind}, mean on validation data")
+        if run.reference:
+            _reference(axes, run.reference, run.kinds)
         dotted = (
             " Dotted: the mean on the clients' validation data." if any("validation" in row for row in run.rows) else ""
         )
@@ -60,7 +63,17 @@ def curves(run: Run) -> list[Drawing]:
             "clients. Measured with what the clients received, after the round that stands below."
         )
         caption += dotted
+        caption += f" Grey: the mean of {run.reference.name} ({run.reference.title})." if run.reference else ""
         return [draw(figure, "accuracy-curves", "Mean and worst clients", caption)]
+
+
+def _reference(axes: Any, other: Run, kinds: list[str]) -> None:
+    """The mean curves of another run, in the ways to predict that both have."""
+    for index, kind in enumerate(kind for kind in other.kinds if kind in kinds):
+        rows = other.evaluations(kind)
+        rounds, values = [row["evaluated-after-round"] for row in rows], [row["accuracy"][kind]["mean"] for row in rows]
+        label = f"{short(other.name, 24)}, {kind}"
+        axes.plot(rounds, 100 * np.array(values), ("-", "--")[index], color="#888888", label=label, zorder=1)
 
 
 def of_domains(run: Run) -> list[Drawing]:

@@ -21,6 +21,7 @@ COMMANDS = {
     "list": "algorithms, data sets, partitions, models that the settings can name",
     "table": "a matrix of runs that rebuilds a paper's table",
     "compare": "finished runs side by side",
+    "runs": "the runs in a folder: how far, how good, how large; old ones pruned; an index page",
     "report": "the page of a run, with figures: report.html",
     "audit": "what the messages of a run say of single training samples: membership inference",
     "export": "a site's trained model, for use outside of the federation",

@@ -91,30 +91,24 @@ def _first(run: Path, groups: list[Group]) -> list[Group]:
 
 def table_of(groups: list[Group]) -> Table:
     """A row per group; differences are from the first."""
-    table = Table()
+    figures = ", ".join(dict.fromkeys(group.figure for group in groups))
+    warning = " What was chosen on test data is too good." if "chosen on test" in figures else ""
+    table = Table(caption=f"Over the clients, of test data unless it says otherwise: {escape(figures)}.{warning}")
     table.add_column("group", overflow="fold")
     for name in ("n", "mean", "95 % interval", "difference", "95 % interval", "p"):
         table.add_column(name, justify="right")
     table.add_column("", overflow="fold")
     for group in groups:
         one = Estimate.of(list(group.values.values()))
-        row = [escape(group.name), str(one.n), f"{one.mean:.2f}", _interval(one)]
+        row = [escape(group.name), str(one.n), f"{one.mean:.2f}", one.interval]
         if group is groups[0]:
             table.add_row(*row, "", "", "", "" if one.n > 1 else "one seed")
             continue
         found = difference(group, groups[0])
         than = found.estimate
-        shown = ["–"] * 3 if than is None else [f"{than.mean:+.2f}", _interval(than), _p(than)]
+        shown = ["–"] * 3 if than is None else [f"{than.mean:+.2f}", than.interval, than.p_value]
         table.add_row(*row, *shown, found.note)
     return table
-
-
-def _interval(one: Estimate) -> str:
-    return f"{one.mean - one.half:.2f} … {one.mean + one.half:.2f}" if one.n > 1 else "–"
-
-
-def _p(one: Estimate) -> str:
-    return "–" if one.n == 1 else "< 0.001" if one.p < 0.001 else f"{one.p:.3f}"
 
 
 def _as_dict(group: Group, reference: Group) -> dict[str, object]:

@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING
 from protofl_common.config.options import SettingsError
 from protofl_common.files import write_text
 from protofl_common.text import in_order, printable
+from protofl_common.tools.known_runs import KnownRun, KnownSite, runs_in
 
 if TYPE_CHECKING:
-    from protofl_common.tools.federation import Federation, KnownRun, KnownSite
+    from protofl_common.tools.federation import Federation
 
 
 def describe(parser: argparse.ArgumentParser) -> None:
@@ -31,7 +32,7 @@ def describe(parser: argparse.ArgumentParser) -> None:
 
 def act(arguments: argparse.Namespace) -> int:
     """Print them."""
-    from protofl_common.tools.federation import ask, runs_in  # Flower's command line takes a second to import
+    from protofl_common.tools.federation import ask  # Flower's command line takes a second to import
 
     federation, runs = ask(arguments.federation), runs_in(arguments.runs)
     if arguments.node:

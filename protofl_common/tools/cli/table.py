@@ -7,12 +7,19 @@ Start it again to go on: finished runs are not repeated, interrupted ones go on 
 does not stop the others, and rows whose data are not here are skipped. KEY=VALUE overrides a setting of all runs.
 Results stand in OUT/TABLE.md and OUT/TABLE.csv, those of each seed in OUT/TABLE.long.csv, the runs in OUT/runs (shared
 by all tables), their logs in OUT/logs. protofl compare OUT/runs shows intervals and tests.
+
+With --search the settings that the table names under `search` are chosen first, by as many trials for each cell, on the
+clients' validation data and other seeds (OUT/trials); then the best ones run with the table's seeds.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
@@ -22,12 +29,16 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from protofl_common.config.options import Scalar, SettingsError
+from protofl_common.files import write_text
+from protofl_common.tools.cli.as_json import add_json, print_json
 from protofl_common.tools.cli.assignments import read_assignments
 from protofl_common.tools.cli.recipes import found
 from protofl_common.tools.cli.run import add_resources, with_resources
 from protofl_common.tools.tables.execute import Launch, Runs, flower_launcher
+from protofl_common.tools.tables.metrics import NoFigure
 from protofl_common.tools.tables.plan import Cell, Run, plan, runs_of
-from protofl_common.tools.tables.render import as_csv, as_long_csv, collect, drawn, markdown
+from protofl_common.tools.tables.render import as_csv, as_dict, as_long_csv, collect, drawn, markdown
+from protofl_common.tools.tables.search import Search, check_search
 from protofl_common.tools.tables.spec import TableFile, read_table
 
 
@@ -42,6 +53,8 @@ def describe(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", default="runs/tables", metavar="DIR", help="where results go (runs/tables)")
     parser.add_argument("--figure", action="store_true", help="draw OUT/TABLE.svg: a line per row over the columns")
     parser.add_argument("--dry-run", action="store_true", help="show what would run, and start nothing")
+    parser.add_argument("--search", action="store_true", help="choose settings on validation data first (Optuna)")
+    add_json(parser)
     add_resources(parser)
 
 
@@ -55,13 +68,20 @@ def act(arguments: argparse.Namespace) -> int:
     options = {"data_dir": arguments.data_dir, "seeds": seeds, "only": tuple(arguments.only), "overrides": overrides}
     tables = [read_table(found(file)) for file in files]
     planned = [(table, plan(table, **options)) for table in tables]
-    out, console = Path(arguments.out), Console()
+    out, console = Path(arguments.out), Console(stderr=arguments.json)
     runs = Runs(out / "runs")
+    trials = Runs(out / "trials") if arguments.search else None
+    if trials:
+        for table, cells in planned:
+            check_search(table, cells)
     if arguments.dry_run:
-        show_plan(planned, runs, console)
+        show_plan([(table, _searched(table, cells, trials, None)) for table, cells in planned], runs, console)
         return 0
     with flower_launcher(lambda federation: with_resources(federation, arguments, None)) as launch:
-        return execute(planned, runs, launch, out, overrides, console, figure=arguments.figure)
+        failed = execute(planned, runs, launch, out, overrides, console, trials, arguments.figure)
+    if arguments.json:
+        print_json("table", {"tables": [json.loads((out / f"{one.name}.json").read_text()) for one in tables]})
+    return failed
 
 
 def execute(
@@ -71,25 +91,52 @@ def execute(
     out: Path,
     overrides: dict[str, Scalar],
     console: Console,
+    trials: Runs | None = None,
     figure: bool = False,
 ) -> int:
-    """All runs of all tables with a progress bar; a table's files are written anew after each of its runs."""
+    """All runs of all tables with a progress bar; a table's files are written anew after each of its runs.
+
+    ``trials``: the folder of the runs of a search; None: the settings are the table's.
+    """
     out.mkdir(parents=True, exist_ok=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    for table, cells in planned:
-        todo = runs_of(cells)
-        _write(table, cells, runs, out, overrides)
+    for table, planned_cells in planned:
         with Progress(*columns, console=console) as progress:
+            cells = _searched(table, planned_cells, trials, partial(_one, launch=launch, progress=progress))
+            todo = runs_of(cells)
+            _write(table, cells, runs, out, overrides)
             whole = progress.add_task(table.name, total=len(todo))
             for run in todo:
-                _one(run, runs, launch, progress)
+                _one(run, runs, launch=launch, progress=progress)
                 progress.advance(whole)
                 _write(table, cells, runs, out, overrides)
         console.print(Markdown((out / f"{table.name}.md").read_text(encoding="utf-8")))
         if figure:
             (out / f"{table.name}.svg").write_text(drawn(table, collect(table, cells, runs)), encoding="utf-8")
-        console.print(f"results: {out / table.name}.md, .csv{', .svg' if figure else ''}")
+        console.print(f"results: {out / table.name}.md, .csv, .json{', .svg' if figure else ''}")
     return 1 if runs.failed else 0
+
+
+def _searched(
+    table: TableFile, cells: list[Cell], trials: Runs | None, make: Callable[[Run, Runs], None] | None
+) -> list[Cell]:
+    """The cells with the settings that are the best on validation data; ``make`` None: of finished searches only."""
+    return [
+        _tuned(Search(table, cell, trials), make) if trials and cell.runs and cell.spaces else cell for cell in cells
+    ]
+
+
+def _tuned(search: Search, make: Callable[[Run, Runs], None] | None) -> Cell:
+    try:
+        for number, settings in search.todo():
+            if make is None:
+                raise NoFigure(f"{search.table.trials - number} of {search.table.trials} trials are to be made first")
+            for run in search.runs_of(settings):
+                make(run, search.runs)
+            search.add(number, settings)
+        return search.tuned()
+    except (NoFigure, SettingsError) as error:
+        return replace(search.cell, runs={}, skipped=f"search: {error}")
 
 
 def show_plan(planned: list[tuple[TableFile, list[Cell]]], runs: Runs, console: Console) -> None:
@@ -123,7 +170,7 @@ def _planned(cell: Cell, cells: list[Cell], runs: Runs) -> tuple[str, ...]:
     return (*seeds, str(one.federation["num-supernodes"]), str(one.settings.run.rounds), settings)
 
 
-def _one(run: Run, runs: Runs, launch: Launch, progress: Progress) -> None:
+def _one(run: Run, runs: Runs, *, launch: Launch, progress: Progress) -> None:
     """One run with a bar of its rounds."""
     if runs.finished(run):
         return
@@ -136,6 +183,7 @@ def _one(run: Run, runs: Runs, launch: Launch, progress: Progress) -> None:
 
 def _write(table: TableFile, cells: list[Cell], runs: Runs, out: Path, overrides: dict[str, Scalar]) -> None:
     results = collect(table, cells, runs)
+    write_text(out / f"{table.name}.json", json.dumps(as_dict(table, results), indent=2, ensure_ascii=False) + "\n")
     (out / f"{table.name}.md").write_text(markdown(table, results, overrides), encoding="utf-8")
     (out / f"{table.name}.csv").write_text(as_csv(table, results), encoding="utf-8")
     (out / f"{table.name}.long.csv").write_text(as_long_csv(results), encoding="utf-8")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -48,6 +48,17 @@ class Run:
 
 
 @dataclass(frozen=True)
+class Found:
+    """The best settings of a search."""
+
+    settings: dict[str, Scalar]
+    value: float
+    """Of the figure on validation data, the mean over the trials' seeds."""
+    trials: int
+    failed: int
+
+
+@dataclass(frozen=True)
 class Cell:
     """One cell: a run per seed, or the reason why there is none."""
 
@@ -56,6 +67,15 @@ class Cell:
     figure: Figure
     runs: dict[int, Run]
     skipped: str = ""
+    spaces: dict[str, Any] = field(default_factory=dict)
+    """What ``--search`` looks for: setting -> choices, or a range (`spec`)."""
+    found: Found | None = None
+    """What it has found; the runs are of these settings."""
+
+    def runs_with(self, settings: dict[str, Scalar], seeds: Iterable[int]) -> dict[int, Run]:
+        """The cell's runs with other settings, of these seeds; SettingsError for wrong ones."""
+        one = next(iter(self.runs.values()))
+        return {seed: _run(one.config | settings | {"seed": seed}, one.federation, "") for seed in seeds}
 
 
 def experiment(config: dict[str, Scalar]) -> dict[str, Scalar]:
@@ -132,7 +152,7 @@ def _cell(
         check_data_are_here(next(iter(runs.values())).settings.data)
     except DataError as missing:
         return Cell(name, column_name, figure, {}, str(missing))
-    return Cell(name, column_name, figure, runs)
+    return Cell(name, column_name, figure, runs, spaces=_merged(part.search for part in parts))
 
 
 def _run(config: dict[str, Scalar], federation: dict[str, Scalar], data_dir: str) -> Run:

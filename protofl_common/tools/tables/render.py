@@ -4,14 +4,24 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 import statistics
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
 
 from protofl_common.config.options import Scalar
+from protofl_common.tools.groups import Estimate
 from protofl_common.tools.tables.execute import Runs
 from protofl_common.tools.tables.metrics import COUNTS, NoFigure
-from protofl_common.tools.tables.plan import Cell
+from protofl_common.tools.tables.plan import Cell, Found
 from protofl_common.tools.tables.spec import TableFile
+
+SEARCHED = "The settings were chosen on validation data, by trials that no row has more of; test data chose none."
+DIFFERENCES = (
+    "Differences at the same seeds: their mean, its 95 % interval (Student's t), and the p of a two-sided paired "
+    "t-test, of each comparison alone."
+)
 
 
 @dataclass(frozen=True)
@@ -28,6 +38,14 @@ class Result:
     """Why it failed, or was skipped: data that are not here, or a figure that the algorithm does not have."""
     figure: str
     decimals: int = 2
+    found: Found | None = None
+    division: object = None
+    """Of the data among how many clients, but for the seed: results of another one are not paired."""
+
+    def beyond(self, other: Result) -> Estimate | None:
+        """How much more it is, over the seeds that both have; None where there is none."""
+        values = [value - other.values[seed] for seed, value in self.values.items() if seed in other.values]
+        return Estimate.of(values) if values and self.division == other.division else None
 
     @property
     def text(self) -> str:
@@ -64,7 +82,7 @@ def markdown(table: TableFile, results: Results, overrides: dict[str, Scalar]) -
     lines = [f"# {table.title}", ""]
     lines += [f"{table.source}", ""] if table.source else []
     lines += [f"{table.note}", ""] if table.note else []
-    lines += [_line(header), _line(["---", *["---:"] * (len(header) - 1)])]
+    lines += _heads(header)
     for name, row in table.rows.items():
         texts = [name]
         for column in table.columns:
@@ -74,31 +92,96 @@ def markdown(table: TableFile, results: Results, overrides: dict[str, Scalar]) -
                 notes.setdefault((name, f"{result.state}: {result.reason}"), []).append(column)
         lines.append(_line(texts))
     figures = ", ".join(dict.fromkeys(result.figure for result in results.values()))
-    lines += ["", f"Ours: {figures or 'nothing'}; mean ± sample standard deviation over the seeds."]
+    ours = f"Ours, of test data unless it says otherwise: {figures or 'nothing'}"
+    lines += ["", f"{ours}; mean ± sample standard deviation over the seeds."]
+    if any("chosen on test data" in result.figure for result in results.values()):
+        lines.append("What was chosen on test data is too good: it was picked by what it reports.")
+    if any(row.part and row.part.search for row in table.rows.values()) or table.base.search:
+        searched = any(result.found for result in results.values())
+        lines.append(
+            SEARCHED if searched else "The settings are those of the table's file; --search looks for better ones."
+        )
     if overrides:
         said = ", ".join(f"{key} = {value}" for key, value in overrides.items())
         lines.append(f"All runs with {said}.")
     lines += [""] if notes else []
     lines += [f"- {name} ({', '.join(columns)}): {note}" for (name, note), columns in notes.items()]
+    lines += [*_differences(table, results), *_searches(table, results)]
     return "\n".join(lines) + "\n"
+
+
+def _differences(table: TableFile, results: Results) -> Iterator[str]:
+    """How much more than the row ``against`` the others have."""
+    if not table.against:
+        return
+    yield from ("", f"## Against {table.against}", "", DIFFERENCES, "")
+    yield from _heads(["", "column", "n", "mean", "95 % interval", "difference", "95 % interval", "p"])
+    for (row, column), result in results.items():
+        if result.values and not (table.rows[row].minus):
+            one, first = Estimate.of(list(result.values.values())), results.get((table.against, column))
+            than = result.beyond(first) if first and row != table.against else None
+            more = [f"{than.mean:+.2f}", than.interval, than.p_value] if than else ["–"] * 3
+            yield _line([row, column, str(one.n), f"{one.mean:.2f}", one.interval, *more])
+
+
+def _searches(table: TableFile, results: Results) -> Iterator[str]:
+    """What ``--search`` has found."""
+    if not any(result.found for result in results.values()):
+        return
+    seeds = ", ".join(map(str, table.trial_seeds))
+    yield from ("", "## The search", "", f"{SEARCHED} {table.trials} trials for each cell, of seed {seeds}.", "")
+    yield from _heads(["", "column", "chosen", "on validation data", "trials", "failed"])
+    for (row, column), result in results.items():
+        if found := result.found:
+            chosen = ", ".join(f"{key} = {value}" for key, value in found.settings.items())
+            yield _line([row, column, chosen, f"{found.value:.2f}", str(found.trials), str(found.failed)])
+
+
+def as_dict(table: TableFile, results: Results) -> dict[str, Any]:
+    """For JSON: an entry for each cell."""
+    return {
+        "name": table.name,
+        "title": table.title,
+        "against": table.against,
+        "cells": [_cell_as_dict(table, row, column, results) for row, column in results],
+    }
+
+
+def _cell_as_dict(table: TableFile, row: str, column: str, results: Results) -> dict[str, Any]:
+    result, first = results[row, column], results.get((table.against, column))
+    than = result.beyond(first) if first and row != table.against else None
+    return {
+        "row": row,
+        "column": column,
+        "state": result.state,
+        "reason": result.reason,
+        "figure": result.figure,
+        "paper": table.rows[row].paper.get(column, ""),
+        "values": {str(seed): value for seed, value in result.values.items()},
+        "estimate": Estimate.of(list(result.values.values())).as_dict() if result.values else None,
+        "difference": than and {**than.as_dict(), "p": than.p if than.n > 1 else None},
+        "search": result.found
+        and {**asdict(result.found), "seeds": list(table.trial_seeds), "chosen-on": "validation"},
+    }
 
 
 def as_csv(table: TableFile, results: Results) -> str:
     """A line per row and column."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["row", "column", "state", "mean", "std", "seeds", "paper", "figure", "values", "reason"])
+    writer.writerow(["row", "column", "state", "mean", "std", "seeds", "paper", "figure", "values", "reason", "chosen"])
     for name, row in table.rows.items():
         for column in table.columns:
             result, paper = results.get((name, column)), row.paper.get(column, "")
             if result is None:
-                writer.writerow([name, column, "paper only", "", "", 0, paper, "", "", ""])
+                writer.writerow([name, column, "paper only", "", "", 0, paper, "", "", "", ""])
                 continue
             numbers = list(result.values.values())
             mean = f"{statistics.fmean(numbers):.4f}" if numbers else ""
             std = f"{statistics.stdev(numbers):.4f}" if len(numbers) > 1 else ""
             values = " ".join(f"{seed}:{value:.4f}" for seed, value in result.values.items())
-            tail = [len(numbers), paper, result.figure, values, result.reason]
+            chosen = json.dumps({**asdict(result.found), "chosen-on": "validation"}) if result.found else ""
+            tail = [len(numbers), paper, result.figure, values, result.reason, chosen]
             writer.writerow([name, column, result.state, mean, std, *tail])
     return text.getvalue()
 
@@ -148,8 +231,9 @@ def _result(cell: Cell, runs: Runs) -> Result:
             absent[str(error)] = None
     state = "failed" if reasons else "skipped" if absent else "done" if len(values) == len(cell.runs) else "open"
     chosen = " and ".join(f"{name} data" for name in on if name)
-    figure = f"{cell.figure}, chosen on {chosen}" if chosen else str(cell.figure)
-    return Result(values, len(cell.runs), state, "; ".join([*reasons, *absent]), figure, decimals)
+    figure = f"{cell.figure}, its round chosen on {chosen}" if chosen else str(cell.figure)
+    division = [(run.settings.data, run.federation["num-supernodes"]) for run in cell.runs.values()][:1]
+    return Result(values, len(cell.runs), state, "; ".join([*reasons, *absent]), figure, decimals, cell.found, division)
 
 
 def _difference(more: Result, less: Result) -> Result:
@@ -157,6 +241,10 @@ def _difference(more: Result, less: Result) -> Result:
     values = {seed: value - less.values[seed] for seed, value in more.values.items() if seed in less.values}
     state = "done" if values and len(values) == more.wanted else "skipped" if not more.wanted else "open"
     return Result(values, more.wanted, state, "", "difference of two rows", more.decimals)
+
+
+def _heads(names: list[str]) -> list[str]:
+    return [_line(names), _line(["---", *["---:"] * (len(names) - 1)])]
 
 
 def _line(texts: list[str]) -> str:

@@ -13,13 +13,20 @@
       FedTGP: {settings: {algo: fedtgp}, paper: [97.58 ± 0.05]}            # the paper's numbers, by column
       FedGen: {paper: [97.35 ± 0.02]}                                      # only the paper's: nothing runs
       gain: {minus: [FedTGP, FedProto], paper: [0.12]}                     # difference of two rows, by seed
+      FedProx: {settings: {algo: fedprox}, grid: {fedprox.mu: [0.01, 0.1]}}  # a row for each combination of values
+    against: FedProto                              # the others' differences from this row, paired over seeds (optional)
+    trials: 12                                     # what --search tries for each cell, on validation data,
+    trial-seeds: [1001]                            #   with seeds that are none of `seeds`;
+    search: {lr: {log: [0.001, 0.1]}, momentum: [0, 0.9]}   # over what; columns and rows may say more. {range: [1, 5]}
 
 What is nearer to the run wins: recipe, settings of the table, of the column, of the row, of the command line, seed.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +35,13 @@ import yaml
 from protofl_common.config.options import Scalar, SettingsError, unknown_keys
 from protofl_common.settings import known_keys
 
-TABLE_KEYS = ("title", "source", "note", "recipe", "seeds", "figure", "settings", "columns", "rows")
-COLUMN_KEYS = ("recipe", "settings", "figure", "clients")
-ROW_KEYS = ("recipe", "settings", "figure", "clients", "paper", "minus")
-NAMED_PARTS = ("settings", "figure")
+COLUMN_KEYS = ("recipe", "settings", "figure", "clients", "search")
+ROW_KEYS = (*COLUMN_KEYS, "paper", "minus", "grid")
+NAMED_PARTS = ("settings", "figure", "search", "grid")
+OF_TABLE = ("title", "source", "note", "recipe", "seeds", "figure", "settings", "columns", "rows")
+TABLE_KEYS = (*OF_TABLE, "against", "search", "trials", "trial-seeds")
+TRIAL_SEEDS = (1001,)
+RANGES = ("log", "range")
 
 
 @dataclass(frozen=True)
@@ -42,6 +52,7 @@ class Part:
     settings: dict[str, Scalar] = field(default_factory=dict)
     figure: dict[str, Any] = field(default_factory=dict)
     clients: int | None = None
+    search: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -65,6 +76,9 @@ class TableFile:
     seeds: tuple[int, ...]
     columns: dict[str, Part]
     rows: dict[str, Row]
+    against: str = ""
+    trials: int = 0
+    trial_seeds: tuple[int, ...] = TRIAL_SEEDS
 
 
 def read_table(path: Path) -> TableFile:
@@ -86,6 +100,7 @@ def read_table(path: Path) -> TableFile:
     problems = _problems(content)
     if problems:
         raise SettingsError("\n".join(f"{path.name}: {problem}" for problem in problems))
+    content["rows"] = dict(_spread(content["rows"]))
     columns = {str(name): _part(said or {}) for name, said in content["columns"].items()}
     return TableFile(
         name=path.stem,
@@ -96,11 +111,25 @@ def read_table(path: Path) -> TableFile:
         seeds=tuple(content.get("seeds", (1,))),
         columns=columns,
         rows={str(name): _row(said, list(columns)) for name, said in content["rows"].items()},
+        against=str(content.get("against", "")),
+        trials=content.get("trials", 0),
+        trial_seeds=tuple(content.get("trial-seeds", TRIAL_SEEDS)),
     )
 
 
+def _spread(rows: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """A row for each combination of the values in its ``grid``."""
+    for name, said in rows.items():
+        grid = (said or {}).get("grid", {})
+        for values in product(*grid.values()):
+            chosen = dict(zip(grid, values, strict=True))
+            more = {"settings": {**said.get("settings", {}), **chosen}} if grid else {}
+            yield ", ".join([str(name), *(f"{key} {value}" for key, value in chosen.items())]), {**(said or {}), **more}
+
+
 def _part(said: dict[str, Any]) -> Part:
-    return Part(str(said.get("recipe", "")), said.get("settings", {}), said.get("figure", {}), said.get("clients"))
+    named = {name: said.get(name, {}) for name in ("settings", "figure", "search")}
+    return Part(recipe=str(said.get("recipe", "")), clients=said.get("clients"), **named)
 
 
 def _row(said: dict[str, Any], columns: list[str]) -> Row:
@@ -117,12 +146,22 @@ def _problems(content: dict[str, Any]) -> list[str]:
     problems += [f"{key}: missing" for key in ("title", "recipe", "rows") if not content.get(key)]
     if not _whole_numbers(content.get("seeds", [1])):
         problems.append(f"seeds = {content['seeds']!r}: must be a list of whole numbers, at least 0")
+    trials, trial_seeds = content.get("trials", 1), content.get("trial-seeds", list(TRIAL_SEEDS))
+    if not _whole_numbers([trials]) or trials < 1:
+        problems.append(f"trials = {trials!r}: must be a whole number, at least 1")
+    if not _whole_numbers(trial_seeds) or set(trial_seeds) & set(content.get("seeds", [1])):
+        problems.append(
+            f"trial-seeds = {trial_seeds!r}: must be a list of whole numbers, none of them one of the seeds"
+        )
     rows = content.get("rows") or {}
     for kind, members, legal in (("column", content["columns"], COLUMN_KEYS), ("row", rows, ROW_KEYS)):
         for name, said in members.items():
             problems += _unknown(f"{kind} {name}: ", said or {}, legal)
     for name, said in rows.items():
         problems += _problems_of_row(str(name), said or {}, content)
+    against, names = content.get("against"), [] if problems else [name for name, _ in _spread(rows)]
+    if against and names and against not in names:
+        problems.append(f"against = {against!r}: must be one of {', '.join(names)}")
     return problems
 
 
@@ -145,12 +184,31 @@ def _unknown(where: str, said: dict[str, Any], legal: tuple[str, ...]) -> list[s
     for part in NAMED_PARTS:
         if not isinstance(said.get(part, {}), dict):
             problems.append(f"{where}{part} = {said[part]!r}: must be key: value pairs")
-        elif part == "settings":
-            problems += [f"{where}settings: {line}" for line in unknown_keys(said.get(part, {}), known_keys())]
+        elif part != "figure":
+            problems += [f"{where}{part}: {line}" for line in unknown_keys(said.get(part, {}), known_keys())]
+    problems += [f"{where}{problem}" for problem in _problems_of_values(said)]
     clients = said.get("clients", 1)
     if not _whole_numbers([clients]) or clients < 1:
         problems.append(f"{where}clients = {clients!r}: must be a whole number, at least 1")
     return problems
+
+
+def _problems_of_values(said: dict[str, Any]) -> Iterator[str]:
+    """Of ``grid`` and ``search``."""
+    for part in ("grid", "search"):
+        values = said.get(part, {})
+        for key, among in values.items() if isinstance(values, dict) else ():
+            if not (isinstance(among, list) and among) and not (part == "search" and _is_range(among)):
+                ranges = ", {log: [LOW, HIGH]} or {range: [LOW, HIGH]}" * (part == "search")
+                yield f"{part}: {key} = {among!r}: must be a list of values{ranges}"
+
+
+def _is_range(said: Any) -> bool:
+    if not isinstance(said, dict) or list(said) not in ([name] for name in RANGES):
+        return False
+    ((name, ends),) = said.items()
+    numbers = isinstance(ends, list) and [type(end) in (int, float) for end in ends] == [True, True]
+    return numbers and ends[0] < ends[1] and (name == "range" or ends[0] > 0)
 
 
 def _whole_numbers(values: Any) -> bool:

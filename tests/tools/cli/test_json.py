@@ -76,6 +76,10 @@ def test_predictions_line_by_line(tmp_path: Path, capsys: pytest.CaptureFixture[
         jsonschema.validate(json.loads(line), SCHEMA)
 
 
+def test_the_runs_of_a_folder_that_is_empty(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert told(capsys, "runs", str(tmp_path))["runs"] == []
+
+
 def test_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "runs" / "one"
 

@@ -181,10 +181,10 @@ def test_the_result_as_markdown_and_csv(small: Path) -> None:
     assert run_table(small, Launcher()) == 1
     assert (small.parent / "small.md").read_text(encoding="utf-8") == MARKDOWN
     lines = (small.parent / "small.csv").read_text(encoding="utf-8").splitlines()
-    assert lines[0] == "row,column,state,mean,std,seeds,paper,figure,values,reason"
-    assert lines[1] == "Local,all,done,51.5000,0.7071,2,98.26 ± 0.40,final head,1:51.0000 2:52.0000,"
-    assert lines[4] == "FedRep,all,paper only,,,0,97.5,,,"
-    assert lines[7] == "FedProto,all,failed,76.0000,,1,,final head,1:76.0000,seed 2: it exploded"
+    assert lines[0] == "row,column,state,mean,std,seeds,paper,figure,values,reason,chosen"
+    assert lines[1] == "Local,all,done,51.5000,0.7071,2,98.26 ± 0.40,final head,1:51.0000 2:52.0000,,"
+    assert lines[4] == "FedRep,all,paper only,,,0,97.5,,,,"
+    assert lines[7] == "FedProto,all,failed,76.0000,,1,,final head,1:76.0000,seed 2: it exploded,"
 
 
 MARKDOWN = """# A small table
@@ -202,7 +202,8 @@ A note.
 | gain | 25.00 (1 of 2 seeds) |  | 25.00 (1 of 2 seeds) |  | 25.00 (1 of 2 seeds) | 1.5 |
 | MNIST | – |  | – |  | – |  |
 
-Ours: final head, final head of a, difference of two rows; mean ± sample standard deviation over the seeds.
+Ours, of test data unless it says otherwise: final head, final head of a, difference of \
+two rows; mean ± sample standard deviation over the seeds.
 
 - FedProto (all, first, few): failed: seed 2: it exploded
 - MNIST (all, first, few): skipped: data-dir = 'data/no': there is no such folder (dataset 'mnist'), or download = true

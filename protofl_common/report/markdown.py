@@ -1,0 +1,62 @@
+"""``report.md``: a run in a few lines, to paste into an issue. Paths of the machine are not in it."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable
+from typing import Any
+
+from protofl_common.config.options import Scalar
+from protofl_common.config.sections import keys_that_change
+from protofl_common.metrics import best_of, best_text, human_bytes, human_seconds
+from protofl_common.report.reading import Run
+from protofl_common.run_folder import TROUBLE
+from protofl_common.settings import default_run_config
+
+PLACES = keys_that_change("name", "machine") - {"device", "threads"}
+"""Settings that say where things lie."""
+HEADS = ("", "mean, %", "by samples", "worst 10 %", "std", "best mean")
+
+
+def as_markdown(run: Run) -> str:
+    """What ran, where, with which settings, and what came of it."""
+    told: dict[str, Any] = dict(run.summary or {})
+    defaults = default_run_config()
+    own = {key: value for key, value in run.settings.items() if key not in PLACES and defaults.get(key) != value}
+    lost = {kind: sum(len(row[kind]) for row in run.rows) for kind in TROUBLE}
+    seconds = told.get("seconds", sum(row["seconds"]["total"] for row in run.rows))
+    sent = sum(sum(row["bytes"].values()) for row in run.rows)
+    versions = ", ".join(f"{name} {number}" for name, number in told.get("versions", {}).items())
+    lines = [
+        f"### {run.title}",
+        "",
+        f"- {'finished' if run.finished else 'not finished'}: {len(run.rounds)} of {run.settings.get('rounds', '?')} "
+        f"rounds, {len(run.sites)} clients, {human_seconds(seconds)}, {human_bytes(sent)} on the wire",
+        f"- lost replies: {', '.join(f'{number} {kind}' for kind, number in lost.items() if number) or 'none'}",
+        f"- commit {told.get('commit', 'not kept')}; {versions or 'versions not kept'}",
+        f"- server: {told.get('machine', 'not kept')}",
+        "",
+        "Settings that are not the defaults:",
+        "",
+        "```sh",
+        f"protofl run {shlex.join(f'{key}={_value(value)}' for key, value in own.items())}",
+        "```",
+        "",
+        *_line(HEADS),
+        "|---" + "|---:" * (len(HEADS) - 1) + "|",
+    ]
+    return "\n".join([*lines, *(line for kind in run.kinds for line in _accuracy(run, kind))]) + "\n"
+
+
+def _accuracy(run: Run, kind: str) -> Iterable[str]:
+    figures, best = run.evaluations(kind)[-1]["accuracy"][kind], best_of(run.rows, kind)
+    shown = [f"{100 * figures[name]:.2f}" for name in ("mean", "weighted", "worst-10%", "std")]
+    return _line([kind, *shown, best_text(best) if best else "–"])
+
+
+def _line(cells: Iterable[str]) -> list[str]:
+    return [f"| {' | '.join(cells)} |"]
+
+
+def _value(value: Scalar) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

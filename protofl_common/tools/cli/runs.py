@@ -1,0 +1,158 @@
+"""The runs in a folder: how far they are, how good, how large; what old ones keep removed; a page over all of them.
+
+  protofl runs                                       # those in runs/, the latest first
+  protofl runs --html index.html                     # finished ones by data set, as groups of seeds with intervals
+  protofl runs --prune --keep-last 5                 # remove clients/ and checkpoints/ of finished runs but the last 5
+  protofl runs --prune --older-than 30 --whole       # remove finished runs of which the last round is 30 days ago
+
+Pruning says what would be freed, and asks. Runs that go on, or were stopped and may go on, stay as they are. Without
+clients/ no model can be exported any more; the figures stay.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from protofl_common.config.options import SettingsError
+from protofl_common.files import remove
+from protofl_common.metrics import best_text, human_bytes
+from protofl_common.run_folder import RunFolder, Summary
+from protofl_common.tools.cli.as_json import add_json, print_json
+from protofl_common.tools.cli.recipes import RUNS
+from protofl_common.tools.known_runs import CHECKPOINTS, KnownRun, runs_in, settings_of, size_of
+
+HEAVY = ("clients", CHECKPOINTS)
+"""What a finished run can do without: the clients' models, and what lets it go on."""
+
+
+def describe(parser: argparse.ArgumentParser) -> None:
+    """The arguments."""
+    parser.add_argument("folder", nargs="?", type=Path, default=RUNS, metavar="DIR", help="the folder of runs (runs)")
+    parser.add_argument("--html", type=Path, metavar="FILE", help="write an index page over the finished runs")
+    parser.add_argument("--prune", action="store_true", help="remove what finished runs can do without")
+    parser.add_argument("--keep-last", type=int, metavar="N", help="prune: leave the last N runs as they are")
+    parser.add_argument("--older-than", type=float, metavar="DAYS", help="prune: only runs that ended before")
+    parser.add_argument("--whole", action="store_true", help="prune: whole runs, figures too")
+    parser.add_argument("--yes", action="store_true", help="prune without asking")
+    add_json(parser)
+
+
+def act(arguments: argparse.Namespace) -> int:
+    """List, prune, or write the page."""
+    if not arguments.folder.is_dir():
+        raise SettingsError(f"{arguments.folder}: no such folder; runs are in {RUNS} unless out-dir says otherwise")
+    rules = ("keep_last", "older_than", "whole", "yes")
+    if not arguments.prune and any(getattr(arguments, rule) not in (None, False) for rule in rules):
+        raise SettingsError("--keep-last, --older-than, --whole and --yes say how to prune: give --prune, too")
+    runs = runs_in(arguments.folder)
+    if arguments.html:
+        from protofl_common.tools.index_page import write_index  # matplotlib takes seconds
+
+        print(write_index(arguments.html, [run.folder for run in runs if run.finished]))
+        return 0
+    freed = _prune(runs, arguments) if arguments.prune else 0
+    shown = [_as_dict(run) for run in runs if run.folder.exists()]
+    if arguments.json:
+        print_json("runs", {"runs": shown, "freed": freed})
+    elif not arguments.prune:
+        Console().print(_table(shown))
+    return 0
+
+
+def _as_dict(run: KnownRun) -> dict[str, Any]:
+    settings, summary = settings_of(run.folder), RunFolder(run.folder).summary()
+    rounds, wanted = run.rounds
+    return {
+        "name": run.folder.name,
+        "folder": str(run.folder),
+        "state": "finished" if summary else "running" if run.goes_on else "stopped",
+        "algorithm": str(settings.get("algo", "")),
+        "dataset": str(settings.get("dataset", "")),
+        "seed": int(settings.get("seed", 0)),
+        "rounds": summary["rounds"] if summary else rounds,
+        "wanted": wanted,
+        "best": _figures(summary, "best"),
+        "final": _figures(summary, "final"),
+        "bytes": run.bytes,
+        "days": run.age / 86400,
+    }
+
+
+def _figures(summary: Summary | None, when: str) -> str:
+    """Of each way to predict."""
+    if summary is None:
+        return ""
+    if when == "best":
+        return ", ".join(f"{kind} {best_text(best)}" for kind, best in summary["best-accuracy"].items())
+    return ", ".join(f"{kind} {100 * figures['mean']:.2f}" for kind, figures in summary["accuracy"].items())
+
+
+def _table(runs: list[dict[str, Any]]) -> Table:
+    table = Table(
+        caption="Mean test accuracy over the clients, %; @ after which round. What was chosen on test data is too good."
+    )
+    for name in ("run", "algorithm", "data", "seed", "rounds", "final", "best", "size"):
+        table.add_column(name, overflow="fold", justify="right" if name in ("seed", "rounds", "size") else "left")
+    for run in runs:
+        rounds = f"{run['rounds']}/{run['wanted']}" + ("" if run["state"] == "finished" else f" {run['state']}")
+        cells = [run["name"], run["algorithm"], run["dataset"], str(run["seed"]), rounds, run["final"], run["best"]]
+        table.add_row(*map(escape, cells), human_bytes(run["bytes"]))
+    return table
+
+
+def _prune(runs: list[KnownRun], arguments: argparse.Namespace) -> int:
+    """Bytes that were freed; SettingsError without a rule, or where nobody can be asked."""
+    last, days = arguments.keep_last, arguments.older_than
+    if last is None and days is None:
+        raise SettingsError("--prune: which runs? Give --keep-last N, --older-than DAYS, or both")
+    if (last or 0) < 0 or (days or 0) < 0:
+        raise SettingsError("--keep-last and --older-than: must be at least 0")
+    old = [run for run in runs[last or 0 :] if run.age >= (days or 0) * 86400]
+    found = {run: parts for run in old if (parts := list(_parts(run, arguments.whole)))}
+    sizes = {run: sum(map(size_of, parts)) for run, parts in found.items()}
+    out = sys.stderr if arguments.json else sys.stdout
+    for run, parts in found.items():
+        named = "the whole run" if arguments.whole else " and ".join(f"{part.name}/" for part in parts)
+        print(f"{run.folder.name}: {named}, {human_bytes(sizes[run])}", file=out)
+    print(f"{len(found)} of {len(runs)} runs, {human_bytes(sum(sizes.values()))} to free", file=out)
+    if not found or not (arguments.yes or _agreed(out)):
+        return 0
+    return sum(sizes[run] for run, parts in found.items() if _removed(run, parts))
+
+
+def _parts(run: KnownRun, whole: bool) -> Iterator[Path]:
+    """What would be removed of a finished run; no link, which may lead anywhere."""
+    if run.folder.is_symlink() or not run.finished or run.goes_on:
+        return
+    for part in [run.folder] if whole else [run.folder / name for name in HEAVY]:
+        if part.is_dir() and not part.is_symlink():
+            yield part
+
+
+def _agreed(out: Any) -> bool:
+    if not sys.stdin.isatty():
+        raise SettingsError("--prune: nobody can be asked here; --yes agrees")
+    print("Remove this? [y/N] ", end="", file=out, flush=True)
+    return sys.stdin.readline().strip().lower() in ("y", "yes")
+
+
+def _removed(run: KnownRun, parts: list[Path]) -> bool:
+    """Whether nobody else was at work on it."""
+    lock = FileLock(run.lock)
+    with suppress(Timeout):
+        with lock.acquire(timeout=0):
+            for part in parts:
+                remove(part)
+            run.lock.unlink(missing_ok=True)
+        return True
+    return False

@@ -1,0 +1,115 @@
+"""The runs in a folder of results: what their files say of who took part, and how far they are."""
+
+from __future__ import annotations
+
+import json
+import time
+import tomllib
+from collections.abc import Iterator
+from contextlib import nullcontext, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+from safetensors import safe_open
+
+from protofl_common.run_folder import METRICS, TROUBLE, RunFolder
+from protofl_common.settings import flatten
+
+SETTINGS, CHECKPOINTS = "settings.toml", "checkpoints"
+
+
+@dataclass
+class KnownSite:
+    """What a run says of a site."""
+
+    node: int
+    last: int = 0
+    """The round of its last valid reply; 0: none."""
+    trouble: dict[str, int] = field(default_factory=dict)
+    """Kind of trouble -> how often."""
+    reason: str = ""
+    """Of the latest."""
+
+
+@dataclass(frozen=True)
+class KnownRun:
+    """A run's folder."""
+
+    folder: Path
+
+    @property
+    def age(self) -> float:
+        """Seconds since its last round."""
+        return time.time() - (self.folder / METRICS).stat().st_mtime
+
+    @property
+    def finished(self) -> bool:
+        """Whether it has made its final evaluation."""
+        return RunFolder(self.folder).summary() is not None
+
+    @property
+    def lock(self) -> Path:
+        """The file that a process at work on it locks."""
+        return self.folder.parent / f".{self.folder.name}.lock"
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether a process is at work on it."""
+        with suppress(Timeout), FileLock(self.lock, timeout=0) if self.lock.exists() else nullcontext():
+            return False
+        return True
+
+    @property
+    def bytes(self) -> int:
+        """Of all its files."""
+        return size_of(self.folder)
+
+    @property
+    def rounds(self) -> tuple[int, int]:
+        """Of which there are checkpoints, and how many there shall be."""
+        wanted = settings_of(self.folder).get("rounds", 0)
+        return max((int(path.stem) for path in self._checkpoints()), default=0), int(wanted)
+
+    def sites(self) -> dict[str, KnownSite]:
+        """All that have taken part, by name."""
+        newest = max(self._checkpoints(), default=None)
+        found = dict[str, KnownSite]()
+        if newest:
+            with safe_open(newest, framework="numpy") as file:
+                owners = json.loads(file.metadata()["facts"])["owners"]
+            found = {site: KnownSite(node) for site, node in owners.items()}
+        for row in RunFolder(self.folder).rows():
+            for site in row["clients"]:
+                found.setdefault(site, KnownSite(0)).last = row["round"]
+            for kind in TROUBLE:
+                told = row[kind]
+                reasons = told if isinstance(told, dict) else dict.fromkeys(told, "no answer in time")
+                for site, reason in reasons.items():
+                    known = found.setdefault(site, KnownSite(0))
+                    known.trouble[kind] = known.trouble.get(kind, 0) + 1
+                    known.reason = f"round {row['round']}: {reason}"
+        return found
+
+    def _checkpoints(self) -> Iterator[Path]:
+        return (path for path in (self.folder / CHECKPOINTS).glob("*.safetensors") if path.stem.isdigit())
+
+
+def settings_of(folder: Path) -> dict[str, Any]:
+    """Of a run; {} where they cannot be read."""
+    try:
+        return flatten(tomllib.loads((folder / SETTINGS).read_text(encoding="utf-8")))
+    except (OSError, ValueError):
+        return {}
+
+
+def size_of(path: Path) -> int:
+    """Bytes of all files in a folder; what links lead to is elsewhere."""
+    return sum(file.lstat().st_size for file in path.rglob("*") if not file.is_dir())
+
+
+def runs_in(folder: Path) -> list[KnownRun]:
+    """The runs in a folder of results, the latest first."""
+    found = [KnownRun(path.parent) for path in folder.glob(f"*/{METRICS}") if (path.parent / SETTINGS).exists()]
+    return sorted(found, key=lambda run: run.age)

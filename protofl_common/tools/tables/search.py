@@ -1,0 +1,189 @@
+"""``protofl table --search``: the settings of each cell, chosen on validation data before its runs are made.
+
+A trial is a run for each trial seed. Its value is the cell's figure on the clients' validation data, the mean over
+these seeds. The first trial is of the row's own settings, where they lie inside the ranges. Optuna suggests the others
+from those before (tree of Parzen estimators, Bergstra et al. 2011), with a random seed for each: a search that was
+stopped goes on as if it had not been. Every cell has as many trials. Each search is a file in OUT/trials.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import statistics
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from typing import Any, TypedDict
+
+from protofl_common.config.options import Scalar, SettingsError, keys_of
+from protofl_common.config.sections import DataSettings
+from protofl_common.files import write_text
+from protofl_common.settings import to_run_config
+from protofl_common.tools.cli.assignments import declared_types
+from protofl_common.tools.tables.execute import Runs
+from protofl_common.tools.tables.metrics import COUNTS, Figure
+from protofl_common.tools.tables.plan import Cell, Found, Run
+from protofl_common.tools.tables.spec import TableFile
+
+STARTUP_TRIALS = 5
+"""Of random settings, before the sampler learns from them."""
+DIGITS = 3
+"""Of a number that is tried."""
+OF_DATA = {"seed", *keys_of(DataSettings)}
+"""Settings with which a figure would be of other samples."""
+
+
+class Trial(TypedDict):
+    """A line of a search's file."""
+
+    settings: dict[str, Scalar]
+    value: float | None
+    """None: it failed, and is tried again when the search goes on."""
+    reason: str
+
+
+class Search:
+    """The trials of a cell, those of earlier invocations too."""
+
+    def __init__(self, table: TableFile, cell: Cell, trials: Runs) -> None:
+        self.table, self.cell, self.runs = table, cell, trials
+        self.figure = on_validation(cell.figure)
+        self.own = to_run_config(next(iter(cell.runs.values())).settings)
+        names = [run.name for run in self.runs_of({})]
+        identity = json.dumps([names, sorted(cell.spaces.items()), str(self.figure)])
+        mark = hashlib.sha256(identity.encode()).hexdigest()[:8]
+        self.file = trials.folder / f"{names[0].rpartition('-')[0]}-{mark}.jsonl"
+        lines = self.file.read_text(encoding="utf-8").splitlines() if self.file.exists() else []
+        self.trials: list[Trial] = [json.loads(line) for line in lines]
+
+    def runs_of(self, settings: dict[str, Scalar]) -> list[Run]:
+        """A run for each trial seed."""
+        alone: dict[str, Scalar] = {"report": False, "baselines": ""}
+        return list(self.cell.runs_with(settings | alone, self.table.trial_seeds).values())
+
+    def todo(self) -> Iterator[tuple[int, dict[str, Scalar]]]:
+        """Number and settings of each trial that is left, those that failed earlier among them; `add` its value."""
+        earlier = len(self.trials)
+        for number in range(self.table.trials):
+            if number >= earlier:
+                yield number, self._suggested(number)
+            elif self.trials[number]["value"] is None:
+                yield number, self.trials[number]["settings"]
+
+    def add(self, number: int, settings: dict[str, Scalar]) -> None:
+        """Keep a trial whose runs have been made; NoFigure where these have none on validation data."""
+        runs = self.runs_of(settings)
+        reasons = [self.runs.failed[run.name] for run in runs if run.name in self.runs.failed]
+        found = [] if reasons else [self.figure.read(self.runs.folder_of(run)) for run in runs]
+        self.trials[number:] = [
+            {"settings": settings, "value": statistics.fmean(found) if found else None, "reason": "; ".join(reasons)},
+            *self.trials[number + 1 :],
+        ]
+        write_text(self.file, "".join(json.dumps(trial) + "\n" for trial in self.trials))
+
+    @property
+    def made(self) -> list[Trial]:
+        """Those with a value."""
+        return [trial for trial in self.trials[: self.table.trials] if trial["value"] is not None]
+
+    def tuned(self) -> Cell:
+        """The cell with the best settings so far, the first of several; SettingsError where no trial has a value."""
+        if not self.made:
+            raise SettingsError(f"none of {self.table.trials} trials ended well: {self.trials[-1]['reason']}")
+        best = max(self.made, key=lambda trial: trial["value"] or 0.0)
+        runs = self.cell.runs_with(best["settings"], self.cell.runs)
+        failed = min(len(self.trials), self.table.trials) - len(self.made)
+        found = Found(best["settings"], best["value"] or 0.0, self.table.trials, failed)
+        return replace(self.cell, runs=runs, found=found)
+
+    def _suggested(self, number: int) -> dict[str, Scalar]:
+        own = {key: self.own[key] for key in self.cell.spaces}
+        if number == 0 and all(_inside(own[key], space) for key, space in self.cell.spaces.items()):
+            return own
+        import optuna  # half a second, and an extra
+
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        spaces = {key: _distribution(key, space) for key, space in self.cell.spaces.items()}
+        sampler = optuna.samplers.TPESampler(seed=number, n_startup_trials=STARTUP_TRIALS)
+        study = optuna.create_study(direction="maximize", sampler=sampler)
+        for trial in self.made:
+            study.add_trial(
+                optuna.trial.create_trial(params=trial["settings"], distributions=spaces, value=trial["value"])
+            )
+        found = study.ask(spaces).params
+        return {key: _rounded(value, self.cell.spaces[key]) for key, value in found.items()}
+
+
+def check_search(table: TableFile, cells: list[Cell]) -> None:
+    """Whether the table says what is to be searched, and how; SettingsError with a line for each problem."""
+    searched = [cell for cell in cells if cell.runs and cell.spaces]
+    problems = [] if table.trials else ["trials: missing: how many settings does --search try for each cell?"]
+    if not any(cell.spaces for cell in cells):
+        problems.append("search: missing: which settings does --search look for, such as {lr: {log: [0.001, 0.1]}}?")
+    if same := sorted({seed for cell in cells for seed in cell.runs} & set(table.trial_seeds)):
+        problems.append(f"trial-seeds: {', '.join(map(str, same))}: the final runs have this seed, too; choose others")
+    for cell in searched:
+        problems += _problems(cell)
+    if problems:
+        raise SettingsError("\n".join(f"{table.name}: {problem}" for problem in dict.fromkeys(problems)))
+    try:
+        import optuna  # noqa: F401
+    except ImportError:
+        raise SettingsError("--search needs Optuna: pip install 'protofl[search]'") from None
+
+
+def on_validation(figure: Figure) -> Figure:
+    """The same figure on the clients' validation data."""
+    return replace(figure, what=f"validation/{figure.what.removeprefix('validation/')}")
+
+
+def _problems(cell: Cell) -> Iterator[str]:
+    settings = next(iter(cell.runs.values())).settings
+    if not settings.data.validation_fraction:
+        yield "validation-fraction = 0.0: --search chooses on validation data only; set it above 0, such as 0.2"
+    if cell.figure.what in COUNTS or cell.figure.over == "std":
+        yield f"column {cell.column}: --search looks for the largest accuracy or metric, not for {cell.figure}"
+    for key, space in cell.spaces.items():
+        if key in OF_DATA:
+            yield f"search: {key}: changes the data, so that trials could not be compared"
+            continue
+        if "." in key and not key.startswith(f"{settings.run.algo}."):
+            yield f"row {cell.row}: search: {key}: is no setting of {settings.run.algo}"
+            continue
+        for value in _ends(space):
+            try:
+                cell.runs_with({key: value}, [0])
+            except SettingsError as error:
+                yield f"{cell.row} / {cell.column}: search: {error}"
+
+
+def _ends(space: Any) -> Iterable[Scalar]:
+    """The values that a setting must be able to take; those of a range lie between them."""
+    values: list[Scalar] = space if isinstance(space, list) else next(iter(space.values()))
+    return values
+
+
+def _inside(value: Scalar, space: Any) -> bool:
+    if isinstance(space, list):
+        return value in space
+    low, high = map(float, _ends(space))
+    return low <= float(value) <= high
+
+
+def _distribution(key: str, space: Any) -> Any:
+    from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+
+    if isinstance(space, list):
+        return CategoricalDistribution(space)
+    number: Any = IntDistribution if declared_types()[key] is int else FloatDistribution
+    low, high = _ends(space)
+    return number(low, high, log="log" in space)
+
+
+def _rounded(value: Scalar, space: Any) -> Scalar:
+    """A number of `DIGITS` digits, inside its range."""
+    if not isinstance(value, float) or isinstance(space, list) or not math.isfinite(value):
+        return value
+    low, high = map(float, _ends(space))
+    return min(max(float(f"{value:.{DIGITS}g}"), low), high)
