@@ -174,6 +174,8 @@ def _inverted(site: str, data: ClientData, predictor: Predictor, sent: Prototype
     counts = torch.from_numpy(np.bincount(data.train_labels[data.train_labels >= 0], minlength=len(data.classes)))
     rows = counts[sent.labels].argsort(stable=True)[:MOST_INVERTED]
     rows = rows[np.isin(sent.labels[rows], data.test_labels) & (counts[sent.labels[rows]] > 0).numpy()]
+    if not len(rows):
+        return
     features = _features(predictor, sent.means.shape[1])
     made = inverted(features, sent.means[rows], data.train_inputs.shape[1:], predictor.card.similarity)
     for image, label in zip(made, sent.labels[rows].tolist(), strict=True):

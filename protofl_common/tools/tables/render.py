@@ -210,7 +210,8 @@ def drawn(table: TableFile, results: Results) -> str:
                 style = line_style(index, len(there))
                 axes.errorbar(list(there), means, yerr=spread, capsize=3, label=short(row, 40), **style)
         axes.set_xticks(range(len(table.columns)), [short(name, 20) for name in table.columns])
-        axes.set_ylabel(short(next((one.figure for one in results.values() if one.values), ""), 40))
+        figures = dict.fromkeys(one.figure for one in results.values() if one.values)
+        axes.set_ylabel(short(", ".join(figures), 50))
         legend_below(axes, 2)
         return as_file(draw(figure, "table", table.title, "Means over the seeds, with their standard deviations."))
 
