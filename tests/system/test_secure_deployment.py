@@ -90,9 +90,10 @@ def press(machines: Machines) -> Iterator[None]:
 
 def peak_memory(program: str) -> float:
     """The most MB that a program, which this process has started, has had so far."""
-    started = psutil.Process().children(recursive=True)
-    (found,) = [one for one in started if program in [Path(word).name for word in one.cmdline()[:2]]]
-    (kilobytes,) = re.findall(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{found.pid}/status").read_text())
+    ours = {one.pid for one in psutil.Process().children(recursive=True)}
+    running = {one.pid: one.info["cmdline"] or [] for one in psutil.process_iter(["cmdline"]) if one.pid in ours}
+    (pid,) = [pid for pid, words in running.items() if program in [Path(word).name for word in words[:2]]]
+    (kilobytes,) = re.findall(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
     return int(kilobytes) / 1000
 
 
