@@ -20,7 +20,7 @@ from tests.declared import DECLARED
 from tests.harness import run_config, run_federation
 from tests.test_federation import without_times
 
-SMALL: dict[str, Any] = {"models": "mnist-cnn", "train_samples": 10, "test_samples": 20, "clients": 3}
+SMALL: dict[str, Any] = {"models": "mnist-cnn", "image_size": 0, "train_samples": 10, "test_samples": 20, "clients": 3}
 SHOTS = {"partition": "n-way-k-shot", "train_samples": 0, "shots": 6}
 FEW_LABELS = {"positive_rate": 0.5, "train_samples": 20}
 UNEQUAL = {"partition": "dirichlet", "alpha": 0.5, "train_samples": 0, "test_samples": 0, "total_samples": 200}
@@ -35,7 +35,7 @@ CASES: dict[str, tuple[dict[str, Any], Any]] = {
     "participation": ({}, 0.34),
     "evaluate-every": ({}, 2),
     "max-prototype-norm": ({}, 1.0),
-    "max-prototypes-per-class": (CLUSTERS | {"image_size": 0}, 1),  # so that not all replies are refused
+    "max-prototypes-per-class": (CLUSTERS, 1),
     "max-norm-ratio": ({}, 1.0001),
     "max-samples-ratio": (UNEQUAL | {"clients": 5}, 1.0),
     "max-update-ratio": ({"algo": "fedavg"}, 0.5),
