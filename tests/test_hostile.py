@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import tracemalloc
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -49,10 +50,9 @@ def federation(folder: Path, change: Change, algo: str = "fedproto", **settings:
 
 
 @pytest.fixture(scope="module")
-def without(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Outcome]:
-    """The same runs without the fourth client's replies."""
-    sending = (algo for algo, declared in DECLARED.items() if declared.records)
-    return {algo: federation(tmp_path_factory.mktemp(algo), silent, algo) for algo in sending}
+def without(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Outcome]:
+    """Algorithm -> the same run without the fourth client's replies."""
+    return cache(lambda algo: federation(tmp_path_factory.mktemp(algo), silent, algo))
 
 
 def assert_unharmed(outcome: Outcome, reference: Outcome) -> None:
@@ -132,7 +132,7 @@ ATTACKS: dict[str, tuple[Change, str]] = {
 
 @pytest.mark.parametrize("attack", ATTACKS)
 def test_a_hostile_reply_is_refused_counted_and_harmless(
-    attack: str, tmp_path: Path, without: dict[str, Outcome]
+    attack: str, tmp_path: Path, without: Callable[[str], Outcome]
 ) -> None:
     change, said = ATTACKS[attack]
     outcome = federation(tmp_path, change)
@@ -143,20 +143,20 @@ def test_a_hostile_reply_is_refused_counted_and_harmless(
         assert len(row["refused"]["site-3"]) < 600
     assert outcome.summary["trouble"]["refused"] == len(rounds)
     if attack != "a replayed reply":  # whose first reply was honest
-        assert_unharmed(outcome, without["fedproto"])
+        assert_unharmed(outcome, without("fedproto"))
 
 
 @pytest.mark.parametrize("algo", [algo for algo, declared in DECLARED.items() if declared.records])
 @pytest.mark.parametrize("attack", ["NaN", "scaled"])
 def test_the_same_holds_for_other_algorithms(
-    algo: str, attack: str, tmp_path: Path, without: dict[str, Outcome]
+    algo: str, attack: str, tmp_path: Path, without: Callable[[str], Outcome]
 ) -> None:
     factor = 1e6 if attack == "scaled" else float("nan")
     rarely = not DECLARED[algo].prototypes or algo == "protofed"  # only in its last round
     change = weights_scaled(factor) if rarely else scaled(factor, DECLARED[algo].record)
     outcome = federation(tmp_path, change, algo)
     assert outcome.summary["trouble"]["refused"] == ROUNDS
-    assert_unharmed(outcome, without[algo])
+    assert_unharmed(outcome, without(algo))
 
 
 def test_a_negative_variance_is_refused(tmp_path: Path) -> None:
@@ -232,11 +232,11 @@ def test_a_late_claim_is_bounded_too(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "warning: site-3: 1e+12 training samples weigh as 160 (max-samples-ratio)" in capsys.readouterr().out
 
 
-def test_the_norm_is_held_to_the_median_of_the_round(tmp_path: Path, without: dict[str, Outcome]) -> None:
+def test_the_norm_is_held_to_the_median_of_the_round(tmp_path: Path, without: Callable[[str], Outcome]) -> None:
     """An absolute limit alone would let short prototypes grow by 10^6."""
     outcome = federation(tmp_path, scaled(2000), max_prototype_norm=1e12)
     assert all("times the round's median" in row["refused"]["site-3"] for row in outcome.rows[:ROUNDS])
-    assert_unharmed(outcome, without["fedproto"])
+    assert_unharmed(outcome, without("fedproto"))
 
 
 def test_a_gigabyte_is_refused_before_anything_of_it_is_copied(tmp_path: Path) -> None:
@@ -249,7 +249,7 @@ def test_a_gigabyte_is_refused_before_anything_of_it_is_copied(tmp_path: Path) -
 
 @pytest.mark.parametrize("kind", [MessageType.TRAIN, MessageType.QUERY])
 def test_a_reply_that_flower_cannot_read_costs_only_itself(
-    kind: str, tmp_path: Path, without: dict[str, Outcome], monkeypatch: pytest.MonkeyPatch
+    kind: str, tmp_path: Path, without: Callable[[str], Outcome], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A shape of words passes Flower's encoder; its decoder, inside ``pull_messages``, raises a TypeError."""
     pull = LocalGrid.pull_messages
@@ -271,7 +271,7 @@ def test_a_reply_that_flower_cannot_read_costs_only_itself(
     if kind == MessageType.TRAIN:
         outcome = federation(tmp_path, garbled)
         assert all("a reply that Flower cannot read" in row["failed"]["site-3"] for row in outcome.rows[:ROUNDS])
-        assert_unharmed(outcome, without["fedproto"])
+        assert_unharmed(outcome, without("fedproto"))
         return
     small = {"dataset": "digits", "partition": "iid", "train_samples": 20, "num_clients": 3}
     config = run_config(tmp_path, rounds=1, **small)
@@ -290,7 +290,7 @@ def test_an_error_with_a_long_reason_is_written_down_shortly(tmp_path: Path) -> 
     assert len(reason) < 600
 
 
-def test_a_rubbish_final_evaluation_is_refused(tmp_path: Path, without: dict[str, Outcome]) -> None:
+def test_a_rubbish_final_evaluation_is_refused(tmp_path: Path, without: Callable[[str], Outcome]) -> None:
     config_change = by({HOSTILE: report_with(losses__total=1.0, train_samples=0)}, MessageType.EVALUATE)
     small = {"dataset": "digits", "partition": "pathological", "classes_per_client": 5, "train_samples": 30}
     outcome = run_federation(run_config(tmp_path, rounds=1, **small), CLIENTS, tamper=config_change)
@@ -355,11 +355,11 @@ def test_an_insight_that_nobody_asked_for_is_refused(tmp_path: Path) -> None:
 # -- what cannot be told from an honest client -------------------------------------------------------------------------
 
 
-def test_moderate_lies_pass_and_do_harm(tmp_path: Path, without: dict[str, Outcome]) -> None:
+def test_moderate_lies_pass_and_do_harm(tmp_path: Path, without: Callable[[str], Outcome]) -> None:
     """Below the limits, a scaled prototype looks like one of a client whose features are that long."""
     outcome = federation(tmp_path, scaled(10))
     assert outcome.summary["trouble"]["refused"] == 0
-    found, wanted = (load_file(run.folder / "prototypes.safetensors") for run in (outcome, without["fedproto"]))
+    found, wanted = (load_file(run.folder / "prototypes.safetensors") for run in (outcome, without("fedproto")))
     assert not torch.equal(found["means"][:3], wanted["means"][:3])
 
 

@@ -20,7 +20,7 @@ from tests.declared import DECLARED
 from tests.harness import run_config, run_federation
 from tests.test_federation import without_times
 
-SMALL: dict[str, Any] = {"models": "mnist-cnn", "train_samples": 10, "test_samples": 20, "clients": 3}
+SMALL: dict[str, Any] = {"models": "mnist-cnn", "image_size": 0, "train_samples": 10, "test_samples": 20, "clients": 3}
 SHOTS = {"partition": "n-way-k-shot", "train_samples": 0, "shots": 6}
 FEW_LABELS = {"positive_rate": 0.5, "train_samples": 20}
 UNEQUAL = {"partition": "dirichlet", "alpha": 0.5, "train_samples": 0, "test_samples": 0, "total_samples": 200}
