@@ -24,6 +24,8 @@ PHASES: dict[str, Literal["total", "exchange", "aggregate"]] = {
     "messages and clients": "exchange",
     "merging": "aggregate",
 }
+MOST_BARS = 200
+"""Of more rounds areas are drawn: bars would be thinner than a pixel, and thousands of shapes."""
 UNITS = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "bytes"))
 
 
@@ -74,12 +76,14 @@ def _of_clients(rounds: list[int], rows: list[RoundRow]) -> Drawing:
     phases = list(dict.fromkeys(phase for row in rows for phase in row["seconds"]["clients"]))
     values = [[row["seconds"]["clients"].get(phase, 0.0) / row["valid"] for row in rows] for phase in phases]
     with canvas() as (figure, axes):
-        bottom = np.zeros(len(rows))
-        for index, (phase, seconds) in enumerate(zip(phases, values, strict=True)):
-            colour = COLOURS[index % len(COLOURS)]
+        colours = [COLOURS[index % len(COLOURS)] for index in range(len(phases))]
+        if len(rounds) > MOST_BARS:
+            axes.stackplot(rounds, values, colors=colours, labels=phases, linewidth=0)
+        else:
             width = 0.8 if len(rounds) <= 30 else 1.0
-            axes.bar(rounds, seconds, width, bottom=bottom, color=colour, linewidth=0, label=phase)
-            bottom += np.array(seconds)
+            bottoms = np.cumsum([np.zeros(len(rows)), *values], axis=0)
+            for phase, seconds, bottom, colour in zip(phases, values, bottoms, colours, strict=False):
+                axes.bar(rounds, seconds, width, bottom=bottom, color=colour, linewidth=0, label=phase)
         axes.set_ylabel("seconds per client")
         round_axis(axes, "round")
         legend_below(axes, 3)

@@ -2,7 +2,7 @@
 
 protofl report runs/20261121-103501-fedproto-mnist-4711
 protofl report 20261121-103501-fedproto-mnist-4711 another      (names in runs/)
-protofl report mine --against another                           with another run's curve, in grey
+protofl report mine --against another                        # with another run's curve, in grey
 """
 
 from __future__ import annotations
