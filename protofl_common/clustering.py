@@ -60,14 +60,12 @@ def cluster_classes(
 
     ``ratio`` asks for ⌈ratio · n⌉ clusters of a class of n vectors (MPFT), instead of ``clusters`` many.
     """
-    means, labels, counts = [], [], []
+    found = []
     for label in labels_N.unique().tolist():
         rows_ND = vectors_ND[labels_N == label]
         of_class, sizes_K = cluster(rows_ND, method, math.ceil(ratio * len(rows_ND)) or clusters)
-        means.append(of_class)
-        counts.append(sizes_K)
-        labels.append(torch.full((len(of_class),), label, dtype=torch.int64))
-    return Prototypes(torch.cat(means), torch.cat(labels), torch.cat(counts))
+        found.append(Prototypes(of_class, torch.full_like(sizes_K, label), sizes_K))
+    return Prototypes.joined(found)
 
 
 def _means(vectors_ND: Tensor, cluster_N: np.ndarray) -> tuple[Tensor, Tensor]:

@@ -5,7 +5,7 @@ Symbols: N samples, P prototypes, C classes, D feature dimension.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -36,8 +36,15 @@ class Prototypes:
         return Prototypes(self.means.to(device), self.labels.to(device), counts)
 
     def only(self, rows: Tensor) -> Prototypes:
-        """Those for which ``rows`` [P] is true."""
+        """Those of these ``rows``: [P] bool, or positions in the order wanted."""
         return Prototypes(self.means[rows], self.labels[rows], None if self.counts is None else self.counts[rows])
+
+    @classmethod
+    def joined(cls, sets: Iterable[Prototypes]) -> Prototypes:
+        """All of at least one set, one after another; with counts where every set has them."""
+        means, labels, counts = zip(*((one.means, one.labels, one.counts) for one in sets), strict=True)
+        told = [one for one in counts if one is not None]
+        return cls(torch.cat(means), torch.cat(labels), torch.cat(told) if len(told) == len(counts) else None)
 
     def without_counts(self) -> Prototypes:
         """The same prototypes, not telling how many samples stand behind them."""
@@ -107,9 +114,7 @@ def by_class(prototypes: Prototypes, num_classes: int) -> tuple[Tensor, Tensor]:
 def chosen(prototypes: Prototypes, among: Tensor) -> Prototypes:
     """The prototypes of the labels ``among`` [K] int64; all of them if none is of these labels."""
     of_these = torch.isin(prototypes.labels, among)
-    if not bool(of_these.any()):
-        return prototypes
-    return Prototypes(prototypes.means[of_these], prototypes.labels[of_these])
+    return prototypes.only(of_these) if bool(of_these.any()) else prototypes
 
 
 def distances(features_ND: Tensor, prototypes: Prototypes, similarity: str = "l2") -> Tensor:

@@ -18,18 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from protofl_common.catalog import CATALOG, Algorithm, Hparams
-from protofl_common.config.architectures import (
-    PROJECTION,
-    architecture_of,
-)
+from protofl_common.config.architectures import PROJECTION, architecture_of
 from protofl_common.config.backbones import EMBEDDED, parse_backbones
-from protofl_common.config.options import (
-    Scalar,
-    SettingsError,
-    keys_of,
-    read_section,
-    unknown_keys,
-)
+from protofl_common.config.options import Scalar, SettingsError, keys_of, read_section, unknown_keys
 from protofl_common.config.python_names import is_python_name
 from protofl_common.config.sections import (
     MERGINGS,

@@ -120,16 +120,12 @@ def _messages(
 ) -> list[Message]:
     """A message to each site, with its ``shares`` if there are any; the payload that all share is packed once."""
     down, common = strategy.settings.exchange.down, strategy.payload_down()
-    shared = pack_payload(common, down)
+    shared, baseline = pack_payload(common, down), strategy.federation.baseline
+    records = {"round": pack_instructions(instructions), **pack_baseline(baseline), **pack_best(best)}
     messages = []
     for site in sites:
         own = strategy.payload_for(site, common)
         packed = shared if own is common else pack_payload(own, down)
-        records = {
-            "round": pack_instructions(instructions),
-            **pack_baseline(strategy.federation.baseline),
-            **pack_best(best),
-        }
         content = RecordDict({**packed, **records, **(pack_by_site(shares[site]) if shares else {})})
         strategy.outcome.bytes_down += payload_bytes(content)
         messages.append(Message(content, strategy.federation.node_of[site], kind, group_id=str(instructions.round)))

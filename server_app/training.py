@@ -19,8 +19,8 @@ def vectors_of(uploads: Iterable[Upload], name: str = "prototypes") -> dict[str,
 
 def together(uploads: Iterable[Upload]) -> tuple[Tensor, Tensor]:
     """All client prototypes of a round [P, D] and their labels [P]."""
-    sets = vectors_of(uploads).values()
-    return torch.cat([one.means for one in sets]), torch.cat([one.labels for one in sets])
+    every = Prototypes.joined(vectors_of(uploads).values())
+    return every.means, every.labels
 
 
 def train(
@@ -35,24 +35,14 @@ def train(
 
     ``loss`` gets the rows of a minibatch, int64; one of less than ``fewest`` is left out.
     """
-    return [_epoch(loss, count, optimizer, hparams, generator, fewest) for _ in range(hparams.server_epochs)][-1]
-
-
-def _epoch(
-    loss: Callable[[Tensor], Tensor],
-    count: int,
-    optimizer: torch.optim.Optimizer,
-    hparams: ServerTrainingHparams,
-    generator: torch.Generator,
-    fewest: int,
-) -> float:
-    total, seen = 0.0, 0
-    for batch in torch.randperm(count, generator=generator).split(hparams.server_batch_size or count):
-        if len(batch) < fewest:
-            continue
-        value = loss(batch)
-        optimizer.zero_grad()
-        value.backward()
-        optimizer.step()
-        total, seen = total + value.item() * len(batch), seen + len(batch)
+    for _ in range(hparams.server_epochs):
+        total, seen = 0.0, 0
+        for batch in torch.randperm(count, generator=generator).split(hparams.server_batch_size or count):
+            if len(batch) < fewest:
+                continue
+            value = loss(batch)
+            optimizer.zero_grad()
+            value.backward()
+            optimizer.step()
+            total, seen = total + value.item() * len(batch), seen + len(batch)
     return total / max(1, seen)

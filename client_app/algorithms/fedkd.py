@@ -33,7 +33,7 @@ from client_app.site import Site
 from client_app.state import StateError
 from client_app.training import Batch, LossTerms
 from protofl_common.catalog import FedKDHparams
-from protofl_common.losses import adaptive, divergence
+from protofl_common.losses.distillation import adaptive, divergence
 from protofl_common.models.initial import initial_model
 from protofl_common.seeding import derive_seed
 from protofl_common.updates import applied, change, compressed

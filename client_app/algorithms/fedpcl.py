@@ -27,7 +27,7 @@ from client_app.algorithms.base import ClientAlgorithm
 from client_app.data import Samples
 from client_app.training import Batch, LossTerms
 from protofl_common.catalog import FedPCLHparams
-from protofl_common.losses import prototype_contrast, supervised_contrast
+from protofl_common.losses.prototype_contrast import prototype_contrast, supervised_contrast
 from protofl_common.prototypes import Prototypes, by_class
 from protofl_common.wire.payloads import Payload
 

@@ -24,7 +24,7 @@ from client_app.algorithms.fedavg import FedAvg
 from client_app.training import Batch, LossTerms
 from protofl_common.catalog import FedPLVMHparams
 from protofl_common.clustering import cluster_classes
-from protofl_common.losses import sparse_contrast, sparse_correction, sparse_similarity
+from protofl_common.losses.sparsity import sparse_contrast, sparse_correction, sparse_similarity
 from protofl_common.wire.payloads import Payload
 
 

@@ -26,7 +26,7 @@ from typing import TypeVar
 from client_app.algorithms.base import ClientAlgorithm
 from client_app.training import Batch, LossTerms
 from protofl_common.catalog import AlignmentHparams
-from protofl_common.losses import prototype_alignment
+from protofl_common.losses.alignment import prototype_alignment
 from protofl_common.prototypes import by_class
 from protofl_common.wire.payloads import Payload
 

@@ -25,7 +25,7 @@ from client_app.algorithms.base import ClientAlgorithm
 from client_app.site import Site
 from client_app.training import Batch, LossTerms
 from protofl_common.catalog import FMLHparams
-from protofl_common.losses import divergence
+from protofl_common.losses.distillation import divergence
 from protofl_common.models.initial import initial_model
 from protofl_common.wire.payloads import Payload
 

@@ -58,11 +58,6 @@ def cached_features(images: Inputs, names: Sequence[str], device: torch.device, 
     return _memory[entry]
 
 
-def forget() -> None:
-    """Empty the memory; what is on disk stays."""
-    _memory.clear()
-
-
 def _from_disk(file: Path, shape: tuple[int, int], compute: Callable[[], Tensor]) -> Tensor:
     """What ``file`` holds; computed and written first where it is missing or damaged."""
     found = _opened(file, shape)

@@ -72,9 +72,7 @@ def source_of(dataset: str) -> Source:
     return _own(partial(own.read_python, dataset), partial(own.locate_python, dataset))
 
 
-def _own(
-    read: Callable[[DataSettings], RawData], locate: Callable[[DataSettings], tuple[Path, ...]] | None = None
-) -> Source:
+def _own(read: Callable[[DataSettings], RawData], locate: Callable[[DataSettings], tuple[Path, ...]]) -> Source:
     """Data of the user's own, which decide what they have."""
     return Source(read, locate, has_domains=True, has_official=True, named_classes=True)
 

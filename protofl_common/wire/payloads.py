@@ -175,8 +175,8 @@ def _largest_class(labels: Tensor) -> int:
 
 def _pack_sets(name: str, value: tuple[Prototypes, ...], entry: VectorSets) -> ArrayRecord:
     owners = [torch.full((len(one),), index, dtype=torch.int64) for index, one in enumerate(value)]
-    means, labels = torch.cat([one.means for one in value]), torch.cat([one.labels for one in value])
-    return array_record({"means": means, "labels": labels, "owners": torch.cat(owners)})
+    every = Prototypes.joined(value)
+    return array_record({"means": every.means, "labels": every.labels, "owners": torch.cat(owners)})
 
 
 def _unpack_sets(name: str, record: ArrayRecord, entry: VectorSets, limits: Limits) -> tuple[Prototypes, ...]:

@@ -51,7 +51,5 @@ class FedPCL(ServerStrategy[FedPCLHparams]):
 
 def padded_with(own: Prototypes, others: Prototypes) -> Prototypes:
     """Eq. 7: ``own``, completed by ``others`` for the classes it lacks, in label order."""
-    missing = ~torch.isin(others.labels, own.labels)
-    labels = torch.cat([own.labels, others.labels[missing]])
-    order = labels.argsort()
-    return Prototypes(torch.cat([own.means, others.means[missing]])[order], labels[order])
+    both = Prototypes.joined([own, others.only(~torch.isin(others.labels, own.labels))])
+    return both.only(both.labels.argsort())

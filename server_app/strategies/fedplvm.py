@@ -35,11 +35,8 @@ class FedPLVM(FedAvg[FedPLVMHparams]):
         means, labels = together(uploads)
         merged = self.clustered(means, labels)
         if self.prototypes is not None:
-            kept = ~torch.isin(self.prototypes.labels, merged.labels)
-            merged = Prototypes(
-                torch.cat([merged.means, self.prototypes.means[kept]]),
-                torch.cat([merged.labels, self.prototypes.labels[kept]]),
-            )
+            unsent = ~torch.isin(self.prototypes.labels, merged.labels)
+            merged = Prototypes.joined([merged, self.prototypes.only(unsent)])
         self.prototypes = merged
         return {"local-prototypes": float(len(labels)), "global-prototypes": float(len(merged))}
 

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor, nn
 
 from protofl_common.catalog import FedTGPHparams, ServerTrainingHparams
-from protofl_common.losses import largest_distance, largest_nearest_distance, margin_contrast
+from protofl_common.losses.margin import largest_distance, largest_nearest_distance, margin_contrast
 from protofl_common.prototypes import Prototypes, class_means
 from protofl_common.seeding import derive_seed
 from server_app.network.membership import Federation

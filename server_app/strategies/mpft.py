@@ -49,8 +49,8 @@ class MPFT(ServerStrategy[MPFTHparams]):
     def merge(self, uploads: list[Upload]) -> dict[str, float]:
         """Train on all centres that there are; the last epoch's mean loss."""
         self.centres |= vectors_of(uploads)
-        sets = [self.centres[site] for site in sorted(self.centres)]
-        inputs_PF, labels_P = torch.cat([one.means for one in sets]), torch.cat([one.labels for one in sets])
+        centres = Prototypes.joined(self.centres[site] for site in sorted(self.centres))
+        inputs_PF, labels_P = centres.means, centres.labels
         optimizer = torch.optim.AdamW(self.model.parameters(), lr=self.hparams.server_lr)
         self.model.train()
 

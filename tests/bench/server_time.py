@@ -17,7 +17,7 @@ from types import SimpleNamespace
 import torch
 from torch import Tensor, nn
 
-from protofl_common.losses import margin_contrast
+from protofl_common.losses.margin import margin_contrast
 from protofl_common.prototypes import Prototypes
 from protofl_common.settings import Settings, default_run_config
 from protofl_common.wire.payloads import Payload

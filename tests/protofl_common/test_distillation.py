@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from protofl_common.losses import adaptive, divergence
+from protofl_common.losses.distillation import adaptive, divergence
 
 
 def logits(*rows: list[float]) -> torch.Tensor:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from protofl_common.losses import prototype_alignment
+from protofl_common.losses.alignment import prototype_alignment
 
 FEATURES = torch.tensor([[3.0, 4.0], [0.0, 0.0], [1.0, 1.0], [5.0, 5.0]])
 LABELS = torch.tensor([0, 0, 2, 3])

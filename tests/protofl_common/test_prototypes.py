@@ -105,3 +105,14 @@ def test_cosine_distances_are_of_directions_alone() -> None:
     prototypes = Prototypes(torch.tensor([[5.0, 0.0], [0.0, 0.1]]), torch.tensor([3, 4]))
     found = distances(torch.tensor([[2.0, 0.0], [0.0, 9.0]]), prototypes, "cosine")
     torch.testing.assert_close(found, torch.tensor([[0.0, 2**0.5], [2**0.5, 0.0]]))
+
+
+def test_joined_sets_keep_their_order_and_tell_counts_only_if_all_do() -> None:
+    one = Prototypes(torch.ones(1, 2), torch.tensor([4]), torch.tensor([3]))
+    other = Prototypes(torch.zeros(2, 2), torch.tensor([1, 4]), torch.tensor([5, 6]))
+    both = Prototypes.joined([one, other])
+    assert both.labels.tolist() == [4, 1, 4]
+    assert both.means[:, 0].tolist() == [1, 0, 0]
+    assert both.counts is not None
+    assert both.counts.tolist() == [3, 5, 6]
+    assert Prototypes.joined([one, other.without_counts()]).counts is None

@@ -7,15 +7,7 @@ from typing import Literal
 
 import numpy as np
 
-from protofl_common.report.figures.drawing import (
-    COLOURS,
-    Drawing,
-    canvas,
-    draw,
-    legend_below,
-    plot_lines,
-    round_axis,
-)
+from protofl_common.report.figures.drawing import COLOURS, Drawing, canvas, draw, legend_below, plot_lines, round_axis
 from protofl_common.report.reading import Run
 from protofl_common.run_folder import RoundRow
 

@@ -22,6 +22,6 @@ def digit_domains() -> RawData:
 @pytest.fixture
 def _forgotten() -> Iterator[None]:
     """Nothing is in memory before and after."""
-    cache.forget()
+    cache._memory.clear()
     yield
-    cache.forget()
+    cache._memory.clear()

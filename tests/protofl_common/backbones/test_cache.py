@@ -43,7 +43,7 @@ def test_computed_once_per_machine(images: Images, runs: list[int], tmp_path: Pa
     assert torch.equal(first, extract_features(images, NAMES, CPU))
     runs.clear()
     assert cached_features(images, NAMES, CPU, tmp_path, "site 1/train") is first  # from memory
-    cache.forget()
+    cache._memory.clear()
     assert torch.equal(cached_features(images, NAMES, CPU, tmp_path, "site 1/train"), first)  # from disk
     assert runs == []
     (file,) = tmp_path.glob("features/*.safetensors")
@@ -77,7 +77,7 @@ def test_damaged_files_are_made_anew(images: Images, runs: list[int], tmp_path: 
     (file,) = tmp_path.glob("features/*.safetensors")
     sound = file.read_bytes()
     file.write_bytes(sound[:-5] if damage is None else damage)
-    cache.forget()
+    cache._memory.clear()
     runs.clear()
     assert torch.equal(cached_features(images, NAMES, CPU, tmp_path, "x"), first)
     assert runs == [6, 6]
@@ -95,7 +95,7 @@ def test_files_of_other_content_are_made_anew(
     first = cached_features(images, NAMES, CPU, tmp_path, "x")
     (file,) = tmp_path.glob("features/*.safetensors")
     save_file({"features": wrong}, file)
-    cache.forget()
+    cache._memory.clear()
     assert torch.equal(cached_features(images, NAMES, CPU, tmp_path, "x"), first)
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from protofl_common.losses import class_distillation
+from protofl_common.losses.distillation import class_distillation
 
 TARGETS = torch.tensor([[0.5, 0.25, 0.25], [9.0, 9.0, 9.0], [0.0, 0.0, 1.0]], dtype=torch.float64)
 KNOWN = torch.tensor([True, False, True])

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from protofl_common.losses import angular_alignment, mean_nearest_distance, orthogonality
+from protofl_common.losses.margin import mean_nearest_distance
+from protofl_common.losses.orthogonality import angular_alignment, orthogonality
 
 SAMPLES = torch.tensor([[3.0, 4.0], [-2.0, 0.0]], dtype=torch.float64)
 LABELS = torch.tensor([0, 1])
