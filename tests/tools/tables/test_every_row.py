@@ -6,6 +6,7 @@ small and random, and weights of ImageNet are an embedded backbone's; all else i
 
 from __future__ import annotations
 
+import shutil
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import replace
@@ -91,14 +92,16 @@ def problem_of(run: Run, cells: list[Cell], folder: Path, cache: Path) -> str:
     """What is wrong with the run, or with what its cells read of it; "" where nothing is."""
     try:
         outcome = run_federation(*small(run, folder, cache))
+        found, missing = [], ""
+        for cell in cells:
+            try:
+                found.append(replace(cell.figure, domain="").read(outcome.folder))
+            except NoFigure as none:
+                missing = str(none)
     except Exception as error:
         return f"{type(error).__name__}: {error}"
-    found = []
-    for cell in cells:
-        try:
-            found.append(replace(cell.figure, domain="").read(outcome.folder))
-        except NoFigure as none:
-            missing = str(none)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)  # the models of all runs are many gigabytes
     lost = [reason for row in outcome.rows for kind in ("failed", "refused") for reason in row[kind].values()]
     return lost[0] if lost else "" if found else missing
 
