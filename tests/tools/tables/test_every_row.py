@@ -82,6 +82,7 @@ def small(run: Run, folder: Path, cache: Path) -> tuple[dict[str, Any], int]:
     """The run's config, made small, and its number of clients."""
     config = default_run_config() | run.config | SMALL
     config |= {key: min(config[key], most) for key, most in LARGEST.items()}
+    config["positive-rate"] = max(config["positive-rate"], 0.5)  # batch normalisation needs more than one sample
     config |= {"backbones": "glyphs"} if ":" in config["backbones"] else {}
     here = {"out-dir": str(folder), "cache-dir": str(cache / config["data-dir"]), "report": False, "threads": 1}
     counts = config["clients-per-domain"]
