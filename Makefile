@@ -38,7 +38,7 @@ test: $(BIN)/.installed  ## unit tests and in-process federations, on all cores:
 test-system: $(BIN)/.installed  ## whole systems of real Flower processes, two files at once: they often wait; twenty minutes
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m 'system and not long' --durations=15
 
-test-long: $(BIN)/.installed  ## what takes minutes: every algorithm alone on two and ten SuperNodes, with all defaults
+test-long: $(BIN)/.installed  ## what takes minutes: every algorithm alone on two and ten SuperNodes, every row of every table
 	$(BIN)/python -m pytest -m long --durations=0
 
 coverage: $(BIN)/.installed  ## the lines that `make test` does not run

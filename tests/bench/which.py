@@ -70,7 +70,7 @@ def main() -> None:
     parser.add_argument("--part", type=int, nargs=2, default=[0, 1], metavar=("I", "N"), help="the I-th of N parts")
     arguments = parser.parse_args()
     if arguments.what == "draw":
-        points = {situation: points_of(situation) for situation in SITUATIONS}
+        points = {situation: found for situation in SITUATIONS if (found := points_of(situation))}
         draw(points)
         before, _, after = PAGE.read_text(encoding="utf-8").partition(BEGIN)
         PAGE.write_text(before + BEGIN + table(points) + END + after.partition(END)[2], encoding="utf-8")
@@ -132,6 +132,8 @@ def points_of(situation: str) -> dict[str, Point]:
     found = {}
     for name in dict.fromkeys(row["algorithm"] for row in rows):
         own = [row for row in rows if row["algorithm"] == name and row["seed"] in alone]
+        if not own:
+            continue
         found[name] = Point(
             [float(row["head"] or row["prototype"]) for row in own],
             statistics.fmean(int(row["up"]) + int(row["down"]) for row in own),
@@ -143,14 +145,17 @@ def points_of(situation: str) -> dict[str, Point]:
 def table(points: dict[str, dict[str, Point]]) -> str:
     """A row per algorithm, in the figure's groups."""
     names = [name for group in GROUPS.values() for name in group]
-    lines = [f"| | {' | '.join(SITUATIONS)} | bytes, label shift | few samples | CPU, × Local's |", "|---" * 8 + "|"]
+    bytes_of = [situation for situation in ("label shift", "few samples") if situation in points]
+    header = ["", *points, *(f"bytes, {situation}" for situation in bytes_of), "CPU, × Local's"]
+    lines = [f"| {' | '.join(header)} |", "|---" * len(header) + "|"]
     best = {situation: max(found.values(), key=lambda point: point.accuracy) for situation, found in points.items()}
     for name in names:
         here = {situation: found[name] for situation, found in points.items() if name in found}
-        texts = [str(here.get(situation, "–")) for situation in SITUATIONS]
-        texts = [f"**{text}**" if here.get(s) is best[s] else text for s, text in zip(SITUATIONS, texts, strict=True)]
-        texts += [human_bytes(here[s].bytes) if s in here else "–" for s in ("label shift", "few samples")]
-        lines.append(f"| {name} | {' | '.join(texts)} | {statistics.fmean(one.cost for one in here.values()):.1f} |")
+        texts = [f"**{here[s]}**" if here.get(s) is best[s] else str(here.get(s, "–")) for s in points]
+        texts += [human_bytes(here[s].bytes) if s in here else "–" for s in bytes_of]
+        if here:
+            texts.append(f"{statistics.fmean(one.cost for one in here.values()):.1f}")
+            lines.append(f"| {name} | {' | '.join(texts)} |")
     return "\n".join(lines) + "\n"
 
 
@@ -161,8 +166,11 @@ def draw(points: dict[str, dict[str, Point]]) -> None:
     matplotlib.use("svg")
     matplotlib.rcParams |= {"svg.fonttype": "none", "svg.hashsalt": "which", "font.size": 9}
     from matplotlib import pyplot
+    from matplotlib.ticker import NullFormatter
 
-    figure, axes = pyplot.subplots(2, len(SITUATIONS), figsize=(14, 7), sharey="col", layout="constrained")
+    figure, axes = pyplot.subplots(
+        2, len(points), figsize=(1 + 3.3 * len(points), 7), sharey="col", layout="constrained", squeeze=False
+    )
     for (situation, found), (above, below) in zip(points.items(), axes.T, strict=True):
         for names, colour, group in zip(GROUPS.values(), COLOURS, GROUPS, strict=True):
             here = [found[name] for name in names if name in found]
@@ -171,28 +179,29 @@ def draw(points: dict[str, dict[str, Point]]) -> None:
             below.scatter([point.cost for point in here], heights, 24, colour)
         for axis, across in ((above, "bytes"), (below, "cost")):
             axis.set_xscale("log")
+            axis.xaxis.set_minor_formatter(NullFormatter())
             axis.spines[["top", "right"]].set_visible(False)
             axis.margins(0.15, 0.08)
-            for name in best_for(found, across):
+            for number, name in enumerate(named(found)):
                 where = (max(getattr(found[name], across), 1e4 if across == "bytes" else 0), found[name].accuracy)
-                axis.annotate(name, where, xytext=(0, 5), textcoords="offset points", ha="center", fontsize=8)
+                apart = (0, 5 if number % 2 else -12)
+                axis.annotate(name, where, apart, textcoords="offset points", ha="center", fontsize=8)
         above.set_title(situation)
-        above.set_xlabel("bytes up + down (none at all: left edge)")
+        above.set_xlabel("bytes up + down (nothing: left edge)")
+        above.xaxis.set_major_formatter(lambda value, _: human_bytes(value).replace(".0", ""))
         below.set_xlabel("CPU time, × Local's")
+        below.set_xticks([1, 2, 4, 8], ["1", "2", "4", "8"])
     for axis in axes[:, 0]:
         axis.set_ylabel("accuracy, %")
     figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=4, title="what travels")
     figure.savefig(MEASURED.with_suffix(".svg"), metadata={"Date": None})
 
 
-def best_for(found: dict[str, Point], across: str) -> list[str]:
-    """Local, and what is more accurate than everything that costs no more."""
-    names, best = ["Local"], 0.0
-    for name in sorted(found, key=lambda name: (getattr(found[name], across), -found[name].accuracy)):
-        if found[name].accuracy > best:
-            best = found[name].accuracy
-            names.append(name)
-    return list(dict.fromkeys(names))
+def named(found: dict[str, Point]) -> list[str]:
+    """FedAvg, and the most accurate algorithm of each group."""
+    groups = [[name for name in group if name in found] for group in GROUPS.values()]
+    best = [max(names, key=lambda name: found[name].accuracy) for names in groups if names]
+    return list(dict.fromkeys([*best, *({"FedAvg"} & found.keys())]))
 
 
 if __name__ == "__main__":
