@@ -229,7 +229,7 @@ def test_a_late_claim_is_bounded_too(tmp_path: Path, capsys: pytest.CaptureFixtu
 
     small = {"dataset": "digits", "partition": "iid", "train_samples": 20, "num_clients": 3, "rounds": 2}
     run_federation(run_config(tmp_path, algo="fedproto", **small), nodes=nodes, tamper=joins)
-    assert "warning: site-3: 1e+12 training samples weigh as 160 (max-samples-ratio)" in capsys.readouterr().out
+    assert "warning: site-3: 1e+12 training samples weigh as 40 (max-samples-lead)" in capsys.readouterr().out
 
 
 def test_the_norm_is_held_to_the_median_of_the_round(tmp_path: Path, without: Callable[[str], Outcome]) -> None:

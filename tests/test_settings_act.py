@@ -38,6 +38,7 @@ CASES: dict[str, tuple[dict[str, Any], Any]] = {
     "max-prototypes-per-class": (CLUSTERS, 1),
     "max-norm-ratio": ({}, 1.0001),
     "max-samples-ratio": (UNEQUAL | {"clients": 5}, 1.0),
+    "max-samples-lead": (UNEQUAL | {"clients": 5, "alpha": 0.1}, 1.0),
     "max-update-ratio": ({"algo": "fedavg"}, 0.5),
     "merging": ({}, "median"),
     "trim-fraction": ({"merging": "trimmed-mean", "clients": 5}, 0.4),

@@ -62,6 +62,7 @@ class FederationSettings:
     max_prototypes_per_class: int = option(minimum=1)
     max_norm_ratio: float = option(above=1)
     max_samples_ratio: float = option(minimum=1)
+    max_samples_lead: float = option(minimum=1)
     max_update_ratio: float = option(minimum=0)
     merging: str = option(choices=MERGINGS)
     trim_fraction: float = option(minimum=0, maximum=0.49)

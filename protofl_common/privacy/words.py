@@ -18,7 +18,7 @@ def protections(settings: Mapping[str, Scalar]) -> list[str]:
     if settings.get("secagg", False):
         lines.append(
             "secure aggregation: the server learns sums over the clients, no single upload and no classes of one; "
-            "max-norm-ratio and max-samples-ratio cannot act"
+            "max-norm-ratio, max-samples-ratio and max-samples-lead cannot act"
         )
     if settings.get("dp", "none") == "none":
         return lines

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import cast
 
 from flwr.app import Message
 from torch import Tensor
 
+from protofl_common.config.sections import FederationSettings
 from protofl_common.insight import Insight
 from protofl_common.prototypes import Prototypes
-from protofl_common.robust import without_the_farthest
+from protofl_common.robust import FEWEST, without_the_farthest
 from protofl_common.run_folder import Seconds
 from protofl_common.settings import Settings
 from protofl_common.text import printable
@@ -37,7 +38,7 @@ class Upload:
 
     @property
     def train_samples(self) -> float:
-        """n of FedAvg's weights: its samples, as far as ``max-samples-ratio`` lets them count."""
+        """n of FedAvg's weights: its samples, as far as `most_samples` lets them count."""
         return min(self.report.train_samples, self.most)
 
 
@@ -145,21 +146,33 @@ def voted(uploads: list[Upload], settings: Settings) -> list[Upload]:
 
 
 def bounded(uploads: list[Upload], federation: Federation, outcome: Outcome) -> list[Upload]:
-    """The uploads, of which none weighs as more than ``max-samples-ratio`` times the median samples of all sites.
+    """The uploads, of which none weighs as more samples than `most_samples` of all sites.
 
     What a site says of its samples cannot be verified; its claim must not make the mean its own.
     """
-    ratio = federation.settings.federation.max_samples_ratio
-    usual = statistics.median_low(card.train_samples for card in federation.cards.values())
-    most = max(1.0, ratio * usual)
+    claims = [card.train_samples for card in federation.cards.values()]
+    most, why = most_samples(claims, federation.settings.federation)
     found = []
     for upload in uploads:
         if (claimed := upload.train_samples) > most:
-            outcome.capped[upload.site] = f"{claimed:g} training samples weigh as {most:g} (max-samples-ratio)"
+            outcome.capped[upload.site] = f"{claimed:g} training samples weigh as {most:g} ({why})"
             entries = {name: _with_counts(one, most / claimed) for name, one in upload.payload.entries.items()}
             upload = replace(upload, payload=Payload(**entries), most=most)
         found.append(upload)
     return found
+
+
+def most_samples(claims: Sequence[int], limits: FederationSettings) -> tuple[float, str]:
+    """As how many samples a client may weigh, and which setting says so.
+
+    A multiple of the median bounds several liars, but it must be large, for honest clients differ as much. The largest
+    honest claim is closer to the next one, which bounds a single liar.
+    """
+    found = [(limits.max_samples_ratio * statistics.median_low(claims), "max-samples-ratio")]
+    if len(claims) >= FEWEST:
+        found.append((limits.max_samples_lead * sorted(claims)[-2], "max-samples-lead"))
+    most, why = min(found)
+    return max(1.0, most), why
 
 
 def _with_counts(value: Value, factor: float) -> Value:

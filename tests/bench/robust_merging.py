@@ -48,6 +48,7 @@ ATTACKS: dict[str, Callable[[Collection[int]], Tamper]] = {
     "without them": always(silent),
     "× 10": always(everywhere(scaled(10), reversed_update(-10))),
     "sign flipped": always(everywhere(scaled(-1), reversed_update(1))),
+    "× −5": always(everywhere(scaled(-5), reversed_update(5))),
     "labels flipped": always(LABELS),
     "flipped, × 5": always(FLIPPED_AND_LONG),
     "within the spread": Colluding,
@@ -111,6 +112,10 @@ def _cell(found: list[float]) -> str:
     return f"{statistics.mean(found):.1f}{spread}" if found else "–"
 
 
+def _value(text: str) -> Any:
+    return json.loads(text) if text[0].isdigit() else text
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("robust"))
@@ -137,9 +142,8 @@ def main() -> None:
         what["private"] = options.private
         if any(what.items() <= one.items() for one in done) or (attack.startswith("flood") and algo not in FLOODED):
             continue
-        given = dict(pair.split("=") for pair in text.split(","))
-        numbers = {key: float(value) if value[0].isdigit() else value for key, value in given.items()}
-        done.append(what | tried(algo, attack, hostile, seed, small | numbers))
+        given = {key: _value(value) for key, value in (pair.split("=") for pair in text.split(","))}
+        done.append(what | tried(algo, attack, hostile, seed, small | given))
         with kept.open("a") as file:
             file.write(json.dumps(done[-1], ensure_ascii=False) + "\n")
         print(json.dumps(done[-1], ensure_ascii=False), flush=True)
