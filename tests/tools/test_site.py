@@ -9,7 +9,6 @@ import stat
 import subprocess
 import sys
 from datetime import UTC, datetime, timedelta
-from importlib import import_module
 from pathlib import Path
 from unittest.mock import MagicMock
 
@@ -158,8 +157,8 @@ def test_a_site_asks_for_work_every_second(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr("sys.argv", [])
     monkeypatch.setattr("time.sleep", waits.append)
     monkeypatch.setattr("subprocess.Popen", MagicMock())
-    module = import_module("flwr.supernode.cli.flower_supernode")
-    monkeypatch.setattr(module, "flower_supernode", lambda: [supernode.time.sleep(wait) for wait in (3, 0.5)])
+    asks = "protofl_common.tools.site.supernode.flower_supernode"
+    monkeypatch.setattr(asks, lambda: [supernode.time.sleep(wait) for wait in (3, 0.5)])
     assert main(["site", "run", "--insecure", "--node-config", NODE]) == 0
     assert waits == [1, 0.5]
 

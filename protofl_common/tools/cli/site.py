@@ -13,13 +13,8 @@ the code that is installed here, whatever a run brings, or, with --allow-code, t
 from __future__ import annotations
 
 import argparse
-import os
-import subprocess
 import sys
-import time
 from pathlib import Path
-from types import SimpleNamespace
-from unittest.mock import patch
 
 from protofl_common.config.options import SettingsError
 from protofl_common.tools.cli.as_json import add_json, print_json
@@ -28,8 +23,6 @@ from protofl_common.tools.cli.recipes import ROOT
 
 OURS = ("--isolation", "--superexec-auth-secret-file", "--ssl-certfile", "--allow-runtime-dependency-installation")
 """Options of flower-supernode that `run` sets, or that it does not go together with."""
-PAUSE = 1.0
-"""Seconds before work is asked for again; flower-supernode's are 3, which a round waits for."""
 
 
 def describe(parser: argparse.ArgumentParser) -> None:
@@ -69,42 +62,21 @@ def act(arguments: argparse.Namespace) -> int:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Start the executor, and become the SuperNode that it works for; it ends when the SuperNode does."""
-    from flwr.supernode import start_client_internal
-    from flwr.supernode.cli.flower_supernode import flower_supernode
-
+    """Be the SuperNode, and have the executor work for it."""
     from protofl_common.tools.site.bundle import allowed_code
     from protofl_common.tools.site.check import wrong_on_the_way
     from protofl_common.tools.site.node import node_config, site_settings, supernode_options
+    from protofl_common.tools.site.supernode import start
 
     allow, options = allowed_code(arguments.allow_code), supernode_options(arguments.supernode)
     site_settings(node_config(options.node_config))
     for option in OURS:
         if any(word.partition("=")[0] == option for word in arguments.supernode):
             raise SettingsError(f"{option}: not together with protofl site run")
-    secret, name = os.urandom(32), "protofl_common.tools.site.executor"
-    at = f"{options.host}:{options.port}"
-    command = [sys.executable, "-m", name, at, allow, arguments.start_method, str(os.getpid())]
-    executor = subprocess.Popen(command, stdin=subprocess.PIPE)
-    assert executor.stdin is not None
-    executor.stdin.write(secret)
-    executor.stdin.close()
     for one in wrong_on_the_way(options):  # of some of which Flower says no word
         print(f"protofl: {one.level} {one.topic}: {one.text}", file=sys.stderr, flush=True)
-    sys.argv = ["flower-supernode", *arguments.supernode, "--isolation", "process"]
-    sys.argv += ["--superexec-auth-secret-file", _pipe_with(secret)]
-    hasty = SimpleNamespace(sleep=lambda seconds: time.sleep(min(seconds, PAUSE)))
-    with patch.object(start_client_internal, "time", hasty):
-        flower_supernode()
+    start(arguments.supernode, f"{options.host}:{options.port}", allow, arguments.start_method)
     return 0
-
-
-def _pipe_with(secret: bytes) -> str:
-    """The name of a pipe from which this process reads ``secret`` once."""
-    reading, writing = os.pipe()
-    os.write(writing, secret)
-    os.close(writing)
-    return f"/dev/fd/{reading}"
 
 
 def print_hash(arguments: argparse.Namespace) -> int:

@@ -144,12 +144,14 @@ def _row(said: dict[str, Any], columns: list[str]) -> Row:
 def _problems(content: dict[str, Any]) -> list[str]:
     problems = _unknown("", content, TABLE_KEYS)
     problems += [f"{key}: missing" for key in ("title", "recipe", "rows") if not content.get(key)]
-    if not _whole_numbers(content.get("seeds", [1])):
-        problems.append(f"seeds = {content['seeds']!r}: must be a list of whole numbers, at least 0")
+    seeds = content.get("seeds", [1])
+    if not _whole_numbers(seeds):
+        problems.append(f"seeds = {seeds!r}: must be a list of whole numbers, at least 0")
+        seeds = []
     trials, trial_seeds = content.get("trials", 1), content.get("trial-seeds", list(TRIAL_SEEDS))
     if not _whole_numbers([trials]) or trials < 1:
         problems.append(f"trials = {trials!r}: must be a whole number, at least 1")
-    if not _whole_numbers(trial_seeds) or set(trial_seeds) & set(content.get("seeds", [1])):
+    if not _whole_numbers(trial_seeds) or set(trial_seeds) & set(seeds):
         problems.append(
             f"trial-seeds = {trial_seeds!r}: must be a list of whole numbers, none of them one of the seeds"
         )
