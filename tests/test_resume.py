@@ -23,7 +23,7 @@ from protofl_common.tools.cli.recipes import read_recipe
 from server_app import app as app_module
 from server_app import round as round_module
 from server_app.network.membership import FederationError
-from server_app.run.checkpoint import FOLDER, alone_in, checkpoints
+from server_app.run.checkpoint import FOLDER, checkpoints
 from server_app.run.writer import Results
 from server_app.validation.replies import Expected
 from tests.harness import Outcome, Tamper, run_config, run_federation
@@ -244,12 +244,6 @@ def test_two_servers_never_write_one_run(tmp_path: Path) -> None:
     stop(config, "after the checkpoint", 1)
     with FileLock(tmp_path / "runs" / ".mine.lock"):
         assert "another process is at work" in refusal(config)
-
-
-def test_whoever_opened_the_lock_of_a_run_locks_what_the_next_one_locks(tmp_path: Path) -> None:
-    with alone_in(tmp_path / "mine"):
-        pass
-    assert (tmp_path / ".mine.lock").exists()  # were it removed, two processes could each lock a file of that name
 
 
 @pytest.mark.parametrize("place", ["while the clients train", "after the checkpoint"])

@@ -100,7 +100,7 @@ CASES: dict[str, tuple[dict[str, Any], Any]] = {
     "fedplvm.kmeans-clusters": (CLUSTERS | {"fedplvm__local_clusters": "kmeans"}, 3),
 }
 CASES |= {
-    f"{algo}.{key}": ({"algo": algo, "local_epochs": 2, "clients": 2}, other)
+    f"{algo}.{key}": ({"algo": algo, "local_epochs": 2, "clients": 2, "train_samples": 20}, other)
     for algo, declared in DECLARED.items()
     for key, other in declared.acts.items()
 }

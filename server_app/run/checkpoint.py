@@ -158,4 +158,5 @@ def alone_in(folder: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        lock.release()  # the file stays: whoever waits for it may have opened it
+        Path(lock.lock_file).unlink(missing_ok=True)  # who has opened it meanwhile finds that, and opens a new one
+        lock.release()

@@ -23,11 +23,11 @@ from flwr.supercore.task_identity import TaskIdentity
 from flwr.supercore.utils import get_flwr_home
 
 from protofl_common.catalog import CATALOG
+from protofl_common.code_version import code_version
 from protofl_common.config.options import Scalar, SettingsError
 from protofl_common.permissions import DEMANDS, LIMITS, allowed_by
 from protofl_common.settings import app_folder, default_run_config
 from protofl_common.text import names_in
-from protofl_common.tools.site.bundle import bundle_hash
 from protofl_common.tools.site.client_process import INSTALLED
 from protofl_common.tools.site.node import node_config, site_folders, site_settings, supernode_options
 from protofl_common.tools.superlink_tls import shown_by
@@ -86,7 +86,7 @@ def _code(allow: str) -> Iterator[Finding]:
         text = "whoever may submit runs has code of their own run here and may do all that uid "
         yield Finding(WARNING, "code", f"{text}{os.geteuid()} may; what follows binds ProtoFL's code only")
         return
-    own = f"that of {app_folder()} (bundle {bundle_hash(app_folder())[:8]}…), whatever a run brings"
+    own = f"that of {app_folder()} (version {code_version()}), whatever a run brings"
     named = f"bundles {', '.join(f'{one[:8]}…' for one in allow.split(','))}"
     yield Finding(FACT, "code", f"{own if allow == INSTALLED else named}; with `protofl site run`")
 
