@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -33,7 +34,7 @@ def outgoing(upload: Payload, site: Site, number: int) -> Payload:
 
 def told_metrics(metrics: dict[str, float], labels_N: Ints, site: Site) -> dict[str, float]:
     """Without the recalls of classes of fewer than ``min-class-samples`` of the samples that they are of."""
-    counts_C = torch.from_numpy(labels_N).bincount(minlength=site.num_classes)
+    counts_C = torch.from_numpy(np.bincount(labels_N, minlength=site.num_classes))
     small = counts_C < site.settings.privacy.min_class_samples
     few = {f"{RECALL}/{label}" for label in small.nonzero().flatten().tolist()}
     return {name: value for name, value in metrics.items() if name.partition("/")[2] not in few}
