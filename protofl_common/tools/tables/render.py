@@ -78,7 +78,8 @@ def collect(table: TableFile, cells: list[Cell], runs: Runs) -> Results:
 def markdown(table: TableFile, results: Results, overrides: dict[str, Scalar]) -> str:
     """The whole document."""
     notes: dict[tuple[str, str], list[str]] = {}
-    header = ["", *(text for column in table.columns for text in (column, "paper"))]
+    beside = ("paper",) if any(row.paper for row in table.rows.values()) else ()
+    header = ["", *(text for column in table.columns for text in (column, *beside))]
     lines = [f"# {table.title}", ""]
     lines += [f"{table.source}", ""] if table.source else []
     lines += [f"{table.note}", ""] if table.note else []
@@ -87,7 +88,7 @@ def markdown(table: TableFile, results: Results, overrides: dict[str, Scalar]) -
         texts = [name]
         for column in table.columns:
             result = results.get((name, column))
-            texts += [result.text if result else "–", row.paper.get(column, "")]
+            texts += [result.text if result else "–", *(row.paper.get(column, "") for _ in beside)]
             if result and result.reason:
                 notes.setdefault((name, f"{result.state}: {result.reason}"), []).append(column)
         lines.append(_line(texts))
