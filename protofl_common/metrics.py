@@ -105,7 +105,12 @@ def has_stalled(rows: Sequence[RoundRow], metric: str, patience: int) -> bool:
 
 def best_text(best: Best) -> str:
     """``"75.00 @3 (chosen on test data)"``: percent, and after which round."""
-    return f"{100 * best['mean']:.2f} @{best['after-round']} (chosen on {best.get('chosen-on', 'test')} data)"
+    return f"{short_best(best)} (chosen on {best.get('chosen-on', 'test')} data)"
+
+
+def short_best(best: Best) -> str:
+    """``"75.00 @3"``, where the text beside it says on which data the round was chosen."""
+    return f"{100 * best['mean']:.2f} @{best['after-round']}"
 
 
 def _measured(rows: Sequence[RoundRow]) -> set[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from html import unescape
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +52,7 @@ def test_validation_figures_stand_beside_those_of_test_data(
         assert text in said
     shown = page(read_run(outcome.folder))
     assert "chosen on validation data" in shown
-    assert "mean on validation data" in shown
+    assert "Dotted: the mean on the clients' validation data." in unescape(shown)
     assert "<td>head, validation</td>" in shown
 
 

@@ -16,7 +16,7 @@ from protofl_common.config.options import Scalar, keys_of
 from protofl_common.config.sections import DataSettings, keys_that_change
 from protofl_common.evaluation_metrics import RECALL
 from protofl_common.files import write_text
-from protofl_common.metrics import best_of, best_text, fairness, human_bytes, human_seconds
+from protofl_common.metrics import best_of, fairness, human_bytes, human_seconds, short_best
 from protofl_common.privacy.words import protections
 from protofl_common.report.figures import FIGURES
 from protofl_common.report.figures.drawing import Drawing
@@ -193,6 +193,7 @@ def _against(run: Run) -> str:
 def _accuracies(run: Run) -> str:
     """The last evaluation: mean, spread over the clients, and the best mean of the run."""
     rows: list[Row] = []
+    chosen_on: set[str] = set()
     for kind in run.kinds:
         evaluated = run.evaluations(kind)
         last = evaluated[-1]
@@ -202,7 +203,8 @@ def _accuracies(run: Run) -> str:
         cells += [spread[name] for name in ("worst-10%", "worst-20%", "worst-40%", "best-10%", "std")]
         text = [kind, *(f"{100 * value:.2f}" for value in cells), f"{10_000 * spread['variance']:.1f}"]
         best = best_of(run.rows, kind)
-        rows.append([*text, best_text(best) if best else "–"])
+        rows.append([*text, short_best(best) if best else "–"])
+        chosen_on |= {best.get("chosen-on", "test")} if best else set()
         if kind in last.get("validation", {}):
             validated = last["validation"][kind]
             means = [f"{100 * validated[name]:.2f}" for name in ("mean", "weighted", "worst-10%")]
@@ -213,7 +215,8 @@ def _accuracies(run: Run) -> str:
     heads = ("", "mean", "by samples", "worst 10 %", "worst 20 %", "worst 40 %", "best 10 %", "std", "variance")
     note = (
         f"Test accuracy after round {after} in percent, over the clients (their spread as in FedPCL, Tables 12 and 13; "
-        "std in points, variance in points²), and the best mean with its round and the data that this was chosen on."
+        "std in points, variance in points²), and the best mean with its round, which was "
+        f"{' and '.join(f'chosen on {data} data' for data in sorted(chosen_on)) or 'not found'}."
     )
     return table((*heads, "best mean"), rows, note)
 

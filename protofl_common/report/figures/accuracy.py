@@ -48,7 +48,7 @@ def curves(run: Run) -> list[Drawing]:
             if with_validation := [row for row in rows if kind in row.get("validation", {})]:
                 values = [100 * row["validation"][kind]["mean"] for row in with_validation]
                 rounds = [row["evaluated-after-round"] for row in with_validation]
-                axes.plot(rounds, values, ":", color=COLOURS[index], label=f"{kind}, mean on validation data")
+                axes.plot(rounds, values, ":", color=COLOURS[index], label=f"{kind}, validation")
         if run.reference:
             _reference(axes, run.reference, run.kinds)
         dotted = (
@@ -72,7 +72,7 @@ def _reference(axes: Any, other: Run, kinds: list[str]) -> None:
     for index, kind in enumerate(kind for kind in other.kinds if kind in kinds):
         rows = other.evaluations(kind)
         rounds, values = [row["evaluated-after-round"] for row in rows], [row["accuracy"][kind]["mean"] for row in rows]
-        label = f"{short(other.name, 24)}, {kind}"
+        label = f"{kind}, other run"
         axes.plot(rounds, 100 * np.array(values), ("-", "--")[index], color="#888888", label=label, zorder=1)
 
 

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from filelock import FileLock, Timeout
+from rich.box import SIMPLE
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -31,6 +32,8 @@ from protofl_common.tools.cli.as_json import add_json, print_json
 from protofl_common.tools.cli.recipes import RUNS
 from protofl_common.tools.known_runs import CHECKPOINTS, KnownRun, runs_in, settings_of, size_of
 
+NOTE = "Mean test accuracy over the clients, %; @ after which round.\n* chosen on test data, and so too good."
+VALIDATED, TESTED = (f" (chosen on {data} data)" for data in ("validation", "test"))
 HEAVY = ("clients", CHECKPOINTS)
 """What a finished run can do without: the clients' models, and what lets it go on."""
 
@@ -98,15 +101,15 @@ def _figures(summary: Summary | None, when: str) -> str:
 
 
 def _table(runs: list[dict[str, Any]]) -> Table:
-    table = Table(
-        caption="Mean test accuracy over the clients, %; @ after which round. What was chosen on test data is too good."
-    )
-    for name in ("run", "algorithm", "data", "seed", "rounds", "final", "best", "size"):
-        table.add_column(name, overflow="fold", justify="right" if name in ("seed", "rounds", "size") else "left")
+    """What was run and how far it is, and a line for each way to predict."""
+    table = Table("run", "final", "best", box=SIMPLE, pad_edge=False, caption=NOTE, caption_justify="left")
     for run in runs:
-        rounds = f"{run['rounds']}/{run['wanted']}" + ("" if run["state"] == "finished" else f" {run['state']}")
-        cells = [run["name"], run["algorithm"], run["dataset"], str(run["seed"]), rounds, run["final"], run["best"]]
-        table.add_row(*map(escape, cells), human_bytes(run["bytes"]))
+        state = "" if run["state"] == "finished" else f", {run['state']}"
+        facts = f"{run['algorithm']} · {run['dataset']} · seed {run['seed']}"
+        size = f"{run['rounds']}/{run['wanted']} rounds{state} · {human_bytes(run['bytes'])}"
+        best = run["best"].replace(VALIDATED, "").replace(TESTED, "*")
+        figures = [escape(each.replace(", ", "\n")) for each in (run["final"], best)]
+        table.add_row(f"{escape(run['name'])}\n[dim]{escape(facts)}\n{size}", *figures)
     return table
 
 

@@ -47,7 +47,7 @@ def test_another_run_as_the_reference(tmp_path: Path, capsys: pytest.CaptureFixt
     other = write(tmp_path / "three", [row(1, ["a", "b"])], seed=2, alpha=0.5)
     assert main(["report", str(one), "--against", str(two)]) == 0
     page = Page(one / "report.html")
-    assert "two, head" in page.figures["accuracy-curves"]
+    assert "head, other run" in page.figures["accuracy-curves"]
     assert "Grey: the mean of two (Local on unknown data)." in page.figures["accuracy-curves"]
     said = "Beside two (Local on unknown data): prototype 3.0 % here, 8.0 % there; head 3.0 % here, 8.0 % there;"
     assert said in page.source

@@ -20,7 +20,7 @@ from tests.tools.fakes import write_run
 def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Four runs: of today, running; of yesterday, stopped; of 10 and of 20 days ago, finished."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setenv("COLUMNS", "80")
     for name, days in (("running", 0), ("stopped", 1), ("newer", 10), ("older", 20)):
         folder = tmp_path / "runs" / name
         settings = {"algo": "local", "dataset": "digits", "partition": "iid", "seed": days}
@@ -65,8 +65,9 @@ def test_the_list(runs: Path, at_work: None, capsys: pytest.CaptureFixture[str])
     assert round(older["days"]) == 20
     assert main(["runs"]) == 0
     out = capsys.readouterr().out
-    assert "head 45.00 @1 (chosen on test data)" in out
-    assert "What was chosen on test data is too good." in out
+    assert "head 45.00 @1*" in out
+    assert "local · digits · seed 20" in out
+    assert "* chosen on test data, and so too good." in out
 
 
 @pytest.mark.parametrize(
