@@ -32,10 +32,10 @@ table: $(BIN)/.installed  ## a paper's table; make table TABLE=fedtgp-fmnist DAT
 reproduce: $(BIN)/.installed  ## every table for a CPU, in days; start it again to go on; DATA_DIR holds MNIST/raw, office10, …
 	$(BIN)/protofl table $(REPRODUCE:%=configs/tables/%.yaml) --data-dir '$(DATA_DIR)' $(ARGS)
 
-test: $(BIN)/.installed  ## unit tests and in-process federations, on all cores: minutes
+test: $(BIN)/.installed  ## unit tests and in-process federations, on all cores: seven minutes on two
 	$(BIN)/python -m pytest -n auto --dist worksteal -m 'not system and not long' --durations=15
 
-test-system: $(BIN)/.installed  ## whole systems of real Flower processes, two files at once: they often wait; twenty minutes
+test-system: $(BIN)/.installed  ## whole systems of real Flower processes, two files at once: they often wait; twelve minutes
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m 'system and not long' --durations=15
 
 test-long: $(BIN)/.installed  ## what takes minutes: every algorithm alone on two and ten SuperNodes, every row of every table
