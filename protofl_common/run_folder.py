@@ -178,6 +178,11 @@ class RunFolder:
 
     path: Path
 
+    @property
+    def lock(self) -> Path:
+        """The file beside it that a process at work on it locks."""
+        return self.path.parent / f".{self.path.name}.lock"
+
     def rows(self) -> list[RoundRow]:
         """Rounds, and at the end of a finished run the final evaluation."""
         return list(self.each_row())

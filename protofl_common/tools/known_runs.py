@@ -52,7 +52,7 @@ class KnownRun:
     @property
     def lock(self) -> Path:
         """The file that a process at work on it locks."""
-        return self.folder.parent / f".{self.folder.name}.lock"
+        return RunFolder(self.folder).lock
 
     @property
     def goes_on(self) -> bool:

@@ -22,7 +22,7 @@ from protofl_common.code_version import code_version
 from protofl_common.config.options import Scalar, SettingsError
 from protofl_common.config.sections import keys_that_change
 from protofl_common.lineage import Lineage
-from protofl_common.run_folder import SUMMARY
+from protofl_common.run_folder import SUMMARY, RunFolder
 from protofl_common.settings import Settings, to_run_config
 from protofl_common.tensorfile import TensorFileError, read_tensors, write_tensors
 from server_app.run.console import say
@@ -150,7 +150,7 @@ def _as_text(settings: dict[str, Scalar], key: str) -> str:
 def alone_in(folder: Path) -> Iterator[None]:
     """Nobody else may run or resume this run meanwhile; SettingsError if somebody does."""
     folder.parent.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(folder.parent / f".{folder.name}.lock")
+    lock = FileLock(RunFolder(folder).lock)
     try:
         lock.acquire(timeout=0)
     except Timeout:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -26,14 +26,13 @@ from rich.table import Table
 
 from protofl_common.config.options import SettingsError
 from protofl_common.files import remove
-from protofl_common.metrics import best_text, human_bytes
-from protofl_common.run_folder import RunFolder, Summary
+from protofl_common.metrics import best_text, human_bytes, short_best
+from protofl_common.run_folder import Best, RunFolder, Summary
 from protofl_common.tools.cli.as_json import add_json, print_json
 from protofl_common.tools.cli.recipes import RUNS
 from protofl_common.tools.known_runs import CHECKPOINTS, KnownRun, runs_in, settings_of, size_of
 
 NOTE = "Mean test accuracy over the clients, %; @ after which round.\n* chosen on test data, and so too good."
-VALIDATED, TESTED = (f" (chosen on {data} data)" for data in ("validation", "test"))
 HEAVY = ("clients", CHECKPOINTS)
 """What a finished run can do without: the clients' models, and what lets it go on."""
 
@@ -64,11 +63,10 @@ def act(arguments: argparse.Namespace) -> int:
         print(write_index(arguments.html, [run.folder for run in runs if run.finished]))
         return 0
     freed = _prune(runs, arguments) if arguments.prune else 0
-    shown = [_as_dict(run) for run in runs if run.folder.exists()]
     if arguments.json:
-        print_json("runs", {"runs": shown, "freed": freed})
+        print_json("runs", {"runs": [_as_dict(run) for run in runs if run.folder.exists()], "freed": freed})
     elif not arguments.prune:
-        Console().print(_table(shown))
+        Console().print(_table(runs))
     return 0
 
 
@@ -84,32 +82,37 @@ def _as_dict(run: KnownRun) -> dict[str, Any]:
         "seed": int(settings.get("seed", 0)),
         "rounds": summary["rounds"] if summary else rounds,
         "wanted": wanted,
-        "best": _figures(summary, "best"),
-        "final": _figures(summary, "final"),
+        "best": ", ".join(_best(summary, best_text)),
+        "final": ", ".join(_final(summary)),
         "bytes": run.bytes,
         "days": run.age / 86400,
     }
 
 
-def _figures(summary: Summary | None, when: str) -> str:
-    """Of each way to predict."""
-    if summary is None:
-        return ""
-    if when == "best":
-        return ", ".join(f"{kind} {best_text(best)}" for kind, best in summary["best-accuracy"].items())
-    return ", ".join(f"{kind} {100 * figures['mean']:.2f}" for kind, figures in summary["accuracy"].items())
+def _best(summary: Summary | None, text: Callable[[Best], str]) -> list[str]:
+    """For each way to predict."""
+    return [f"{kind} {text(best)}" for kind, best in summary["best-accuracy"].items()] if summary else []
 
 
-def _table(runs: list[dict[str, Any]]) -> Table:
+def _final(summary: Summary | None) -> list[str]:
+    accuracy = summary["accuracy"] if summary else {}
+    return [f"{kind} {100 * figures['mean']:.2f}" for kind, figures in accuracy.items()]
+
+
+def _marked(best: Best) -> str:
+    return short_best(best) + ("" if best.get("chosen-on", "test") == "validation" else "*")
+
+
+def _table(runs: list[KnownRun]) -> Table:
     """What was run and how far it is, and a line for each way to predict."""
     table = Table("run", "final", "best", box=SIMPLE, pad_edge=False, caption=NOTE, caption_justify="left")
-    for run in runs:
+    for run, known in ((_as_dict(each), each) for each in runs):
+        summary = RunFolder(known.folder).summary()
         state = "" if run["state"] == "finished" else f", {run['state']}"
         facts = f"{run['algorithm']} · {run['dataset']} · seed {run['seed']}"
         size = f"{run['rounds']}/{run['wanted']} rounds{state} · {human_bytes(run['bytes'])}"
-        best = run["best"].replace(VALIDATED, "").replace(TESTED, "*")
-        figures = [escape(each.replace(", ", "\n")) for each in (run["final"], best)]
-        table.add_row(f"{escape(run['name'])}\n[dim]{escape(facts)}\n{size}", *figures)
+        figures = ["\n".join(each) for each in (_final(summary), _best(summary, _marked))]
+        table.add_row(f"{escape(run['name'])}\n[dim]{escape(facts)}\n{size}", *map(escape, figures))
     return table
 
 

@@ -119,10 +119,14 @@ def _differences(table: TableFile, results: Results) -> Iterator[str]:
     yield from _heads(["", "column", "n", "mean", "95 % interval", "difference", "95 % interval", "p"])
     for (row, column), result in results.items():
         if result.values and not (table.rows[row].minus):
-            one, first = Estimate.of(list(result.values.values())), results.get((table.against, column))
-            than = result.beyond(first) if first and row != table.against else None
+            one, than = Estimate.of(list(result.values.values())), _beyond_against(table, row, column, results)
             more = [f"{than.mean:+.2f}", than.interval, than.p_value] if than else ["–"] * 3
             yield _line([row, column, str(one.n), f"{one.mean:.2f}", one.interval, *more])
+
+
+def _beyond_against(table: TableFile, row: str, column: str, results: Results) -> Estimate | None:
+    first = results.get((table.against, column))
+    return results[row, column].beyond(first) if first and row != table.against else None
 
 
 def _searches(table: TableFile, results: Results) -> Iterator[str]:
@@ -149,8 +153,7 @@ def as_dict(table: TableFile, results: Results) -> dict[str, Any]:
 
 
 def _cell_as_dict(table: TableFile, row: str, column: str, results: Results) -> dict[str, Any]:
-    result, first = results[row, column], results.get((table.against, column))
-    than = result.beyond(first) if first and row != table.against else None
+    result, than = results[row, column], _beyond_against(table, row, column, results)
     return {
         "row": row,
         "column": column,
