@@ -152,15 +152,30 @@ def test_site_run_takes_no_option_that_would_undo_it(option: str, capsys: pytest
     assert f"{option.partition('=')[0]}: not together with protofl site run" in capsys.readouterr().err
 
 
-def test_a_site_asks_for_work_every_second(monkeypatch: pytest.MonkeyPatch) -> None:
-    waits: list[float] = []
+def test_a_site_asks_soon_at_first_and_as_seldom_as_flowers_own_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, waits = 1000.0, list[float]()
+
+    def sleep(seconds: float) -> None:
+        nonlocal now
+        now += seconds
+        waits.append(seconds)
+
+    def a_site() -> None:
+        for _ in range(60):  # for work
+            supernode.time.sleep(3)
+        supernode.time.sleep(0.5)  # for the reply
+        supernode.time.sleep(3)
+
     monkeypatch.setattr("sys.argv", [])
-    monkeypatch.setattr("time.sleep", waits.append)
+    monkeypatch.setattr("time.sleep", sleep)
+    monkeypatch.setattr("time.monotonic", lambda: now)
     monkeypatch.setattr("subprocess.Popen", MagicMock())
-    asks = "protofl_common.tools.site.supernode.flower_supernode"
-    monkeypatch.setattr(asks, lambda: [supernode.time.sleep(wait) for wait in (3, 0.5)])
+    monkeypatch.setattr("protofl_common.tools.site.supernode.flower_supernode", a_site)
     assert main(["site", "run", "--insecure", "--node-config", NODE]) == 0
-    assert waits == [1, 0.5]
+    assert waits[:11] == pytest.approx([0.3] * 11)
+    assert waits[20] == pytest.approx(sum(waits[:20]) / 10)
+    assert waits[59] == 3
+    assert waits[60:] == pytest.approx([0.05, 0.3])
 
 
 @pytest.mark.parametrize(
