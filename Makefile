@@ -45,7 +45,7 @@ coverage: $(BIN)/.installed  ## the lines that `make test` does not run
 	$(BIN)/python -m pytest -n auto --dist worksteal -m 'not system and not long' --cov --cov-report=term:skip-covered
 
 docs: $(BIN)/.installed  ## the references anew, from the code; the site in site/, where a warning is an error
-	$(BIN)/python -m protofl_common.tools.reference
+	$(BIN)/python -m tests.bench.reference
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 fuzz: $(BIN)/.installed  ## 10,000 random messages for each decoder, and for a site that is watched: half an hour

@@ -306,6 +306,11 @@ def _likely_first(algo: str) -> list[str]:
 
 def default_run_config() -> dict[str, Scalar]:
     """The defaults, read from ``[tool.flwr.app.config]`` and flattened as Flower does (``fedproto.lambda``)."""
+    return dict(_defaults())
+
+
+@cache
+def _defaults() -> dict[str, Scalar]:
     pyproject = tomllib.loads((app_folder() / "pyproject.toml").read_text(encoding="utf-8"))
     return flatten(pyproject["tool"]["flwr"]["app"]["config"])
 

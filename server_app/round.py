@@ -23,8 +23,7 @@ from protofl_common.wire.secagg import pack_by_site
 from server_app.sampling import sample_sites
 from server_app.secagg import BySite, SecureRound
 from server_app.strategies.base import Strategy
-from server_app.training import vectors_of
-from server_app.validation.replies import Expected, Outcome, Upload, bounded, in_proportion, take, voted
+from server_app.validation.replies import Expected, Outcome, Upload, bounded, in_proportion, take, vectors_of, voted
 
 Send = Callable[[Sequence[Message], float], list[Message]]
 """(messages, timeout in seconds) -> the replies that came."""

@@ -1,26 +1,13 @@
-"""What the clients of a round have sent, and training on it, for servers that do."""
+"""Training on the vectors that clients have sent, for servers that do."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from protofl_common.catalog import ServerTrainingHparams
-from protofl_common.prototypes import Prototypes
-from server_app.validation.replies import Upload
-
-
-def vectors_of(uploads: Iterable[Upload], name: str = "prototypes") -> dict[str, Prototypes]:
-    """Site -> the vectors that it has sent under ``name``, if any."""
-    return {upload.site: sent for upload in uploads if (sent := upload.payload.vectors(name)) is not None}
-
-
-def together(uploads: Iterable[Upload]) -> tuple[Tensor, Tensor]:
-    """All client prototypes of a round [P, D] and their labels [P]."""
-    every = Prototypes.joined(vectors_of(uploads).values())
-    return every.means, every.labels
 
 
 def train(

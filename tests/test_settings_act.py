@@ -20,7 +20,7 @@ from tests.declared import DECLARED
 from tests.harness import run_config, run_federation
 from tests.test_federation import without_times
 
-SMALL: dict[str, Any] = {"models": "mnist-cnn", "image_size": 0, "train_samples": 10, "test_samples": 20, "clients": 3}
+SMALL: dict[str, Any] = {"models": "mnist-cnn", "image_size": 0, "train_samples": 10, "test_samples": 20, "clients": 2}
 SHOTS = {"partition": "n-way-k-shot", "train_samples": 0, "shots": 6}
 FEW_LABELS = {"positive_rate": 0.5, "train_samples": 20}
 UNEQUAL = {"partition": "dirichlet", "alpha": 0.5, "train_samples": 0, "test_samples": 0, "total_samples": 200}
@@ -36,11 +36,11 @@ CASES: dict[str, tuple[dict[str, Any], Any]] = {
     "evaluate-every": ({}, 2),
     "max-prototype-norm": ({}, 1.0),
     "max-prototypes-per-class": (CLUSTERS, 1),
-    "max-norm-ratio": ({}, 1.0001),
+    "max-norm-ratio": ({"clients": 3}, 1.0001),
     "max-samples-ratio": (UNEQUAL | {"clients": 5}, 1.0),
     "max-samples-lead": (UNEQUAL | {"clients": 5, "alpha": 0.1}, 1.0),
-    "max-update-ratio": ({"algo": "fedavg"}, 0.5),
-    "merging": ({}, "median"),
+    "max-update-ratio": ({"algo": "fedavg", "clients": 3}, 0.5),
+    "merging": ({"clients": 3}, "median"),
     "trim-fraction": ({"merging": "trimmed-mean", "clients": 5}, 0.4),
     "dataset": ({"partition": "iid"}, "digits"),
     "image-size": ({}, 20),
@@ -51,7 +51,7 @@ CASES: dict[str, tuple[dict[str, Any], Any]] = {
     "ways-stdev": (SHOTS, 0),
     "shots": (SHOTS, 9),
     "shots-stdev": (SHOTS, 3),
-    "clients-per-domain": ({}, "3,0,0,0,0"),
+    "clients-per-domain": ({}, "2,0,0,0,0"),
     "total-samples": ({}, 200),
     "train-samples": ({}, 20),
     "test-samples": ({}, 30),
@@ -113,7 +113,7 @@ ELSEWHERE = {
     "metrics callback": "test_evaluation_metrics, test_outside: figures beside the run's",
     "early-stopping-metric keep-best": "test_validation: which round is the best, and the model that is kept of it",
     "hparams": "below, with an algorithm of another package",
-    "report insight tensorboard": "tests/report, test_recording",
+    "report insight": "tests/report, test_recording",
     "num-clients min-replies join-timeout round-timeout": "test_federation, test_communication: who is waited for",
     "min-clients grace": "test_site_faults: how many suffice, and how long the others are waited for",
     "bind-sites max-silent-rounds": "test_faults: who may be a site, and who is left out",

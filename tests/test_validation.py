@@ -35,7 +35,7 @@ SMALL: dict[str, Any] = {"models": "mnist-cnn", "train_samples": 20, "test_sampl
 def test_validation_figures_stand_beside_those_of_test_data(
     algo: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    more = {"algo": algo, "validation_fraction": 0.3, "metrics": "auc", "tensorboard": True}
+    more = {"algo": algo, "validation_fraction": 0.3, "metrics": "auc", "callback": "tensorboard"}
     outcome = run_federation(run_config(tmp_path, **SMALL, **more), clients=3)
     assert not any(outcome.summary["trouble"].values())
     for row in outcome.rows:

@@ -15,7 +15,7 @@ from protofl_common.config.python_names import PYTHON_NAME
 
 INSIGHT_LEVELS = ("none", "summary", "features")
 """What clients tell for the report (`insight.py`)."""
-TRACKERS = ("mlflow", "trackio", "wandb")
+TRACKERS = ("mlflow", "tensorboard", "trackio", "wandb")
 """Experiment trackers (`server_app/run/trackers.py`)."""
 MERGINGS = ("mean", "median", "trimmed-mean")
 """What a server may do against clients whose prototypes or weights are unlike the others' (`robust.py`)."""
@@ -41,7 +41,6 @@ class RunSettings:
     insight: str = option(choices=INSIGHT_LEVELS, affects="display")
     metrics: str = option(affects="display")
     callback: str = option(affects="display")
-    tensorboard: bool = option(affects="display")
 
 
 @dataclass(frozen=True)

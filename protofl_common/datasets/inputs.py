@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 CHUNK = 2048
 """Images handled at a time."""
+ALWAYS_FITS = 2**20
+"""Bytes for which nobody asks how much memory is left, which takes a while."""
 
 
 class StoredRows:
@@ -51,7 +53,8 @@ class StoredRows:
 
 def too_large(shape: Sequence[int]) -> bool:
     """Whether float32 numbers of this shape would take more than a quarter of the memory that is left."""
-    return 4 * math.prod(shape) > memory_left() / 4
+    size = 4 * math.prod(shape)
+    return size > ALWAYS_FITS and size > memory_left() / 4
 
 
 def memory_left() -> float:

@@ -1,18 +1,20 @@
-"""A run's figures in an experiment tracker: ``callback = "mlflow"``, ``"wandb"`` or ``"trackio"``.
+"""A run's figures in an experiment tracker: ``callback = "mlflow"``, ``"tensorboard"``, ``"trackio"`` or ``"wandb"``.
 
-What goes there are the figures of `tensorboard.py`, means over the clients, and the settings without folders; no name
-of a site and nothing of a single client. A resumed run is a new one there, with the figures of its earlier rounds.
+What goes there are means over the clients, accuracies under the round after which they were measured and the rest
+under its own round, and the settings without folders; no name of a site and nothing of a single client. A resumed run
+is a new one there, with the figures of its earlier rounds. TensorBoard's event files lie in the run's own folder.
 """
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Mapping
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 from protofl_common.config.options import Scalar, SettingsError
-from protofl_common.run_folder import RoundRow
-from server_app.run.tensorboard import accuracies, others
+from protofl_common.run_folder import TROUBLE, RoundRow
 
 PROJECT = "protofl"
 Log = Callable[[dict[str, float], int], object]
@@ -20,11 +22,11 @@ Log = Callable[[dict[str, float], int], object]
 
 
 class Tracker:
-    """Called with every row; SettingsError where the package is not there, or cannot start."""
+    """Called with every row of the run in ``folder``; SettingsError where the package is not there, or cannot start."""
 
-    def __init__(self, name: str, run: str, config: Mapping[str, Scalar], rows: list[RoundRow]) -> None:
+    def __init__(self, name: str, folder: Path, config: Mapping[str, Scalar], rows: list[RoundRow]) -> None:
         try:
-            self.log, self.finish = STARTS[name](import_module(name), run, dict(config))
+            self.log, self.finish = STARTS[name](import_module(name), folder, dict(config))
         except ImportError as error:
             raise SettingsError(
                 f"callback = {name!r}: {error.name} is not installed; pip install 'protofl[{name}]'"
@@ -43,17 +45,54 @@ class Tracker:
             self.finish()
 
 
-def _mlflow(package: Any, run: str, config: dict[str, Scalar]) -> tuple[Log, Callable[[], object]]:
+def accuracies(row: RoundRow) -> dict[str, float]:
+    """``accuracy/prototype/mean`` and the like, in [0, 1]."""
+    return {
+        f"{group}/{kind}/{name.replace('%', '-percent')}": value
+        for group, found in (("accuracy", row["accuracy"]), ("validation", row.get("validation", {})))
+        for kind, figures in found.items()
+        for name, value in figures.items()
+    }
+
+
+def others(row: RoundRow) -> dict[str, float]:
+    """Losses, bytes, seconds, and how many replies were valid or lost, and why."""
+    found = {f"metric/{name}": figures["mean"] for name, figures in row.get("metrics", {}).items()}
+    found |= {f"loss/{name}": value for name, value in row["losses"].items()}
+    found |= {f"bytes/{way}": value for way, value in row["bytes"].items()}
+    found |= {f"seconds/{phase}": value for phase, value in row["seconds"].items() if isinstance(value, float)}
+    found |= {f"seconds of clients/{phase}": value for phase, value in row["seconds"].get("clients", {}).items()}
+    found |= {f"replies/{kind}": len(row[kind]) for kind in TROUBLE}
+    found |= {f"server/{name}": value for name, value in row.get("server", {}).items()}
+    return found | {"replies/valid": row["valid"]}
+
+
+def _mlflow(package: Any, folder: Path, config: dict[str, Scalar]) -> tuple[Log, Callable[[], object]]:
     package.set_experiment(PROJECT)
-    package.start_run(run_name=run)
+    package.start_run(run_name=folder.name)
     package.log_params(config)
     return lambda figures, number: package.log_metrics(figures, step=number), package.end_run
 
 
-def _wandb(package: Any, run: str, config: dict[str, Scalar]) -> tuple[Log, Callable[[], object]]:
+def _tensorboard(package: Any, folder: Path, config: dict[str, Scalar]) -> tuple[Log, Callable[[], object]]:
+    from torch.utils.tensorboard import SummaryWriter
+
+    events = folder / "tensorboard"
+    shutil.rmtree(events, ignore_errors=True)  # those of a resumed run's earlier rounds come again
+    writer = SummaryWriter(str(events))
+
+    def log(figures: dict[str, float], number: int) -> None:
+        for tag, value in figures.items():
+            writer.add_scalar(tag, value, number)
+        writer.flush()
+
+    return log, writer.close
+
+
+def _wandb(package: Any, folder: Path, config: dict[str, Scalar]) -> tuple[Log, Callable[[], object]]:
     """Trackio has the same functions."""
-    started = package.init(project=PROJECT, name=run, config=config)
+    started = package.init(project=PROJECT, name=folder.name, config=config)
     return lambda figures, number: started.log(figures, step=number), started.finish
 
 
-STARTS = {"mlflow": _mlflow, "trackio": _wandb, "wandb": _wandb}
+STARTS = {"mlflow": _mlflow, "tensorboard": _tensorboard, "trackio": _wandb, "wandb": _wandb}

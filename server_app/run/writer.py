@@ -13,7 +13,7 @@ A run's folder holds
     ``sites.json``, ``prototypes.jsonl``, ``client-prototypes.safetensors``, ``test-features.safetensors``
                                  what the report shows beside the metrics (`artifacts.py`)
     ``report.html``, ``report.md``   the page with figures, and a short one as text (`protofl_common/report`)
-    ``tensorboard/``             event files, where asked for (`tensorboard.py`)
+    ``tensorboard/``             event files, where asked for (`trackers.py`)
 """
 
 from __future__ import annotations
@@ -62,7 +62,6 @@ from protofl_common.wire.records import Report
 from server_app.run.artifacts import Recording
 from server_app.run.checkpoint import Checkpoint
 from server_app.run.console import class_strip, comparison_table, final_table, least_line, round_line, samples_line, say
-from server_app.run.tensorboard import Events
 from server_app.run.trackers import Tracker
 from server_app.strategies.base import Strategy
 from server_app.validation.replies import Outcome
@@ -103,7 +102,6 @@ class Results:
         if start.resumed:
             self._take_up()
         self.callback = self._callback(settings.run.callback) if settings.run.callback else None
-        self.events = Events(folder / "tensorboard", self.rows) if settings.run.tensorboard else None
 
     def _take_up(self) -> None:
         """The rows of the rounds that count; what was written after them goes."""
@@ -224,7 +222,7 @@ class Results:
         """A tracker, or a function of the user's."""
         if name in TRACKERS:
             config = {key: value for key, value in to_run_config(self.settings).items() if key not in FOLDERS}
-            return Tracker(name, self.folder.name, config, self.rows)
+            return Tracker(name, self.folder, config, self.rows)
         found: Callable[[RoundRow], object] = load(name, "callback")
         if not callable(found):
             raise SettingsError(f"callback = {name!r}: it is no function")
@@ -273,8 +271,6 @@ class Results:
         """Keep a row and say what went wrong in it."""
         self.rows.append({**row, "clients": {}})
         self.files.add(METRICS, row)
-        if self.events is not None:
-            self.events.add(row)
         self._call_back(row)
         missing = dict.fromkeys(outcome.missing, f"no answer in {outcome.waited:.0f} s")
         troubles = {"failed": outcome.failed, "refused": outcome.refused, "missing": missing, "late": outcome.late}

@@ -21,8 +21,7 @@ from protofl_common.wire.limits import Template
 from protofl_common.wire.payloads import Payload, StateDict, template_of
 from protofl_common.wire.schema import Declared, Weights
 from server_app.network.membership import Federation
-from server_app.training import vectors_of
-from server_app.validation.replies import Outcome, Upload
+from server_app.validation.replies import Outcome, Upload, vectors_of
 
 H = TypeVar("H", bound=Hparams)
 

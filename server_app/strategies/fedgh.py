@@ -21,8 +21,8 @@ from protofl_common.seeding import derive_seed
 from protofl_common.wire.payloads import StateDict
 from server_app.network.membership import Federation
 from server_app.strategies.base import ServerStrategy
-from server_app.training import together, train
-from server_app.validation.replies import Upload
+from server_app.training import train
+from server_app.validation.replies import Upload, together
 
 
 class FedGH(ServerStrategy[FedGHHparams]):

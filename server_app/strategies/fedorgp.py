@@ -17,8 +17,7 @@ from functools import partial
 from protofl_common.catalog import FedORGPHparams
 from protofl_common.losses.orthogonality import orthogonality
 from server_app.strategies.fedtgp import TrainedPrototypes
-from server_app.training import together
-from server_app.validation.replies import Upload
+from server_app.validation.replies import Upload, together
 
 
 class FedORGP(TrainedPrototypes[FedORGPHparams]):

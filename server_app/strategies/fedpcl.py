@@ -21,8 +21,7 @@ from protofl_common.text import in_order
 from protofl_common.wire.payloads import Payload
 from server_app.network.membership import Federation
 from server_app.strategies.base import ServerStrategy
-from server_app.training import vectors_of
-from server_app.validation.replies import Upload
+from server_app.validation.replies import Upload, vectors_of
 
 
 class FedPCL(ServerStrategy[FedPCLHparams]):

@@ -20,8 +20,7 @@ from protofl_common.catalog import FedPLVMHparams
 from protofl_common.clustering import cluster_classes
 from protofl_common.prototypes import Prototypes
 from server_app.strategies.fedavg import FedAvg
-from server_app.training import together
-from server_app.validation.replies import Upload
+from server_app.validation.replies import Upload, together
 
 
 class FedPLVM(FedAvg[FedPLVMHparams]):

@@ -31,8 +31,8 @@ from protofl_common.prototypes import Prototypes, class_means
 from protofl_common.seeding import derive_seed
 from server_app.network.membership import Federation
 from server_app.strategies.base import ServerStrategy
-from server_app.training import together, train
-from server_app.validation.replies import Upload
+from server_app.training import train
+from server_app.validation.replies import Upload, together
 
 T = TypeVar("T", bound=ServerTrainingHparams)
 

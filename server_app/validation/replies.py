@@ -42,6 +42,17 @@ class Upload:
         return min(self.report.train_samples, self.most)
 
 
+def vectors_of(uploads: Iterable[Upload], name: str = "prototypes") -> dict[str, Prototypes]:
+    """Site -> the vectors that it has sent under ``name``, if any."""
+    return {upload.site: sent for upload in uploads if (sent := upload.payload.vectors(name)) is not None}
+
+
+def together(uploads: Iterable[Upload]) -> tuple[Tensor, Tensor]:
+    """All client prototypes of a round [P, D] and their labels [P]."""
+    every = Prototypes.joined(vectors_of(uploads).values())
+    return every.means, every.labels
+
+
 @dataclass
 class Outcome:
     """What came of one exchange."""

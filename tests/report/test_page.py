@@ -11,6 +11,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from protofl_common.config.options import SettingsError
+from protofl_common.report.figures import FIGURES
 from protofl_common.report.page import write_report
 from tests.report.pages import Page
 
@@ -123,7 +124,11 @@ def test_hostile_names_are_shown_as_they_are_and_do_nothing(tmp_path: Path) -> N
     assert {"backbones", "accuracy-of-domains", "distribution", "prototypes-tsne"} <= set(page.figures)
 
 
-def test_metrics_beside_accuracy_have_a_line_each_and_recalls_a_row_per_class(tmp_path: Path) -> None:
+def test_metrics_beside_accuracy_have_a_line_each_and_recalls_a_row_per_class(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("protofl_common.report.page.FIGURES", {"Accuracy": FIGURES["Accuracy"]})
+
     def figures(value: float) -> dict[str, float]:
         return {"mean": value, "weighted": value / 2, "worst-10%": 0.25, "std": 0.125}
 

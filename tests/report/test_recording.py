@@ -117,7 +117,7 @@ def test_counts_told_by_clients_take_the_divisions_place(tmp_path: Path, monkeyp
 
 def test_a_resumed_run_records_what_an_undisturbed_one_does(tmp_path: Path) -> None:
     settings: dict[str, Any] = {**SMALL, "algo": "fedtgp", "rounds": 5, "run_name": "mine", "partition": "iid"}
-    settings |= {"fedtgp__server_epochs": 3, "tensorboard": False}
+    settings |= {"fedtgp__server_epochs": 3}
     wanted = run_federation(run_config(tmp_path / "whole", **settings), 4)
     config = run_config(tmp_path / "parts", **settings)
     stop(config, "before the checkpoint", 3)

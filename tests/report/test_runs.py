@@ -92,7 +92,6 @@ def test_fedtgp_has_every_section_that_a_run_of_prototypes_can_have(fedtgp: Outc
         "distribution",
         "margins-by-class",
         "margins-over-rounds",
-        "margin-ratios",
         "prototypes-tsne",
         "features-tsne",
         "traffic",

@@ -13,7 +13,7 @@ from tests.harness import Outcome, run_config, run_federation
 from tests.test_resume import stop
 
 SMALL: dict[str, Any] = {"dataset": "digits", "partition": "iid", "train_samples": 20, "test_samples": 20}
-SMALL |= {"algo": "fedtgp", "rounds": 3, "run_name": "mine", "tensorboard": True, "fedtgp__server_epochs": 2}
+SMALL |= {"algo": "fedtgp", "rounds": 3, "run_name": "mine", "callback": "tensorboard", "fedtgp__server_epochs": 2}
 
 
 def scalars(outcome: Outcome) -> dict[str, dict[int, float]]:
@@ -64,11 +64,11 @@ def test_without_the_package_the_run_ends_before_any_client_trains(
 ) -> None:
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     asked: list[Any] = []
-    with pytest.raises(SettingsError, match=r"tensorboard = true: .* pip install 'protofl\[tensorboard\]'"):
+    with pytest.raises(SettingsError, match=r"callback = 'tensorboard': .* pip install 'protofl\[tensorboard\]'"):
         run_federation(run_config(tmp_path, **SMALL), 2, on_grid=lambda grid: asked.append(grid))
     assert not asked[0].log
 
 
 def test_without_the_setting_nothing_is_written(tmp_path: Path) -> None:
-    outcome = run_federation(run_config(tmp_path, **SMALL | {"tensorboard": False}), 2)
+    outcome = run_federation(run_config(tmp_path, **SMALL | {"callback": ""}), 2)
     assert not (outcome.folder / "tensorboard").exists()

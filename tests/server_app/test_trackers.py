@@ -14,10 +14,11 @@ import pytest
 
 from protofl_common.config.options import SettingsError
 from protofl_common.settings import Settings, default_run_config
-from server_app.run.tensorboard import accuracies, others
-from server_app.run.trackers import STARTS, Tracker
+from server_app.run.trackers import Tracker, accuracies, others
 from tests.harness import Outcome, run_config, run_federation
 
+NAMES = ("mlflow", "trackio", "wandb")
+"""Beside TensorBoard, of which `test_events` is."""
 SMALL = {"models": "cnn4", "train_samples": 20, "test_samples": 20, "run_name": "one"}
 
 
@@ -65,7 +66,7 @@ def wanted(run: Outcome) -> dict[int, dict[str, float]]:
     return found
 
 
-@pytest.mark.parametrize("name", STARTS)
+@pytest.mark.parametrize("name", NAMES)
 def test_every_round_arrives_and_nothing_of_a_single_client(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -79,11 +80,11 @@ def test_every_round_arrives_and_nothing_of_a_single_client(
     assert "site-0" not in json.dumps([fake.figures, fake.config])
     again = Fake()  # as a resumed run, which has all rows but the last
     monkeypatch.setitem(sys.modules, name, again)
-    Tracker(name, "one", {}, run.rows[:-1])(run.rows[-1])
+    Tracker(name, Path("one"), {}, run.rows[:-1])(run.rows[-1])
     assert again.figures == fake.figures
 
 
-@pytest.mark.parametrize("name", STARTS)
+@pytest.mark.parametrize("name", NAMES)
 def test_a_missing_package_and_one_that_cannot_start_are_one_line(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -93,16 +94,17 @@ def test_a_missing_package_and_one_that_cannot_start_are_one_line(
     assert f"is not installed; pip install 'protofl[{name}]'" in str(error.value)
     monkeypatch.setitem(sys.modules, name, SimpleNamespace())
     with pytest.raises(SettingsError, match="it did not start"):
-        Tracker(name, "one", {}, [])
+        Tracker(name, Path("one"), {}, [])
 
 
 def test_another_name_is_refused_with_the_choices() -> None:
-    with pytest.raises(SettingsError, match="callback = 'comet': must be mlflow, trackio, wandb, or module:function"):
+    choices = "mlflow, tensorboard, trackio, wandb, or module:function"
+    with pytest.raises(SettingsError, match=f"callback = 'comet': must be {choices}"):
         Settings.from_run_config(default_run_config() | {"callback": "comet"})
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", STARTS)
+@pytest.mark.parametrize("name", NAMES)
 def test_with_the_real_package(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     places = {"MLFLOW_TRACKING_URI": f"file:{tmp_path}/mlflow", "MLFLOW_ALLOW_FILE_STORE": "true"}
     places |= {"WANDB_MODE": "offline", "WANDB_DIR": str(tmp_path), "TRACKIO_DIR": str(tmp_path)}

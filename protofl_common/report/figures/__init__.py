@@ -14,7 +14,6 @@ FIGURES: dict[str, tuple[Callable[[Run], list[Drawing]], ...]] = {
     "Prototypes": (
         margins.by_class,
         margins.over_rounds,
-        margins.ratios,
         embedding.prototypes,
         embedding.test_features,
         prototype_numbers.over_rounds,

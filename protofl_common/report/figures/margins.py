@@ -9,15 +9,10 @@ as they are.
 from __future__ import annotations
 
 import numpy as np
-from matplotlib.colors import LogNorm
-from matplotlib.ticker import FixedLocator, NullFormatter
 
 from protofl_common.report.figures.drawing import (
     COLOURS,
-    HEIGHT,
-    INK,
     MANY_POINTS,
-    WIDTH,
     Drawing,
     canvas,
     class_columns,
@@ -26,8 +21,6 @@ from protofl_common.report.figures.drawing import (
     legend_below,
     line_style,
     round_axis,
-    round_columns,
-    some_ticks,
 )
 from protofl_common.report.reading import Floats, Run
 from protofl_common.run_folder import MarginRow
@@ -89,46 +82,6 @@ def over_rounds(run: Run) -> list[Drawing]:
             "clients is the “margin shrink” that FedTGP describes (Figure 1)."
         )
         return [draw(figure, "margins-over-rounds", "Prototype margins over the rounds", caption)]
-
-
-def ratios(run: Run) -> list[Drawing]:
-    """Global margin over the largest client's, for each class and round."""
-    if len(run.margins) < 2:
-        return []
-    rounds = [row["round"] for row in run.margins]
-    tables = [_tables(row) for row in run.margins]
-    with np.errstate(divide="ignore", invalid="ignore"):
-        ratios_CR = np.array([global_C / _largest(clients_SC) for clients_SC, global_C in tables]).T
-    there = ratios_CR[np.isfinite(ratios_CR) & (ratios_CR > 0)]
-    if not there.size:
-        return []
-    classes = len(ratios_CR)
-    far = min(max(2.0, float(np.exp(np.abs(np.log(there)).max()))), 32.0)
-    with canvas(WIDTH, min(max(HEIGHT, 1.2 + 0.2 * classes), 8.0)) as (figure, axes):
-        image = axes.imshow(
-            np.clip(ratios_CR, 1 / far, far),
-            aspect="auto",
-            interpolation="none",
-            cmap="PuOr",
-            norm=LogNorm(1 / far, far),
-        )
-        axes.grid(False)
-        chosen, names = some_ticks([run.class_name(label) for label in range(classes)], 30, 12)
-        axes.set_yticks(chosen, names, fontsize=9)
-        round_columns(axes, rounds)
-        axes.set_ylabel("class")
-        ticks = [tick for tick in (1 / 16, 1 / 4, 1 / 2, 1, 2, 4, 16) if 1 / far <= tick <= far]
-        bar = figure.colorbar(image, ax=axes, label="global ÷ largest among clients", pad=0.02)
-        bar.ax.minorticks_off()
-        bar.ax.yaxis.set_major_locator(FixedLocator(ticks))
-        bar.ax.yaxis.set_minor_formatter(NullFormatter())
-        bar.ax.yaxis.set_major_formatter(lambda value, _: f"{value:g}×" if value >= 1 else f"1⁄{1 / value:g}")
-        bar.outline.set_edgecolor(INK)
-        caption = (
-            "The global margin of each class as a multiple of the largest among the clients. Orange: the global "
-            "prototypes lie closer together than those of the best client; violet: further apart."
-        )
-        return [draw(figure, "margin-ratios", "Global margin against the best client’s", caption)]
 
 
 def _tables(row: MarginRow) -> tuple[Floats, Floats]:

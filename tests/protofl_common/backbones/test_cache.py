@@ -61,7 +61,8 @@ def test_other_images_and_backbones_have_their_own_entry(images: Images, runs: l
 
 def test_other_weights_have_their_own_entry(images: Images, runs: list[int], tmp_path: Path) -> None:
     from protofl_common.backbones.network import SmallResNet
-    from protofl_common.backbones.weightfile import StoredWeights, write_weights
+    from protofl_common.backbones.weightfile import StoredWeights
+    from tests.bench.pretraining.weights import write_weights
 
     names = [f"file:small:{tmp_path / name}.json" for name in ("a", "b")]
     for seed, name in enumerate(("a", "b")):

@@ -12,8 +12,9 @@ import torch
 
 from protofl_common.backbones.load import WEIGHTS
 from protofl_common.backbones.network import WIDTH, BackboneError, SmallResNet
-from protofl_common.backbones.weightfile import StoredWeights, read_weights, write_weights
+from protofl_common.backbones.weightfile import StoredWeights, read_weights
 from protofl_common.config.backbones import EMBEDDED
+from tests.bench.pretraining.weights import write_weights
 
 LARGEST = 500 * 1024
 """Bytes; pre-commit's check-added-large-files refuses more."""

@@ -6,9 +6,16 @@ from pathlib import Path
 
 import pytest
 
+from protofl_common.report.figures import accuracy
 from protofl_common.tools.cli import main
 from tests.report.pages import Page
 from tests.report.test_page import row, write
+
+
+@pytest.fixture(autouse=True)
+def _one_figure(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of them take a second a page; `tests/report` draws them."""
+    monkeypatch.setattr("protofl_common.report.page.FIGURES", {"Accuracy": (accuracy.curves,)})
 
 
 def test_a_folder_and_a_name_in_runs(

@@ -14,13 +14,13 @@ import torch
 from protofl_common.backbones.load import WEIGHTS
 from protofl_common.backbones.weightfile import read_weights
 from protofl_common.config.backbones import EMBEDDED
-from protofl_common.tools.pretraining import glyphs, train
-from protofl_common.tools.pretraining.augment import augmented
-from protofl_common.tools.pretraining.corpus import Corpus, drawn
+from tests.bench.pretraining import glyphs, train
+from tests.bench.pretraining.augment import augmented
+from tests.bench.pretraining.corpus import Corpus, drawn
 
 
 def corpus_of(name: str) -> Corpus:
-    corpus: Corpus = import_module(f"protofl_common.tools.pretraining.{name}").corpus()
+    corpus: Corpus = import_module(f"tests.bench.pretraining.{name}").corpus()
     return corpus
 
 
@@ -85,7 +85,7 @@ def test_command_line_writes_weights(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     corpus = few_classes("scenes")
-    monkeypatch.setattr("protofl_common.tools.pretraining.scenes.corpus", lambda: corpus)
+    monkeypatch.setattr("tests.bench.pretraining.scenes.corpus", lambda: corpus)
     out = tmp_path / "own.json"
     monkeypatch.setattr("sys.argv", ["pretrain", "scenes", "--steps", "2", "--seed", "5", "--out", str(out)])
     train.main()

@@ -6,7 +6,7 @@ import pytest
 
 from protofl_common.catalog import CATALOG
 from protofl_common.settings import known_keys
-from protofl_common.tools.reference import DOCS, _meanings, pages
+from tests.bench.reference import DOCS, _meanings, pages
 
 MADE = pages()
 

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from protofl_common.tools.pretraining.corpus import SIDE, Corpus, Pixels
-from protofl_common.tools.pretraining.solids import FORMS, Part, march, normals, rotation
-from protofl_common.tools.pretraining.textures import SMOOTH, TEXTURES, coloured
+from tests.bench.pretraining.corpus import SIDE, Corpus, Pixels
+from tests.bench.pretraining.solids import FORMS, Part, march, normals, rotation
+from tests.bench.pretraining.textures import SMOOTH, TEXTURES, coloured
 
 CLASSES = 80
 SEED = 1905

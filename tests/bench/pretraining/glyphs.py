@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from protofl_common.tools.pretraining.corpus import SIDE, Corpus, Pixels
+from tests.bench.pretraining.corpus import SIDE, Corpus, Pixels
 
 UNICODE_FONTS = ("DejaVuSans", "DejaVuSans-Bold", "DejaVuSans-Oblique", "DejaVuSerif", "DejaVuSerif-Bold",
                  "DejaVuSerif-Italic", "DejaVuSansMono", "DejaVuSansMono-Bold", "STIXGeneral", "STIXGeneralItalic",

@@ -1,4 +1,4 @@
-"""Training of the embedded backbones: ``python -m protofl_common.tools.pretraining.train NAME``.
+"""Training of the embedded backbones: ``python -m tests.bench.pretraining.train NAME``.
 
 Supervised classification of the corpus NAME under strong augmentation; a linear layer per label sits on the features
 and is thrown away. One thread, about ten minutes; the same seed on the same machine gives the same weights.
@@ -20,11 +20,12 @@ from torch import Tensor, nn
 
 from protofl_common.backbones.load import WEIGHTS
 from protofl_common.backbones.network import WIDTH, SmallResNet
-from protofl_common.backbones.weightfile import StoredWeights, write_weights
+from protofl_common.backbones.weightfile import StoredWeights
 from protofl_common.config.backbones import EMBEDDED
 from protofl_common.datasets.inputs import channel_statistics
-from protofl_common.tools.pretraining.augment import augmented
-from protofl_common.tools.pretraining.corpus import Corpus, drawn
+from tests.bench.pretraining.augment import augmented
+from tests.bench.pretraining.corpus import Corpus, drawn
+from tests.bench.pretraining.weights import write_weights
 
 BATCH, STEPS = 64, 6000
 MOMENTUM, WEIGHT_DECAY, SMOOTHING = 0.9, 5e-4, 0.1
@@ -123,7 +124,7 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     start = time.monotonic()
-    corpus: Corpus = import_module(f"protofl_common.tools.pretraining.{arguments.name}").corpus()
+    corpus: Corpus = import_module(f"tests.bench.pretraining.{arguments.name}").corpus()
     trained = train(corpus, steps=arguments.steps, seed=arguments.seed, verbose=True)
     made = {
         "corpus": EMBEDDED[arguments.name],

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from protofl_common.tools.pretraining.corpus import SIDE, Corpus, Pixels
+from tests.bench.pretraining.corpus import SIDE, Corpus, Pixels
 
 CLASSES = 150
 SEED = 2020

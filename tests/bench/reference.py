@@ -1,4 +1,4 @@
-"""What the documents say of the code, made from it: ``python -m protofl_common.tools.reference``.
+"""What the documents say of the code, made from it: ``python -m tests.bench.reference``.
 
 That is the pages in ``docs/reference``, and the end of each page in ``docs/algorithms``. A test compares what is
 committed with what this makes, so it cannot go stale. Nothing here depends on the machine, on the Python version, or on
