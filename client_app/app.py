@@ -189,6 +189,8 @@ def _open(message: Message, context: Context) -> tuple[Site, Instructions, Clien
     state = states.load(first_without, site.arch, site.device) if algorithm.kept else None
     if state is not None:
         algorithm.restore(state.tensors, state.round)
+    elif algorithm.kept and first_without > 1 and is_site(context.node_config):
+        log("WARNING", f"run {context.run_id}: no model of an earlier round in state-dir; it begins with a new one")
     down = site.settings.exchange.down
     limits = site.limits(algorithm.templates(down))
     algorithm.receive(unpack_payload(message.content, down, limits, required=False))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -180,6 +181,20 @@ def test_a_disk_that_is_full_later_costs_the_site_its_round(three: Three, monkey
     (row, _) = three.run().rows
     assert row["valid"] == 2
     assert row["failed"]["south"].startswith("StateError: its model of this run cannot be read or written")
+
+
+def test_a_site_says_that_it_has_lost_its_model(three: Three, capfd: pytest.CaptureFixture[str]) -> None:
+    def loses(message: Message, reply: Message) -> Message:
+        meta = message.metadata
+        if (meta.dst_node_id, meta.message_type, meta.group_id) == (3, MessageType.TRAIN, "1"):
+            shutil.rmtree(three.south / "state")
+        return reply
+
+    three.run(loses, rounds=2)
+    assert (
+        len(re.findall(r"WARNING protofl: run \d+: no model of an earlier round in state-dir", capfd.readouterr().err))
+        == 1
+    )
 
 
 @pytest.mark.parametrize("kind", [MessageType.TRAIN, MessageType.EVALUATE])

@@ -10,6 +10,7 @@ import re
 import shutil
 import subprocess
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,6 +49,7 @@ class Machines:
         self.folder, self.running = folder, running
         self.superlink, self.door = self._ports()
         self.settings = {site: self._substitutions(site) for site in ("superlink", *SITES)}
+        self.services = {machine: running.enter_context(ExitStack()) for machine in self.settings}
         for machine in self.settings:
             copy_checkout(self.checkout(machine))
 
@@ -104,11 +106,25 @@ class Machines:
         )
 
     def serve(self, machine: str, text: str) -> None:
-        """A block as a service; its log is ``<machine>-<number>.log``."""
+        """A block as a service, but a door that is not installed; its log is ``<machine>-<number>.log``."""
+        if str(HAPROXY) in text and not HAPROXY.exists():
+            return
         number = len(list(self.folder.glob(f"{machine}-*.log")))
         log = self.folder / f"{machine}-{number}.log"
         command, env = self.script(machine, text), self.environment(machine)
-        self.running.enter_context(process(command, env, log, cwd=self.checkout(machine)))
+        self.services[machine].enter_context(process(command, env, log, cwd=self.checkout(machine)))
+
+    def restart(self, meanwhile: Callable[[], None]) -> None:
+        """Stop all services, do something, and start them again as the README does."""
+        for stopped in self.services.values():
+            stopped.close()
+        meanwhile()
+        services = [block for block in blocks_of(README) if block.service]
+        for machine in self.services:
+            for block in services:
+                if (block.machine == "superlink") == (machine == "superlink"):
+                    self.serve(machine, block.text)
+        self.wait_for(self.door)
 
     def end_of(self, machine: str, text: str, log: Path) -> tuple[int, str]:
         """The exit status and the output of a service that should end by itself."""
@@ -138,14 +154,13 @@ class Machines:
     def set_up(self) -> None:
         """The README up to its chapter "A run"; each site has 300 images of its own."""
         for number, site in enumerate(SITES):
-            _write_site(self.folder / "data" / site, slice(300 * number, 300 * (number + 1)))
+            write_site(self.folder / "data" / site, slice(300 * number, 300 * (number + 1)))
         *setup, _ = [block for block in blocks_of(README) if block.machine != "everywhere"]
         for block in setup:
             if block.machine == "north":
                 self._on_every_site(block)
             elif block.service:
-                if str(HAPROXY) not in block.text or HAPROXY.exists():
-                    self.serve("superlink", block.text)
+                self.serve("superlink", block.text)
             elif "supernode register" in block.text:
                 self.wait_for(self.superlink)
                 self.wait_for(self.door)
@@ -171,12 +186,13 @@ class Machines:
 def copy_checkout(target: Path) -> None:
     """What makes a checkout that can be run and submitted."""
     for name in ("client_app", "server_app", "protofl_common", "configs", "docker"):
-        shutil.copytree(ROOT / name, target / name, ignore=shutil.ignore_patterns("__pycache__", "extra"))
+        ignored = shutil.ignore_patterns("__pycache__", "extra")
+        shutil.copytree(ROOT / name, target / name, ignore=ignored, dirs_exist_ok=True)
     for name in ("pyproject.toml", "README.md", "LICENSE", ".gitignore"):
         shutil.copy(ROOT / name, target)
 
 
-def _write_site(folder: Path, rows: slice) -> None:
+def write_site(folder: Path, rows: slice) -> None:
     """DOMAIN/CLASS/image.png of enlarged digits."""
     digits = load_digits()
     for index, (digit, label) in enumerate(zip(digits.images[rows], digits.target[rows], strict=True)):

@@ -22,7 +22,7 @@ from urllib.request import HTTPSHandler, ProxyHandler, Request, build_opener
 import psutil
 import pytest
 
-from tests.system.machines import HAPROXY, README, SITES, Machines, blocks_of
+from tests.system.machines import HAPROXY, README, SITES, Machines, blocks_of, copy_checkout
 from tests.system.processes import ROOT, free_port
 from tests.system.strangers import strangers_at
 
@@ -180,20 +180,73 @@ def test_the_operators_page(federation: Machines) -> None:
     assert now["south"] == before["south"]
 
 
-@pytest.mark.long
-def test_a_run_that_was_stopped_goes_on_as_the_page_says(federation: Machines) -> None:
+def chapter(title: str, of: str = "sh superlink") -> list[str]:
+    """The blocks of that kind in a chapter of the page."""
+    (text,) = re.findall(rf"(?ms)^## {title}\n(.*?)(?=^## |\Z)", OPERATIONS.read_text(encoding="utf-8"))
+    return re.findall(rf"(?ms)^```{of}\n(.*?)^```", text)
+
+
+def stopped_run(machines: Machines) -> str:
+    """The number of the README's run, made of four rounds, which is in its second."""
     *_, run = blocks_of(README)
-    folder = federation.checkout("superlink") / "runs" / "first"
+    folder = machines.checkout("superlink") / "runs" / "first"
     shutil.rmtree(folder, ignore_errors=True)
     command = next(line for line in re.split(r"(?<!\\)\n", run.text) if line.startswith("flwr run"))
-    federation.step("superlink", command.replace("--stream", "").replace("rounds=2", "rounds=4"))
+    machines.step("superlink", command.replace("--stream", "").replace("rounds=2", "rounds=4"))
     deadline = time.monotonic() + 240
     while not list(folder.glob("checkpoints/000001*")):
-        assert time.monotonic() < deadline, federation.logs()
+        assert time.monotonic() < deadline, machines.logs()
         time.sleep(0.5)
-    listed = json.loads(federation.run("superlink", "flwr ls federation --format json").stdout)
-    number = next(run["run-id"] for run in listed["runs"] if not run["status"].startswith("finished"))
-    (block,) = re.findall(r"(?ms)^```sh superlink stopping\n(.*?)^```", OPERATIONS.read_text(encoding="utf-8"))
-    done = federation.run("superlink", f"RUN={number}\n{block}", timeout=400)
-    summary = json.loads((folder / "summary.json").read_text())
+    listed = json.loads(machines.run("superlink", "flwr ls federation --format json").stdout)
+    return next(str(run["run-id"]) for run in listed["runs"] if not run["status"].startswith("finished"))
+
+
+def upgrade(machines: Machines) -> None:
+    """The new code leaves a trace wherever a client's half has run it."""
+    for machine in machines.services:
+        copy_checkout(machines.checkout(machine))
+        with (machines.checkout(machine) / "client_app" / "app.py").open("a") as code:
+            code.write("\nimport pathlib; pathlib.Path('newer').touch()\n")
+
+
+@pytest.mark.long
+def test_what_else_the_operators_page_says(federation: Machines) -> None:
+    """A run is stopped; the SuperLink loses its database, all get newer code; it goes on; a site forgets, one goes."""
+    ((stop, resume),) = map(str.splitlines, chapter("Stop and resume", of="sh superlink stopping"))
+    renew, rotate = chapter("Certificates and keys")
+    federation.step("superlink", f"RUN={(number := stopped_run(federation))}\n{stop}")
+
+    federation.step("superlink", *chapter("Backup and restore"))
+    federation.step("superlink", "python docker/certificates.py certs --node guest")
+    federation.step("superlink", "flwr supernode register certs/nodes/guest.pub federation --name guest")
+    assert "guest" in nodes(federation)
+
+    def meanwhile() -> None:
+        federation.step("superlink", *chapter("Backup and restore", of="sh superlink restoring"))
+        federation.step("superlink", renew)
+        upgrade(federation)
+
+    federation.restart(meanwhile)
+    shown = ssl.get_server_certificate(("127.0.0.1", federation.door))
+    assert (federation.checkout("superlink") / "certs/server.crt").read_text().startswith(shown.strip())
+    assert set(nodes(federation)) == set(SITES)
+    federation.step("north", *chapter("Upgrade", of="sh north upgrading"))
+    done = federation.run("superlink", resume, timeout=400)
+    summary = json.loads((federation.checkout("superlink") / "runs/first/summary.json").read_text())
     assert (summary["rounds"], len(summary["resumed-after-rounds"])) == (4, 1), done.stdout + done.stderr
+    assert sum(summary["trouble"].values()) == 0
+    assert "no model of an earlier round" not in federation.logs()
+    assert "resuming with other code" in done.stdout
+    assert all((federation.checkout(site) / "newer").exists() for site in SITES)
+    assert "round 1/4" in federation.run("superlink", f"flwr log {number} federation --show").stdout
+
+    federation.step("north", *chapter("Retention and erasure", of="sh north purging"))
+    kept = {site: list((federation.checkout(site) / "state").rglob("*.safetensors")) for site in SITES}
+    assert kept["south"]
+    assert not kept["north"]
+
+    revoke, register = rotate.replace("north", "south").splitlines()
+    federation.step("superlink", revoke)
+    wait_until(federation, lambda found: set(found) == {"north"})
+    again = federation.run("superlink", register)
+    assert "Public key already in use" in again.stdout + again.stderr

@@ -1,0 +1,233 @@
+"""Ten faults, each at a site of its own, and one run on real processes: who is named where, and who goes on.
+
+`tests/test_site_faults.py` has the same and more in one process, for what is wrong with a site that gets in.
+"""
+
+from __future__ import annotations
+
+import datetime
+import os
+import re
+import subprocess
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from PIL import Image
+
+from tests.system.machines import SITES, Machines, copy_checkout, write_site
+from tests.system.processes import free_port, process
+
+pytestmark = [pytest.mark.system, pytest.mark.long]
+CLOCK = sorted(Path("/usr/lib").glob("*/faketime/libfaketime.so.1"))
+
+
+class Site:
+    """A machine's folder, and how its SuperNode is started."""
+
+    def __init__(self, machines: Machines, name: str) -> None:
+        self.machines, self.name, self.folder = machines, name, machines.folder / name
+        self.data, self.state = self.folder / "data", self.folder / "state"
+        self.authority, self.environment = machines.checkout("superlink") / "certs/ca.crt", dict[str, str]()
+        self.program = ["protofl", "site", "run"]
+        write_site(self.data, slice(60))
+
+    @property
+    def command(self) -> list[str]:
+        key = self.machines.checkout("superlink") / "certs/nodes" / self.name
+        options = ["--superlink", f"localhost:{self.machines.door}", "--root-certificates", str(self.authority)]
+        options += ["--port", str(free_port()), "--auth-supernode-private-key", str(key)]
+        facts = f'site-name="{self.name}" data-dir="{self.data}" state-dir="{self.state}" arch="cnn4" device="cpu"'
+        return [*self.program, *options, "--node-config", f'{facts} cache-dir="{self.folder / "cache"}"']
+
+    def start(self) -> None:
+        """It runs until the machines stop."""
+        env = self.machines.environment("superlink") | {"HOME": str(self.folder)} | self.environment
+        self.machines.running.enter_context(process(self.command, env, self.folder / "log", cwd=self.folder))
+
+    @property
+    def log(self) -> str:
+        return (self.folder / "log").read_text()
+
+
+# -- what is done to a site --------------------------------------------------------------------------------------------
+
+
+def misspell(site: Site) -> None:
+    (site.data / "ward/9").rename(site.data / "ward/nine")
+
+
+def truncate(site: Site) -> None:
+    file = site.data / "ward/0/0.png"
+    file.write_bytes(file.read_bytes()[:60])
+
+
+def resize(site: Site) -> None:
+    for file in site.data.rglob("*.png"):
+        Image.open(file).resize((13, 21)).save(file)
+
+
+def make_unwritable(site: Site) -> None:
+    site.state.write_text("a file, and no folder: not even root can write below it")
+
+
+def fill_the_disk(site: Site) -> None:
+    site.state.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", site.state], check=True)
+    site.machines.running.callback(subprocess.run, ["umount", "-l", site.state], check=True)
+    (site.state / "filler").write_bytes(bytes(2**16))
+
+
+def set_the_clock_wrong(site: Site) -> None:
+    site.environment |= {"LD_PRELOAD": str(CLOCK[0]), "FAKETIME": "+10m"}
+
+
+def keep_an_old_certificate(site: Site) -> None:
+    """Of the same authority, and the same key, but it has ended."""
+    certs = site.authority.parent
+    old = x509.load_pem_x509_certificate((certs / "ca.crt").read_bytes())
+    key = serialization.load_pem_private_key((certs / "ca.key").read_bytes(), None)
+    now = datetime.datetime.now(datetime.UTC)
+    made = x509.CertificateBuilder(old.issuer, old.subject, old.public_key(), old.serial_number)
+    made = made.not_valid_before(now - datetime.timedelta(days=9)).not_valid_after(now - datetime.timedelta(days=1))
+    for one in old.extensions:
+        made = made.add_extension(one.value, one.critical)
+    site.authority = site.folder / "ca.crt"
+    site.authority.write_bytes(made.sign(key, hashes.SHA384()).public_bytes(serialization.Encoding.PEM))  # type: ignore[arg-type]
+
+
+def renew_the_key(site: Site) -> None:
+    """And tell nobody."""
+    site.machines.step("superlink", f"python docker/certificates.py certs --node {site.name} --renew {site.name}")
+
+
+def allow_another_bundle(site: Site) -> None:
+    site.program += ["--allow-code", "ab" * 32]
+
+
+def run_older_code(site: Site) -> None:
+    """Which does not know a setting that the run has."""
+    copy_checkout(site.folder / "old")
+    for file, line in (("pyproject.toml", "trim-fraction ="), ("protofl_common/config/sections.py", "trim_fraction:")):
+        path = site.folder / "old" / file
+        path.write_text("".join(one for one in path.read_text().splitlines(True) if line not in one))
+    site.environment |= {"PYTHONPATH": str(site.folder / "old")}
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What is done, what the operator of the SuperLink reads of the site, and what the site's own log says."""
+
+    strike: Callable[[Site], None]
+    at_server: str
+    at_site: str
+    gets_in: bool = True
+    possible: bool = True
+
+
+UNREADABLE = "its data cannot be read or divided as the run asks; the log of the site says more"
+UNWRITABLE = r"StateError \(state-dir\): its model of this run cannot be read or written; the log of the site says more"
+REFUSED = f"strange-code: refused the run's code, bundle [0-9a-f]{{64}}; its operator allows {'ab' * 32}"
+FAULTS = {
+    "wrong-clock": Fault(
+        set_the_clock_wrong,
+        r"wrong-clock +\d+ +registered +no reply yet",
+        r"WRONG clock: \d+ s ahead of the SuperLink's",
+        gets_in=False,
+        possible=bool(CLOCK),
+    ),
+    "old-certificate": Fault(
+        keep_an_old_certificate,
+        r"old-certificate +\d+ +registered +no reply yet",
+        r"WRONG certificates: \S+: expired \d{4}-(.|\n)*has expired",
+        gets_in=False,
+    ),
+    "new-key": Fault(renew_the_key, r"new-key +\d+ +registered +no reply yet", "2004", gets_in=False),
+    "misspelt-class": Fault(
+        misspell,
+        r"misspelt-class: the sites differ in classes; .*\n.* nine: misspelt-class\n.* 9: north, other-size, south",
+        "query 0: sent site, .*; its classes: .*, nine",
+    ),
+    "truncated-image": Fault(
+        truncate,
+        f"truncated-image cannot take part: DataError: {UNREADABLE}",
+        r"ward/0/0\.png is not a readable image",
+    ),
+    "other-size": Fault(resize, r"other-size +\d+ +online +last reply: round 1 of ten", "query 0: sent site"),
+    "no-writing": Fault(make_unwritable, f"no-writing cannot take part: {UNWRITABLE}", "no-writing/state .*written"),
+    "full-disk": Fault(
+        fill_the_disk,
+        f"full-disk.* cannot take part: {UNWRITABLE}",
+        "No space left on device",
+        possible=os.geteuid() == 0,  # who may mount a small disk
+    ),
+    "strange-code": Fault(allow_another_bundle, f"cannot take part: {REFUSED}", f"protofl: {REFUSED}"),
+    "old-code": Fault(
+        run_older_code, "old-code cannot take part: trim-fraction: unknown key", "trim-fraction: unknown key"
+    ),
+}
+"""By the name of the site. Images of other sizes are no fault: all are made `image-size`."""
+POSSIBLE = [name for name, fault in FAULTS.items() if fault.possible]
+INSIDE = [*SITES, *(name for name in POSSIBLE if FAULTS[name].gets_in)]
+RUN = f"""flwr run . federation --stream \
+    --run-config 'num-clients={len(INSIDE)} min-clients=3 join-timeout=1800 rounds=1 local-epochs=1 threads=1' \
+    --run-config 'dataset="domain-folder" partition="own" image-size=28 run-name="ten"'
+protofl status federation
+"""
+REGISTER = """import sys
+from flwr.cli.app import app
+for name in sys.argv[1:]:
+    words = ["supernode", "register", f"certs/nodes/{name}.pub", "federation", "--name", name]
+    app(words, standalone_mode=False)
+"""
+"""`flwr supernode register`, for all in one process."""
+
+
+@pytest.fixture(scope="module")
+def logs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Two sites without a fault (docker/README.md) and one for each: the log of each, and of the run as "operator"."""
+    with ExitStack() as running:
+        machines = Machines(tmp_path_factory.mktemp("faults"), running)
+        machines.set_up()
+        machines.step("superlink", f"python docker/certificates.py certs {' '.join(f'--node {o}' for o in POSSIBLE)}")
+        machines.step("superlink", f"python -c '{REGISTER}' {' '.join(POSSIBLE)}")
+        log = machines.folder / "operator"
+        run = process(
+            machines.script("superlink", RUN), machines.environment("superlink"), log, machines.checkout("superlink")
+        )
+        with run as started:
+            sites = {name: _start(Site(machines, name)) for name in POSSIBLE}
+            started.wait(timeout=600)
+        said = re.sub(r"\x1b\[[0-9;]*m", "", log.read_text())
+        return {name: site.log for name, site in sites.items()} | {"operator": said}
+
+
+def _start(site: Site) -> Site:
+    """With its fault; until its log names that, or for three minutes."""
+    fault = FAULTS[site.name]
+    fault.strike(site)
+    site.start()
+    deadline = time.monotonic() + 180
+    while time.monotonic() < deadline and not re.search(fault.at_site, site.log):
+        time.sleep(0.5)
+    return site
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_fault_is_named_with_its_site_on_both_sides(name: str, logs: dict[str, str]) -> None:
+    if not FAULTS[name].possible:
+        pytest.skip("no libfaketime" if name == "wrong-clock" else "only root mounts a small disk")
+    assert re.search(FAULTS[name].at_site, logs[name]), logs[name]
+    assert re.search(FAULTS[name].at_server, logs["operator"]), logs["operator"]
+
+
+def test_the_others_go_on(logs: dict[str, str]) -> None:
+    assert f"going on with 3 of {len(INSIDE)} clients" in logs["operator"]
+    assert "finished:completed" in logs["operator"], logs["operator"]
+    for site in SITES:
+        assert re.search(rf"(?m)^{site} +\d+ +online +last reply: round 1 of ten$", logs["operator"]), logs["operator"]
