@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
 
 from client_app.data import Samples
 from client_app.training import Loss, LossTerms, Step
 from protofl_common.config.options import SettingsError
 from protofl_common.privacy.plan import Plan
 from protofl_common.privacy.release import fresh_draw
+
+AT_ONCE = 2**24
+"""Numbers of which the gradients of the samples in memory at a time consist: 64 MiB."""
 
 
 class PrivateStep(Step):
@@ -38,7 +43,8 @@ class PrivateStep(Step):
         if any(isinstance(part, nn.modules.batchnorm._BatchNorm) for part in parts):
             raise SettingsError("norm = 'batch': this network has batch normalisation, which mixes samples; set group")
         self.plan, self.draw = plan, fresh_draw()
-        self.parameters = [one for module in modules for one in module.parameters() if one.requires_grad]
+        self.alone = nn.ModuleList(modules)
+        self.alone.forward = self._total  # type: ignore[method-assign]  # `functional_call` takes modules alone
         self.empty = False
         """Whether nobody was drawn: the batch is then a sample that counts nothing, so that noise is added still."""
 
@@ -53,28 +59,37 @@ class PrivateStep(Step):
             yield data.inputs[rows], data.labels[rows], rows
 
     def __call__(self, inputs: Tensor, labels: Tensor, index: Tensor) -> LossTerms:
-        """Update the weights; the mean terms of the samples, of which no sum over a batch has been made."""
-        sums: dict[nn.Parameter, Tensor] = {}
-        found: list[LossTerms] = []
-        for batch in zip(inputs.split(1), labels.split(1), index.split(1), strict=True):
-            if terms := self.terms(self.model, *batch):
-                self.gradients(terms)
-                self._add(sums)
-                found.append({name: value.detach() for name, value in terms.items()})
-        if found:
+        """Update the weights; the terms of the batch, which stay here."""
+        if terms := self.terms(self.model, inputs, labels, index):
+            self.gradients(terms)  # the batch's, not used: those that exist tell what the loss touches and noise is for
+            weights = {name: one for name, one in self.alone.named_parameters() if one.grad is not None}
+            sums = dict.fromkeys(weights.values(), torch.zeros(()))
+            size = max(1, AT_ONCE // sum(one.numel() for one in sums))
+            for samples in zip(inputs.split(size), labels.split(size), index.split(size), strict=True):
+                for name, total in self._cut(self._of_each(weights, samples)).items():
+                    sums[weights[name]] = sums[weights[name]] + total
             self._descend(sums, self.plan.rate * self.plan.samples)
-        names = dict.fromkeys(name for one in found for name in one)
-        return {
-            name: sum((one[name] for one in found if name in one), labels.new_zeros(())) / len(found) for name in names
-        }
+        return terms
 
-    def _add(self, sums: dict[nn.Parameter, Tensor]) -> None:
-        """Add the sample's gradient, cut to the length C."""
-        gradients = {one: one.grad for one in self.parameters if one.grad is not None}
-        length = float(torch.stack([grad.norm() for grad in gradients.values()]).norm())
-        factor = 0.0 if self.empty else min(1.0, self.plan.privacy.dp_clip / max(length, 1e-30))
-        for one, grad in gradients.items():
-            sums[one] = sums[one].add_(grad, alpha=factor) if one in sums else grad * factor
+    def _total(self, *sample: Tensor) -> Tensor:
+        """The loss of a single sample."""
+        return self.terms(self.model, *(one.unsqueeze(0) for one in sample))["total"]
+
+    def _of_each(self, weights: dict[str, Tensor], samples: tuple[Tensor, ...]) -> dict[str, Tensor]:
+        """g_i, [B, …] for each of the weights."""
+        weights = {name: one.detach() for name, one in weights.items()}
+        of_one = grad(partial(functional_call, self.alone))
+        try:
+            return vmap(of_one, in_dims=(None, 0), randomness="different")(weights, samples)
+        except RuntimeError:  # vmap knows no recurrent layers, and no code that looks at single numbers
+            each = [of_one(weights, sample) for sample in zip(*samples, strict=True)]
+            return {name: torch.stack([one[name] for one in each]) for name in weights}
+
+    def _cut(self, gradients: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The sums of the samples' gradients, each cut to the length C."""
+        lengths_B = torch.stack([one.reshape(len(one), -1).norm(dim=1) for one in gradients.values()]).norm(dim=0)
+        factors_B = (self.plan.privacy.dp_clip / lengths_B.clamp(min=1e-30)).clamp(max=1) * (not self.empty)
+        return {name: torch.tensordot(factors_B, one, 1) for name, one in gradients.items()}
 
     def _descend(self, sums: dict[nn.Parameter, Tensor], expected: float) -> None:
         """A step of the optimizer along ḡ."""

@@ -62,8 +62,7 @@ class FedPCL(ClientAlgorithm[FedPCLHparams]):
         terms = {"cross-entropy": cross_entropy(batch.logits, labels_B)}
         (global_1CD, mask_1C) = self.tables["global"]
         if hparams.loss == "ce-protodist" and bool(mask_1C.any()):
-            mask_B = mask_1C[0, labels_B]
-            difference_BD = z_BD[mask_B] - global_1CD[0, labels_B[mask_B]]
+            difference_BD = (z_BD - global_1CD[0, labels_B]) * mask_1C[0, labels_B].unsqueeze(1)
             terms["prototype"] = difference_BD.square().sum() / len(labels_B)
         return terms
 

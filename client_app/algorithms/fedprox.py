@@ -32,13 +32,14 @@ class FedProx(FedAvg[FedProxHparams]):
     def receive(self, payload: Payload) -> None:
         """Become the global model, and remember it."""
         super().receive(payload)
-        self.parameters = [one for one in self.model.parameters() if one.requires_grad]
-        self.start = [one.detach().clone() for one in self.parameters]
+        named = self.model.named_parameters()
+        self.start = {name: one.detach().clone() for name, one in named if one.requires_grad}
 
     def loss(self, batch: Batch) -> LossTerms:
         """Eq. 2."""
         terms = super().loss(batch)
         if self.hparams.mu > 0:
-            squares = [(w - start).square().sum() for w, start in zip(self.parameters, self.start, strict=True)]
+            weights = dict(self.model.named_parameters())
+            squares = [(weights[name] - start).square().sum() for name, start in self.start.items()]
             terms["proximal"] = self.hparams.mu / 2 * torch.stack(squares).sum()
         return terms

@@ -21,7 +21,7 @@ def margin_contrast(samples_PD: Tensor, labels_P: Tensor, targets_KD: Tensor, ma
         δ ≥ 0.
     """
     distances_PK = euclidean_distances(samples_PD, targets_KD)
-    own_PK = torch.nn.functional.one_hot(labels_P, len(targets_KD)).to(distances_PK.dtype)
+    own_PK = torch.eye(len(targets_KD), dtype=distances_PK.dtype, device=labels_P.device)[labels_P]
     return torch.nn.functional.cross_entropy(-(distances_PK + margin * own_PK), labels_P)
 
 

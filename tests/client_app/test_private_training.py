@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional
 
 from client_app.data import Samples
 from client_app.private_training import PrivateStep
@@ -44,6 +45,41 @@ def test_gradients_are_cut_sample_by_sample() -> None:
     model = linear()
     step(model, 1e-9, samples=40)(*batch([3.0, 4.0], [0.3, 0.0]))
     torch.testing.assert_close(model.body.weight.data, -torch.tensor([[0.9, 0.8]]) / 10, atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("at_once", [1, 2**24])
+@pytest.mark.parametrize("network", ["convolution", "recurrent"])
+def test_the_sum_is_that_of_samples_taken_one_by_one(
+    network: str, at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether or not PyTorch can take them at once."""
+    torch.manual_seed(0)
+    convolution = nn.Sequential(nn.Conv1d(3, 4, 2), nn.GroupNorm(2, 4), nn.Flatten(), nn.LazyLinear(6))
+    body: nn.Module = Recurrent(5, 6) if network == "recurrent" else convolution
+    model, inputs, labels = SplitModel(body, nn.Linear(6, 2)), torch.randn(7, 3, 5), torch.arange(7) % 2
+    model.head(model.body(inputs))
+    start = [one.detach().clone() for one in model.parameters()]
+    sums = [torch.zeros_like(one) for one in start]
+    for row in range(7):
+        loss = functional.cross_entropy(model.head(model.body(inputs[row : row + 1])), labels[row : row + 1])
+        gradients = torch.autograd.grad(loss, list(model.parameters()))
+        length = torch.cat([one.flatten() for one in gradients]).norm()
+        sums = [total + one * min(1.0, 0.5 / length) for total, one in zip(sums, gradients, strict=True)]
+    monkeypatch.setattr("client_app.private_training.AT_ONCE", at_once)
+    step(model, 1e-9, samples=7, loss=entropy, dp_clip=0.5)(inputs, labels, torch.arange(7))
+    for before, after, total in zip(start, model.parameters(), sums, strict=True):
+        torch.testing.assert_close(before - after, total / 7, atol=1e-6, rtol=0)
+
+
+class Recurrent(nn.GRU):
+    """The last output."""
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        return super().forward(inputs.transpose(0, 1))[0][-1]
+
+
+def entropy(batch: Batch) -> LossTerms:
+    return {"cross-entropy": functional.cross_entropy(batch.logits, batch.labels)}
 
 
 def test_no_sample_shapes_anothers_gradient() -> None:
