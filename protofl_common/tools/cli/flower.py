@@ -56,11 +56,14 @@ def shown(command: list[str], superlink: SuperLink) -> str:
 
 
 def follow(command: list[str], superlink: SuperLink, on_line: Callable[[str], None]) -> Ended:
-    """Submit a run, hand on its log line by line, and wait for its end; KeyboardInterrupt stops the run first."""
+    """Submit a run, hand on its log line by line, and wait for its end; KeyboardInterrupt stops the run first.
+
+    ``command`` is that of `flwr_run`; the app that Flower packs is the SuperLink's copy.
+    """
     tail: deque[str] = deque(maxlen=KEPT_LINES)
     run_id = ""
     process = subprocess.Popen(
-        [str(BIN / command[0]), *command[1:]],
+        [str(BIN / "flwr"), "run", str(superlink.app), *command[3:]],
         env=superlink.full_environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

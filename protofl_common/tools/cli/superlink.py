@@ -26,6 +26,8 @@ from pathlib import Path
 from types import TracebackType
 
 from protofl_common.config.options import SettingsError
+from protofl_common.tools.app_files import copy_app
+from protofl_common.tools.cli.recipes import ROOT
 
 BIN = Path(sys.executable).parent
 START_SECONDS = 120.0
@@ -33,10 +35,14 @@ STOP_SECONDS = 20.0
 
 
 class SuperLink:
-    """Started by ``with``; `environment` is what ``flwr`` needs to find it; ``ray``: the address of a Ray to use."""
+    """Started by ``with``; `environment` is what ``flwr`` needs to find it, `app` the app for ``flwr run``.
+
+    ``ray``: the address of a Ray to simulate on.
+    """
 
     def __init__(self, ray: str = "") -> None:
         self.home = Path(tempfile.mkdtemp(prefix="protofl-"))
+        self.app = copy_app(ROOT, self.home / "app")
         self.port, control = _free_ports()
         self.environment = {
             "FLWR_HOME": str(self.home),

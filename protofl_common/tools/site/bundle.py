@@ -5,17 +5,22 @@ from __future__ import annotations
 import hashlib
 import re
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from flwr.cli.build import build_fab_from_disk
 
 from protofl_common.config.options import SettingsError
+from protofl_common.tools.app_files import copy_app
 from protofl_common.tools.site.client_process import INSTALLED
 
 
 def bundle_hash(app: Path) -> str:
     """SHA-256 of the bundle of a checkout, or of that in a ``.fab`` file; SettingsError if there is none."""
     try:
-        return hashlib.sha256(app.read_bytes() if app.suffix == ".fab" else build_fab_from_disk(app)).hexdigest()
+        if app.suffix == ".fab":
+            return hashlib.sha256(app.read_bytes()).hexdigest()
+        with TemporaryDirectory() as folder:
+            return hashlib.sha256(build_fab_from_disk(copy_app(app, Path(folder)))).hexdigest()
     except (OSError, ValueError) as error:
         raise SettingsError(f"{app}: neither a checkout nor a .fab file ({error})") from error
 
