@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from flwr.app import Message, MessageType
+from flwr.app import Error, Message, MessageType
 from safetensors.torch import save_file
 
 from server_app.network.membership import FederationError
@@ -60,6 +60,30 @@ def test_a_restarted_supernode_is_known_again_and_asked_again(
     found = run_federation(run_config(tmp_path / "b", **SMALL), nodes=nodes, tamper=when_trained(2, 1002, restarts))
     assert_same(found, wanted)
     assert capsys.readouterr().out.count("back: site-2, on another node") == 1
+
+
+@pytest.mark.parametrize("simulated", [True, False])
+def test_a_process_of_a_simulation_that_dies_ends_the_run_before_the_round_counts(
+    simulated: bool, tmp_path: Path
+) -> None:
+    """Ray gives its clients to no other process. A site that sends the like of such an error costs its own reply."""
+
+    def died(message: Message, _: Message) -> Message:
+        return Message(Error(0, "<class 'ray.exceptions.ActorDiedError'>:<'The actor died'>"), reply_to=message)
+
+    def simulate(grid: LocalGrid) -> None:
+        if simulated:
+            grid.state = type("InMemoryLinkState", (), {"store_message_ins": None})()  # type: ignore[attr-defined]
+
+    config = run_config(tmp_path, **SMALL)
+    if not simulated:
+        rows = run_federation(config, tamper=on_round(2, 1002, died), on_grid=simulate).rows
+        assert [list(row["failed"]) for row in rows if row["kind"] == "round"] == [[], ["site-2"], [], []]
+        return
+    wanted = run_federation(run_config(tmp_path / "whole", **SMALL))
+    with pytest.raises(FederationError, match=r"has died \(ActorDiedError\), so that site-2 did not answer.*resume"):
+        run_federation(config, tamper=on_round(2, 1002, died), on_grid=simulate)
+    assert_same(run_federation(config | {"resume": True}, run_id=2), wanted)
 
 
 @pytest.mark.parametrize("node", [1002, 2002])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import statistics
 import time
 from collections.abc import Sequence
@@ -12,8 +13,8 @@ from flwr.app import Error, Message
 
 from protofl_common.text import in_order
 from protofl_common.wire.payloads import payload_bytes
-from server_app.network.flower_compat import ErrorCode
-from server_app.network.membership import Federation
+from server_app.network.flower_compat import ErrorCode, is_simulated
+from server_app.network.membership import Federation, FederationError
 from server_app.network.transport import copy_for, pull_each, push_each
 from server_app.run.console import say
 
@@ -27,6 +28,8 @@ SLOW_LINK = 5e6
 """Bytes a second that any link to the SuperLink has."""
 LEAST_GRACE = 120.0
 """Seconds that a round waits at least: Flower notices a death after one minute, and `PATIENCE` follows."""
+WORKER_DIED = re.compile(r"<class 'ray\.exceptions\.(\w*(?:Died|Unavailable|Crashed|OutOfMemory)\w*)'>")
+"""How the error of a simulated client begins whose process is no more."""
 UNREACHABLE = Error(int(ErrorCode.NODE_UNAVAILABLE), "Flower has no node of this site any more")
 
 
@@ -64,6 +67,8 @@ class MessageExchange:
     def __call__(self, messages: Sequence[Message], timeout: float) -> list[Message]:
         """The replies, in the order of the site names; late ones are left out: after ``timeout``, or `_patience`.
 
+        FederationError where a process that simulates clients has died.
+
         Flower's own ``send_and_receive`` looks for replies every 3 seconds; here the pause is 2 % of the time already
         waited, between 10 and 250 ms.
         """
@@ -92,7 +97,19 @@ class MessageExchange:
         self.waited, self._overdue = now - start, self._overdue | self._pending
         self._longest |= {site: max(took[site], self._longest.get(site, 0)) for site in took}
         self._replies |= {site: away.error for site, away in self._away.items()}
+        self._check_workers()
         return [self._replies[site] for site in in_order(self._replies)]
+
+    def _check_workers(self) -> None:
+        """FederationError where a process that simulates clients has died: Flower would go on giving it clients."""
+        errors = {site: str(reply.error.reason) for site, reply in self._replies.items() if reply.has_error()}
+        lost = {site: found[1] for site, reason in errors.items() if (found := WORKER_DIED.match(reason))}
+        if lost and is_simulated(self.grid):
+            raise FederationError(
+                f"a process that simulates clients has died ({next(iter(lost.values()))}), so that "
+                f"{', '.join(in_order(lost))} did not answer. Most often memory has run out: let fewer clients work at "
+                "once (--cpus). This round does not count; resume.toml in the run's folder lets it go on"
+            )
 
     def _patience(self, took: dict[str, float]) -> float:
         """Seconds to wait: once ``min-replies`` sites have answered, ``grace`` times what is usual.

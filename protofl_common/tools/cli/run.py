@@ -24,6 +24,7 @@ from protofl_common.run_folder import RunFolder
 from protofl_common.settings import Settings, default_run_config
 from protofl_common.tools.cli.as_json import add_json, print_json
 from protofl_common.tools.cli.assignments import as_run_config, read_assignments
+from protofl_common.tools.cli.cluster import absolute_folders, check_cluster
 from protofl_common.tools.cli.flower import flwr_run, follow, shown
 from protofl_common.tools.cli.recipes import DEFAULT_FEDERATION, read_recipe
 from protofl_common.tools.cli.screen import Screen
@@ -43,6 +44,9 @@ def describe(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--clients", type=int, metavar="N", help="number of clients (the recipe's, else 10)")
     parser.add_argument("--quiet", action="store_true", help="show the result only")
     parser.add_argument("--verbose", action="store_true", help="show Flower's command and all that it says")
+    parser.add_argument(
+        "--cluster", default="", metavar="ADDRESS", help="use the Ray of several machines at HOST:PORT (ray start)"
+    )
     add_resources(parser)
     add_json(parser)
 
@@ -86,11 +90,17 @@ def act(arguments: argparse.Namespace) -> int:
     """Check the settings, run, and tell whether it went well."""
     recipe = read_recipe(arguments.recipe) if arguments.recipe else None
     given = read_assignments(arguments.settings)
-    settings = Settings.from_run_config(default_run_config() | (recipe.settings if recipe else {}) | given)
+    base_config = default_run_config() | (recipe.settings if recipe else {})
+    settings = Settings.from_run_config(base_config | given)
+    if arguments.cluster:
+        given |= absolute_folders(settings)
+        settings = Settings.from_run_config(base_config | given)
     check_data_settings(settings.data)
     check_data_are_here(settings.data)
     if settings.data.dataset in OF_IMAGE_FILES:
         open_data(settings.data)  # decoded now, which says how far it is, and not while the server waits for clients
+    if arguments.cluster:
+        check_cluster(arguments.cluster, settings)
     base = recipe.federation if recipe else DEFAULT_FEDERATION
     federation = with_resources(base, arguments, arguments.clients)
     if recipe and not given:
@@ -99,7 +109,8 @@ def act(arguments: argparse.Namespace) -> int:
         run_config = as_run_config((recipe.settings if recipe else {}) | given)
     command = flwr_run(run_config, federation)
     console = Console(stderr=True, highlight=False, soft_wrap=True) if arguments.json else None
-    with Screen(quiet=arguments.quiet, verbose=arguments.verbose, console=console) as screen, SuperLink() as superlink:
+    shown_on = Screen(quiet=arguments.quiet, verbose=arguments.verbose, console=console)
+    with shown_on as screen, SuperLink(arguments.cluster) as superlink:
         if arguments.verbose:
             screen(f"$ {shown(command, superlink)}")
         ended = follow(command, superlink, screen)

@@ -35,9 +35,12 @@ STOP_SECONDS = 20.0
 
 
 class SuperLink:
-    """Started by ``with``; `environment` is what ``flwr`` needs to find it, `app` the app for ``flwr run``."""
+    """Started by ``with``; `environment` is what ``flwr`` needs to find it, `app` the app for ``flwr run``.
 
-    def __init__(self) -> None:
+    ``ray``: the address of a Ray to simulate on.
+    """
+
+    def __init__(self, ray: str = "") -> None:
         self.home = Path(tempfile.mkdtemp(prefix="protofl-"))
         self.app = copy_app(ROOT, self.home / "app")
         self.port, control = _free_ports()
@@ -47,7 +50,7 @@ class SuperLink:
             "FLWR_LOCAL_CONTROL_API_PORT": str(control),
             "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
             "FLWR_TELEMETRY_ENABLED": os.environ.get("FLWR_TELEMETRY_ENABLED", "0"),
-            "RAY_ADDRESS": os.environ.get("RAY_ADDRESS", "local"),
+            "RAY_ADDRESS": ray or os.environ.get("RAY_ADDRESS", "local"),
         }
         self.log = self.home / "superlink.log"
         command = [str(BIN / "flower-superlink"), "--insecure", "--simulation", "--host", "127.0.0.1"]
