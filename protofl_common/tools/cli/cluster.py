@@ -6,6 +6,7 @@ storage that all share: a client may be served by another machine in each round,
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from importlib.metadata import version
@@ -43,14 +44,15 @@ def check_cluster(address: str, settings: Settings) -> None:
 
     folder = Path(settings.run.out_dir)
     folder.mkdir(parents=True, exist_ok=True)
-    path = os.pathsep.join(filter(None, sys.path))
+    path = {"env_vars": {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}}
     try:
-        ray.init(address, log_to_driver=False, logging_level="ERROR", runtime_env={"env_vars": {"PYTHONPATH": path}})
+        ray.init(address, log_to_driver=False, logging_level=logging.ERROR, runtime_env=path)
         with NamedTemporaryFile("w", dir=folder, prefix=".seen-by-all-") as note:
             note.write(expected := os.urandom(8).hex())
             note.flush()
             here = seen(note.name, settings.data) | {"out-dir": expected}
-            nodes = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]}
+            known = ray.nodes()  # type: ignore[no-untyped-call]
+            nodes = {node["NodeID"]: node["NodeManagerAddress"] for node in known if node["Alive"]}
             ask = ray.remote(num_cpus=0)(seen)
             said = [
                 ask.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False)).remote(
