@@ -44,7 +44,10 @@ class PrivateStep(Step):
             raise SettingsError("norm = 'batch': this network has batch normalisation, which mixes samples; set group")
         self.plan, self.draw = plan, fresh_draw()
         self.alone = nn.ModuleList(modules)
-        self.alone.forward = self._total  # type: ignore[method-assign]  # `functional_call` takes modules alone
+        self.alone.forward = lambda *sample: self.terms(  # type: ignore[method-assign]
+            self.model,
+            *(one[None] for one in sample),  # `functional_call` takes modules only: its loss of one sample
+        )["total"]
         self.empty = False
         """Whether nobody was drawn: the batch is then a sample that counts nothing, so that noise is added still."""
 
@@ -70,10 +73,6 @@ class PrivateStep(Step):
                     sums[weights[name]] = sums[weights[name]] + total
             self._descend(sums, self.plan.rate * self.plan.samples)
         return terms
-
-    def _total(self, *sample: Tensor) -> Tensor:
-        """The loss of a single sample."""
-        return self.terms(self.model, *(one.unsqueeze(0) for one in sample))["total"]
 
     def _of_each(self, weights: dict[str, Tensor], samples: tuple[Tensor, ...]) -> dict[str, Tensor]:
         """g_i, [B, …] for each of the weights."""
