@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 
 import numpy as np
@@ -44,7 +44,8 @@ class PrivateStep(Step):
             raise SettingsError("norm = 'batch': this network has batch normalisation, which mixes samples; set group")
         self.plan, self.draw = plan, fresh_draw()
         self.alone = nn.ModuleList(modules)
-        self.alone.forward = self._total  # type: ignore[method-assign]  # `functional_call` takes modules alone
+        # `functional_call` takes modules only: what this one gives is the loss of a single sample
+        self.alone.forward = lambda *sample: self.terms(self.model, *(one[None] for one in sample))["total"]
         self.empty = False
         """Whether nobody was drawn: the batch is then a sample that counts nothing, so that noise is added still."""
 
@@ -71,16 +72,13 @@ class PrivateStep(Step):
             self._descend(sums, self.plan.rate * self.plan.samples)
         return terms
 
-    def _total(self, *sample: Tensor) -> Tensor:
-        """The loss of a single sample."""
-        return self.terms(self.model, *(one.unsqueeze(0) for one in sample))["total"]
-
-    def _of_each(self, weights: dict[str, Tensor], samples: tuple[Tensor, ...]) -> dict[str, Tensor]:
+    def _of_each(self, weights: Mapping[str, Tensor], samples: tuple[Tensor, ...]) -> dict[str, Tensor]:
         """g_i, [B, …] for each of the weights."""
         weights = {name: one.detach() for name, one in weights.items()}
         of_one = grad(partial(functional_call, self.alone))
         try:
-            return vmap(of_one, in_dims=(None, 0), randomness="different")(weights, samples)
+            found: dict[str, Tensor] = vmap(of_one, in_dims=(None, 0), randomness="different")(weights, samples)
+            return found
         except RuntimeError:  # vmap knows no recurrent layers, and no code that looks at single numbers
             each = [of_one(weights, sample) for sample in zip(*samples, strict=True)]
             return {name: torch.stack([one[name] for one in each]) for name in weights}

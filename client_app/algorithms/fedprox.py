@@ -32,14 +32,12 @@ class FedProx(FedAvg[FedProxHparams]):
     def receive(self, payload: Payload) -> None:
         """Become the global model, and remember it."""
         super().receive(payload)
-        named = self.model.named_parameters()
-        self.start = {name: one.detach().clone() for name, one in named if one.requires_grad}
+        self.start = {name: one.detach().clone() for name, one in self.model.named_parameters()}
 
     def loss(self, batch: Batch) -> LossTerms:
         """Eq. 2."""
         terms = super().loss(batch)
         if self.hparams.mu > 0:
-            weights = dict(self.model.named_parameters())
-            squares = [(weights[name] - start).square().sum() for name, start in self.start.items()]
+            squares = [(w - self.start[name]).square().sum() for name, w in self.model.named_parameters()]
             terms["proximal"] = self.hparams.mu / 2 * torch.stack(squares).sum()
         return terms

@@ -14,7 +14,7 @@ EMBEDDED: dict[str, str] = {
     "fractals": "fractals of iterated function systems (FractalDB; Kataoka et al., ACCV 2020)",
     "scenes": "shaded shapes under many textures, in clutter and changing light",
 }
-"""Shipped with the code: small ResNets for 64×64 images, trained on images made by a program (see ``pretrain``)."""
+"""Shipped with the code: small ResNets for 64×64 images, trained on images of a program (`tests/bench/pretraining`)."""
 
 SMALL = "small"
 """The architecture of the embedded backbones, as ``file:`` calls it."""
