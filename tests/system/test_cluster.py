@@ -17,6 +17,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from protofl_common.tools.cli import main
 from tests.system.processes import BIN, ROOT, free_port, process, wait_for
 
 pytestmark = [pytest.mark.system, pytest.mark.long]
@@ -107,8 +108,7 @@ def test_two_nodes_equal_one_and_one_that_is_lost_costs_nothing_after_resuming(c
     assert torch.equal(cluster.prototypes("lost"), cluster.prototypes("two"))
 
 
-def test_a_cluster_that_is_not_there(tmp_path: Path) -> None:
-    command = [sys.executable, str(BIN / "protofl"), "run", *RUN, "--cluster", f"127.0.0.1:{free_port()}"]
-    done = subprocess.run([*command, f"out-dir={tmp_path}"], cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 1
-    assert "--cluster 127.0.0.1:" in done.stderr
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "somewhere"])
+def test_a_cluster_that_is_not_there(address: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", *RUN, "--cluster", address, f"out-dir={tmp_path}"]) == 1
+    assert f"--cluster {address}: no Ray at this HOST:PORT" in capsys.readouterr().err

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 import sys
 from importlib.metadata import version
 from pathlib import Path
@@ -21,6 +22,8 @@ from protofl_common.datasets.store import data_key
 from protofl_common.settings import Settings, to_run_config
 
 FOLDERS = ("out-dir", "state-dir", "data-dir", "cache-dir")
+CONNECTING = 10.0
+"""Seconds for the first machine to answer at all."""
 PATIENCE = 300.0
 """Seconds for all machines to answer: each has to list the files of ``data-dir``."""
 
@@ -44,8 +47,10 @@ def check_cluster(address: str, settings: Settings) -> None:
 
     folder = Path(settings.run.out_dir)
     folder.mkdir(parents=True, exist_ok=True)
+    host, _, port = address.rpartition(":")
     path = {"env_vars": {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}}
     try:
+        socket.create_connection((host, int(port)), CONNECTING).close()  # Ray tries for more than five minutes
         ray.init(address, log_to_driver=False, logging_level=logging.ERROR, runtime_env=path)
         with NamedTemporaryFile("w", dir=folder, prefix=".seen-by-all-") as note:
             note.write(expected := os.urandom(8).hex())
@@ -61,8 +66,8 @@ def check_cluster(address: str, settings: Settings) -> None:
                 for node in nodes
             ]
             there = dict(zip(nodes.items(), ray.get(said, timeout=PATIENCE), strict=True))
-    except (ConnectionError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
-        raise SettingsError(f"--cluster {address}: {error}") from error
+    except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
+        raise SettingsError(f"--cluster {address}: no Ray at this HOST:PORT ({error})") from error
     finally:
         ray.shutdown()
     problems = [
