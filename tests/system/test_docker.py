@@ -5,6 +5,7 @@ Skipped unless PROTOFL_DOCKER=1. BUILD_OPTIONS, SKIP_BUILD and DOCKER_HOST are t
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -103,6 +104,15 @@ def test_nobody_is_root_and_everyone_is_healthy(demo: str) -> None:
     for service in ("superlink", "worker", "gate", *SITES):
         assert docker("exec", container(service), "id", "-u").strip() != "0"
         await_health(service)
+
+
+def test_the_sites_machines_pass_their_own_check(demo: str) -> None:
+    for site in SITES:
+        *_, script = json.loads(docker("inspect", "--format", "{{json .Config.Cmd}}", container(site)))
+        assert "site run" in script
+        found = docker("exec", container(site), "sh", "-euc", script.replace("site run", "site check"))
+        assert "WRONG" not in found
+        assert "code          that of /app" in found, found
 
 
 def test_health_is_that_of_the_way_to_the_superlink(demo: str) -> None:
