@@ -23,8 +23,8 @@ TOOLS = COMMON / "tools"
 HALVES = ("client_app/algorithms", "server_app/strategies")
 GRADIENTS = re.compile(r"\.backward\(|\bautograd\s*\.\s*(grad|backward)\b|\bimport\s+(\w+\s*,\s*)*(grad|backward)\b")
 """Where a loop of training takes them."""
-OWN_RULE: tuple[str, ...] = ()
-"""Algorithms with an update rule of their own, a `Step` that asks for gradients itself: files of client_app."""
+OWN_RULE = ("private_training.py",)
+"""Update rules of their own, a `Step` that asks for gradients itself: files of client_app."""
 
 
 def modules_in(path: Path) -> set[str]:

@@ -90,7 +90,7 @@ def test_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: 
         on_line("round 1/1 and so on")
         return Ended("finished:completed", (f"results: {folder}", "report: somewhere"))
 
-    monkeypatch.setattr(run, "SuperLink", lambda: nullcontext(SimpleNamespace(environment={})))
+    monkeypatch.setattr(run, "SuperLink", lambda ray: nullcontext(SimpleNamespace(environment={})))
     monkeypatch.setattr(run, "follow", follow)
     for words in ((), ("--quiet",), ("--verbose",)):
         found = told(capsys, "run", "rounds=1", *words)

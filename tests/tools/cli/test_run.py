@@ -18,6 +18,9 @@ from protofl_common.tools.cli.recipes import RECIPES, ROOT, federation_in, read_
 class FakeSuperLink:
     environment: ClassVar = {"FLWR_HOME": "/home of/flower"}
 
+    def __init__(self, ray: str) -> None:
+        assert not ray
+
     def __enter__(self) -> FakeSuperLink:
         return self
 
