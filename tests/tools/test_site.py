@@ -26,6 +26,7 @@ from flwr.supernode import start_client_internal as supernode
 
 from protofl_common.config.options import SettingsError
 from protofl_common.settings import NODE_KEYS
+from protofl_common.tools.app_files import copy_app
 from protofl_common.tools.cli import main
 from protofl_common.tools.site.bundle import allowed_code
 from protofl_common.tools.site.check import Finding, findings
@@ -43,9 +44,9 @@ IDENTITY = ("protofl/protofl", "0.1.0", "what the SuperLink says of the hash")
 
 
 @pytest.fixture(scope="module")
-def bundle() -> bytes:
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     """This checkout's."""
-    return build_fab_from_disk(ROOT)
+    return build_fab_from_disk(copy_app(ROOT, tmp_path_factory.mktemp("app")))
 
 
 @pytest.fixture

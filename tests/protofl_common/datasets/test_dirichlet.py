@@ -6,8 +6,6 @@ import warnings
 
 import numpy as np
 import pytest
-from datasets import Dataset
-from flwr_datasets.partitioner import DirichletPartitioner
 
 from protofl_common.datasets.dirichlet import _filled_up, balanced_dirichlet, dirichlet
 from protofl_common.datasets.partitions import DIVIDE
@@ -25,6 +23,9 @@ def made_up(samples: int, classes: int) -> Pool:
 def test_shares_are_those_of_flowers_partitioner(
     data_settings: MakeSettings, classes: int, clients: int, alpha: float
 ) -> None:
+    from datasets import Dataset  # with its plots, two seconds, which collecting the tests need not take
+    from flwr_datasets.partitioner import DirichletPartitioner
+
     pool = made_up(1500, classes)
     found = dirichlet(pool, data_settings(alpha=alpha), clients, np.random.default_rng(3))
     seed = int(np.random.default_rng(3).integers(2**31))
