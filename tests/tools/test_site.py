@@ -104,7 +104,8 @@ from protofl_common.tools.site import client_process
 handled = []
 def handle(code, arguments):
     handled.append(arguments)  # of this child alone
-    print(os.getpid() != parent, handled, sys.stdin.buffer.raw.read(), flush=True)
+    line = f"{os.getpid() != parent} {handled} {sys.stdin.buffer.raw.read()}\\n"  # in one piece: three write
+    print(line, end="", flush=True)
     if arguments == ["b"]:
         os.abort()
 parent, client_process.handle = os.getpid(), handle
