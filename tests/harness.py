@@ -143,13 +143,26 @@ def run_federation(
     run_id: int = RUN_ID,
     on_grid: Callable[[LocalGrid], None] | None = None,
 ) -> Outcome:
-    """Run the ServerApp's main on ``clients`` in-process clients and read the results."""
+    """`run_app`, and what the only run in its folder of results has left."""
+    grid = run_app(config, clients, tamper, nodes, run_id, on_grid)
+    folders = sorted(path for path in Path(config["out-dir"]).iterdir() if (path / "summary.json").exists())
+    (folder,) = folders if not config["baselines"] else folders[:1]  # a baseline's begins with the run's name
+    return Outcome(folder, grid)
+
+
+def run_app(
+    config: dict[str, Any],
+    clients: int = 4,
+    tamper: Tamper | None = None,
+    nodes: dict[int, dict[str, Any]] | None = None,
+    run_id: int = RUN_ID,
+    on_grid: Callable[[LocalGrid], None] | None = None,
+) -> LocalGrid:
+    """Run the ServerApp's main on ``clients`` in-process clients."""
     default_nodes = {1000 + i: {"partition-id": i, "num-partitions": clients} for i in range(clients)}
     grid = LocalGrid(config, nodes or default_nodes, tamper, run_id)
     if on_grid is not None:
         on_grid(grid)
     context = Context(run_id, 0, {}, RecordDict(), config)
     server_main(grid, context)
-    folders = sorted(path for path in Path(config["out-dir"]).iterdir() if (path / "summary.json").exists())
-    (folder,) = folders if not config["baselines"] else folders[:1]  # a baseline's begins with the run's name
-    return Outcome(folder, grid)
+    return grid

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from protofl_common.losses.one_hot import one_hot
+
 
 def prototype_alignment(
     features_BD: Tensor,
@@ -30,7 +32,7 @@ def prototype_alignment(
         ``sample``: d of every single sample to its class's prototype, divided by B (the authors' code, with ``mse``).
     """
     if granularity in ("class", "class-mean"):
-        one_hot_BC = torch.eye(len(held_C), dtype=features_BD.dtype, device=labels_B.device)[labels_B]
+        one_hot_BC = one_hot(labels_B, len(held_C), features_BD.dtype)
         counts_C = one_hot_BC.sum(0)
         means_CD = (one_hot_BC.T @ features_BD) / counts_C.clamp(min=1).unsqueeze(1)
         apart_C = _distance(means_CD - prototypes_CD, distance)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from protofl_common.losses.one_hot import one_hot
+
 
 def margin_contrast(samples_PD: Tensor, labels_P: Tensor, targets_KD: Tensor, margin: float) -> Tensor:
     """FedTGP's contrastive loss with margin (Eq. 10), averaged over client prototypes; a scalar.
@@ -21,7 +23,7 @@ def margin_contrast(samples_PD: Tensor, labels_P: Tensor, targets_KD: Tensor, ma
         δ ≥ 0.
     """
     distances_PK = euclidean_distances(samples_PD, targets_KD)
-    own_PK = torch.eye(len(targets_KD), dtype=distances_PK.dtype, device=labels_P.device)[labels_P]
+    own_PK = one_hot(labels_P, len(targets_KD), distances_PK.dtype)
     return torch.nn.functional.cross_entropy(-(distances_PK + margin * own_PK), labels_P)
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from torch import Tensor
-from torch.nn.functional import normalize, one_hot
+from torch.nn.functional import normalize
+
+from protofl_common.losses.one_hot import one_hot
 
 
 def orthogonality(samples_PD: Tensor, labels_P: Tensor, targets_KD: Tensor, gamma: float) -> Tensor:
@@ -12,7 +14,7 @@ def orthogonality(samples_PD: Tensor, labels_P: Tensor, targets_KD: Tensor, gamm
     ``labels_P`` int64 in [0, K): which target is a prototype's own.
     """
     cosines_PK = normalize(samples_PD) @ normalize(targets_KD).T
-    own_PK = one_hot(labels_P, len(targets_KD)).to(cosines_PK.dtype)
+    own_PK = one_hot(labels_P, len(targets_KD), cosines_PK.dtype)
     own_P = (cosines_PK * own_PK).sum(1)
     others_P = (cosines_PK.abs() * (1 - own_PK)).sum(1) / max(1, len(targets_KD) - 1)
     return (1 - own_P + gamma * others_P).mean()

@@ -8,6 +8,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from protofl_common.losses.one_hot import one_hot
+
 
 def prototype_contrast(
     features_BD: Tensor,
@@ -30,7 +32,7 @@ def prototype_contrast(
         A(y): False: the labels distinct from y, as the text defines it. True: all labels, the usual InfoNCE.
     """
     scaled_BMC = torch.einsum("bd,mcd->bmc", features_BD, sets_MCD) / temperature
-    own_B1C = torch.eye(held_MC.shape[1], dtype=torch.bool, device=labels_B.device)[labels_B].unsqueeze(1)
+    own_B1C = one_hot(labels_B, held_MC.shape[1], torch.bool).unsqueeze(1)
     held_BMC = held_MC.unsqueeze(0)
     against_BMC = held_BMC if with_own else held_BMC & ~own_B1C
     counted_BM = (held_BMC & own_B1C).any(2) & (held_BMC & ~own_B1C).any(2)

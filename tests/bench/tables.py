@@ -15,13 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from flwr.app import Context, RecordDict
 
 from protofl_common.settings import default_run_config
 from protofl_common.tools.cli import main, table
 from protofl_common.tools.tables.execute import Launch
 from protofl_common.tools.tables.plan import Run
-from tests.harness import LocalGrid, server_main
+from tests.harness import run_app
 
 
 def launch(run: Run, folder: Path, resume: bool, on_round: Callable[[int], None]) -> str:
@@ -32,19 +31,14 @@ def launch(run: Run, folder: Path, resume: bool, on_round: Callable[[int], None]
     began = time.process_time()
     with log.open("w", encoding="utf-8") as file, contextlib.redirect_stdout(file):
         try:
-            run_here(default_run_config() | run.config | here, int(run.federation["num-supernodes"]))
+            run_app(  # with an id of its own, by which a resumed run is known
+                default_run_config() | run.config | here, int(run.federation["num-supernodes"]), run_id=time.time_ns()
+            )
         except (Exception, SystemExit) as error:
             return f"{type(error).__name__}: {error}"
         finally:
             print(f"{time.process_time() - began:.2f} seconds of CPU")
     return ""
-
-
-def run_here(config: dict[str, Any], clients: int) -> None:
-    """As `run_federation`, among other runs' folders, and with an id of its own, by which a resumed run is known."""
-    run_id = time.time_ns()
-    nodes = {1000 + i: {"partition-id": i, "num-partitions": clients} for i in range(clients)}
-    server_main(LocalGrid(config, nodes, run_id=run_id), Context(run_id, 0, {}, RecordDict(), config))
 
 
 @contextlib.contextmanager

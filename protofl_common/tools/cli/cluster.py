@@ -19,9 +19,8 @@ from protofl_common.config.options import Scalar, SettingsError
 from protofl_common.config.sections import DataSettings
 from protofl_common.datasets import DataError
 from protofl_common.datasets.store import data_key
-from protofl_common.settings import Settings, to_run_config
+from protofl_common.settings import SITE_FOLDERS, Settings, to_run_config
 
-FOLDERS = ("out-dir", "state-dir", "data-dir", "cache-dir")
 CONNECTING = 10.0
 """Seconds for the first machine to answer at all."""
 PATIENCE = 300.0
@@ -31,7 +30,7 @@ PATIENCE = 300.0
 def absolute_folders(settings: Settings) -> dict[str, Scalar]:
     """The settings that name folders: a relative one would be another on each machine."""
     config = to_run_config(settings)
-    return {key: str(Path(str(config[key])).expanduser().absolute()) for key in FOLDERS if config[key]}
+    return {key: str(Path(str(config[key])).expanduser().absolute()) for key in SITE_FOLDERS if config[key]}
 
 
 def check_cluster(address: str, settings: Settings) -> None:
@@ -48,9 +47,12 @@ def check_cluster(address: str, settings: Settings) -> None:
     folder = Path(settings.run.out_dir)
     folder.mkdir(parents=True, exist_ok=True)
     host, _, port = address.rpartition(":")
-    path = {"env_vars": {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}}
     try:
         socket.create_connection((host, int(port)), CONNECTING).close()  # Ray tries for more than five minutes
+    except (OSError, ValueError) as error:
+        raise SettingsError(f"--cluster {address}: no Ray at this HOST:PORT ({error})") from error
+    path = {"env_vars": {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}}
+    try:
         ray.init(address, log_to_driver=False, logging_level=logging.ERROR, runtime_env=path)
         with NamedTemporaryFile("w", dir=folder, prefix=".seen-by-all-") as note:
             note.write(expected := os.urandom(8).hex())
@@ -67,7 +69,7 @@ def check_cluster(address: str, settings: Settings) -> None:
             ]
             there = dict(zip(nodes.items(), ray.get(said, timeout=PATIENCE), strict=True))
     except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
-        raise SettingsError(f"--cluster {address}: no Ray at this HOST:PORT ({error})") from error
+        raise SettingsError(f"--cluster {address}: {error}") from error
     finally:
         ray.shutdown()
     problems = [

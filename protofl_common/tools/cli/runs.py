@@ -64,14 +64,15 @@ def act(arguments: argparse.Namespace) -> int:
         return 0
     freed = _prune(runs, arguments) if arguments.prune else 0
     if arguments.json:
-        print_json("runs", {"runs": [_as_dict(run) for run in runs if run.folder.exists()], "freed": freed})
+        known = [_as_dict(run, RunFolder(run.folder).summary()) for run in runs if run.folder.exists()]
+        print_json("runs", {"runs": known, "freed": freed})
     elif not arguments.prune:
         Console().print(_table(runs))
     return 0
 
 
-def _as_dict(run: KnownRun) -> dict[str, Any]:
-    settings, summary = settings_of(run.folder), RunFolder(run.folder).summary()
+def _as_dict(run: KnownRun, summary: Summary | None) -> dict[str, Any]:
+    settings = settings_of(run.folder)
     rounds, wanted = run.rounds
     return {
         "name": run.folder.name,
@@ -106,8 +107,9 @@ def _marked(best: Best) -> str:
 def _table(runs: list[KnownRun]) -> Table:
     """What was run and how far it is, and a line for each way to predict."""
     table = Table("run", "final", "best", box=SIMPLE, pad_edge=False, caption=NOTE, caption_justify="left")
-    for run, known in ((_as_dict(each), each) for each in runs):
+    for known in runs:
         summary = RunFolder(known.folder).summary()
+        run = _as_dict(known, summary)
         state = "" if run["state"] == "finished" else f", {run['state']}"
         facts = f"{run['algorithm']} · {run['dataset']} · seed {run['seed']}"
         size = f"{run['rounds']}/{run['wanted']} rounds{state} · {human_bytes(run['bytes'])}"
