@@ -9,7 +9,7 @@ export FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION := 1
 export FLWR_TELEMETRY_ENABLED := 0
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: run table reproduce test test-system test-long coverage docs fuzz mutants lint format bench bench-report bench-scale bench-deployment clean certificates demo demo-down faults
+.PHONY: run table reproduce test test-system test-long coverage docs test-gpu fuzz mutants lint format bench bench-gpu bench-report bench-scale bench-deployment clean certificates demo demo-down faults
 
 $(BIN)/.installed: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -48,6 +48,9 @@ docs: $(BIN)/.installed  ## the references anew, from the code; the site in site
 	$(BIN)/python -m tests.bench.reference
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
+test-gpu: $(BIN)/.installed  ## on a machine with a CUDA device: every algorithm, graphs, seeds, resuming, memory
+	$(BIN)/python -m pytest tests/test_cuda.py -n 0 --durations=15
+
 fuzz: $(BIN)/.installed  ## 10,000 random messages for each decoder, and for a site that is watched: half an hour
 	$(BIN)/python -m pytest tests/test_wire_fuzz.py tests/test_site_fuzz.py --hypothesis-profile=fuzz --hypothesis-show-statistics
 
@@ -68,6 +71,9 @@ bench: $(BIN)/.installed  ## speed against a bare PyTorch script; DATA_DIR holds
 
 bench-report: $(BIN)/.installed  ## how long report.html takes: 20 clients × 100 rounds × 100 classes
 	$(BIN)/python -m tests.bench.report_time
+
+bench-gpu: $(BIN)/.installed  ## steps per second on a CUDA device, and FedTGP's server; make bench-gpu ARGS='--at-once 1 2'
+	$(BIN)/python -m tests.bench.gpu $(ARGS)
 
 bench-scale: $(BIN)/.installed  ## what a client costs among 100 to 10,000; make bench-scale ARGS='100 1000:1.0'
 	$(BIN)/python -m tests.bench.scale $(ARGS)

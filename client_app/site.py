@@ -18,9 +18,11 @@ from client_app.state import StateError, StateFolder
 from protofl_common.backbones.cache import cached_features
 from protofl_common.backbones.extract import feature_widths
 from protofl_common.config.options import SettingsError
+from protofl_common.config.sections import MachineSettings
 from protofl_common.datasets import UNLABELLED, ClientData, open_client_data
 from protofl_common.datasets.inputs import normalised
 from protofl_common.datasets.store import cache_root, digest
+from protofl_common.devices import open_device
 from protofl_common.evaluation_metrics import declared_metrics
 from protofl_common.files import make_private
 from protofl_common.models.build import check_model
@@ -68,7 +70,7 @@ class Site:
         self.insight = self._insight(node)
         alike = self.settings.exchange.needs_one_architecture
         self.arch = self.settings.architecture(0 if alike else self.partition, self.settings.model.arch)
-        self.device = _device(self.settings.machine.device)
+        self.device = _device(self.settings.machine)
         if self.settings.machine.threads:
             torch.set_num_threads(min(self.settings.machine.threads, os.cpu_count() or 1))
 
@@ -255,16 +257,12 @@ def _whole(node: Mapping[str, object], key: str, default: int) -> int:
     return value
 
 
-def _device(name: str) -> torch.device:
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+def _device(machine: MachineSettings) -> torch.device:
     try:
-        device = torch.device(name)
-        torch.empty(0, device=device)
+        return open_device(machine.device, machine.precision)
     except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0]
+        name, reason = machine.device, str(error).splitlines()[0]
         hint = "; a simulated client sees a GPU only if it asks for a part of one: client-resources-num-gpus=0.25"
         raise SettingsError(
             f"device = {name!r}: not usable here ({reason}){hint if name.startswith('cuda') else ''}"
         ) from error
-    return device

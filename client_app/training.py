@@ -15,6 +15,7 @@ from client_app.data import Samples
 from protofl_common.config.sections import TrainingSettings
 from protofl_common.models.fused_linear import fused_linears
 from protofl_common.models.split import SplitModel
+from protofl_common.replay import replaying, steps_alike
 from protofl_common.settings import Settings
 
 LossTerms = dict[str, Tensor]
@@ -60,6 +61,9 @@ class Step:
     loss
         Of a `Batch`.
     """
+
+    replayable = False
+    """Whether every call does the same (`protofl_common/replay.py`), so that a GPU may be handed it as a graph."""
 
     def __init__(self, modules: Sequence[nn.Module], optimizer: torch.optim.Optimizer, loss: Loss) -> None:
         (self.model, *_), self.modules = modules, modules
@@ -159,7 +163,8 @@ def make_optimizer(modules: Sequence[nn.Module], settings: TrainingSettings) -> 
     """The optimizer of the settings, over the parameters of ``modules`` that train."""
     parameters = [parameter for module in modules for parameter in module.parameters() if parameter.requires_grad]
     if settings.optimizer == "adam":
-        return torch.optim.Adam(parameters, lr=settings.lr, weight_decay=settings.weight_decay)
+        cuda = any(one.is_cuda for one in parameters)  # "capturable": the number of the step is there too, for a graph
+        return torch.optim.Adam(parameters, lr=settings.lr, weight_decay=settings.weight_decay, capturable=cuda)
     return torch.optim.SGD(parameters, lr=settings.lr, momentum=settings.momentum, weight_decay=settings.weight_decay)
 
 
@@ -188,25 +193,30 @@ def train(
     passes = count() if limit and len(data) else range(settings.local_epochs if epochs is None else epochs)
     for module in step.modules:
         module.train()
-    with step.session():
+    with step.session(), replaying(step, data.labels.device, step.replayable and steps_alike(step.optimizer)) as update:
         for epoch in passes:
             batches = step.batches(
                 data, batch_size or settings.batch_size, generator, no_single=joined, drop_last=settings.drop_last
             )
             for inputs, labels, index in islice(batches, limit - taken if limit else None):
                 seen, taken = seen + len(labels), taken + 1
-                for name, value in step(inputs, labels, index).items():
+                for name, value in update(inputs, labels, index).items():
                     weighted = value.detach() * len(labels)
                     sums[name] = sums[name] + weighted if name in sums else weighted
             if sums and not torch.isfinite(sums["total"]):
                 raise TrainingError(f"the loss is no longer finite in local epoch {epoch + 1}; try a smaller lr")
             if taken == limit:
                 break
-    for module in step.modules:
-        for name, value in module.state_dict().items():
-            if not torch.isfinite(value).all():
-                raise TrainingError(f"{name} is no longer finite after training; try a smaller lr")
+    check_finite([pair for module in step.modules for pair in module.state_dict().items()])
     return {name: value.item() / seen for name, value in sums.items()}
+
+
+def check_finite(weights: Sequence[tuple[str, Tensor]]) -> None:
+    """TrainingError that names the first of the weights that is not finite."""
+    finite = torch.stack([torch.isfinite(value).all() for _, value in weights]).cpu()
+    for (name, _), well in zip(weights, finite.tolist(), strict=True):
+        if not well:
+            raise TrainingError(f"{name} is no longer finite after training; try a smaller lr")
 
 
 def shuffled_batches(

@@ -1,35 +1,53 @@
-"""Training on the vectors that clients have sent, for servers that do."""
+"""Training on the vectors that clients have sent, for servers that do: on a GPU where there is one."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
 from protofl_common.catalog import ServerTrainingHparams
+from protofl_common.config.sections import MachineSettings
+from protofl_common.devices import open_device
+from protofl_common.replay import replaying, steps_alike
+
+
+def server_device(machine: MachineSettings) -> torch.device:
+    """Where the server trains: on CUDA where it sees any and the clients' ``device`` allows; else on the CPU."""
+    return open_device("auto" if machine.device.startswith(("auto", "cuda")) else "cpu", machine.precision)
 
 
 def train(
-    loss: Callable[[Tensor], Tensor],
-    count: int,
+    loss: Callable[..., Tensor],
+    vectors: Sequence[Tensor],
     optimizer: torch.optim.Optimizer,
     hparams: ServerTrainingHparams,
     generator: torch.Generator,
     fewest: int = 1,
 ) -> float:
-    """``server-epochs`` passes over ``count`` vectors in shuffled minibatches; the mean loss of the last pass.
+    """``server-epochs`` passes over the vectors in shuffled minibatches; the mean loss of the last pass.
 
-    ``loss`` gets the rows of a minibatch, int64; one of less than ``fewest`` is left out.
+    ``loss`` gets the rows of a minibatch of each of ``vectors`` [P, …], which need not be on the device of what is
+    trained; a minibatch of less than ``fewest`` is left out. It may be replayed (`protofl_common/replay.py`).
     """
-    for _ in range(hparams.server_epochs):
-        total, seen = 0.0, 0
-        for batch in torch.randperm(count, generator=generator).split(hparams.server_batch_size or count):
-            if len(batch) < fewest:
-                continue
-            value = loss(batch)
-            optimizer.zero_grad()
-            value.backward()
-            optimizer.step()
-            total, seen = total + value.item() * len(batch), seen + len(batch)
-    return total / max(1, seen)
+    device = optimizer.param_groups[0]["params"][0].device
+    vectors = [one.to(device) for one in vectors]
+    count = len(vectors[0])
+    total, seen = torch.zeros((), dtype=torch.float64, device=device), 0
+
+    def step(*batch: Tensor) -> dict[str, Tensor]:
+        value = loss(*batch)
+        optimizer.zero_grad()
+        value.backward()
+        optimizer.step()
+        return {"loss": value}
+
+    with replaying(step, device, steps_alike(optimizer)) as update:
+        for _ in range(hparams.server_epochs):
+            total, seen = torch.zeros_like(total), 0
+            for rows in torch.randperm(count, generator=generator).to(device).split(hparams.server_batch_size or count):
+                if len(rows) >= fewest:
+                    value = update(*(one[rows] for one in vectors))["loss"]
+                    total, seen = total + value.double() * len(rows), seen + len(rows)
+    return total.item() / max(1, seen)

@@ -121,7 +121,7 @@ ELSEWHERE = {
     "data-dir download cache-dir classes test-from text-length": "tests/protofl_common/datasets: they need files",
     "dp dp-epsilon dp-delta dp-noise dp-clip dp-feature-clip": "test_privacy, tests/…/privacy: their noise has no seed",
     "eval-batch-size": "test_evaluation: any value gives the same figures, up to rounding",
-    "device threads state-dir": "test_federation, tests/system: the client's machine",
+    "device precision threads state-dir": "test_federation, test_gpu, tests/system: the client's machine",
 }
 
 
@@ -142,13 +142,13 @@ def left_behind(tmp_path_factory: pytest.TempPathFactory) -> Callable[[dict[str,
             wanted = SMALL | changes
             clients = wanted.pop("clients")
             outcome = run_federation(run_config(tmp_path_factory.mktemp("run"), **wanted), clients)
-            known[name] = without_times(outcome.rows), _digests(outcome.folder)
+            known[name] = without_times(outcome.rows), digests(outcome.folder)
         return known[name]
 
     return run
 
 
-def _digests(folder: Path) -> dict[str, str]:
+def digests(folder: Path) -> dict[str, str]:
     """Of the global and the clients' prototypes and models, without what else their files tell."""
     found = {}
     for file in (*folder.glob("*.safetensors"), *folder.glob("clients/*/model.safetensors")):

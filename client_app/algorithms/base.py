@@ -44,6 +44,8 @@ class ClientAlgorithm(Generic[H]):
     needs_gradients = False
     """True where the loss or the step looks at weights or gradients (proximal terms, clipping) or uses a layer twice:
     every gradient is then left in place until the optimizer's step."""
+    steps_differ = False
+    """True where the loss draws lots or looks at single numbers: a GPU cannot replay one step as the next."""
     similarity = "l2"
     """How prediction compares with prototypes: ``l2`` or ``cosine``."""
     global_prototypes: Prototypes | None = None
@@ -112,9 +114,22 @@ class ClientAlgorithm(Generic[H]):
         """
         if (plan := self.site.plan) is not None:
             return PrivateStep(self.modules, self.optimizer, self.labelled_loss, plan)
-        known = self.settings.run.algo in CATALOG and self.site.arch in ARCHITECTURES
-        kind = FusedStep if known and not self.needs_gradients else Step
+        kind = FusedStep if self.of_catalog and not self.needs_gradients else Step
         return kind(self.modules, self.optimizer, self.labelled_loss)
+
+    @property
+    def of_catalog(self) -> bool:
+        """Whether algorithm and network are this project's, whose losses and layers are known."""
+        return self.settings.run.algo in CATALOG and self.site.arch in ARCHITECTURES
+
+    @property
+    def replayable(self) -> bool:
+        """Whether a GPU may replay the steps (`protofl_common/replay.py`).
+
+        Not with few labels, for a batch's labelled samples are chosen by a mask, nor with DP-SGD.
+        """
+        alike = self.of_catalog and not self.steps_differ
+        return alike and self.site.train_set.unlabelled is None and self.site.plan is None
 
     def fit(self) -> dict[str, float]:
         """Train for a round; the mean of each loss term, which the catalog's row names."""
@@ -126,6 +141,7 @@ class ClientAlgorithm(Generic[H]):
         """The training loop over this client's data; a second one in a round needs another ``purpose`` (its seed)."""
         seed = derive_seed(self.settings.run.seed, purpose, self.site.name, self.round)
         data = training_set(self.site.train_set, self.settings.training)
+        step.replayable = self.replayable
         return train(step, data, self.settings.training, seed, epochs, batch_size)
 
     # -- after training ------------------------------------------------------------------------------------------

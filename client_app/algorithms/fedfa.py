@@ -29,6 +29,8 @@ from protofl_common.wire.payloads import Payload
 class FedFA(FedAvg[FedFAHparams]):
     """FedAvg of a network whose training augments the maps behind its stages."""
 
+    steps_differ = True
+
     def __init__(self, site: Site, round_number: int) -> None:
         super().__init__(site, round_number)
         body, probability = self.model.body, self.hparams.probability

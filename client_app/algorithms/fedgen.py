@@ -35,6 +35,7 @@ class FedGen(FedAvg[FedGenHparams]):
     """FedAvg's client, but only the head is shared, and learns from the generator too."""
 
     state: tuple[str, ...] = ("model",)
+    steps_differ = True
     label_counts: Tensor | None = None
 
     def __init__(self, site: Site, round_number: int) -> None:

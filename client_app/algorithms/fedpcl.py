@@ -61,7 +61,7 @@ class FedPCL(ClientAlgorithm[FedPCLHparams]):
             return self._contrast(z_BD, labels_B)
         terms = {"cross-entropy": cross_entropy(batch.logits, labels_B)}
         (global_1CD, mask_1C) = self.tables["global"]
-        if hparams.loss == "ce-protodist" and bool(mask_1C.any()):
+        if hparams.loss == "ce-protodist" and self.global_prototypes is not None:
             difference_BD = (z_BD - global_1CD[0, labels_B]) * mask_1C[0, labels_B].unsqueeze(1)
             terms["prototype"] = difference_BD.square().sum() / len(labels_B)
         return terms

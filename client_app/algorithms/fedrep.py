@@ -67,6 +67,7 @@ class FedRep(FedAvg[FedRepHparams]):
             data = training_set(self.site.train_set, settings.training)
             features_ND = local_features(self.model, data, settings.training.eval_batch_size).to(self.site.device)
             step = Step((SplitModel(nn.Identity(), self.model.head),), optimizer, self.labelled_loss)
+            step.replayable = self.replayable
             seed = derive_seed(settings.run.seed, "head", self.site.name, self.round)
             train(step, replace(data, inputs=features_ND), settings.training, seed, self.hparams.head_epochs)
         return self.model

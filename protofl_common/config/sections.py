@@ -154,6 +154,7 @@ class MachineSettings:
     """The machine a client runs on."""
 
     device: str = option(affects="machine")
+    precision: str = option(choices=("fp32", "tf32"), affects="machine")
     threads: int = option(minimum=0, affects="machine")
     state_dir: str = option(affects="machine")
 

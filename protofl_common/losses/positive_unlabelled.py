@@ -69,4 +69,4 @@ def not_of_class(logits_BC: Tensor) -> Tensor:
     itself_CC = torch.eye(classes, dtype=torch.bool, device=logits_BC.device)
     others_BCC = logits_BC.unsqueeze(1).expand(-1, classes, -1).masked_fill(itself_CC, float("-inf"))
     against_BC = functional.softplus(logits_BC - others_BCC.logsumexp(2))
-    return -torch.logaddexp(-against_BC, against_BC.new_tensor(math.log(EPSILON)))
+    return -torch.logaddexp(-against_BC, against_BC.new_full((), math.log(EPSILON)))

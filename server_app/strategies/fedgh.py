@@ -21,7 +21,7 @@ from protofl_common.seeding import derive_seed
 from protofl_common.wire.payloads import StateDict
 from server_app.network.membership import Federation
 from server_app.strategies.base import ServerStrategy
-from server_app.training import train
+from server_app.training import server_device, train
 from server_app.validation.replies import Upload, together
 
 
@@ -34,12 +34,13 @@ class FedGH(ServerStrategy[FedGHHparams]):
         super().__init__(federation)
         seed = self.settings.run.seed
         self.head = initial_head(self.card.arch, self.num_classes, self.settings.model, seed, "global")
+        self.head.to(server_device(self.settings.machine))
         self.generator = torch.Generator().manual_seed(derive_seed(seed, "fedgh"))
 
     @property
     def global_weights(self) -> StateDict:
         """θ, named as a part of the client's model."""
-        return {f"head.{name}": value for name, value in self.head.state_dict().items()}
+        return {f"head.{name}": value.cpu() for name, value in self.head.state_dict().items()}
 
     def merge(self, uploads: list[Upload]) -> dict[str, float]:
         """Train θ on the round's representations; the last epoch's mean loss."""
@@ -47,9 +48,8 @@ class FedGH(ServerStrategy[FedGHHparams]):
         if not parameters or not uploads:
             return {}
         optimizer = torch.optim.SGD(parameters, lr=self.hparams.server_lr)
-        samples_PD, labels_P = together(uploads)
 
-        def of_batch(batch: Tensor) -> Tensor:
-            return cross_entropy(self.head(samples_PD[batch]), labels_P[batch])
+        def of_batch(samples_BD: Tensor, labels_B: Tensor) -> Tensor:
+            return cross_entropy(self.head(samples_BD), labels_B)
 
-        return {"server-loss": train(of_batch, len(labels_P), optimizer, self.hparams, self.generator)}
+        return {"server-loss": train(of_batch, together(uploads), optimizer, self.hparams, self.generator)}

@@ -31,7 +31,7 @@ from protofl_common.prototypes import Prototypes, class_means
 from protofl_common.seeding import derive_seed
 from server_app.network.membership import Federation
 from server_app.strategies.base import ServerStrategy
-from server_app.training import train
+from server_app.training import server_device, train
 from server_app.validation.replies import Upload, together
 
 T = TypeVar("T", bound=ServerTrainingHparams)
@@ -45,10 +45,11 @@ class TrainedPrototypes(ServerStrategy[T]):
     def __init__(self, federation: Federation) -> None:
         super().__init__(federation)
         dim, seed = self.settings.model.feature_dim, derive_seed(self.settings.run.seed, self.settings.run.algo)
+        device = server_device(self.settings.machine)
         with torch.random.fork_rng():
             torch.manual_seed(seed)
-            self.vectors_CD = nn.Parameter(torch.randn(self.num_classes, dim))
-            self.transform = self.network(dim)
+            self.vectors_CD = nn.Parameter(torch.randn(self.num_classes, dim).to(device))
+            self.transform = self.network(dim).to(device)
         self.generator = torch.Generator().manual_seed(seed)
         self.optimizer = torch.optim.SGD([self.vectors_CD, *self.transform.parameters()], lr=self.hparams.server_lr)
         self.seen_C = torch.zeros(self.num_classes, dtype=torch.bool)
@@ -63,17 +64,19 @@ class TrainedPrototypes(ServerStrategy[T]):
         if not self.seen_C.any():
             return None
         with torch.no_grad():
-            return Prototypes(self.transform(self.vectors_CD[self.seen_C]), torch.nonzero(self.seen_C).flatten())
+            labels_K = torch.nonzero(self.seen_C).flatten()
+            return Prototypes(self.transform(self.vectors_CD[labels_K]).cpu(), labels_K)
 
     def train(self, samples_PD: Tensor, labels_P: Tensor, loss: Callable[[Tensor, Tensor, Tensor], Tensor]) -> float:
         """S epochs of ``loss`` (client prototypes, their rows in P̂, P̂); the last one's mean."""
         self.seen_C[labels_P] = True
         rows_P = (self.seen_C.cumsum(0) - 1)[labels_P]
+        labels_K = torch.nonzero(self.seen_C).flatten().to(self.vectors_CD.device)
 
-        def of_batch(batch: Tensor) -> Tensor:
-            return loss(samples_PD[batch], rows_P[batch], self.transform(self.vectors_CD[self.seen_C]))
+        def of_batch(samples_BD: Tensor, rows_B: Tensor) -> Tensor:
+            return loss(samples_BD, rows_B, self.transform(self.vectors_CD[labels_K]))
 
-        return train(of_batch, len(rows_P), self.optimizer, self.hparams, self.generator)
+        return train(of_batch, (samples_PD, rows_P), self.optimizer, self.hparams, self.generator)
 
 
 class FedTGP(TrainedPrototypes[FedTGPHparams]):

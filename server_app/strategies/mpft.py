@@ -21,7 +21,7 @@ from protofl_common.seeding import derive_seed
 from protofl_common.wire.payloads import Payload, StateDict
 from server_app.network.membership import Federation
 from server_app.strategies.base import ServerStrategy
-from server_app.training import train
+from server_app.training import server_device, train
 from server_app.validation.replies import Upload, vectors_of
 
 
@@ -34,6 +34,7 @@ class MPFT(ServerStrategy[MPFTHparams]):
         super().__init__(federation)
         card, settings, seed = self.card, self.settings, self.settings.run.seed
         self.model = initial_model(card.arch, card.input_shape, self.num_classes, settings.model, seed, "global")
+        self.model.to(server_device(settings.machine))
         self.generator = torch.Generator().manual_seed(derive_seed(seed, "mpft"))
         self.centres: dict[str, Prototypes] = {}
 
@@ -44,20 +45,21 @@ class MPFT(ServerStrategy[MPFTHparams]):
     @property
     def global_weights(self) -> StateDict:
         """Adapter and classifier."""
-        return self.model.state_dict()
+        return {name: value.cpu() for name, value in self.model.state_dict().items()}
 
     def merge(self, uploads: list[Upload]) -> dict[str, float]:
         """Train on all centres that there are; the last epoch's mean loss."""
         self.centres |= vectors_of(uploads)
         centres = Prototypes.joined(self.centres[site] for site in sorted(self.centres))
-        inputs_PF, labels_P = centres.means, centres.labels
-        optimizer = torch.optim.AdamW(self.model.parameters(), lr=self.hparams.server_lr)
+        cuda = next(self.model.parameters()).is_cuda
+        optimizer = torch.optim.AdamW(self.model.parameters(), lr=self.hparams.server_lr, capturable=cuda)
         self.model.train()
 
-        def of_batch(batch: Tensor) -> Tensor:
-            return cross_entropy(self.model(inputs_PF[batch]), labels_P[batch])
+        def of_batch(inputs_BF: Tensor, labels_B: Tensor) -> Tensor:
+            return cross_entropy(self.model(inputs_BF), labels_B)
 
+        vectors = (centres.means, centres.labels)
         # batch normalisation needs more than one
-        loss = train(of_batch, len(labels_P), optimizer, self.hparams, self.generator, fewest=2)
+        loss = train(of_batch, vectors, optimizer, self.hparams, self.generator, fewest=2)
         self.model.eval()
-        return {"server-loss": loss, "centres": float(len(labels_P))}
+        return {"server-loss": loss, "centres": float(len(centres))}

@@ -45,6 +45,7 @@ def client_prototypes(clients: int, classes: int, dim: int) -> list[Prototypes]:
 def strategy(options: argparse.Namespace, **fedtgp: float) -> FedTGP:
     """The server's strategy with these settings, without a federation."""
     changes = {"algo": "fedtgp", "feature-dim": options.dim, "fedtgp.server-epochs": options.epochs}
+    changes["device"] = options.device
     changes |= {f"fedtgp.{key.replace('_', '-')}": value for key, value in fedtgp.items()}
     card = SimpleNamespace(classes=tuple(range(options.classes)))
     settings = Settings.from_run_config(default_run_config() | changes)
@@ -75,6 +76,7 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=100)
     parser.add_argument("--threads", type=int, default=1)
     options = parser.parse_args()
+    options.device = "cpu"
     torch.set_num_threads(options.threads)
     sets = client_prototypes(options.clients, options.classes, options.dim)
     samples_PD, labels_P = torch.cat([one.means for one in sets]), torch.cat([one.labels for one in sets])

@@ -1,0 +1,33 @@
+"""The device that something computes on, so prepared that the same seed gives the same numbers on it again."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+
+
+def open_device(name: str, precision: str) -> torch.device:
+    """The device of the setting ``device``; ``auto``: CUDA where PyTorch sees it, else the CPU.
+
+    On CUDA, for the whole process: of an operation's kernels those that repeat exactly, as far as PyTorch has any (it
+    warns where it has none), and no rounding to TF32 (19 bits of a number) but with ``precision = "tf32"``.
+
+    Raises
+    ------
+    RuntimeError, AssertionError
+        PyTorch's, when the device is not usable.
+    """
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    device = torch.device(name)
+    if device.type == "cuda":
+        os.environ.setdefault(
+            "CUBLAS_WORKSPACE_CONFIG", ":4096:8"
+        )  # read when cuBLAS begins; without it, it may differ
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        torch.utils.deterministic.fill_uninitialized_memory = False  # which is for finding errors, and takes time
+        torch.backends.cudnn.benchmark = False
+        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = precision == "tf32"
+    torch.empty(0, device=device)
+    return device

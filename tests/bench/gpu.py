@@ -1,0 +1,174 @@
+"""``make bench-gpu``: training on a GPU, step by step and as a graph, beside bare PyTorch, in one run.
+
+    python -m tests.bench.gpu [--device cuda] [--steps 300] [--at-once 1 4 8]
+
+A step is FedProto's, batch 10, SGD, on inputs of the shapes of Fashion-MNIST (HtCNN8) and CIFAR-100 (HtFE8) with random
+content, on which speed does not depend. Printed are steps per second: the mean over a group's networks (the harmonic
+one, that is, of a round in which each takes as many steps), each after a first round that warms up. ``bare``: the same
+network under autograd and ``torch.optim.SGD``, nothing else; ``step by step``: ours without graphs; ``replayed``: as
+clients train. Several at once are processes of their own. Last, a round of FedTGP's server with 100 classes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import statistics
+import time
+from collections.abc import Callable
+from contextlib import contextmanager
+
+import pytest
+import torch
+from torch.nn import functional
+
+from client_app.data import Samples
+from client_app.training import Batch, Loss, LossTerms, Step, make_optimizer, train
+from protofl_common import replay
+from protofl_common.config.architectures import GROUPS
+from protofl_common.config.sections import TrainingSettings
+from protofl_common.devices import open_device
+from protofl_common.losses.alignment import prototype_alignment
+from protofl_common.models.build import build_model
+from protofl_common.models.split import SplitModel
+from protofl_common.settings import Settings, default_run_config
+from protofl_common.wire.payloads import Payload
+from protofl_common.wire.records import Report
+from server_app.validation.replies import Upload
+from tests.bench.server_time import client_prototypes, strategy
+
+SHAPES = {"htcnn8": ((1, 28, 28), 10), "htfe8": ((3, 32, 32), 100)}
+"""Group -> the shape of an input, and the number of classes."""
+DIM, BATCH = 512, 10
+
+
+def settings_of(device: str, **changes: object) -> Settings:
+    """Of a client's training."""
+    small = {"batch-size": BATCH, "feature-dim": DIM, "momentum": 0.0, "local-epochs": 1, "device": device}
+    return Settings.from_run_config(default_run_config() | small | changes)  # type: ignore[arg-type]
+
+
+def client(group: str, arch: str, device: torch.device, steps: int) -> tuple[SplitModel, Samples, Loss]:
+    """A network, as much data as makes so many steps, and FedProto's loss with a prototype of every class."""
+    shape, classes = SHAPES[group]
+    model = build_model(arch, input_shape=shape, num_classes=classes, feature_dim=DIM, seed=1).to(device)
+    labels = torch.randint(0, classes, (steps * BATCH,), device=device)
+    prototypes = torch.randn(classes, DIM, device=device)
+    held = torch.ones(classes, dtype=torch.bool, device=device)
+
+    def loss(batch: Batch) -> LossTerms:
+        return {
+            "cross-entropy": functional.cross_entropy(batch.logits, batch.labels),
+            "prototype": prototype_alignment(batch.features, batch.labels, prototypes, held, "mse", "sample"),
+        }
+
+    return model, Samples(torch.randn(len(labels), *shape, device=device), labels), loss
+
+
+def bare(model: SplitModel, data: Samples, loss: Loss, settings: TrainingSettings) -> None:
+    """An epoch, as one would write it."""
+    optimizer = make_optimizer((model,), settings)
+    for rows in torch.randperm(len(data)).to(data.labels.device).split(BATCH):
+        inputs, labels = data.in_memory[rows], data.labels[rows]
+        features = model.body(inputs)
+        total = torch.stack(list(loss(Batch(inputs, labels, rows, features, model.head(features))).values())).sum()
+        optimizer.zero_grad()
+        total.backward()
+        optimizer.step()
+
+
+def ours(model: SplitModel, data: Samples, loss: Loss, settings: TrainingSettings) -> None:
+    """An epoch, as a client trains."""
+    step = Step((model,), make_optimizer((model,), settings), loss)
+    step.replayable = True
+    train(step, data, settings, seed=1)
+
+
+@contextmanager
+def without_graphs():  # type: ignore[no-untyped-def]
+    """Step by step."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(replay, "can_replay", lambda device: False)
+        yield
+
+
+def speed(epoch: Callable[..., None], group: str, name: str, steps: int) -> float:
+    """Steps per second over the networks of a group."""
+    settings, seconds = settings_of(name), []
+    device = open_device(name, settings.machine.precision)
+    for arch in GROUPS[group]:
+        parts = client(group, arch, device, steps)
+        for _ in range(2):
+            wait(device)
+            began = time.perf_counter()
+            epoch(*parts, settings.training)
+            wait(device)
+        seconds.append((time.perf_counter() - began) / steps)
+    return 1 / statistics.mean(seconds)
+
+
+def wait(device: torch.device) -> None:
+    """Until the device has done what it was asked."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def worker(group: str, device: str, steps: int, begin: object, results: object) -> None:
+    """One of several processes that train at once."""
+    speed(ours, group, device, 20)  # imports, kernels and the device's context
+    begin.wait()  # type: ignore[attr-defined]
+    results.put(speed(ours, group, device, steps))  # type: ignore[attr-defined]
+
+
+def at_once(group: str, device: str, steps: int, processes: int) -> float:
+    """The sum of the steps per second of processes that share the device."""
+    context = multiprocessing.get_context("spawn")
+    begin, results = context.Barrier(processes), context.Queue()
+    found = [context.Process(target=worker, args=(group, device, steps, begin, results)) for _ in range(processes)]
+    for one in found:
+        one.start()
+    total = sum(results.get() for _ in found)
+    for one in found:
+        one.join()
+    return total
+
+
+def server_seconds(device: str, classes: int) -> float:
+    """A round of FedTGP's server, 20 clients, 100 epochs."""
+    options = argparse.Namespace(dim=DIM, epochs=100, classes=classes, device=device)
+    sets = client_prototypes(20, classes, DIM)
+    uploads = [Upload(f"site-{i}", Payload(prototypes=one), Report(1, 1, 0)) for i, one in enumerate(sets)]
+    server = strategy(options)
+    server.merge(uploads)
+    began = time.perf_counter()
+    server.merge(uploads)
+    return time.perf_counter() - began
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--at-once", type=int, nargs="*", default=[1, 4, 8])
+    parser.add_argument("--groups", nargs="*", default=list(SHAPES), choices=list(SHAPES))
+    parser.add_argument("--classes", type=int, default=100, help="of FedTGP's server")
+    options = parser.parse_args()
+    device = open_device(options.device, "fp32")
+    print(torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU", f"PyTorch {torch.__version__}")
+    for group in options.groups:
+        found = {"bare": speed(bare, group, options.device, options.steps)}
+        with without_graphs():
+            found["step by step"] = speed(ours, group, options.device, options.steps)
+        found["replayed"] = speed(ours, group, options.device, options.steps)
+        for processes in options.at_once:
+            found[f"replayed, {processes} at once"] = at_once(group, options.device, options.steps, processes)
+        print(f"{group}, steps per second")
+        for name, rate in found.items():
+            print(f"  {name:<24} {rate:8.0f}   {rate / found['bare']:5.2f} × bare", flush=True)
+    for name in dict.fromkeys(("cpu", options.device)):
+        print(f"FedTGP's server, {options.classes} classes, {name}: {server_seconds(name, options.classes):.2f} s")
+
+
+if __name__ == "__main__":
+    main()
