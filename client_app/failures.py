@@ -12,6 +12,8 @@ import traceback
 from collections.abc import Mapping
 from datetime import datetime
 
+import torch
+
 from client_app.state import StateError
 from client_app.training import TrainingError
 from protofl_common.backbones.network import BackboneError
@@ -23,6 +25,7 @@ from protofl_common.wire.limits import RefusedMessage
 
 OPEN = (SettingsError, TrainingError, RefusedMessage)
 """Their texts are made of settings, of the model's own names, and of what the server sent."""
+FULL = "the GPU has no memory left; let fewer clients share it (protofl run --gpus 1), or take a smaller batch-size"
 KINDS: dict[type[Exception], str] = {
     DataError: "its data cannot be read or divided as the run asks",
     StateError: "its model of this run cannot be read or written",
@@ -33,6 +36,8 @@ KINDS: dict[type[Exception], str] = {
 
 def reason_of(error: Exception, at_site: bool) -> str:
     """Log ``error``; the reason for the server: one short line, and from a site nothing of its files."""
+    if isinstance(error, torch.OutOfMemoryError):
+        error = TrainingError(FULL)
     expected = isinstance(error, (*OPEN, *KINDS))
     text = str(error) if expected else f"{type(error).__name__}: {error}"
     log("ERROR", text)

@@ -91,6 +91,13 @@ def test_a_reason_is_cut_and_printable() -> None:
         assert reason.isprintable()
 
 
+def test_a_full_gpu_is_told_with_its_cure() -> None:
+    for at_site in (True, False):
+        reason = reason_of(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB."), at_site)
+        assert "protofl run --gpus 1" in reason
+        assert "batch-size" in reason
+
+
 def test_the_server_learns_the_kind_of_error_and_the_sites_log_the_rest(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

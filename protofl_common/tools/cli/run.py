@@ -26,6 +26,7 @@ from protofl_common.tools.cli.as_json import add_json, print_json
 from protofl_common.tools.cli.assignments import as_run_config, read_assignments
 from protofl_common.tools.cli.cluster import absolute_folders, check_cluster
 from protofl_common.tools.cli.flower import flwr_run, follow, shown
+from protofl_common.tools.cli.gpus import with_gpu
 from protofl_common.tools.cli.recipes import DEFAULT_FEDERATION, read_recipe
 from protofl_common.tools.cli.screen import Screen
 from protofl_common.tools.cli.superlink import SuperLink
@@ -55,7 +56,7 @@ def add_resources(parser: argparse.ArgumentParser) -> None:
     """What each client at work gets of this machine; the same for every command that simulates."""
     parser.add_argument("--cpus", type=int, metavar="N", help="CPUs per client at work (the recipe's, else 1)")
     parser.add_argument(
-        "--gpus", type=float, metavar="F", help="part of a GPU per client at work (the recipe's, else 0)"
+        "--gpus", type=float, metavar="F", help="part of a GPU per client at work (the recipe's, else as suits it)"
     )
 
 
@@ -103,6 +104,8 @@ def act(arguments: argparse.Namespace) -> int:
         check_cluster(arguments.cluster, settings)
     base = recipe.federation if recipe else DEFAULT_FEDERATION
     federation = with_resources(base, arguments, arguments.clients)
+    if not arguments.cluster:  # whose GPUs this machine does not see
+        federation = with_gpu(federation, settings.machine.device)
     if recipe and not given:
         run_config = str(recipe.path)
     else:  # Flower does not take a file and pairs together

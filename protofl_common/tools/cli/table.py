@@ -32,6 +32,7 @@ from protofl_common.config.options import Scalar, SettingsError
 from protofl_common.files import write_text
 from protofl_common.tools.cli.as_json import add_json, print_json
 from protofl_common.tools.cli.assignments import read_assignments
+from protofl_common.tools.cli.gpus import with_gpu
 from protofl_common.tools.cli.recipes import found
 from protofl_common.tools.cli.run import add_resources, with_resources
 from protofl_common.tools.tables.execute import Launch, Runs, flower_launcher
@@ -77,7 +78,8 @@ def act(arguments: argparse.Namespace) -> int:
     if arguments.dry_run:
         show_plan([(table, _searched(table, cells, trials, None)) for table, cells in planned], runs, console)
         return 0
-    with flower_launcher(lambda federation: with_resources(federation, arguments, None)) as launch:
+    device = str(overrides.get("device", "auto"))
+    with flower_launcher(lambda one: with_gpu(with_resources(one, arguments, None), device)) as launch:
         failed = execute(planned, runs, launch, out, overrides, console, trials, arguments.figure)
     if arguments.json:
         print_json("table", {"tables": [json.loads((out / f"{one.name}.json").read_text()) for one in tables]})
