@@ -129,10 +129,8 @@ def _torch(asked: Asked) -> Iterator[Finding]:
         built = f"is built for CUDA {torch.version.cuda}" if torch.version.cuda else "is built without CUDA"
         cure = "nvidia-smi must list a GPU; take device=cpu, or the PyTorch of https://pytorch.org for its driver"
         yield Finding(WRONG, "torch", f"device = {wanted!r}: PyTorch {torch.__version__} {built} and sees no GPU", cure)
-    gpus = f"{torch.cuda.device_count()} GPUs" if cuda else "no GPU"
-    yield Finding(
-        FACT, "torch", f"PyTorch {torch.__version__}, {gpus}" + ("; a client gets a part by --gpus" if cuda else "")
-    )
+    gpus = f"{torch.cuda.device_count()} GPUs, which protofl run uses" if cuda else "no GPU"
+    yield Finding(FACT, "torch", f"PyTorch {torch.__version__}, {gpus}")
 
 
 def _memory(asked: Asked) -> Iterator[Finding]:

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from functools import cache
+from importlib.metadata import version
 
 from protofl_common.config.options import Scalar
 
@@ -55,7 +56,7 @@ def gpu_part(device: str, cpus: int) -> tuple[float, str]:
 def _gpus() -> list[tuple[str, int]]:
     """Name and free megabytes of those that processes of this one will see; PyTorch would take a second to tell."""
     program, visible = shutil.which("nvidia-smi"), os.environ.get("CUDA_VISIBLE_DEVICES")
-    if program is None or visible == "":
+    if program is None or visible == "" or version("torch").endswith("+cpu"):
         return []
     which = [f"--id={visible}"] if visible else []
     command = [program, "--query-gpu=name,memory.free", "--format=csv,noheader,nounits", *which]

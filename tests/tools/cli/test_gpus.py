@@ -65,10 +65,14 @@ def test_nor_is_there_any_where_none_is_wanted_or_seen(machine: Machine, monkeyp
     machine("NVIDIA H100, 80000\\n")
     assert with_gpu({}, "cpu") == {}
     assert with_gpu({KEY: 0}, "auto") == {KEY: 0}
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    for name, value in (("CUDA_VISIBLE_DEVICES", ""), ("PATH", "/nowhere")):
+        gpus.gpu_part.cache_clear()
+        with monkeypatch.context() as patch:
+            patch.setenv(name, value)
+            assert with_gpu({}, "auto") == {}
+    gpus.gpu_part.cache_clear()
+    monkeypatch.setattr(gpus, "version", lambda package: "2.15.0+cpu")
     assert with_gpu({}, "auto") == {}
-    monkeypatch.setenv("PATH", "/nowhere")
-    assert with_gpu({}, "cuda") == {}
 
 
 def test_only_those_are_asked_for_that_clients_will_see(
