@@ -212,7 +212,7 @@ def drawn(table: TableFile, results: Results) -> str:
             spread = [statistics.stdev(values) if len(values) > 1 else 0.0 for values in there.values()]
             if there:
                 style = line_style(index, len(there))
-                axes.errorbar(list(there), means, yerr=spread, capsize=3, label=short(row, 40), **style)
+                axes.errorbar(list(there), means, yerr=spread, capsize=3, label=row, **style)
         axes.set_xticks(range(len(table.columns)), [short(name, 20) for name in table.columns])
         figures = dict.fromkeys(one.figure for one in results.values() if one.values)
         axes.set_ylabel(short(", ".join(figures), 50))
