@@ -51,7 +51,7 @@ th:first-child,td:first-child,table.words th,table.words td{text-align:left}
 table.words td:last-child{white-space:normal;overflow-wrap:anywhere;min-width:7em}
 details{padding:8px 12px}
 details .card{border:0}
-.card+details{margin-top:10px}
+.card+.card,.card+details{margin-top:10px}
 summary{cursor:pointer}
 .note{padding:8px 12px;margin:.6em 0}
 .leak{color:#b3261e;border-color:currentColor;font-weight:600}
