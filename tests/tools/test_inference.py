@@ -162,22 +162,6 @@ def test_no_unknown_without_prototypes_or_when_not_wanted(tmp_path: Path) -> Non
     assert not any(one.unknown for one in Predictor.load(out).predict(255 - data.test_inputs))
 
 
-@pytest.mark.parametrize("algo", ["local", "fedproto", "fedplvm"])
-def test_onnx_computes_the_same(tmp_path: Path, algo: str) -> None:
-    runtime = pytest.importorskip("onnxruntime")
-    pytest.importorskip("onnxscript")
-    run = trained(tmp_path, algo=algo, models="resnet4-imagenet-stem" if algo == "fedplvm" else "small3")
-    out = tmp_path / "model"
-    assert main(["export", str(run.folder), "--site", "site-1", "--out", str(out), "--onnx"]) == 0
-    images = site(run, 1).data.test_inputs[:5]
-    found = runtime.InferenceSession(str(out / "model.onnx")).run(None, {"inputs": images.astype(np.float32)})
-    wanted = Predictor.load(out).outputs(images)
-    assert np.allclose(found[0], wanted.logits_NC, atol=1e-4)
-    assert len(found) == 1 + (algo != "local")
-    if wanted.distances_NP is not None:
-        assert np.allclose(found[1], wanted.distances_NP, atol=1e-4)
-
-
 def test_what_cannot_work_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = trained(tmp_path, algo="fedpcl")
     out = tmp_path / "model"
