@@ -70,6 +70,7 @@ def hand_over(
         accuracy=evaluations[0].accuracies(tested),
         test_samples=tested,
         temperature=temperature,
+        calibrated_on="validation" if len(site.validation_set) else "test",
         chosen_on="",
     )
     trained = TrainedModel(card, model.state_dict(), prototypes, own_distances)

@@ -129,19 +129,32 @@ def test_rows_of_a_file_are_predicted(tmp_path: Path, texts: str, capsys: pytest
     assert len(capsys.readouterr().out.splitlines()) == 90
 
 
-@pytest.mark.parametrize(("kind", "arch"), [("signal", "signal-transformer"), ("text", "text-gru")])
-def test_onnx_computes_the_same(tmp_path: Path, series: str, texts: str, kind: str, arch: str) -> None:
+@pytest.mark.parametrize(
+    ("algo", "kind", "arch"),
+    [
+        ("fedproto", "signal", "signal-transformer"),
+        ("local", "text", "text-gru"),
+        ("fedplvm", "image", "resnet4-imagenet-stem"),
+    ],
+)
+def test_onnx_computes_the_same(tmp_path: Path, series: str, texts: str, kind: str, arch: str, algo: str) -> None:
+    """For every type of input; with Euclidean distances from prototypes, without any, and with cosines."""
     runtime = pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")
-    where = {"signal": series, "text": texts}[kind]
-    config = run_config(tmp_path, algo="fedproto", **KINDS[kind] | {"models": arch}, data_dir=where)
+    data = {"image": {}, **KINDS}[kind] | {"data_dir": {"signal": series, "text": texts}.get(kind, ""), "models": arch}
+    config = run_config(tmp_path, algo=algo, rounds=1, **data)
     run = run_federation(config, clients=3)
     out = tmp_path / "model"
     assert main(["export", str(run.folder), "--site", "site-1", "--out", str(out), "--onnx"]) == 0
     site = Site(Context(RUN_ID, 1, {"partition-id": 1, "num-partitions": 3}, RecordDict(), config))
-    inputs = np.asarray(site.data.test_inputs[:4])
-    found = runtime.InferenceSession(str(out / "model.onnx")).run(None, {"inputs": inputs})
-    np.testing.assert_allclose(found[0], Predictor.load(out).outputs(inputs).logits_NC, atol=1e-4)
+    inputs = np.asarray(site.data.test_inputs[:5])
+    given = inputs.astype(np.float32) if kind == "image" else inputs
+    logits, *distances = runtime.InferenceSession(str(out / "model.onnx")).run(None, {"inputs": given})
+    wanted = Predictor.load(out).outputs(inputs)
+    np.testing.assert_allclose(logits, wanted.logits_NC, atol=1e-4)
+    assert len(distances) == (wanted.distances_NP is not None) == (algo != "local")
+    if wanted.distances_NP is not None:
+        np.testing.assert_allclose(distances[0], wanted.distances_NP, atol=1e-4)
 
 
 @pytest.mark.parametrize("algo", ["fedproto", "fedavg", "fedplvm"])

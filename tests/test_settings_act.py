@@ -20,7 +20,14 @@ from tests.declared import DECLARED
 from tests.harness import run_config, run_federation
 from tests.test_federation import without_times
 
-SMALL: dict[str, Any] = {"models": "mnist-cnn", "image_size": 0, "train_samples": 10, "test_samples": 20, "clients": 2}
+SMALL: dict[str, Any] = {
+    "models": "mnist-cnn",
+    "image_size": 0,
+    "train_samples": 10,
+    "test_samples": 20,
+    "clients": 2,
+    "rounds": 1,
+}
 SHOTS = {"partition": "n-way-k-shot", "train_samples": 0, "shots": 6}
 FEW_LABELS = {"positive_rate": 0.5, "train_samples": 20}
 UNEQUAL = {"partition": "dirichlet", "alpha": 0.5, "train_samples": 0, "test_samples": 0, "total_samples": 200}
@@ -106,6 +113,16 @@ CASES |= {
 }
 """Key -> (the settings under which it acts, another value than its default)."""
 
+IN_THE_SECOND_ROUND = """
+evaluate-every lr-schedule lr-step lr-decay keep-optimizer
+fedproto.lambda fedproto.distance fedproto.granularity fedplvm.lambda fedplvm.alpha fedplvm.temperature
+fedplvm.contrast fedplvm.correction fedplvm.similarity-floor fedtgp.lambda fedtgp.distance fedtgp.granularity
+fedpcl.temperature fedpcl.denominator fpl.lambda fpl.temperature fpl.contrast fpl.consistency protofed.prototypes
+fedproto-avg.lambda fedproto-avg.distance fedproto-avg.granularity fedorgp.lambda fedsa.smoothing
+feddistill.gamma feddistill.outputs fedgen.lambda fedkd.energy-start
+""".split()
+"""What acts only once the server has answered; all else does so in a run of one round, which takes half the time."""
+
 ELSEWHERE = {
     "run-name out-dir": "test_federation: where the results are",
     "resume": "test_resume",
@@ -167,6 +184,7 @@ def test_what_must_not_act_does_not(left_behind: Callable[[dict[str, Any]], obje
 @pytest.mark.parametrize("key", CASES)
 def test_a_setting_acts(key: str, left_behind: Callable[[dict[str, Any]], object]) -> None:
     under, other = CASES[key]
+    under = {"rounds": 1 + (key in IN_THE_SECOND_ROUND)} | under
     assert other != default_run_config()[key]
     named = key.replace("-", "_").replace(".", "__")
     assert left_behind(under | {named: other}) != left_behind(under)
@@ -179,7 +197,7 @@ def test_hparams_act_on_an_algorithm_of_another_package(
     monkeypatch.syspath_prepend(Path(__file__).parent / "support" / "outside")
     monkeypatch.setattr(plugins, "installed", lambda: {"moon": point})
     plugins.algorithm_named.cache_clear()
-    outside = {"algo": "moon"}
+    outside = {"algo": "moon", "rounds": 2}
     assert left_behind(outside | {"hparams": "mu=5.0"}) != left_behind(outside)
     assert left_behind(outside | {"hparams": "mu=0.0"}) != left_behind(outside)
     plugins.algorithm_named.cache_clear()

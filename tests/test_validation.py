@@ -157,7 +157,7 @@ def test_the_best_round_early_stopping_and_the_kept_model_follow_validation_data
     assert f"<b>{best + 3} of 8</b><span>rounds, stopped early</span>" in page(read_run(stopped.folder))
     for run in ("whole", "stopped"):
         card = kept(tmp_path / run).card
-        assert (card.round, card.chosen_on) == (best, "validation")
+        assert (card.round, card.chosen_on, card.calibrated_on) == (best, "validation", "validation")
         assert card.accuracy["head"] == whole.rows[best]["clients"]["north"]["accuracy"]["head"]
         assert len(list((tmp_path / run).rglob("evaluated-*"))) == 0
     if best:
@@ -202,6 +202,9 @@ def test_keeping_the_best_model_changes_nothing_else_and_works_without_validatio
     assert best == {"metric": "head", "after": best_of_run(keeping, "accuracy"), "on": "test"}
     assert not list(plain.folder.glob(f"clients/*/{BEST}"))
     assert main(["export", str(keeping.folder), "--site", "site-1", "--best", "--out", str(tmp_path / "model")]) == 0
+    about = (tmp_path / "model" / "README.md").read_text()
+    assert "after the best round, chosen on test data:" in about
+    assert "What was chosen on test data makes these figures a little too high." in about
     assert f"after round {best['after']}, chosen as the best on test data" in capsys.readouterr().out
     assert json.loads((tmp_path / "model" / "model.json").read_text())["chosen-on"] == "test"
     assert main(["export", str(plain.folder), "--site", "site-1", "--best"]) == 1

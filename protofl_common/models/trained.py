@@ -66,7 +66,9 @@ class ModelCard:
     test_samples: int
     temperature: float
     """T of the probabilities by prototype, see `calibration`."""
-    chosen_on: str = ""
+    calibrated_on: str
+    """``validation`` or ``test``: the samples that choose ``inference``, T and the limit of unknown inputs."""
+    chosen_on: str
     """The data on which this round was chosen as the best, ``validation`` or ``test``; "" for the run's last round."""
 
 
@@ -159,12 +161,10 @@ def _fits(prototypes: Prototypes, card: ModelCard) -> bool:
 def _card(kept: Any) -> ModelCard:
     """A card that a stranger may have written; ValueError names what is wrong with it."""
     kinds = get_type_hints(ModelCard)
-    if isinstance(kept, dict):
-        kept = {"chosen_on": ""} | kept  # cards of before there was a choice lack it
     if not isinstance(kept, dict) or kept.keys() != kinds.keys():
         raise ValueError("not the entries of a card")
     choices = {"inference": INFERENCES, "similarity": SIMILARITIES, "input_type": INPUT_TYPES}
-    choices["chosen_on"] = ("", "validation", "test")
+    choices |= {"chosen_on": ("", "validation", "test"), "calibrated_on": ("validation", "test")}
     for name, value in kept.items():
         if not _is(value, kinds[name]) or value not in choices.get(name, (value,)):
             raise ValueError(f"{name} = {printable(repr(value))}")

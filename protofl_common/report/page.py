@@ -22,7 +22,7 @@ from protofl_common.report.figures import FIGURES
 from protofl_common.report.figures.drawing import Drawing
 from protofl_common.report.markdown import as_markdown
 from protofl_common.report.reading import Run, read_run
-from protofl_common.report.style import CSS
+from protofl_common.report.style import CSS, POLICY, SCRIPT
 from protofl_common.run_folder import TROUBLE
 from protofl_common.settings import default_run_config
 
@@ -65,7 +65,8 @@ def page(run: Run) -> str:
     state = "" if run.finished else "This run is not finished: the page shows it as far as it is."
     paper = str(run.facts.get("paper", ""))
     sub = f"{run.name}{f' · {paper}' if paper else ''}"
-    return framed(run.title, sub, [(name, body) for name, body in sections if body], state, _footer(run), run.name)
+    footer = f"{_footer(run)}<script>{SCRIPT}</script>"
+    return framed(run.title, sub, [(name, body) for name, body in sections if body], state, footer, run.name)
 
 
 def framed(title: str, sub: str, shown: Sequence[tuple[str, str]], note: str, footer: str = "", name: str = "") -> str:
@@ -76,7 +77,7 @@ def framed(title: str, sub: str, shown: Sequence[tuple[str, str]], note: str, fo
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        '<meta name="color-scheme" content="light dark">'
+        f'<meta name="color-scheme" content="light dark">{POLICY}'
         f"<title>{escape(title)}{f' – {escape(name)}' if name else ''}</title><style>{CSS}</style></head>\n<body><main>"
         f'<header><h1>{escape(title)}</h1><p class="sub">{escape(sub)}</p>{said}<nav>{links}</nav></header>\n'
         f"{body}{footer}</main></body></html>\n"
@@ -94,6 +95,8 @@ def _drawn(function: Callable[[Run], list[Drawing]], run: Run) -> list[str]:
         return [f'<p class="note failed">A figure could not be drawn ({escape(what)}).</p>']
     return [
         f'<figure id="{one.name}"{" class=wide" if one.wide else ""}><h3>{escape(one.title)}</h3>'
+        f'<button type="button" class="copy" aria-live="polite">Copy data</button>'
+        f'<textarea aria-label="data of the figure" readonly hidden>{escape(one.data)}</textarea>'
         f'<div class="box">{one.svg}</div><figcaption>{escape(one.caption)}</figcaption></figure>'
         for one in found
     ]
@@ -316,4 +319,4 @@ def _value(value: Any) -> str:
 
 
 def _anchor(name: str) -> str:
-    return name.lower().replace(" ", "-")
+    return escape(name.lower().replace(" ", "-"))

@@ -1,6 +1,12 @@
-"""How the page looks: one column, two from 900 pixels on; wide tables and figures scroll inside their boxes."""
+"""How the page looks: one column, two from 900 pixels on; wide tables and figures scroll inside their boxes.
+
+And the one script that it runs, which copies a figure's data.
+"""
 
 from __future__ import annotations
+
+import base64
+import hashlib
 
 CSS = """
 :root{color-scheme:light dark;--page:#f6f7f9;--card:#fff;--ink:#1c2430;--soft:#5b6675;--line:#dfe3e8;--link:#0b5cad}
@@ -29,6 +35,11 @@ figure.wide svg{max-width:none}
 figure svg text{font-family:system-ui,-apple-system,"Segoe UI",Roboto,sans-serif!important;fill:currentColor}
 figure svg text[style*="fill"]{fill:revert}
 g[id*="class-name"] text{paint-order:stroke;stroke:var(--card);stroke-width:2.5px;stroke-linejoin:round}
+figure{position:relative}
+figure h3{padding-right:7em}
+.copy{position:absolute;top:8px;right:8px;font:inherit;font-size:.82rem;padding:2px 10px;color:var(--link);
+background:none;border:1px solid var(--line);border-radius:6px;cursor:pointer}
+textarea{width:100%;height:8em;background:var(--page);color:var(--ink)}
 figcaption,.above{color:var(--soft);font-size:.88rem;text-align:left}
 figcaption{margin-top:.5em}
 .above{margin:0;padding:8px 10px 2px}
@@ -40,7 +51,7 @@ th:first-child,td:first-child,table.words th,table.words td{text-align:left}
 table.words td:last-child{white-space:normal;overflow-wrap:anywhere;min-width:7em}
 details{padding:8px 12px}
 details .card{border:0}
-.card+details{margin-top:10px}
+.card+.card,.card+details{margin-top:10px}
 summary{cursor:pointer}
 .note{padding:8px 12px;margin:.6em 0}
 .leak{color:#b3261e;border-color:currentColor;font-weight:600}
@@ -50,5 +61,28 @@ footer{color:var(--soft);font-size:.85rem;margin:2em 0 1em}
 @media (max-width:500px){th,td{padding:5px 4px}}
 @media (min-width:900px){main{padding:24px}.figures{grid-template-columns:repeat(2,minmax(0,1fr))}
 figure.wide,figure:last-child:nth-child(odd){grid-column:1/-1}}
-@media print{body{background:#fff}figure{break-inside:avoid}}
+@media print{body{background:#fff}figure{break-inside:avoid}.copy{display:none}}
 """
+SCRIPT = """
+addEventListener("click", async event => {
+  const button = event.target.closest("button.copy");
+  if (!button) return;
+  const data = button.nextElementSibling;
+  let copied = true;
+  try { await navigator.clipboard.writeText(data.value); }
+  catch {
+    data.hidden = false;
+    data.select();
+    copied = document.execCommand("copy");
+    if (copied) { data.hidden = true; button.focus(); }
+  }
+  button.textContent = copied ? "Copied" : "Press Ctrl+C";
+});
+"""
+"""Where there is no clipboard, as on a page of plain http, the data are shown and selected."""
+_HASH = base64.b64encode(hashlib.sha256(SCRIPT.encode()).digest()).decode()
+POLICY = (
+    '<meta http-equiv="Content-Security-Policy" '
+    f"content=\"default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src 'sha256-{_HASH}'\">"
+)
+"""The browser loads nothing from anywhere, and runs no other script, whatever the clients' names may be."""

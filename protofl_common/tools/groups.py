@@ -46,6 +46,12 @@ class Estimate:
         t = abs(mean) / error if error else math.inf if mean else 0.0
         return cls(n, mean, float(stdtrit(n - 1, (1 + CONFIDENCE) / 2)) * error, float(2 * stdtr(n - 1, -t)))
 
+    @classmethod
+    def from_dict(cls, told: dict[str, Any]) -> Estimate:
+        """From what `as_dict` gave, and the p of a difference."""
+        low, high = told["interval"] or (math.nan, math.nan)
+        return cls(told["n"], told["mean"], (high - low) / 2, math.nan if told.get("p") is None else told["p"])
+
     @property
     def interval(self) -> str:
         """``"47.65 … 63.35"``."""

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import csv
 import re
 from collections import Counter
 from html.parser import HTMLParser
+from io import StringIO
 from pathlib import Path
+
+from protofl_common.report.style import POLICY, SCRIPT
 
 VOID = {"meta", "br", "hr", "img", "link", "input"}
 LOADING = {"src", "href", "srcset", "data", "action", "xlink:href", "poster"}
-FORBIDDEN = {"script", "iframe", "object", "embed", "link", "base", "form", "video", "audio"}
+FORBIDDEN = {"iframe", "object", "embed", "link", "base", "form", "video", "audio"}
 
 
 class Page(HTMLParser):
@@ -22,6 +26,7 @@ class Page(HTMLParser):
         self.tags: list[tuple[str, dict[str, str]]] = []
         self.ids: list[str] = []
         self.figures: dict[str, str] = {}
+        self.data: dict[str, list[list[str]]] = {}
         self.tables: list[list[list[str]]] = []
         self.texts: list[str] = []
         self.feed(self.source)
@@ -55,7 +60,10 @@ class Page(HTMLParser):
         self.open.pop()
 
     def handle_data(self, data: str) -> None:
-        if self.open and self.open[-1] == "style":
+        if self.open and self.open[-1] in ("style", "script"):
+            return
+        if self.open and self.open[-1] == "textarea":
+            self.data[list(self.figures)[-1]] = list(csv.reader(StringIO(data), "excel-tab"))
             return
         self.texts.append(data)
         if "figure" in self.open:
@@ -89,7 +97,7 @@ class Page(HTMLParser):
         return found[1:]
 
     def assert_self_contained(self) -> None:
-        """Nothing is loaded from anywhere, nothing runs, no id twice, and every figure has an explanation."""
+        """Nothing is loaded from anywhere, only our script runs, no id twice; a figure has a caption and data."""
         assert not [one for one, times in Counter(self.ids).items() if times > 1]
         for tag, attrs in self.tags:
             assert tag not in FORBIDDEN, tag
@@ -111,3 +119,9 @@ class Page(HTMLParser):
                 assert attrs["aria-label"]
         assert "A figure could not be drawn" not in self.source
         assert [tag for tag, _ in self.tags].count("figcaption") == len(self.figures)
+        assert re.findall(r"<script>(.*?)</script>", self.source, re.DOTALL) == [SCRIPT]
+        assert [tag for tag, _ in self.tags].count("script") == self.source.count(POLICY) == 1
+        assert list(self.data) == list(self.figures)
+        for name, rows in self.data.items():
+            assert len({len(row) for row in rows}) == 1, name
+            assert len(rows) > 1, name

@@ -1,6 +1,6 @@
 """The page in headless Chromium: at a telephone's and a desk's width nothing sticks out, nothing is blank.
 
-The page runs no script; for the measurement alone a copy of it gets one, which writes down what sticks out.
+For the measurement a copy of the page gets a script of ours, which writes down what sticks out.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from protofl_common.report.style import POLICY
 from tests.harness import run_config, run_federation
+from tests.report.pages import Page
 
 pytestmark = pytest.mark.system
 
@@ -131,7 +133,7 @@ def measured(page: Path, script: str, width: int, height: int, *flags: str) -> A
     Chromium's window is at least 500 pixels wide with --dump-dom; a frame of the wanted size stands in for it.
     """
     copy = page.with_name("measured.html")
-    copy.write_text(page.read_text(encoding="utf-8").replace("</body>", script), encoding="utf-8")
+    copy.write_text(page.read_text(encoding="utf-8").replace(POLICY, "").replace("</body>", script), encoding="utf-8")
     frame = f'<iframe src="{copy.name}" style="width:{width}px;height:{height}px;border:0"></iframe>'
     read = 'addEventListener("load",()=>setTimeout(()=>document.body.append(document.querySelector("iframe")'
     read += '.contentDocument.querySelector("#measured")),500))'
@@ -188,6 +190,37 @@ def compared(tmp_path_factory: pytest.TempPathFactory) -> Path:
         **small,
     )
     return run_federation(config, clients=3).folder / "report.html"
+
+
+@pytest.mark.parametrize("clipboard", [True, False])
+def test_a_click_copies_the_data_of_a_figure(clipboard: bool, compared: Path) -> None:
+    """From a file, with the page's own policy; without a clipboard the data are shown and selected."""
+    around = compared.with_name("around.html")
+    around.write_text(
+        f"""<!DOCTYPE html><body><iframe src="{compared.name}"></iframe><script>
+        addEventListener("load", async () => {{
+          const inside = document.querySelector("iframe").contentWindow, got = [];
+          const stub = {{writeText: async text => got.push(text)}};
+          Object.defineProperty(inside.navigator, "clipboard", {{value: {json.dumps(clipboard)} ? stub : undefined}});
+          const button = inside.document.querySelector("#accuracy-curves .copy"), data = button.nextElementSibling;
+          button.click();
+          await new Promise(done => setTimeout(done, 200));
+          const chosen = data.value.slice(data.selectionStart, data.selectionEnd);
+          const found = {{said: button.textContent, got: got, hidden: data.hidden, chosen: chosen}};
+          document.body.append(Object.assign(document.createElement("pre"), {{textContent: JSON.stringify(found)}}));
+        }})</script></body>""",
+        encoding="utf-8",
+    )
+    shown = chromium("--allow-file-access-from-files", "--virtual-time-budget=5000", "--dump-dom", around.as_uri())
+    text = re.search(r"<pre>(.*?)</pre>", shown, re.DOTALL)
+    assert text is not None, shown
+    found, data = json.loads(unescape(text[1])), Page(compared).data["accuracy-curves"]
+    assert data[0][:2] == ["after round", "prototype, mean (test accuracy, %)"]
+    lines = "".join("\t".join(row) + "\n" for row in data)
+    if clipboard:
+        assert found == {"said": "Copied", "got": [lines], "hidden": True, "chosen": ""}
+    else:
+        assert found == {"said": "Press Ctrl+C", "got": [], "hidden": False, "chosen": lines}
 
 
 @pytest.mark.parametrize("scheme", ["dark", "light"])

@@ -46,7 +46,7 @@ def test_a_wrong_setting_reaches_the_person_at_once(simulation: Connection) -> N
 
 
 def test_flower_refuses_an_unknown_key_without_naming_it(simulation: Connection) -> None:
-    """Hence `python -m protofl_common.tools.check`; when Flower learns to name it, the README can say so."""
+    """Hence `protofl doctor --recipe`; when Flower learns to name it, the README can say so."""
     output, _ = simulation.run(*FOUR, "--run-config", "roundz=3 rounds=1")
     assert "Invalid run configuration" in output
     assert "round 1/" not in output

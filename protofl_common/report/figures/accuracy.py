@@ -21,7 +21,6 @@ from protofl_common.report.figures.drawing import (
     plot_lines,
     round_axis,
     round_columns,
-    short,
     some_ticks,
 )
 from protofl_common.report.reading import Floats, Run
@@ -87,7 +86,7 @@ def of_domains(run: Run) -> list[Drawing]:
             domain: [finite_mean(np.array([_accuracy(row, site, run.better) for site in sites])) for row in rows]
             for domain, sites in run.domains.items()
         }
-        plot_lines(axes, rounds, ((short(domain, 20), values) for domain, values in of_domains.items()))
+        plot_lines(axes, rounds, of_domains.items())
         axes.set_ylabel(f"test accuracy ({run.better}), %")
         round_axis(axes)
         legend_below(axes, 3)
@@ -123,7 +122,9 @@ def _heat_map(
         axes.set_yticks(chosen, shown, fontsize=8)
         round_columns(axes, rounds)
         figure.colorbar(image, ax=axes, label=unit, pad=0.02)
-        return draw(figure, name, title, caption)
+        rows = zip(names, percent_NR.round(2).tolist(), strict=True)
+        columns = {"after round": rounds} | {f"{name} ({unit})": values for name, values in rows}
+        return draw(figure, name, title, caption, columns=columns)
 
 
 def metrics(run: Run) -> list[Drawing]:
@@ -135,7 +136,7 @@ def metrics(run: Run) -> list[Drawing]:
     found = []
     if others := [name for name in names if f"/{RECALL}/" not in name]:
         with canvas() as (figure, axes):
-            plot_lines(axes, rounds, ((short(name, 30), values[name]) for name in others))
+            plot_lines(axes, rounds, ((name, values[name]) for name in others))
             axes.set_ylabel("mean over the clients")
             round_axis(axes)
             legend_below(axes, 2)

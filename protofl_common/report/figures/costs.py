@@ -80,4 +80,6 @@ def _of_clients(rounds: list[int], rows: list[RoundRow]) -> Drawing:
         round_axis(axes, "round")
         legend_below(axes, 3)
         caption = "Seconds that a client takes for its part of a round, by phase; the mean over the clients."
-        return draw(figure, "time-of-clients", "Time of a client", caption)
+        named = zip(phases, values, strict=True)
+        columns = {"round": rounds} | {f"{phase} (seconds per client)": seconds for phase, seconds in named}
+        return draw(figure, "time-of-clients", "Time of a client", caption, columns=columns)

@@ -35,6 +35,7 @@ def bubbles(run: Run) -> list[Drawing]:
     sites = known[:MOST]
     counts_SC = np.array([run.sites[site]["train-classes"] for site in sites], dtype=np.int64)
     classes, largest = counts_SC.shape[1], max(1, int(counts_SC.max()))
+    names = [run.class_name(label) for label in range(classes)]
     wide = len(sites) > 12 or classes > 25
     height = min(1.4 + 0.29 * max(classes, 6), 9.0)
     with canvas(11.0 if wide else WIDTH, height) as (figure, axes):
@@ -50,7 +51,7 @@ def bubbles(run: Run) -> list[Drawing]:
                 axes.scatter([], [], s=60, color=colour, linewidths=0, label=short(name))
         ticks, texts = some_ticks(sites, 40 if wide else 12, 10)
         axes.set_xticks(ticks, texts, rotation=90 if len(sites) > 6 else 0, fontsize=9)
-        ticks, texts = some_ticks([run.class_name(label) for label in range(classes)], 30, 12)
+        ticks, texts = some_ticks(names, 30, 12)
         axes.set_yticks(ticks, texts, fontsize=9)
         axes.set_xlim(-0.7, len(sites) - 0.3)
         axes.set_ylim(-0.8, classes - 0.2)
@@ -67,7 +68,10 @@ def bubbles(run: Run) -> list[Drawing]:
             "The area of a bubble is the number of training samples that a client has of a class "
             f"(FedTGP, Figures 7 to 11).{coloured}{left_out}"
         )
-        return [draw(figure, "distribution", "Training samples of each class", caption, wide=wide)]
+        of_classes = zip(names, counts_SC.T.tolist(), strict=True)
+        shown = {"client": sites} | {f"{name} (training samples)": counts for name, counts in of_classes}
+        title = "Training samples of each class"
+        return [draw(figure, "distribution", title, caption, columns=shown, wide=wide)]
 
 
 def similarity(run: Run) -> list[Drawing]:
@@ -107,4 +111,6 @@ def similarity(run: Run) -> list[Drawing]:
             "backbone alone gives and those of all backbones together (FedPCL, Figure 3). Rows: backbones; columns: "
             f"{'domains' if columns.keys() <= run.domains.keys() else 'clients'}."
         )
-        return [draw(figure, "backbones", "Which backbone the prototypes rely on", caption)]
+        of_backbones = {f"{name} (similarity)": values for name, values in zip(names, values_KS.tolist(), strict=True)}
+        title = "Which backbone the prototypes rely on"
+        return [draw(figure, "backbones", title, caption, columns={"": labels, **of_backbones})]

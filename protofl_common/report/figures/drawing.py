@@ -7,9 +7,11 @@ suits a light and a dark page. Text stays text.
 
 from __future__ import annotations
 
+import csv
 import io
+import math
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from html import escape
@@ -22,6 +24,8 @@ from matplotlib.figure import Figure
 
 from protofl_common.report.reading import Floats
 
+Columns = Mapping[str, Sequence[object]]
+"""Name, with its unit -> texts and numbers, all of one length."""
 INK = "#010203"
 """Stands for the colour of the page's text."""
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#8C6D1F", "#999999")
@@ -69,6 +73,8 @@ class Drawing:
     caption: str
     """How to read it; plain text."""
     svg: str
+    data: str
+    """What it shows, as tab-separated values with a line of names, for a spreadsheet."""
     wide: bool = False
     """Takes the whole width of a desk's screen, and scrolls sideways on a telephone."""
 
@@ -82,8 +88,13 @@ def canvas(width: float = WIDTH, height: float = HEIGHT) -> Iterator[tuple[Any, 
         yield figure, figure.add_subplot()
 
 
-def draw(figure: Any, name: str, title: str, caption: str, *, wide: bool = False) -> Drawing:
-    """The figure as SVG inside HTML: its ids made unique in the page, no outside references."""
+def draw(
+    figure: Any, name: str, title: str, caption: str, *, columns: Columns | None = None, wide: bool = False
+) -> Drawing:
+    """The figure as SVG inside HTML: its ids made unique in the page, no outside references.
+
+    ``columns``: what it shows; None: its lines.
+    """
     figure.patch.set_alpha(0)
     for axes in figure.axes:
         axes.patch.set_alpha(0)
@@ -102,7 +113,33 @@ def draw(figure: Any, name: str, title: str, caption: str, *, wide: bool = False
     body = body.replace(INK, "currentColor")
     alt = escape(f"{title}. {caption}", quote=True)
     least = f' style="min-width:{70 * figure.get_size_inches()[0]:.0f}px"' if wide else ""
-    return Drawing(name, title, caption, f'<svg viewBox="{box[1]}" role="img" aria-label="{alt}"{least}>{body}', wide)
+    svg = f'<svg viewBox="{box[1]}" role="img" aria-label="{alt}"{least}>{body}'
+    return Drawing(name, title, caption, svg, _as_tsv(columns or _of_lines(figure.axes[0])), wide)
+
+
+def _of_lines(axes: Any) -> Columns:
+    """A column for each line, blank where it has no point."""
+    lines = [
+        (f"{line.get_label()} ({axes.get_ylabel()})", dict(zip(*line.get_data(), strict=True))) for line in axes.lines
+    ]
+    places = sorted({place for _, line in lines for place in line})
+    return {axes.get_xlabel(): places} | {name: [line.get(place, math.nan) for place in places] for name, line in lines}
+
+
+def _as_tsv(columns: Columns) -> str:
+    text = io.StringIO()
+    writer = csv.writer(text, "excel-tab", lineterminator="\n")
+    writer.writerow(map(_cell, columns))
+    writer.writerows(map(_cell, row) for row in zip(*columns.values(), strict=True))
+    return text.getvalue()
+
+
+def _cell(value: object) -> str:
+    """Blank for NaN. Names come from clients: none is a formula of the spreadsheet."""
+    if isinstance(value, float):
+        return "" if math.isnan(value) else f"{value:.6g}"
+    text = str(value)
+    return f"'{text}" if text.startswith(("=", "+", "-", "@")) else text
 
 
 def as_file(drawing: Drawing) -> str:
@@ -151,8 +188,10 @@ def finite_mean(values: Floats) -> float:
 
 
 def legend_below(axes: Any, columns: int) -> None:
-    """The legend under the axes, where it hides nothing."""
-    axes.figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=columns)
+    """The legend under the axes, where it hides nothing; long names are cut."""
+    handles, names = axes.get_legend_handles_labels()
+    longest = int(14 * axes.figure.get_figwidth()) // columns
+    axes.figure.legend(handles, [short(name, longest) for name in names], loc="outside lower center", ncols=columns)
 
 
 def round_axis(axes: Any, label: str = "after round") -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from protofl_common.report.figures.drawing import CLASS_COLOURS, INK, WIDTH, Drawing, canvas, draw, short
+from protofl_common.report.figures.drawing import CLASS_COLOURS, INK, WIDTH, Columns, Drawing, canvas, draw, short
 from protofl_common.report.reading import Floats, Ints, Run, Vectors
 
 MOST_POINTS = 500
@@ -46,7 +46,9 @@ def prototypes(run: Run) -> list[Drawing]:
             f"t-SNE of the prototypes{after} (FedTGP, Figure 5): a circle for each client and class, a triangle "
             f"for each global prototype, coloured and named by class.{some}"
         )
-        return [draw(figure, "prototypes-tsne", "Prototypes of clients and server", caption)]
+        owners = [*_owners(own, kept), *["global"] * len(merged.labels)]
+        columns = _columns(run, places, owners, np.concatenate([own.labels[kept], merged.labels]))
+        return [draw(figure, "prototypes-tsne", "Prototypes of clients and server", caption, columns=columns)]
 
 
 def test_features(run: Run) -> list[Drawing]:
@@ -67,7 +69,8 @@ def test_features(run: Run) -> list[Drawing]:
             f"t-SNE of {len(kept)} test samples' features from {len(np.unique(features.owners))} clients (FedTGP, "
             "Figure 6), coloured by class and named at the median of each."
         )
-        return [draw(figure, "features-tsne", "Test features", caption)]
+        columns = _columns(run, places, _owners(features, kept), labels)
+        return [draw(figure, "features-tsne", "Test features", caption, columns=columns)]
 
 
 def _tsne(values_ND: Floats) -> Floats:
@@ -83,6 +86,21 @@ def _tsne(values_ND: Floats) -> Floats:
     )
     places: Floats = method.fit_transform((values_ND / spread).astype(np.float32))
     return places
+
+
+def _columns(run: Run, places_N2: Floats, owners: list[str], labels: Ints) -> Columns:
+    x, y = places_N2.T.tolist()
+    return {
+        "of": owners,
+        "class": [run.class_name(label) for label in labels.tolist()],
+        "x (no unit)": x,
+        "y (no unit)": y,
+    }
+
+
+def _owners(vectors: Vectors, kept: Ints) -> list[str]:
+    """Their names, as far as they are known."""
+    return [vectors.sites[owner] if owner < len(vectors.sites) else "" for owner in vectors.owners[kept].tolist()]
 
 
 def _chosen(labels: Ints, most: int) -> Ints:

@@ -45,7 +45,8 @@ def by_class(run: Run) -> list[Drawing]:
             labels, best_C, s=8 * size, marker="_", linewidths=1.8, color=COLOURS[0], label="largest among clients"
         )
         axes.scatter(labels, global_C, s=3 * size, marker="^", color=COLOURS[3], linewidths=0, label="global")
-        class_columns(axes, [run.class_name(label) for label in range(classes)])
+        names = [run.class_name(label) for label in range(classes)]
+        class_columns(axes, names)
         axes.set_ylim(bottom=0)
         axes.set_ylabel("margin (Euclidean)")
         legend_below(axes, 3)
@@ -54,7 +55,10 @@ def by_class(run: Run) -> list[Drawing]:
             "classes, in each client's own set and in the global set (FedTGP, Figure 1). A triangle below the bar: "
             "merging has moved the classes together."
         )
-        return [draw(figure, "margins-by-class", "Prototype margins by class", caption)]
+        shown = {"global": global_C, "largest among clients": best_C}
+        shown |= dict(zip(run.margins[-1]["clients"], clients_SC, strict=True))
+        columns = {"class": names} | {f"{name} (Euclidean)": values.tolist() for name, values in shown.items()}
+        return [draw(figure, "margins-by-class", "Prototype margins by class", caption, columns=columns)]
 
 
 def over_rounds(run: Run) -> list[Drawing]:

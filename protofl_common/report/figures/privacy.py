@@ -54,4 +54,11 @@ def inversions(run: Run) -> list[Drawing]:
             f"training sample; at most their correlation is {best['alike']:.2f}, where that with a test sample, which "
             f"the client has not trained with, is {best['other']:.2f}."
         )
-        return [draw(figure, "inversions", "Images made from prototypes", caption)]
+        columns = {
+            "client": [one["site"] for one in facts],
+            "class": [run.class_name(one["label"]) for one in facts],
+            "training samples of the class": [one["samples"] for one in facts],
+            "correlation with a training sample": [one["alike"] for one in facts],
+            "correlation with a test sample": [one["other"] for one in facts],
+        }
+        return [draw(figure, "inversions", "Images made from prototypes", caption, columns=columns)]

@@ -17,7 +17,6 @@ from protofl_common.report.figures.drawing import (
     legend_below,
     plot_lines,
     round_axis,
-    short,
     some_ticks,
 )
 from protofl_common.report.reading import Floats, Run
@@ -35,7 +34,7 @@ def over_rounds(run: Run) -> list[Drawing]:
     rounds = [row["round"] for row in rows]
     with canvas() as (figure, axes):
         of_groups = {name: [finite_mean(_table(row, sites)) for row in rows] for name, sites in _groups(run).items()}
-        plot_lines(axes, rounds, ((short(name, 20), values) for name, values in of_groups.items()))
+        plot_lines(axes, rounds, of_groups.items())
         axes.set_ylabel("prototypes per class")
         axes.set_ylim(bottom=0)
         round_axis(axes)
@@ -56,26 +55,28 @@ def by_class(run: Run) -> list[Drawing]:
     values_GC = np.array([_mean_of_classes(_table(rows[-1], sites)) for sites in groups.values()])[:, :MOST_CLASSES]
     if not np.isfinite(values_GC).any():
         return []
-    classes = values_GC.shape[1]
+    classes = [run.class_name(label) for label in range(values_GC.shape[1])]
     with canvas(WIDTH, min(1.6 + 0.34 * len(groups), 8.0)) as (figure, axes):
         image = axes.imshow(values_GC, aspect="auto", interpolation="none", cmap="cividis", vmin=0)
         axes.grid(False)
-        class_columns(axes, [run.class_name(label) for label in range(classes)])
+        class_columns(axes, classes)
         chosen, names = some_ticks(list(groups), 30)
         axes.set_yticks(chosen, names)
-        if classes <= 12 and len(groups) <= 20:
+        if len(classes) <= 12 and len(groups) <= 20:
             most = float(np.nanmax(values_GC))
             for (row, label), value in np.ndenumerate(values_GC):
                 if np.isfinite(value):
                     ink = ink_on(value / most)
                     axes.text(label, row, f"{value:.1f}", ha="center", va="center", fontsize=8.5, color=ink)
         figure.colorbar(image, ax=axes, label="prototypes", pad=0.02)
-        first = f", the first {classes} classes" if classes == MOST_CLASSES else ""
+        first = f", the first {MOST_CLASSES} classes" if len(classes) == MOST_CLASSES else ""
         caption = (
             f"Average number of local prototypes of each class in round {rows[-1]['round']}, by domain{first}. "
             "Blank: nobody holds the class there."
         )
-        return [draw(figure, "prototype-numbers-by-class", "Prototypes by class and domain", caption)]
+        of_groups = zip(groups, values_GC.tolist(), strict=True)
+        columns = {"class": classes} | {f"{name} (prototypes)": values for name, values in of_groups}
+        return [draw(figure, "prototype-numbers-by-class", "Prototypes by class and domain", caption, columns=columns)]
 
 
 def _rows(run: Run) -> list[RoundRow]:

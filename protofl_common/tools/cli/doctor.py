@@ -2,6 +2,7 @@
 
   protofl doctor
   protofl doctor dataset=image-folder data-dir=photos device=cuda --clients 20      # as for protofl run
+  protofl doctor --recipe mine.toml                                                 # is every setting right?
   protofl doctor --port 8000 --port 9094                                            # ports that shall be free
 
 It looks at versions, PyTorch, memory, cores, ports, folders, data, the clock and processes that are left. It starts
@@ -33,7 +34,7 @@ from protofl_common.datasets.store import cache_root
 from protofl_common.settings import Settings, app_folder, default_run_config
 from protofl_common.tools.cli.as_json import add_json, print_json
 from protofl_common.tools.cli.assignments import read_assignments
-from protofl_common.tools.cli.recipes import DEFAULT_FEDERATION
+from protofl_common.tools.cli.recipes import DEFAULT_FEDERATION, read_recipe
 from protofl_common.tools.cli.run import check_data_are_here
 from protofl_common.tools.cli.superlink import BIN
 
@@ -71,6 +72,7 @@ class Asked:
 def describe(parser: argparse.ArgumentParser) -> None:
     """The arguments."""
     parser.add_argument("settings", nargs="*", metavar="KEY=VALUE", help="settings of the run that shall work")
+    parser.add_argument("--recipe", metavar="NAME", help="a TOML file, or one of configs/recipes, below these")
     parser.add_argument(
         "--clients", type=int, default=DEFAULT_FEDERATION["num-supernodes"], metavar="N", help="its clients"
     )
@@ -80,7 +82,8 @@ def describe(parser: argparse.ArgumentParser) -> None:
 
 def act(arguments: argparse.Namespace) -> int:
     """Print the findings, worst first."""
-    asked = Asked(read_assignments(arguments.settings), arguments.port, arguments.clients)
+    recipe = read_recipe(arguments.recipe).settings if arguments.recipe else {}
+    asked = Asked(recipe | read_assignments(arguments.settings), arguments.port, arguments.clients)
     found = sorted((one for check in CHECKS for one in _safely(check, asked)), key=lambda one: LEVELS.index(one.level))
     if arguments.json:
         print_json("doctor", {"findings": [dataclasses.asdict(one) for one in found]})

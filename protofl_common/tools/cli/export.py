@@ -10,6 +10,7 @@ once its last round is evaluated. README.md beside the model says what it learnt
 from __future__ import annotations
 
 import argparse
+import math
 from pathlib import Path
 
 from protofl_common.config.options import SettingsError
@@ -58,7 +59,12 @@ def act(arguments: argparse.Namespace) -> int:
     print(f"{card.site}: {card.arch}, {card.algorithm}, after round {card.round}{best}")
     print(f"  right of its {card.test_samples} test samples: {ways}; predicts by {card.inference}")
     if model.prototypes is not None:
-        print(f"  unknown: farther than {limit:.4g} from every prototype")
+        few = (
+            f"nothing: its {len(model.distances)} samples are too few to find a limit"
+            if arguments.unknown
+            else "nothing"
+        )
+        print(f"  unknown: {f'farther than {limit:.4g} from every prototype' if math.isfinite(limit) else few}")
     print(f"{arguments.out}: {', '.join(written)}")
     print(f"try: protofl predict {arguments.out} FILE…")
     return 0

@@ -79,7 +79,7 @@ def act(arguments: argparse.Namespace) -> int:
                 for row in rows:
                     print(_text(row, _width(predictor)))
         for file, reason in problems.items():
-            print(f"left out: {_one_line(file)}: {_one_line(reason)}", file=sys.stderr)
+            print(f"left out: {_one_line(file)}: {_one_line(reason.removeprefix(f'{file} '))}", file=sys.stderr)
         if len(problems) == len(files):
             raise SettingsError(f"none of the {len(files)} files could be read")
     if problems or add is not None:

@@ -1,7 +1,7 @@
-"""The runs in a folder: how far they are, how good, how large; what old ones keep removed; a page over all of them.
+"""The runs in a folder: how far they are, how good, how large; what old ones keep removed; a page over them and tables.
 
   protofl runs                                       # those in runs/, the latest first
-  protofl runs --html index.html                     # finished ones by data set, as groups of seeds with intervals
+  protofl runs --html index.html                     # a leaderboard of tables, and of groups of seeds by data set
   protofl runs --prune --keep-last 5                 # remove clients/ and checkpoints/ of finished runs but the last 5
   protofl runs --prune --older-than 30 --whole       # remove finished runs of which the last round is 30 days ago
 
@@ -40,7 +40,7 @@ HEAVY = ("clients", CHECKPOINTS)
 def describe(parser: argparse.ArgumentParser) -> None:
     """The arguments."""
     parser.add_argument("folder", nargs="?", type=Path, default=RUNS, metavar="DIR", help="the folder of runs (runs)")
-    parser.add_argument("--html", type=Path, metavar="FILE", help="write an index page over the finished runs")
+    parser.add_argument("--html", type=Path, metavar="FILE", help="write an index page over finished runs and tables")
     parser.add_argument("--prune", action="store_true", help="remove what finished runs can do without")
     parser.add_argument("--keep-last", type=int, metavar="N", help="prune: leave the last N runs as they are")
     parser.add_argument("--older-than", type=float, metavar="DAYS", help="prune: only runs that ended before")
@@ -60,7 +60,7 @@ def act(arguments: argparse.Namespace) -> int:
     if arguments.html:
         from protofl_common.tools.index_page import write_index  # matplotlib takes seconds
 
-        print(write_index(arguments.html, [run.folder for run in runs if run.finished]))
+        print(write_index(arguments.html, [run.folder for run in runs if run.finished], arguments.folder))
         return 0
     freed = _prune(runs, arguments) if arguments.prune else 0
     if arguments.json:

@@ -56,13 +56,15 @@ def _use(card: ModelCard, unknown_above: float) -> Iterator[str]:
 
 
 def _figures(card: ModelCard, summary: Summary | None) -> Iterator[str]:
-    yield from ("## Figures", "", f"On {card.test_samples} test samples of {card.site}, after the last round:", "")
+    when = f"the best round, chosen on {card.chosen_on} data" if card.chosen_on else "the last round"
+    yield from ("## Figures", "", f"On {card.test_samples} test samples of {card.site}, after {when}:", "")
     yield from _table({f"right by {way}": f"{100 * share:.2f} %" for way, share in card.accuracy.items()})
     yield ""
-    where = "validation samples, where the site has any, else on these same test samples"
+    where = "the site's validation samples" if card.calibrated_on == "validation" else "these same test samples"
     yield f"Chosen on {where}: that it predicts by {card.inference}, the scale of"
-    yield "probabilities by prototype, and the limit above which an input is unknown. Where that was on test samples,"
-    yield "these figures may be a little too high."
+    yield "probabilities by prototype, and the limit above which an input is unknown."
+    if "test" in (card.calibrated_on, card.chosen_on):
+        yield "What was chosen on test data makes these figures a little too high."
     if summary:
         yield from ("", "Of the whole run (shares in [0, 1], over its clients):", "")
         yield from _table(dict(_flat({key: value for key, value in summary.items() if key not in TOLD})))
@@ -75,7 +77,8 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, st
         if isinstance(value, Mapping):
             yield from _flat(value, f"{prefix}{key} ")
         else:
-            yield f"{prefix}{key}", f"{value:.4g}" if isinstance(value, float) else str(value)
+            text = ", ".join(map(str, value)) or "none" if isinstance(value, list) else str(value)
+            yield f"{prefix}{key}", f"{value:.4g}" if isinstance(value, float) else text
 
 
 def _table(facts: Mapping[str, str]) -> Iterator[str]:

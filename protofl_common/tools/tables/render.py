@@ -18,6 +18,7 @@ from protofl_common.tools.tables.plan import Cell, Found
 from protofl_common.tools.tables.spec import TableFile
 
 SEARCHED = "The settings were chosen on validation data, by trials that no row has more of; test data chose none."
+DIFFERENCE = "difference of two rows"
 DIFFERENCES = (
     "Differences at the same seeds: their mean, its 95 % interval (Student's t), and the p of a two-sided paired "
     "t-test, of each comparison alone."
@@ -212,7 +213,7 @@ def drawn(table: TableFile, results: Results) -> str:
             spread = [statistics.stdev(values) if len(values) > 1 else 0.0 for values in there.values()]
             if there:
                 style = line_style(index, len(there))
-                axes.errorbar(list(there), means, yerr=spread, capsize=3, label=short(row, 40), **style)
+                axes.errorbar(list(there), means, yerr=spread, capsize=3, label=row, **style)
         axes.set_xticks(range(len(table.columns)), [short(name, 20) for name in table.columns])
         figures = dict.fromkeys(one.figure for one in results.values() if one.values)
         axes.set_ylabel(short(", ".join(figures), 50))
@@ -245,7 +246,7 @@ def _difference(more: Result, less: Result) -> Result:
     """Seed by seed, where both have a figure."""
     values = {seed: value - less.values[seed] for seed, value in more.values.items() if seed in less.values}
     state = "done" if values and len(values) == more.wanted else "skipped" if not more.wanted else "open"
-    return Result(values, more.wanted, state, "", "difference of two rows", more.decimals)
+    return Result(values, more.wanted, state, "", DIFFERENCE, more.decimals)
 
 
 def _heads(names: list[str]) -> list[str]:

@@ -203,6 +203,14 @@ def test_what_is_wrong_stands_first_with_its_cure_below(capsys: pytest.CaptureFi
     assert second == f"{'':18}do: correct that setting; protofl list shows choices"
 
 
+def test_a_recipe_whose_key_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    recipe = tmp_path / "mine.toml"
+    recipe.write_text("[fedproto]\nlamda = 2.0\n")
+    assert main(["doctor", "--recipe", str(recipe)]) == 1
+    first = capsys.readouterr().out.splitlines()[0]
+    assert first == "wrong   settings  fedproto.lamda: unknown key; did you mean fedproto.lambda?"
+
+
 def test_a_check_that_fails_hides_no_other(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     def fails(*args: object, **kwargs: object) -> None:
         raise FileNotFoundError("ps")

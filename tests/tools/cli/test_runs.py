@@ -196,4 +196,4 @@ def test_the_index_has_a_table_for_each_division_of_data(
 
 def test_an_index_needs_finished_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["runs", str(tmp_path), "--html", str(tmp_path / "index.html")]) == 1
-    assert "--html: there is no finished run to show" in capsys.readouterr().err
+    assert "--html: there is no finished run to show, and no table" in capsys.readouterr().err
