@@ -22,6 +22,8 @@ from tests.support.recorded import RecordingError, rehearsal
 from tests.test_federation import without_times
 from tests.test_settings_act import CASES, SMALL, digests
 
+LIKE_OTHERS = {"local", "protofed", "fedper", "lg-fedavg", "fesem", "fedproto-avg"}
+"""Their clients take FedAvg's or FedProto's steps, and their servers do not train: tried in the long tests."""
 WITH_ADAM = {"mpft"}
 """Only the server trains, and Adam's steps are alike on a real CUDA device alone."""
 
@@ -41,7 +43,9 @@ def on_both(folder: Path, changes: dict[str, Any]) -> tuple[object, object, list
         return on_cpu, left_behind(folder / "gpu", changes), recorded
 
 
-@pytest.mark.parametrize("algo", CATALOG)
+@pytest.mark.parametrize(
+    "algo", [pytest.param(one, marks=[pytest.mark.long] * (one in LIKE_OTHERS)) for one in CATALOG]
+)
 def test_on_a_gpu_every_algorithm_does_what_it_does_on_the_cpu(algo: str, tmp_path: Path) -> None:
     """Nothing is on the wrong device, and a step that is replayed is the next one to the last bit."""
     on_cpu, on_gpu, recorded = on_both(tmp_path, {"algo": algo, "batch_size": 3 if algo == "per-fedavg" else 5})

@@ -48,7 +48,7 @@ def write_index(path: Path, runs: Sequence[Path], folder: Path) -> Path:
     shown = [_table_section(file, content, path.parent) for file, content in tables]
     shown += [_section(list(named(groups)), list(sections.values()), path.parent) for groups in sections.values()]
     try:
-        write_text(path, framed("Results", f"{len(tables)} tables and {len(runs)} finished runs", shown, NOTE))
+        write_text(path, framed("Results", f"tables: {len(tables)} · finished runs: {len(runs)}", shown, NOTE))
     except OSError as error:
         raise SettingsError(f"--html {path}: cannot be written: {error}") from None
     return path
