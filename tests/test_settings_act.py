@@ -6,6 +6,7 @@ A function may be right, tested and called by nobody; then its setting does noth
 from __future__ import annotations
 
 import hashlib
+import shutil
 from collections.abc import Callable
 from importlib.metadata import EntryPoint
 from pathlib import Path
@@ -158,8 +159,10 @@ def left_behind(tmp_path_factory: pytest.TempPathFactory) -> Callable[[dict[str,
         if name not in known:
             wanted = SMALL | changes
             clients = wanted.pop("clients")
-            outcome = run_federation(run_config(tmp_path_factory.mktemp("run"), **wanted), clients)
+            folder = tmp_path_factory.mktemp("run")
+            outcome = run_federation(run_config(folder, **wanted), clients)
             known[name] = without_times(outcome.rows), digests(outcome.folder)
+            shutil.rmtree(folder)
         return known[name]
 
     return run

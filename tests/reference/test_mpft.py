@@ -70,8 +70,13 @@ def test_a_round_equals_an_independent_script(tmp_path: Path) -> None:
     found, first = load_file(outcome.folder / "weights.safetensors"), copied(clients[0].model_of("global"))
     assert found.keys() == wanted.keys()
     assert max(float((wanted[name] - first[name]).abs().max()) for name in wanted) > 0.02
-    for name, value in wanted.items():  # where a gradient is all but 0, AdamW makes much of its rounding
-        torch.testing.assert_close(found[name], value, rtol=0, atol=5e-4, msg=name)
+    # What BatchNorm takes away again, the bias of a unit that is always on, has no gradient but its rounding, of which
+    # AdamW makes steps; they differ from one processor to the next, the rest does not.
+    idle = (found["body.1.bias"] - wanted["body.1.bias"]).abs() > 1e-5
+    assert int(idle.sum()) <= 2
+    for name, value in wanted.items():
+        kept = ~idle if name in ("body.1.bias", "body.3.running_mean") else ...
+        torch.testing.assert_close(found[name][kept], value[kept], rtol=0, atol=1e-4, msg=name)
     for client in clients:
         assert_close(model_left(outcome.folder, client.name), found)
     width = clients[0].r.shape[1]

@@ -211,6 +211,7 @@ def site(home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(home)
     monkeypatch.setenv("FLWR_HOME", str(home / "flwr"))
     monkeypatch.setattr("os.geteuid", lambda: 1000)
+    monkeypatch.setattr("protofl_common.tools.site.check.FEW_BYTES", 0)  # this disk may be full
     images(home / "data", *(f"{kind}/{i}.png" for kind in ("cat", "dog") for i in range(8)))
     (home / "data").chmod(0o750)
     for name in ("cache", "state"):
