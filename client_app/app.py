@@ -18,6 +18,7 @@ from flwr.clientapp import ClientApp
 from client_app.account import charge
 from client_app.algorithms import client_half
 from client_app.algorithms.base import ClientAlgorithm
+from client_app.context import CommonSettings
 from client_app.data import Samples
 from client_app.eager import without_compiler
 from client_app.evaluation import Evaluation, Evaluations, evaluate
@@ -245,6 +246,8 @@ def _answer(message: Message, context: Context, work: Callable[[], RecordDict]) 
         content = work()
         if is_site(context.node_config):
             log("INFO", _told(message, context, content))
+        else:
+            context.run_config = CommonSettings(context.run_config)
         return Message(content, reply_to=message)
     except Exception as error:
         reason = reason_of(error, is_site(context.node_config))

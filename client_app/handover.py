@@ -1,6 +1,7 @@
-"""After the last round: the model as it was evaluated, left in this site's own folder for ``protofl export``.
+"""The model as it was evaluated, left in this site's own folder for ``protofl export``.
 
-Nothing of it travels. Whether it can be written changes nothing for the federation.
+That is after the last round, and with ``keep-best`` at every evaluation. Nothing of it travels. Whether it can be
+written changes nothing for the federation.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from flwr.app import Context
 from client_app.data import Samples, to_device, unlabelled_apart
 from client_app.state import StateError, StateFolder
 from protofl_common.backbones.cache import cached_features
-from protofl_common.backbones.extract import feature_widths
+from protofl_common.backbones.extract import check_images, feature_widths
 from protofl_common.config.options import SettingsError
 from protofl_common.config.sections import MachineSettings
 from protofl_common.datasets import UNLABELLED, ClientData, open_client_data
@@ -35,7 +35,7 @@ from protofl_common.seeding import derive_seed
 from protofl_common.settings import Settings, baseline_config, is_site
 from protofl_common.text import is_site_name
 from protofl_common.wire.limits import Limits, RefusedMessage, Template
-from protofl_common.wire.records import INFERENCES, Instructions, SiteCard
+from protofl_common.wire.records import Instructions, SiteCard
 
 
 class Site:
@@ -56,8 +56,8 @@ class Site:
             if baseline not in self.settings.baselines:
                 raise RefusedMessage(f"baseline is {baseline!r}, which the run's settings do not name")
             self.settings = Settings.from_run_config(baseline_config(context.run_config, baseline), node)
-        self.partition = _whole(node, "partition-id", 0)
-        self.num_partitions = _whole(node, "num-partitions", 0)
+        self.partition = _whole(node, "partition-id")
+        self.num_partitions = _whole(node, "num-partitions")
         if "site-name" not in node and "partition-id" not in node:
             raise SettingsError("node-config: give partition-id and num-partitions, or a site-name")
         self.name = str(node.get("site-name", f"site-{self.partition}"))
@@ -161,7 +161,7 @@ class Site:
     @property
     def metrics(self) -> set[str]:
         """What a report may hold beside accuracy."""
-        return declared_metrics(self.settings.metrics, INFERENCES, self.num_classes)
+        return declared_metrics(self.settings.metrics, self.num_classes)
 
     def limits(self, weights: Mapping[str, Template]) -> Limits:
         """What this site accepts from the server; ``weights``: the arrays of each declared entry of weights."""
@@ -209,8 +209,10 @@ class Site:
         return self._state_root / run_name / "clients" / self.name / "secagg.json"
 
     def check_model(self) -> None:
-        """SettingsError where this site's model does not take its data."""
-        if not self.settings.backbones:
+        """SettingsError where this site's model, or a frozen backbone before it, does not take its data."""
+        if self.settings.backbones:
+            check_images(self.data.train_inputs, self.settings.backbones)
+        else:
             two = normalised(self.data.train_inputs[:2], self.data.mean, self.data.std, self.device)
             check_model(self.model, self.arch, two, self.settings.model.feature_dim)
 
@@ -250,8 +252,8 @@ class Site:
         return tuple(found)
 
 
-def _whole(node: Mapping[str, object], key: str, default: int) -> int:
-    value = node.get(key, default)
+def _whole(node: Mapping[str, object], key: str) -> int:
+    value = node.get(key, 0)
     if not isinstance(value, int) or value < 0:
         raise SettingsError(f"node-config: {key} = {value!r} must be a whole number at least 0")
     return value

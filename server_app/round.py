@@ -17,7 +17,7 @@ from protofl_common.run_folder import BestRound
 from protofl_common.text import in_order
 from protofl_common.wire.limits import Limits
 from protofl_common.wire.payloads import pack_payload, payload_bytes
-from protofl_common.wire.records import INFERENCES, Instructions, pack_baseline, pack_best, pack_instructions
+from protofl_common.wire.records import Instructions, pack_baseline, pack_best, pack_instructions
 from protofl_common.wire.schema import statistics_declared
 from protofl_common.wire.secagg import pack_by_site
 from server_app.sampling import sample_sites
@@ -27,6 +27,8 @@ from server_app.validation.replies import Expected, Outcome, Upload, bounded, in
 
 Send = Callable[[Sequence[Message], float], list[Message]]
 """(messages, timeout in seconds) -> the replies that came."""
+AT_ONCE = 1000
+"""Sites that the final evaluation asks at a time: messages and replies of ten thousand would take 50 MB."""
 
 
 def train_round(strategy: Strategy, run_name: str, number: int, send: Send, best: BestRound | None = None) -> Outcome:
@@ -53,7 +55,7 @@ def train_round(strategy: Strategy, run_name: str, number: int, send: Send, best
     federation.note_silence(number, outcome.missing, {*outcome.reports, *outcome.failed, *outcome.refused})
     uploads = in_proportion(uploads, settings.max_norm_ratio, outcome)
     uploads = uploads if secure else bounded(uploads, federation, outcome)
-    outcome.uploads = vectors_of(uploads)
+    outcome.prototypes = vectors_of(uploads)
     if len(uploads) < settings.min_replies:
         outcome.void = outcome.void or f"{len(uploads)} valid replies, fewer than min-replies = {settings.min_replies}"
     else:
@@ -86,11 +88,13 @@ def final_evaluation(strategy: Strategy, run_name: str, number: int, send: Send)
     federation, settings = strategy.federation, strategy.settings
     instructions = Instructions(number, run_name, True, federation.lineage)
     strategy.outcome = outcome = Outcome(asked=in_order(federation.answering(number)))
-    messages = _messages(strategy, MessageType.EVALUATE, instructions, outcome.asked, {})
-    replies = send(messages, settings.federation.round_timeout)
     declared = statistics_declared(settings.run.insight)
     expected = Expected(number, declared, _limits(strategy), metrics=_metrics(strategy), training=False)
-    uploads = take(replies, expected, federation, outcome)
+    uploads = []
+    for start in range(0, len(outcome.asked), AT_ONCE):
+        sites = outcome.asked[start : start + AT_ONCE]
+        messages = _messages(strategy, MessageType.EVALUATE, instructions, sites, {})
+        uploads += take(send(messages, settings.federation.round_timeout), expected, federation, outcome)
     statistics = {upload.site: upload.payload.statistics() for upload in uploads}
     outcome.insights = {site: one for site, one in statistics.items() if one is not None}
     return outcome
@@ -133,7 +137,7 @@ def _messages(
 
 def _metrics(strategy: Strategy) -> set[str]:
     """Names of the metrics that a report may hold."""
-    return declared_metrics(strategy.settings.metrics, INFERENCES, strategy.num_classes)
+    return declared_metrics(strategy.settings.metrics, strategy.num_classes)
 
 
 def _limits(strategy: Strategy) -> Limits:

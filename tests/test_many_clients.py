@@ -11,6 +11,7 @@ import torch
 from client_app import app as client
 from client_app import site as sites
 from protofl_common.tensorfile import read_tensors
+from server_app import round as rounds
 from server_app.app import Results
 from server_app.run import artifacts
 from tests.harness import run_config, run_federation
@@ -25,6 +26,17 @@ def test_the_server_remembers_no_figures_of_single_clients(tmp_path: Path, monke
     assert len(seen[0].rows) == 4
     assert all(row["clients"] == {} for row in seen[0].rows)
     assert all(len(row["clients"]) == 3 for row in outcome.rows)
+
+
+def test_the_final_evaluation_asks_a_thousand_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted = run_federation(run_config(tmp_path / "at-once", rounds=1, **SMALL), clients=3).rows[-1]
+    monkeypatch.setattr(rounds, "AT_ONCE", 2)
+    asked, make = [], rounds._messages
+    monkeypatch.setattr(rounds, "_messages", lambda *args: asked.append(args[3]) or make(*args))  # type: ignore[func-returns-value]
+    found = run_federation(run_config(tmp_path / "in-turn", rounds=1, **SMALL), clients=3).rows[-1]
+    assert asked == [["site-0", "site-1", "site-2"], ["site-0", "site-1"], ["site-2"]]
+    assert found["accuracy"] == wanted["accuracy"]
+    assert (found["asked"], found["valid"], found["bytes"]) == (3, 3, wanted["bytes"])
 
 
 def test_prototypes_of_many_clients_are_not_written_each_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -98,7 +98,8 @@ class MessageExchange:
         self._longest |= {site: max(took[site], self._longest.get(site, 0)) for site in took}
         self._replies |= {site: away.error for site, away in self._away.items()}
         self._check_workers()
-        return [self._replies[site] for site in in_order(self._replies)]
+        replies, self._replies = self._replies, {}  # they are the caller's alone: ten thousand are not kept
+        return [replies[site] for site in in_order(replies)]
 
     def _check_workers(self) -> None:
         """FederationError where a process that simulates clients has died: Flower would go on giving it clients."""
