@@ -32,10 +32,10 @@ table: $(BIN)/.installed  ## a paper's table; make table TABLE=fedtgp-fmnist DAT
 reproduce: $(BIN)/.installed  ## every table for a CPU, in days; start it again to go on; DATA_DIR holds MNIST/raw, office10, …
 	$(BIN)/protofl table $(REPRODUCE:%=configs/tables/%.yaml) --data-dir '$(DATA_DIR)' $(ARGS)
 
-test: $(BIN)/.installed  ## unit tests and in-process federations, on all cores: seven minutes on two
+test: $(BIN)/.installed  ## unit tests and in-process federations, on all cores: six minutes on two
 	$(BIN)/python -m pytest -n auto --dist worksteal -m 'not system and not long' --durations=15
 
-test-system: $(BIN)/.installed  ## whole systems of real Flower processes, two files at once: they often wait; twelve minutes
+test-system: $(BIN)/.installed  ## whole systems of real Flower processes, two files at once: they often wait; nine minutes
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m 'system and not long' --durations=15
 
 test-long: $(BIN)/.installed  ## what takes minutes: every algorithm alone on two and ten SuperNodes, every row of every table
@@ -66,13 +66,13 @@ format: $(BIN)/.installed
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: $(BIN)/.installed  ## speed against a bare PyTorch script; DATA_DIR holds FashionMNIST/raw
-	$(BIN)/python -m tests.bench.round_speed --data-dir '$(DATA_DIR)'
+bench: $(BIN)/.installed  ## speed against a bare PyTorch script, and HtFLlib given HTFLLIB=<its folder>; DATA_DIR holds FashionMNIST/raw
+	$(BIN)/python -m tests.bench.round_speed --data-dir '$(DATA_DIR)' $(if $(HTFLLIB),--htfllib '$(HTFLLIB)') $(ARGS)
 
 bench-report: $(BIN)/.installed  ## how long report.html takes: 20 clients × 100 rounds × 100 classes
 	$(BIN)/python -m tests.bench.report_time
 
-bench-gpu: $(BIN)/.installed  ## steps per second on a CUDA device, and FedTGP's server; make bench-gpu ARGS='--at-once 1 2'
+bench-gpu: $(BIN)/.installed  ## steps per second on a CUDA device, and FedTGP's server; ARGS='--at-once 1 2' or '--htfllib FOLDER'
 	$(BIN)/python -m tests.bench.gpu $(ARGS)
 
 bench-scale: $(BIN)/.installed  ## what a client costs among 100 to 10,000; make bench-scale ARGS='100 1000:1.0'

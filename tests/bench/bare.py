@@ -1,9 +1,9 @@
-"""The yardstick: what a FedProto round costs in bare PyTorch, without any federation.
+"""The yardstick: what a round of FedProto or FedTGP costs in bare PyTorch, without any federation.
 
 Two processes of one thread each share the clients, largest first. Models are plain ``nn.Sequential`` of the eight CNNs
 of HtCNN8, trained by ``torch.optim.SGD``; data lie ready as float tensors; nothing is stored, sent or checked. Every
 client's round is: one epoch of cross-entropy plus FedProto's term, class means after training, evaluation by head and
-by nearest prototype, the last two at batch 500.
+by nearest prototype, the last two at batch 500. The server averages; FedTGP's trains, by a loop over minibatches.
 """
 
 from __future__ import annotations
@@ -13,13 +13,15 @@ import time
 from dataclasses import dataclass
 from multiprocessing.queues import Queue
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from protofl_common.config.architectures import architecture_of
-from protofl_common.datasets import open_client_data
+from protofl_common.datasets import ClientData, open_client_data
 from protofl_common.settings import Settings
+from tests.bench.server_time import loop
 
 HIDDEN = {"1": (), "2": (), "3": (512,), "4": (512,), "5": (1024,), "6": (1024,), "7": (1024, 512), "8": (1024, 512)}
 
@@ -39,6 +41,11 @@ def plain_htcnn(arch: str, dim: int, classes: int) -> tuple[nn.Sequential, nn.Li
     return nn.Sequential(*layers), nn.Linear(dim, classes)
 
 
+def normalised(data: ClientData, images: np.ndarray) -> Tensor:
+    """Images of one channel as float tensors, by the mean and the deviation of the data set."""
+    return (torch.from_numpy(images).float() / 255 - data.mean[0]) / data.std[0]
+
+
 @dataclass
 class BareClient:
     """A client's tensors and model, as a worker holds them."""
@@ -53,15 +60,12 @@ class BareClient:
     @classmethod
     def open(cls, settings: Settings, index: int, clients: int) -> BareClient:
         data = open_client_data(settings.data, seed=settings.run.seed, partition=index, num_partitions=clients)
-
-        def floats(images: object) -> Tensor:
-            return (torch.from_numpy(images).float() / 255 - data.mean[0]) / data.std[0]
-
         body, head = plain_htcnn(
             architecture_of(settings.model.models, index), settings.model.feature_dim, len(data.classes)
         )
         labels = torch.from_numpy(data.train_labels), torch.from_numpy(data.test_labels)
-        return cls(floats(data.train_inputs), labels[0], floats(data.test_inputs), labels[1], body, head)
+        inputs = normalised(data, data.train_inputs), normalised(data, data.test_inputs)
+        return cls(inputs[0], labels[0], inputs[1], labels[1], body, head)
 
     def round(self, table: Tensor | None, held: Tensor | None, lr: float, batch_size: int) -> tuple[Tensor, Tensor]:
         """Train, class means, evaluate; the means [C, D] and counts [C]."""
@@ -101,6 +105,28 @@ def _work(settings: Settings, clients: int, jobs: Queue, done: Queue) -> None:
         done.put((means.numpy(), counts.numpy()))
 
 
+def averages(means_NCD: Tensor, counts_NC: Tensor) -> Tensor:
+    """FedProto's server: the mean of each class over the clients' samples, [C, D]."""
+    return (means_NCD * counts_NC[:, :, None]).sum(0) / counts_NC.sum(0).clamp(min=1)[:, None]
+
+
+class TrainedPrototypes:
+    """FedTGP's server, its margin the largest distance of a class's mean to the nearest other one."""
+
+    def __init__(self, settings: Settings, classes: int) -> None:
+        dim, self.hparams = settings.model.feature_dim, settings.hparams
+        self.vectors_CD = nn.Parameter(torch.randn(classes, dim))
+        self.transform = nn.Sequential(nn.Linear(dim, dim), nn.ReLU(), nn.Linear(dim, dim))
+
+    def __call__(self, means_NCD: Tensor, counts_NC: Tensor) -> Tensor:
+        sent = counts_NC > 0
+        samples_PD, labels_P = means_NCD[sent], sent.nonzero()[:, 1]
+        centres = torch.stack([samples_PD[labels_P == label].mean(0) for label in labels_P.unique()])
+        nearest = torch.cdist(centres, centres).fill_diagonal_(torch.inf).min(1).values.max().item()
+        loop(self, samples_PD, labels_P, min(nearest, self.hparams.margin_threshold), self.hparams.server_epochs)
+        return self.transform(self.vectors_CD).detach()
+
+
 class BareFederation:
     """Two workers that live as long as this does."""
 
@@ -119,6 +145,8 @@ class BareFederation:
         ]
         sizes = [len(share.train_labels) for share in shares]
         self.order = sorted(range(clients), key=lambda index: -sizes[index])
+        trains = settings.run.algo == "fedtgp"
+        self.merge = TrainedPrototypes(settings, len(shares[0].classes)) if trains else averages
         self.table: Tensor | None = None
         self.held: Tensor | None = None
 
@@ -130,7 +158,7 @@ class BareFederation:
         replies = [self.done.get() for _ in self.order]
         counts = torch.stack([torch.from_numpy(count) for _, count in replies]).float()
         means = torch.stack([torch.from_numpy(mean) for mean, _ in replies])
-        self.table = (means * counts[:, :, None]).sum(0) / counts.sum(0).clamp(min=1)[:, None]
+        self.table = self.merge(means, counts)
         self.held = counts.sum(0) > 0
         return time.perf_counter() - start
 

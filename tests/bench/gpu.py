@@ -1,12 +1,13 @@
 """``make bench-gpu``: training on a GPU, step by step and as a graph, beside bare PyTorch, in one run.
 
-    python -m tests.bench.gpu [--device cuda] [--steps 300] [--at-once 1 4 8]
+    python -m tests.bench.gpu [--device cuda] [--steps 300] [--at-once 1 4 8] [--htfllib FOLDER]
 
 A step is FedProto's, batch 10, SGD, on inputs of the shapes of Fashion-MNIST (HtCNN8) and CIFAR-100 (HtFE8) with random
 content, on which speed does not depend. Printed are steps per second: the mean over a group's networks (the harmonic
 one, that is, of a round in which each takes as many steps), each after a first round that warms up. ``bare``: the same
 network under autograd and ``torch.optim.SGD``, nothing else; ``step by step``: ours without graphs; ``replayed``: as
-clients train. Several at once are processes of their own. Last, a round of FedTGP's server with 100 classes.
+clients train. Several at once are processes of their own. ``HtFLlib``: a round of its own loop, one client of each
+network, with its reading and writing of files. Last, a round of FedTGP's server with 100 classes.
 """
 
 from __future__ import annotations
@@ -14,9 +15,11 @@ from __future__ import annotations
 import argparse
 import multiprocessing
 import statistics
+import tempfile
 import time
 from collections.abc import Callable
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 import torch
@@ -35,6 +38,7 @@ from protofl_common.settings import Settings, default_run_config
 from protofl_common.wire.payloads import Payload
 from protofl_common.wire.records import Report
 from server_app.validation.replies import Upload
+from tests.bench import htfllib
 from tests.bench.server_time import client_prototypes, strategy
 
 SHAPES = {"htcnn8": ((1, 28, 28), 10), "htfe8": ((3, 32, 32), 100)}
@@ -133,6 +137,21 @@ def at_once(group: str, device: str, steps: int, processes: int) -> float:
     return total
 
 
+def speed_of_htfllib(library: Path, group: str, device: str, steps: int) -> float:
+    """Steps per second of its FedProto clients, one of each network, over two of its rounds."""
+    shape, classes = SHAPES[group]
+    with tempfile.TemporaryDirectory() as name:
+        folder, networks = Path(name), GROUPS[group]
+        for number in range(len(networks)):
+            for part, samples in (("train", steps * BATCH), ("test", BATCH)):
+                labels = torch.randint(0, classes, (samples,))
+                htfllib.write_samples(folder, part, number, torch.randn(samples, *shape), labels)
+        changes = {"device": device, "num_classes": classes, "eval_gap": 1000}
+        settings = settings_of(device, models=group)
+        seconds = htfllib.seconds(library, folder, settings, len(networks), rounds=2, **changes)
+    return len(networks) * steps / statistics.mean(seconds)
+
+
 def server_seconds(device: str, classes: int) -> float:
     """A round of FedTGP's server, 20 clients, 100 epochs."""
     options = argparse.Namespace(dim=DIM, epochs=100, classes=classes, device=device)
@@ -152,12 +171,15 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--at-once", type=int, nargs="*", default=[1, 4, 8])
     parser.add_argument("--groups", nargs="*", default=list(SHAPES), choices=list(SHAPES))
+    parser.add_argument("--htfllib", type=Path, help="folder of HtFLlib, whose own loop is measured too")
     parser.add_argument("--classes", type=int, default=100, help="of FedTGP's server")
     options = parser.parse_args()
     device = open_device(options.device, "fp32")
     print(torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU", f"PyTorch {torch.__version__}")
     for group in options.groups:
         found = {"bare": speed(bare, group, options.device, options.steps)}
+        if options.htfllib:
+            found["HtFLlib"] = speed_of_htfllib(options.htfllib, group, options.device, options.steps)
         with without_graphs():
             found["step by step"] = speed(ours, group, options.device, options.steps)
         found["replayed"] = speed(ours, group, options.device, options.steps)
@@ -165,7 +187,8 @@ def main() -> None:
             found[f"replayed, {processes} at once"] = at_once(group, options.device, options.steps, processes)
         print(f"{group}, steps per second")
         for name, rate in found.items():
-            print(f"  {name:<24} {rate:8.0f}   {rate / found['bare']:5.2f} × bare", flush=True)
+            ratios = [f"{rate / found[other]:6.2f} × {other}" for other in ("bare", "HtFLlib") if other in found]
+            print(f"  {name:<24} {rate:8.0f} {'  '.join(ratios)}", flush=True)
     for name in dict.fromkeys(("cpu", options.device)):
         print(f"FedTGP's server, {options.classes} classes, {name}: {server_seconds(name, options.classes):.2f} s")
 

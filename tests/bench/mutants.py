@@ -91,15 +91,15 @@ MUTANTS = [
     Mutant(
         "counts do not weigh",
         f"{P}/prototypes.py",
-        "weight = float(counts[index]) if",
-        "weight = 1.0 if",
+        "weights_P = every.counts.double()",
+        "weights_P = torch.ones(len(every), dtype=torch.float64)",
         f"{REFERENCE}/test_fedproto.py",
     ),
     Mutant(
         "an absent class is lost",
-        f"{P}/prototypes.py",
-        "means = kept | means",
-        "means = means",
+        f"{P}/robust.py",
+        "Prototypes.joined([kept, merged])",
+        "merged",
         "tests/protofl_common/test_prototypes.py",
     ),
     Mutant(
@@ -262,10 +262,10 @@ MUTANTS = [
     ),
     Mutant(
         "FedTGP sends the prototypes of the round before",
-        f"{S}/fedtgp.py",
-        "        return Payload(prototypes=self.global_prototypes)\n",
-        "        held, self.held = getattr(self, 'held', None), self.global_prototypes\n"
-        "        return Payload(prototypes=held)\n",
+        f"{S}/base.py",
+        '        there = {"prototypes": self.global_prototypes,',
+        "        before, self.before = getattr(self, 'before', None), self.global_prototypes\n"
+        '        there = {"prototypes": before,',
         f"{REFERENCE}/test_fedtgp.py",
     ),
     Mutant(
@@ -295,8 +295,8 @@ MUTANTS = [
     Mutant(
         "FedPCL predicts by global prototypes",
         f"{C}/fedpcl.py",
-        "return self.local_prototypes().to(self.site.device)",
-        "return self.global_prototypes or self.local_prototypes()",
+        "return self.exact_prototypes().to(self.site.device)",
+        "return self.global_prototypes or self.exact_prototypes()",
         f"{REFERENCE}/test_fedpcl.py",
     ),
     Mutant(
@@ -394,9 +394,7 @@ MUTANTS = [
         f"{REFERENCE}/test_fedsa.py tests/server_app",
     ),
     Mutant("FPL averages in place of FINCH", f"{S}/fpl.py", '"finch")', '"average")', f"{REFERENCE}/test_fpl.py"),
-    Mutant(
-        "MPFT forgets clients", f"{S}/mpft.py", "self.centres |= {", "self.centres = {", f"{REFERENCE}/test_mpft.py"
-    ),
+    Mutant("MPFT forgets clients", f"{S}/mpft.py", "self.centres |= ", "self.centres = ", f"{REFERENCE}/test_mpft.py"),
     Mutant("MPFT sends averages", f"{C}/mpft.py", "ratio=ratio", "clusters=1", f"{REFERENCE}/test_mpft.py"),
 ]
 

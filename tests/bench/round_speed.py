@@ -1,7 +1,11 @@
 """``make bench DATA_DIR=…``: a federated round against the same passes in bare PyTorch, on this machine, in one run.
 
-FedProto on Fashion-MNIST, HtCNN8, 20 clients, Dirichlet 0.1, batch 10, one epoch, D = 512; two Ray actors of one
-thread against two bare processes of one thread (`bare.py`). Prints ratios; nothing here passes or fails.
+    python -m tests.bench.round_speed --data-dir D [--htfllib FOLDER] [--parts rounds] [--samples 4000]
+
+FedProto and FedTGP on Fashion-MNIST, HtCNN8, 20 clients, Dirichlet 0.1, batch 10, one epoch, D = 512; two Ray actors of
+one thread against two bare processes of one thread (`bare.py`) and, given the folder of HtFLlib, against its own loop
+(`htfllib.py`). FedTGP is as in HtFLlib's code, with 100 epochs of its server in all three. Prints ratios; nothing here
+passes or fails.
 """
 
 from __future__ import annotations
@@ -25,6 +29,7 @@ from protofl_common.metrics import human_bytes
 from protofl_common.models.build import build_model
 from protofl_common.prototypes import Prototypes, class_means
 from protofl_common.settings import Settings, default_run_config
+from tests.bench import htfllib
 from tests.bench.bare import BareFederation, plain_htcnn
 from tests.system.processes import Connection, superlink
 
@@ -41,6 +46,12 @@ SETTING = {
     "lr": 0.01,
     "momentum": 0.0,
 }
+METHODS: dict[str, dict[str, Any]] = {
+    "FedProto": {"algo": "fedproto"},
+    "FedTGP": {"algo": "fedtgp", "fedtgp.distance": "mse", "fedtgp.granularity": "sample"}
+    | {"fedtgp.lambda": 1.0, "fedtgp.margin": "nearest"},
+}
+"""Name -> what makes it the same work in all loops: the clients' term is the samples' mean square, of weight 1."""
 
 
 def federated(connection: Connection, folder: Path, name: str, **changes: Any) -> list[dict[str, Any]]:
@@ -54,26 +65,50 @@ def federated(connection: Connection, folder: Path, name: str, **changes: Any) -
     return [row for row in rows if row["kind"] == "round"]
 
 
-def compare_rounds(connection: Connection, folder: Path, data_dir: str, rounds: int) -> None:
-    """(a) and (c): wall clock of a steady round, and what the engine adds to a client's round."""
-    settings = Settings.from_run_config(default_run_config() | SETTING | {"data-dir": data_dir})
+def compare_rounds(connection: Connection, folder: Path, method: str, options: argparse.Namespace) -> None:
+    """(a), (c) and (d): wall clock of a steady round, and what the engine adds to a client's round."""
+    changes = METHODS[method] | {"data-dir": options.data_dir, "total-samples": options.samples}
+    settings = Settings.from_run_config(default_run_config() | SETTING | changes)
+
+    def ours(name: str) -> list[dict[str, Any]]:
+        return federated(connection, folder, f"{method}-{name}", **changes, rounds=options.rounds + 1)[1:]
+
     bare = BareFederation(settings, CLIENTS)
     bare.round()  # without prototypes yet
-    bare_seconds = [bare.round() for _ in range(rounds)]
-    rows = federated(connection, folder, "speed", **{"data-dir": data_dir, "rounds": rounds + 1})[1:]
-    bare_seconds += [bare.round() for _ in range(rounds)]
+    bare_seconds = [bare.round() for _ in range(options.rounds)]
+    rows, theirs = ours("before"), []
+    if options.htfllib:
+        theirs = htfllib_rounds(folder / "htfllib", settings, options)
+        rows += ours("after")
+    bare_seconds += [bare.round() for _ in range(options.rounds)]
     bare.close()
-    ours = [row["seconds"]["total"] for row in rows]
-    print(f"bare round       {spread(bare_seconds)} s")
-    print(f"federated round  {spread(ours)} s")
-    print(f"(a) ratio        {statistics.median(ours) / statistics.median(bare_seconds):.3f}")
+    seconds = [row["seconds"]["total"] for row in rows]
+    print(f"{method}\nbare round       {spread(bare_seconds)} s")
+    print(f"federated round  {spread(seconds)} s")
+    print(f"(a) ratio        {statistics.median(seconds) / statistics.median(bare_seconds):.3f}")
+    print_phases(rows)
+    if theirs:
+        ratio = statistics.median(seconds) / statistics.median(theirs)
+        print(f"(d) HtFLlib's own loop: {spread(theirs)} s a round; ours / HtFLlib's: {ratio:.3f}", flush=True)
+
+
+def htfllib_rounds(folder: Path, settings: Settings, options: argparse.Namespace) -> list[float]:
+    """Seconds of HtFLlib's rounds on our division."""
+    if not folder.exists():
+        htfllib.write_division(folder, settings, CLIENTS)
+    return htfllib.seconds(options.htfllib, folder, settings, CLIENTS, options.rounds)
+
+
+def print_phases(rows: list[dict[str, Any]]) -> None:
+    """(c): what a client's round is made of."""
     phases: dict[str, float] = {}
     for row in rows:
         for phase, seconds in row["seconds"]["clients"].items():
             phases[phase] = phases.get(phase, 0) + seconds / len(rows)
     work = sum(phases[phase] for phase in ("train", "evaluate", "prototypes"))
     per_client = {phase: 1000 * seconds / CLIENTS for phase, seconds in phases.items()}
-    rest = 1000 * (2 * statistics.mean(ours) - sum(phases.values())) / CLIENTS
+    total = statistics.mean(row["seconds"]["total"] for row in rows)
+    rest = 1000 * (2 * total - sum(phases.values())) / CLIENTS
     print("(c) per client and round, ms: " + ", ".join(f"{phase} {ms:.0f}" for phase, ms in per_client.items()))
     print(f"    engine, wire and waiting for the last client {rest:.0f} ms; work {1000 * work / CLIENTS:.0f} ms")
     server = 1000 * statistics.mean(row["seconds"]["aggregate"] for row in rows)
@@ -83,7 +118,6 @@ def compare_rounds(connection: Connection, folder: Path, data_dir: str, rounds: 
 
 def compare_passes(repeats: int) -> None:
     """(b): evaluation and prototype passes against the bare forward passes of the same samples, one thread."""
-    torch.set_num_threads(1)
     data = Samples(torch.randn(2500, 1, 28, 28), torch.randint(0, 10, (2500,)))
     known = Prototypes(torch.randn(10, 512), torch.arange(10))
     totals: dict[str, list[float]] = {
@@ -125,7 +159,7 @@ def compare_passes(repeats: int) -> None:
 
 
 def watch_memory(connection: Connection, folder: Path, data_dir: str) -> None:
-    """(d): memory of the client processes over 30 rounds of a smaller division of the same data."""
+    """(e): memory of the client processes over 30 rounds of a smaller division of the same data."""
     samples: list[tuple[float, int]] = []
     stop = threading.Event()
 
@@ -141,7 +175,7 @@ def watch_memory(connection: Connection, folder: Path, data_dir: str) -> None:
     thread.join()
     inside = [size for moment, size in samples if size and moment > begin]
     third = max(1, len(inside) // 3)
-    print(f"(d) client processes, RSS together: peak {human_bytes(max(inside))} over {len(rows)} rounds")
+    print(f"(e) client processes, RSS together: peak {human_bytes(max(inside))} over {len(rows)} rounds")
     parts = [statistics.median(inside[start : start + third]) for start in (0, third, 2 * third)]
     print("    median of the first, second and last third: " + ", ".join(human_bytes(part) for part in parts))
 
@@ -163,15 +197,23 @@ def spread(seconds: list[float]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data-dir", required=True, help="folder with FashionMNIST/raw")
-    parser.add_argument("--rounds", type=int, default=3, help="rounds that count, on each side")
-    arguments = parser.parse_args()
-    data_dir = str(Path(arguments.data_dir).resolve())
+    parser.add_argument("--htfllib", type=Path, help="folder of HtFLlib, whose own loop is measured too")
+    parser.add_argument("--rounds", type=int, default=3, help="rounds that count, in each run")
+    parser.add_argument("--samples", type=int, default=0, help="of the training data, to try this out; 0: all")
+    parser.add_argument("--methods", nargs="*", default=list(METHODS), choices=list(METHODS))
+    parser.add_argument("--parts", nargs="*", default=["passes", "rounds", "memory"])
+    options = parser.parse_args()
+    options.data_dir = str(Path(options.data_dir).resolve())
+    torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        compare_passes(repeats=5)
+        if "passes" in options.parts:
+            compare_passes(repeats=5)
         with superlink(folder, "--simulation") as connection:
-            compare_rounds(connection, folder, data_dir, arguments.rounds)
-            watch_memory(connection, folder, data_dir)
+            for method in options.methods if "rounds" in options.parts else ():
+                compare_rounds(connection, folder, method, options)
+            if "memory" in options.parts:
+                watch_memory(connection, folder, options.data_dir)
 
 
 if __name__ == "__main__":

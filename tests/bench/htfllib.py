@@ -1,0 +1,105 @@
+"""HtFLlib's own loop (github.com/TsingZ0/HtFLlib), run from a folder that holds it, on our division and our networks.
+
+Its servers and clients are used as they are, in a process of their own, by their method ``train``, which evaluates,
+trains and merges round after round and keeps what each took. Its ``main.py`` is not, as it has no HtCNN8. Data lie
+where it looks for them, relative to the process's folder, so nothing is written into HtFLlib's.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import MagicMock
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from protofl_common.config.architectures import architecture_of
+from protofl_common.datasets import open_client_data
+from protofl_common.models.cnn import CNN_PLANS
+from protofl_common.settings import Settings
+from tests.bench.bare import normalised
+from tests.system.processes import ROOT
+
+SERVERS = {"fedproto": ("serverproto", "FedProto"), "fedtgp": ("servertgp", "FedTGP")}
+"""Our name of an algorithm -> the module and the class of HtFLlib's server."""
+DATASET = "benchmark"
+UNUSED = (
+    {"dataset": DATASET, "goal": DATASET, "save_folder_name": "temp", "eval_gap": 1, "auto_break": False}
+    | {"join_ratio": 1.0, "random_join_ratio": False, "client_drop_rate": 0.0, "time_select": False}
+    | {"train_slow_rate": 0.0, "send_slow_rate": 0.0, "time_threthold": 10000.0}
+)
+"""Options of its command line that are left at their defaults."""
+
+
+def write_samples(folder: Path, part: str, client: int, inputs: ArrayLike, labels: ArrayLike) -> None:
+    """A client's ``train`` or ``test`` samples, compressed as its own scripts do."""
+    path = folder / "dataset" / DATASET / part
+    path.mkdir(parents=True, exist_ok=True)
+    np.savez_compressed(path / f"{client}.npz", data={"x": np.asarray(inputs), "y": np.asarray(labels)})
+
+
+def write_division(folder: Path, settings: Settings, clients: int) -> None:
+    """The samples that these clients have in our runs, normalised as ours."""
+    for client in range(clients):
+        data = open_client_data(settings.data, seed=settings.run.seed, partition=client, num_partitions=clients)
+        write_samples(folder, "train", client, normalised(data, data.train_inputs), data.train_labels)
+        write_samples(folder, "test", client, normalised(data, data.test_inputs), data.test_labels)
+
+
+def network(arch: str) -> str:
+    """HtFLlib's expression for one of the networks of HtCNN8 or HtFE8."""
+    if arch == "cnn4":
+        return "FedAvgCNN(in_features=3, num_classes=args.num_classes, dim=1600)"
+    if arch in CNN_PLANS:
+        plan = CNN_PLANS[arch]
+        layers = f"num_cov={len(plan.channels)}, hidden_dims={list(plan.hidden)}"
+        return f"CNN(in_features=1, num_classes=args.num_classes, {layers})"
+    name = arch.removesuffix("-imagenet-stem").replace("-", "_")
+    more = ", aux_logits=False, init_weights=True" if name == "googlenet" else ""
+    return f"torchvision.models.{name}(num_classes=args.num_classes{more})"
+
+
+def seconds(library: Path, folder: Path, settings: Settings, clients: int, rounds: int, **changes: Any) -> list[float]:
+    """Wall clock of each round after the first, in which clients have no prototypes yet, of the samples in ``folder``.
+
+    Its process takes as many threads as torch chooses, whatever this one is allowed. ``changes`` are of its options.
+    """
+    hparams, training = settings.hparams, settings.training
+    options = (
+        {"algorithm": settings.run.algo, "num_clients": clients, "global_rounds": rounds, "device": "cpu"}
+        | {"models": [network(architecture_of(settings.model.models, client)) for client in range(clients)]}
+        | {"num_classes": 10, "feature_dim": settings.model.feature_dim, "batch_size": training.batch_size}
+        | {"local_epochs": training.local_epochs, "local_learning_rate": training.lr, "lamda": hparams.lambda_}
+        | {"server_epochs": getattr(hparams, "server_epochs", 0)}
+        | {"margin_threthold": getattr(hparams, "margin_threshold", 0.0)}
+    )
+    environment = {key: value for key, value in os.environ.items() if key != "OMP_NUM_THREADS"} | {
+        "PYTHONPATH": os.pathsep.join((str(library.resolve() / "system"), str(ROOT))),
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD": "1",  # it stores whole modules
+    }
+    (folder / "system").mkdir(exist_ok=True)
+    command = [sys.executable, "-m", "tests.bench.htfllib", json.dumps(UNUSED | options | changes)]
+    done = subprocess.run(command, cwd=folder / "system", env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr
+    return json.loads(done.stdout.splitlines()[-1])[1:]
+
+
+def run(options: dict[str, Any]) -> list[float]:
+    """In HtFLlib's own process: a run, and the seconds of its rounds."""
+    sys.modules["h5py"] = MagicMock()  # for its file of results, which is not needed
+    module, name = SERVERS[options["algorithm"]]
+    server = getattr(importlib.import_module(f"flcore.servers.{module}"), name)(SimpleNamespace(**options), 0)
+    server.train()
+    return server.Budget
+
+
+if __name__ == "__main__":
+    print(json.dumps(run(json.loads(sys.argv[1]))))
