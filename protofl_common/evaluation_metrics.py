@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from protofl_common.config.options import SettingsError
 from protofl_common.config.python_names import is_python_name, load
+from protofl_common.run_folder import KINDS
 from protofl_common.text import names_in
 
 Scores = NDArray[np.float64]
@@ -63,11 +64,11 @@ def metric_names(text: str) -> tuple[str, ...]:
     return names
 
 
-def declared_metrics(names: Iterable[str], inferences: Iterable[str], num_classes: int) -> set[str]:
+def declared_metrics(names: Iterable[str], num_classes: int) -> set[str]:
     """All that a report may hold for these metrics: ``head/auc``, ``prototype/recall/3``."""
     per_class = [f"{RECALL}/{label}" for label in range(num_classes)]
     each = [one for name in names for one in (per_class if name == RECALL else [name])]
-    return {f"{inference}/{name}" for inference in inferences for name in each}
+    return {f"{kind}/{name}" for kind in KINDS for name in each}
 
 
 def evaluate_metrics(names: Iterable[str], scores_NC: Scores, labels_N: Labels) -> dict[str, float]:

@@ -61,44 +61,30 @@ def class_means(features_ND: Tensor, labels_N: Tensor, num_classes: int) -> Prot
     return Prototypes(means_PD.cpu(), labels_P.cpu(), counts_C[labels_P].cpu())
 
 
-def merge_by_class(sets: Sequence[Prototypes], weighting: str, previous: Prototypes | None = None) -> Prototypes:
+def merge_by_class(sets: Sequence[Prototypes], weighting: str) -> Prototypes:
     """One prototype per class: the mean over the clients that hold the class (FedProto Eq. 4).
 
     Parameters
     ----------
     sets
-        The clients' prototypes, in an order that does not depend on when they arrived.
+        The prototypes of at least one client, in an order that does not depend on when they arrived.
     weighting
         ``"counts"``: by the samples behind each prototype, so the result is the mean over all clients' samples of
         the class. ``"uniform"``: every client weighs the same. Eq. 4's further factor 1/\\|N_c\\| is left out: with it
         a prototype would shrink with the number of clients (the weights already sum to 1).
-    previous
-        Prototypes to keep for classes that nobody sent this time (partial participation).
     """
-    merged: dict[int, Tensor] = {}
-    weights: dict[int, float] = {}
-    for prototypes in sets:
-        if weighting == "counts" and prototypes.counts is None:
-            raise ValueError("weighting by counts needs the counts of every client")
-        for index, label in enumerate(prototypes.labels.tolist()):
-            counts = prototypes.counts
-            weight = float(counts[index]) if weighting == "counts" and counts is not None else 1.0
-            term = weight * prototypes.means[index].double()
-            merged[label] = merged[label] + term if label in merged else term
-            weights[label] = weights.get(label, 0.0) + weight
-    means = {label: (total / weights[label]).float() for label, total in merged.items()}
-    if previous is not None:
-        kept = dict(zip(previous.labels.tolist(), previous.means, strict=True))
-        means = kept | means
-    return from_mapping(means)
-
-
-def from_mapping(means: dict[int, Tensor]) -> Prototypes:
-    """``{label: mean [D]}`` -> prototypes in label order."""
-    labels = sorted(means)
-    if not labels:
-        return Prototypes(torch.zeros(0, 0), torch.zeros(0, dtype=torch.int64))
-    return Prototypes(torch.stack([means[label] for label in labels]), torch.tensor(labels, dtype=torch.int64))
+    every = Prototypes.joined(sets)
+    if weighting == "uniform":
+        weights_P = torch.ones(len(every), dtype=torch.float64)
+    elif every.counts is None:
+        raise ValueError("weighting by counts needs the counts of every client")
+    else:
+        weights_P = every.counts.double()
+    labels_C, class_P = every.labels.unique(return_inverse=True)
+    totals_C = weights_P.new_zeros(len(labels_C)).index_add_(0, class_P, weights_P)
+    sums_CD = weights_P.new_zeros(len(labels_C), every.means.shape[1])
+    sums_CD.index_add_(0, class_P, weights_P.unsqueeze(1) * every.means.double())
+    return Prototypes((sums_CD / totals_C.unsqueeze(1)).float(), labels_C)
 
 
 def by_class(prototypes: Prototypes, num_classes: int) -> tuple[Tensor, Tensor]:

@@ -12,13 +12,12 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
-from protofl_common.prototypes import Prototypes, from_mapping, merge_by_class
+from protofl_common.prototypes import Prototypes, merge_by_class
 
 FEWEST = 3
 """Clients from which on their median tells what is usual, and can outvote one of them."""
@@ -31,18 +30,21 @@ def merge_prototypes(
 ) -> Prototypes:
     """One prototype per class by ``merging``: ``mean`` (`merge_by_class`), ``median`` or ``trimmed-mean``.
 
-    ``sets`` hold one prototype per class each. A class nobody sent keeps that of ``previous``.
+    ``sets``, at least one, hold one prototype per class each. A class nobody sent keeps that of ``previous``.
     """
     if merging == "mean":
-        return merge_by_class(sets, weighting, previous)
-    rows: dict[int, list[Tensor]] = defaultdict(list)
-    for one in sets:
-        for label, mean in zip(one.labels.tolist(), one.means, strict=True):
-            rows[label].append(mean)
-    means = {} if previous is None else dict(zip(previous.labels.tolist(), previous.means, strict=True))
-    for label, held in rows.items():
-        means[label] = mean_of_middle(torch.stack(held), dropped(len(held), merging, trim_fraction)).float()
-    return from_mapping(means)
+        merged = merge_by_class(sets, weighting)
+    else:
+        every = Prototypes.joined(sets)
+        labels_C = every.labels.unique()
+        sent = [every.means[every.labels == label] for label in labels_C]
+        middle = [mean_of_middle(one, dropped(len(one), merging, trim_fraction)).float() for one in sent]
+        merged = Prototypes(torch.stack(middle), labels_C)
+    if previous is None:
+        return merged
+    kept = previous.only(~torch.isin(previous.labels, merged.labels))
+    both = Prototypes.joined([kept, merged])
+    return both.only(both.labels.argsort())
 
 
 def without_the_farthest(sets: Sequence[Prototypes], merging: str, trim_fraction: float) -> list[Prototypes]:

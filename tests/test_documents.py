@@ -14,9 +14,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from protofl_common.settings import NODE_KEYS, known_keys
+from protofl_common.settings import known_keys
 from protofl_common.tools.cli import COMMANDS, main
 from protofl_common.tools.cli.assignments import read_assignments
+from tests.bench.mutants import MUTANTS
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "CONTRIBUTING.md", *ROOT.glob("README.md"), *ROOT.glob("*/README.md"), *ROOT.glob("docs/**/*.md")]
@@ -71,11 +72,10 @@ def test_every_file_that_the_pages_name_exists() -> None:
         assert [file for file in named if not any((top / file).exists() for top in (ROOT, *ROOT.iterdir()))] == []
 
 
-def test_every_key_of_a_node_config_is_explained() -> None:
-    page = (ROOT / "docker" / "README.md").read_text("utf-8")
-    assert [key for key in NODE_KEYS if f"`{key}`" not in page] == []
-
-
 def test_every_target_of_make_that_the_pages_name_exists() -> None:
     targets = re.findall(r"(?m)^([\w-]+):", (ROOT / "Makefile").read_text("utf-8"))
     assert {words[1] for words in lines("make")} <= set(targets)
+
+
+def test_every_mutant_is_of_a_line_that_is_there() -> None:
+    assert [one.name for one in MUTANTS if one.line not in (ROOT / one.file).read_text("utf-8")] == []

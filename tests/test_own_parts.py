@@ -231,3 +231,10 @@ def test_settings_that_are_right() -> None:
         {"dataset": "hf:fancyzhx/ag_news"},
     ):
         Settings.from_run_config(default_run_config() | change)
+
+
+@pytest.mark.parametrize("algo", ["fedpcl", "mpft"])
+def test_frozen_backbones_refuse_a_table_before_the_first_round(algo: str, tmp_path: Path) -> None:
+    config = run_config(tmp_path, algo=algo, dataset="breast-cancer", partition="iid")
+    with pytest.raises(FederationError, match=r"they see images, .* these data is float32 \[30\]; choose backbones ="):
+        run_federation(config, clients=2)

@@ -10,7 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from protofl_common.backbones.load import load_backbone
-from protofl_common.backbones.network import Backbone, BackboneError
+from protofl_common.backbones.network import Backbone
+from protofl_common.config.options import SettingsError
 from protofl_common.datasets.inputs import are_images, described
 from protofl_common.datasets.raw import Inputs
 
@@ -21,11 +22,7 @@ def extract_features(images: Inputs, names: Sequence[str], device: torch.device,
     Grey images get three equal channels; each backbone sees them stretched to its own size (bilinear, antialiased)
     and normalised its own way. Nothing is random, and the batch size changes no more than rounding.
     """
-    if not are_images(images) or images.shape[1] not in (1, 3):
-        raise BackboneError(
-            f"frozen backbones see images only, uint8 [1 or 3, H, W]; a sample of these data is {described(images)}; "
-            "set backbones = none"
-        )
+    check_images(images, names)
     backbones = [load_backbone(name, device) for name in names]
     features = torch.empty(len(images), sum(backbone.width for backbone in backbones))
     with torch.inference_mode():
@@ -33,6 +30,15 @@ def extract_features(images: Inputs, names: Sequence[str], device: torch.device,
             batch = torch.from_numpy(np.ascontiguousarray(images[start : start + batch_size])).to(device)
             features[start : start + batch_size] = features_of(batch, backbones)
     return features
+
+
+def check_images(inputs: Inputs, names: Sequence[str]) -> None:
+    """SettingsError where backbones cannot see the samples of ``inputs``."""
+    if not are_images(inputs) or inputs.shape[1] not in (1, 3):
+        raise SettingsError(
+            f"backbones = {', '.join(names)}: they see images, uint8 [1 or 3, H, W]; a sample of these data is "
+            f"{described(inputs)}; choose backbones = none, or an algorithm that can do without"
+        )
 
 
 def feature_widths(names: Sequence[str]) -> tuple[int, ...]:

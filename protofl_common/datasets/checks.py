@@ -57,7 +57,7 @@ def _about_classes(settings: DataSettings) -> Iterator[str]:
     except DataError as error:
         yield str(error)
         return
-    if named and not source.named_classes:
+    if named and not source.own:
         yield f"classes = {settings.classes!r}: only for data of your own; {settings.dataset!r} has its own names"
         return
     known = len(named) or source.num_classes

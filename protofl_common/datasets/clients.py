@@ -80,7 +80,7 @@ def open_client_data(
         validation_inputs=_rows(data.inputs, share.validation),
         validation_labels=_rows(data.labels, share.validation),
         classes=data.classes,
-        domain=_domain_name(data, share.train),
+        domain=domain_of(data, share.train),
         mean=data.mean,
         std=data.std,
         found=_found(data, domain),
@@ -103,6 +103,7 @@ def _found(data: StoredData, domain: str) -> int:
     return int(np.count_nonzero(np.asarray(data.domains) == data.domain_names.index(domain)))
 
 
-def _domain_name(data: StoredData, rows: Ints) -> str:
+def domain_of(data: StoredData, rows: Ints) -> str:
+    """The domain of these rows; "" where the data have none, or the rows are of several."""
     present = np.unique(np.asarray(data.domains)[rows])
     return data.domain_names[present[0]] if data.domain_names and len(present) == 1 else ""

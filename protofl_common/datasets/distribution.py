@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from protofl_common.config.sections import DataSettings
+from protofl_common.datasets.clients import domain_of
 from protofl_common.datasets.division import client_share
 from protofl_common.datasets.raw import Ints
 from protofl_common.datasets.store import data_if_cached
@@ -41,12 +42,10 @@ def counts_of_shares(
     data = data_if_cached(settings) if settings.partition != "own" else None
     if data is None:
         return {}
-    labels, domains, classes = np.asarray(data.labels), np.asarray(data.domains), len(data.classes)
+    labels, classes = np.asarray(data.labels), len(data.classes)
     found = {}
     for client in chosen:
         share = client_share(data, settings, seed=seed, client=client, clients=clients)
         train, test = (np.bincount(labels[rows], minlength=classes) for rows in (share.train, share.test))
-        present = np.unique(domains[share.train])
-        domain = data.domain_names[present[0]] if data.domain_names and len(present) == 1 else ""
-        found[client] = ShareCounts(train, test, domain)
+        found[client] = ShareCounts(train, test, domain_of(data, share.train))
     return found

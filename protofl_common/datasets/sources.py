@@ -31,8 +31,8 @@ class Source:
         Names of the domains where they are known without reading.
     has_domains, has_official
         Whether the data come, or may come, in domains, and with an official test part.
-    named_classes
-        Whether the setting ``classes`` applies.
+    own
+        Whether the data are the user's, so that the setting ``classes`` applies.
     """
 
     read: Callable[[DataSettings], RawData]
@@ -41,7 +41,7 @@ class Source:
     domains: tuple[str, ...] = ()
     has_domains: bool = False
     has_official: bool = False
-    named_classes: bool = False
+    own: bool = False
 
 
 def read_digits(settings: DataSettings) -> RawData:
@@ -74,7 +74,7 @@ def source_of(dataset: str) -> Source:
 
 def _own(read: Callable[[DataSettings], RawData], locate: Callable[[DataSettings], tuple[Path, ...]]) -> Source:
     """Data of the user's own, which decide what they have."""
-    return Source(read, locate, has_domains=True, has_official=True, named_classes=True)
+    return Source(read, locate, has_domains=True, has_official=True, own=True)
 
 
 def _torchvision(name: str, num_classes: int) -> Source:
@@ -109,8 +109,8 @@ SOURCES: dict[str, Source] = {
     "flowers102": _torchvision("flowers102", 102),
     "breast-cancer": Source(partial(read_table, "load_breast_cancer"), num_classes=2),
     "wine": Source(partial(read_table, "load_wine"), num_classes=3),
-    "image-folder": Source(folders.read_image_folder, folders.locate, named_classes=True),
-    "domain-folder": Source(folders.read_domain_folder, folders.locate, has_domains=True, named_classes=True),
+    "image-folder": Source(folders.read_image_folder, folders.locate, own=True),
+    "domain-folder": Source(folders.read_domain_folder, folders.locate, has_domains=True, own=True),
     "manifest": _own(files.read_manifest, files.locate_manifest),
     "arrays": _own(files.read_arrays, files.locate_arrays),
     "text-csv": _own(files.read_text, files.locate_text),

@@ -145,8 +145,8 @@ def _square_image(name: str, input_shape: tuple[int, ...]) -> tuple[int, int]:
     """Channels and pixels a side."""
     if len(input_shape) != 3 or input_shape[1] != input_shape[2] or input_shape[1] < SMALLEST_IMAGE:
         raise ValueError(
-            f"arch {name!r} is for square images [channels, H, W] of at least {SMALLEST_IMAGE} pixels a side (set "
-            f"image-size for others); a sample of these data is {list(input_shape)}; {HINT}"
+            f"arch {name!r} is for square images [channels, H, W] (grey: [1, H, W]) of at least {SMALLEST_IMAGE} "
+            f"pixels a side (set image-size for others); a sample of these data is {list(input_shape)}; {HINT}"
         )
     return input_shape[0], input_shape[1]
 

@@ -24,9 +24,9 @@ def initial_model(
     return with_group_norm(model) if settings.norm == "group" else model
 
 
-def initial_head(arch: str, num_classes: int, settings: ModelSettings, seed: int, owner: str) -> LinearHead:
-    """``owner``'s head, where no body comes with it: fitting a model of ``arch``, with weights of its own."""
-    return build_head_alone(arch, num_classes=num_classes, **_arguments(settings, seed, owner))
+def initial_head(arch: str, num_classes: int, settings: ModelSettings, seed: int) -> LinearHead:
+    """Everybody's head, where no body comes with it: fitting a model of ``arch``, with weights of its own."""
+    return build_head_alone(arch, num_classes=num_classes, **_arguments(settings, seed, "global"))
 
 
 def _arguments(settings: ModelSettings, seed: int, owner: str) -> dict[str, Any]:

@@ -19,12 +19,12 @@ from protofl_common.models.build import build_model
 from protofl_common.models.layers import with_group_norm
 from protofl_common.models.split import SplitModel
 from protofl_common.prototypes import Prototypes
-from protofl_common.run_folder import CARD, MOST_NUMBERS, WEIGHTS
+from protofl_common.run_folder import CARD, KINDS, MOST_NUMBERS, WEIGHTS
 from protofl_common.tensorfile import TensorFileError, read_tensors, write_tensors
 from protofl_common.text import LONGEST_NAME, printable
 
 FORMAT = "protofl-model-2"
-INFERENCES, SIMILARITIES = ("head", "prototype"), ("l2", "cosine")
+SIMILARITIES = ("l2", "cosine")
 INPUT_TYPES = ("uint8", "int64", "float32")
 LARGEST = 2**24
 """Of a whole number on a card."""
@@ -163,7 +163,7 @@ def _card(kept: Any) -> ModelCard:
     kinds = get_type_hints(ModelCard)
     if not isinstance(kept, dict) or kept.keys() != kinds.keys():
         raise ValueError("not the entries of a card")
-    choices = {"inference": INFERENCES, "similarity": SIMILARITIES, "input_type": INPUT_TYPES}
+    choices = {"inference": KINDS, "similarity": SIMILARITIES, "input_type": INPUT_TYPES}
     choices |= {"chosen_on": ("", "validation", "test"), "calibrated_on": ("validation", "test")}
     for name, value in kept.items():
         if not _is(value, kinds[name]) or value not in choices.get(name, (value,)):

@@ -158,7 +158,7 @@ def difference(group: Group, reference: Group) -> Difference:
     if not seeds:
         return Difference(None, "not paired: no seed in common")
     left = len(group.values.keys() | reference.values.keys()) - len(seeds)
-    notes = [f"{left} seeds without a partner are left out"] if left else []
+    notes = [f"left out, without a partner: {left} of the seeds"] if left else []
     notes += ["one pair: may be chance"] if len(seeds) == 1 else []
     return Difference(Estimate.of([group.values[seed] - reference.values[seed] for seed in seeds]), "; ".join(notes))
 

@@ -71,12 +71,13 @@ def _table_section(file: Path, content: dict[str, Any], beside: Path) -> tuple[s
     said = " · ".join(_link(one, name, beside) for one, name in files.items() if one.exists())
     said += f". Compared with {escape(content['against'])}. {DIFFERENCES}" if content["against"] else ""
     said += f" {SEARCHED}" if any(cell["search"] for cell in content["cells"]) else ""
+    notes = [f'<p class="note">{text}</p>' for text in (said, escape(content.get("note", ""))) if text]
     columns: dict[str, list[dict[str, Any]]] = {}
     for cell in content["cells"]:
         if cell["figure"] != DIFFERENCE:
             columns.setdefault(cell["column"], []).append(cell)
     rankings = "".join(_ranking(name, cells) for name, cells in columns.items())
-    return f"{content['name']}: {content['title']}", f'<p class="note">{said}</p>{rankings}'
+    return f"{content['name']}: {content['title']}", "".join(notes) + rankings
 
 
 def _ranking(name: str, cells: list[dict[str, Any]]) -> str:

@@ -34,25 +34,18 @@ class KnownSite:
 
 
 @dataclass(frozen=True)
-class KnownRun:
-    """A run's folder."""
-
-    folder: Path
+class KnownRun(RunFolder):
+    """A run's folder, and what stands in its checkpoints."""
 
     @property
     def age(self) -> float:
         """Seconds since its last round."""
-        return time.time() - (self.folder / METRICS).stat().st_mtime
+        return time.time() - (self.path / METRICS).stat().st_mtime
 
     @property
     def finished(self) -> bool:
         """Whether it has made its final evaluation."""
-        return RunFolder(self.folder).summary() is not None
-
-    @property
-    def lock(self) -> Path:
-        """The file that a process at work on it locks."""
-        return RunFolder(self.folder).lock
+        return self.summary() is not None
 
     @property
     def goes_on(self) -> bool:
@@ -64,15 +57,22 @@ class KnownRun:
     @property
     def bytes(self) -> int:
         """Of all its files."""
-        return size_of(self.folder)
+        return size_of(self.path)
 
     @property
     def rounds(self) -> tuple[int, int]:
         """Of which there are checkpoints, and how many there shall be."""
-        wanted = settings_of(self.folder).get("rounds", 0)
+        wanted = self.settings().get("rounds", 0)
         return max((int(path.stem) for path in self._checkpoints()), default=0), int(wanted)
 
-    def sites(self) -> dict[str, KnownSite]:
+    def settings(self) -> dict[str, Any]:
+        """{} where they cannot be read."""
+        try:
+            return flatten(tomllib.loads((self.path / SETTINGS).read_text(encoding="utf-8")))
+        except (OSError, ValueError):
+            return {}
+
+    def known_sites(self) -> dict[str, KnownSite]:
         """All that have taken part, by name."""
         newest = max(self._checkpoints(), default=None)
         found = dict[str, KnownSite]()
@@ -80,7 +80,7 @@ class KnownRun:
             with safe_open(newest, framework="numpy") as file:
                 owners = json.loads(file.metadata()["facts"])["owners"]
             found = {site: KnownSite(node) for site, node in owners.items()}
-        for row in RunFolder(self.folder).rows():
+        for row in self.rows():
             for site in row["clients"]:
                 found.setdefault(site, KnownSite(0)).last = row["round"]
             for kind in TROUBLE:
@@ -93,15 +93,7 @@ class KnownRun:
         return found
 
     def _checkpoints(self) -> Iterator[Path]:
-        return (path for path in (self.folder / CHECKPOINTS).glob("*.safetensors") if path.stem.isdigit())
-
-
-def settings_of(folder: Path) -> dict[str, Any]:
-    """Of a run; {} where they cannot be read."""
-    try:
-        return flatten(tomllib.loads((folder / SETTINGS).read_text(encoding="utf-8")))
-    except (OSError, ValueError):
-        return {}
+        return (path for path in (self.path / CHECKPOINTS).glob("*.safetensors") if path.stem.isdigit())
 
 
 def size_of(path: Path) -> int:

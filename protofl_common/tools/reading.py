@@ -24,6 +24,7 @@ from protofl_common.datasets.files import Rows, tokens
 from protofl_common.datasets.raw import DataError, Images, Inputs
 from protofl_common.run_folder import CARD, MOST_NUMBERS
 
+ARRAYS = (".npy", ".npz")
 FILES = 256
 """Of a batch; up to twice as many are decoded ahead."""
 
@@ -89,10 +90,10 @@ def _joined(parts: list[Samples]) -> Samples:
 
 
 def _read(file: Path, shape: tuple[int, ...], kind: str, fast: bool) -> Samples:
-    """The samples of a file, or why there are none: images one a file, others one a row of a file."""
+    """The samples of a file, or why there are none: image files have one, others one a row."""
     name = os.fsencode(file).decode(errors="backslashreplace")  # a name need not be text
     try:
-        if kind == "uint8":
+        if kind == "uint8" and file.suffix not in ARRAYS:
             return Samples([name], _image(file, shape, fast), {})
         rows = _rows(file, shape, kind)
         if rows.shape[1:] != shape:
@@ -117,6 +118,8 @@ def _rows(file: Path, shape: tuple[int, ...], kind: str) -> Inputs:
         return array
     if file.suffix == ".npz":
         with np.load(file, allow_pickle=False) as arrays:
+            if "inputs" not in arrays:
+                raise DataError(f"has no array 'inputs', only {', '.join(map(repr, arrays))}")
             return np.asarray(arrays["inputs"])
     rows = Rows(file)
     if kind == "int64":

@@ -12,7 +12,7 @@ from flwr.app import ConfigRecord, MetricRecord, RecordDict
 
 from protofl_common.evaluation_metrics import METRICS, RECALL
 from protofl_common.lineage import Lineage
-from protofl_common.run_folder import BestRound
+from protofl_common.run_folder import KINDS, BestRound
 from protofl_common.text import LONGEST_NAME, is_plain_name, is_site_name
 from protofl_common.wire.limits import RefusedMessage
 
@@ -22,9 +22,8 @@ _LARGEST = 1e30
 """Magnitude of a number in a report; sums over clients stay finite."""
 _MOST_DIMENSIONS, _LARGEST_INPUT = 8, 2**24
 """Of a sample in an introduction: its dimensions and its numbers; a server may have to build a model for it."""
-INFERENCES = ("head", "prototype")
 PHASES = ("load", "evaluate", "train", "prototypes", "save")
-"""What a report may tell of: ways to predict, and phases of a client's round."""
+"""What a report may tell of: phases of a client's round."""
 COUNTS = ("round", "train_samples", "test_samples", "validation_samples")
 """What every report tells."""
 _Card = TypeVar("_Card", "Instructions", "SiteCard")
@@ -50,7 +49,7 @@ class Report:
     train_samples: int
     test_samples: int
     correct: dict[str, int] = field(default_factory=dict)
-    """Correct test predictions per inference (`INFERENCES`), with what was received."""
+    """Correct test predictions per way to predict (`KINDS`), with what was received."""
     losses: dict[str, float] = field(default_factory=dict)
     """Mean over the round's training samples: ``total`` and each of its terms (`Algorithm.reported_losses`)."""
     seconds: dict[str, float] = field(default_factory=dict)
@@ -59,7 +58,7 @@ class Report:
     """``head/auc`` …: what the setting ``metrics`` asks for (`evaluation_metrics.py`)."""
     validation_samples: int = 0
     validation: dict[str, float] = field(default_factory=dict)
-    """Of these: accuracy in [0, 1] per inference, and the metrics."""
+    """Of these: accuracy in [0, 1] per way to predict, and the metrics."""
 
 
 @dataclass(frozen=True)
@@ -169,7 +168,7 @@ def unpack_site_card(content: RecordDict) -> SiteCard:
 def pack_report(report: Report, losses: Collection[str], metrics: Collection[str] = ()) -> MetricRecord:
     """The record ``report`` of a reply: dictionaries become dotted names.
 
-    ValueError for a name that is not declared: one of ``losses``, ``metrics``, `INFERENCES` and `PHASES`.
+    ValueError for a name that is not declared: one of ``losses``, ``metrics``, `KINDS` and `PHASES`.
     """
     names = _names(losses, metrics)
     for group, declared in names.items():
@@ -233,13 +232,13 @@ def unpack_report(
 def _is_share(name: str) -> bool:
     """Whether a figure of an evaluation lies in [0, 1]; of the user's own metrics that cannot be known."""
     kind, _, metric = name.partition("/")
-    return kind in INFERENCES and (not metric or metric.partition("/")[0] in (*METRICS, RECALL))
+    return kind in KINDS and (not metric or metric.partition("/")[0] in (*METRICS, RECALL))
 
 
 def _names(losses: Collection[str], metrics: Collection[str]) -> dict[str, Collection[str]]:
     """The groups of a report's numbers, and the names that they may have."""
-    validation = (*INFERENCES, *metrics)
-    return {"losses": losses, "metrics": metrics, "correct": INFERENCES, "seconds": PHASES, "validation": validation}
+    validation = (*KINDS, *metrics)
+    return {"losses": losses, "metrics": metrics, "correct": KINDS, "seconds": PHASES, "validation": validation}
 
 
 def _from_config(kind: type[_Card], content: RecordDict, name: str) -> _Card:

@@ -38,8 +38,6 @@ from server_app.strategies.base import Strategy
 MOST_ABSENT = 10
 """The data are divided once more only for up to that many times as many partitions as there are sites: a site that
 claims a million must not keep the server at it."""
-
-
 FEW, EVERY = 2000, 10
 """Up to so many vectors of clients are written after each round, more of them after every so many rounds."""
 
@@ -62,20 +60,20 @@ class Recording:
 
     def add_round(self, number: int, strategy: Strategy) -> None:
         """The margins and the client prototypes of a round, where there were any."""
-        uploads, classes = strategy.outcome.uploads, strategy.num_classes
-        if not uploads:
+        sent, classes = strategy.outcome.prototypes, strategy.num_classes
+        if not sent:
             return
         owned = strategy.global_prototypes
         row: MarginRow = {
             "round": number,
             "global": None if owned is None else _numbers(margins(owned, classes)),
-            "clients": {site: _numbers(margins(one, classes)) for site, one in uploads.items()},
+            "clients": {site: _numbers(margins(one, classes)) for site, one in sent.items()},
         }
         self.files.add(MARGINS, row)
-        sets = {site: (one.means, one.labels) for site, one in uploads.items()}
+        sets = {site: (one.means, one.labels) for site, one in sent.items()}
         more = {} if owned is None else {"global-means": owned.means, "global-labels": owned.labels}
         self._write = partial(_write_owned, self.folder / "client-prototypes.safetensors", "means", sets, number, more)
-        if sum(map(len, uploads.values())) <= FEW or number % EVERY == 0 or number == self.settings.run.rounds:
+        if sum(map(len, sent.values())) <= FEW or number % EVERY == 0 or number == self.settings.run.rounds:
             self._write_prototypes()
 
     def finish(self, strategy: Strategy, last: int) -> None:

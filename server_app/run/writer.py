@@ -177,7 +177,7 @@ class Results:
         if figures:
             row["server"] = figures
         if strategy.row.several_per_class:
-            for site, sent in outcome.uploads.items():
+            for site, sent in outcome.prototypes.items():
                 row["clients"][site]["prototypes-of-classes"] = sent.labels.bincount(
                     minlength=strategy.num_classes
                 ).tolist()

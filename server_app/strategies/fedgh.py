@@ -33,7 +33,7 @@ class FedGH(ServerStrategy[FedGHHparams]):
     def __init__(self, federation: Federation) -> None:
         super().__init__(federation)
         seed = self.settings.run.seed
-        self.head = initial_head(self.card.arch, self.num_classes, self.settings.model, seed, "global")
+        self.head = initial_head(self.card.arch, self.num_classes, self.settings.model, seed)
         self.head.to(server_device(self.settings.machine))
         self.generator = torch.Generator().manual_seed(derive_seed(seed, "fedgh"))
 

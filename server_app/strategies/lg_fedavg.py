@@ -21,5 +21,5 @@ class LGFedAvg(FedAvg[H]):
     def first_model(self) -> SplitModel:
         """The head of the first round, over no body."""
         settings = self.settings
-        head = initial_head(self.arch, self.num_classes, settings.model, settings.run.seed, "global")
+        head = initial_head(self.arch, self.num_classes, settings.model, settings.run.seed)
         return SplitModel(nn.Identity(), head)

@@ -63,7 +63,7 @@ class Outcome:
     """Site -> why it could not do its work."""
     refused: dict[str, str] = field(default_factory=dict)
     """Site -> what was wrong with its reply."""
-    uploads: dict[str, Prototypes] = field(default_factory=dict)
+    prototypes: dict[str, Prototypes] = field(default_factory=dict)
     """Site -> its prototypes, of valid replies, in the order of the sites."""
     insights: dict[str, Insight] = field(default_factory=dict)
     """Site -> what it told for the report, after the last round."""

@@ -14,6 +14,7 @@ from protofl_common.prototypes import (
     distances,
     merge_by_class,
 )
+from protofl_common.robust import merge_prototypes
 
 
 def prototypes(means: list[list[float]], labels: list[int], counts: list[int] | None = None) -> Prototypes:
@@ -67,7 +68,7 @@ def test_merging_by_counts_is_the_mean_over_all_samples() -> None:
 
 def test_a_class_nobody_sent_keeps_its_prototype() -> None:
     previous = prototypes([[1.0], [2.0]], [0, 3])
-    merged = merge_by_class([prototypes([[9.0]], [0], [2])], "counts", previous)
+    merged = merge_prototypes([prototypes([[9.0]], [0], [2])], "counts", previous, "mean", 0.0)
     assert merged.labels.tolist() == [0, 3]
     assert merged.means.tolist() == [[9.0], [2.0]]
 

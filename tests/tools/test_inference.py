@@ -112,11 +112,16 @@ def test_the_card_says_what_the_model_is(tmp_path: Path) -> None:
         f"An input farther than {card['unknown-above']:.4g} from every prototype is called unknown.",
         f"| right by head | {100 * card['accuracy']['head']:.2f} % |",
         "Chosen on these same test samples: that it predicts by",
+        "and the limit above which an input is unknown",
         "What was chosen on test data makes these figures a little too high.",
         f"| best-accuracy head mean | {run.summary['best-accuracy']['head']['mean']:.4g} |",
     ):
         assert said in about
     assert "cache-dir" not in about
+    assert (
+        main(["export", str(run.folder), "--site", "site-1", "--out", str(tmp_path / "model"), "--unknown", "0"]) == 0
+    )
+    assert "unknown" not in (tmp_path / "model" / "README.md").read_text()
 
 
 def test_a_run_of_separate_machines_says_where_its_models_are(

@@ -90,6 +90,14 @@ def test_a_federation_that_cannot_be_asked_is_one_clear_error(capsys: pytest.Cap
     assert "protofl: this cannot work\nhere: " in capsys.readouterr().err
 
 
+def test_where_there_are_no_runs_it_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("protofl_common.tools.federation.ask", lambda name: federation((1, "north", "online")))
+    assert main(["status", "here", "--runs", str(tmp_path)]) == 0
+    assert f"{tmp_path}: no runs here" in capsys.readouterr().out
+
+
 @pytest.fixture
 def flower_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FLWR_HOME", str(tmp_path))

@@ -19,7 +19,7 @@ from protofl_common.config.options import SettingsError
 COMMANDS = {
     "run": "one federation, simulated on this machine",
     "list": "algorithms, data sets, partitions, models that the settings can name",
-    "table": "a matrix of runs that rebuilds a paper's table",
+    "table": "a matrix of runs: a paper's table rebuilt, or a comparison of your own",
     "compare": "finished runs side by side",
     "runs": "the runs in a folder: how far, how good, how large; old ones pruned; an index page",
     "report": "the page of a run, with figures: report.html",
@@ -46,7 +46,7 @@ def main(arguments: list[str] | None = None) -> int:
         epilog=f"commands:\n{about}\n\nprotofl COMMAND --help says more.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("command", choices=COMMANDS, metavar="COMMAND", help=", ".join(COMMANDS))
+    parser.add_argument("command", choices=COMMANDS, metavar="COMMAND", help=argparse.SUPPRESS)
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     chosen = parser.parse_args(arguments)
     from protofl_common.datasets.raw import DataError  # half a second that --help does not need

@@ -51,6 +51,8 @@ def act(arguments: argparse.Namespace) -> int:
     """Print the table, and write the files."""
     folders = run_folders([run_named(run) for run in arguments.runs])
     if arguments.each:
+        if arguments.csv or arguments.figure or arguments.json:
+            raise SettingsError("--each: --csv, --figure and --json are of groups, not of each run; leave it out")
         Console().print(comparison(folders))
         return 0
     parts = {part: getattr(arguments, part) for part in ("what", "when", "over") if getattr(arguments, part)}
@@ -171,7 +173,7 @@ FIGURES: dict[str, Callable[[Summary], str]] = {
     "clients": lambda summary: str(len(summary["clients"])),
     "rounds": lambda summary: str(summary["rounds"]),
     **{
-        f"{kind}: {name}": _accuracy(kind, name)
+        f"{kind}: {name.replace('weighted', 'by-samples')}": _accuracy(kind, name)
         for kind in ("prototype", "head")
         for name in ("mean", "weighted", "worst-10%", "std", "best")
     },

@@ -82,7 +82,7 @@ def describe(parser: argparse.ArgumentParser) -> None:
 
 def act(arguments: argparse.Namespace) -> int:
     """Print the findings, worst first."""
-    recipe = read_recipe(arguments.recipe).settings if arguments.recipe else {}
+    recipe = read_recipe(arguments.recipe).settings
     asked = Asked(recipe | read_assignments(arguments.settings), arguments.port, arguments.clients)
     found = sorted((one for check in CHECKS for one in _safely(check, asked)), key=lambda one: LEVELS.index(one.level))
     if arguments.json:

@@ -50,7 +50,7 @@ def describe(parser: argparse.ArgumentParser) -> None:
 
 
 _BACKBONES = "frozen backbones, beside the embedded ones, that the model may read or download: torchvision:, file:…"
-_FILES = "image files, or folders of them; for other models .npy, .npz or CSV as in training, without labels"
+_FILES = "image files, or folders of them; .npy, or .npz with inputs; for models of numbers or texts also CSV"
 
 
 def act(arguments: argparse.Namespace) -> int:

@@ -27,11 +27,10 @@ from protofl_common.tools.cli.assignments import as_run_config, read_assignments
 from protofl_common.tools.cli.cluster import absolute_folders, check_cluster
 from protofl_common.tools.cli.flower import flwr_run, follow, shown
 from protofl_common.tools.cli.gpus import with_gpu
-from protofl_common.tools.cli.recipes import DEFAULT_FEDERATION, read_recipe
+from protofl_common.tools.cli.recipes import read_recipe
 from protofl_common.tools.cli.screen import Screen
 from protofl_common.tools.cli.superlink import SuperLink
 
-OF_IMAGE_FILES = ("image-folder", "domain-folder", "manifest")
 NEXT = "protofl run dataset=image-folder data-dir=FOLDER"
 """What to type after a run: the own images, in a folder for each class."""
 
@@ -40,7 +39,7 @@ def describe(parser: argparse.ArgumentParser) -> None:
     """The arguments."""
     parser.add_argument("settings", nargs="*", metavar="KEY=VALUE", help="settings of the run")
     parser.add_argument(
-        "--recipe", metavar="NAME", help="configs/recipes/NAME.toml, or a TOML file, below the settings"
+        "--recipe", default="", metavar="NAME", help="configs/recipes/NAME.toml, or a TOML file, below the settings"
     )
     parser.add_argument("--clients", type=int, metavar="N", help="number of clients (the recipe's, else 10)")
     parser.add_argument("--quiet", action="store_true", help="show the result only")
@@ -89,27 +88,24 @@ def with_resources(
 
 def act(arguments: argparse.Namespace) -> int:
     """Check the settings, run, and tell whether it went well."""
-    recipe = read_recipe(arguments.recipe) if arguments.recipe else None
+    recipe = read_recipe(arguments.recipe)
     given = read_assignments(arguments.settings)
-    base_config = default_run_config() | (recipe.settings if recipe else {})
+    base_config = default_run_config() | recipe.settings
     settings = Settings.from_run_config(base_config | given)
     if arguments.cluster:
         given |= absolute_folders(settings)
         settings = Settings.from_run_config(base_config | given)
     check_data_settings(settings.data)
     check_data_are_here(settings.data)
-    if settings.data.dataset in OF_IMAGE_FILES:
-        open_data(settings.data)  # decoded now, which says how far it is, and not while the server waits for clients
+    if own_data := source_of(settings.data.dataset).own:
+        open_data(settings.data)  # wrong ones are named now, and images are decoded while no server waits for clients
     if arguments.cluster:
         check_cluster(arguments.cluster, settings)
-    base = recipe.federation if recipe else DEFAULT_FEDERATION
-    federation = with_resources(base, arguments, arguments.clients)
+    federation = with_resources(recipe.federation, arguments, arguments.clients)
     if not arguments.cluster:  # whose GPUs this machine does not see
         federation = with_gpu(federation, settings.machine.device)
-    if recipe and not given:
-        run_config = str(recipe.path)
-    else:  # Flower does not take a file and pairs together
-        run_config = as_run_config((recipe.settings if recipe else {}) | given)
+    alone = arguments.recipe and not given  # Flower does not take a file and pairs together
+    run_config = str(recipe.path) if alone else as_run_config(recipe.settings | given)
     command = flwr_run(run_config, federation)
     console = Console(stderr=True, highlight=False, soft_wrap=True) if arguments.json else None
     shown_on = Screen(quiet=arguments.quiet, verbose=arguments.verbose, console=console)
@@ -118,7 +114,7 @@ def act(arguments: argparse.Namespace) -> int:
             screen(f"$ {shown(command, superlink)}")
         ended = follow(command, superlink, screen)
         if ended.well:  # told before the SuperLink has stopped, which takes seconds
-            screen.conclude(NEXT)
+            screen.conclude("" if own_data else NEXT)
     if arguments.json:
         said = [line.removeprefix("results: ") for line in ended.tail if line.startswith("results: ")]
         folder = Path(said[-1]) if said else None

@@ -27,10 +27,10 @@ from rich.table import Table
 from protofl_common.config.options import SettingsError
 from protofl_common.files import remove
 from protofl_common.metrics import best_text, human_bytes, short_best
-from protofl_common.run_folder import Best, RunFolder, Summary
+from protofl_common.run_folder import Best, Summary
 from protofl_common.tools.cli.as_json import add_json, print_json
 from protofl_common.tools.cli.recipes import RUNS
-from protofl_common.tools.known_runs import CHECKPOINTS, KnownRun, runs_in, settings_of, size_of
+from protofl_common.tools.known_runs import CHECKPOINTS, KnownRun, runs_in, size_of
 
 NOTE = "Mean test accuracy over the clients, %; @ after which round.\n* chosen on test data, and so too good."
 HEAVY = ("clients", CHECKPOINTS)
@@ -60,11 +60,11 @@ def act(arguments: argparse.Namespace) -> int:
     if arguments.html:
         from protofl_common.tools.index_page import write_index  # matplotlib takes seconds
 
-        print(write_index(arguments.html, [run.folder for run in runs if run.finished], arguments.folder))
+        print(write_index(arguments.html, [run.path for run in runs if run.finished], arguments.folder))
         return 0
     freed = _prune(runs, arguments) if arguments.prune else 0
     if arguments.json:
-        known = [_as_dict(run, RunFolder(run.folder).summary()) for run in runs if run.folder.exists()]
+        known = [_as_dict(run, run.summary()) for run in runs if run.path.exists()]
         print_json("runs", {"runs": known, "freed": freed})
     elif not arguments.prune:
         Console().print(_table(runs))
@@ -72,11 +72,11 @@ def act(arguments: argparse.Namespace) -> int:
 
 
 def _as_dict(run: KnownRun, summary: Summary | None) -> dict[str, Any]:
-    settings = settings_of(run.folder)
+    settings = run.settings()
     rounds, wanted = run.rounds
     return {
-        "name": run.folder.name,
-        "folder": str(run.folder),
+        "name": run.path.name,
+        "folder": str(run.path),
         "state": "finished" if summary else "running" if run.goes_on else "stopped",
         "algorithm": str(settings.get("algo", "")),
         "dataset": str(settings.get("dataset", "")),
@@ -108,7 +108,7 @@ def _table(runs: list[KnownRun]) -> Table:
     """What was run and how far it is, and a line for each way to predict."""
     table = Table("run", "final", "best", box=SIMPLE, pad_edge=False, caption=NOTE, caption_justify="left")
     for known in runs:
-        summary = RunFolder(known.folder).summary()
+        summary = known.summary()
         run = _as_dict(known, summary)
         state = "" if run["state"] == "finished" else f", {run['state']}"
         facts = f"{run['algorithm']} · {run['dataset']} · seed {run['seed']}"
@@ -131,7 +131,7 @@ def _prune(runs: list[KnownRun], arguments: argparse.Namespace) -> int:
     out = sys.stderr if arguments.json else sys.stdout
     for run, parts in found.items():
         named = "the whole run" if arguments.whole else " and ".join(f"{part.name}/" for part in parts)
-        print(f"{run.folder.name}: {named}, {human_bytes(sizes[run])}", file=out)
+        print(f"{run.path.name}: {named}, {human_bytes(sizes[run])}", file=out)
     print(f"{len(found)} of {len(runs)} runs, {human_bytes(sum(sizes.values()))} to free", file=out)
     if not found or not (arguments.yes or _agreed(out)):
         return 0
@@ -140,9 +140,9 @@ def _prune(runs: list[KnownRun], arguments: argparse.Namespace) -> int:
 
 def _parts(run: KnownRun, whole: bool) -> Iterator[Path]:
     """What would be removed of a finished run; no link, which may lead anywhere."""
-    if run.folder.is_symlink() or not run.finished or run.goes_on:
+    if run.path.is_symlink() or not run.finished or run.goes_on:
         return
-    for part in [run.folder] if whole else [run.folder / name for name in HEAVY]:
+    for part in [run.path] if whole else [run.path / name for name in HEAVY]:
         if part.is_dir() and not part.is_symlink():
             yield part
 

@@ -64,8 +64,8 @@ class Screen:
         return self.verbose or bool(self._failure)
 
     def conclude(self, following: str) -> None:
-        """The result, the paths that matter, and the command to type next."""
-        lines = [*self.results, f"next: {following}"] if not self.verbose else []
+        """The result, the paths that matter, and the command to type next, if any."""
+        lines = [] if self.verbose else [*self.results, *([f"next: {following}"] if following else [])]
         if self._live:
             self._live.stop()
             self.console.print(Panel.fit(Text("\n".join(lines)), padding=(1, 2)), soft_wrap=False)

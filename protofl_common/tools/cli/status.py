@@ -43,12 +43,14 @@ def act(arguments: argparse.Namespace) -> int:
         return 0
     for line in lines(federation, runs):
         print(line)
+    if not runs:
+        print(f"{arguments.runs}: no runs here, from which names and replies of sites are read; --runs names another")
     return 0
 
 
 def number_of(name: str, federation: Federation, runs: list[KnownRun]) -> int:
     """The node of a site, that of its registration before that of a run; SettingsError if there is none, or several."""
-    known = runs[0].sites() if runs else {}
+    known = runs[0].known_sites() if runs else {}
     found = [node.node_id for node in federation.nodes if node.name == name]
     found = found or [node for one, node, _ in _sites(federation, known) if one == name]
     if len(found) != 1:
@@ -59,10 +61,10 @@ def number_of(name: str, federation: Federation, runs: list[KnownRun]) -> int:
 
 def lines(federation: Federation, runs: list[KnownRun]) -> Iterator[str]:
     """For people."""
-    known = runs[0].sites() if runs else {}
+    known = runs[0].known_sites() if runs else {}
     for name, node, state in _sites(federation, known):
         site = known.get(name)
-        last = f"last reply: round {site.last} of {runs[0].folder.name}" if site and site.last else "no reply yet"
+        last = f"last reply: round {site.last} of {runs[0].path.name}" if site and site.last else "no reply yet"
         trouble = ", ".join(f"{number} {kind}" for kind, number in site.trouble.items()) if site else ""
         yield f"{name:20} {node:>20}  {state:10}  {last}" + (f"  {trouble}; {site.reason}" if site and trouble else "")
     for run in federation.submissions:
@@ -73,15 +75,15 @@ def lines(federation: Federation, runs: list[KnownRun]) -> Iterator[str]:
     for run_here in runs:
         done, wanted = run_here.rounds
         if not run_here.finished and not run_here.goes_on:
-            how = f"flwr run . FEDERATION --stream --run-config {run_here.folder}/resume.toml"
-            yield f"{run_here.folder}: stopped after round {done} of {wanted}; it goes on by {how}"
+            how = f"flwr run . FEDERATION --stream --run-config {run_here.path}/resume.toml"
+            yield f"{run_here.path}: stopped after round {done} of {wanted}; it goes on by {how}"
     if federation.shown.days is not None:
         yield f"certificate of the SuperLink: {federation.shown.days} days left"
 
 
 def metrics(federation: Federation, runs: list[KnownRun]) -> Iterator[str]:
     """For Prometheus."""
-    known = runs[0].sites() if runs else {}
+    known = runs[0].known_sites() if runs else {}
     for name, node, state in _sites(federation, known):
         yield _sample("site_online", int(state == "online"), site=name, node=node)
     for name in in_order(known):
@@ -89,7 +91,7 @@ def metrics(federation: Federation, runs: list[KnownRun]) -> Iterator[str]:
         for kind, number in known[name].trouble.items():
             yield _sample("site_replies_lost_total", number, site=name, kind=kind)
     if runs:
-        run = runs[0].folder.name
+        run = runs[0].path.name
         yield _sample("run_rounds", runs[0].rounds[0], run=run)
         yield _sample("run_rounds_wanted", runs[0].rounds[1], run=run)
         yield _sample("run_finished", int(runs[0].finished), run=run)

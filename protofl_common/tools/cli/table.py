@@ -1,4 +1,4 @@
-"""A paper's table: a matrix of runs, one after another, with the paper's numbers beside.
+"""A table, a paper's or your own: a matrix of runs, one after another, with the paper's numbers beside.
 
   protofl table configs/tables/fedplvm-office10.yaml --data-dir /data
   protofl table configs/tables/fedtgp-fmnist.yaml --only FedTGP --seeds 1 rounds=20
@@ -109,9 +109,9 @@ def execute(
             _write(table, cells, runs, out, overrides)
             whole = progress.add_task(table.name, total=len(todo))
             for run in todo:
-                _one(run, runs, launch=launch, progress=progress)
+                if _one(run, runs, launch=launch, progress=progress):
+                    _write(table, cells, runs, out, overrides)
                 progress.advance(whole)
-                _write(table, cells, runs, out, overrides)
         console.print(Markdown((out / f"{table.name}.md").read_text(encoding="utf-8")))
         if figure:
             (out / f"{table.name}.svg").write_text(drawn(table, collect(table, cells, runs)), encoding="utf-8")
@@ -120,7 +120,7 @@ def execute(
 
 
 def _searched(
-    table: TableFile, cells: list[Cell], trials: Runs | None, make: Callable[[Run, Runs], None] | None
+    table: TableFile, cells: list[Cell], trials: Runs | None, make: Callable[[Run, Runs], bool] | None
 ) -> list[Cell]:
     """The cells with the settings that are the best on validation data; ``make`` None: of finished searches only."""
     return [
@@ -128,7 +128,7 @@ def _searched(
     ]
 
 
-def _tuned(search: Search, make: Callable[[Run, Runs], None] | None) -> Cell:
+def _tuned(search: Search, make: Callable[[Run, Runs], bool] | None) -> Cell:
     try:
         for number, settings in search.todo():
             if make is None:
@@ -172,15 +172,18 @@ def _planned(cell: Cell, cells: list[Cell], runs: Runs) -> tuple[str, ...]:
     return (*seeds, str(one.federation["num-supernodes"]), str(one.settings.run.rounds), settings)
 
 
-def _one(run: Run, runs: Runs, *, launch: Launch, progress: Progress) -> None:
-    """One run with a bar of its rounds."""
+def _one(run: Run, runs: Runs, *, launch: Launch, progress: Progress) -> bool:
+    """One run with a bar of its rounds, or, off a terminal, a line at its end; False: it was finished before."""
     if runs.finished(run):
-        return
+        return False
     bar = progress.add_task(f"  {run.name}", total=run.settings.run.rounds)
     runs.execute(run, launch, lambda number: progress.update(bar, completed=number))
     progress.remove_task(bar)
-    if reason := runs.failed.get(run.name):
-        progress.console.print(f"  failed: {run.name}: {reason}", markup=False, highlight=False)
+    reason = runs.failed.get(run.name)
+    if reason or not progress.console.is_terminal:
+        said = f"failed: {run.name}: {reason}" if reason else f"done: {run.name}"
+        progress.console.print(f"  {said}", markup=False, highlight=False)
+    return True
 
 
 def _write(table: TableFile, cells: list[Cell], runs: Runs, out: Path, overrides: dict[str, Scalar]) -> None:

@@ -30,7 +30,14 @@ def model_card(trained: TrainedModel, unknown_above: float, summary: Summary | N
         **(_of_run(summary) if summary else {}),
     }
     return "\n".join(
-        [f"# A model of {card.site}", "", *_table(facts), "", *_use(card, unknown_above), *_figures(card, summary)]
+        [
+            f"# A model of {card.site}",
+            "",
+            *_table(facts),
+            "",
+            *_use(card, unknown_above),
+            *_figures(card, unknown_above, summary),
+        ]
     )
 
 
@@ -55,14 +62,15 @@ def _use(card: ModelCard, unknown_above: float) -> Iterator[str]:
     yield from ("", "`protofl predict FOLDER FILE…` predicts with it.", "")
 
 
-def _figures(card: ModelCard, summary: Summary | None) -> Iterator[str]:
+def _figures(card: ModelCard, unknown_above: float, summary: Summary | None) -> Iterator[str]:
     when = f"the best round, chosen on {card.chosen_on} data" if card.chosen_on else "the last round"
     yield from ("## Figures", "", f"On {card.test_samples} test samples of {card.site}, after {when}:", "")
     yield from _table({f"right by {way}": f"{100 * share:.2f} %" for way, share in card.accuracy.items()})
     yield ""
     where = "the site's validation samples" if card.calibrated_on == "validation" else "these same test samples"
+    limit = ", and the limit above which an input is unknown" if math.isfinite(unknown_above) else ""
     yield f"Chosen on {where}: that it predicts by {card.inference}, the scale of"
-    yield "probabilities by prototype, and the limit above which an input is unknown."
+    yield f"probabilities by prototype{limit}."
     if "test" in (card.calibrated_on, card.chosen_on):
         yield "What was chosen on test data makes these figures a little too high."
     if summary:

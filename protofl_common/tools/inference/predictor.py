@@ -18,9 +18,9 @@ from protofl_common.config.options import SettingsError
 from protofl_common.datasets.inputs import normalised
 from protofl_common.datasets.raw import DataError, Inputs
 from protofl_common.models.calibration import class_scores, unknown_above
-from protofl_common.models.trained import INFERENCES, TrainedModel
+from protofl_common.models.trained import TrainedModel
 from protofl_common.prototypes import distances
-from protofl_common.run_folder import CARD, WEIGHTS
+from protofl_common.run_folder import CARD, KINDS, WEIGHTS
 from protofl_common.tools import UNKNOWN_SHARE
 
 
@@ -107,7 +107,7 @@ class Predictor:
     @property
     def inferences(self) -> tuple[str, ...]:
         """The ways in which this model can predict."""
-        able = INFERENCES if self.prototypes is not None else ("head",)
+        able = KINDS if self.prototypes is not None else ("head",)
         return tuple(way for way in able if way in self.card.accuracy)
 
     def way(self, by: str | None) -> str:

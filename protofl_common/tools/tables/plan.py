@@ -143,7 +143,7 @@ def _cell(
 ) -> Cell:
     parts = (table.base, column, row)
     figure = Figure.of(_merged(part.figure for part in parts), "figure")
-    recipe = read_recipe(next(part.recipe for part in reversed(parts) if part.recipe))
+    recipe = read_recipe(next((part.recipe for part in reversed(parts) if part.recipe), ""))
     config = recipe.settings | _merged(part.settings for part in parts) | overrides
     clients = next((part.clients for part in reversed(parts) if part.clients), None)
     federation = recipe.federation | ({"num-supernodes": clients} if clients else {})

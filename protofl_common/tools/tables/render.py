@@ -98,11 +98,8 @@ def markdown(table: TableFile, results: Results, overrides: dict[str, Scalar]) -
     lines += ["", f"{ours}; mean ± sample standard deviation over the seeds."]
     if any("chosen on test data" in result.figure for result in results.values()):
         lines.append("What was chosen on test data is too good: it was picked by what it reports.")
-    if any(row.part and row.part.search for row in table.rows.values()) or table.base.search:
-        searched = any(result.found for result in results.values())
-        lines.append(
-            SEARCHED if searched else "The settings are those of the table's file; --search looks for better ones."
-        )
+    if table.trials and not any(result.found for result in results.values()):
+        lines.append("The settings are those of the table's file; --search looks for better ones.")
     if overrides:
         said = ", ".join(f"{key} = {value}" for key, value in overrides.items())
         lines.append(f"All runs with {said}.")
@@ -148,6 +145,7 @@ def as_dict(table: TableFile, results: Results) -> dict[str, Any]:
     return {
         "name": table.name,
         "title": table.title,
+        "note": table.note,
         "against": table.against,
         "cells": [_cell_as_dict(table, row, column, results) for row, column in results],
     }

@@ -3,7 +3,7 @@
     title: what stands above it
     source: paper and table
     note: a line or more on how ours differs from the paper's (optional)
-    recipe: the name of a recipe; a column or a row may name another
+    recipe: the name of a recipe (optional); a column or a row may name another
     seeds: [1, 2, 3]
     figure: {when: best, what: prototype}          # see `metrics`; a column or a row may say more
     settings: {rounds: 100}                        # for all runs (optional)
@@ -96,7 +96,7 @@ def read_table(path: Path) -> TableFile:
     except yaml.YAMLError as error:
         raise SettingsError(f"{path}: not YAML: {error}") from None
     if not isinstance(content, dict) or not isinstance(content.get("columns"), dict):
-        raise SettingsError(f"{path}: a table needs title, recipe, columns and rows")
+        raise SettingsError(f"{path}: a table needs title, columns and rows")
     problems = _problems(content)
     if problems:
         raise SettingsError("\n".join(f"{path.name}: {problem}" for problem in problems))
@@ -143,7 +143,7 @@ def _row(said: dict[str, Any], columns: list[str]) -> Row:
 
 def _problems(content: dict[str, Any]) -> list[str]:
     problems = _unknown("", content, TABLE_KEYS)
-    problems += [f"{key}: missing" for key in ("title", "recipe", "rows") if not content.get(key)]
+    problems += [f"{key}: missing" for key in ("title", "rows") if not content.get(key)]
     seeds = content.get("seeds", [1])
     if not _whole_numbers(seeds):
         problems.append(f"seeds = {seeds!r}: must be a list of whole numbers, at least 0")

@@ -11,6 +11,7 @@ from protofl_common.backbones.extract import extract_features, feature_widths
 from protofl_common.backbones.load import load_backbone, small_backbone
 from protofl_common.backbones.network import SmallResNet
 from protofl_common.backbones.weightfile import StoredWeights
+from protofl_common.config.options import SettingsError
 from protofl_common.datasets.raw import Images, RawData
 from tests.protofl_common.backbones.conftest import NAMES
 
@@ -87,7 +88,7 @@ def test_networks_stay_frozen(images: Images) -> None:
     [np.zeros((2, 3, 8, 8)), np.zeros((2, 2, 8, 8), dtype=np.uint8), np.zeros((2, 8, 8), dtype=np.uint8)],
 )
 def test_other_arrays_are_refused(images: np.ndarray) -> None:
-    with pytest.raises(ValueError, match=r"see images only, uint8 \[1 or 3, H, W\]"):
+    with pytest.raises(SettingsError, match=r"see images, uint8 \[1 or 3, H, W\]"):
         extract_features(images, NAMES, CPU)
 
 

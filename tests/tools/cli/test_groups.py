@@ -66,7 +66,7 @@ def test_the_table_of_groups(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert ["local lr=0.1", "4", "55.50", "47.65 … 63.35", "", "", "", ""] in cells
     assert ["fedproto lr=0.1", "4", "60.00", "52.77 … 67.23", "+4.50", "1.74 … 7.26", "0.014", ""] in cells
     alone = ["fedproto lr=0.2", "1", "55.00", "–", "+5.00", "–", "–"]
-    assert [*alone, "3 seeds without a partner are left out; one pair: may be chance"] in cells
+    assert [*alone, "left out, without a partner: 3 of the seeds; one pair: may be chance"] in cells
     assert "p is of each comparison alone; with 2 of them" in out
 
 
@@ -94,6 +94,8 @@ def test_single_runs_are_shown_side_by_side_with_a_warning(tmp_path: Path, capsy
     out = capsys.readouterr().out
     assert "local-1-0" in out
     assert "95 %" not in out
+    assert main(["compare", *map(str, seeds), "--each", "--csv", str(tmp_path / "a.csv")]) == 1
+    assert "--csv, --figure and --json are of groups" in capsys.readouterr().err
 
 
 def test_the_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -178,3 +178,14 @@ def test_rows_of_a_file_and_one_that_has_too_few_columns(tmp_path: Path, capsys:
     told = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [line["file"] for line in told] == [*(f"{files[0]}:{row}" for row in range(3)), *files[1:]]
     assert "a sample is [2]; the model takes [13]" in told[3]["error"]
+
+
+def test_arrays_of_images_are_read_and_a_file_without_inputs_says_what_it_has(tmp_path: Path) -> None:
+    pixels = np.arange(128, dtype=np.uint8).reshape(2, 1, 8, 8)
+    np.savez(tmp_path / "some.npz", inputs=pixels)
+    np.savez(tmp_path / "none.npz", x_train=pixels)
+    files = [tmp_path / "some.npz", tmp_path / "none.npz"]
+    (found,) = reading.read_ahead(files, (1, 8, 8), "uint8")
+    assert found.inputs is not None
+    assert (found.inputs == pixels).all()
+    assert found.problems == {str(files[1]): "has no array 'inputs', only 'x_train'"}

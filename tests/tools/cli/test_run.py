@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import ClassVar
 
+import numpy as np
 import pytest
 
 from protofl_common.config.options import SettingsError
@@ -92,6 +93,20 @@ def test_the_result_is_shown_before_the_superlink_has_stopped(
 ) -> None:
     assert main(["run"]) == 0
     assert capsys.readouterr().out.splitlines() == ["a line of the run", f"next: {run.NEXT}", "stopped"]
+
+
+def test_own_data_are_read_before_anything_starts_and_nothing_is_said_of_own_data_then(
+    commands: list[list[str]], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    file = tmp_path / "mine.npz"
+    words = ["run", "dataset=arrays", "partition=iid", f"data-dir={file}", f"cache-dir={tmp_path / 'cache'}"]
+    np.savez(file, x=np.ones((4, 3)), y=np.arange(4))
+    assert main(words) == 1
+    assert "mine.npz: has no 'inputs', only 'x', 'y'" in capsys.readouterr().err
+    assert commands == []
+    np.savez(file, inputs=np.ones((4, 3)), labels=np.arange(4))
+    assert main(words) == 0
+    assert "next:" not in capsys.readouterr().out
 
 
 def test_a_failed_run_exits_with_1(commands: list[list[str]], capsys: pytest.CaptureFixture[str]) -> None:

@@ -110,6 +110,7 @@ def test_every_row_has_as_many_trials_and_the_best_on_validation_data_runs_with_
     text = (table.parent / "tuned.md").read_text(encoding="utf-8")
     assert "best head, its round chosen on validation data" in text
     assert "chosen on validation data, by trials that no row has more of; test data chose none. 7 trials" in text
+    assert text.count("test data chose none") == 1
     assert "## Against Local" in text
     assert "paper" not in text, "no row has a number of a paper's"
     schema = json.loads((ROOT / "docs" / "reference" / "commands.schema.json").read_text(encoding="utf-8"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from io import StringIO
 from itertools import product
 from pathlib import Path
 from xml.etree import ElementTree
@@ -12,7 +13,7 @@ import pytest
 from rich.console import Console
 
 from protofl_common.config.options import SettingsError
-from protofl_common.settings import to_run_config
+from protofl_common.settings import default_run_config, to_run_config
 from protofl_common.tools.cli import main
 from protofl_common.tools.cli.recipes import RECIPES, ROOT
 from protofl_common.tools.cli.table import execute
@@ -119,6 +120,12 @@ def test_what_runs(small: Path) -> None:
     assert len(runs_of(cells)) == 8
 
 
+def test_a_table_of_data_of_ones_own_needs_no_recipe(small: Path) -> None:
+    small.write_text(SMALL.replace("recipe: fedproto-mnist-3way\n", ""), encoding="utf-8")
+    run = plan(read_table(small))[0].runs[1]
+    assert (run.federation["num-supernodes"], to_run_config(run.settings)["lr"]) == (10, default_run_config()["lr"])
+
+
 def test_the_data_folder_takes_the_place_of_the_recipes(tmp_path: Path) -> None:
     here = tmp_path / "office10" / "amazon" / "mug"
     here.mkdir(parents=True)
@@ -165,6 +172,13 @@ def test_finished_runs_are_not_repeated_interrupted_ones_go_on_failed_ones_begin
     launcher = Launcher()
     assert run_table(small, launcher) == 0
     assert launcher.launched == []
+
+
+def test_off_a_terminal_every_run_says_that_it_has_ended(small: Path) -> None:
+    table, said = read_table(small), StringIO()
+    runs, console = Runs(small.parent / "runs"), Console(file=said, width=200)
+    execute([(table, plan(table, seeds=(2,), only=("Local",)))], runs, Launcher(), small.parent, {}, console)
+    assert said.getvalue().splitlines()[0].startswith("  done: local-digits-s2-")
 
 
 def test_a_run_of_other_settings_in_the_same_place_is_repeated(small: Path) -> None:
@@ -219,7 +233,8 @@ def test_the_index_ranks_the_rows_of_a_table(small: Path) -> None:
     of_all = [cell for cell in content["cells"] if cell["column"] == "all"]
     content["cells"] = [*of_all, *({**cell, "column": "sent", "figure": "final numbers"} for cell in of_all[:2])]
     of_all[1]["difference"] = {"n": 2, "mean": 24.5, "interval": [20.0, 29.0], "p": 0.014}
-    file.write_text(json.dumps(content | {"title": 'The "small" <table>', "against": "Local"}))
+    of_table = {"title": 'The "small" <table>', "note": "MNIST is <not> like the others.", "against": "Local"}
+    file.write_text(json.dumps(content | of_table))
     small.with_name("other.json").write_text('{"cells": 1}')
     assert main(["runs", str(small.parent), "--html", str(index)]) == 0
     page = Page(index)
@@ -231,7 +246,7 @@ def test_the_index_ranks_the_rows_of_a_table(small: Path) -> None:
         ["MNIST", "0, skipped", "–", "–", "–", "–", "–", "–"],
     ]
     assert [row[0] for row in page.tables[1]] == ["", "Local", "FedProto"]  # of numbers sent, less is better
-    assert {"all: final head", "sent: final numbers"} <= set(page.texts)
+    assert {"all: final head", "sent: final numbers", of_table["note"]} <= set(page.texts)
     links = [attrs["href"] for tag, attrs in page.tags if tag == "a"][1:]
     assert links == ["small.md", "small.csv", "small.long.csv", "small.json"]
 
