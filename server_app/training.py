@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -11,6 +12,10 @@ from protofl_common.catalog import ServerTrainingHparams
 from protofl_common.config.sections import MachineSettings
 from protofl_common.devices import open_device
 from protofl_common.replay import replaying, steps_alike
+
+SMALL_STEP = 2**24
+"""Multiplications of a forward pass. A second thread does not make a smaller one faster (measured on CPUs), and where
+other processes use the processors, the threads wait for one another: it takes up to forty times as long."""
 
 
 def server_device(machine: MachineSettings) -> torch.device:
@@ -25,13 +30,16 @@ def train(
     hparams: ServerTrainingHparams,
     generator: torch.Generator,
     fewest: int = 1,
+    passed: int = 0,
 ) -> float:
     """``server-epochs`` passes over the vectors in shuffled minibatches; the mean loss of the last pass.
 
     ``loss`` gets the rows of a minibatch of each of ``vectors`` [P, …], which need not be on the device of what is
     trained; a minibatch of less than ``fewest`` is left out. It may be replayed (`protofl_common/replay.py`).
+    ``passed`` says how many rows pass through what is trained, if they are not the minibatch.
     """
-    device = optimizer.param_groups[0]["params"][0].device
+    trained = [one for group in optimizer.param_groups for one in group["params"]]
+    device = trained[0].device
     vectors = [one.to(device) for one in vectors]
     count = len(vectors[0])
     total, seen = torch.zeros((), dtype=torch.float64, device=device), 0
@@ -43,7 +51,9 @@ def train(
         optimizer.step()
         return {"loss": value}
 
-    with replaying(step, device, steps_alike(optimizer)) as update:
+    batch = min(count, hparams.server_batch_size or count)
+    multiplications = (passed or batch) * sum(one.numel() for one in trained)
+    with threads_for(multiplications), replaying(step, device, steps_alike(optimizer)) as update:
         for _ in range(hparams.server_epochs):
             total, seen = torch.zeros_like(total), 0
             for rows in torch.randperm(count, generator=generator).to(device).split(hparams.server_batch_size or count):
@@ -51,3 +61,14 @@ def train(
                     value = update(*(one[rows] for one in vectors))["loss"]
                     total, seen = total + value.double() * len(rows), seen + len(rows)
     return total.item() / max(1, seen)
+
+
+@contextmanager
+def threads_for(multiplications: int) -> Iterator[None]:
+    """One thread while this lasts, if a forward pass of so many multiplications is a small one."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1 if multiplications < SMALL_STEP else before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

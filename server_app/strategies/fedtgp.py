@@ -76,7 +76,7 @@ class TrainedPrototypes(ServerStrategy[T]):
         def of_batch(samples_BD: Tensor, rows_B: Tensor) -> Tensor:
             return loss(samples_BD, rows_B, self.transform(self.vectors_CD[labels_K]))
 
-        return train(of_batch, (samples_PD, rows_P), self.optimizer, self.hparams, self.generator)
+        return train(of_batch, (samples_PD, rows_P), self.optimizer, self.hparams, self.generator, passed=len(labels_K))
 
 
 class FedTGP(TrainedPrototypes[FedTGPHparams]):
