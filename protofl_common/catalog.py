@@ -128,7 +128,7 @@ class FedPLVMHparams(Hparams):
     alpha: float = option(above=0, maximum=1)
     temperature: float = option(above=0)
     contrast: bool = option()
-    correction: bool = option()
+    correction: str = option(choices=("sum", "mean", "centre", "none"))
     similarity_floor: float = option(above=0, maximum=1)
     local_clusters: str = option(choices=CLUSTERINGS)
     global_clusters: str = option(choices=(*CLUSTERINGS, "none"))

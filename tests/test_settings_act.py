@@ -101,7 +101,7 @@ CASES: dict[str, tuple[dict[str, Any], Any]] = {
     "fedplvm.alpha": (CLUSTERS, 0.9),
     "fedplvm.temperature": (CLUSTERS, 0.5),
     "fedplvm.contrast": (CLUSTERS, False),
-    "fedplvm.correction": (CLUSTERS, False),
+    "fedplvm.correction": (CLUSTERS, "none"),
     "fedplvm.similarity-floor": (CLUSTERS, 0.9),
     "fedplvm.local-clusters": (CLUSTERS, "average"),
     "fedplvm.global-clusters": (CLUSTERS, "none"),

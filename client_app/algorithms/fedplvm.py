@@ -14,8 +14,10 @@ Down: weights and G. Up: weights and all P_k^m, never how many samples stand beh
 
 Deviations: all three losses are means over the batch. ``similarity-floor`` bounds the slope of s_α near 0
 (`losses/sparsity.py`). ``contrast``, ``correction``, ``local-clusters`` and ``kmeans-clusters`` are the paper's
-ablations (Tables 3, 5 and 9). The first round has no prototypes, and so only the cross-entropy. A λ as large as the
-paper's 100 wants ``drop-last``: batch normalisation over a small last batch upsets it (docs/algorithms).
+ablations (Tables 3, 5 and 9). ``correction = "mean"`` divides Eq. 8 by C_y, as the paper's words for it have it
+("average cosine similarity"); ``"centre"`` is the authors' code, 2 (cos(z, mean of G^y) − 1)², without α. The first
+round has no prototypes, and so only the cross-entropy. A λ as large as the paper's 100 wants ``drop-last``: batch
+normalisation over a small last batch upsets it (docs/algorithms).
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from client_app.algorithms.fedavg import FedAvg
 from client_app.training import Batch, LossTerms
 from protofl_common.catalog import FedPLVMHparams
 from protofl_common.clustering import cluster_classes
-from protofl_common.losses.sparsity import sparse_contrast, sparse_correction, sparse_similarity
+from protofl_common.losses.sparsity import centre_correction, sparse_contrast, sparse_correction, sparse_similarity
 from protofl_common.wire.payloads import Payload
 
 
@@ -42,8 +44,12 @@ class FedPLVM(FedAvg[FedPLVMHparams]):
         own_BG = batch.labels.unsqueeze(1) == labels_G
         if hparams.contrast:
             terms["contrast"] = hparams.lambda_ * sparse_contrast(similarity_BG, own_BG, hparams.temperature)
-        if hparams.correction:
-            terms["correction"] = hparams.lambda_ * sparse_correction(similarity_BG, own_BG)
+        if hparams.correction == "centre":
+            terms["correction"] = hparams.lambda_ * centre_correction(batch.features, prototypes_GD, own_BG)
+        elif hparams.correction != "none":
+            terms["correction"] = hparams.lambda_ * sparse_correction(
+                similarity_BG, own_BG, mean=hparams.correction == "mean"
+            )
         return terms
 
     def upload(self) -> Payload:

@@ -27,9 +27,21 @@ def sparse_contrast(similarity_BG: Tensor, own_BG: Tensor, temperature: float) -
     return _over_held(torch.logsumexp(scaled_BG, dim=1) - own_B, own_BG)
 
 
-def sparse_correction(similarity_BG: Tensor, own_BG: Tensor) -> Tensor:
-    """L_corr = | Σ_{g ∈ G^y} s_α − C_y |, C_y = number of prototypes of class y (Eq. 8), averaged; a scalar."""
-    return _over_held(((similarity_BG - 1) * own_BG).sum(dim=1).abs(), own_BG)
+def sparse_correction(similarity_BG: Tensor, own_BG: Tensor, mean: bool = False) -> Tensor:
+    """L_corr = | Σ_{g ∈ G^y} s_α − C_y |, C_y = number of prototypes of class y (Eq. 8), averaged; a scalar.
+
+    With ``mean`` divided by C_y: by the letter, the term and its gradient grow with the number of prototypes.
+    """
+    short_B = ((similarity_BG - 1) * own_BG).sum(dim=1).abs()
+    return _over_held(short_B / own_BG.sum(dim=1).clamp(min=1) if mean else short_B, own_BG)
+
+
+def centre_correction(features_BD: Tensor, prototypes_GD: Tensor, own_BG: Tensor) -> Tensor:
+    """2 (cos(z, mean of G^y) − 1)², averaged; a scalar. So the authors' code has it, without α (867b5f1)."""
+    own_BG = own_BG.to(prototypes_GD.dtype)
+    centres_BD = own_BG @ prototypes_GD / own_BG.sum(dim=1, keepdim=True).clamp(min=1)
+    cosine_B = torch.nn.functional.cosine_similarity(features_BD, centres_BD)
+    return _over_held(2 * (cosine_B - 1).square(), own_BG.bool())
 
 
 def _over_held(loss_B: Tensor, own_BG: Tensor) -> Tensor:

@@ -30,7 +30,7 @@ def test_the_defaults_of_the_papers() -> None:
         "fedtgp": {"lambda": 0.1, "distance": "l2", "granularity": "class-mean", "margin": "adaptive"}
         | {"margin-threshold": 100.0, "transform": True, "server-epochs": 100},
         "fedpcl": {"temperature": 0.07, "prototypes": "both", "loss": "contrast", "denominator": "others"},
-        "fedplvm": {"alpha": 0.25, "temperature": 0.07, "contrast": True, "correction": True},
+        "fedplvm": {"alpha": 0.25, "temperature": 0.07, "contrast": True, "correction": "sum"},
         "protofed": {"prototypes": "last-round"},
         "fml": {"alpha": 0.5, "beta": 0.5, "mutual": "detached"},
         "fedkd": {"energy-start": 0.95, "energy-end": 0.98},

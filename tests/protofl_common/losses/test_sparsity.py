@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from protofl_common.losses.sparsity import sparse_contrast, sparse_correction, sparse_similarity
+from protofl_common.losses.sparsity import centre_correction, sparse_contrast, sparse_correction, sparse_similarity
 
 ALPHA, TAU, FLOOR = 0.25, 0.07, 1e-6
 
@@ -54,6 +54,28 @@ def test_by_hand() -> None:
     assert sparse_correction(similarity, ~own).item() == pytest.approx(1 - 2 ** (-1 / 8))
 
 
+def test_corrections_that_do_not_grow_with_the_prototypes(arrays: tuple[torch.Tensor, ...]) -> None:
+    z, y, g, labels = arrays
+    similarity, own = sparse_similarity(z, g, ALPHA, FLOOR), y.unsqueeze(1) == labels
+    means, centres = [], []
+    for sample, label in zip(z.numpy(), y.numpy(), strict=True):
+        of_class = [p for p, one in zip(g.numpy(), labels, strict=True) if one == label]
+        if not of_class:
+            means.append(0.0)
+            centres.append(0.0)
+            continue
+        cosines = [sample @ p / np.linalg.norm(sample) / np.linalg.norm(p) for p in (*of_class, sum(of_class))]
+        means.append(1 - float(np.mean([cosine**ALPHA for cosine in cosines[:-1]])))
+        centres.append(2 * (cosines[-1] - 1) ** 2)
+    assert sparse_correction(similarity, own, mean=True).item() == pytest.approx(np.mean(means), rel=1e-10)
+    assert centre_correction(z, g, own).item() == pytest.approx(np.mean(centres), rel=1e-10)
+    twice, both = torch.cat([g, g]), torch.cat([own, own], dim=1)
+    similar = torch.cat([similarity, similarity], dim=1)
+    assert sparse_correction(similar, both, mean=True).item() == pytest.approx(np.mean(means), rel=1e-10)
+    assert centre_correction(z, twice, both).item() == pytest.approx(np.mean(centres), rel=1e-10)
+    assert sparse_correction(similar, both).item() == pytest.approx(2 * sparse_correction(similarity, own).item())
+
+
 def test_gradients(arrays: tuple[torch.Tensor, ...]) -> None:
     z, y, g, labels = arrays
     own = y.unsqueeze(1) == labels
@@ -63,6 +85,7 @@ def test_gradients(arrays: tuple[torch.Tensor, ...]) -> None:
         return sparse_contrast(similarity, own, TAU) + sparse_correction(similarity, own)
 
     assert torch.autograd.gradcheck(both, (z.requires_grad_(),))
+    assert torch.autograd.gradcheck(lambda features: centre_correction(features, g, own), (z,))
 
 
 def test_orthogonal_and_zero_features_have_finite_gradients() -> None:
