@@ -91,7 +91,7 @@ class DataSettings:
     total_samples: int = option(minimum=0)
     train_samples: int = option(minimum=0)
     test_samples: int = option(minimum=0)
-    test_from: str = option(choices=("split", "official", "official-own", "official-all"))
+    test_from: str = option(choices=("split", "balanced", "official", "official-own", "official-all"))
     train_fraction: float = option(above=0, maximum=0.99)
     validation_fraction: float = option(minimum=0, maximum=0.9)
     positive_rate: float = option(above=0, maximum=1, affects="data")

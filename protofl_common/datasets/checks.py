@@ -26,8 +26,9 @@ def check_data_settings(settings: DataSettings) -> None:
 
 
 def _about_the_source(settings: DataSettings) -> Iterator[str]:
-    if settings.test_from != "split" and not source_of(settings.dataset).has_official:
-        yield f"test-from = {settings.test_from!r}: dataset {settings.dataset!r} has no official test part; use 'split'"
+    if settings.test_from.startswith("official") and not source_of(settings.dataset).has_official:
+        without = f"dataset {settings.dataset!r} has no official test part"
+        yield f"test-from = {settings.test_from!r}: {without}; use 'split' or 'balanced'"
 
 
 def _about_domains(settings: DataSettings) -> Iterator[str]:

@@ -93,9 +93,13 @@ def divide(data: StoredData, settings: DataSettings, *, seed: int, clients: int,
     if domain:
         pool, settings = _only(pool, settings, domain), replace(settings, clients_per_domain="")
     _check_given(data, pool, settings)
-    least = 2 if settings.test_from in OF_THE_SHARE else 1
+    least = 1 if settings.test_from in ("official", "official-all") else 2
     if len(pool.rows) < least * clients:
         raise DataError(_too_few(f"{len(pool.rows)} samples are too few for {clients} clients", settings))
+    for_testing = np.zeros(0, np.int64)
+    if settings.test_from == "balanced":
+        of_split = np.random.default_rng(derive_seed(seed, "split", domain))
+        (pool, for_testing), least = _held_back(data, pool, settings, of_split), 1
     if settings.partition in DEALT_AGAIN and settings.test_from == "split":
         for_training = np.zeros(len(pool.rows), dtype=bool)
         of_split = np.random.default_rng(derive_seed(seed, "split", domain))
@@ -109,7 +113,7 @@ def divide(data: StoredData, settings: DataSettings, *, seed: int, clients: int,
     for client, share in enumerate(positions):
         if (many := len(share) - np.count_nonzero(marked[share])) < least:
             raise DataError(_too_few(f"client {client} of {clients} would have {many} samples", settings))
-    finish, found = _finisher(data, pool, settings, seed), []
+    finish, found = _finisher(data, pool, for_testing, settings, seed), []
     for client, share in enumerate(positions):
         drawing = np.random.default_rng(derive_seed(seed, "share", client, domain))
         one = finish(data, pool.rows[share[~marked[share]]], settings, drawing)
@@ -141,7 +145,7 @@ def _with_validation(
 def _pool(data: StoredData, settings: DataSettings, seed: int) -> Pool:
     """What is divided: all samples, or the official training part; ``total-samples`` of them, drawn at random."""
     rows = np.arange(len(data.labels))
-    if settings.test_from not in OF_THE_SHARE:
+    if settings.test_from in ("official", "official-all"):
         rows = np.flatnonzero(data.official == 0)
     if settings.total_samples > len(rows):
         raise DataError(f"total-samples = {settings.total_samples}: there are only {len(rows)}; use at most that, or 0")
@@ -158,8 +162,20 @@ def _check_given(data: StoredData, pool: Pool, settings: DataSettings) -> None:
             f"partition = {settings.partition!r}: the data name no clients or domains; give them a column 'client', or "
             "choose another partition"
         )
-    if settings.test_from != "split" and not (data.official == 1).any():
-        raise DataError(f"test-from = {settings.test_from!r}: the data mark no test samples; use 'split'")
+    if settings.test_from.startswith("official") and not (data.official == 1).any():
+        raise DataError(f"test-from = {settings.test_from!r}: the data mark no test samples; use 'split' or 'balanced'")
+
+
+def _held_back(data: StoredData, pool: Pool, settings: DataSettings, rng: np.random.Generator) -> tuple[Pool, Ints]:
+    """What is divided, ``train-fraction`` of every class of every domain, and the rows on which nobody trains.
+
+    A class has a sample to train on in every domain that it occurs in, and where it has two, one to test on.
+    """
+    free = np.flatnonzero(np.asarray(data.official)[pool.rows] != VALIDATION)
+    groups = pool.domains[free] * len(data.classes) + pool.labels[free]
+    tested = split(groups, settings.train_fraction, rng)[1]
+    stay = np.setdiff1d(np.arange(len(pool.rows)), free[tested])
+    return pool.take(stay), np.sort(pool.rows[free[tested]])
 
 
 def _only(pool: Pool, settings: DataSettings, domain: str) -> Pool:
@@ -173,8 +189,10 @@ def _only(pool: Pool, settings: DataSettings, domain: str) -> Pool:
     return pool.only(domain)
 
 
-def _finisher(data: StoredData, pool: Pool, settings: DataSettings, seed: int) -> Finish:
+def _finisher(data: StoredData, pool: Pool, for_testing: Ints, settings: DataSettings, seed: int) -> Finish:
     """What ``test-from`` makes of a client's rows: which are for training, and what is for testing."""
+    if settings.test_from == "balanced":
+        return partial(_with_balanced_test, for_testing)
     if settings.test_from == "official-all":
         return partial(_with_common_test, _common_test(data, settings, seed))
     if pool.for_training is not None:
@@ -234,6 +252,23 @@ def _with_official_test(
     if not len(test):
         classes = ", ".join(sorted(data.classes[label] for label in held))
         raise DataError(f"test-from = 'official': the official test part has no sample of classes {classes}")
+    return Share(np.sort(train), test)
+
+
+def _with_balanced_test(
+    for_testing: Ints, data: StoredData, rows: Ints, settings: DataSettings, rng: np.random.Generator
+) -> Share:
+    """Train on the share; test on its domains' part of ``for_testing``, on ``test-samples``, each class as often.
+
+    Where a class has too few, the others have more; with ``test-samples`` 0 all have as many as the rarest.
+    """
+    labels, domains = np.asarray(data.labels), np.asarray(data.domains)
+    train = rows[_capped(labels[rows], settings, rng)[0]]
+    test = for_testing[np.isin(domains[for_testing], domains[train])]
+    if not len(test):
+        raise DataError("test-from = 'balanced': a client's domain has but one sample of each class; use 'split'")
+    counts = np.unique(labels[test], return_counts=True)[1]
+    test = test[balanced(labels[test], settings.test_samples or len(counts) * min(counts), rng)[0]]
     return Share(np.sort(train), test)
 
 

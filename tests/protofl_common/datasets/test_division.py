@@ -88,6 +88,38 @@ def test_a_client_alone_is_tested_on_it_too(data_settings: MakeSettings, mnist_d
     assert numbers(client.test_inputs) == list(range(400, 500))
 
 
+def test_every_class_as_often_of_what_nobody_trains_on(open_all: OpenAll, mnist_dir: Path) -> None:
+    """The made-up MNIST has 50 images of a class: 30 to divide, 20 to test on."""
+    same = {"dataset": "mnist", "data_dir": str(mnist_dir), "partition": "dirichlet", "alpha": 0.5}
+    everyone = open_all(5, **same, **WHOLE | {"test_from": "balanced", "train_fraction": 0.6})
+    trained = sorted(number for client in everyone for number in numbers(client.train_inputs))
+    assert np.bincount(np.array(trained) % 10).tolist() == [30] * 10
+    for client in everyone:
+        assert sorted(numbers(client.test_inputs) + trained) == list(range(500))
+    few = open_all(5, **same, **WHOLE | {"test_from": "balanced", "train_fraction": 0.6, "test_samples": 30})
+    for client in few:
+        assert np.bincount(client.test_labels).tolist() == [3] * 10
+        assert not set(numbers(client.test_inputs)) & set(trained)
+    assert numbers(few[0].test_inputs) != numbers(few[1].test_inputs)
+
+
+def test_of_ones_own_domain_however_skewed_the_training_share(open_all: OpenAll) -> None:
+    skewed = {
+        "dataset": "digit-domains",
+        "partition": "feature-label-shift",
+        "alpha": 0.3,
+        "clients_per_domain": "2,1,1,1,1",
+    }
+    everyone = open_all(6, **skewed, **WHOLE | {"test_from": "balanced", "train_fraction": 0.8})
+    for client in everyone:
+        trained = np.bincount(client.train_labels, minlength=10)
+        assert trained.max() > 5 * trained.min()
+        assert np.bincount(client.test_labels).tolist() == [10] * 10
+    assert everyone[0].domain == everyone[1].domain != everyone[2].domain
+    np.testing.assert_array_equal(everyone[0].test_inputs, everyone[1].test_inputs)
+    assert not {one.tobytes() for one in everyone[0].test_inputs} & {one.tobytes() for one in everyone[1].train_inputs}
+
+
 def test_validation_samples_are_taken_from_training_and_change_nothing_else(open_all: OpenAll) -> None:
     same = {"dataset": "digit-domains", "partition": "dirichlet", "alpha": 0.5, "total_samples": 600, **WHOLE}
     whole, some = open_all(4, **same), open_all(4, **same, **FIFTH)

@@ -95,7 +95,7 @@ def test_rates_share_one_division_in_the_cache(open_all: OpenAll, cache_dir: Pat
         (
             "test-from",
             "official-al",
-            "choose one of split, official, official-own, official-all (did you mean official-all?)",
+            "choose one of split, balanced, official, official-own, official-all (did you mean official-all?)",
         ),
     ],
 )
