@@ -56,7 +56,7 @@ def train(
     with threads_for(multiplications), replaying(step, device, steps_alike(optimizer)) as update:
         for _ in range(hparams.server_epochs):
             total, seen = torch.zeros_like(total), 0
-            for rows in torch.randperm(count, generator=generator).to(device).split(hparams.server_batch_size or count):
+            for rows in torch.randperm(count, generator=generator).to(device).split(batch):
                 if len(rows) >= fewest:
                     value = update(*(one[rows] for one in vectors))["loss"]
                     total, seen = total + value.double() * len(rows), seen + len(rows)

@@ -41,8 +41,8 @@ class Share:
 PARTS = ("train", "test", "validation")
 UNSHAPED = ("iid", "feature-shift", "own")
 """Partitions that give clients no class proportions of their own: ``train-samples`` balances the classes."""
-OF_THE_SHARE = ("split", "official-own")
-"""Values of ``test-from`` by which a client is tested on samples of its own share."""
+COMMON = ("official", "official-all")
+"""Values of ``test-from`` by which clients are tested on samples that are in nobody's share, official ones."""
 DEALT_AGAIN = ("n-way-k-shot",)
 """Partitions in which clients may share samples: split into training and test samples before they are dealt out."""
 
@@ -93,7 +93,7 @@ def divide(data: StoredData, settings: DataSettings, *, seed: int, clients: int,
     if domain:
         pool, settings = _only(pool, settings, domain), replace(settings, clients_per_domain="")
     _check_given(data, pool, settings)
-    least = 1 if settings.test_from in ("official", "official-all") else 2
+    least = 1 if settings.test_from in COMMON else 2
     if len(pool.rows) < least * clients:
         raise DataError(_too_few(f"{len(pool.rows)} samples are too few for {clients} clients", settings))
     for_testing = np.zeros(0, np.int64)
@@ -131,7 +131,7 @@ def _with_validation(
     """
     labels, official = np.asarray(data.labels), np.asarray(data.official)
     if (official == VALIDATION).any():
-        if settings.test_from not in OF_THE_SHARE:
+        if settings.test_from in COMMON:
             marked = np.flatnonzero(official == VALIDATION)
         if settings.test_from == "official":
             marked = marked[np.isin(labels[marked], labels[share.train])]
@@ -145,7 +145,7 @@ def _with_validation(
 def _pool(data: StoredData, settings: DataSettings, seed: int) -> Pool:
     """What is divided: all samples, or the official training part; ``total-samples`` of them, drawn at random."""
     rows = np.arange(len(data.labels))
-    if settings.test_from in ("official", "official-all"):
+    if settings.test_from in COMMON:
         rows = np.flatnonzero(data.official == 0)
     if settings.total_samples > len(rows):
         raise DataError(f"total-samples = {settings.total_samples}: there are only {len(rows)}; use at most that, or 0")
@@ -266,7 +266,9 @@ def _with_balanced_test(
     train = rows[_capped(labels[rows], settings, rng)[0]]
     test = for_testing[np.isin(domains[for_testing], domains[train])]
     if not len(test):
-        raise DataError("test-from = 'balanced': a client's domain has but one sample of each class; use 'split'")
+        raise DataError(
+            "test-from = 'balanced': a client's domain has one sample of each class, and none to test on; use 'split'"
+        )
     counts = np.unique(labels[test], return_counts=True)[1]
     test = test[balanced(labels[test], settings.test_samples or len(counts) * min(counts), rng)[0]]
     return Share(np.sort(train), test)
