@@ -18,6 +18,8 @@ from protofl_common.run_folder import METRICS, TROUBLE, RunFolder
 from protofl_common.settings import flatten
 
 SETTINGS, CHECKPOINTS = "settings.toml", "checkpoints"
+HEAVY = ("clients", CHECKPOINTS)
+"""What a finished run can do without: the clients' models, and what lets it go on."""
 
 
 @dataclass

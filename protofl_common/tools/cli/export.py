@@ -78,7 +78,8 @@ def _where(run: Path) -> str:
     return (
         f"they stayed with its sites, {', '.join(in_order(summary['clients']))}: on a site's own machine\n"
         f"protofl export STATE-DIR/{run.resolve().name} --out model\n"
-        "STATE-DIR is state-dir in its node config; else the folder runs where its SuperNode was started"
+        "STATE-DIR is state-dir in its node config; else the folder runs where its SuperNode was started;\n"
+        "a simulation's were removed: by protofl runs --prune, or by protofl table without --keep-models"
     )
 
 

@@ -30,11 +30,9 @@ from protofl_common.metrics import best_text, human_bytes, short_best
 from protofl_common.run_folder import Best, Summary
 from protofl_common.tools.cli.as_json import add_json, print_json
 from protofl_common.tools.cli.recipes import RUNS
-from protofl_common.tools.known_runs import CHECKPOINTS, KnownRun, runs_in, size_of
+from protofl_common.tools.known_runs import HEAVY, KnownRun, runs_in, size_of
 
 NOTE = "Mean test accuracy over the clients, %; @ after which round.\n* chosen on test data, and so too good."
-HEAVY = ("clients", CHECKPOINTS)
-"""What a finished run can do without: the clients' models, and what lets it go on."""
 
 
 def describe(parser: argparse.ArgumentParser) -> None:

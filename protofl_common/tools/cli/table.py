@@ -55,6 +55,7 @@ def describe(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--figure", action="store_true", help="draw OUT/TABLE.svg: a line per row over the columns")
     parser.add_argument("--dry-run", action="store_true", help="show what would run, and start nothing")
     parser.add_argument("--search", action="store_true", help="choose settings on validation data first (Optuna)")
+    parser.add_argument("--keep-models", action="store_true", help="of runs to be made: models, too, not figures only")
     add_json(parser)
     add_resources(parser)
 
@@ -70,7 +71,7 @@ def act(arguments: argparse.Namespace) -> int:
     tables = [read_table(found(file)) for file in files]
     planned = [(table, plan(table, **options)) for table in tables]
     out, console = Path(arguments.out), Console(stderr=arguments.json)
-    runs = Runs(out / "runs")
+    runs = Runs(out / "runs", arguments.keep_models)
     trials = Runs(out / "trials") if arguments.search else None
     if trials:
         for table, cells in planned:

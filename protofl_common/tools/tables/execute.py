@@ -10,10 +10,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from protofl_common.config.options import Scalar
+from protofl_common.files import remove
 from protofl_common.run_folder import SUMMARY
 from protofl_common.tools.cli.assignments import as_run_config
 from protofl_common.tools.cli.flower import flwr_run, follow
 from protofl_common.tools.cli.superlink import SuperLink
+from protofl_common.tools.known_runs import HEAVY
 from protofl_common.tools.tables.plan import Run
 
 Federation = dict[str, Scalar]
@@ -22,10 +24,15 @@ Launch = Callable[[Run, Path, bool, Callable[[int], None]], str]
 
 
 class Runs:
-    """The folder of all runs, and how those of this invocation ended."""
+    """The folder of all runs, and how those of this invocation ended.
 
-    def __init__(self, folder: Path) -> None:
+    Hundreds of runs of twenty clients fill a disk with models that nobody opens: unless ``keep_models``, a run that has
+    finished keeps its figures only.
+    """
+
+    def __init__(self, folder: Path, keep_models: bool = False) -> None:
         self.folder = folder.resolve()
+        self.keep_models = keep_models
         self.failed: dict[str, str] = {}
 
     def folder_of(self, run: Run) -> Path:
@@ -54,6 +61,8 @@ class Runs:
             self.failed[run.name] = reason
         else:
             self.failed.pop(run.name, None)
+            for part in () if self.keep_models else HEAVY:
+                remove(folder / part)
 
 
 @contextmanager

@@ -17,6 +17,7 @@ from protofl_common.settings import default_run_config, to_run_config
 from protofl_common.tools.cli import main
 from protofl_common.tools.cli.recipes import RECIPES, ROOT
 from protofl_common.tools.cli.table import execute
+from protofl_common.tools.known_runs import HEAVY
 from protofl_common.tools.tables.execute import Runs
 from protofl_common.tools.tables.plan import Run, plan, runs_of
 from protofl_common.tools.tables.render import Result, drawn
@@ -172,6 +173,23 @@ def test_finished_runs_are_not_repeated_interrupted_ones_go_on_failed_ones_begin
     launcher = Launcher()
     assert run_table(small, launcher) == 0
     assert launcher.launched == []
+
+
+@pytest.mark.parametrize("keep", [False, True])
+def test_a_finished_run_keeps_its_models_only_on_request(keep: bool, small: Path) -> None:
+    def launch(run: Run, folder: Path, resume: bool, on_round: Callable[[int], None]) -> str:
+        for part in ("clients/site-0", "checkpoints"):
+            (folder / run.name / part).mkdir(parents=True)
+        sites = {str(site): {"head": 0.5} for site in range(int(run.federation["num-supernodes"]))}
+        write_run(folder / run.name, to_run_config(run.settings), [sites] * 3)
+        return ""
+
+    run = runs_of(plan(read_table(small), seeds=(2,), only=("Local",)))[0]
+    runs = Runs(small.parent / "runs", keep)
+    runs.execute(run, launch, lambda number: None)
+    left = {path.name for path in runs.folder_of(run).iterdir()}
+    assert not runs.failed
+    assert left & set(HEAVY) == (set(HEAVY) if keep else set())
 
 
 def test_off_a_terminal_every_run_says_that_it_has_ended(small: Path) -> None:
