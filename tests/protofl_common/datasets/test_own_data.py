@@ -111,6 +111,26 @@ def test_with_the_common_test_part_the_marked_validation_part_is_common(
         open_all(2, **own, test_from="official")
 
 
+def test_what_everybody_is_tested_on_as_often_leaves_out_the_marked_validation_part(
+    opened: Any, open_all: OpenAll, tmp_path: Path
+) -> None:
+    numbers = iter(range(100))
+    rows = [
+        f"{next(numbers)},{label},{next(numbers)},{client},{part}\n"
+        for client in ("north", "south")
+        for label in ("well", "sick")
+        for part in ("train", "train", "test", "test", "validation")
+    ]
+    opened("arrays", "a.csv", TABLE.splitlines(keepends=True)[0] + "".join(rows))
+    own = {"dataset": "arrays", "data_dir": str(tmp_path / "a.csv"), "partition": "natural", "train_samples": 0}
+    found = open_all(2, **own, test_from="balanced", train_fraction=0.75)
+    for first, client in zip((0, 20), found, strict=True):
+        assert client.validation_inputs[:, 0].tolist() == [first + 8, first + 18]
+        assert sorted(client.test_labels.tolist()) == [0, 1]
+        used = [row[0] for row in (*client.train_inputs.tolist(), *client.test_inputs.tolist())]
+        assert sorted(used) == [first + number for number in (0, 2, 4, 6, 10, 12, 14, 16)]
+
+
 def test_arrays_and_functions_may_bring_a_validation_part(opened: Any) -> None:
     parts = {f"x_{part}": np.full((2, 3), float(i)) for i, part in enumerate(("train", "test", "validation"))}
     data = opened("arrays", "a.npz", parts | {f"y_{part[2:]}": np.arange(2) for part in parts})
