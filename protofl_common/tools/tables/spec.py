@@ -10,6 +10,7 @@
     columns:
       practical: {recipe: …, settings: {…}, figure: {…}, clients: 50}      # each part optional
     rows:
+      FedAvg:                                                              # the table's settings
       FedTGP: {settings: {algo: fedtgp}, paper: [97.58 ± 0.05]}            # the paper's numbers, by column
       FedGen: {paper: [97.35 ± 0.02]}                                      # only the paper's: nothing runs
       gain: {minus: [FedTGP, FedProto], paper: [0.12]}                     # difference of two rows, by seed
@@ -137,8 +138,12 @@ def _row(said: dict[str, Any], columns: list[str]) -> Row:
     paper = numbers if isinstance(numbers, dict) else dict(zip(columns, numbers, strict=False))
     texts = {str(column): str(number) for column, number in paper.items() if number is not None}
     minus = said.get("minus")
-    runs = minus is None and any(key in said for key in COLUMN_KEYS)
-    return Row(_part(said) if runs else None, texts, tuple(minus) if minus else None)
+    return Row(_part(said) if _runs(said) else None, texts, tuple(minus) if minus else None)
+
+
+def _runs(said: dict[str, Any]) -> bool:
+    """Whether there is more in a row than numbers; one with nothing in it has the table's settings."""
+    return "minus" not in said and ("paper" not in said or any(key in said for key in COLUMN_KEYS))
 
 
 def _problems(content: dict[str, Any]) -> list[str]:
@@ -175,7 +180,7 @@ def _problems_of_row(name: str, said: dict[str, Any], content: dict[str, Any]) -
         problems += [f"row {name}: paper: no column {column!r}" for column in numbers if column not in columns]
     minus = said.get("minus")
     if minus is not None:
-        there = [row for row, other in content["rows"].items() if row != name and "settings" in (other or {})]
+        there = [row for row, other in content["rows"].items() if row != name and _runs(other or {})]
         if not isinstance(minus, list) or len(minus) != 2 or any(row not in there for row in minus):
             problems.append(f"row {name}: minus = {minus!r}: must be two of {', '.join(map(str, there))}")
     return problems

@@ -99,7 +99,8 @@ def test_every_cell_of_every_table_has_right_settings(path: Path, tmp_path: Path
     of_a_paper = "which is on Digit-5" not in table.source and "no paper's" not in table.source
     assert any(row.paper for row in table.rows.values()) == of_a_paper
     for name, row in table.rows.items():
-        assert "algo" in row.part.settings if row.part else row.minus, f"{name}: nothing runs; the catalog has it"
+        settings = table.base.settings | (row.part.settings if row.part else {})
+        assert "algo" in settings if row.part else row.minus, f"{name}: nothing runs; the catalog has it"
 
 
 def test_every_recipe_stands_in_a_table() -> None:
@@ -119,6 +120,16 @@ def test_what_runs(small: Path) -> None:
     assert few.config["fedproto.lambda"] == 0.5
     assert "data-dir = 'data/no'" in by_name[("MNIST", "all")].skipped
     assert len(runs_of(cells)) == 8
+
+
+def test_a_row_with_nothing_in_it_has_the_settings_of_the_table(small: Path) -> None:
+    small.write_text(
+        SMALL.replace("  FedRep:", "  as it is:\n  gain over it: {minus: [FedProto, as it is]}\n  FedRep:")
+    )
+    cells = plan(read_table(small))
+    assert {run.settings.run.algo for cell in cells if cell.row == "as it is" for run in cell.runs.values()} == {
+        default_run_config()["algo"]
+    }
 
 
 def test_a_table_of_data_of_ones_own_needs_no_recipe(small: Path) -> None:
