@@ -50,7 +50,7 @@ def in_this_process(run: Run, folder: Path, resume: bool, on_round: Callable[[in
 def test_a_table_over_real_runs_and_one_that_goes_on(tmp_path: Path) -> None:
     (tmp_path / "real.yaml").write_text(TABLE, encoding="utf-8")
     table = read_table(tmp_path / "real.yaml")
-    cells, runs = plan(table), Runs(tmp_path / "runs")
+    cells, runs = plan(table), Runs(tmp_path / "runs", keep_models=True)
     for cell in cells:
         for run in cell.runs.values():
             run.federation["num-supernodes"] = 5
