@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from client_app.augment import Augment
 from protofl_common.datasets import UNLABELLED, ClientData
 from protofl_common.datasets.inputs import StoredRows, normalised
 
@@ -40,9 +41,16 @@ class Samples:
     labels: Tensor
     unlabelled: Tensor | None = None
     """Further inputs [U, …] without a label (``positive-rate`` below 1); not counted in N."""
+    augment: Augment | None = None
+    """How inputs are changed when a batch to train on is made of them; nothing else sees them changed."""
 
     def __len__(self) -> int:
         return len(self.labels)
+
+    def batch(self, rows: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
+        """What a step is given of ``rows`` [B]: inputs, changed by `augment` with ``generator``, labels, and rows."""
+        inputs = self.inputs[rows]
+        return self.augment(inputs, generator) if self.augment else inputs, self.labels[rows], rows
 
     @property
     def in_memory(self) -> Tensor:
@@ -55,7 +63,8 @@ class Samples:
         if self.unlabelled is None:
             return self
         nothing = self.labels.new_full((len(self.unlabelled),), UNLABELLED)
-        return Samples(torch.cat([self.in_memory, self.unlabelled]), torch.cat([self.labels, nothing]))
+        inputs, labels = torch.cat([self.in_memory, self.unlabelled]), torch.cat([self.labels, nothing])
+        return Samples(inputs, labels, augment=self.augment)
 
 
 def to_device(inputs: np.ndarray, labels: np.ndarray, data: ClientData, device: torch.device) -> Samples:

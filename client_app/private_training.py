@@ -57,7 +57,7 @@ class PrivateStep(Step):
             drawn = np.flatnonzero(self.draw.random(len(data)) < self.plan.rate)
             self.empty = not len(drawn)
             rows = torch.from_numpy(drawn if len(drawn) else np.zeros(1, np.int64)).to(data.labels.device)
-            yield data.inputs[rows], data.labels[rows], rows
+            yield data.batch(rows, generator)
 
     def __call__(self, inputs: Tensor, labels: Tensor, index: Tensor) -> LossTerms:
         """Update the weights; the terms of the batch, which stay here."""

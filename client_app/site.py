@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from flwr.app import Context
 
+from client_app.augment import Augment, augment_of
 from client_app.data import Samples, to_device, unlabelled_apart
 from client_app.state import StateError, StateFolder
 from protofl_common.backbones.cache import cached_features
@@ -99,10 +100,14 @@ class Site:
             num_partitions=max(1, self.num_partitions),
             domain=self.wanted_domain,
         )
+        self._augment(data)  # refuses what are no images
         noise, seed = self.settings.privacy.image_noise, derive_seed(self.settings.run.seed, "image-noise", self.name)
         if noise == "none":
             return data
         return replace(data, train_inputs=noised_images(np.asarray(data.train_inputs), noise, seed))
+
+    def _augment(self, data: ClientData) -> Augment | None:
+        return augment_of(self.settings.training.augment, data, self.device)
 
     def load_data(self) -> None:
         """Read all sets now."""
@@ -111,7 +116,8 @@ class Site:
     @cached_property
     def train_set(self) -> Samples:
         """Training inputs, or their features, and labels on the device."""
-        return self._on_device(self.data.train_inputs, self.data.train_labels)
+        samples = self._on_device(self.data.train_inputs, self.data.train_labels)
+        return replace(samples, augment=self._augment(self.data))
 
     @cached_property
     def test_set(self) -> Samples:

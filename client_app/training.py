@@ -241,4 +241,4 @@ def shuffled_batches(
             sizes.append(rest)
     order = torch.randperm(len(data), generator=generator).to(data.labels.device)[: sum(sizes)]
     for rows in order.split(sizes):
-        yield data.inputs[rows], data.labels[rows], rows
+        yield data.batch(rows, generator)

@@ -259,9 +259,12 @@ def _secagg_problems(config: Mapping[str, Scalar], hparams: Hparams | None) -> l
 
 def _frozen_problems(algo: str, row: Algorithm, config: Mapping[str, Scalar]) -> list[str]:
     sent = [entry for entry in row.exchange.up.values() if isinstance(entry, Vectors) and entry.width == "backbones"]
-    if not sent or config.get("backbones") != "none":
-        return []
-    return [f"backbones = 'none': {algo} sends cluster centres of their features; choose auto, or name backbones"]
+    backbones, augment, found = config.get("backbones"), config.get("augment"), []
+    if sent and backbones == "none":
+        found += [f"backbones = 'none': {algo} sends cluster centres of their features; choose auto, or name backbones"]
+    if augment != "none" and backbones != "none" and (backbones != "auto" or row.frozen_backbones):
+        found += [f"augment = {augment!r}: frozen backbones see every image once, as it is; choose none"]
+    return found
 
 
 def _noise_problems(algo: str, row: Algorithm, hparams: Hparams | None, config: Mapping[str, Scalar]) -> list[str]:

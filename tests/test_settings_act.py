@@ -77,6 +77,7 @@ CASES: dict[str, tuple[dict[str, Any], Any]] = {
     "local-steps": ({}, 2),
     "batch-size": ({}, 4),
     "drop-last": ({"batch_size": 8}, True),
+    "augment": ({}, "flip"),
     "optimizer": ({}, "adam"),
     "lr": ({}, 0.02),
     "lr-schedule": ({}, "cosine"),

@@ -118,6 +118,7 @@ class TrainingSettings:
     local_steps: int = option(minimum=0)
     batch_size: int = option(minimum=1)
     drop_last: bool = option()
+    augment: str = option(choices=("none", "flip", "rotate"), several=True)
     optimizer: str = option(choices=("sgd", "adam"))
     lr: float = option(above=0)
     lr_schedule: str = option(choices=("constant", "cosine", "step"))
