@@ -65,7 +65,7 @@ def augment_of(named: str, data: ClientData, device: torch.device) -> Augment | 
 
 
 def rotated(images: Tensor, angles_B: Tensor) -> Tensor:
-    """Images [B, channels, H, W] turned counter-clockwise, in radians; 0 where there was nothing."""
+    """Images [B, channels, H, W] turned counter-clockwise by ``angles_B`` [B], radians; 0 where there was nothing."""
     height, width = images.shape[2:]
     cos, sin, none = angles_B.cos(), angles_B.sin(), torch.zeros_like(angles_B)
     rows = torch.stack([cos, -sin * height / width, none], 1), torch.stack([sin * width / height, cos, none], 1)

@@ -101,9 +101,9 @@ class Settings:
     def backbones(self) -> tuple[str, ...]:
         """Names of the frozen backbones in front of every client's model; () for none."""
         named = self.model.backbones
-        if named == "auto":
-            return tuple(EMBEDDED) if self.row.frozen_backbones else ()
-        return () if named == "none" else parse_backbones(named)
+        if not _frozen(named, self.row):
+            return ()
+        return tuple(EMBEDDED) if named == "auto" else parse_backbones(named)
 
     def plan(self, samples: int) -> Plan | None:
         """How the messages of a client with so many training samples are made private; None where they are not."""
@@ -262,9 +262,14 @@ def _frozen_problems(algo: str, row: Algorithm, config: Mapping[str, Scalar]) ->
     backbones, augment, found = config.get("backbones"), config.get("augment"), []
     if sent and backbones == "none":
         found += [f"backbones = 'none': {algo} sends cluster centres of their features; choose auto, or name backbones"]
-    if augment != "none" and backbones != "none" and (backbones != "auto" or row.frozen_backbones):
-        found += [f"augment = {augment!r}: frozen backbones see every image once, as it is; choose none"]
+    if augment != "none" and _frozen(backbones, row):
+        found += [f"augment = {augment!r}: frozen backbones see every image once, as it is; set augment to none"]
     return found
+
+
+def _frozen(backbones: object, row: Algorithm) -> bool:
+    """Whether the setting puts frozen backbones in front of the models of ``row``."""
+    return row.frozen_backbones if backbones == "auto" else backbones != "none"
 
 
 def _noise_problems(algo: str, row: Algorithm, hparams: Hparams | None, config: Mapping[str, Scalar]) -> list[str]:

@@ -55,7 +55,9 @@ def describe(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--figure", action="store_true", help="draw OUT/TABLE.svg: a line per row over the columns")
     parser.add_argument("--dry-run", action="store_true", help="show what would run, and start nothing")
     parser.add_argument("--search", action="store_true", help="choose settings on validation data first (Optuna)")
-    parser.add_argument("--keep-models", action="store_true", help="of runs to be made: models, too, not figures only")
+    parser.add_argument(
+        "--keep-models", action="store_true", help="keep the clients' models of the runs made now, for protofl export"
+    )
     add_json(parser)
     add_resources(parser)
 

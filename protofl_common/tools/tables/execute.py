@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from protofl_common.config.options import Scalar
-from protofl_common.files import remove
 from protofl_common.run_folder import SUMMARY
 from protofl_common.tools.cli.assignments import as_run_config
 from protofl_common.tools.cli.flower import flwr_run, follow
@@ -62,7 +61,7 @@ class Runs:
         else:
             self.failed.pop(run.name, None)
             for part in () if self.keep_models else HEAVY:
-                remove(folder / part)
+                shutil.rmtree(folder / part, ignore_errors=True)
 
 
 @contextmanager

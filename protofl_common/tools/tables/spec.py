@@ -143,7 +143,7 @@ def _row(said: dict[str, Any], columns: list[str]) -> Row:
 
 def _runs(said: dict[str, Any]) -> bool:
     """Whether there is more in a row than numbers; one with nothing in it has the table's settings."""
-    return "minus" not in said and ("paper" not in said or any(key in said for key in COLUMN_KEYS))
+    return said.get("minus") is None and ("paper" not in said or any(key in said for key in COLUMN_KEYS))
 
 
 def _problems(content: dict[str, Any]) -> list[str]:
