@@ -51,10 +51,10 @@ def _allowed(name: str, value: Value, site: Site, number: int) -> Value:
 
 def _allowed_prototypes(name: str, prototypes: Prototypes, site: Site, number: int) -> Prototypes:
     privacy, entry = site.settings.privacy, site.settings.exchange.up.get(name)
-    if privacy.min_class_samples > 1 and prototypes.counts is None:
-        lacks = f"{site.settings.run.algo} does not say how many samples stand behind its {name}"
-        raise SettingsError(f"min-class-samples = {privacy.min_class_samples}: {lacks}")
-    if prototypes.counts is not None:
+    if privacy.min_class_samples > 1:
+        if prototypes.counts is None:
+            lacks = f"{site.settings.run.algo} does not say how many samples stand behind its {name}"
+            raise SettingsError(f"min-class-samples = {privacy.min_class_samples}: {lacks}")
         prototypes = large_enough(prototypes, privacy.min_class_samples)
     if privacy.prototype_noise != "none":
         seed = derive_seed(site.settings.run.seed, "prototype-noise", site.name, number, name)

@@ -301,7 +301,7 @@ class Algorithm:
     """Names of the loss terms that its clients report."""
     averages_prototypes: bool = False
     """The server takes a mean over the clients' prototypes of a class, which ``merging`` replaces; where it trains on
-    prototypes or clusters them, ``merging`` leaves out those far from the other clients' (`robust.py`)."""
+    prototypes or clusters them, ``merging`` leaves out those far from the other clients' (`merging.py`)."""
     single_uploads: str = ""
     """What the server needs single uploads for, beside what `exchange` shows; "" if averages are all it takes."""
     frozen_backbones: bool = False

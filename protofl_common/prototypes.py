@@ -1,11 +1,11 @@
-"""Class prototypes: computing, merging and predicting with them.
+"""Class prototypes: computing them, and predicting with them.
 
 Symbols: N samples, P prototypes, C classes, D feature dimension.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -59,32 +59,6 @@ def class_means(features_ND: Tensor, labels_N: Tensor, num_classes: int) -> Prot
     labels_P = torch.nonzero(counts_C).flatten()
     means_PD = sums_CD[labels_P] / counts_C[labels_P].unsqueeze(1)
     return Prototypes(means_PD.cpu(), labels_P.cpu(), counts_C[labels_P].cpu())
-
-
-def merge_by_class(sets: Sequence[Prototypes], weighting: str) -> Prototypes:
-    """One prototype per class: the mean over the clients that hold the class (FedProto Eq. 4).
-
-    Parameters
-    ----------
-    sets
-        The prototypes of at least one client, in an order that does not depend on when they arrived.
-    weighting
-        ``"counts"``: by the samples behind each prototype, so the result is the mean over all clients' samples of
-        the class. ``"uniform"``: every client weighs the same. Eq. 4's further factor 1/\\|N_c\\| is left out: with it
-        a prototype would shrink with the number of clients (the weights already sum to 1).
-    """
-    every = Prototypes.joined(sets)
-    if weighting == "uniform":
-        weights_P = torch.ones(len(every), dtype=torch.float64)
-    elif every.counts is None:
-        raise ValueError("weighting by counts needs the counts of every client")
-    else:
-        weights_P = every.counts.double()
-    labels_C, class_P = every.labels.unique(return_inverse=True)
-    totals_C = weights_P.new_zeros(len(labels_C)).index_add_(0, class_P, weights_P)
-    sums_CD = weights_P.new_zeros(len(labels_C), every.means.shape[1])
-    sums_CD.index_add_(0, class_P, weights_P.unsqueeze(1) * every.means.double())
-    return Prototypes((sums_CD / totals_C.unsqueeze(1)).float(), labels_C)
 
 
 def by_class(prototypes: Prototypes, num_classes: int) -> tuple[Tensor, Tensor]:

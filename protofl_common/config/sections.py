@@ -18,7 +18,7 @@ INSIGHT_LEVELS = ("none", "summary", "features")
 TRACKERS = ("mlflow", "tensorboard", "trackio", "wandb")
 """Experiment trackers (`server_app/run/trackers.py`)."""
 MERGINGS = ("mean", "median", "trimmed-mean")
-"""What a server may do against clients whose prototypes or weights are unlike the others' (`robust.py`)."""
+"""What a server may do against clients whose prototypes or weights are unlike the others' (`merging.py`)."""
 NOISE = re.compile(r"(gaussian|laplace) \d*\.?\d+ 0*\.?\d+")
 
 

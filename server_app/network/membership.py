@@ -12,8 +12,8 @@ from flwr.serverapp import Grid
 
 from protofl_common.config.architectures import ARCHITECTURES, members_of
 from protofl_common.lineage import Lineage
+from protofl_common.merging import FEWEST
 from protofl_common.privacy.shamir import FEWEST as FEWEST_IN_SUM
-from protofl_common.robust import FEWEST
 from protofl_common.settings import Settings
 from protofl_common.text import in_order, is_site_name, printable
 from protofl_common.wire.limits import RefusedMessage

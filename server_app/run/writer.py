@@ -38,9 +38,9 @@ from protofl_common.config.options import SettingsError
 from protofl_common.config.python_names import load
 from protofl_common.config.sections import TRACKERS, keys_that_change
 from protofl_common.files import sync, write_text
+from protofl_common.merging import FEWEST
 from protofl_common.metrics import best_of, best_round, has_stalled, over_clients
 from protofl_common.privacy.words import protections
-from protofl_common.robust import FEWEST
 from protofl_common.run_folder import (
     KINDS,
     METRICS,

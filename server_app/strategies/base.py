@@ -15,8 +15,8 @@ from torch import Tensor
 
 from protofl_common.attributes import pack_attributes, restore_attributes, tensors_of
 from protofl_common.catalog import Hparams
+from protofl_common.merging import merge_prototypes
 from protofl_common.prototypes import Prototypes
-from protofl_common.robust import merge_prototypes
 from protofl_common.wire.limits import Template
 from protofl_common.wire.payloads import Payload, StateDict, template_of
 from protofl_common.wire.schema import Declared, Weights

@@ -14,8 +14,8 @@ a round is represented by what it sent last; one that has never been asked has t
 from __future__ import annotations
 
 from protofl_common.catalog import FedDistillHparams
+from protofl_common.merging import merge_prototypes
 from protofl_common.prototypes import Prototypes
-from protofl_common.robust import merge_prototypes
 from protofl_common.text import in_order
 from protofl_common.wire.payloads import Payload
 from server_app.network.membership import Federation

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from protofl_common.config.sections import FederationSettings
 from protofl_common.insight import Insight
+from protofl_common.merging import FEWEST, without_the_farthest
 from protofl_common.prototypes import Prototypes
-from protofl_common.robust import FEWEST, without_the_farthest
 from protofl_common.run_folder import Seconds
 from protofl_common.settings import Settings
 from protofl_common.text import printable

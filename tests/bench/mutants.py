@@ -90,14 +90,14 @@ MUTANTS = [
     ),
     Mutant(
         "counts do not weigh",
-        f"{P}/prototypes.py",
+        f"{P}/merging.py",
         "weights_P = every.counts.double()",
         "weights_P = torch.ones(len(every), dtype=torch.float64)",
         f"{REFERENCE}/test_fedproto.py",
     ),
     Mutant(
         "an absent class is lost",
-        f"{P}/robust.py",
+        f"{P}/merging.py",
         "Prototypes.joined([kept, merged])",
         "merged",
         "tests/protofl_common/test_prototypes.py",
@@ -219,7 +219,7 @@ MUTANTS = [
     ),
     Mutant(
         "statistics are not averaged",
-        f"{P}/robust.py",
+        f"{P}/merging.py",
         "values = [weights[name] for weights in sets]",
         'values = [weights[name] if "running" not in name else one for weights in sets]',
         f"{REFERENCE}/test_fedavg.py",
@@ -233,7 +233,7 @@ MUTANTS = [
     ),
     Mutant(
         "the trimmed mean drops one end",
-        f"{P}/robust.py",
+        f"{P}/merging.py",
         "ordered[dropped : len(ordered) - dropped]",
         "ordered[dropped:]",
         "tests/test_robust_merging.py -k numpy",

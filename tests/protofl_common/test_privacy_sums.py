@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import chisquare
 
+from protofl_common.merging import merge_by_class, merge_weights
 from protofl_common.privacy import masks, shamir
 from protofl_common.privacy.sums import LARGEST, MOST_SAMPLES, from_sums, length, scale, to_sums
-from protofl_common.prototypes import Prototypes, merge_by_class
-from protofl_common.robust import merge_weights
+from protofl_common.prototypes import Prototypes
 from protofl_common.wire.limits import Limits, RefusedMessage
 from protofl_common.wire.payloads import Payload, template_of
 from protofl_common.wire.schema import Counts, Declared, Vectors, Weights

@@ -6,15 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from protofl_common.prototypes import (
-    Prototypes,
-    by_class,
-    chosen,
-    class_means,
-    distances,
-    merge_by_class,
-)
-from protofl_common.robust import merge_prototypes
+from protofl_common.merging import merge_by_class, merge_prototypes
+from protofl_common.prototypes import Prototypes, by_class, chosen, class_means, distances
 
 
 def prototypes(means: list[list[float]], labels: list[int], counts: list[int] | None = None) -> Prototypes:

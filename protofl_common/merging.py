@@ -1,8 +1,9 @@
-"""Merging that bears some hostile clients: median, trimmed mean, votes of the majority, and updates of bounded length.
+"""The clients' prototypes, or their weights, as one: the mean, or what bears some hostile clients.
 
-Yin et al., "Byzantine-Robust Distributed Learning: Towards Optimal Statistical Rates", ICML 2018, Definitions 1 and 2,
-there for gradients. Every client that sends a prototype or weights weighs the same: samples are a client's own claim,
-and a large one would undo the protection. Symbols: n clients, D dimensions, β ``trim_fraction``.
+Median and trimmed mean: Yin et al., "Byzantine-Robust Distributed Learning: Towards Optimal Statistical Rates", ICML
+2018, Definitions 1 and 2, there for gradients. Every client that sends a prototype or weights weighs the same: samples
+are a client's own claim, and a large one would undo the protection. Symbols: n clients, D dimensions, β
+``trim_fraction``.
 
 Sun et al., "Can You Really Backdoor Federated Learning?", 2019: an update w_i − w longer than M is cut to the length M,
 here a multiple of the round's median length.
@@ -17,7 +18,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from protofl_common.prototypes import Prototypes, merge_by_class
+from protofl_common.prototypes import Prototypes
 
 FEWEST = 3
 """Clients from which on their median tells what is usual, and can outvote one of them."""
@@ -45,6 +46,32 @@ def merge_prototypes(
     kept = previous.only(~torch.isin(previous.labels, merged.labels))
     both = Prototypes.joined([kept, merged])
     return both.only(both.labels.argsort())
+
+
+def merge_by_class(sets: Sequence[Prototypes], weighting: str) -> Prototypes:
+    """One prototype per class: the mean over the clients that hold the class (FedProto Eq. 4).
+
+    Parameters
+    ----------
+    sets
+        The prototypes of at least one client, in an order that does not depend on when they arrived.
+    weighting
+        ``"counts"``: by the samples behind each prototype, so the result is the mean over all clients' samples of
+        the class. ``"uniform"``: every client weighs the same. Eq. 4's further factor 1/\\|N_c\\| is left out: with it
+        a prototype would shrink with the number of clients (the weights already sum to 1).
+    """
+    every = Prototypes.joined(sets)
+    if weighting == "uniform":
+        weights_P = torch.ones(len(every), dtype=torch.float64)
+    elif every.counts is None:
+        raise ValueError("weighting by counts needs the counts of every client")
+    else:
+        weights_P = every.counts.double()
+    labels_C, class_P = every.labels.unique(return_inverse=True)
+    totals_C = weights_P.new_zeros(len(labels_C)).index_add_(0, class_P, weights_P)
+    sums_CD = weights_P.new_zeros(len(labels_C), every.means.shape[1])
+    sums_CD.index_add_(0, class_P, weights_P.unsqueeze(1) * every.means.double())
+    return Prototypes((sums_CD / totals_C.unsqueeze(1)).float(), labels_C)
 
 
 def without_the_farthest(sets: Sequence[Prototypes], merging: str, trim_fraction: float) -> list[Prototypes]:
