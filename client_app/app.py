@@ -88,7 +88,9 @@ def final_evaluation(message: Message, context: Context) -> Message:
 def _introduction(message: Message, context: Context) -> RecordDict:
     site = Site(context, unpack_baseline(message.content))
     site.check_state_folder()
-    return RecordDict({"site": pack_site_card(site.card(*_about_model(site)))})
+    about = _about_model(site)
+    site.check_batches()
+    return RecordDict({"site": pack_site_card(site.card(*about))})
 
 
 def _about_model(site: Site) -> tuple[int, str]:
@@ -127,7 +129,7 @@ def _train_round(message: Message, context: Context) -> RecordDict:
             evaluations = _evaluate(site, algorithm, prototypes)
             if site.settings.run.keep_best:
                 best, _ = unpack_best(message.content)
-                forget_all_but(states, best)
+                forget_all_but(site, states, best)
                 hand_over(site, algorithm, states, prototypes, evaluations, instructions, instructions.round - 1)
     charge(site, instructions)
     with clock("train"):

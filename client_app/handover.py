@@ -91,8 +91,13 @@ def _keep_former(path: Path, run_id: int) -> None:
         path.rename(aside)
 
 
-def forget_all_but(states: StateFolder, best: int) -> None:
-    """Remove the models kept after earlier rounds of this run, but that of the ``best``."""
+def forget_all_but(site: Site, states: StateFolder, best: int) -> None:
+    """Remove the models kept after earlier rounds of this run, but that of the ``best``.
+
+    What an earlier run has left as its best stays, at a real site, under another name.
+    """
+    if site.real:
+        _keep_former(states.folder / BEST, site.run_id)
     for file in (*states.folder.glob(_evaluated("*")), states.folder / BEST):
         if file.name != _evaluated(best):
             file.unlink(missing_ok=True)

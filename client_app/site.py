@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import Mapping
 from dataclasses import replace
@@ -218,9 +219,28 @@ class Site:
         """SettingsError where this site's model, or a frozen backbone before it, does not take its data."""
         if self.settings.backbones:
             check_images(self.data.train_inputs, self.settings.backbones)
-        else:
-            two = normalised(self.data.train_inputs[:2], self.data.mean, self.data.std, self.device)
-            check_model(self.model, self.arch, two, self.settings.model.feature_dim)
+            return
+        try:
+            _ = self.model
+        except ValueError as error:
+            raise SettingsError(str(error)) from error
+        two = normalised(self.data.train_inputs[:2], self.data.mean, self.data.std, self.device)
+        check_model(self.model, self.arch, two, self.settings.model.feature_dim)
+
+    def check_batches(self) -> None:
+        """SettingsError where a batch is of one sample, and the model's batch normalisation cannot train on it."""
+        size, samples = self.settings.training.batch_size, len(self.data.train_labels)
+        if min(size, samples) > 1:
+            return
+        one = torch.zeros(1, *self.input_shape, device=self.device)
+        if not self.settings.backbones:
+            one = normalised(self.data.train_inputs[:1], self.data.mean, self.data.std, self.device)
+        try:
+            with torch.no_grad():
+                copy.deepcopy(self.model).train().body(one)
+        except ValueError as error:
+            why = "batch normalisation cannot train on a batch of one sample; set norm = 'group', or bring more samples"
+            raise SettingsError(f"batch-size = {size}, and there are {samples} training samples: {why}") from error
 
     def card(self, parameters: int, weights: str) -> SiteCard:
         """How this site introduces itself; ``weights``: a digest of all weights that it exchanges, "" for none."""

@@ -1,11 +1,13 @@
 """Metrics of an evaluation beside accuracy, which a client computes on its own test samples; only the figures travel.
 
 The setting ``metrics`` names them. One of the user's own is ``module:function``, called with scores [N, C] (higher is
-likelier; for prototypes −d², and a very low one for a class without any) and labels [N] int64; it returns a number.
+likelier; for prototypes −d², and a very low one for a class without any) and labels [N] int64; it returns a number;
+one that is NaN or infinite is left out.
 """
 
 from __future__ import annotations
 
+import math
 import traceback
 from collections.abc import Callable, Iterable
 
@@ -72,7 +74,7 @@ def declared_metrics(names: Iterable[str], num_classes: int) -> set[str]:
 
 
 def evaluate_metrics(names: Iterable[str], scores_NC: Scores, labels_N: Labels) -> dict[str, float]:
-    """The figures of these metrics; none where there are no samples.
+    """The figures of these metrics; none where there are no samples, and none that is NaN or infinite.
 
     Raises
     ------
@@ -88,7 +90,7 @@ def evaluate_metrics(names: Iterable[str], scores_NC: Scores, labels_N: Labels) 
             found |= {f"{RECALL}/{label}": float(hits_N[labels_N == label].mean()) for label in np.unique(labels_N)}
         else:
             found[name] = METRICS[name](scores_NC, labels_N) if name in METRICS else _own(name, scores_NC, labels_N)
-    return found
+    return {name: value for name, value in found.items() if math.isfinite(value)}
 
 
 def _own(name: str, scores_NC: Scores, labels_N: Labels) -> float:

@@ -20,6 +20,7 @@ from protofl_common.wire.payloads import pack_payload, payload_bytes
 from protofl_common.wire.records import Instructions, pack_baseline, pack_best, pack_instructions
 from protofl_common.wire.schema import statistics_declared
 from protofl_common.wire.secagg import pack_by_site
+from server_app.network.membership import AT_ONCE
 from server_app.sampling import sample_sites
 from server_app.secagg import BySite, SecureRound
 from server_app.strategies.base import Strategy
@@ -27,8 +28,6 @@ from server_app.validation.replies import Expected, Outcome, Upload, bounded, in
 
 Send = Callable[[Sequence[Message], float], list[Message]]
 """(messages, timeout in seconds) -> the replies that came."""
-AT_ONCE = 1000
-"""Sites that the final evaluation asks at a time: messages and replies of ten thousand would take 50 MB."""
 
 
 def train_round(strategy: Strategy, run_name: str, number: int, send: Send, best: BestRound | None = None) -> Outcome:

@@ -9,9 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 from flwr.app import Context, RecordDict
+from torch import nn
 
 from client_app.site import Site
 from protofl_common.config.options import SettingsError
+from protofl_common.models.trained import TrainedModel
 from protofl_common.settings import Settings, default_run_config
 from protofl_common.tools.cli import main
 from protofl_common.tools.inference import Predictor
@@ -30,6 +32,10 @@ class Tiny(nn.Module):
         self.again = nn.Linear(feature_dim, feature_dim)
     def forward(self, x):
         return torch.tanh(self.again(self.again(self.layer(x.flatten(1)))))
+class NoStatistics(Tiny):
+    def __init__(self, input_shape, feature_dim):
+        super().__init__(input_shape, feature_dim)
+        self.again = nn.BatchNorm1d(feature_dim, track_running_stats=False)
 class Wrong(Tiny):
     def forward(self, x):
         return x
@@ -167,6 +173,34 @@ def test_a_network_of_the_users_own(tmp_path: Path, nets: str, algo: str) -> Non
     assert archs == ([f"{nets}:Tiny", "mlp-1"] if algo == "fedproto" else [f"{nets}:Tiny"] * 2)
     again = run_federation(config | {"out-dir": str(tmp_path / "again")}, clients=2)
     assert [row["accuracy"] for row in again.rows] == [row["accuracy"] for row in run.rows]
+
+
+def test_batch_normalisation_without_running_statistics_is_exported_as_it_is(tmp_path: Path, nets: str) -> None:
+    config = run_config(tmp_path, algo="fedavg", dataset="wine", partition="iid", models=f"{nets}:NoStatistics")
+    run = run_federation(config, clients=2)
+    model = TrainedModel.read(run.folder / "clients" / "site-1" / "model.safetensors").build()
+    assert isinstance(model.body.get_submodule("again"), nn.BatchNorm1d)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"batch_size": 1}, "batch-size = 1, and there are 20 training samples: batch normalisation cannot train on a"),
+        ({"train_samples": 1}, "batch-size = 10, and there are 1 training samples: .* set norm = 'group'"),
+    ],
+)
+def test_a_batch_of_one_is_refused_where_it_cannot_be_normalised(
+    tmp_path: Path, settings: dict[str, Any], said: str
+) -> None:
+    small = {"algo": "fedpcl", "train_samples": 20, "batch_size": 10, "rounds": 1} | settings
+    with pytest.raises(FederationError, match=said):
+        run_federation(run_config(tmp_path, **small), clients=1)
+    run_federation(run_config(tmp_path, **small, norm="group"), clients=1)
+
+
+def test_a_network_of_the_catalog_that_does_not_take_the_data_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(FederationError, match="table3 is for tables"):
+        run_federation(run_config(tmp_path, dataset="wine", partition="iid", models="small3"), clients=2)
 
 
 @pytest.mark.parametrize(

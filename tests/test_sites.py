@@ -343,15 +343,17 @@ def test_a_whole_run_leaves_another_runs_model_alone(tmp_path: Path) -> None:
 
 
 def test_a_server_replaces_no_model_of_an_earlier_run(tmp_path: Path) -> None:
-    """A run of the same name leaves its own; the one that was there has another name then."""
+    """A run of the same name leaves its own, and its best; those that were there have other names then."""
     node = SITE | SIMULATED | {"state-dir": str(tmp_path / "state")}
-    setting = {"run_name": "mine", "dataset": "digits", "partition": "iid", "train_samples": 10, "rounds": 1}
+    setting = {"run_name": "mine", "dataset": "digits", "partition": "iid", "train_samples": 10, "rounds": 2}
+    setting["keep_best"] = True
     run_federation(run_config(tmp_path / "a", **setting), nodes={7: node}, run_id=11)
-    model = tmp_path / "state/mine/clients/north/model.safetensors"
-    before = model.read_bytes()
+    models = [tmp_path / f"state/mine/clients/north/{name}.safetensors" for name in ("model", "best")]
+    before = [model.read_bytes() for model in models]
     run_federation(run_config(tmp_path / "b", **setting, seed=7), nodes={7: node}, run_id=12)
-    assert model.read_bytes() != before
-    assert model.with_name("model-before-12.safetensors").read_bytes() == before
+    for model, former in zip(models, before, strict=True):
+        assert model.read_bytes() != former
+        assert model.with_name(f"{model.stem}-before-12.safetensors").read_bytes() == former
 
 
 @pytest.mark.parametrize("changes", [{"algo": "fedper"}, {"algo": "fedproto", "fedproto__lambda": 2.0}])

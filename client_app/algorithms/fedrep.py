@@ -69,7 +69,8 @@ class FedRep(FedAvg[FedRepHparams]):
             step = Step((SplitModel(nn.Identity(), self.model.head),), optimizer, self.labelled_loss)
             step.replayable = self.replayable
             seed = derive_seed(settings.run.seed, "head", self.site.name, self.round)
-            train(step, replace(data, inputs=features_ND), settings.training, seed, self.hparams.head_epochs)
+            data = replace(data, inputs=features_ND, augment=None)  # of images as they are
+            train(step, data, settings.training, seed, self.hparams.head_epochs)
         return self.model
 
     def fit(self) -> dict[str, float]:

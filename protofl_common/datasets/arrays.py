@@ -37,21 +37,24 @@ def from_arrays(arrays: Mapping[str, Any], where: str, classes: str = "", place:
         When something is missing, of the wrong type or length, or not finite.
     """
     for key in ("inputs", "labels"):
-        if key not in arrays:
+        if arrays.get(key) is None:
             raise DataError(f"{where}: has no {key!r}, only {', '.join(map(repr, arrays)) or 'nothing'}")
     inputs = _inputs(arrays["inputs"], where, place)
     columns = {key: np.asarray(arrays[key]) for key in ("labels", "client", "split") if arrays.get(key) is not None}
     for key, column in columns.items():
         if column.shape != (len(inputs),):
             raise DataError(f"{where}: {key} has shape {list(column.shape)}; there are {len(inputs)} inputs")
+        _check_none_missing(column, key, where, place)
     named = class_names(classes)
-    given = named or tuple(map(str, arrays.get("classes", ())))
+    given = named or _class_array(arrays.get("classes"), where)
     labels, names = _labels(columns["labels"], given, bool(named), where, place)
     clients = np.array(columns.get("client", ()), dtype=str)
     domain_names, domains = np.unique(clients, return_inverse=True) if len(clients) else ((), np.zeros_like(labels))
     official = np.zeros(len(inputs), np.uint8)
     if "split" in columns:
         official = _official(columns["split"], where, place)
+        if official.all():
+            raise DataError(f"{where}: split marks no sample for training")
     return RawData(inputs, labels, domains.astype(np.int64), official, names, tuple(map(str, domain_names)))
 
 
@@ -76,6 +79,26 @@ def _inputs(value: Any, where: str, place: Place) -> Inputs:
         first = tuple(np.argwhere(~np.isfinite(array))[0].tolist())
         raise DataError(f"{where}: {place(first[0])} has {array[first]} at {list(first[1:])}; fill missing values in")
     return array
+
+
+def _check_none_missing(column: NDArray[Any], key: str, where: str, place: Place) -> None:
+    """DataError for None, NaN or "" among the values, which would be a class or a client of its own."""
+    found = column.tolist()
+    if missing := [row for row, value in enumerate(found) if value is None or value == "" or value != value]:
+        row, what = missing[0], {"labels": "label"}.get(key, key)
+        raise DataError(
+            f"{where}: {place(row)} has no {what} ({found[row]!r}; {len(missing)} in all); fill it in, or leave it out"
+        )
+
+
+def _class_array(value: Any, where: str) -> tuple[str, ...]:
+    """The names in the array ``classes``, where there is one; DataError if they are no different names."""
+    if value is None:
+        return ()
+    names = () if isinstance(value, str | bytes) else tuple(map(str, value))
+    if not names or "" in names or len(set(names)) < len(names):
+        raise DataError(f"{where}: classes = {value!r}: must be different names, in label order")
+    return names
 
 
 def _labels(column: NDArray[Any], names: tuple[str, ...], named: bool, where: str, place: Place) -> tuple[Ints, Any]:

@@ -114,7 +114,15 @@ def _helped(helper: subprocess.Popen[bytes], files: Sequence[Path], images: Imag
 
 
 def square_rgb(image: Any, size: int) -> Images:
-    """A PIL image as uint8 [3, size, size], stretched with PIL's bilinear filter."""
+    """A PIL image as uint8 [3, size, size], stretched with PIL's bilinear filter.
+
+    ValueError for pixels of more than 8 bits: PIL would cut them off at 255, and their range is not known.
+    """
+    if image.mode.startswith(("I", "F")):
+        raise ValueError(
+            f"its pixels have more than 8 bits (mode {image.mode}), whose range nobody says: save it with 8 bits, or "
+            "bring arrays of floating point"
+        )
     rgb = image if image.mode == "RGB" else image.convert("RGB")  # which would copy it: half of the time of a photo
     if rgb.size != (size, size):
         rgb = rgb.resize((size, size), resample=2)  # Image.Resampling.BILINEAR

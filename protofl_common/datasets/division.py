@@ -25,7 +25,7 @@ from protofl_common.datasets.store import StoredData, cache_root, digest, locked
 from protofl_common.files import replacing
 from protofl_common.seeding import derive_seed
 
-FORMAT = 2
+FORMAT = 3
 """Raised whenever the same settings come to mean another division."""
 
 
@@ -100,6 +100,8 @@ def divide(data: StoredData, settings: DataSettings, *, seed: int, clients: int,
     if settings.test_from == "balanced":
         of_split = np.random.default_rng(derive_seed(seed, "split", domain))
         (pool, for_testing), least = _held_back(data, pool, settings, of_split), 1
+    if settings.partition in DEALT_AGAIN:  # a sample marked for validation is no shot
+        pool = pool.take(np.flatnonzero(np.asarray(data.official)[pool.rows] != VALIDATION))
     if settings.partition in DEALT_AGAIN and settings.test_from == "split":
         for_training = np.zeros(len(pool.rows), dtype=bool)
         of_split = np.random.default_rng(derive_seed(seed, "split", domain))
@@ -127,13 +129,14 @@ def _with_validation(
 ) -> Share:
     """What the data mark for validation (``marked``: in the client's share), else ``validation-fraction`` of training.
 
-    Where the official test part is common to the clients, so is the marked validation part.
+    Where the official test part is common to the clients, or they may share samples, so is the marked validation part.
     """
     labels, official = np.asarray(data.labels), np.asarray(data.official)
     if (official == VALIDATION).any():
-        if settings.test_from in COMMON:
+        of_all, dealt_again = settings.test_from in COMMON, settings.partition in DEALT_AGAIN
+        if of_all or dealt_again:
             marked = np.flatnonzero(official == VALIDATION)
-        if settings.test_from == "official":
+        if settings.test_from == "official" or (dealt_again and not of_all):
             marked = marked[np.isin(labels[marked], labels[share.train])]
         return replace(share, validation=np.sort(marked))
     if not settings.validation_fraction:
@@ -220,8 +223,11 @@ def _split_before(
     train, test = rows[for_training[rows]], rows[~for_training[rows]]
     train = train[_capped(labels[train], settings, rng)[0]]
     test = test[proportional(labels[test], settings.test_samples, rng)[0]]
-    if settings.test_from == "official-own" and not (len(train) and len(test)):
-        raise DataError(f"test-from = 'official-own': a client has {len(train)} training and {len(test)} test samples")
+    if not (len(train) and len(test)):
+        raise DataError(
+            f"partition = {settings.partition!r}, test-from = {settings.test_from!r}: a client has {len(train)} "
+            f"training and {len(test)} test samples; leave out classes of few samples, or use a larger total-samples"
+        )
     return Share(np.sort(train), np.sort(test))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import math
+import os
 import re
 import zipfile
 import zlib
@@ -57,6 +58,7 @@ class Rows:
             with file.open(newline="", encoding="utf-8-sig") as opened:
                 reader = csv.reader(opened)
                 names = header or [name.strip() for name in next(reader, [])]
+                self.names = names
                 numbered = [(reader.line_num, row) for row in reader if row]
         except (OSError, UnicodeDecodeError, csv.Error) as error:
             raise DataError(f"{file} cannot be read as CSV ({error})") from error
@@ -79,8 +81,13 @@ class Rows:
         for name in needed:
             if name not in self.columns:
                 raise DataError(f"{self.file}: has no column {name!r}; its columns: {', '.join(self.columns)}")
+        for number, name in enumerate(self.names, 1):
+            if not name:  # pandas writes the numbers of the rows so, which may give the label away
+                raise DataError(f"{self.file}: column {number} has no name; give it one, or leave it out (index=False)")
+            if self.names.count(name) > 1:
+                raise DataError(f"{self.file}: several columns are called {name!r}; rename them")
         found: dict[str, Any] = {key: self.columns[name] for name, key in COLUMNS.items() if name in self.columns}
-        if "labels" in found and all(re.fullmatch(r"-?\d+", label) for label in found["labels"]):
+        if "labels" in found and all(re.fullmatch(r"-?\d{1,18}", label) for label in found["labels"]):
             found["labels"] = np.array(found["labels"], dtype=np.int64)
         return found
 
@@ -117,9 +124,12 @@ def read_manifest(settings: DataSettings) -> RawData:
     return from_arrays(columns, str(rows.file), settings.classes, rows.place)
 
 
-def locate_manifest(settings: DataSettings) -> tuple[Path]:
-    """The folder of the file, which has the images, too."""
-    return (file_of(settings, (".csv",)).parent,)
+def locate_manifest(settings: DataSettings) -> tuple[Path, ...]:
+    """The folder of the file, which has the images, too, and those that are elsewhere."""
+    file = file_of(settings, (".csv",))
+    named = (os.path.normpath(file.parent / name) for name in Rows(file).columns.get("file", ()))
+    below = os.path.join(file.parent, "")
+    return (file.parent, *(Path(name) for name in named if not name.startswith(below)))
 
 
 def read_arrays(settings: DataSettings) -> RawData:
@@ -178,8 +188,11 @@ def _texts(file: Path) -> tuple[Rows, dict[str, Any], list[str]]:
     """The file, its columns that are no text, and the texts."""
     rows = Rows(file)
     if "label" not in rows.columns:
-        width = len(rows.columns)
-        rows = Rows(file, ["label", *(f"text {i}" for i in range(1, width))])
+        first, *others = rows.names
+        if not first.isdecimal() and first not in rows.columns[first]:
+            has = f"has no column 'label', only {', '.join(rows.names)}"
+            raise DataError(f"{file}: {has}; or if that is its first row, no other has the label {first!r}")
+        rows = Rows(file, ["label", *(f"text {i}" for i in range(1, len(others) + 1))])
     return rows, rows.known("label"), rows.texts()
 
 
@@ -195,10 +208,12 @@ def _npz(file: Path) -> dict[str, Any]:
     try:
         with np.load(file, allow_pickle=False) as opened:
             arrays: dict[str, Any] = dict(opened)
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+    except (OSError, ValueError, TypeError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise DataError(f"{file} cannot be read as NumPy arrays ({error})") from error
     parts = ["train", "test", *(["validation"] if {"x_validation", "y_validation"} <= arrays.keys() else [])]
     if all(f"{kind}_{part}" in arrays for kind in "xy" for part in parts):
+        if len(shapes := {arrays[f"x_{part}"].shape[1:] for part in parts}) > 1:
+            raise DataError(f"{file}: the parts {', '.join(parts)} differ in shape: {', '.join(map(str, shapes))}")
         arrays["inputs"] = np.concatenate([arrays[f"x_{part}"] for part in parts])
         arrays["labels"] = np.concatenate([arrays[f"y_{part}"] for part in parts])
         arrays["split"] = np.repeat(parts, [len(arrays[f"y_{part}"]) for part in parts])
@@ -214,7 +229,7 @@ def _parquet(file: Path) -> dict[str, Any]:
         columns = parquet.read_table(file).to_pydict()
     except (OSError, ArrowException) as error:
         raise DataError(f"{file} cannot be read as Parquet ({error})") from error
-    others = [name for name in columns if name not in COLUMNS]
+    others = [name for name in columns if name not in COLUMNS and not name.startswith("__index_level_")]  # pandas'
     found = {key: np.array(columns[name]) for name, key in COLUMNS.items() if name in columns}
     try:
         return found | {"inputs": np.array([columns[name] for name in others], dtype=np.float32).T}

@@ -152,7 +152,10 @@ def _inputs(datasets: Any, whole: Any, others: set[str], name: str, settings: Da
     images = [column for column, kind in kinds.items() if isinstance(kind, datasets.Image)]
     if images:
         size = settings.image_size or DEFAULT_SIZE
-        return np.stack([square_rgb(image, size) for image in whole[images[0]]])
+        try:
+            return np.stack([square_rgb(image, size) for image in whole[images[0]]])
+        except ValueError as error:
+            raise DataError(f"dataset = {name!r}: an image cannot be used: {error}") from error
     texts = [column for column, kind in kinds.items() if getattr(kind, "dtype", "") in ("string", "large_string")]
     if texts:
         joined = zip(*(whole[column][:] for column in texts), strict=True)

@@ -27,7 +27,7 @@ from protofl_common.datasets.sources import source_of
 from protofl_common.files import make_private, remove, replacing
 from protofl_common.text import as_file_name
 
-FORMAT = 3
+FORMAT = 4
 """Raised whenever the content of the files, or what a source delivers, changes."""
 MADE_BY = ("pillow", "matplotlib", "scikit-learn")
 """Packages whose version the images depend on: they decode and resize, and the embedded data sets are made of them."""

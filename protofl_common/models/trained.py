@@ -106,7 +106,10 @@ class TrainedModel:
             feature_dim=card.feature_dim,
             seed=0,
         )
-        return model if any(name.endswith("running_var") for name in self.weights) else with_group_norm(model)
+        counts, counted = (
+            any(name.endswith("running_var") for name in names) for names in (self.weights, model.state_dict())
+        )
+        return with_group_norm(model) if counted and not counts else model
 
     def write(self, file: Path) -> None:
         """Replace ``file`` in one step; TensorFileError leaves it as it was."""

@@ -23,6 +23,9 @@ from server_app.network.transport import pull_each, push_each
 from server_app.run.console import say
 from server_app.sampling import number_asked
 
+AT_ONCE = 1000
+"""Sites that are asked at a time who they are, or for the final evaluation: so many messages, and no more, are kept."""
+
 
 class FederationError(RuntimeError):
     """The federation cannot work; the message says who is missing or what does not fit together."""
@@ -197,10 +200,10 @@ class Federation:
         return sum(node in self.online for node in self.node_of.values())
 
     def _look(self) -> None:
-        """Ask new nodes who they are, and take in what was answered by now."""
+        """Ask new nodes who they are, `AT_ONCE` at a time, and take in what was answered by now."""
         self.online = set(self.grid.get_node_ids())
-        if new := [node for node in self.online if node not in self._introductions]:
-            new.sort()
+        free = AT_ONCE - len(self.online.intersection(self._waiting.values()))
+        if new := sorted(self.online - self._introductions.keys())[:free]:
             sent = zip(new, push_each(self.grid, map(self._introduction, new)), strict=True)
             given = {node: str(message.metadata.message_id) for node, (message, taken) in sent if taken}
             self._introductions |= given

@@ -86,6 +86,15 @@ def test_batches_to_train_on_are_changed_and_the_samples_stay() -> None:
     assert more.augment is samples.augment
 
 
+def test_a_head_that_trains_on_features_sees_images_as_they_are(tmp_path: Path) -> None:
+    changed, plain = (
+        run_federation(run_config(tmp_path / kind, algo="fedrep", rounds=1, augment=kind, train_samples=20), clients=1)
+        for kind in ("flip", "none")
+    )
+    assert [row["accuracy"] for row in changed.rows][:1] == [row["accuracy"] for row in plain.rows][:1]  # the head's
+    assert changed.rows[0]["losses"] != plain.rows[0]["losses"]
+
+
 def test_only_images_of_networks_that_see_them_take_it(tmp_path: Path) -> None:
     for changes in ({"algo": "fedpcl"}, {"backbones": "glyphs"}):
         with pytest.raises(SettingsError, match="augment = 'flip': frozen backbones see every image once, as it is"):

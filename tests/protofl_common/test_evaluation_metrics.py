@@ -58,6 +58,11 @@ def mine(monkeypatch: pytest.MonkeyPatch) -> list[RoundRow]:
     return seen
 
 
+def test_a_figure_that_is_no_number_is_left_out(mine: list[RoundRow], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules["mine"], "certain", lambda scores, labels: float("nan"))
+    assert evaluate_metrics(["mine:certain", "auc"], SCORES[:2], LABELS[:2]) == {"auc": 0.5}
+
+
 def test_metrics_reach_rows_summary_tables_and_the_callback(tmp_path: Path, mine: list[RoundRow]) -> None:
     small = {"train_samples": 20, "test_samples": 40}
     config = run_config(tmp_path, metrics="auc, recall, mine:certain", callback="mine:callback", **small)

@@ -47,6 +47,14 @@ def test_several_processes_decode_as_one_does_and_say_how_far_they_are(
         decoding.read_images(files, 8, settings)
 
 
+@pytest.mark.parametrize(("kind", "suffix"), [(np.uint16, "png"), (np.float32, "tif"), (np.int32, "tif")])
+def test_pixels_of_more_than_eight_bits_are_refused(tmp_path: Path, kind: type[np.generic], suffix: str) -> None:
+    file = tmp_path / f"scan.{suffix}"
+    Image.fromarray(np.linspace(0, 4000, 64).reshape(8, 8).astype(kind)).save(file)
+    with pytest.raises(DataError, match=rf"scan\.{suffix}.* more than 8 bits"):
+        decoding.read_image(file, 8)
+
+
 def test_a_process_that_dies_is_done_without(
     files: list[Path], data_settings: MakeSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,7 +13,7 @@ from protofl_common.config.options import SettingsError
 from protofl_common.datasets import DataError, open_client_data
 from protofl_common.datasets.arrays import from_arrays
 from protofl_common.datasets.files import VOCABULARY, tokens
-from protofl_common.datasets.store import StoredData, open_data
+from protofl_common.datasets.store import StoredData, data_key, open_data
 from tests.protofl_common.datasets.conftest import MakeSettings, OpenAll
 
 TABLE = """age,label,dose,client,split
@@ -131,6 +131,27 @@ def test_what_everybody_is_tested_on_as_often_leaves_out_the_marked_validation_p
         assert sorted(used) == [first + number for number in (0, 2, 4, 6, 10, 12, 14, 16)]
 
 
+def test_no_shot_is_marked_for_validation(opened: Any, open_all: OpenAll, tmp_path: Path) -> None:
+    rows = [f"{number},{'abc'[number % 3]},{number},x,train\n" for number in range(60)]
+    marked = [f"{100 + number},{'abc'[number % 3]},0,x,validation\n" for number in range(60)]
+    opened("arrays", "a.csv", TABLE.splitlines(keepends=True)[0] + "".join(rows + marked))
+    own = {"dataset": "arrays", "data_dir": str(tmp_path / "a.csv"), "train_samples": 0, "train_fraction": 0.5}
+    found = open_all(4, **own, partition="n-way-k-shot", ways=2, ways_stdev=0, shots=3)
+    for client in found:
+        held = set(client.train_labels.tolist())
+        assert (len(held), len(client.train_labels), len(client.test_labels)) == (2, 6, 6)
+        assert (client.train_inputs[:, 0] < 60).all()
+        assert (client.test_inputs[:, 0] < 60).all()
+        wanted = [100 + number for number in range(60) if number % 3 in held]  # as test-from = official has it
+        assert client.validation_inputs[:, 0].tolist() == wanted
+
+
+def test_a_class_of_one_sample_cannot_be_shared_out(opened: Any, open_all: OpenAll, tmp_path: Path) -> None:
+    opened("arrays", "a.csv", "a,label\n" + "".join(f"{number},{number}\n" for number in range(9)))
+    with pytest.raises(DataError, match=r"a client has \d training and \d test samples"):
+        open_all(2, dataset="arrays", data_dir=str(tmp_path / "a.csv"), partition="n-way-k-shot", train_samples=0)
+
+
 def test_arrays_and_functions_may_bring_a_validation_part(opened: Any) -> None:
     parts = {f"x_{part}": np.full((2, 3), float(i)) for i, part in enumerate(("train", "test", "validation"))}
     data = opened("arrays", "a.npz", parts | {f"y_{part[2:]}": np.arange(2) for part in parts})
@@ -170,11 +191,40 @@ def test_arrays_of_every_kind(opened: Any) -> None:
 
 def test_parquet(data_settings: MakeSettings, tmp_path: Path) -> None:
     pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
-    table = pyarrow.table({"a": [1.0, 2.0], "b": [3, 4], "label": ["x", "y"], "domain": ["n", "s"]})
-    parquet.write_table(table, tmp_path / "t.parquet")
+    columns = {"a": [1.0, 2.0], "b": [3, 4], "label": ["x", "y"], "domain": ["n", "s"], "__index_level_0__": [7, 8]}
+    parquet.write_table(pyarrow.table(columns), tmp_path / "t.parquet")  # as pandas writes it: the index is no input
     data = open_data(data_settings(dataset="arrays", data_dir=str(tmp_path)))
     assert data.inputs.tolist() == [[1, 3], [2, 4]]
     assert (data.classes, data.domain_names) == (("x", "y"), ("n", "s"))
+
+
+def test_files_that_are_no_arrays_as_they_say(opened: Any, data_settings: MakeSettings, tmp_path: Path) -> None:
+    parts = {"x_train": np.eye(2), "y_train": [0, 1], "x_test": np.eye(3), "y_test": [1, 0, 1]}
+    with pytest.raises(DataError, match="the parts train, test differ in shape"):
+        opened("arrays", "p.npz", parts)
+    np.save(tmp_path / "one.npy", np.eye(2))
+    (tmp_path / "one.npy").rename(tmp_path / "one.npz")
+    np.savez_compressed(tmp_path / "torn.npz", inputs=np.zeros((600, 40)), labels=np.zeros(600, int))
+    torn = bytearray((tmp_path / "torn.npz").read_bytes())
+    torn[120:130] = b"\xff" * 10
+    (tmp_path / "torn.npz").write_bytes(torn)
+    for name in ("one.npz", "torn.npz"):
+        with pytest.raises(DataError, match=f"{name} cannot be read as NumPy arrays"):
+            open_data(data_settings(dataset="arrays", data_dir=str(tmp_path / name)))
+
+
+def test_images_of_a_manifest_that_are_elsewhere_are_noticed_when_they_change(
+    data_settings: MakeSettings, tmp_path: Path
+) -> None:
+    for name in ("lists", "images"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "lists" / "a.csv").write_text("file,label\n../images/a.png,x\n../images/a.png,y\n")
+    settings, seen = data_settings(dataset="manifest", data_dir=str(tmp_path / "lists"), image_size=8), []
+    for grey, width in ((10, 8), (99, 16)):
+        Image.fromarray(np.full((8, width), grey, np.uint8)).save(tmp_path / "images" / "a.png")
+        data_key.cache_clear()
+        seen.append(int(open_data(settings).inputs.max()))
+    assert seen == [10, 99]
 
 
 def test_a_manifest(opened: Any, tmp_path: Path) -> None:
@@ -202,6 +252,11 @@ def test_a_manifest(opened: Any, tmp_path: Path) -> None:
         ("a,label\n1,x\nnan,y\n", "line 3, column 'a': 'nan' is not a finite number"),
         ("a,label\n1,x\n1e99,y\n", "has a number that is too large"),
         ("a,label\n", "has no rows"),
+        ("a,label\n1,x\n2,\n3,\n", r"line 3 has no label \(''; 2 in all\)"),
+        ("a,label,client\n1,x,north\n2,y,\n", "line 3 has no client"),
+        (",a,label\n0,1,x\n1,2,y\n", "column 1 has no name; give it one, or leave it out"),
+        ("a,a,label\n0,1,x\n1,2,y\n", "several columns are called 'a'"),
+        ("a,label,split\n0,x,test\n1,y,test\n", "split marks no sample for training"),
     ],
 )
 def test_a_wrong_table_is_named_by_line_column_and_value(opened: Any, contents: str, said: str) -> None:
@@ -226,6 +281,11 @@ def test_a_label_that_classes_do_not_name(opened: Any) -> None:
         ({"inputs": np.array([[1, -1]]), "labels": [1]}, "sample 0 has a token below 0"),
         ({"inputs": np.array([[1.0, np.inf]]), "labels": [1]}, r"sample 0 has inf at \[1\]"),
         ({"inputs": np.ones((1, 2)), "labels": [2], "classes": ["a", "b"]}, "the label '2', which is none of classes"),
+        ({"inputs": np.ones((1, 2)), "labels": None}, "has no 'labels'"),
+        ({"inputs": np.ones((2, 2)), "labels": [1.0, np.nan]}, r"sample 1 has no label \(nan; 1 in all\)"),
+        ({"inputs": np.ones((2, 2)), "labels": np.array([1, None])}, "sample 1 has no label"),
+        ({"inputs": np.ones((1, 2)), "labels": [0], "classes": "ab"}, "classes = 'ab': must be different names"),
+        ({"inputs": np.ones((1, 2)), "labels": [0], "classes": ["a", "a"]}, "must be different names"),
     ],
 )
 def test_wrong_arrays_are_refused(arrays: dict[str, Any], said: str) -> None:
@@ -244,6 +304,7 @@ def test_labels_are_names_or_indices() -> None:
     assert labels([1, 2], "1,2,3") == ([0, 1], ("1", "2", "3"))
     assert labels([0, 1], classes=["1", "2"]) == ([0, 1], ("1", "2"))
     assert labels(["b", "a"]) == ([1, 0], ("a", "b"))
+    assert labels(["b", "a"], classes=None) == ([1, 0], ("a", "b"))
 
 
 def test_texts_with_and_without_a_header(opened: Any, data_settings: MakeSettings, tmp_path: Path) -> None:
@@ -251,6 +312,8 @@ def test_texts_with_and_without_a_header(opened: Any, data_settings: MakeSetting
     assert news.classes == ("1", "3")
     assert news.inputs.tolist() == tokens(["fears , again the", "GOOD NEWS"], 4).tolist()
     assert news.inputs[1, 2:].tolist() == [0, 0]
+    with pytest.raises(DataError, match="has no column 'label', only category, text"):
+        opened("text-csv", "odd.csv", "category,text\nsport,one\nsport,two\n")
     folder = tmp_path / "both"
     folder.mkdir()
     (folder / "train.csv").write_text("label,text\nx,one\ny,two\n")
