@@ -10,6 +10,7 @@ from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
+COMMIT = "PROTOFL_COMMIT"
 
 
 @cache
@@ -25,7 +26,12 @@ def code_version() -> str:
 
 @cache
 def commit() -> str:
-    """Git's short name of the commit, with ``-dirty`` where files differ from it; "none" outside of a repository."""
+    """Git's short name of the commit, with ``-dirty`` where files differ from it; "none" outside of a repository.
+
+    Flower runs a copy of the code: what ``protofl`` starts is told, in the environment, from which commit.
+    """
+    if told := os.environ.get(COMMIT):
+        return told
     command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--exclude=*"]
     try:
         found = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)

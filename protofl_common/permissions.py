@@ -21,11 +21,18 @@ PERMISSIONS: dict[str, Scalar] = {
 }
 """With the defaults: no download, embedded backbones, no module but this app's, every algorithm of its catalog, with
 secure aggregation or without."""
-LIMITS: dict[str, int] = {"max-rounds": 2000, "max-epochs": 100, "max-batch-size": 1024, "max-image-size": 512}
+LIMITS: dict[str, int] = {
+    "max-rounds": 2000,
+    "max-epochs": 100,
+    "max-steps": 10_000,
+    "max-batch-size": 1024,
+    "max-image-size": 512,
+}
 """The largest values that a site takes from a run, with the defaults; every recipe of the project keeps them."""
 LIMITED = {
     "rounds": "max-rounds",
     "local-epochs": "max-epochs",
+    "local-steps": "max-steps",
     "batch-size": "max-batch-size",
     "eval-batch-size": "max-batch-size",
     "image-size": "max-image-size",

@@ -78,6 +78,7 @@ RoundRow = TypedDict(
         "asked": int,
         "valid": int,
         "void": bool,
+        "void-because": NotRequired[str],
         "failed": dict[str, str],
         "refused": dict[str, str],
         "missing": list[str],
@@ -242,6 +243,6 @@ def _read(path: Path) -> Iterator[Any]:
 
 
 def _of_this_version(found: dict[str, Any], path: Path) -> dict[str, Any]:
-    if found.get("format", FORMAT) > FORMAT:
+    if not isinstance(number := found.get("format", FORMAT), int) or number > FORMAT:
         raise SettingsError(f"{path} has format {found['format']}, of a later version; this one reads up to {FORMAT}")
     return found

@@ -155,9 +155,22 @@ class Settings:
 def baseline_config(run_config: Mapping[str, Scalar], algo: str) -> dict[str, Scalar]:
     """The run configuration of a run's baseline: another algorithm, and all else alike.
 
-    The user's ``callback`` hears of the run itself only.
+    The user's ``callback`` hears of the run itself only; ``merging`` has no part where clients send nothing.
     """
-    return {**run_config, "algo": algo, "hparams": "", "baselines": "", "callback": ""}
+    merging = {} if CATALOG[algo].exchange.up else {"merging": "mean"}
+    return {**run_config, "algo": algo, "hparams": "", "baselines": "", "callback": "", **merging}
+
+
+def baselines_of(settings: Settings, run_config: Mapping[str, Scalar]) -> dict[str, Settings]:
+    """The settings of each baseline of a run; SettingsError names the baseline whose are wrong."""
+    found = {}
+    for algo in settings.baselines:
+        try:
+            found[algo] = Settings.from_run_config(baseline_config(run_config, algo))
+        except SettingsError as error:
+            lines = [f"baselines = {algo!r}: {line}" for line in str(error).splitlines()]
+            raise SettingsError("\n".join(lines)) from error
+    return found
 
 
 def is_site(node_config: Mapping[str, object]) -> bool:

@@ -12,14 +12,14 @@ from flwr.serverapp import Grid, ServerApp
 from protofl_common.config.options import SettingsError
 from protofl_common.datasets import DataError, check_data_settings
 from protofl_common.run_folder import Seconds, baseline_folder
-from protofl_common.settings import Settings, baseline_config
+from protofl_common.settings import Settings, baselines_of
 from protofl_common.tensorfile import TensorFileError
 from server_app.network.exchange import MessageExchange
 from server_app.network.flower_compat import find_messages_by_node
 from server_app.network.membership import Federation, FederationError
 from server_app.round import final_evaluation, tell_best, train_round
 from server_app.run.budget import Budget
-from server_app.run.checkpoint import alone_in, can_be_resumed, is_complete, starting_point
+from server_app.run.checkpoint import alone_in, can_be_resumed, check_free, is_complete, starting_point
 from server_app.run.console import logged, say
 from server_app.run.writer import Results, conclude, draw, name_of_run
 from server_app.strategies import server_half
@@ -40,10 +40,11 @@ def main(grid: Grid, context: Context) -> None:
     try:
         settings = Settings.from_run_config(context.run_config)
         check_data_settings(settings.data)
-        baselines = {
-            algo: Settings.from_run_config(baseline_config(context.run_config, algo)) for algo in settings.baselines
-        }
+        baselines = baselines_of(settings, context.run_config)
         folder = (Path(settings.run.out_dir) / name_of_run(settings, context.run_id)).resolve()
+        if not settings.run.resume:
+            for place in (folder, *(baseline_folder(folder, algo) for algo in baselines)):
+                check_free(place)
         if not (settings.run.resume and baselines and is_complete(folder)):
             one_run(grid, settings, folder, context.run_id, len(baselines))
         for number, (algo, one) in enumerate(baselines.items(), start=1):

@@ -15,14 +15,16 @@ import pytest
 from flwr.app import ConfigRecord, Context, Message, MessageType, RecordDict
 from PIL import Image
 
+import server_app.app
 from client_app.app import app as client_app
 from protofl_common.comparison import Compared, compared, sentence
 from protofl_common.config.options import SettingsError
 from protofl_common.run_folder import RunFolder, SiteFacts, Sites, baseline_folder
-from protofl_common.settings import Settings, default_run_config
+from protofl_common.settings import Settings, baselines_of, default_run_config
 from protofl_common.tools.cli import parsed
 from protofl_common.tools.cli.assignments import read_assignments
 from server_app.app import main as server_main
+from server_app.network.membership import FederationError
 from server_app.run.console import class_strip
 from tests.harness import CACHE, LocalGrid, run_federation
 
@@ -139,12 +141,37 @@ def test_the_sentence_names_prototypes_that_predict_better_than_the_head() -> No
     )
 
 
-def test_a_baseline_that_cannot_go_on_costs_only_itself(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "runs" / "mine-local").mkdir(parents=True)
-    (tmp_path / "runs" / "mine-local" / "settings.toml").touch()
+def test_a_baseline_that_cannot_go_on_costs_only_itself(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = server_app.app.one_run
+
+    def breaking(*args: Any, baseline: str = "") -> None:
+        if baseline:
+            raise FederationError("nobody came")
+        whole(*args)
+
+    monkeypatch.setattr(server_app.app, "one_run", breaking)
     outcome, _ = first_run(tmp_path, **as_table(tmp_path), **{"run-name": "mine", "baselines": "local"})
     assert outcome.folder.name == "mine"
-    assert "baseline local: not finished: run-name = 'mine-local'" in capsys.readouterr().out
+    assert "baseline local: not finished: nobody came" in capsys.readouterr().out
+
+
+def test_the_baseline_of_another_run_is_not_taken_for_this_ones(tmp_path: Path) -> None:
+    (tmp_path / "runs" / "mine-local").mkdir(parents=True)
+    (tmp_path / "runs" / "mine-local" / "settings.toml").touch()
+    with pytest.raises(SettingsError, match="run-name = 'mine-local': .* holds a run already"):
+        first_run(tmp_path, **as_table(tmp_path), **{"run-name": "mine", "baselines": "local"})
+    assert not (tmp_path / "runs" / "mine").exists()
+
+
+def test_a_baseline_whose_settings_are_wrong_is_named_and_one_that_sends_nothing_needs_no_merging() -> None:
+    config = default_run_config() | {"dp": "sample", "baselines": "local,fedplvm"}
+    with pytest.raises(SettingsError, match=r"^baselines = 'fedplvm': dp = 'sample'"):
+        baselines_of(Settings.from_run_config(config), config)
+    config = default_run_config() | {"merging": "median", "baselines": "local,fedavg"}
+    found = baselines_of(Settings.from_run_config(config), config)
+    assert [one.federation.merging for one in found.values()] == ["mean", "median"]
 
 
 def test_a_resumed_run_goes_on_with_its_baselines(tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ def as_markdown(run: Run) -> str:
     lost = {kind: sum(len(row[kind]) for row in run.rows) for kind in TROUBLE}
     seconds = told.get("seconds", sum(row["seconds"]["total"] for row in run.rows))
     sent = sum(sum(row["bytes"].values()) for row in run.rows)
+    clients = [] if run.settings.get("partition") == "own" else ["--clients", str(len(run.sites))]
     versions = ", ".join(f"{name} {number}" for name, number in told.get("versions", {}).items())
     lines = [
         f"### {run.title}",
@@ -39,7 +40,7 @@ def as_markdown(run: Run) -> str:
         "Settings that are not the defaults:",
         "",
         "```sh",
-        f"protofl run {shlex.join(f'{key}={_value(value)}' for key, value in own.items())}",
+        shlex.join(["protofl", "run", *clients, *(f"{key}={_value(value)}" for key, value in own.items())]),
         "```",
         "",
         *_line(HEADS),

@@ -247,8 +247,7 @@ def _troubles(run: Run) -> str:
             reasons = entries if isinstance(entries, dict) else dict.fromkeys(entries, "no answer in time")
             found += [(where, kind, site, str(reason)) for site, reason in reasons.items()]
         if row["void"]:
-            few = f"{row['valid']} valid replies, fewer than min-replies; nothing was merged"
-            found.append((where, "void", "all", few))
+            found.append((where, "void", "all", f"{row.get('void-because', 'not kept')}; nothing was merged"))
     if not run.rows:
         return ""
     if not found:

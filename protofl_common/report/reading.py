@@ -18,7 +18,7 @@ from protofl_common.comparison import Compared, compared
 from protofl_common.config.options import Scalar, SettingsError
 from protofl_common.run_folder import KINDS, MarginRow, RoundRow, RunFolder, SiteFacts, Sites, Summary
 from protofl_common.settings import flatten
-from protofl_common.text import names_in
+from protofl_common.text import in_order, names_in
 
 AUDIT, INVERSION = "audit.json", "inversion.safetensors"
 """Beside the other files of a run."""
@@ -68,7 +68,8 @@ class Run:
     def sites(self) -> dict[str, SiteFacts]:
         """Every site that took part, with what is known of it."""
         known = self.facts.get("sites") or (self.summary["clients"] if self.summary else {})
-        return known | {site: {} for row in self.rows for site in row["clients"] if site not in known}
+        every = known | {site: {} for row in self.rows for site in row["clients"] if site not in known}
+        return {site: every[site] for site in in_order(every)}
 
     @cached_property
     def domains(self) -> dict[str, list[str]]:

@@ -18,6 +18,7 @@ from scipy.special import stdtr, stdtrit
 
 from protofl_common.config.options import Scalar, SettingsError, keys_of
 from protofl_common.config.sections import DataSettings
+from protofl_common.datasets.sources import source_of
 from protofl_common.run_folder import SUMMARY, RunFolder
 from protofl_common.tools.tables.metrics import Figure, NoFigure
 from protofl_common.tools.tables.plan import experiment
@@ -120,6 +121,8 @@ def grouped(folders: Sequence[Path], figure: Figure | None) -> list[Group]:
     for folder in folders:
         summary = RunFolder(folder).finished_summary()
         settings, clients = experiment(summary["settings"]), len(summary["clients"])
+        if source_of(str(settings.get("dataset"))).own and (place := summary["settings"].get("data-dir")):
+            settings["data-dir"] = str(Path(str(place)).absolute())  # other files are another experiment
         seed = int(settings.pop("seed", 0))
         chosen = figure or Figure(what="head" if summary["accuracy"].get("head") else "prototype")
         on = chosen.chosen_on(folder)

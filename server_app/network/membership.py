@@ -331,7 +331,7 @@ def _must_agree(what: str, values: dict[str, str], hint: str) -> None:
     for name in in_order(values):
         sites_of[values[name]].append(name)
     if len(sites_of) > 1:
-        lines = [f"  {value}: {', '.join(sites)}" for value, sites in sites_of.items()]
+        lines = [f"  {printable(value)}: {', '.join(sites)}" for value, sites in sites_of.items()]
         raise FederationError(f"the sites differ in {what}; {hint}:\n" + "\n".join(lines))
 
 

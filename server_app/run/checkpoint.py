@@ -110,6 +110,13 @@ def can_be_resumed(folder: Path) -> bool:
     return bool(checkpoints(folder)) or (folder / OLD_NAME).exists()
 
 
+def check_free(folder: Path) -> None:
+    """SettingsError where ``folder`` has a run, which a new one would be mixed up with."""
+    if (folder / "settings.toml").exists():
+        hint = "choose another name, or let it go on with resume = true"
+        raise SettingsError(f"run-name = {folder.name!r}: {folder} holds a run already; {hint}")
+
+
 def starting_point(settings: Settings, folder: Path, run_id: int) -> Checkpoint:
     """Where a run begins: before its first round, or, with ``resume``, after the last one that it finished.
 
@@ -120,9 +127,7 @@ def starting_point(settings: Settings, folder: Path, run_id: int) -> Checkpoint:
     """
     name, wanted = folder.name, to_run_config(settings)
     if not settings.run.resume:
-        if (folder / "settings.toml").exists():
-            hint = "choose another name, or let it go on with resume = true"
-            raise SettingsError(f"run-name = {name!r}: {folder} holds a run already; {hint}")
+        check_free(folder)
         return Checkpoint(wanted, Lineage(run_id), code=code_version())
     if is_complete(folder):
         raise SettingsError(f"resume = true: nothing to resume, the run {name!r} is complete: {folder}")
@@ -154,7 +159,10 @@ def alone_in(folder: Path) -> Iterator[None]:
     try:
         lock.acquire(timeout=0)
     except Timeout:
-        raise SettingsError(f"run-name = {folder.name!r}: another process is at work on {folder}") from None
+        raise SettingsError(
+            f"run-name = {folder.name!r}: another process is at work on {folder}; "
+            "what a killed `protofl run` has left ends within half a minute"
+        ) from None
     try:
         yield
     finally:

@@ -57,7 +57,7 @@ from protofl_common.run_folder import (
 )
 from protofl_common.settings import Settings, to_run_config
 from protofl_common.tensorfile import write_tensors
-from protofl_common.text import as_file_name
+from protofl_common.text import as_file_name, in_order
 from protofl_common.wire.records import Report
 from server_app.run.artifacts import Recording
 from server_app.run.checkpoint import Checkpoint
@@ -261,6 +261,8 @@ class Results:
         }
         if metrics := _over_clients({site: (one.metrics, one.test_samples) for site, one in reports.items()}):
             row["metrics"] = metrics
+        if outcome.void:
+            row["void-because"] = outcome.void
         if outcome.epsilon is not None:
             row["epsilon"] = outcome.epsilon
         if found := _over_clients({site: (one.validation, one.validation_samples) for site, one in reports.items()}):
@@ -341,7 +343,7 @@ def draw(settings: Settings, folder: Path) -> None:
 
 def _shares(samples: dict[str, int]) -> str:
     """The largest first, and how many others there are."""
-    largest = sorted(samples, key=samples.__getitem__, reverse=True)
+    largest = sorted(in_order(samples), key=samples.__getitem__, reverse=True)
     total = max(1, sum(samples.values()))
     return _first([f"{name} {100 * samples[name] / total:.1f} %" for name in largest], " with less")
 
@@ -406,12 +408,13 @@ def _versions() -> dict[str, str]:
 def _as_toml(settings: Settings, file: Path, num_partitions: int, resumed: str = "") -> str:
     """The run's settings as a flat TOML file that ``flwr run --run-config`` takes; ``resumed``: to resume that run.
 
-    Like a recipe, it says with how many simulated clients, where the data set is divided among them.
+    Like a recipe, it says with how many simulated clients, where the data set is divided among them. Where sites bring
+    their own, FEDERATION stands for the connection, whose name a ServerApp does not know.
     """
     values = to_run_config(settings) | ({"resume": True, "run-name": resumed} if resumed else {})
     lines = [f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in values.items()]
-    command = f"flwr run . --run-config {shlex.quote(str(file))}"
-    if num_partitions:
-        command += f" --federation-config 'num-supernodes={num_partitions} client-resources-num-cpus=1'"
+    among = f" --federation-config 'num-supernodes={num_partitions} client-resources-num-cpus=1'"
+    where, options = (".", among) if num_partitions else (". FEDERATION", "")
+    command = f"flwr run {where} --run-config {shlex.quote(str(file))}{options}"
     to_do = "Let it go on after a stop" if resumed else "Run it again, under another run-name"
     return f"# The settings of this run. {to_do}:\n# {command} --stream\n" + "\n".join(lines) + "\n"

@@ -67,7 +67,6 @@ class Machines:
             "8001": str(self.superlink),
             "9094": str(free_port()),
             "/data/": f"{self.folder}/data/",
-            'device="cuda"': 'device="cpu"',
             "rounds=2": "rounds=2 threads=1",
             **({} if machine == "superlink" else {"north": machine, 'arch="cnn4"': f'arch="{SITES[machine]}"'}),
         }

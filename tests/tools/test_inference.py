@@ -81,6 +81,13 @@ def test_the_command_line_says_what_python_says(tmp_path: Path, capsys: pytest.C
     assert all(0 < one["probability"] <= 1 for one in told)
     assert main(["predict", str(out), str(folder / "0000.png")]) == 0
     assert known[0].name in capsys.readouterr().out
+    assert main(["predict", str(out), *[str(folder / "0000.png")] * 2, "--json"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 1  # a file that is named twice
+    (out / "model.onnx").touch()
+    assert main(["export", str(run.folder), "--site", "site-0", "--out", str(out)]) == 0
+    assert not (out / "model.onnx").exists()  # which was another model's
+    assert main(["export", str(run.folder), "--site", "site-0", "--out", str(folder / "0000.png")]) == 1
+    assert "protofl: this cannot work" in capsys.readouterr().err
 
 
 def test_the_card_says_what_the_model_is(tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from flwr.supernode import start_client_internal as supernode
 
 from protofl_common.config.options import SettingsError
+from protofl_common.permissions import permission_problems
 from protofl_common.settings import NODE_KEYS
 from protofl_common.tools.app_files import copy_app
 from protofl_common.tools.cli import main
@@ -239,7 +240,7 @@ def test_a_well_kept_site_has_nothing_to_be_warned_of(site: Path) -> None:
     assert f"writes state-dir {site / 'state'} (mode 0700)" in text
     assert f"writes FLWR_HOME {site / 'flwr'}: will be made, for this user only" in text
     assert "sends a prototype of each class, with the number of samples behind it: fedproto" in text
-    assert "max-rounds 2000, max-epochs 100, max-batch-size 1024, max-image-size 512" in text
+    assert "max-rounds 2000, max-epochs 100, max-steps 10000, max-batch-size 1024, max-image-size 512" in text
     assert not list((site / "cache").iterdir())
 
 
@@ -274,6 +275,13 @@ def test_a_strict_site_is_not_called_wrong_for_what_runs_ask_by_default() -> Non
     assert {one.level for one in found(node=strict)} == {""}
     said = found(node=strict, algo="fedtgp", rounds=3, local_epochs=1, batch_size=3, eval_batch_size=3)
     assert said[0].text == "rounds = 3: this site takes at most 2; its operator may raise max-rounds (node config)"
+
+
+def test_the_steps_of_a_round_are_limited_as_its_epochs_are() -> None:
+    said = permission_problems({"max-steps": 50}, {"local-steps": 51})
+    assert said == ["local-steps = 51: this site takes at most 50; its operator may raise max-steps (node config)"]
+    assert not permission_problems({}, {"local-steps": 10_000})
+    assert permission_problems({}, {"local-steps": 10_001})
 
 
 def test_folders_and_keys_that_others_may_read(site: Path) -> None:

@@ -51,17 +51,18 @@ def main(arguments: list[str] | None = None) -> int:
     chosen = parser.parse_args(arguments)
     from protofl_common.datasets.raw import DataError  # half a second that --help does not need
     from protofl_common.settings import app_folder
+    from protofl_common.tensorfile import TensorFileError
 
     sys.path.append(str(app_folder()))  # methods of other packages import client_app, which no wheel installs
     for kind in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(kind, _as_interrupt)
     try:
         return int(_module(chosen.command).act(parsed(chosen.command, chosen.arguments)))
-    except (SettingsError, DataError) as error:
-        print(f"protofl: this cannot work\n{error}", file=sys.stderr)
-        return 1
     except BrokenPipeError:  # whoever reads has seen enough, as `head` has
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except (SettingsError, DataError, TensorFileError, OSError) as error:
+        print(f"protofl: this cannot work\n{error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("\nprotofl: stopped", file=sys.stderr)

@@ -62,7 +62,7 @@ def act(arguments: argparse.Namespace) -> int:
     console = Console()
     if arguments.json:
         print_json("compare", {"groups": [_as_dict(group, groups[0]) for group in groups]})
-    elif len(groups) == len(folders):
+    elif len(groups) == len(folders) and not (arguments.against or parts):
         console.print(comparison(folders))
         if len(groups) > 1:
             print("One run each: a difference may be chance. Repeat them with seed=1, seed=2, … to see intervals.")

@@ -31,7 +31,7 @@ from packaging.requirements import Requirement
 from protofl_common.config.options import Scalar, SettingsError
 from protofl_common.datasets import DataError, check_data_settings
 from protofl_common.datasets.store import cache_root
-from protofl_common.settings import Settings, app_folder, default_run_config
+from protofl_common.settings import Settings, app_folder, baselines_of, default_run_config
 from protofl_common.tools.cli.as_json import add_json, print_json
 from protofl_common.tools.cli.assignments import read_assignments
 from protofl_common.tools.cli.recipes import DEFAULT_FEDERATION, read_recipe
@@ -82,6 +82,10 @@ def describe(parser: argparse.ArgumentParser) -> None:
 
 def act(arguments: argparse.Namespace) -> int:
     """Print the findings, worst first."""
+    if odd := [port for port in arguments.port if not 0 < port < 2**16]:
+        raise SettingsError(f"--port {odd[0]}: must be from 1 to 65535")
+    if arguments.clients < 1:
+        raise SettingsError(f"--clients {arguments.clients}: must be at least 1")
     recipe = read_recipe(arguments.recipe).settings
     asked = Asked(recipe | read_assignments(arguments.settings), arguments.port, arguments.clients)
     found = sorted((one for check in CHECKS for one in _safely(check, asked)), key=lambda one: LEVELS.index(one.level))
@@ -195,7 +199,9 @@ def _folders(asked: Asked) -> Iterator[Finding]:
 
 def _data(asked: Asked) -> Iterator[Finding]:
     try:
-        settings = Settings.from_run_config(default_run_config() | asked.settings)
+        config = default_run_config() | asked.settings
+        settings = Settings.from_run_config(config)
+        baselines_of(settings, config)
         check_data_settings(settings.data)
         check_data_are_here(settings.data)
     except (SettingsError, DataError) as error:
@@ -217,12 +223,13 @@ def _clock(asked: Asked) -> Iterator[Finding]:
 
 
 def _processes(asked: Asked) -> Iterator[Finding]:
-    """Whose parent has ended: nobody will end them."""
+    """Whose parent has ended: nobody will end them. A SuperLink that simulates nothing may be a service."""
     listed = subprocess.run(["ps", "-eo", "pid=,ppid=,args="], capture_output=True, text=True, check=True).stdout
     for line in listed.splitlines():
         pid, parent, command = line.split(None, 2)
         for name in ("flower-superlink", "raylet", "gcs_server"):
-            if parent == "1" and any(word.endswith(name) for word in command.split()[:2]):
+            kept = name == "flower-superlink" and "--simulation" not in command
+            if parent == "1" and not kept and any(word.endswith(name) for word in command.split()[:2]):
                 yield Finding(WARNING, "processes", f"{name} ({pid}) is left of an earlier run", f"kill {pid}")
     if "RAY_ADDRESS" in os.environ:
         text = f"RAY_ADDRESS = {os.environ['RAY_ADDRESS']!r}: simulations use that cluster, and wait where it is gone"

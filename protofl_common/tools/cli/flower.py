@@ -19,12 +19,16 @@ from protofl_common.tools.cli.superlink import BIN, SuperLink
 
 COMPLETED = "finished:completed"
 KEPT_LINES = 60
+CANNOT = "protofl: this run cannot go on"
 STOP_SECONDS = 30.0
 
 
 @dataclass(frozen=True)
 class Ended:
-    """How a run ended: Flower's status (``refused`` where Flower did not take it) and its last lines."""
+    """How a run ended: Flower's status (``refused`` where Flower did not take it) and its last lines.
+
+    Before these stands why it cannot go on, where our ServerApp has said so.
+    """
 
     status: str
     tail: tuple[str, ...]
@@ -37,10 +41,13 @@ class Ended:
     @property
     def reason(self) -> str:
         """What went wrong, in one line: what our ServerApp said, else the last line."""
-        lines = [re.sub(r"\x1b\[[0-9;]*m", "", line).strip() for line in self.tail]
-        lines = [line for line in lines if line]
-        said = [lines[i + 1] for i, line in enumerate(lines[:-1]) if line.startswith("protofl: this run cannot go on")]
+        lines = [line for line in map(_plain, self.tail) if line]
+        said = [lines[i + 1] for i, line in enumerate(lines[:-1]) if line.startswith(CANNOT)]
         return said[-1] if said else f"{self.status}: {lines[-1] if lines else 'it said nothing'}"
+
+
+def _plain(line: str) -> str:
+    return re.sub(r"\x1b\[[0-9;]*m", "", line).strip()
 
 
 def flwr_run(run_config: str, federation: Mapping[str, Scalar]) -> list[str]:
@@ -61,6 +68,7 @@ def follow(command: list[str], superlink: SuperLink, on_line: Callable[[str], No
     ``command`` is that of `flwr_run`; the app that Flower packs is the SuperLink's copy.
     """
     tail: deque[str] = deque(maxlen=KEPT_LINES)
+    said: list[str] = []
     run_id = ""
     process = subprocess.Popen(
         [str(BIN / "flwr"), "run", str(superlink.app), *command[3:]],
@@ -77,9 +85,11 @@ def follow(command: list[str], superlink: SuperLink, on_line: Callable[[str], No
             found = re.search(r"Successfully started run (\d+)", line)
             run_id = found[1] if found and not run_id else run_id
             tail.append(line.rstrip("\n"))
+            if _plain(line).startswith(CANNOT) or len(said) == 1:
+                said.append(line)  # what Ray says of its processes may be more than the lines that are kept
             on_line(line.rstrip("\n"))
         process.wait()
-        return Ended(_status_at_end(run_id, superlink) if run_id else "refused", tuple(tail))
+        return Ended(_status_at_end(run_id, superlink) if run_id else "refused", (*said, *tail))
     except KeyboardInterrupt:
         if run_id:
             _flwr(superlink, "stop", run_id)

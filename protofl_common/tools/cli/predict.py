@@ -139,4 +139,4 @@ def _files(given: list[Path]) -> list[Path]:
         if not found:
             raise SettingsError(f"{path}: no images in this folder")
         files += found
-    return files
+    return list(dict.fromkeys(files))

@@ -47,7 +47,7 @@ def read_recipe(name: str) -> Recipe:
     except OSError:
         there = ", ".join(sorted(file.stem for file in RECIPES.glob("*.toml")))
         raise SettingsError(f"recipe = {name!r}: no such file; choose a TOML file, or one of {there}") from None
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise SettingsError(f"recipe = {name!r}: not TOML: {error}") from None
     return Recipe(path, settings, federation_in(text))
 

@@ -21,7 +21,7 @@ from protofl_common.datasets import check_data_settings
 from protofl_common.datasets.sources import source_of
 from protofl_common.datasets.store import open_data
 from protofl_common.run_folder import RunFolder
-from protofl_common.settings import Settings, default_run_config
+from protofl_common.settings import Settings, baselines_of, default_run_config
 from protofl_common.tools.cli.as_json import add_json, print_json
 from protofl_common.tools.cli.assignments import as_run_config, read_assignments
 from protofl_common.tools.cli.cluster import absolute_folders, check_cluster
@@ -41,7 +41,12 @@ def describe(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--recipe", default="", metavar="NAME", help="configs/recipes/NAME.toml, or a TOML file, below the settings"
     )
-    parser.add_argument("--clients", type=int, metavar="N", help="number of clients (the recipe's, else 10)")
+    parser.add_argument(
+        "--clients",
+        type=int,
+        metavar="N",
+        help="number of clients (the recipe's, else 10, or as many as your data name for partition=natural)",
+    )
     parser.add_argument("--quiet", action="store_true", help="show the result only")
     parser.add_argument("--verbose", action="store_true", help="show Flower's command and all that it says")
     parser.add_argument(
@@ -95,13 +100,17 @@ def act(arguments: argparse.Namespace) -> int:
     if arguments.cluster:
         given |= absolute_folders(settings)
         settings = Settings.from_run_config(base_config | given)
+    baselines_of(settings, base_config | given)
     check_data_settings(settings.data)
     check_data_are_here(settings.data)
+    clients = arguments.clients
     if own_data := source_of(settings.data.dataset).own:
-        open_data(settings.data)  # wrong ones are named now, and images are decoded while no server waits for clients
+        data = open_data(settings.data)  # wrong ones are named now, and images are decoded while nobody waits for them
+        if settings.data.partition == "natural" and clients is None and not arguments.recipe:
+            clients = len(data.domain_names) or None
     if arguments.cluster:
         check_cluster(arguments.cluster, settings)
-    federation = with_resources(recipe.federation, arguments, arguments.clients)
+    federation = with_resources(recipe.federation, arguments, clients)
     if not arguments.cluster:  # whose GPUs this machine does not see
         federation = with_gpu(federation, settings.machine.device)
     alone = arguments.recipe and not given  # Flower does not take a file and pairs together

@@ -25,6 +25,7 @@ from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
+from protofl_common.code_version import COMMIT, commit
 from protofl_common.config.options import SettingsError
 from protofl_common.tools.app_files import copy_app
 from protofl_common.tools.cli.recipes import ROOT
@@ -32,6 +33,8 @@ from protofl_common.tools.cli.recipes import ROOT
 BIN = Path(sys.executable).parent
 START_SECONDS = 120.0
 STOP_SECONDS = 20.0
+GUARD = f"trap '' TERM INT HUP; cat > /dev/null; kill -TERM 0; sleep {STOP_SECONDS:.0f}; kill -KILL 0"
+"""Beside the SuperLink: once whoever started it is no more, however killed, it ends the SuperLink and its run."""
 
 
 class SuperLink:
@@ -50,6 +53,7 @@ class SuperLink:
             "FLWR_LOCAL_CONTROL_API_PORT": str(control),
             "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
             "FLWR_TELEMETRY_ENABLED": os.environ.get("FLWR_TELEMETRY_ENABLED", "0"),
+            COMMIT: commit(),
             "RAY_ADDRESS": ray or os.environ.get("RAY_ADDRESS", "local"),
         }
         self.log = self.home / "superlink.log"
@@ -63,6 +67,7 @@ class SuperLink:
                 stderr=log,
                 process_group=0,
             )
+        self._guard = subprocess.Popen(["sh", "-c", GUARD], stdin=subprocess.PIPE, process_group=self._process.pid)
 
     @property
     def full_environment(self) -> dict[str, str]:
@@ -94,6 +99,7 @@ class SuperLink:
             with suppress(ProcessLookupError, subprocess.TimeoutExpired):
                 os.killpg(self._process.pid, kind)
                 self._process.wait(timeout=STOP_SECONDS)
+        self._guard.communicate()
         shutil.rmtree(self.home, ignore_errors=True)
 
     def _wait_until_healthy(self) -> None:

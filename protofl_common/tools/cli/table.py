@@ -21,6 +21,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.markdown import Markdown
@@ -68,6 +69,8 @@ def act(arguments: argparse.Namespace) -> int:
     overrides = read_assignments(word for word in arguments.what if word not in files)
     if not files:
         raise SettingsError("which table? Give a YAML file, such as configs/tables/fedplvm-office10.yaml")
+    if "seed" in overrides:
+        raise SettingsError(f"seed = {overrides['seed']}: a table has several; say --seeds {overrides['seed']}")
     seeds = _seeds(arguments.seeds)
     options = {"data_dir": arguments.data_dir, "seeds": seeds, "only": tuple(arguments.only), "overrides": overrides}
     tables = [read_table(found(file)) for file in files]
@@ -83,7 +86,7 @@ def act(arguments: argparse.Namespace) -> int:
         return 0
     device = str(overrides.get("device", "auto"))
     with flower_launcher(lambda one: with_gpu(with_resources(one, arguments, None), device)) as launch:
-        failed = execute(planned, runs, launch, out, overrides, console, trials, arguments.figure)
+        failed = execute(planned, runs, launch, out, overrides, console, trials, arguments.figure, options)
     if arguments.json:
         print_json("table", {"tables": [json.loads((out / f"{one.name}.json").read_text()) for one in tables]})
     return failed
@@ -98,10 +101,12 @@ def execute(
     console: Console,
     trials: Runs | None = None,
     figure: bool = False,
+    options: dict[str, Any] | None = None,
 ) -> int:
     """All runs of all tables with a progress bar; a table's files are written anew after each of its runs.
 
-    ``trials``: the folder of the runs of a search; None: the settings are the table's.
+    ``trials``: the folder of the runs of a search; None: the settings are the table's. ``options``: what `plan` was
+    given; where that left rows out (``only``), the files show what there is of them.
     """
     out.mkdir(parents=True, exist_ok=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
@@ -109,6 +114,7 @@ def execute(
         with Progress(*columns, console=console) as progress:
             cells = _searched(table, planned_cells, trials, partial(_one, launch=launch, progress=progress))
             todo = runs_of(cells)
+            cells = _with_other_rows(table, cells, trials, options or {})
             _write(table, cells, runs, out, overrides)
             whole = progress.add_task(table.name, total=len(todo))
             for run in todo:
@@ -120,6 +126,18 @@ def execute(
             (out / f"{table.name}.svg").write_text(drawn(table, collect(table, cells, runs)), encoding="utf-8")
         console.print(f"results: {out / table.name}.md, .csv, .json{', .svg' if figure else ''}")
     return 1 if runs.failed else 0
+
+
+def _with_other_rows(table: TableFile, cells: list[Cell], trials: Runs | None, options: dict[str, Any]) -> list[Cell]:
+    """The cells, and those of rows that ``only`` leaves out, as far as the settings let these be planned."""
+    if not options.get("only"):
+        return cells
+    try:
+        others = [cell for cell in plan(table, **options | {"only": ()}) if cell.row not in options["only"]]
+    except SettingsError:
+        return cells
+    rows = list(table.rows)
+    return sorted([*cells, *_searched(table, others, trials, None)], key=lambda cell: rows.index(cell.row))
 
 
 def _searched(

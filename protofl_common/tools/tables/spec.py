@@ -25,6 +25,7 @@ What is nearer to the run wins: recipe, settings of the table, of the column, of
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import product
@@ -82,6 +83,15 @@ class TableFile:
     trial_seeds: tuple[int, ...] = TRIAL_SEEDS
 
 
+class _Loader(yaml.SafeLoader):
+    """Takes 1e-3 for a number, as JSON, TOML and YAML 1.2 do."""
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+$"), list("-+0123456789")
+)
+
+
 def read_table(path: Path) -> TableFile:
     """Read and check a table.
 
@@ -91,14 +101,16 @@ def read_table(path: Path) -> TableFile:
         With a line for each thing that is wrong with it.
     """
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        content = yaml.load(path.read_text(encoding="utf-8"), _Loader)
     except OSError as error:
         raise SettingsError(f"{path}: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise SettingsError(f"{path}: not UTF-8: {error}") from None
     except yaml.YAMLError as error:
         raise SettingsError(f"{path}: not YAML: {error}") from None
     if not isinstance(content, dict) or not isinstance(content.get("columns"), dict):
         raise SettingsError(f"{path}: a table needs title, columns and rows")
-    problems = _problems(content)
+    problems = _wrong_shapes(content) or _problems(content)
     if problems:
         raise SettingsError("\n".join(f"{path.name}: {problem}" for problem in problems))
     content["rows"] = dict(_spread(content["rows"]))
@@ -146,6 +158,22 @@ def _runs(said: dict[str, Any]) -> bool:
     return said.get("minus") is None and ("paper" not in said or any(key in said for key in COLUMN_KEYS))
 
 
+def _wrong_shapes(content: dict[str, Any]) -> list[str]:
+    """A line for each thing that is no list or no dictionary and must be one."""
+    problems = []
+    for kind in ("columns", "rows"):
+        members = content.get(kind) or {}
+        if not isinstance(members, dict):
+            problems.append(f"{kind} = {members!r}: must be a name and what it holds for each, NAME: {{…}}")
+            continue
+        for name, said in members.items():
+            if said is not None and not isinstance(said, dict):
+                problems.append(f"{kind[:-1]} {name} = {said!r}: must be key: value pairs")
+            elif said and not isinstance(said.get("paper", []), list | dict):
+                problems.append(f"row {name}: paper = {said['paper']!r}: must be a number for each column, [1.0, …]")
+    return problems
+
+
 def _problems(content: dict[str, Any]) -> list[str]:
     problems = _unknown("", content, TABLE_KEYS)
     problems += [f"{key}: missing" for key in ("title", "rows") if not content.get(key)]
@@ -166,6 +194,11 @@ def _problems(content: dict[str, Any]) -> list[str]:
             problems += _unknown(f"{kind} {name}: ", said or {}, legal)
     for name, said in rows.items():
         problems += _problems_of_row(str(name), said or {}, content)
+    if any(
+        "seed" in ((part or {}).get("settings") or ())
+        for part in (content, *content["columns"].values(), *rows.values())
+    ):
+        problems.append("settings: seed: must not be there; list them under seeds")
     against, names = content.get("against"), [] if problems else [name for name, _ in _spread(rows)]
     if against and names and against not in names:
         problems.append(f"against = {against!r}: must be one of {', '.join(names)}")
@@ -180,7 +213,8 @@ def _problems_of_row(name: str, said: dict[str, Any], content: dict[str, Any]) -
         problems += [f"row {name}: paper: no column {column!r}" for column in numbers if column not in columns]
     minus = said.get("minus")
     if minus is not None:
-        there = [row for row, other in content["rows"].items() if row != name and _runs(other or {})]
+        others = {row: other for row, other in content["rows"].items() if row != name and _runs(other or {})}
+        there = [row for row, _ in _spread(others)]
         if not isinstance(minus, list) or len(minus) != 2 or any(row not in there for row in minus):
             problems.append(f"row {name}: minus = {minus!r}: must be two of {', '.join(map(str, there))}")
     return problems

@@ -66,7 +66,8 @@ def ray_note(patch: pytest.MonkeyPatch, folder: Path) -> list[str]:
 USAGE = SimpleNamespace(total=10**8, free=10**7)
 LEFT = SimpleNamespace(
     stdout="    1     0 init\n"
-    " 4711     1 /usr/bin/python /env/bin/flower-superlink --insecure\n 4712     1 /x/raylet -a\n"
+    " 4711     1 /usr/bin/python /env/bin/flower-superlink --insecure --simulation\n"
+    " 4713     1 /usr/bin/python /env/bin/flower-superlink --ssl-keyfile key\n 4712     1 /x/raylet -a\n"
 )
 FAULTS: dict[str, tuple[Plant, str, str, str]] = {
     "an old Flower": (
@@ -174,6 +175,7 @@ def test_a_planted_fault_is_found_and_its_cure_named(
     one = next(one for one in found if text in one["text"])
     assert one["level"] == level
     assert cure in one["cure"]
+    assert "4713" not in str(found)  # a SuperLink that simulates nothing may be a service
     assert status == 1 or level != "wrong"
 
 
@@ -194,6 +196,12 @@ def test_a_port_that_is_taken(capsys: pytest.CaptureFixture[str]) -> None:
         assert f"sport = :{port}" in one["cure"]
     _, found = findings(capsys, "--port", str(port))
     assert {"level": "ok", "topic": "ports", "text": f"{port}: free", "cure": ""} in found
+
+
+@pytest.mark.parametrize("words", [["--port", "70000"], ["--clients", "0"]])
+def test_a_wrong_number_is_named(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", *words]) == 1
+    assert f"{words[0]} {words[1]}: must be" in capsys.readouterr().err
 
 
 def test_what_is_wrong_stands_first_with_its_cure_below(capsys: pytest.CaptureFixture[str]) -> None:

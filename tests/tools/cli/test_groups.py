@@ -56,6 +56,25 @@ def test_intervals_and_tests_are_those_of_scipy(tmp_path: Path, capsys: pytest.C
     assert ours["difference"] is None
 
 
+def test_runs_on_other_files_are_other_experiments(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    mine = {"dataset": "arrays", "partition": "iid"}
+    write(tmp_path / "a", "fedproto", OURS[:2], **mine, **{"data-dir": "easy.csv"})
+    write(tmp_path / "b", "fedproto", OURS[2:], **mine, **{"data-dir": "hard.csv"})
+    write(tmp_path / "c", "local", LOCAL[:2], **mine, **{"data-dir": "hard.csv"})
+    first, second, local = compared(capsys, *(str(tmp_path / name) for name in "abc"))
+    assert (first["n"], second["n"]) == (2, 2)
+    assert first["name"].endswith("easy.csv")
+    assert (local["difference"], local["note"]) == (None, "not paired: other data, or divided otherwise")
+
+
+def test_options_count_where_every_run_is_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write(tmp_path, "fedproto", OURS[:1])
+    local = write(tmp_path, "local", LOCAL[:1])
+    for more in (["--against", str(local[0])], ["--what", "head", "--when", "best"]):
+        assert main(["compare", str(tmp_path), *more]) == 0
+        assert "difference" in capsys.readouterr().out
+
+
 def test_the_table_of_groups(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write(tmp_path, "fedproto", OURS)
     write(tmp_path, "fedproto", OURS[:1], lr=0.2)

@@ -82,7 +82,7 @@ def test_the_text_for_an_issue(tmp_path: Path) -> None:
         "Settings that are not the defaults:",
         "",
         "```sh",
-        "protofl run algo=fedtgp rounds=9 lr=0.5",
+        "protofl run --clients 2 algo=fedtgp rounds=9 lr=0.5",
         "```",
         "",
         "|  | mean, % | by samples | worst 10 % | std | best mean |",

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import ClassVar
 
 import numpy as np
 import pytest
 
 from protofl_common.config.options import SettingsError
-from protofl_common.tools.cli import main, run
+from protofl_common.tools.cli import flower, main, run
 from protofl_common.tools.cli.flower import Ended
 from protofl_common.tools.cli.recipes import RECIPES, ROOT, federation_in, read_recipe
 
@@ -149,6 +151,31 @@ def test_the_reason_of_a_failure_is_what_our_server_said() -> None:
     said = ("protofl: this run cannot go on", "rounds = 0: must be more", "", "Exit Code: 200")
     assert Ended("finished:failed", said).reason == "rounds = 0: must be more"
     assert Ended("finished:failed", ("one", "\x1b[92mtwo\x1b[0m", "")).reason == "finished:failed: two"
+
+
+def test_the_reason_is_kept_whatever_is_said_after_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = tmp_path / "flwr"
+    lines = ["protofl: this run cannot go on", "lr = 0: must be more", *(f"(pid={n}) Traceback" for n in range(200))]
+    program.write_text("#!/bin/sh\n" + "".join(f"echo '{line}'\n" for line in lines))
+    program.chmod(0o755)
+    monkeypatch.setattr(flower, "BIN", tmp_path)
+    started = SimpleNamespace(app=tmp_path, full_environment=dict(os.environ), alive=False)
+    shown: list[str] = []
+    ended = flower.follow(flower.flwr_run("", {}), started, shown.append)  # type: ignore[arg-type]
+    assert (ended.well, ended.reason) == (False, "lr = 0: must be more")
+    assert shown == lines
+
+
+def test_as_many_clients_as_the_data_name(commands: list[list[str]], tmp_path: Path) -> None:
+    np.savez(tmp_path / "mine.npz", inputs=np.ones((6, 3)), labels=[0, 1] * 3, client=["a", "a", "b", "b", "c", "c"])
+    words = ["run", "dataset=arrays", f"data-dir={tmp_path / 'mine.npz'}", f"cache-dir={tmp_path / 'cache'}"]
+    for more, number in (
+        (["partition=natural"], 3),
+        (["partition=iid"], 10),
+        (["partition=natural", "--clients", "2"], 2),
+    ):
+        assert main([*words, *more]) == 0
+        assert commands[-1][5].startswith(f"num-supernodes={number} ")
 
 
 def test_every_recipe_says_its_federation() -> None:

@@ -303,6 +303,14 @@ def test_a_table_as_a_figure_has_a_line_for_each_row_that_has_results(small: Pat
         (("{few: 1.5}", "{many: 1.5}"), "row gain: paper: no column 'many'"),
         (("[FedProto, Local]", "[FedProto, FedRep]"), "row gain: minus = ['FedProto', 'FedRep']: must be two of"),
         (("null, 90]", "null, 90, 91]"), "row Local: paper has 4 numbers for 3 columns"),
+        (("{paper: [97.5]}", "{paper: 97.5}"), "row FedRep: paper = 97.5: must be a number for each column"),
+        (("{paper: [97.5]}", "fedrep"), "row FedRep = 'fedrep': must be key: value pairs"),
+        (("  all:\n", "  all: 5\n"), "column all = 5: must be key: value pairs"),
+        (("rounds: 2,", "rounds: 2, seed: 9,"), "settings: seed: must not be there; list them under seeds"),
+        (
+            ("lambda: 0.5}}", "lambda: 0.5}, grid: {lr: [0.1, 0.2]}}"),
+            "row gain: minus = ['FedProto', 'Local']: must be two of Local, FedProto, lr 0.1, FedProto, lr 0.2",
+        ),
     ],
 )
 def test_a_wrong_table_is_refused(change: tuple[str, str], said: str, tmp_path: Path) -> None:
@@ -311,6 +319,29 @@ def test_a_wrong_table_is_refused(change: tuple[str, str], said: str, tmp_path: 
     with pytest.raises(SettingsError) as error:
         read_table(path)
     assert f"wrong.yaml: {said}" in str(error.value)
+
+
+def test_a_number_with_an_exponent_is_one(small: Path) -> None:
+    small.write_text(SMALL.replace("rounds: 2,", "rounds: 2, lr: 1e-3,"), encoding="utf-8")
+    assert {run.settings.training.lr for run in runs_of(plan(read_table(small)))} == {0.001}
+
+
+def test_a_table_that_is_no_text_is_refused(small: Path) -> None:
+    small.write_bytes(SMALL.encode("utf-16"))
+    with pytest.raises(SettingsError, match=r"small\.yaml: not UTF-8"):
+        read_table(small)
+
+
+def test_rows_that_do_not_run_now_keep_their_results(small: Path) -> None:
+    launcher = Launcher()
+    launcher.broken = ""
+    run_table(small, launcher)
+    before = (small.parent / "small.md").read_text()
+    table, options, runs = read_table(small), {"only": ("Local",)}, Runs(small.parent / "runs")
+    chosen = plan(table, only=("Local",))
+    execute([(table, chosen)], runs, launcher, small.parent, {}, Console(quiet=True), options=options)
+    assert (small.parent / "small.md").read_text() == before
+    assert "–" not in [line for line in before.splitlines() if line.startswith("| FedProto")][0].split("|")[2]
 
 
 def test_a_wrong_value_is_named_with_its_cell(small: Path) -> None:
@@ -343,6 +374,7 @@ def test_the_command_shows_what_would_run(
         (["--only", "FedTGP"], "--only 'FedTGP': choose among Local, FedProto, MNIST"),
         (["--seeds", "a"], "--seeds 'a': must be whole numbers"),
         (["lr=fast"], "small: Local / all: lr = 'fast': must be a number above 0"),
+        (["seed=9"], "seed = 9: a table has several; say --seeds 9"),
     ],
 )
 def test_a_wrong_command_line_is_named(
