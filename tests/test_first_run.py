@@ -160,7 +160,7 @@ def test_a_baseline_that_cannot_go_on_costs_only_itself(
 def test_the_baseline_of_another_run_is_not_taken_for_this_ones(tmp_path: Path) -> None:
     (tmp_path / "runs" / "mine-local").mkdir(parents=True)
     (tmp_path / "runs" / "mine-local" / "settings.toml").touch()
-    with pytest.raises(SettingsError, match="run-name = 'mine-local': .* holds a run already"):
+    with pytest.raises(SettingsError, match=r"run-name = 'mine-local': .* holds a run already"):
         first_run(tmp_path, **as_table(tmp_path), **{"run-name": "mine", "baselines": "local"})
     assert not (tmp_path / "runs" / "mine").exists()
 

@@ -74,7 +74,8 @@ def test_a_run_that_fails_exits_with_1(tmp_path: Path, temporary: Path) -> None:
     assert "protofl: this run has failed (finished:failed)" in output
 
 
-def test_ctrl_c_stops_the_run_and_the_superlink(tmp_path: Path, temporary: Path) -> None:
+@pytest.mark.parametrize("kind", [signal.SIGINT, signal.SIGKILL])
+def test_one_that_is_stopped_or_killed_leaves_nothing(kind: signal.Signals, tmp_path: Path, temporary: Path) -> None:
     process = start(temporary, "run", *TINY, "--verbose", "rounds=100000", f"out-dir={tmp_path}")
     said = []
     assert process.stdout is not None
@@ -82,13 +83,13 @@ def test_ctrl_c_stops_the_run_and_the_superlink(tmp_path: Path, temporary: Path)
         said.append(line)
         if re.search(r"round +2/", line):
             break
-    process.send_signal(signal.SIGINT)
+    process.send_signal(kind)
     rest, _ = process.communicate(timeout=120)
-    assert process.returncode == 130, "".join(said) + rest
+    assert process.returncode == (130 if kind == signal.SIGINT else -kind), "".join(said) + rest
     port = re.search(r"FLWR_LOCAL_SUPERLINK_HTTP_API_PORT=(\d+)", said[0])
     assert port is not None
-    deadline = time.monotonic() + 20
-    while lives(port[1]) and time.monotonic() < deadline:
+    deadline = time.monotonic() + 50
+    while (lives(port[1]) or list(temporary.glob("protofl-*"))) and time.monotonic() < deadline:
         time.sleep(0.5)
     assert not lives(port[1])
     assert list(temporary.glob("protofl-*")) == []

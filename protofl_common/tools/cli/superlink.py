@@ -12,8 +12,6 @@ The one place that knows how Flower must be started here:
 from __future__ import annotations
 
 import os
-import shutil
-import signal
 import socket
 import subprocess
 import sys
@@ -33,8 +31,21 @@ from protofl_common.tools.cli.recipes import ROOT
 BIN = Path(sys.executable).parent
 START_SECONDS = 120.0
 STOP_SECONDS = 20.0
-GUARD = f"trap '' TERM INT HUP; cat > /dev/null; kill -TERM 0; sleep {STOP_SECONDS:.0f}; kill -KILL 0"
-"""Beside the SuperLink: once whoever started it is no more, however killed, it ends the SuperLink and its run."""
+GUARD = f"""
+trap '' TERM INT HUP
+cat > /dev/null
+groups="$0 $(ps -o pgid= --ppid $0)"
+for signal in TERM KILL; do
+    for group in $groups; do kill -s $signal -- -$group 2> /dev/null; done
+    for moment in $(seq {5 * STOP_SECONDS:.0f}); do
+        for group in $groups; do kill -s 0 -- -$group 2> /dev/null && sleep 0.2 && continue 2; done
+        break
+    done
+done
+rm -rf "$1"
+"""
+"""Ends the SuperLink $0 and its run's processes, and removes its home $1, once its input ends: when whoever started it
+says so, or is no more, however killed."""
 
 
 class SuperLink:
@@ -67,7 +78,9 @@ class SuperLink:
                 stderr=log,
                 process_group=0,
             )
-        self._guard = subprocess.Popen(["sh", "-c", GUARD], stdin=subprocess.PIPE, process_group=self._process.pid)
+        guard = ["sh", "-c", GUARD, str(self._process.pid), str(self.home)]
+        none = subprocess.DEVNULL
+        self._guard = subprocess.Popen(guard, stdin=subprocess.PIPE, stdout=none, stderr=none, process_group=0)
 
     @property
     def full_environment(self) -> dict[str, str]:
@@ -95,12 +108,10 @@ class SuperLink:
 
     def stop(self) -> None:
         """End it and what it started, and remove its home."""
-        for kind in (signal.SIGTERM, signal.SIGKILL):
-            with suppress(ProcessLookupError, subprocess.TimeoutExpired):
-                os.killpg(self._process.pid, kind)
-                self._process.wait(timeout=STOP_SECONDS)
-        self._guard.communicate()
-        shutil.rmtree(self.home, ignore_errors=True)
+        assert self._guard.stdin is not None
+        self._guard.stdin.close()
+        self._process.wait()
+        self._guard.wait()
 
     def _wait_until_healthy(self) -> None:
         deadline = time.monotonic() + START_SECONDS

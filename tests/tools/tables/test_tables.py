@@ -341,7 +341,7 @@ def test_rows_that_do_not_run_now_keep_their_results(small: Path) -> None:
     chosen = plan(table, only=("Local",))
     execute([(table, chosen)], runs, launcher, small.parent, {}, Console(quiet=True), options=options)
     assert (small.parent / "small.md").read_text() == before
-    assert "–" not in [line for line in before.splitlines() if line.startswith("| FedProto")][0].split("|")[2]
+    assert "–" not in next(line for line in before.splitlines() if line.startswith("| FedProto")).split("|")[2]
 
 
 def test_a_wrong_value_is_named_with_its_cell(small: Path) -> None:
