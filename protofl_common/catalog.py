@@ -12,7 +12,7 @@ from importlib import import_module
 from typing import TypeVar
 
 from protofl_common.config.architectures import ARCHITECTURES
-from protofl_common.config.options import option
+from protofl_common.config.options import SettingsError, option
 from protofl_common.config.python_names import PYTHON_NAME
 from protofl_common.wire.schema import Counts, Exchange, Update, Vectors, VectorSets, Weights
 
@@ -335,10 +335,14 @@ Half = TypeVar("Half")
 
 
 def half(path: str, kind: type[Half]) -> type[Half]:
-    """The class that ``path`` (``module:Class``) of a row names, a subclass of ``kind``."""
+    """The class that ``path`` (``module:Class``) of a row names; SettingsError if that is no subclass of ``kind``."""
     module, _, name = path.partition(":")
-    found: type[Half] = getattr(import_module(module), name)
-    assert issubclass(found, kind), path
+    try:
+        found: type[Half] = getattr(import_module(module), name)
+    except Exception as error:  # a package's module may raise anything
+        raise SettingsError(f"{path!r} in an algorithm's row: {type(error).__name__}: {error}") from error
+    if not (isinstance(found, type) and issubclass(found, kind)):
+        raise SettingsError(f"{path!r} in an algorithm's row: {name} is no subclass of {kind.__name__}")
     return found
 
 

@@ -11,7 +11,8 @@ import pytest
 
 from client_app.algorithms import client_half
 from client_app.algorithms.base import ClientAlgorithm
-from protofl_common.catalog import CATALOG
+from protofl_common.catalog import CATALOG, half
+from protofl_common.config.options import SettingsError
 from server_app.strategies import server_half
 from server_app.strategies.base import ServerStrategy
 
@@ -58,6 +59,20 @@ def test_a_row_names_both_halves_and_twins_point_to_each_other(algo: str) -> Non
         assert len(text.splitlines()) <= 120, f"{path} has outgrown its room"
         if (ROOT / other).exists():
             assert other in text.split('"""')[1]
+
+
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        ("no_such_module:Nothing", "ModuleNotFoundError"),
+        ("client_app.site:Nothing", "AttributeError"),
+        ("client_app.site:Site", "Site is no subclass of ClientAlgorithm"),
+        ("client_app.site", "is no subclass|AttributeError|ValueError"),
+    ],
+)
+def test_a_row_that_names_no_half_is_refused(path: str, said: str) -> None:
+    with pytest.raises(SettingsError, match=said):
+        half(path, ClientAlgorithm)
 
 
 def test_every_half_is_of_an_algorithm_of_the_catalog() -> None:

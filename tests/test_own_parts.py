@@ -36,6 +36,9 @@ class NoStatistics(Tiny):
     def __init__(self, input_shape, feature_dim):
         super().__init__(input_shape, feature_dim)
         self.again = nn.BatchNorm1d(feature_dim, track_running_stats=False)
+class Double(Tiny):
+    def forward(self, x):
+        return super().forward(x).double()
 class Wrong(Tiny):
     def forward(self, x):
         return x
@@ -209,7 +212,8 @@ def test_a_network_of_the_catalog_that_does_not_take_the_data_is_refused(tmp_pat
         ("Absent", "has no Absent"),
         ("number", "it returned int, not an nn.Module"),
         ("fails", r"it failed \(RuntimeError: no such thing\)"),
-        ("Wrong", r"become float32 \[2, 13\], not floating point \[B, feature-dim\] = \[2, 64\]"),
+        ("Wrong", r"become float32 \[2, 13\], not float32 \[B, feature-dim\] = \[2, 64\]"),
+        ("Double", r"become float64 \[2, 64\], not float32 \[B, feature-dim\] = \[2, 64\]"),
     ],
 )
 def test_a_wrong_network_is_refused_before_the_first_round(tmp_path: Path, nets: str, name: str, said: str) -> None:

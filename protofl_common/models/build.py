@@ -87,9 +87,9 @@ def check_model(model: SplitModel, arch: str, inputs: Tensor, feature_dim: int) 
     except Exception as error:  # a user's network may raise anything
         raise SettingsError(f"{taken} do not fit ({type(error).__name__}: {error}); {HINT}") from error
     wanted = (len(inputs), feature_dim)
-    if not isinstance(features, Tensor) or not features.is_floating_point() or tuple(features.shape) != wanted:
+    if not isinstance(features, Tensor) or features.dtype != torch.float32 or tuple(features.shape) != wanted:
         found = _described(features) if isinstance(features, Tensor) else type(features).__name__
-        raise SettingsError(f"{taken} become {found}, not floating point [B, feature-dim] = {list(wanted)}")
+        raise SettingsError(f"{taken} become {found}, not float32 [B, feature-dim] = {list(wanted)}")
 
 
 def _described(tensor: Tensor) -> str:
@@ -100,7 +100,7 @@ def _own_body(name: str, input_shape: tuple[int, ...], feature_dim: int) -> nn.M
     """A network of the user's own: ``arch = "module:name"``.
 
     ``name(input_shape=(…), feature_dim=D)`` must return an ``nn.Module`` that maps inputs [B, *input_shape] to features
-    [B, D], floating point. Inputs are float32 and normalised (images [channels, H, W], signals [channels, steps],
+    [B, D], float32. Inputs are float32 and normalised (images [channels, H, W], signals [channels, steps],
     tables [features]), or tokens [length], int64. ProtoFL adds the head, which maps features to logits. Random first
     weights are drawn in the constructor, from torch's global generator: they then follow from the run's seed. The
     client moves the module to its device; what has to travel with it must be a parameter or a buffer.

@@ -105,6 +105,12 @@ def write_prototypes(folder: Path, sites: list[str], classes: list[str], rounds:
     (folder / "sites.json").write_text(text, encoding="utf-8")
 
 
+def test_the_page_says_why_a_round_was_void(tmp_path: Path) -> None:
+    rows = [row(1, ["a"]), row(2, ["a"]) | {"void": True, "void-because": "weights of the server would be NaN"}]
+    page = Page(write_report(write(tmp_path / "run", rows)))
+    assert ["2", "void", "all", "weights of the server would be NaN; nothing was merged"] in page.table("round", "what")
+
+
 def test_hostile_names_are_shown_as_they_are_and_do_nothing(tmp_path: Path) -> None:
     sites = [f"{text} site" for text in HOSTILE]
     rows = [row(number, sites) for number in (1, 2, 3)]

@@ -256,6 +256,7 @@ def test_a_well_kept_site_has_nothing_to_be_warned_of(site: Path) -> None:
         ([], NODE + " insight=true", "warning", "200 test features"),
         ([], NODE.replace("fedproto", "all"), "warning", "all weights of the model: fedavg, fedprox"),
         ([], NODE.replace("fedproto", "fedgen"), "warning", "the head weights of the model and how many samples"),
+        ([], NODE + ' device="cuda:77"', "WRONG", "device = 'cuda:77': PyTorch cannot use it"),
         (["--insecure"], NODE, "warning", "anybody on the way"),
         (["--superlink", "my.host:8000"], NODE, "warning", "key none"),
         (["--auth-supernode-private-key", "absent"], NODE, "WRONG", "absent: cannot be read"),

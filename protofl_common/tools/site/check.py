@@ -25,6 +25,7 @@ from flwr.supercore.utils import get_flwr_home
 from protofl_common.catalog import CATALOG
 from protofl_common.code_version import code_version
 from protofl_common.config.options import Scalar, SettingsError
+from protofl_common.devices import open_device
 from protofl_common.permissions import DEMANDS, LIMITS, allowed_by
 from protofl_common.settings import app_folder, default_run_config
 from protofl_common.text import names_in
@@ -71,7 +72,7 @@ def findings(allow: str, supernode: list[str], asked: Mapping[str, Scalar]) -> l
     except SettingsError as error:
         found.append(Finding(WRONG, "settings", str(error)))
     else:
-        found += [*_folders(node), *_permissions(node), *_algorithms(node), *_data(node, asked)]
+        found += [*_folders(node), *_permissions(node), *_algorithms(node), *_device(node), *_data(node, asked)]
     levels = (WRONG, WARNING, FACT)
     return sorted(found, key=lambda finding: levels.index(finding.level))
 
@@ -229,6 +230,16 @@ def _in_words(entry: Entry) -> str:
     parts = f"the changes of {parts}" if isinstance(entry, Update) else parts
     model = "model" if entry.of == "model" else f"{entry.of} model"
     return f"{parts} of the {model}{' but its last layers' if entry.without_last else ''}"
+
+
+def _device(node: Mapping[str, Scalar]) -> Iterator[Finding]:
+    """Whether PyTorch can use it, where the node config names one."""
+    if name := str(node.get("device", "")):
+        try:
+            open_device(name, "fp32")
+        except (RuntimeError, AssertionError) as error:
+            why = str(error).splitlines()[0]
+            yield Finding(WRONG, "device", f"device = {name!r}: PyTorch cannot use it ({why}); leave it out, or cpu")
 
 
 def _data(node: Mapping[str, Scalar], asked: Mapping[str, Scalar]) -> Iterator[Finding]:
