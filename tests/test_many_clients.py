@@ -13,6 +13,7 @@ from client_app import site as sites
 from protofl_common.tensorfile import read_tensors
 from server_app import round as rounds
 from server_app.app import Results
+from server_app.network import membership
 from server_app.run import artifacts
 from tests.harness import run_config, run_federation
 
@@ -37,6 +38,20 @@ def test_the_final_evaluation_asks_a_thousand_at_a_time(tmp_path: Path, monkeypa
     assert asked == [["site-0", "site-1", "site-2"], ["site-0", "site-1"], ["site-2"]]
     assert found["accuracy"] == wanted["accuracy"]
     assert (found["asked"], found["valid"], found["bytes"]) == (3, 3, wanted["bytes"])
+
+
+def test_introductions_are_asked_for_a_thousand_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(membership, "AT_ONCE", 2)
+    sent, push = [], membership.push_each
+
+    def pushed(grid: Any, messages: Any) -> Any:
+        sent.append(found := push(grid, messages))
+        return found
+
+    monkeypatch.setattr(membership, "push_each", pushed)
+    outcome = run_federation(run_config(tmp_path, rounds=1, **SMALL), clients=5)
+    assert [len(one) for one in sent] == [2, 2, 1]
+    assert len(outcome.summary["clients"]) == 5
 
 
 def test_prototypes_of_many_clients_are_not_written_each_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

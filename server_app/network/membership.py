@@ -202,7 +202,7 @@ class Federation:
     def _look(self) -> None:
         """Ask new nodes who they are, `AT_ONCE` at a time, and take in what was answered by now."""
         self.online = set(self.grid.get_node_ids())
-        free = AT_ONCE - len(self.online.intersection(self._waiting.values()))
+        free = max(0, AT_ONCE - len(self.online.intersection(self._waiting.values())))
         if new := sorted(self.online - self._introductions.keys())[:free]:
             sent = zip(new, push_each(self.grid, map(self._introduction, new)), strict=True)
             given = {node: str(message.metadata.message_id) for node, (message, taken) in sent if taken}
