@@ -14,6 +14,7 @@ from protofl_common.tensorfile import read_tensors
 from server_app import round as rounds
 from server_app.app import Results
 from server_app.network import membership
+from server_app.network.membership import FederationError
 from server_app.run import artifacts
 from tests.harness import run_config, run_federation
 
@@ -84,3 +85,11 @@ def test_introductions_build_a_model_of_each_kind_once(tmp_path: Path, monkeypat
     monkeypatch.setattr(client, "_KNOWN_MODELS", type("Never", (dict,), {"__contains__": lambda *_: False})())
     assert cards("each") == found
     assert len(checked) == 5
+
+
+def test_what_one_site_says_of_itself_does_not_flood_the_servers_log() -> None:
+    said = {"north": "a, b", "south": ", ".join(map(str, range(100_000)))}
+    with pytest.raises(FederationError) as error:
+        membership._must_agree("classes", said, "set `classes`")
+    assert "north" in str(error.value)
+    assert len(str(error.value)) < 2000

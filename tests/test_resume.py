@@ -17,12 +17,13 @@ from safetensors.torch import load_file, save_file
 from protofl_common.catalog import CATALOG
 from protofl_common.code_version import code_version
 from protofl_common.config.options import SettingsError
-from protofl_common.settings import default_run_config
+from protofl_common.settings import Settings, default_run_config
 from protofl_common.tensorfile import TensorFileError
 from protofl_common.tools.cli.recipes import read_recipe
 from server_app import app as app_module
 from server_app import round as round_module
 from server_app.network.membership import FederationError
+from server_app.run import writer
 from server_app.run.checkpoint import FOLDER, checkpoints
 from server_app.run.writer import Results
 from server_app.validation.replies import Expected
@@ -190,6 +191,12 @@ def test_resume_toml_is_all_it_takes(tmp_path: Path) -> None:
     found = run_federation(default_run_config() | recipe.settings, CLIENTS, run_id=2)
     assert found.folder == folder
     assert found.summary["resumed-after-rounds"] == [2]
+
+
+def test_a_resume_toml_of_separate_machines_names_their_connection(tmp_path: Path) -> None:
+    settings = Settings.from_run_config(default_run_config())
+    assert "# flwr run . FEDERATION --run-config r.toml --stream\n" in writer._as_toml(settings, Path("r.toml"), 0)
+    assert "num-supernodes=3" in writer._as_toml(settings, Path("r.toml"), 3)
 
 
 # -- what is refused -------------------------------------------------------------------------------------------------
