@@ -28,10 +28,10 @@ def code_version() -> str:
 def commit() -> str:
     """Git's short name of the commit, with ``-dirty`` where files differ from it; "none" outside of a repository.
 
-    Flower runs a copy of the code: what ``protofl`` starts is told, in the environment, from which commit.
+    Flower runs a copy of the code, which is no repository: ``protofl`` puts the commit into its environment.
     """
-    if told := os.environ.get(COMMIT):
-        return told
+    if given := os.environ.get(COMMIT):
+        return given
     command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--exclude=*"]
     try:
         found = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from protofl_common.datasets.folders import class_names
+from protofl_common.datasets.folders import are_different, class_names
 from protofl_common.datasets.raw import DataError, Images, Inputs, Ints, RawData
 
 KEYS = ("inputs", "labels", "client", "split", "classes")
@@ -96,7 +96,7 @@ def _class_array(value: Any, where: str) -> tuple[str, ...]:
     if value is None:
         return ()
     names = () if isinstance(value, str | bytes) else tuple(map(str, value))
-    if not names or "" in names or len(set(names)) < len(names):
+    if not names or not are_different(names):
         raise DataError(f"{where}: classes = {value!r}: must be different names, in label order")
     return names
 

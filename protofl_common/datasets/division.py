@@ -133,11 +133,10 @@ def _with_validation(
     """
     labels, official = np.asarray(data.labels), np.asarray(data.official)
     if (official == VALIDATION).any():
-        of_all, dealt_again = settings.test_from in COMMON, settings.partition in DEALT_AGAIN
-        if of_all or dealt_again:
+        if settings.test_from in COMMON or settings.partition in DEALT_AGAIN:
             marked = np.flatnonzero(official == VALIDATION)
-        if settings.test_from == "official" or (dealt_again and not of_all):
-            marked = marked[np.isin(labels[marked], labels[share.train])]
+            if settings.test_from != "official-all":
+                marked = marked[np.isin(labels[marked], labels[share.train])]
         return replace(share, validation=np.sort(marked))
     if not settings.validation_fraction:
         return share

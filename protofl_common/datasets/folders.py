@@ -8,6 +8,7 @@ with a dot, are skipped. Every image is made RGB and stretched to a square.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -67,9 +68,14 @@ def class_names(classes: str) -> tuple[str, ...]:
         When a name is empty or stands twice.
     """
     names = tuple(name.strip() for name in classes.split(",")) if classes else ()
-    if "" in names or len(set(names)) < len(names):
+    if not are_different(names):
         raise DataError(f"classes = {classes!r}: must be different names, separated by commas")
     return names
+
+
+def are_different(names: Sequence[str]) -> bool:
+    """Whether no name is empty or stands twice."""
+    return "" not in names and len(set(names)) == len(names)
 
 
 def _read_trees(settings: DataSettings, root: Path, trees: dict[str, Path]) -> RawData:

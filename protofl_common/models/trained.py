@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
@@ -106,10 +107,8 @@ class TrainedModel:
             feature_dim=card.feature_dim,
             seed=0,
         )
-        counts, counted = (
-            any(name.endswith("running_var") for name in names) for names in (self.weights, model.state_dict())
-        )
-        return with_group_norm(model) if counted and not counts else model
+        replaced = _has_statistics(model.state_dict()) and not _has_statistics(self.weights)
+        return with_group_norm(model) if replaced else model
 
     def write(self, file: Path) -> None:
         """Replace ``file`` in one step; TensorFileError leaves it as it was."""
@@ -153,6 +152,11 @@ class TrainedModel:
             if not _fits(prototypes, card):
                 raise SettingsError(f"{file}: its prototypes are not of the model on its card")
         return cls(card, weights, prototypes, tensors.get("distances", torch.empty(0)))
+
+
+def _has_statistics(weights: Iterable[str]) -> bool:
+    """Whether these names of weights have running ones of batch normalisation among them."""
+    return any(name.endswith("running_var") for name in weights)
 
 
 def _fits(prototypes: Prototypes, card: ModelCard) -> bool:

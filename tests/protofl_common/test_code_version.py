@@ -1,4 +1,4 @@
-"""Which commit a run was made from: told to what runs a copy of the code."""
+"""Which commit a run was made from, where a copy of the code runs."""
 
 from __future__ import annotations
 

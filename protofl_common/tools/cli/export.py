@@ -39,8 +39,7 @@ def act(arguments: argparse.Namespace) -> int:
     from protofl_common.models.calibration import unknown_above
     from protofl_common.models.trained import TrainedModel
     from protofl_common.tools.inference import card as about
-    from protofl_common.tools.inference.onnx_file import NAME as ONNX
-    from protofl_common.tools.inference.onnx_file import write_onnx
+    from protofl_common.tools.inference import onnx_file
 
     if not 0 <= arguments.unknown < 1:
         raise SettingsError(f"--unknown {arguments.unknown}: must be at least 0 and below 1")
@@ -48,10 +47,10 @@ def act(arguments: argparse.Namespace) -> int:
     model = TrainedModel.read(_chosen(run, arguments.site, BEST if arguments.best else WEIGHTS))
     limit = unknown_above(model.distances, arguments.unknown)
     written = [WEIGHTS, CARD, about.NAME]
-    (arguments.out / ONNX).unlink(missing_ok=True)  # of another model
+    (arguments.out / onnx_file.NAME).unlink(missing_ok=True)  # of another model
     if arguments.onnx:
-        write_onnx(model, arguments.out / ONNX)
-        written.append(ONNX)
+        onnx_file.write_onnx(model, arguments.out / onnx_file.NAME)
+        written.append(onnx_file.NAME)
     model.export(arguments.out, limit)
     write_text(arguments.out / about.NAME, about.model_card(model, limit, RunFolder(run).summary()))
     card = model.card

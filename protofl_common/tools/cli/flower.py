@@ -85,7 +85,7 @@ def follow(command: list[str], superlink: SuperLink, on_line: Callable[[str], No
             found = re.search(r"Successfully started run (\d+)", line)
             run_id = found[1] if found and not run_id else run_id
             tail.append(line.rstrip("\n"))
-            if _plain(line).startswith(CANNOT) or len(said) == 1:
+            if _plain(line).startswith(CANNOT) or (len(said) == 1 and _plain(line)):
                 said.append(line)  # what Ray says of its processes may be more than the lines that are kept
             on_line(line.rstrip("\n"))
         process.wait()
