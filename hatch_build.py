@@ -1,4 +1,4 @@
-"""What a wheel holds beside `protofl_common`: the Flower app that `protofl run` submits, as data in protofl_common/app.
+"""What a wheel holds beside `protofl_common`: the name `protofl`, and the Flower app, as data in protofl_common/app.
 
 A Flower app names its parts ``server_app`` and ``client_app``. As packages of a wheel they would meet those of others.
 """
@@ -10,12 +10,17 @@ from typing import Any
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 APP = ("pyproject.toml", "README.md", "LICENSE", "client_app", "server_app", "protofl_common", "configs")
+PUBLIC = ("__init__.py", "extend.py")
+"""What `import protofl` finds."""
 
 
 class AppAsData(BuildHookInterface):
-    """Adds the app to a wheel; an editable install has it beside the package already."""
+    """Adds `protofl`, and the app to a wheel; an editable install has the app beside the package already."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """Called by hatchling before it builds."""
+        names = {f"{self.root}/protofl_common/tools/protofl/{name}": f"protofl/{name}" for name in PUBLIC}
+        build_data["force_include_editable"] |= names
+        build_data["force_include"] |= names
         if version == "standard":
             build_data["force_include"] |= {f"{self.root}/{name}": f"protofl_common/app/{name}" for name in APP}

@@ -1,7 +1,8 @@
-"""What this client's messages have cost of its samples' privacy, on its own disk.
+"""The privacy ledger: what this client's messages have cost of its samples' privacy, on its own disk.
 
-A site with an operator keeps one account over all runs; ``require-dp`` in its node config bounds it. A simulated client
-keeps one for each run. A round is charged before it trains: one that is repeated is charged twice, as it must be.
+A site with an operator has one ledger over all runs; ``require-dp`` in its node config bounds it. A simulated client
+has one for each run. A message is charged before its evaluation or training begins: one that is repeated is charged
+twice, for its noise is new.
 """
 
 from __future__ import annotations
@@ -11,60 +12,85 @@ from collections import Counter
 from pathlib import Path
 
 from client_app.site import Site
-from client_app.state import StateError
+from client_app.state import LedgerError
 from protofl_common.config.options import SettingsError
-from protofl_common.datasets.store import locked
-from protofl_common.files import write_text
+from protofl_common.files import locked, write_text
 from protofl_common.privacy.accountant import Mechanism, epsilon
-from protofl_common.privacy.plan import Plan
 from protofl_common.wire.records import Instructions
 
 Account = dict[str, Counter[tuple[float, float]]]
-"""Run -> (q, σ) -> how many times."""
+"""Run and Flower run -> (q, σ) -> how many times. One that is resumed has a new Flower run, and a server may change the
+name from message to message: what either has spent counts."""
+CURE = "; what earlier runs spent does not come back: a run of smaller dp-epsilon may still fit"
 
 
-def charge(site: Site, instructions: Instructions) -> None:
-    """Note what this round will cost.
+def charge(site: Site, instructions: Instructions, *, trains: bool) -> None:
+    """Enter what the answer to ``instructions`` will cost: a round if it ``trains``, else a final evaluation.
 
-    Raises
-    ------
-    SettingsError
-        If it would exceed the run's ``dp-epsilon``, or what this site lets all runs together spend.
-    StateError
-        If the account cannot be read or written.
+    SettingsError if it would exceed the run's ``dp-epsilon``, or what this site lets all runs together spend.
+    LedgerError if the ledger cannot be locked, read or written.
     """
-    if site.plan is None:
+    if (plan := site.plan) is None:
         return
+    costs = plan.of_round(instructions.round, instructions.evaluate) if trains else plan.of_evaluation()
     file = site.account_file(instructions.run_name)
-    with locked(file):  # another run's client may be at work on this machine
-        _charge(site, site.plan, instructions, file)
-
-
-def _charge(site: Site, plan: Plan, instructions: Instructions, file: Path) -> None:
-    run = instructions.run_name
-    account = _read(file)
-    for one in plan.of_round(instructions.round):
-        account.setdefault(run, Counter())[one.rate, one.noise] += one.times
-    privacy = plan.privacy
-    _check(account[run], privacy.dp_epsilon, privacy.dp_delta, "dp-epsilon")
-    if site.required_dp is not None:
-        _check(sum(account.values(), Counter()), *site.required_dp, "require-dp, over all runs,")
-    kept = {name: [[*key, times] for key, times in used.items() if times] for name, used in account.items()}
     try:
-        write_text(file, json.dumps(kept) + "\n")
+        with locked(file):  # another run's client may be at work on this machine
+            _charge(site, instructions.run_name, costs, file)
     except OSError as error:
-        raise StateError(f"the privacy account {file} cannot be written: {error}") from error
+        raise LedgerError(f"the privacy ledger {file} cannot be written: {error}") from error
 
 
-def _check(used: Counter[tuple[float, float]], most: float, delta: float, what: str) -> None:
-    spent = epsilon([Mechanism(rate, noise, times) for (rate, noise), times in used.items()], delta)
-    if spent > most:
-        raise SettingsError(f"{what} = {most:g}: this round would bring this client to ε = {spent:.3g} (δ = {delta:g})")
+def check_affordable(site: Site) -> None:
+    """Raise SettingsError where not even one round fits in what this site lets all runs together spend.
+
+    So a run that this site can only refuse hears of it before the first round, not in each.
+    """
+    if site.plan is None or site.required_dp is None:
+        return
+    used = sum(read_ledger(site.account_file("")).values(), Counter())
+    _check(used + _entries(site.plan.of_round(1, True)), *site.required_dp, "require-dp, over all runs,", CURE)
 
 
-def _read(file: Path) -> Account:
+def spent(file: Path, delta: float) -> float:
+    """Return ε at ``delta`` of all that a ledger contains."""
+    return _epsilon(sum(read_ledger(file).values(), Counter()), delta)
+
+
+def _charge(site: Site, run: str, costs: list[Mechanism], file: Path) -> None:
+    account = read_ledger(file)
+    account.setdefault(f"{run} {site.run_id}", Counter()).update(_entries(costs))
+    privacy = site.settings.privacy
+    alike = [used for key, used in account.items() if key.startswith(f"{run} ") or key.endswith(f" {site.run_id}")]
+    _check(sum(alike, Counter()), privacy.dp_epsilon, privacy.dp_delta, "dp-epsilon")
+    if site.required_dp is not None:
+        _check(sum(account.values(), Counter()), *site.required_dp, "require-dp, over all runs,", CURE)
+    rows = {name: [[*key, times] for key, times in used.items() if times] for name, used in account.items()}
+    write_text(file, json.dumps(rows) + "\n")
+
+
+def _check(used: Counter[tuple[float, float]], most: float, delta: float, what: str, cure: str = "") -> None:
+    if (brought := _epsilon(used, delta)) > most:
+        would = f"this message would bring this client to ε = {brought:.3g} (δ = {delta:g})"
+        raise SettingsError(f"{what} = {most:g}: {would}{cure}")
+
+
+def _entries(costs: list[Mechanism]) -> Counter[tuple[float, float]]:
+    """Return what mechanisms add to a ledger."""
+    entries: Counter[tuple[float, float]] = Counter()
+    for mechanism in costs:
+        entries[mechanism.rate, mechanism.noise] += mechanism.times
+    return entries
+
+
+def _epsilon(used: Counter[tuple[float, float]], delta: float) -> float:
+    return epsilon([Mechanism(rate, noise, times) for (rate, noise), times in used.items()], delta)
+
+
+def read_ledger(file: Path) -> Account:
+    """Return what a ledger contains, nothing where there is no file; LedgerError where it cannot be read."""
     try:
-        kept = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
-        return {name: Counter({(rate, noise): times for rate, noise, times in used}) for name, used in kept.items()}
+        rows = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+        return {name: Counter({(rate, noise): times for rate, noise, times in used}) for name, used in rows.items()}
     except (OSError, ValueError, TypeError, AttributeError) as error:
-        raise StateError(f"the privacy account {file} cannot be read ({error}): what was spent is not known") from error
+        raise LedgerError(f"the privacy ledger {file} cannot be read ({error}): what was spent is not known") from error

@@ -12,12 +12,14 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-from flwr.app import Context, Error, Message, MessageType, RecordDict
+import torch
+from flwr.app import ConfigRecord, Context, Error, Message, MessageType, RecordDict
 from flwr.clientapp import ClientApp
 
-from client_app.account import charge
+from client_app.account import charge, check_affordable
 from client_app.algorithms import client_half
 from client_app.algorithms.base import ClientAlgorithm
+from client_app.answers import check_unanswered, note_answer
 from client_app.context import CommonSettings
 from client_app.data import Samples
 from client_app.eager import without_compiler
@@ -25,29 +27,31 @@ from client_app.evaluation import Evaluation, Evaluations, evaluate
 from client_app.failures import called, log, reason_of
 from client_app.handover import forget_all_but, hand_over, settle
 from client_app.insight import insight_of
-from client_app.outgoing import outgoing, told_metrics
+from client_app.outgoing import disclosed, outgoing
 from client_app.secagg import SecureUpload
 from client_app.site import Site
 from client_app.state import ClientState, StateFolder
 from protofl_common.catalog import CATALOG
 from protofl_common.config.architectures import ARCHITECTURES
-from protofl_common.datasets.store import digest
+from protofl_common.files import digest
+from protofl_common.privacy.figures import without_figures
 from protofl_common.prototypes import Prototypes, chosen
-from protofl_common.settings import is_site
+from protofl_common.settings import digest_of, is_site
 from protofl_common.text import printable
-from protofl_common.wire.limits import RefusedMessage
+from protofl_common.wire.limits import Limits, RefusedMessage
 from protofl_common.wire.payloads import Payload, pack_payload, payload_bytes, unpack_payload
 from protofl_common.wire.records import (
     Instructions,
     Report,
+    check_settings,
     pack_report,
     pack_site_card,
     unpack_baseline,
     unpack_best,
     unpack_instructions,
 )
-from protofl_common.wire.schema import statistics_declared
-from protofl_common.wire.secagg import pack_by_site
+from protofl_common.wire.schema import Declared, statistics_declared
+from protofl_common.wire.secagg import FINAL, pack_by_site
 
 app = ClientApp()
 
@@ -70,13 +74,14 @@ def train_round(message: Message, context: Context) -> Message:
     return _answer(message, context, lambda: _train_round(message, context))
 
 
-def _without_training(stage: str, message: Message, context: Context) -> Message:
-    """The other stages of secure aggregation in a round (`secagg.py`)."""
-    return _answer(message, context, lambda: _stage(stage, message, context))
+def _without_training(stage: str, final: bool, message: Message, context: Context) -> Message:
+    """The other stages of secure aggregation (`secagg.py`) in a round, or in the final evaluation."""
+    return _answer(message, context, lambda: _stage(stage, final, message, context))
 
 
 for name in ("advertise", "share", "unmask"):
-    app.query(name)(partial(_without_training, name))
+    app.query(name)(partial(_without_training, name, False))
+    app.query(name + FINAL)(partial(_without_training, name, True))
 
 
 @app.evaluate()
@@ -87,9 +92,14 @@ def final_evaluation(message: Message, context: Context) -> Message:
 
 def _introduction(message: Message, context: Context) -> RecordDict:
     site = Site(context, unpack_baseline(message.content))
+    check_settings(message.content, site.settings.digest)
+    if site.has_own_data:
+        ignored = ", ".join(["seed", *site.ignored])
+        log("INFO", f"run {context.run_id}: this site divides its own data; the run's {ignored} do not act on that")
     site.check_state_folder()
     about = _about_model(site)
     site.check_batches()
+    check_affordable(site)
     return RecordDict({"site": pack_site_card(site.card(*about))})
 
 
@@ -98,7 +108,7 @@ def _about_model(site: Site) -> tuple[int, str]:
 
     A model of the catalog is built once for all simulated clients of this process that have the like.
     """
-    settings, private = site.settings, site.plan is not None
+    settings, private = site.settings, site.step_plan is not None
     of_model = settings.model, site.arch, site.input_shape, site.num_classes
     kind = repr((settings.run.algo, settings.hparams, *of_model, private))
     if kind in _KNOWN_MODELS:
@@ -118,10 +128,9 @@ def _train_round(message: Message, context: Context) -> RecordDict:
     clock = Stopwatch()
     with clock("load"):
         site, instructions, algorithm, states = _open(message, context)
-        secure = SecureUpload(site, instructions) if site.settings.sends_sums else None
-        if secure:
-            secure.peers(message.content)
-        site.load_data()
+        secure = _secure(site, instructions, message)
+        _ = site.train_set, site.test_set, site.validation_set  # read now
+    charge(site, instructions, trains=True)
     evaluations = Evaluation(), Evaluation()
     if instructions.evaluate:
         with clock("evaluate"):
@@ -131,29 +140,46 @@ def _train_round(message: Message, context: Context) -> RecordDict:
                 best, _ = unpack_best(message.content)
                 forget_all_but(site, states, best)
                 hand_over(site, algorithm, states, prototypes, evaluations, instructions, instructions.round - 1)
-    charge(site, instructions)
     with clock("train"):
-        losses = algorithm.fit()
+        losses = algorithm.fit_covered()
     with clock("prototypes"):
         upload = outgoing(algorithm.upload(), site, instructions.round)
     with clock("save"):
         if tensors := algorithm.packed_state():
             states.save(ClientState(instructions.round, site.arch, tensors))
-    report = _report(site, instructions, evaluations, losses, clock)
-    declared = site.settings.exchange.up
+    report, declared = _report(site, instructions, evaluations, losses, clock), site.settings.exchange.up
+    limits = site.limits(algorithm.templates(declared))
+    content = _reply(site, secure, upload, report, declared, limits)
+    note_answer(site, instructions, training=True)
+    return content
+
+
+def _secure(site: Site, instructions: Instructions, message: Message) -> SecureUpload | None:
+    """The site's part in a sum, after the peers' shares have come; None without secure aggregation."""
+    if not site.settings.privacy.secagg:
+        return None
+    secure = SecureUpload(site, instructions, message.metadata.message_type == MessageType.EVALUATE)
+    secure.peers(message.content)
+    return secure
+
+
+def _reply(
+    site: Site, secure: SecureUpload | None, upload: Payload, report: Report, declared: Declared, limits: Limits
+) -> RecordDict:
+    """Upload and report; with secure aggregation both under masks, but for the round and its seconds."""
     if secure:
-        content = secure.mask(upload, site.limits(algorithm.templates(declared)))
+        content, report = secure.mask(upload, report, limits), without_figures(report)
     else:
         content = pack_payload(upload, declared)
     content["report"] = pack_report(report, site.settings.row.reported_losses, site.metrics)
     return content
 
 
-def _stage(stage: str, message: Message, context: Context) -> RecordDict:
+def _stage(stage: str, final: bool, message: Message, context: Context) -> RecordDict:
     site = Site(context, unpack_baseline(message.content))
-    if not site.settings.sends_sums:
+    if not site.settings.privacy.secagg:
         raise RefusedMessage("a stage of secure aggregation, which the run's settings do not ask for")
-    upload = SecureUpload(site, unpack_instructions(message.content))
+    upload = SecureUpload(site, unpack_instructions(message.content), final)
     return RecordDict({**pack_by_site(getattr(upload, stage)(message.content))})
 
 
@@ -166,7 +192,9 @@ def _final_evaluation(message: Message, context: Context) -> RecordDict:
     clock = Stopwatch()
     with clock("load"):
         site, instructions, algorithm, states = _open(message, context)
+        secure = _secure(site, instructions, message)
         _ = site.test_set, site.validation_set
+    charge(site, instructions, trains=False)
     with clock("evaluate"):
         prototypes = _predicting(site, algorithm)
         evaluations = _evaluate(site, algorithm, prototypes)
@@ -174,10 +202,10 @@ def _final_evaluation(message: Message, context: Context) -> RecordDict:
     with clock("save"):
         hand_over(site, algorithm, states, prototypes, evaluations, instructions)
         states.finish(instructions.round)
-        SecureUpload(site, instructions).forget()
     upload = outgoing(Payload(insight=statistics), site, instructions.round)
-    content = pack_payload(upload, statistics_declared(site.insight))
-    content["report"] = pack_report(_report(site, instructions, evaluations, {}, clock), (), site.metrics)
+    report, declared = _report(site, instructions, evaluations, {}, clock), statistics_declared(site.insight)
+    content = _reply(site, secure, upload, report, declared, site.limits({}))
+    note_answer(site, instructions, training=False)
     return content
 
 
@@ -188,6 +216,10 @@ def _open(message: Message, context: Context) -> tuple[Site, Instructions, Clien
     algorithm = client_half(site.settings.row)(site, instructions.round)
     training = message.metadata.message_type == MessageType.TRAIN
     states = site.states(instructions)
+    check_unanswered(site, instructions, training)
+    earlier = instructions.lineage.earlier
+    if site.real and training and instructions.round == (earlier[-1][1] if earlier else 0) + 1:
+        log("INFO", f"run {instructions.run_name} ({site.run_id}) {states.beginning}")
     first_without = instructions.round if training else instructions.round + 1
     state = states.load(first_without, site.arch, site.device) if algorithm.kept else None
     if state is not None:
@@ -201,11 +233,11 @@ def _open(message: Message, context: Context) -> tuple[Site, Instructions, Clien
 
 
 def _predicting(site: Site, algorithm: ClientAlgorithm[Any]) -> Prototypes | None:
-    """The prototypes to predict with: all, or with ``predict-among = "own"`` those of this site's classes."""
+    """The prototypes to predict with: all, or with ``predict-among = "own"`` those of this site's large classes."""
     prototypes = algorithm.prototypes_for_prediction()
     if prototypes is None or site.settings.training.predict_among == "all":
         return prototypes
-    return chosen(prototypes, site.train_set.labels.unique())
+    return chosen(prototypes, torch.from_numpy(site.large_classes).to(site.device))
 
 
 def _evaluate(site: Site, algorithm: ClientAlgorithm[Any], prototypes: Prototypes | None) -> Evaluations:
@@ -227,18 +259,19 @@ def _evaluate(site: Site, algorithm: ClientAlgorithm[Any], prototypes: Prototype
 def _report(
     site: Site, instructions: Instructions, evaluations: Evaluations, losses: dict[str, float], clock: Stopwatch
 ) -> Report:
-    (tested, validated), data = evaluations, site.data
+    data = site.data
+    tested = disclosed(evaluations[0], data.test_labels, site)
+    validated = disclosed(evaluations[1], data.validation_labels, site)
     return Report(
         round=instructions.round,
         train_samples=site.told_samples,
         test_samples=len(data.test_labels),
         correct=tested.correct,
-        metrics=told_metrics(tested.metrics, data.test_labels, site),
-        losses=losses if site.settings.privacy.dp == "none" else {},
-        seconds=clock.seconds,
+        metrics=tested.metrics,
+        losses={} if site.plan or site.settings.privacy.min_class_samples > 1 else losses,  # of one class, if asked so
+        seconds=clock.seconds if site.plan is None else {},  # a model can be made slow for inputs of one kind
         validation_samples=len(data.validation_labels),
-        validation=validated.accuracies(len(data.validation_labels))
-        | told_metrics(validated.metrics, data.validation_labels, site),
+        validation=validated.accuracies(len(data.validation_labels)) | validated.metrics,
     )
 
 
@@ -247,21 +280,31 @@ def _answer(message: Message, context: Context, work: Callable[[], RecordDict]) 
     try:
         content = work()
         if is_site(context.node_config):
-            log("INFO", _told(message, context, content))
+            log("INFO", _told(_asked(message, context), content))
         else:
             context.run_config = CommonSettings(context.run_config)
         return Message(content, reply_to=message)
     except Exception as error:
-        reason = reason_of(error, is_site(context.node_config))
+        at_site = is_site(context.node_config)
+        asked = _asked(message, context) if at_site else ""
+        reason = reason_of(error, at_site, asked, context.run_config.get("dp") != "none")
         if message.metadata.message_type == MessageType.QUERY:  # the server does not know yet who this is
             reason = called(context.node_config) + reason
         return Message(Error(ERROR_CODE, reason), reply_to=message)
 
 
-def _told(message: Message, context: Context, content: RecordDict) -> str:
+def _asked(message: Message, context: Context) -> str:
+    """The question to a site, for its own log: of which run, with which settings."""
+    meta, records, run = message.metadata, message.content.config_records, str(context.run_id)
+    algo = records.get("baseline", context.run_config).get("algo")
+    if name := records.get("round", ConfigRecord()).get("run_name"):
+        run = f"{name!s} ({run})"
+    settings = digest_of(context.run_config)
+    return printable(f"run {run}, settings {settings}, {algo!s}, {meta.message_type} {meta.group_id}")
+
+
+def _told(asked: str, content: RecordDict) -> str:
     """What has left a site, for its own log."""
-    meta, said = message.metadata, message.content.config_records.get("baseline", context.run_config)
-    asked = f"run {context.run_id}, {said['algo']!s}, {meta.message_type} {meta.group_id}"
     card = content.config_records.get("site")
     classes = f"; its classes: {', '.join(map(str, card['classes']))}" if card else ""  # type: ignore[arg-type]
     return printable(f"{asked}: sent {', '.join(content)}, {payload_bytes(content):,} bytes of arrays{classes}")

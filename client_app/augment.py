@@ -23,19 +23,13 @@ MOST_DEGREES = 30.0
 
 @dataclass(frozen=True)
 class Augment:
-    """What changes a batch.
-
-    Attributes
-    ----------
-    kinds
-        ``flip``: left and right exchanged, for one image in two. ``rotate``: turned by up to 30° to either side, by the
-        nearest pixel, black where the image has none.
-    black_C11
-        What black is after normalisation, [channels, 1, 1].
-    """
+    """The changes of a batch."""
 
     kinds: frozenset[str]
+    """``flip``: left and right exchanged, for one image in two. ``rotate``: turned by up to 30° to either side, by the
+    nearest pixel, black where the image has none."""
     black_C11: Tensor
+    """Black after normalisation, [channels, 1, 1]."""
 
     def __call__(self, images: Tensor, generator: torch.Generator) -> Tensor:
         """[B, channels, H, W] -> the same shape; all randomness comes from ``generator``, of the CPU."""

@@ -18,7 +18,7 @@ from protofl_common.prototypes import Prototypes, distances
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Of some of a client's samples, for each way to predict: ``head`` (the logits) and, given any, ``prototype``."""
+    """Figures of some of a client's samples, by way to predict: ``head`` (logits) and, given any, ``prototype``."""
 
     correct: dict[str, int] = field(default_factory=dict)
     """Right predictions."""

@@ -53,6 +53,7 @@ def hand_over(
     data, settings = site.data, site.settings
     card = ModelCard(
         run=instructions.run_name,
+        flower_run=str(site.run_id),
         site=site.name,
         domain=data.domain,
         algorithm=settings.run.algo,
@@ -89,6 +90,7 @@ def _keep_former(path: Path, run_id: int) -> None:
     aside = path.with_name(f"{path.stem}-before-{run_id}{path.suffix}")
     if path.exists() and not aside.exists():
         path.rename(aside)
+        log("WARNING", f"the model that was there stays, as {aside}")
 
 
 def forget_all_but(site: Site, states: StateFolder, best: int) -> None:
@@ -110,6 +112,8 @@ def settle(states: StateFolder, best: int, on: str) -> None:
         with suppress(SettingsError):
             model = TrainedModel.read(file)
             if model.card.round == best:
+                if states.wary:
+                    _keep_former(states.folder / BEST, states.lineage.run_id)
                 replace(model, card=replace(model.card, chosen_on=on)).write(states.folder / BEST)
                 break
     else:

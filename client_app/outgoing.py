@@ -1,7 +1,7 @@
 """The way out: what a client's algorithm wants to send, less what its privacy settings keep back.
 
-Whatever a message says of classes passes here: prototypes, clusters, outputs, counts, and figures for the report. What
-a message says of all samples together (weights, losses, accuracies) does not.
+Whatever a message says of classes passes here: prototypes, clusters, outputs and counts; so do the figures of an
+evaluation. Weights and losses do not.
 """
 
 from __future__ import annotations
@@ -12,12 +12,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from client_app.evaluation import Evaluation
 from client_app.site import Site
 from protofl_common.config.options import SettingsError
+from protofl_common.config.sections import FEWEST_TESTED
 from protofl_common.datasets.raw import Ints
 from protofl_common.evaluation_metrics import RECALL
 from protofl_common.insight import Insight
-from protofl_common.privacy.release import large_enough, noised
+from protofl_common.privacy.release import fresh_draw, large_enough, noised, private_hits
 from protofl_common.prototypes import Prototypes
 from protofl_common.seeding import derive_seed
 from protofl_common.wire.payloads import Payload, Value
@@ -32,12 +34,22 @@ def outgoing(upload: Payload, site: Site, number: int) -> Payload:
     return Payload(**{name: _allowed(name, value, site, number) for name, value in upload.entries.items()})
 
 
-def told_metrics(metrics: dict[str, float], labels_N: Ints, site: Site) -> dict[str, float]:
-    """Without the recalls of classes of fewer than ``min-class-samples`` of the samples that they are of."""
-    counts_C = torch.from_numpy(np.bincount(labels_N, minlength=site.num_classes))
-    small = counts_C < site.settings.privacy.min_class_samples
-    few = {f"{RECALL}/{label}" for label in small.nonzero().flatten().tolist()}
-    return {name: value for name, value in metrics.items() if name.partition("/")[2] not in few}
+def disclosed(evaluation: Evaluation, labels_N: Ints, site: Site) -> Evaluation:
+    """The part of an evaluation on samples with ``labels_N`` that the report may hold.
+
+    Under ``min-class-samples = k`` above 1 there is no figure of fewer than max(k, 20) samples. Under differential
+    privacy there are numbers of right predictions with noise, which the ledger was charged for, and nothing else.
+    """
+    least, plan = site.settings.privacy.min_class_samples, site.plan
+    fewest = max(least, FEWEST_TESTED) if least > 1 else 0
+    if len(labels_N) < fewest:
+        return Evaluation()
+    if plan is not None:
+        return Evaluation(private_hits(evaluation.correct, len(labels_N), plan.figure_noise, fresh_draw()))
+    small = np.bincount(labels_N, minlength=site.num_classes) < fewest
+    few = {f"{RECALL}/{label}" for label in small.nonzero()[0]}
+    metrics = {name: value for name, value in evaluation.metrics.items() if name.partition("/")[2] not in few}
+    return Evaluation(evaluation.correct, metrics)
 
 
 def _allowed(name: str, value: Value, site: Site, number: int) -> Value:
@@ -50,15 +62,15 @@ def _allowed(name: str, value: Value, site: Site, number: int) -> Value:
 
 
 def _allowed_prototypes(name: str, prototypes: Prototypes, site: Site, number: int) -> Prototypes:
-    privacy, entry = site.settings.privacy, site.settings.exchange.up.get(name)
+    privacy, noise, entry = site.settings.privacy, site.settings.noise, site.settings.exchange.up.get(name)
     if privacy.min_class_samples > 1:
         if prototypes.counts is None:
             lacks = f"{site.settings.run.algo} does not say how many samples stand behind its {name}"
             raise SettingsError(f"min-class-samples = {privacy.min_class_samples}: {lacks}")
         prototypes = large_enough(prototypes, privacy.min_class_samples)
-    if privacy.prototype_noise != "none":
+    if noise.prototype_noise != "none":
         seed = derive_seed(site.settings.run.seed, "prototype-noise", site.name, number, name)
-        prototypes = dataclasses.replace(prototypes, means=noised(prototypes.means, privacy.prototype_noise, seed))
+        prototypes = dataclasses.replace(prototypes, means=noised(prototypes.means, noise.prototype_noise, seed))
     return prototypes if isinstance(entry, Vectors) and entry.counts else prototypes.without_counts()
 
 

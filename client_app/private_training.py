@@ -28,14 +28,15 @@ class PrivateStep(Step):
 
         ḡ = 1/(q·N) · ( Σ_{i drawn} g_i · min(1, C / ‖g_i‖) + N(0, σ² C² I) )
 
-    A loss is that of a batch of one sample, so no sample shapes another's gradient, whatever the loss. Who was drawn,
-    and the noise, come from the system's entropy. An optimizer's momentum and weight decay follow from ḡ.
+    A loss is that of a batch of one sample, so no sample shapes another's gradient, whatever the loss. A gradient with
+    NaN or infinity, or whose length overflows, counts as zero: neither passes a clip. Who was drawn, and the noise,
+    come from the system's entropy. An optimizer's momentum and weight decay follow from ḡ.
 
-    Raises
-    ------
-    SettingsError
-        For batch normalisation, in which samples shape each other's features.
+    SettingsError for batch normalisation, in which samples shape each other's features, and for a network that changes
+    buffers while it trains: these would leave without noise.
     """
+
+    private = True
 
     def __init__(self, modules: Sequence[nn.Module], optimizer: torch.optim.Optimizer, loss: Loss, plan: Plan) -> None:
         super().__init__(modules, optimizer, loss)
@@ -61,7 +62,11 @@ class PrivateStep(Step):
 
     def __call__(self, inputs: Tensor, labels: Tensor, index: Tensor) -> LossTerms:
         """Update the weights; the terms of the batch, which stay here."""
-        if terms := self.terms(self.model, inputs, labels, index):
+        before = {name: value.clone() for name, value in self.alone.named_buffers()}
+        terms = self.terms(self.model, inputs, labels, index)
+        if changed := [name for name, value in self.alone.named_buffers() if not torch.equal(value, before[name])]:
+            raise SettingsError(f"dp = 'sample': this network changes {changed[0]} while it trains, without noise")
+        if terms:
             self.gradients(terms)  # the batch's, not used: those that exist tell what the loss touches and noise is for
             weights = {name: one for name, one in self.alone.named_parameters() if one.grad is not None}
             sums = dict.fromkeys(weights.values(), torch.zeros(()))
@@ -84,10 +89,12 @@ class PrivateStep(Step):
             return {name: torch.stack([one[name] for one in each]) for name in weights}
 
     def _cut(self, gradients: dict[str, Tensor]) -> dict[str, Tensor]:
-        """The sums of the samples' gradients, each cut to the length C."""
+        """The sums of the samples' gradients, each cut to the length C; one without a finite length counts as zero."""
         lengths_B = torch.stack([one.reshape(len(one), -1).norm(dim=1) for one in gradients.values()]).norm(dim=0)
-        factors_B = (self.plan.privacy.dp_clip / lengths_B.clamp(min=1e-30)).clamp(max=1) * (not self.empty)
-        return {name: torch.tensordot(factors_B, one, 1) for name, one in gradients.items()}
+        factors_B = (self.plan.privacy.dp_clip / lengths_B.clamp(min=1e-30)).clamp(max=1)
+        factors_B = torch.where(lengths_B.isfinite(), factors_B * (not self.empty), 0.0)
+        # 0 · ∞ is no number
+        return {name: torch.tensordot(factors_B, one.nan_to_num_(0.0, 0.0, 0.0), 1) for name, one in gradients.items()}
 
     def _descend(self, sums: dict[nn.Parameter, Tensor], expected: float) -> None:
         """A step of the optimizer along ḡ."""

@@ -1,13 +1,14 @@
-"""Secure aggregation at the client: four stages of a round, each a message (Bonawitz et al., CCS 2017).
+"""Secure aggregation at the client: four stages of a sum, each a message (Bonawitz et al., CCS 2017).
 
-    advertise   a secret for this round is drawn; its public keys go to the server
+    advertise   a secret for this sum is drawn; its public keys go to the server
     share       everybody's keys come; shares of the secret go, sealed, to every peer
-    mask        with the round's training: the peers' shares come; the masked upload goes, and the secret is forgotten
+    mask        with a round's training, or the final evaluation: the peers' shares come; the masked vector of figures
+                and upload goes, and the secret is forgotten
     unmask      the sites that have sent one come; of each peer one share goes: of its own mask, or of a lost one's key
 
-Between them the secret lies in the site's own folder, for its user alone. Every stage is passed once in a round of a
-Flower run: two uploads under one secret, or both shares of one peer, would reveal what they hide. The symbols, and what
-is added, stand in `privacy/masks.py`.
+Between them the secret lies in the site's own folder, for its user alone. Every stage is passed once in a sum, and no
+sum follows a later one of the same Flower run: two vectors under one secret, or both shares of one peer, would reveal
+what they hide. The symbols, and what is added, stand in `privacy/masks.py`.
 """
 
 from __future__ import annotations
@@ -23,12 +24,13 @@ from flwr.app import RecordDict
 
 from client_app.site import Site
 from protofl_common.files import replacing
+from protofl_common.privacy.figures import figure_names, weighted_figures
 from protofl_common.privacy.masks import KEY, OWN, PAIR, SEALED, masked, new_secret, opened, part, public_of, seal
 from protofl_common.privacy.shamir import FEWEST, SHARE, needed, points_of, split
-from protofl_common.privacy.sums import MASKED, to_sums
+from protofl_common.privacy.sums import MASKED, to_sums, to_whole
 from protofl_common.wire.limits import Limits, RefusedMessage
 from protofl_common.wire.payloads import Payload, pack_payload
-from protofl_common.wire.records import Instructions
+from protofl_common.wire.records import Instructions, Report
 from protofl_common.wire.secagg import unpack_by_site
 
 STAGES = ("advertise", "share", "mask", "unmask")
@@ -36,10 +38,11 @@ STAGES = ("advertise", "share", "mask", "unmask")
 
 @dataclass(frozen=True)
 class _Kept:
-    """What lies in the file."""
+    """The content of the file."""
 
     run_id: int
-    round: int
+    sum: int
+    """2 r for the training of round r, and 2 r + 1 for the final evaluation after it."""
     stage: str
     """The last one passed."""
     secret: bytes = b""
@@ -50,21 +53,24 @@ class _Kept:
 
 
 class SecureUpload:
-    """One site in one round. RefusedMessage for a stage out of turn, and for what would reveal an upload."""
+    """One site in one sum. RefusedMessage for a stage out of turn, and for what would reveal an upload."""
 
-    def __init__(self, site: Site, instructions: Instructions) -> None:
+    def __init__(self, site: Site, instructions: Instructions, final: bool) -> None:
         self.site, self.name = site, site.name
-        self.run_id, self.round = instructions.lineage.run_id, instructions.round
+        self.run_id, self.final = instructions.lineage.run_id, final
+        self.sum = 2 * instructions.round + self.final
         site.states(instructions)  # refuses another run's instructions
         self.path = site.secret_file(instructions.run_name)
 
     def advertise(self, content: RecordDict) -> dict[str, bytes]:
-        """Own public keys. A round that never came to `mask` may begin anew."""
+        """Own public keys. A sum that never came to `mask` may begin anew."""
         kept = self._read()
-        if kept and kept.run_id == self.run_id and (kept.round, STAGES.index(kept.stage) > 1) > (self.round, False):
-            raise RefusedMessage(f"keys asked for round {self.round}, after the upload of round {kept.round} was sent")
+        if kept and kept.run_id == self.run_id and (kept.sum, STAGES.index(kept.stage) > 1) > (self.sum, False):
+            raise RefusedMessage(
+                f"keys asked for {_called(self.sum)}, after the upload of {_called(kept.sum)} was sent"
+            )
         secret = new_secret()
-        self._write(_Kept(self.run_id, self.round, "advertise", secret))
+        self._write(_Kept(self.run_id, self.sum, "advertise", secret))
         return {self.name: public_of(secret)}
 
     def share(self, content: RecordDict) -> dict[str, bytes]:
@@ -82,7 +88,7 @@ class SecureUpload:
         return {peer: seal(kept.secret, keys[peer], f"{self.name} {peer}", text) for peer, text in shares.items()}
 
     def peers(self, content: RecordDict) -> None:
-        """Before training: whose masks are in the sum, those who shared; who sealed badly has no share here."""
+        """Before the work: whose masks are in the sum, those who shared; who sealed badly has no share here."""
         kept, sealed = self._passed("share"), unpack_by_site(content, SEALED)
         sites = {self.name, *sealed}
         if not sites <= kept.keys.keys() or len(sites) < self._threshold(kept):
@@ -97,12 +103,14 @@ class SecureUpload:
                 shares[peer] = b""
         self._kept = replace(kept, shares=shares)
 
-    def mask(self, upload: Payload, limits: Limits) -> RecordDict:
-        """The upload, masked."""
-        kept, exchange, samples = self._kept, self.site.settings.exchange.up, len(self.site.data.train_labels)
-        declared = {name: entry for name, entry in exchange.items() if name in upload.entries}
-        bounded = replace(limits, max_norm=self.site.settings.federation.max_prototype_norm)
-        vector = to_sums(upload, declared, bounded, samples, len(kept.keys))
+    def mask(self, upload: Payload, report: Report, limits: Limits) -> RecordDict:
+        """The figures of the report and the upload, masked."""
+        kept, settings, samples = self._kept, self.site.settings, len(self.site.data.train_labels)
+        declared = {name: entry for name, entry in settings.exchange.up.items() if name in upload.entries}
+        bounded = replace(limits, max_norm=settings.bounds.max_prototype_norm)
+        figures = weighted_figures(report, samples, figure_names(settings.row.reported_losses, self.site.metrics))
+        parts = to_whole(figures, len(kept.keys)), to_sums(upload, declared, bounded, samples, len(kept.keys))
+        vector = np.concatenate(parts)
         peers = {site: keys for site, keys in kept.keys.items() if site in kept.shares}
         sent = masked(vector, kept.secret, self.name, peers).view(np.int64)
         content = pack_payload(Payload(masked={"sum": torch.from_numpy(sent)}), MASKED)
@@ -114,23 +122,20 @@ class SecureUpload:
         kept, sent = self._passed("mask"), unpack_by_site(content, 0).keys()
         if not {self.name} <= sent <= kept.shares.keys() or len(sent) < self._threshold(kept):
             raise RefusedMessage(f"an unmasking for {len(sent)} sites: not this one, too few, or not all of the sum")
-        self._write(_Kept(self.run_id, self.round, "unmask"))
+        self._write(_Kept(self.run_id, self.sum, "unmask"))
+        if self.final and not self.site.real:  # a site keeps the number, lest the server ask for that sum once more
+            self.path.unlink()
         halves = {site: (share[:SHARE], share[SHARE:]) for site, share in kept.shares.items() if share}
         return {site: own if site in sent else pair for site, (pair, own) in halves.items()}
-
-    def forget(self) -> None:
-        """The run is over. A site keeps the number of its last round, lest the server ask for it once more."""
-        if not self.site.real:
-            self.path.unlink(missing_ok=True)
 
     def _threshold(self, kept: _Kept) -> int:
         return needed(len(kept.keys), self.site.settings.privacy.secagg_threshold)
 
     def _passed(self, stage: str) -> _Kept:
-        """What was kept after ``stage`` of this round."""
+        """Return what this site stored after ``stage`` of this sum."""
         kept = self._read()
-        if kept is None or (kept.run_id, kept.round, kept.stage) != (self.run_id, self.round, stage):
-            raise RefusedMessage(f"a stage of secure aggregation that does not follow {stage!r} of round {self.round}")
+        if kept is None or (kept.run_id, kept.sum, kept.stage) != (self.run_id, self.sum, stage):
+            raise RefusedMessage(f"a stage of secure aggregation that does not follow {stage!r} of {_called(self.sum)}")
         return kept
 
     def _read(self) -> _Kept | None:
@@ -145,3 +150,8 @@ class SecureUpload:
     def _write(self, kept: _Kept) -> None:
         with replacing(self.path, private=True) as beside:
             beside.write_text(json.dumps(asdict(kept), default=bytes.hex), encoding="utf-8")
+
+
+def _called(number: int) -> str:
+    """Name a sum of a run in words."""
+    return f"{'the final evaluation after ' if number % 2 else ''}round {number // 2}"

@@ -13,47 +13,52 @@ from tempfile import TemporaryFile
 import numpy as np
 import torch
 from flwr.app import Context
+from torch import Tensor
 
 from client_app.augment import Augment, augment_of
 from client_app.data import Samples, to_device, unlabelled_apart
+from client_app.failures import log
 from client_app.state import StateError, StateFolder
 from protofl_common.backbones.cache import cached_features
 from protofl_common.backbones.extract import check_images, feature_widths
+from protofl_common.config.datasets import is_own
 from protofl_common.config.options import SettingsError
+from protofl_common.config.python_names import allow
 from protofl_common.config.sections import MachineSettings
 from protofl_common.datasets import UNLABELLED, ClientData, open_client_data
-from protofl_common.datasets.inputs import normalised
-from protofl_common.datasets.store import cache_root, digest
+from protofl_common.datasets.raw import Ints
+from protofl_common.datasets.store import cache_root
 from protofl_common.devices import open_device
 from protofl_common.evaluation_metrics import declared_metrics
-from protofl_common.files import make_private
+from protofl_common.files import digest, make_private
 from protofl_common.models.build import check_model
 from protofl_common.models.initial import initial_model
 from protofl_common.models.split import SplitModel
-from protofl_common.permissions import required_dp
+from protofl_common.permissions import allow_named, has_own_data, required_dp
 from protofl_common.privacy.plan import Plan
 from protofl_common.privacy.release import noised_images
 from protofl_common.seeding import derive_seed
-from protofl_common.settings import Settings, baseline_config, is_site
-from protofl_common.text import is_site_name
+from protofl_common.settings import Settings, baseline_config, is_site, own_division
+from protofl_common.text import is_site_name, names_in
 from protofl_common.wire.limits import Limits, RefusedMessage, Template
 from protofl_common.wire.records import Instructions, SiteCard
+
+OWN_SEED = 0
+"""The seed with which a site with data of its own divides them: no run draws another division."""
 
 
 class Site:
     """Built anew for every message from Flower's context; nothing is read before it is needed.
 
-    Raises
-    ------
-    SettingsError
-        If the run configuration or this node's ``--node-config`` is wrong.
-    RefusedMessage
-        For a ``baseline`` that the run configuration does not name.
+    SettingsError if the run configuration or this node's ``--node-config`` is wrong. RefusedMessage for a ``baseline``
+    that the run configuration does not name.
     """
 
     def __init__(self, context: Context, baseline: str = "") -> None:
         node = context.node_config
         self.settings = Settings.from_run_config(context.run_config, node)
+        allow_named(node if is_site(node) else context.run_config)
+        allow(names_in(node.get("allow-python")))
         if baseline:
             if baseline not in self.settings.baselines:
                 raise RefusedMessage(f"baseline is {baseline!r}, which the run's settings do not name")
@@ -66,7 +71,9 @@ class Site:
         if not is_site_name(self.name):
             made_of = "ASCII letters, digits, '.', '_' and '-', and begin with a letter or digit"
             raise SettingsError(f"node-config: site-name = {self.name!r} must be made of at most 100 {made_of}")
-        self.run_id, self.real = context.run_id, is_site(node)
+        self.run_id, self.real, self.has_own_data = context.run_id, is_site(node), has_own_data(node)
+        self.ignored = [key for key, value in own_division(node).items() if context.run_config.get(key) != value]
+        """Settings of the run about the division of the data that do not hold here."""
         self.required_dp = required_dp(node)
         self.wanted_domain = str(node.get("domain", ""))
         self.insight = self._insight(node)
@@ -93,26 +100,33 @@ class Site:
 
     @cached_property
     def data(self) -> ClientData:
-        """This site's share of the data, as it is stored; with ``image-noise``, its training images with noise."""
+        """This site's share of the data, as it is stored; with ``image-noise``, its training images with noise.
+
+        SettingsError for classes of a site's own data that neither the node config nor the run names: names of folders
+        or the values of a column may be anything, so only this site's own log has them.
+        """
         data = open_client_data(
             self.settings.data,
-            seed=self.settings.run.seed,
+            seed=OWN_SEED if self.has_own_data else self.settings.run.seed,
             partition=self.partition,
             num_partitions=max(1, self.num_partitions),
             domain=self.wanted_domain,
         )
+        if self.has_own_data and is_own(self.settings.data.dataset) and not self.settings.data.classes:
+            names = f'classes="{",".join(data.classes)}"'
+            log("WARNING", f"if these names may leave this site, add {names} to its node config")
+            many = f"this site's data have {len(data.classes)} classes that nobody named"
+            raise SettingsError(f"classes = '': {many}; set classes, in label order, in its node config, or in the run")
+        if self.has_own_data and self.settings.privacy.dp != "none" and data.mean:
+            data = with_public_scale(data)
         self._augment(data)  # refuses what are no images
-        noise, seed = self.settings.privacy.image_noise, derive_seed(self.settings.run.seed, "image-noise", self.name)
+        noise, seed = self.settings.noise.image_noise, derive_seed(self.settings.run.seed, "image-noise", self.name)
         if noise == "none":
             return data
         return replace(data, train_inputs=noised_images(np.asarray(data.train_inputs), noise, seed))
 
     def _augment(self, data: ClientData) -> Augment | None:
         return augment_of(self.settings.training.augment, data, self.device)
-
-    def load_data(self) -> None:
-        """Read all sets now."""
-        _ = self.train_set, self.test_set, self.validation_set
 
     @cached_property
     def train_set(self) -> Samples:
@@ -148,8 +162,8 @@ class Site:
 
     @cached_property
     def model(self) -> SplitModel:
-        """A freshly initialised model: the site's own weights, or, ``initial-weights = "shared"``, everybody's."""
-        owner = self.name if self.settings.model.initial_weights == "own" else "global"
+        """A freshly initialised model: everybody's first weights or this site's own (``initial-weights``)."""
+        owner = "global" if self.settings.starts_alike else self.name
         model = initial_model(
             self.arch, self.input_shape, self.num_classes, self.settings.model, self.settings.run.seed, owner
         )
@@ -159,6 +173,11 @@ class Site:
     def plan(self) -> Plan | None:
         """How what this site sends is made private; None where it is not."""
         return self.settings.plan(len(self.data.train_labels))
+
+    @cached_property
+    def step_plan(self) -> Plan | None:
+        """The noise of training steps: the plan's, or a paper's, which protects nothing; None for neither."""
+        return self.plan or self.settings.plan_of_paper(len(self.data.train_labels))
 
     @property
     def num_classes(self) -> int:
@@ -174,7 +193,7 @@ class Site:
         """What this site accepts from the server; ``weights``: the arrays of each declared entry of weights."""
         federation = self.settings.federation
         clients = max(10, self.num_partitions, federation.num_clients)
-        many = clients * federation.max_prototypes_per_class  # the server may hand on all that clients sent
+        many = clients * self.settings.bounds.max_prototypes_per_class  # the server may hand on all that clients sent
         return Limits(self.num_classes, self.settings.model.feature_dim, weights=weights, max_per_class=many)
 
     @property
@@ -193,24 +212,39 @@ class Site:
             raise StateError(f"state-dir: {self._state_root.absolute()} cannot be written ({error})") from error
 
     def states(self, instructions: Instructions) -> StateFolder:
-        """Where this site keeps its state in the run; RefusedMessage for another Flower run, or a round too many."""
+        """Return the folder of this client's state: at a real site, every study has one of its own.
+
+        RefusedMessage for another Flower run, or a round too many.
+        """
         lineage, rounds = instructions.lineage, self.settings.run.rounds
         if instructions.round > rounds:
             raise RefusedMessage(f"round.round is {instructions.round} in a run of {rounds} rounds")
         if lineage.run_id != self.run_id:
             raise RefusedMessage(f"round.lineage is {lineage.text!r} in the Flower run {self.run_id}")
-        use = f"{self.settings.run.algo} ({digest(repr(self.settings.exchange))})"
-        folder = self._state_root / instructions.run_name / "clients"
+        private = "" if self.settings.privacy.dp == "none" else ", with differential privacy"
+        use = f"{self.settings.run.algo} ({digest(repr(self.settings.exchange))}){private}"
+        run = f"{instructions.run_name}-{lineage.first}" if self.real else instructions.run_name  # names may meet
+        folder = self._state_root / run / "clients"
         return StateFolder(folder, self.name, lineage, wary=self.real, use=use)
 
     def account_file(self, run_name: str) -> Path:
-        """Where this site notes what its privacy has cost: one file for all runs; in a simulation, one for each."""
+        """Return the file of the privacy ledger: one for all runs; in a simulation, one for each.
+
+        At a site it is the data's, not the name's: a site with a new name has spent what it had spent.
+        """
         if self.real:
-            return self._state_root / "privacy" / f"{self.name}.json"
+            folder = self.settings.data.data_dir and str(Path(self.settings.data.data_dir).expanduser().resolve())
+            key = digest(folder, self.wanted_domain, self.partition)
+            return self._state_root / "privacy" / f"{key}.json"
         return self._state_root / run_name / "clients" / self.name / "privacy.json"
 
+    @property
+    def answers_file(self) -> Path:
+        """Return the file in which a real site notes the questions that it has answered."""
+        return self._state_root / "privacy" / f"{self.name}.answered"
+
     def secret_file(self, run_name: str) -> Path:
-        """Where the secret of a round of secure aggregation lies; at a site, whatever the server calls the run."""
+        """Return the file of the secret of a sum; at a site it does not depend on the server's name for the run."""
         if self.real:
             return self._state_root / "privacy" / f"{self.name}-{self.run_id}-{self.settings.run.algo}.secagg"
         return self._state_root / run_name / "clients" / self.name / "secagg.json"
@@ -224,42 +258,45 @@ class Site:
             _ = self.model
         except ValueError as error:
             raise SettingsError(str(error)) from error
-        two = normalised(self.data.train_inputs[:2], self.data.mean, self.data.std, self.device)
-        check_model(self.model, self.arch, two, self.settings.model.feature_dim)
+        check_model(self.model, self.arch, self._zeros(2), self.settings.model.feature_dim)
 
     def check_batches(self) -> None:
         """SettingsError where a batch is of one sample, and the model's batch normalisation cannot train on it."""
         size, samples = self.settings.training.batch_size, len(self.data.train_labels)
         if min(size, samples) > 1:
             return
-        one = torch.zeros(1, *self.input_shape, device=self.device)
-        if not self.settings.backbones:
-            one = normalised(self.data.train_inputs[:1], self.data.mean, self.data.std, self.device)
         try:
             with torch.no_grad():
-                copy.deepcopy(self.model).train().body(one)
+                copy.deepcopy(self.model).train().body(self._zeros(1))
         except ValueError as error:
             why = "batch normalisation cannot train on a batch of one sample; set norm = 'group', or bring more samples"
             raise SettingsError(f"batch-size = {size}, and there are {samples} training samples: {why}") from error
 
+    def _zeros(self, number: int) -> Tensor:
+        """Return inputs to try a network on: its error goes to the server, and may quote what it was given."""
+        dtype = torch.float32 if self.data.mean or self.settings.backbones else torch.int64
+        return torch.zeros(number, *self.input_shape, dtype=dtype, device=self.device)
+
     def card(self, parameters: int, weights: str) -> SiteCard:
         """How this site introduces itself; ``weights``: a digest of all weights that it exchanges, "" for none."""
+        hidden = self.settings.privacy.secagg
         return SiteCard(
             name=self.name,
             partition=self.partition,
             num_partitions=self.num_partitions,
-            domain=self.data.domain,
+            domain=self.wanted_domain if self.has_own_data else self.data.domain,
             arch=self.arch,
             input_shape=self.input_shape,
             parameters=parameters,
             train_samples=self.told_samples,
-            test_samples=len(self.data.test_labels),
+            test_samples=0 if hidden else len(self.data.test_labels),
             classes=self.data.classes,
-            holds=self._held() if self.settings.row.tells_classes and not self.settings.privacy.secagg else (),
+            holds=self._held() if self.settings.row.tells_classes and not hidden else (),
             weights=weights,
             device=str(self.device),
-            found=0 if self.settings.hides_samples else self.data.found,
-            validation_samples=len(self.data.validation_labels),
+            found=0 if hidden else self.data.found,
+            validation_samples=0 if hidden else len(self.data.validation_labels),
+            real=self.real,
         )
 
     @property
@@ -269,13 +306,31 @@ class Site:
 
     def _held(self) -> tuple[int, ...]:
         """Labels of the training samples, as its prototypes or label counts will tell them; SettingsError for none."""
-        if self.settings.privacy.dp == "sample":
+        if self.plan is not None:
             return tuple(range(self.num_classes))  # which of them it has is told with noise only
-        least, labels_N = self.settings.privacy.min_class_samples, self.data.train_labels
-        labels, counts = np.unique(labels_N[labels_N != UNLABELLED], return_counts=True)
-        if not len(found := labels[counts >= least].tolist()):
+        if not len(found := self.large_classes):
+            least = self.settings.privacy.min_class_samples
             raise SettingsError(f"min-class-samples = {least}: this client has no class of as many training samples")
-        return tuple(found)
+        return tuple(found.tolist())
+
+    @property
+    def large_classes(self) -> Ints:
+        """Labels of the classes with ``min-class-samples`` training samples: nothing that leaves may name others."""
+        labels_N = self.data.train_labels
+        labels, counts = np.unique(labels_N[labels_N != UNLABELLED], return_counts=True)
+        return np.asarray(labels[counts >= self.settings.privacy.min_class_samples])
+
+
+def with_public_scale(data: ClientData) -> ClientData:
+    """Return the data with a mean and deviation for each channel or feature that no sample has a part in.
+
+    The data's own are made of every sample: whoever changes one changes what the model is given of all others, which
+    differential privacy does not cover. Images are centred; numbers stay as they are, so their owner scales them by
+    limits that are known without the data.
+    """
+    middle, spread = (0.5, 0.25) if data.train_inputs.dtype == np.uint8 else (0.0, 1.0)
+    channels = len(data.mean)
+    return replace(data, mean=(middle,) * channels, std=(spread,) * channels)
 
 
 def _whole(node: Mapping[str, object], key: str) -> int:

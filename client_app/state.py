@@ -13,6 +13,7 @@ from __future__ import annotations
 import re
 import sys
 from dataclasses import dataclass
+from glob import escape
 from pathlib import Path
 
 import torch
@@ -25,6 +26,10 @@ FORMAT = "protofl-client-state-3"
 _NAME = re.compile(r"(\d+)-(\d+)\.safetensors(\.\w+\.tmp)?")
 _Key = tuple[int, int]
 """(round, Flower run id)."""
+
+
+class LedgerError(RuntimeError):
+    """The privacy ledger cannot be locked, read or written; the message says which file and why."""
 
 
 class StateError(RuntimeError):
@@ -52,13 +57,19 @@ class StateFolder:
         self.use = use
         """The algorithm and what it exchanges: a private model must not come into the hands of one that uploads it."""
 
+    @property
+    def beginning(self) -> str:
+        """Say how this Flower run begins, for the log of a site: anew, or after which round."""
+        run, earlier = self.folder.parents[1], self.lineage.earlier
+        begins = "goes on after round {1} of the Flower run {0}".format(*earlier[-1]) if earlier else "begins"
+        alike = run.parent.glob(f"{escape(run.name.rpartition('-')[0])}-*")
+        others = ", ".join(sorted(one.name for one in alike if one != run and one.is_dir()))
+        return f"{begins}, in {run}" + (f"; others of this name stay as they are: {others}" if others else "")
+
     def load(self, before: int, arch: str, device: torch.device) -> ClientState | None:
         """The last state before the round ``before`` that counts and is not damaged; None if there is none at all.
 
-        Raises
-        ------
-        StateError
-            If all are damaged, or the file was written for another architecture, algorithm or exchange.
+        StateError if all are damaged, or the file was written for another architecture, algorithm or exchange.
         """
         key = self._last(before)
         if key is None:

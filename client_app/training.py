@@ -52,16 +52,11 @@ Loss = Callable[[Batch], LossTerms]
 class Step:
     """One update of the weights by one batch: forward pass, loss, backward pass, step of the optimizer.
 
-    Parameters
-    ----------
-    modules
-        All modules that the optimizer trains; the first is the model whose features and logits the loss is given.
-    optimizer
-        Over parameters of ``modules``.
-    loss
-        Of a `Batch`.
+    The ``optimizer`` trains ``modules``; the first is the model, whose features and logits the ``loss`` gets.
     """
 
+    private = False
+    """True for DP-SGD: the loop then says nothing of the loss, which is a function of single samples."""
     replayable = False
     """Whether every call does the same (`protofl_common/replay.py`), so that a GPU may be handed it as a graph."""
 
@@ -118,12 +113,7 @@ class FusedStep(Step):
 class ProximalStep(Step):
     """The same for the loss plus (λ/2) · ‖w − c‖², of parameters w of the model and c of ``centre``: adds λ (w − c).
 
-    Parameters
-    ----------
-    centre
-        Of the model's architecture; it may change between steps.
-    strength
-        λ ≥ 0.
+    ``centre`` has the model's architecture, and may change between steps; ``strength`` is λ ≥ 0.
     """
 
     def __init__(
@@ -180,8 +170,8 @@ def train(
 
     With ``local-steps`` the settings' part ends after as many batches, in the midst of an epoch or after several.
 
-    Returns the mean over all samples seen of each loss term and of their ``total``. Raises TrainingError if the loss or
-    a weight stops being finite.
+    Returns the mean over all samples seen of each loss term and of their ``total``. Raises TrainingError if a weight
+    stops being finite, or the loss of a step that is not private.
     """
     torch.manual_seed(seed)  # dropout
     generator = torch.Generator().manual_seed(seed)
@@ -203,7 +193,7 @@ def train(
                 for name, value in update(inputs, labels, index).items():
                     weighted = value.detach() * len(labels)
                     sums[name] = sums[name] + weighted if name in sums else weighted
-            if sums and not torch.isfinite(sums["total"]):
+            if sums and not step.private and not torch.isfinite(sums["total"]):
                 raise TrainingError(f"the loss is no longer finite in local epoch {epoch + 1}; try a smaller lr")
             if taken == limit:
                 break
@@ -220,12 +210,7 @@ def check_finite(weights: Sequence[tuple[str, Tensor]]) -> None:
 
 
 def shuffled_batches(
-    data: Samples,
-    batch_size: int,
-    generator: torch.Generator,
-    *,
-    no_single: bool = False,
-    drop_last: bool = False,
+    data: Samples, batch_size: int, generator: torch.Generator, *, no_single: bool = False, drop_last: bool = False
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """One epoch: inputs, labels and indices of the data in a new random order, in batches; the last may be smaller.
 

@@ -55,6 +55,7 @@ def main(arguments: list[str] | None = None) -> int:
             make_ca(folder, renew="ca" in renew)
             make_server(folder, options.server, renew=bool(renew & {"ca", "server"}))
             make_secret(folder, renew="secret" in renew)
+            _open_folder(folder / "nodes")
         for name in options.node:
             make_node(folder, name, renew=name in renew)
     except (CertificateError, OSError) as error:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from importlib import import_module
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 from protofl_common.config.architectures import ARCHITECTURES
 from protofl_common.config.options import SettingsError, option
@@ -281,7 +281,7 @@ class PFedMeHparams(DittoHparams):
     """``[tool.flwr.app.config.pfedme]``."""
 
     personal_steps: int = option(minimum=1)
-    personal_lr: float = option(above=0)
+    eta: float = option(above=0)
     beta: float = option(above=0)
 
 
@@ -302,8 +302,14 @@ class Algorithm:
     averages_prototypes: bool = False
     """The server takes a mean over the clients' prototypes of a class, which ``merging`` replaces; where it trains on
     prototypes or clusters them, ``merging`` leaves out those far from the other clients' (`merging.py`)."""
+    supports: tuple[Literal["merging", "secagg"], ...] = ()
+    """Settings that the server half was written for: ``merging`` acts in its `merge`; with ``secagg`` that takes one
+    upload, the mean of all. Any other value of these is refused."""
     single_uploads: str = ""
     """What the server needs single uploads for, beside what `exchange` shows; "" if averages are all it takes."""
+    private: tuple[str, ...] = ()
+    """Entries of the upload that differential privacy covers: weights that `PrivateStep` alone has trained, and tables
+    of classes with noise. An algorithm that sends any other is refused under ``dp``."""
     frozen_backbones: bool = False
     """Made for features of frozen backbones: they are used unless the settings say otherwise."""
 
@@ -313,7 +319,9 @@ class Algorithm:
             return "its clients receive one another's prototypes"
         if any(isinstance(entry, Vectors) for entry in exchange.up.values()) and not self.averages_prototypes:
             return "its server does more with the clients' prototypes than average them"
-        return self.single_uploads
+        if self.single_uploads or not exchange.up or "secagg" in self.supports:
+            return self.single_uploads
+        return "its row does not declare support for secagg"
 
     @property
     def reported_losses(self) -> tuple[str, ...]:
@@ -359,6 +367,8 @@ CATALOG: dict[str, Algorithm] = {
         client="client_app.algorithms.fedavg:FedAvg",
         server="server_app.strategies.fedavg:FedAvg",
         exchange=Exchange(down={"weights": Weights()}, up={"weights": Weights()}),
+        private=("weights",),
+        supports=("merging", "secagg"),
     ),
     "fedproto": Algorithm(
         title="FedProto",
@@ -369,6 +379,8 @@ CATALOG: dict[str, Algorithm] = {
         exchange=Exchange(down={"prototypes": Vectors()}, up={"prototypes": Vectors(counts=True)}),
         losses=("cross-entropy", "prototype"),
         averages_prototypes=True,
+        private=("prototypes",),
+        supports=("merging", "secagg"),
     ),
     "fedtgp": Algorithm(
         title="FedTGP",
@@ -378,6 +390,8 @@ CATALOG: dict[str, Algorithm] = {
         hparams=FedTGPHparams,
         exchange=Exchange(down={"prototypes": Vectors()}, up={"prototypes": Vectors()}),
         losses=("cross-entropy", "prototype"),
+        private=("prototypes",),
+        supports=("merging",),
     ),
     "fedpcl": Algorithm(
         title="FedPCL",
@@ -391,6 +405,8 @@ CATALOG: dict[str, Algorithm] = {
         losses=("contrast", "global", "local", "cross-entropy", "prototype"),
         averages_prototypes=True,
         frozen_backbones=True,
+        private=("prototypes",),
+        supports=("merging", "secagg"),
     ),
     "mpft": Algorithm(
         title="MPFT",
@@ -401,6 +417,7 @@ CATALOG: dict[str, Algorithm] = {
         exchange=Exchange(down={"weights": Weights()}, up={"prototypes": Vectors(width="backbones", several=True)}),
         losses=(),
         frozen_backbones=True,
+        supports=("merging",),
     ),
     "fedplvm": Algorithm(
         title="FedPLVM",
@@ -413,6 +430,7 @@ CATALOG: dict[str, Algorithm] = {
             up={"weights": Weights(), "prototypes": Vectors(several=True)},
         ),
         losses=("cross-entropy", "contrast", "correction"),
+        supports=("merging",),
     ),
     "fpl": Algorithm(
         title="FPL",
@@ -425,6 +443,8 @@ CATALOG: dict[str, Algorithm] = {
             up={"weights": Weights(), "prototypes": Vectors()},
         ),
         losses=("cross-entropy", "contrast", "consistency"),
+        private=("weights", "prototypes"),
+        supports=("merging",),
     ),
     "protofed": Algorithm(
         title="ProtoFed",
@@ -436,6 +456,8 @@ CATALOG: dict[str, Algorithm] = {
             down={"weights": Weights(), "prototypes": Vectors()}, up={"weights": Weights(), "prototypes": Vectors()}
         ),
         averages_prototypes=True,
+        private=("weights", "prototypes"),
+        supports=("merging", "secagg"),
     ),
     "fedproto-avg": Algorithm(
         title="FedProto + averaging",
@@ -449,6 +471,8 @@ CATALOG: dict[str, Algorithm] = {
         ),
         losses=("cross-entropy", "prototype"),
         averages_prototypes=True,
+        private=("weights", "prototypes"),
+        supports=("merging", "secagg"),
     ),
     "fednh": Algorithm(
         title="FedNH",
@@ -462,6 +486,8 @@ CATALOG: dict[str, Algorithm] = {
         ),
         averages_prototypes=True,
         single_uploads="its server scales every client's prototypes to length 1",
+        private=("weights", "prototypes"),
+        supports=("merging",),
     ),
     "fedorgp": Algorithm(
         title="FedORGP",
@@ -471,6 +497,8 @@ CATALOG: dict[str, Algorithm] = {
         hparams=FedORGPHparams,
         exchange=Exchange(down={"prototypes": Vectors()}, up={"prototypes": Vectors()}),
         losses=("cross-entropy", "prototype"),
+        private=("prototypes",),
+        supports=("merging",),
     ),
     "fedsa": Algorithm(
         title="FedSA",
@@ -481,6 +509,8 @@ CATALOG: dict[str, Algorithm] = {
         exchange=Exchange(down={"anchors": Vectors(), "prototypes": Vectors()}, up={"prototypes": Vectors()}),
         losses=("cross-entropy", "regularization", "contrast", "calibration"),
         averages_prototypes=True,
+        private=("prototypes",),
+        supports=("merging", "secagg"),
     ),
     "fedprox": Algorithm(
         title="FedProx",
@@ -490,6 +520,8 @@ CATALOG: dict[str, Algorithm] = {
         hparams=FedProxHparams,
         exchange=Exchange(down={"weights": Weights()}, up={"weights": Weights()}),
         losses=("cross-entropy", "proximal"),
+        private=("weights",),
+        supports=("merging", "secagg"),
     ),
     "fedper": Algorithm(
         title="FedPer",
@@ -498,6 +530,8 @@ CATALOG: dict[str, Algorithm] = {
         server="server_app.strategies.fedavg:FedAvg",
         hparams=FedPerHparams,
         exchange=Exchange(down={"weights": Weights(without_last=1)}, up={"weights": Weights(without_last=1)}),
+        private=("weights",),
+        supports=("merging", "secagg"),
     ),
     "lg-fedavg": Algorithm(
         title="LG-FedAvg",
@@ -505,6 +539,8 @@ CATALOG: dict[str, Algorithm] = {
         client="client_app.algorithms.lg_fedavg:LGFedAvg",
         server="server_app.strategies.lg_fedavg:LGFedAvg",
         exchange=Exchange(down={"weights": Weights(parts=("head.",))}, up={"weights": Weights(parts=("head.",))}),
+        private=("weights",),
+        supports=("merging", "secagg"),
     ),
     "fedrep": Algorithm(
         title="FedRep",
@@ -513,6 +549,7 @@ CATALOG: dict[str, Algorithm] = {
         server="server_app.strategies.fedavg:FedAvg",
         hparams=FedRepHparams,
         exchange=Exchange(down={"weights": Weights(parts=("body.",))}, up={"weights": Weights(parts=("body.",))}),
+        supports=("merging", "secagg"),
     ),
     "feddistill": Algorithm(
         title="FedDistill",
@@ -526,6 +563,7 @@ CATALOG: dict[str, Algorithm] = {
         losses=("cross-entropy", "distillation"),
         averages_prototypes=True,
         single_uploads="what teaches a client is the mean of the others' outputs",
+        supports=("merging",),
     ),
     "fml": Algorithm(
         title="FML",
@@ -535,6 +573,8 @@ CATALOG: dict[str, Algorithm] = {
         hparams=FMLHparams,
         exchange=Exchange(down={"weights": Weights(of="meme")}, up={"weights": Weights(of="meme")}),
         losses=("cross-entropy", "mutual", "meme-cross-entropy", "meme-mutual"),
+        private=("weights",),
+        supports=("merging", "secagg"),
     ),
     "fedgh": Algorithm(
         title="FedGH",
@@ -543,6 +583,8 @@ CATALOG: dict[str, Algorithm] = {
         server="server_app.strategies.fedgh:FedGH",
         hparams=FedGHHparams,
         exchange=Exchange(down={"weights": Weights(parts=("head.",))}, up={"prototypes": Vectors()}),
+        private=("prototypes",),
+        supports=("merging",),
     ),
     "fedgen": Algorithm(
         title="FedGen",
@@ -551,14 +593,12 @@ CATALOG: dict[str, Algorithm] = {
         server="server_app.strategies.fedgen:FedGen",
         hparams=FedGenHparams,
         exchange=Exchange(
-            down={
-                "weights": Weights(parts=("head.",)),
-                "generator": Weights(of="generator"),
-                "label_counts": Counts(),
-            },
+            down={"weights": Weights(parts=("head.",)), "generator": Weights(of="generator"), "label_counts": Counts()},
             up={"weights": Weights(parts=("head.",)), "label_counts": Counts()},
         ),
         losses=("cross-entropy", "generated"),
+        private=("weights", "label_counts"),
+        supports=("merging", "secagg"),
     ),
     "fesem": Algorithm(
         title="FeSEM",
@@ -568,6 +608,8 @@ CATALOG: dict[str, Algorithm] = {
         hparams=FeSEMHparams,
         exchange=Exchange(down={"weights": Weights()}, up={"weights": Weights()}),
         single_uploads="its server groups the clients by their models",
+        private=("weights",),
+        supports=("merging",),
     ),
     "fedkd": Algorithm(
         title="FedKD",
@@ -581,6 +623,8 @@ CATALOG: dict[str, Algorithm] = {
         ),
         losses=("cross-entropy", "mutual", "hidden", "student-cross-entropy", "student-mutual", "student-hidden"),
         single_uploads="its updates travel as factors, which cannot be added",
+        private=("weights",),
+        supports=("merging",),
     ),
     "fedfa": Algorithm(
         title="FedFA",
@@ -593,6 +637,7 @@ CATALOG: dict[str, Algorithm] = {
             up={"weights": Weights(), "averages": Weights(of="augmentation", parts=("averages.",))},
         ),
         single_uploads="its server takes the variance over the clients",
+        supports=("merging",),
     ),
     "per-fedavg": Algorithm(
         title="Per-FedAvg",
@@ -601,6 +646,7 @@ CATALOG: dict[str, Algorithm] = {
         server="server_app.strategies.fedavg:FedAvg",
         hparams=PerFedAvgHparams,
         exchange=Exchange(down={"weights": Weights()}, up={"weights": Weights()}),
+        supports=("merging", "secagg"),
     ),
     "ditto": Algorithm(
         title="Ditto",
@@ -610,6 +656,7 @@ CATALOG: dict[str, Algorithm] = {
         hparams=DittoHparams,
         exchange=Exchange(down={"weights": Weights()}, up={"weights": Weights()}),
         losses=("cross-entropy", "global-cross-entropy"),
+        supports=("merging", "secagg"),
     ),
     "pfedme": Algorithm(
         title="pFedMe",
@@ -618,5 +665,6 @@ CATALOG: dict[str, Algorithm] = {
         server="server_app.strategies.pfedme:PFedMe",
         hparams=PFedMeHparams,
         exchange=Exchange(down={"weights": Weights()}, up={"weights": Weights()}),
+        supports=("merging", "secagg"),
     ),
 }

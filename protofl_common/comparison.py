@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from protofl_common.metrics import human_bytes
+from protofl_common.metrics import HIDDEN, human_bytes
 from protofl_common.run_folder import RunFolder, Summary, baseline_folder
 
 HEADS = ("", "accuracy", "against alone", "worst 10 %", "exchanged", "models")
@@ -23,7 +23,8 @@ class Compared:
     accuracy: float
     prototype: float | None
     """By the nearest prototype, where the run has that beside a head."""
-    worst: float
+    worst: float | None
+    """None where single clients are hidden."""
     bytes: int
     """Up and down, in all."""
     models: str
@@ -37,6 +38,11 @@ def compared(folder: Path, baselines: Iterable[str]) -> list[Compared]:
     return [_compared(one) for one in found if one] if found[-1] else []
 
 
+def note_on(runs: Iterable[Compared]) -> str:
+    """Say which samples the figures are of."""
+    return f"{NOTE} {HIDDEN}" if any(run.worst is None for run in runs) else NOTE
+
+
 def _compared(summary: Summary) -> Compared:
     by = summary["accuracy"]
     accuracy = by.get("head") or by["prototype"]
@@ -45,7 +51,7 @@ def _compared(summary: Summary) -> Compared:
         title=summary["algorithm"],
         accuracy=100 * accuracy["mean"],
         prototype=100 * by["prototype"]["mean"] if len(by) > 1 else None,
-        worst=100 * accuracy["worst-10%"],
+        worst=100 * accuracy["worst-10%"] if "worst-10%" in accuracy else None,
         bytes=sum(summary["bytes"].values()),
         models=counted(client["arch"] for client in summary["clients"].values()),
     )
@@ -85,7 +91,7 @@ def table_rows(runs: Sequence[Compared]) -> list[tuple[str, ...]]:
             one.title,
             f"{one.accuracy:.1f} %",
             "–" if alone is None or one.algo == "local" else f"{one.accuracy - alone:+.1f} points",
-            f"{one.worst:.1f} %",
+            "–" if one.worst is None else f"{one.worst:.1f} %",
             human_bytes(one.bytes),
             one.models,
         )

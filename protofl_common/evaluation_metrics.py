@@ -76,10 +76,7 @@ def declared_metrics(names: Iterable[str], num_classes: int) -> set[str]:
 def evaluate_metrics(names: Iterable[str], scores_NC: Scores, labels_N: Labels) -> dict[str, float]:
     """The figures of these metrics; none where there are no samples, and none that is NaN or infinite.
 
-    Raises
-    ------
-    SettingsError
-        When a metric of the user's own is not there, fails, or returns no number.
+    SettingsError when a metric of the user's own is not there, fails, or returns no number.
     """
     if not len(labels_N):
         return {}

@@ -1,16 +1,19 @@
-"""Files that are written whole or not at all: beside, onto the disk, then renamed.
+"""Files that are written whole or not at all: beside, onto the disk, then renamed; and one writer at a time.
 
-Whoever is killed while writing leaves the old file; so does a full disk. Tensors are written so by `tensorfile`: this
+A process that is killed while writing leaves the old file; so does a full disk. `tensorfile` writes tensors so: this
 module loads no torch.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import secrets
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from glob import escape
 from pathlib import Path
 
 
@@ -66,3 +69,29 @@ def remove(path: Path) -> None:
         shutil.rmtree(path)
     else:
         path.unlink(missing_ok=True)
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Keep other processes from writing ``path`` meanwhile; the system frees the lock when this process dies.
+
+    Temporary files that a killed process left beside ``path`` are removed. OSError where its folder cannot be written.
+    """
+    from filelock import FileLock
+
+    make_private(path.parent)
+    with FileLock(path.with_name(f"{path.name}.lock")):
+        for leftover in path.parent.glob(f"{escape(path.name)}*.tmp"):
+            remove(leftover)
+        yield
+
+
+def digest(*parts: object) -> str:
+    """16 hexadecimal digits that stand for ``parts`` (plain values only)."""
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
+
+
+def cache_folder(cache_dir: str) -> Path:
+    """The folder of the setting ``cache-dir``, or ``protofl`` in the user's cache folder where it is empty."""
+    user_cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return Path(cache_dir).expanduser().absolute() if cache_dir else user_cache / "protofl"

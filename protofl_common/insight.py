@@ -9,7 +9,7 @@ Three levels (setting ``insight``), each with what the one before it has:
 
 It is told once, in the reply to the final evaluation, never during training. The default is ``none``: several papers
 promise that no class counts cross the wire, so a figure must not make them. In a simulation the report shows the
-division of the data all the same: the server divides the data set once more by itself (`datasets/distribution.py`).
+division of the data all the same: the server divides the data set once more by itself (`datasets/clients.py`).
 A site with data of its own tells nothing, whatever the run asks for, unless its node config says ``insight=true``.
 """
 

@@ -22,6 +22,11 @@ class Lineage:
     """(run id, the last round of it that counts), oldest first."""
 
     @property
+    def first(self) -> int:
+        """The Flower run in which it all began."""
+        return self.earlier[0][0] if self.earlier else self.run_id
+
+    @property
     def known(self) -> set[int]:
         """All its Flower run ids."""
         return {self.run_id, *(run_id for run_id, _ in self.earlier)}

@@ -1,9 +1,8 @@
-"""The clients' prototypes, or their weights, as one: the mean, or what bears some hostile clients.
+"""The clients' prototypes, or their weights, as one: the mean, or a statistic that withstands some hostile clients.
 
 Median and trimmed mean: Yin et al., "Byzantine-Robust Distributed Learning: Towards Optimal Statistical Rates", ICML
 2018, Definitions 1 and 2, there for gradients. Every client that sends a prototype or weights weighs the same: samples
-are a client's own claim, and a large one would undo the protection. Symbols: n clients, D dimensions, β
-``trim_fraction``.
+are a client's own claim, and a large one would undo the protection. Symbols: n clients, D dimensions, β ``trim``.
 
 Sun et al., "Can You Really Backdoor Federated Learning?", 2019: an update w_i − w longer than M is cut to the length M,
 here a multiple of the round's median length.
@@ -27,7 +26,7 @@ AT_ONCE = 2**18
 
 
 def merge_prototypes(
-    sets: Sequence[Prototypes], weighting: str, previous: Prototypes | None, merging: str, trim_fraction: float
+    sets: Sequence[Prototypes], weighting: str, previous: Prototypes | None, merging: str, trim: float
 ) -> Prototypes:
     """One prototype per class by ``merging``: ``mean`` (`merge_by_class`), ``median`` or ``trimmed-mean``.
 
@@ -39,7 +38,7 @@ def merge_prototypes(
         every = Prototypes.joined(sets)
         labels_C = every.labels.unique()
         sent = [every.means[every.labels == label] for label in labels_C]
-        middle = [mean_of_middle(one, dropped(len(one), merging, trim_fraction)).float() for one in sent]
+        middle = [mean_of_middle(one, dropped(len(one), merging, trim)).float() for one in sent]
         merged = Prototypes(torch.stack(middle), labels_C)
     if previous is None:
         return merged
@@ -74,7 +73,7 @@ def merge_by_class(sets: Sequence[Prototypes], weighting: str) -> Prototypes:
     return Prototypes((sums_CD / totals_C.unsqueeze(1)).float(), labels_C)
 
 
-def without_the_farthest(sets: Sequence[Prototypes], merging: str, trim_fraction: float) -> list[Prototypes]:
+def without_the_farthest(sets: Sequence[Prototypes], merging: str, trim: float) -> list[Prototypes]:
     """The sets without the prototypes of the clients that are least like the others.
 
     For servers that train on prototypes or cluster them, where `merge_prototypes` has no place. A client has one vote
@@ -90,7 +89,7 @@ def without_the_farthest(sets: Sequence[Prototypes], merging: str, trim_fraction
     for label, of_class_M in enumerate(distances_MC.T):
         holders = torch.nonzero(~of_class_M.isnan()).flatten()
         most_unlike = holders[unlike_M[holders].argsort(stable=True)]
-        for client in most_unlike[len(holders) - dropped(len(holders), merging, trim_fraction) :].tolist():
+        for client in most_unlike[len(holders) - dropped(len(holders), merging, trim) :].tolist():
             kept[client] &= sets[client].labels != label
     return [one.only(rows) for one, rows in zip(sets, kept, strict=True)]
 
@@ -115,13 +114,13 @@ def _distances(sets: Sequence[Prototypes]) -> Tensor:
 
 
 def merge_weights(
-    sets: Sequence[Mapping[str, Tensor]], shares: Sequence[float], merging: str, trim_fraction: float
+    sets: Sequence[Mapping[str, Tensor]], shares: Sequence[float], merging: str, trim: float
 ) -> dict[str, Tensor]:
     """The clients' weights as one, tensor by tensor, computed in float64; whole numbers are rounded.
 
     ``mean`` is Σ_i share_i · w_i; ``median`` and ``trimmed-mean`` leave the ``shares`` aside.
     """
-    drop = dropped(len(sets), merging, trim_fraction)
+    drop = dropped(len(sets), merging, trim)
     merged = {}
     for name, one in sets[0].items():
         values = [weights[name] for weights in sets]
@@ -167,13 +166,13 @@ def _between(start: Mapping[str, Tensor], end: Mapping[str, Tensor], part: float
     }
 
 
-def dropped(n: int, merging: str, trim_fraction: float) -> int:
-    """How many of n values go at each end: ⌈βn⌉, or for the median all but the middle one or two.
+def dropped(n: int, merging: str, trim: float) -> int:
+    """Count the values of n that go at each end: ⌈βn⌉ for a part β below 1, else β; for the median all but one or two.
 
-    β is rounded up, so that three clients are enough to outvote one; with two nothing can be dropped.
+    A part is rounded up, so that three clients are enough to outvote one; with two nothing can be dropped.
     """
     most = (n - 1) // 2
-    return most if merging == "median" else min(most, math.ceil(round(trim_fraction * n, 9)))
+    return most if merging == "median" else min(most, math.ceil(round(trim * n if trim < 1 else trim, 9)))
 
 
 def mean_of_middle(means_ND: Tensor, dropped: int) -> Tensor:

@@ -10,11 +10,12 @@ from protofl_common.config.options import SettingsError
 from protofl_common.run_folder import Accuracies, Best, BestRound, RoundRow
 
 
-def over_clients(accuracies: Sequence[float], test_samples: Sequence[int]) -> dict[str, float]:
+def over_clients(accuracies: Sequence[float], test_samples: Sequence[int], liars: int = 0) -> dict[str, float]:
     """What the papers report of per-client accuracies in [0, 1], clients in any order.
 
     ``mean`` (as the papers average), ``weighted`` (by test samples), ``worst-10%`` (mean of the worst tenth of the
-    clients, at least one), ``std`` (population). Empty input gives an empty dict.
+    clients, at least one), ``std`` (population). With ``liars`` also ``trimmed``: the mean without as many of the
+    largest and of the smallest, by which the best round is chosen. Empty input gives an empty dict.
     """
     if not accuracies:
         return {}
@@ -22,7 +23,23 @@ def over_clients(accuracies: Sequence[float], test_samples: Sequence[int]) -> di
     total = sum(test_samples)
     weighted = math.fsum(a * n for a, n in zip(accuracies, test_samples, strict=True)) / total if total else mean
     spread = fairness(accuracies)
-    return {"mean": mean, "weighted": weighted, "worst-10%": spread["worst-10%"], "std": spread["std"]}
+    figures = {"mean": mean, "weighted": weighted, "worst-10%": spread["worst-10%"], "std": spread["std"]}
+    if not liars:
+        return figures
+    drop = min(liars, (len(accuracies) - 1) // 2)
+    middle = sorted(accuracies)[drop : len(accuracies) - drop]
+    return figures | {"trimmed": math.fsum(middle) / len(middle)}
+
+
+COLUMNS = ("mean", "weighted", "worst-10%", "std")
+"""What `over_clients` gives."""
+HIDDEN = "Over all sites' samples together, also as the mean: secure aggregation hides single sites."
+"""Beside figures that are no more than a mean over all samples."""
+
+
+def cells(figures: dict[str, float], names: Sequence[str] = COLUMNS, factor: int = 100, digits: int = 2) -> list[str]:
+    """These figures as text, shares in percent by default; "–" for one that is hidden."""
+    return [f"{factor * figures[name]:.{digits}f}" if name in figures else "–" for name in names]
 
 
 def fairness(accuracies: Sequence[float]) -> dict[str, float]:
@@ -58,11 +75,14 @@ def of_all_sites(rows: Sequence[RoundRow]) -> list[RoundRow]:
 def best_evaluation(rows: Sequence[RoundRow], kind: str) -> RoundRow | None:
     """The row of the highest mean of this accuracy or metric, the first of several, among those `of_all_sites`.
 
-    The mean on validation data, where the run has any (`chosen_on`), else on test data. None where there is none.
+    Where sites may lie, that of the highest trimmed mean: no site alone chooses the round. The mean on validation data,
+    where the run has any (`chosen_on`), else on test data. None where there is none.
     """
     validated = chosen_on(rows, kind) == "validation"
     found = [
-        (figures[kind]["mean"], row) for row in of_all_sites(rows) if kind in (figures := _figures(row, validated))
+        (figures[kind].get("trimmed", figures[kind]["mean"]), row)
+        for row in of_all_sites(rows)
+        if kind in (figures := _figures(row, validated))
     ]
     return max(found, key=lambda one: one[0], default=(0.0, None))[1]
 

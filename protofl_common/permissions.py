@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 
 from protofl_common.catalog import CATALOG
 from protofl_common.config.backbones import is_allowed
+from protofl_common.config.datasets import OWN_FORMATS, is_own
 from protofl_common.config.options import Scalar
-from protofl_common.config.python_names import is_python_name
+from protofl_common.config.python_names import allow, check_allowed, is_inside, is_python_name, module_of
 from protofl_common.plugins import installed
 from protofl_common.text import names_in
 
@@ -42,9 +44,17 @@ LIMITED = {
 """Settings of a run -> their limit at a site."""
 DEMANDS = ("min-class-samples", "require-dp")
 """What a site wants of a run beyond what the run offers."""
+DIVISION = ("test-from", "train-fraction", "validation-fraction")
+"""Settings by which a site with data of its own divides them: its node config's, else the defaults, never the run's."""
+UNDIVIDED: dict[str, Scalar] = {"total-samples": 0, "train-samples": 0, "test-samples": 0, "positive-rate": 1.0}
+"""Settings that would leave samples or labels out; at a site with data of its own they have these values."""
 _DP = re.compile(r"epsilon<=(\d+\.?\d*)( delta<=(\d*\.?\d+(?:e-\d+)?))?")
 DELTA = 1e-5
 """δ of a site that demands ε alone."""
+STRICT = (*DEMANDS, "require-secagg")
+"""Demands under which a run must not try out names of classes: whether a site accepts them tells which it has."""
+AT_THE_SERVER = ("callback", "dataset")
+"""Keys whose modules no site imports for a run: the callback runs at the server, a data set is the site's own."""
 _NOT_ALLOWED = "not allowed on this site; its operator may"
 
 
@@ -52,6 +62,11 @@ def allowed_by(node: Mapping[str, Scalar]) -> dict[str, Scalar]:
     """Every permission and limit of a site: what its node config says, else the default."""
     defaults = PERMISSIONS | LIMITS
     return defaults | {key: node[key] for key in defaults if key in node}
+
+
+def has_own_data(node: Mapping[str, object]) -> bool:
+    """Return whether a site brings data of its own, not a share of a data set that several clients divide."""
+    return "partition-id" not in node and bool(node.get("data-dir") or node.get("dataset"))
 
 
 def demanded(node: Mapping[str, Scalar], config: dict[str, Scalar]) -> list[str]:
@@ -74,16 +89,20 @@ def required_dp(node: Mapping[str, Scalar]) -> tuple[float, float] | None:
 def _dp_demanded(node: Mapping[str, Scalar], config: Mapping[str, Scalar]) -> Iterator[str]:
     if "require-dp" not in node:
         return
-    wanted, told = required_dp(node), f"require-dp = {node['require-dp']!r}"
+    wanted, demand = required_dp(node), f"require-dp = {node['require-dp']!r}"
     if wanted is None:
-        yield f"node-config: {told}: say 'epsilon<=8', or 'epsilon<=8 delta<=1e-6'"
+        yield f"node-config: {demand}: say 'epsilon<=8', or 'epsilon<=8 delta<=1e-6'"
         return
+    if not Path(str(node.get("state-dir", ""))).is_absolute():
+        place = "with require-dp it must be absolute, so that the privacy ledger is found again"
+        yield f"node-config: state-dir = {node.get('state-dir', '')!r}: {place}"
     if config.get("dp") != "sample":
-        yield f"dp = {config.get('dp')!r}: this site takes part only with dp = 'sample' (node config: {told})"
+        limits = f"dp = 'sample', dp-epsilon at most {wanted[0]:g} and dp-delta at most {wanted[1]:g}"
+        yield f"dp = {config.get('dp')!r}: this site takes part only with {limits} (node config: {demand})"
     for key, most in zip(("dp-epsilon", "dp-delta"), wanted, strict=True):
         value = config.get(key)
         if isinstance(value, int | float) and value > most:
-            yield f"{key} = {value}: this site takes at most {most:g} (node config: {told})"
+            yield f"{key} = {value}: this site takes at most {most:g} (node config: {demand})"
 
 
 def permission_problems(node: Mapping[str, Scalar], config: Mapping[str, Scalar]) -> list[str]:
@@ -92,7 +111,7 @@ def permission_problems(node: Mapping[str, Scalar], config: Mapping[str, Scalar]
     if wrong := _wrong_permissions(allowed):
         return wrong
     own_choice = {key: value for key, value in config.items() if key not in node}
-    return [*_beyond_limits(allowed, config), *_not_named(allowed, config, own_choice)]
+    return [*_beyond_limits(allowed, own_choice), *_about_data(node, config), *_not_named(allowed, config, own_choice)]
 
 
 def _wrong_permissions(allowed: Mapping[str, Scalar]) -> list[str]:
@@ -103,10 +122,10 @@ def _wrong_permissions(allowed: Mapping[str, Scalar]) -> list[str]:
         value = allowed[key]
         if type(value) is not type(default) or (type(value) is int and value < 1):
             problems.append(f"node-config: {key} = {value!r} must be {kinds[type(default)]}")
-    known = ["all", *CATALOG, *installed()]
     for name in names_in(allowed["allow-algorithms"]):
-        if not problems and name not in known:
-            problems.append(f"node-config: allow-algorithms: {name!r}: choose from {', '.join(known)}")
+        if not problems and name not in ("all", *CATALOG) and name not in (others := installed()):
+            known = ", ".join(["all", *CATALOG, *others])
+            problems.append(f"node-config: allow-algorithms: {name!r}: choose from {known}")
     return problems
 
 
@@ -120,19 +139,38 @@ def _beyond_limits(allowed: Mapping[str, Scalar], config: Mapping[str, Scalar]) 
             yield f"{key} = {value}: this site takes at most {most}; its operator may raise {limit} (node config)"
 
 
+def _about_data(node: Mapping[str, Scalar], config: Mapping[str, Scalar]) -> Iterator[str]:
+    """A line for each way in which the run, not the operator, would decide how a site's own files are read."""
+    dataset, own = str(config["dataset"]), has_own_data(node)
+    if own and "dataset" not in node:
+        formats = ", ".join(OWN_FORMATS)
+        yield f"node-config: dataset: missing; with data of its own a site says how they are read: {formats}"
+    elif not own and is_own(dataset) and "dataset" not in node:
+        yield f"dataset = {dataset!r}: {_NOT_ALLOWED} name it as dataset (node config)"
+    if own and config.get("partition") != "own":
+        yield f"partition = {config.get('partition')!r}: this site has data of its own; choose 'own'"
+    if is_own(dataset) and "dataset" in node and (strict := next((key for key in STRICT if node.get(key)), "")):
+        if not own:
+            yield f"node-config: partition-id: with {strict} a site divides its data itself, not the run; leave it out"
+        elif "classes" not in node:
+            yield f"node-config: classes: missing; with {strict} a site names its classes itself, in label order"
+    for key in DIVISION:
+        if key in node and not own:
+            yield f"node-config: {key}: only at a site with data of its own: with data-dir, without partition-id"
+
+
 def _not_named(
     allowed: Mapping[str, Scalar], config: Mapping[str, Scalar], own_choice: Mapping[str, Scalar]
 ) -> Iterator[str]:
     """Downloads, modules of ``own_choice`` (what the node config leaves to the run), backbones and algorithms."""
     if allowed["require-secagg"] and config.get("secagg") is not True:
-        yield "secagg = false: this site takes part with secure aggregation only (node config: require-secagg)"
+        only = "this site takes part with secure aggregation only (node config: require-secagg); set secagg = true"
+        yield f"secagg = {str(config.get('secagg')).lower()}: {only}"
     if config.get("download") is True and not allowed["allow-download"]:
         yield f"download = true: {_NOT_ALLOWED} set allow-download=true (node config)"
     for key, module in _modules_named(own_choice):
-        if not any(module == name or module.startswith(f"{name}.") for name in names_in(allowed["allow-python"])):
+        if not is_inside(module, names_in(allowed["allow-python"])):
             yield f"{key}: {_NOT_ALLOWED} name {module} in allow-python (node config)"
-    if str(config.get("dataset")).startswith("hf:") and not (config.get("data-dir") or allowed["allow-download"]):
-        yield f"dataset = {config['dataset']!r}: {_NOT_ALLOWED} set data-dir, or allow-download=true"
     for name in names_in(config.get("backbones")):
         if not is_allowed(name, str(allowed["allow-backbones"])):
             yield f"backbones = {name!r}: {_NOT_ALLOWED} name it in allow-backbones (node config)"
@@ -145,7 +183,24 @@ def _modules_named(config: Mapping[str, Scalar]) -> list[tuple[str, str]]:
     """What a run would have imported beside this app: (``key = value``, the module)."""
     points = {} if (algo := str(config.get("algo"))) in CATALOG else installed()
     found = [(f"algo = {algo!r}", points[algo].module)] if algo in points else []
-    for key in ("metrics", "dataset", "arch", "models", "fml.meme", "fedkd.student"):
-        names = filter(is_python_name, names_in(config.get(key)))
-        found += [(f"{key} = {name!r}", name.partition(":")[0]) for name in names if not name.startswith("hf:")]
-    return found
+    names = [(key, name) for key, name in python_names(config) if key not in AT_THE_SERVER]
+    return found + [(f"{key} = {name!r}", module_of(name)) for key, name in names]
+
+
+def python_names(config: Mapping[str, Scalar]) -> Iterator[tuple[str, str]]:
+    """The values ``module:name`` of a run's settings, each with its key."""
+    for key in ("metrics", "dataset", "arch", "models", "fml.meme", "fedkd.student", "callback"):
+        for name in filter(is_python_name, names_in(config.get(key))):
+            if not name.startswith("hf:"):
+                yield key, name
+
+
+def allow_named(config: Mapping[str, Scalar]) -> None:
+    """Allow the modules that these settings name: a person who may say so has typed or submitted them."""
+    allow([module_of(name) for _, name in python_names(config)])
+
+
+def check_named(config: Mapping[str, Scalar]) -> None:
+    """SettingsError where these settings, which may be a stranger's, name a module that is not allowed."""
+    for key, name in python_names(config):
+        check_allowed(name, key)

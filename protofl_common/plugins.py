@@ -31,10 +31,7 @@ def installed() -> dict[str, EntryPoint]:
 def algorithm_named(name: str) -> Algorithm:
     """The row of an algorithm: of the catalog, or of an installed package, which is imported now.
 
-    Raises
-    ------
-    SettingsError
-        If there is none of this name, or it cannot be imported.
+    SettingsError if there is none of this name, or it cannot be imported.
     """
     if name in CATALOG:
         return CATALOG[name]
@@ -56,10 +53,7 @@ def algorithm_named(name: str) -> Algorithm:
 def read_hparams(row: Algorithm, text: str) -> Hparams:
     """The hyper-parameters of a package's algorithm: its defaults, changed by ``hparams`` (``"mu=5.0, margin=none"``).
 
-    Raises
-    ------
-    SettingsError
-        With a line for each that is unknown, of the wrong type or out of range.
+    SettingsError with a line for each that is unknown, of the wrong type or out of range.
     """
     given: dict[str, Scalar] = {}
     for part in filter(None, (one.strip() for one in text.split(","))):

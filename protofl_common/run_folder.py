@@ -35,7 +35,8 @@ KINDS = ("prototype", "head")
 Accuracies = dict[str, dict[str, float]]
 """One of `KINDS` -> mean, weighted, worst-10%, std over the clients, in [0, 1]; likewise ``head/auc`` and so on.
 
-On test data; under ``validation`` accuracies and metrics together, on the clients' validation data.
+On test data; under ``validation`` accuracies and metrics together, on the clients' validation data. With secure
+aggregation ``mean`` is that over all samples of all clients, like ``weighted``, and there are no others.
 """
 Trouble = Literal["failed", "refused", "missing", "late"]
 TROUBLE: tuple[Trouble, ...] = ("failed", "refused", "missing", "late")
@@ -45,7 +46,7 @@ ClientRow = TypedDict(
     "ClientRow",
     {
         "train-samples": NotRequired[int],
-        "test-samples": int,
+        "test-samples": NotRequired[int],
         "accuracy": dict[str, float],
         "losses": dict[str, float],
         "seconds": dict[str, float],
@@ -89,12 +90,12 @@ RoundRow = TypedDict(
         "validation": NotRequired[Accuracies],
         "server": NotRequired[dict[str, float]],
         "epsilon": NotRequired[float],
+        "bounded": NotRequired[list[str]],
     },
 )
 
 MarginRow = TypedDict(
-    "MarginRow",
-    {"round": int, "global": list[float | None] | None, "clients": dict[str, list[float | None]]},
+    "MarginRow", {"round": int, "global": list[float | None] | None, "clients": dict[str, list[float | None]]}
 )
 """Margins of each class, None where it has none: of the global prototypes, and of every client's."""
 
@@ -156,6 +157,7 @@ Summary = TypedDict(
         "accuracy-of-clients": dict[str, dict[str, float]],
         "bytes": dict[str, int],
         "trouble": dict[str, int],
+        "bounded": NotRequired[list[str]],
         "void-rounds": int,
         "resumed-after-rounds": list[int],
         "seconds": float,

@@ -12,7 +12,7 @@ import difflib
 import re
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -26,31 +26,61 @@ from protofl_common.config.sections import (
     MERGINGS,
     SECTIONS,
     TRACKERS,
+    BoundsSettings,
     DataSettings,
     FederationSettings,
     MachineSettings,
     ModelSettings,
+    NoiseSettings,
     PrivacySettings,
     RunSettings,
     TrainingSettings,
 )
 from protofl_common.evaluation_metrics import metric_names
-from protofl_common.permissions import DEMANDS, LIMITS, PERMISSIONS, demanded, permission_problems
+from protofl_common.files import digest
+from protofl_common.permissions import (
+    DEMANDS,
+    DIVISION,
+    LIMITS,
+    PERMISSIONS,
+    UNDIVIDED,
+    demanded,
+    has_own_data,
+    permission_problems,
+)
 from protofl_common.plugins import algorithm_named, read_hparams
-from protofl_common.privacy.plan import NOT_COVERED, Plan, plan_of
+from protofl_common.privacy.plan import Plan, plan_of
 from protofl_common.run_folder import KINDS
 from protofl_common.text import is_plain_name, names_in
-from protofl_common.wire.schema import Counts, Exchange, Vectors
+from protofl_common.wire.schema import Counts, Exchange, Vectors, Weights
 
 PARTITION_KEYS = ("partition-id", "num-partitions")
 """All that the node config of a simulated client has."""
-NODE_OVERRIDES = ("data-dir", "arch", "device", "state-dir", "cache-dir")
+READING = ("dataset", "classes", "image-size", "text-length")
+"""How a site's files are read."""
+NODE_OVERRIDES = ("data-dir", *READING, *DIVISION, "arch", "device", "state-dir", "cache-dir")
 NODE_KEYS = ("site-name", *PARTITION_KEYS, "domain", "insight", *NODE_OVERRIDES, *DEMANDS, *PERMISSIONS, *LIMITS)
 """What a site may say of itself with ``--node-config``; ``insight`` is true or false there (`client_app/site.py`)."""
 SITE_FOLDERS: dict[str, Scalar] = {"data-dir": "", "cache-dir": "", "state-dir": "", "out-dir": "runs"}
 """The folders of a site whose node config does not say otherwise; what the run config says of them is ignored."""
-WITH_SECAGG: dict[str, Scalar] = {"merging": "mean", "max-update-ratio": 0.0, "insight": "none"}
-"""Settings that look at single uploads, or tell what these hide, and what they must be with secure aggregation."""
+WITH_SECAGG: dict[str, tuple[Scalar, str]] = {
+    "liars": (0, "hides the single uploads that it needs"),
+    "merging": ("mean", "hides the single uploads that it needs"),
+    "max-update-ratio": (0.0, "hides the single uploads that it needs"),
+    "insight": ("none", "hides what it tells of single clients"),
+    "participation": (1.0, "forbids sums over different clients, whose difference shows single uploads"),
+}
+"""Key -> what it must be with secure aggregation, unless it has its default, and why."""
+WITH_DP: dict[str, tuple[Scalar, str]] = {
+    "positive-rate": (1.0, "terms of unlabelled samples compare samples"),
+    "local-steps": (0, "the privacy ledger counts epochs"),
+    "gradient-noise": (0.0, "the noise follows from dp-epsilon"),
+    "insight": ("none", "statistics for the report have no noise"),
+    "metrics": ("", "only numbers of right predictions have noise"),
+    "predict-among": ("all", "predictions would show which classes a client has"),
+    "baselines": ("", "each baseline would spend ε once more on the same samples; make it a run of its own"),
+}
+"""Settings that differential privacy cannot cover: the value that they must have with it, and why."""
 DEVICES = re.compile(r"auto|cpu|mps|(cuda|xpu)(:\d+)?")
 
 
@@ -60,12 +90,21 @@ class Settings:
 
     run: RunSettings
     federation: FederationSettings
+    bounds: BoundsSettings
     data: DataSettings
     model: ModelSettings
     training: TrainingSettings
     privacy: PrivacySettings
+    noise: NoiseSettings
     machine: MachineSettings
     hparams: Hparams
+    given: Mapping[str, Scalar] = field(default_factory=dict, compare=False, repr=False)
+    """The run configuration, as it was before this node changed anything in it."""
+
+    @property
+    def digest(self) -> str:
+        """Stands for what was given; only introductions need it, so it is not made for each message."""
+        return digest_of(self.given)
 
     @property
     def row(self) -> Algorithm:
@@ -78,13 +117,15 @@ class Settings:
         return self.hparams.exchange(self.row.exchange)
 
     @property
-    def sends_sums(self) -> bool:
-        """Whether uploads are summed under masks: where secure aggregation is on, and anything is sent."""
-        return self.privacy.secagg and bool(self.row.exchange.up)
+    def starts_alike(self) -> bool:
+        """Return whether clients of one architecture begin with equal weights; by default where they receive some."""
+        start, received = self.model.initial_weights, self.exchange.down.values()
+        shared = any(isinstance(entry, Weights) and entry.of == "model" for entry in received)
+        return shared if start == "auto" else start == "shared"
 
     @property
     def hides_samples(self) -> bool:
-        """Whether clients do not tell their numbers of training samples; a budget of `dp` needs them."""
+        """Return whether clients hide their numbers of training samples too; with `dp` the budget needs them."""
         return self.privacy.secagg and self.privacy.dp == "none"
 
     @property
@@ -107,12 +148,19 @@ class Settings:
 
     def plan(self, samples: int) -> Plan | None:
         """How the messages of a client with so many training samples are made private; None where they are not."""
-        sent, rounds = self.exchange.up.values(), self.run.rounds
-        if self.privacy.dp == "none" or not sent:
+        if self.privacy.dp == "none":
             return None
-        tables = sum(isinstance(one, Vectors | Counts) for one in sent) if self.privacy.dp == "sample" else 0
+        rounds, tables = self.run.rounds, sum(isinstance(one, Vectors | Counts) for one in self.exchange.up.values())
         of_rounds = tuple(tables * self.hparams.due(number, rounds) for number in range(1, rounds + 1))
-        return plan_of(self.privacy, samples, self.training.batch_size, self.training.local_epochs, of_rounds)
+        training, every = self.training, self.federation.evaluate_every
+        return plan_of(self.privacy, samples, training.batch_size, training.local_epochs, of_rounds, every)
+
+    def plan_of_paper(self, samples: int) -> Plan | None:
+        """The DP-SGD of ``gradient-noise``, whose ε holds for nothing that is sent; None without."""
+        if not self.noise.gradient_noise:
+            return None
+        privacy, training = dataclasses.replace(self.privacy, dp_epsilon=self.noise.gradient_noise), self.training
+        return plan_of(privacy, samples, training.batch_size, training.local_epochs, (0,) * self.run.rounds, 0)
 
     def architecture(self, client: int, named: str = "") -> str:
         """What a client trains: the projection behind frozen backbones, else what is ``named``, else the group's."""
@@ -134,7 +182,7 @@ class Settings:
         node = node_config or {}
         if is_site(node):
             config |= SITE_FOLDERS
-        config |= {key: node[key] for key in NODE_OVERRIDES if key in node}
+        config |= own_division(node) | {key: node[key] for key in NODE_OVERRIDES if key in node}
         choices = f"choose from {', '.join(NODE_KEYS)}"
         problems = [f"node-config: {line}; {choices}" for line in unknown_keys(node, NODE_KEYS)]
         problems += unknown_keys(config, _likely_first(str(config.get("algo"))))
@@ -149,7 +197,12 @@ class Settings:
         problems += _secagg_problems(config, hparams)
         if problems:
             raise SettingsError("\n".join(problems))
-        return cls(**sections, hparams=hparams)  # type: ignore[arg-type]
+        return cls(**sections, hparams=hparams, given=run_config)  # type: ignore[arg-type]
+
+
+def digest_of(run_config: Mapping[str, Scalar]) -> str:
+    """16 hexadecimal digits that stand for a run configuration."""
+    return digest(*sorted(run_config.items()))
 
 
 def baseline_config(run_config: Mapping[str, Scalar], algo: str) -> dict[str, Scalar]:
@@ -171,6 +224,13 @@ def baselines_of(settings: Settings, run_config: Mapping[str, Scalar]) -> dict[s
             lines = [f"baselines = {algo!r}: {line}" for line in str(error).splitlines()]
             raise SettingsError("\n".join(lines)) from error
     return found
+
+
+def own_division(node: Mapping[str, Scalar]) -> dict[str, Scalar]:
+    """Return the settings by which a site with data of its own divides them, whatever the run says; else none."""
+    if not has_own_data(node):
+        return {}
+    return UNDIVIDED | {key: node.get(key, _defaults()[key]) for key in DIVISION}
 
 
 def is_site(node_config: Mapping[str, object]) -> bool:
@@ -236,7 +296,7 @@ def _hparams(config: Mapping[str, Scalar], tables: Mapping[str, Hparams | None],
             raise SettingsError(f"hparams = {text!r}: only for algorithms of other packages; set {algo}.KEY instead")
         problems += _merging_problems(algo, row, config) + _frozen_problems(algo, row, config)
         hparams = tables[algo] if algo in CATALOG else read_hparams(row, text)
-        problems += _noise_problems(algo, row, hparams, config) + _dp_problems(algo, config)
+        problems += _noise_problems(algo, row, hparams, config) + _dp_problems(algo, row, hparams, config)
         return hparams
     except SettingsError as error:
         problems.append(str(error))
@@ -245,9 +305,11 @@ def _hparams(config: Mapping[str, Scalar], tables: Mapping[str, Hparams | None],
 
 def _merging_problems(algo: str, row: Algorithm, config: Mapping[str, Scalar]) -> list[str]:
     merging = config.get("merging")
-    if merging == "mean" or merging not in MERGINGS or row.exchange.up:
+    if merging in ("auto", "mean") or merging not in MERGINGS or "merging" in row.supports:
         return []
-    return [f"merging = {merging!r}: in {algo} clients send nothing that a server could merge; choose mean"]
+    if not row.exchange.up:
+        return [f"merging = {merging!r}: in {algo} clients send nothing that a server could merge; choose mean"]
+    return [f"merging = {merging!r}: the row of {algo} does not declare that its server merges by it; choose mean"]
 
 
 def _secagg_problems(config: Mapping[str, Scalar], hparams: Hparams | None) -> list[str]:
@@ -257,17 +319,30 @@ def _secagg_problems(config: Mapping[str, Scalar], hparams: Hparams | None) -> l
     algo = str(config["algo"])
     row = algorithm_named(algo)
     problems = [
-        f"{key} = {config[key]!r}: secagg = true hides the single uploads that it needs; choose {only!r}"
-        for key, only in WITH_SECAGG.items()
-        if config.get(key) != only
+        f"{key} = {config[key]!r}: secagg = true {why}; choose {only!r}"
+        for key, (only, why) in WITH_SECAGG.items()
+        if config.get(key) not in (only, _defaults()[key])
     ]
+    if config.get("local-epochs") == config.get("local-steps") == 0 and config.get("rounds") != 1:
+        same = "without training a client sends the same in every round, and the sums' differences show single uploads"
+        problems.append(f"local-epochs = 0: {same}; with secagg = true choose at least 1, or rounds = 1")
     if "recall" in names_in(config.get("metrics")):
         problems.append("metrics = 'recall': it tells which classes a client has, and secagg = true hides that")
     if why := row.needs_single_uploads(hparams.exchange(row.exchange)):
-        able = [name for name, one in CATALOG.items() if not one.needs_single_uploads(one.exchange)]
-        choices = f"{', '.join(able)}, or fedpcl with fedpcl.prototypes = 'global'"
+        choices = f"{_able(config)}, or fedpcl with fedpcl.prototypes = 'global'"
         problems.append(f"secagg = true: {algo} needs single uploads, for {why}; choose an algo of {choices}")
     return problems
+
+
+def _able(config: Mapping[str, Scalar]) -> str:
+    """Name the algorithms that can do what the run asks for, with ``dp`` and with ``secagg``."""
+    rows = {
+        name: row
+        for name, row in CATALOG.items()
+        if (config.get("dp") == "none" or set(row.exchange.up) <= set(row.private))
+        and not (config.get("secagg") is True and row.needs_single_uploads(row.exchange))
+    }
+    return ", ".join(rows)
 
 
 def _frozen_problems(algo: str, row: Algorithm, config: Mapping[str, Scalar]) -> list[str]:
@@ -292,24 +367,26 @@ def _noise_problems(algo: str, row: Algorithm, hparams: Hparams | None, config: 
     return [f"prototype-noise = {noise!r}: {algo} sends class probabilities, which noise would make none; choose none"]
 
 
-def _dp_problems(algo: str, config: Mapping[str, Scalar]) -> list[str]:
-    """What differential privacy cannot hold, by name."""
-    dp = config.get("dp")
-    if dp == "none":
+def _dp_problems(algo: str, row: Algorithm, hparams: Hparams | None, config: Mapping[str, Scalar]) -> list[str]:
+    """A line for each reason why not all that a client would send is covered by differential privacy."""
+    if config.get("dp") == "none" or hparams is None:
         return []
-    reasons = NOT_COVERED | ({} if algo in CATALOG else {algo: "what another package's code makes"})
-    found = []
-    if algo in reasons and not (dp == "weights" and algo == "fedplvm"):
-        able = ", ".join(name for name in CATALOG if name not in NOT_COVERED)
-        found.append(f"dp = {dp!r}: {algo} sends {reasons[algo]}, which it does not cover; choose among {able}")
+    sent = hparams.exchange(row.exchange).up
+    covered = row.private if algo in CATALOG else ()
+    found = [
+        f"dp = 'sample': {key} = {config.get(key)!r}: {why}; set {only!r}"
+        for key, (only, why) in WITH_DP.items()
+        if config.get(key) not in (only, _defaults()[key])
+    ]
+    able = _able(config)
+    if algo not in CATALOG:  # nobody here has read how it trains, and a row's word for it proves nothing
+        found.append(f"dp = 'sample': {algo} is of another package, whose steps are not covered; choose among {able}")
+    elif open_entries := [name for name in sent if name not in covered]:
+        found.append(
+            f"dp = 'sample': {algo} sends {', '.join(open_entries)}, which it does not cover; choose among {able}"
+        )
     if config.get("fedpcl.loss") == "supcon" and algo == "fedpcl":
-        found.append(f"dp = {dp!r}: fedpcl.loss = 'supcon' compares samples, whose gradients are then no sample's own")
-    if config.get("positive-rate") != 1.0:
-        found.append(f"dp = {dp!r}: positive-rate below 1 compares samples; set 1.0")
-    if config.get("local-steps"):
-        found.append(f"dp = {dp!r}: local-steps = {config.get('local-steps')!r}: the account counts epochs; set 0")
-    if config.get("insight") != "none":
-        found.append(f"dp = {dp!r}: insight = {config.get('insight')!r} tells exact numbers; set none")
+        found.append("dp = 'sample': fedpcl.loss = 'supcon' compares samples, whose gradients are then no sample's own")
     return found
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import html
 import re
 from collections.abc import Iterable
 from pathlib import Path
 
-LONGEST = 500
+LONGEST, LONGEST_IN_LOG = 500, 10_000
 LONGEST_NAME = 200
 _FOLDERS = re.compile(r"(?<![\w.:/])/(?:[^\s/:;,'\"()]+/)+")
 
@@ -21,11 +22,21 @@ def names_in(text: object) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name.strip() for name in str(text or "").split(",") if name.strip()))
 
 
-def printable(text: str) -> str:
-    """At most `LONGEST` characters in one line, without control characters: safe in a log and on a terminal."""
-    line = "; ".join(text[:LONGEST].splitlines())
+def printable(text: str, longest: int = LONGEST) -> str:
+    """At most ``longest`` characters in one line, without control characters: safe in a log and on a terminal."""
+    line = "; ".join(text[:longest].splitlines())
     plain = "".join(letter if letter.isprintable() else f"\\x{ord(letter):02x}" for letter in line)
-    return plain + (f" … ({len(text)} characters)" if len(text) > LONGEST else "")
+    return plain + (f" … ({len(text)} characters)" if len(text) > longest else "")
+
+
+def in_markdown(text: object) -> str:
+    """Return ``text`` in one line of a Markdown page, where it is neither HTML nor a link, an image or a cell's end."""
+    return re.sub(r"([\[\]|])", r"\\\1", html.escape(printable(str(text)), quote=False))
+
+
+def numbered(name: str, names: Iterable[str]) -> list[str]:
+    """List those of ``names`` that are ``name`` and the number of a Flower run, as folders of runs at a site."""
+    return [one for one in names if re.fullmatch(re.escape(name) + r"-\d+", one)]
 
 
 def is_plain_name(text: str) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +12,8 @@ from flwr.serverapp import Grid, ServerApp
 
 from protofl_common.config.options import SettingsError
 from protofl_common.datasets import DataError, check_data_settings
-from protofl_common.run_folder import Seconds, baseline_folder
+from protofl_common.permissions import allow_named
+from protofl_common.run_folder import RoundRow, Seconds, baseline_folder
 from protofl_common.settings import Settings, baselines_of
 from protofl_common.tensorfile import TensorFileError
 from server_app.network.exchange import MessageExchange
@@ -22,7 +24,7 @@ from server_app.run.budget import Budget
 from server_app.run.checkpoint import alone_in, can_be_resumed, check_free, is_complete, starting_point
 from server_app.run.console import logged, say
 from server_app.run.writer import Results, conclude, draw, name_of_run
-from server_app.strategies import server_half
+from server_app.strategies import built
 from server_app.strategies.base import Strategy
 
 app = ServerApp()
@@ -35,10 +37,19 @@ MAX_VOID_ROUNDS = 3
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """A run and its baselines. What the user can mend ends it with one clear message, early where possible."""
+    """Flower calls this for each run."""
+    federate(grid, context)
+
+
+def federate(grid: Grid, context: Context) -> Path:
+    """A run and its baselines; the folder of its results.
+
+    What the user can mend ends it with one clear message, early where possible.
+    """
     find_messages_by_node(grid)
     try:
         settings = Settings.from_run_config(context.run_config)
+        allow_named(context.run_config)  # whoever submits a run may name code for the server's machine
         check_data_settings(settings.data)
         baselines = baselines_of(settings, context.run_config)
         folder = (Path(settings.run.out_dir) / name_of_run(settings, context.run_id)).resolve()
@@ -50,6 +61,7 @@ def main(grid: Grid, context: Context) -> None:
         for number, (algo, one) in enumerate(baselines.items(), start=1):
             baseline_run(grid, one, baseline_folder(folder, algo), context.run_id, len(baselines) - number)
         conclude(settings, folder)
+        return folder
     except EXPECTED as error:
         print(f"\nprotofl: this run cannot go on\n{error}\n", flush=True)
         raise error.with_traceback(None) from None
@@ -65,7 +77,7 @@ def one_run(grid: Grid, settings: Settings, folder: Path, run_id: int, later: in
         results = Results(settings, folder, start, later)
         federation = Federation(grid, settings, start.lineage, start.owners, baseline)
         federation.gather(start.sites, start.num_partitions)
-        strategy = server_half(settings.row)(federation)
+        strategy = built(federation)
         strategy.restore(start.state)
         try:
             with logged(folder / "run.log"):
@@ -97,13 +109,13 @@ def run_rounds(strategy: Strategy, results: Results) -> None:
     say(f"{strategy.row.title} ({strategy.row.paper})")
     results.announce(strategy)
     results.keep(results.start.round, strategy)
-    check_stopping(federation, settings)
     void, last, budget = 0, results.start.round, Budget(federation, results.start.lineage)
     for number in range(last + 1, settings.run.rounds + 1):
         if results.stalled and results.best:
             since = f"{results.best['metric']} on validation data was the best after round {results.best['after']}"
             say(f"stopped early after round {last} of {settings.run.rounds}: {since} (early-stopping)")
             break
+        check_stopping(federation, settings, results.rows)
         start = time.monotonic()
         federation.await_sites()
         if not budget.allows(number):
@@ -124,19 +136,32 @@ def run_rounds(strategy: Strategy, results: Results) -> None:
     start = time.monotonic()
     federation.await_sites()
     outcome = final_evaluation(strategy, run_name, last, exchange)
-    outcome.epsilon = budget.spent(last)
+    outcome.epsilon = budget.spent(last, final=True)
     outcome.late, outcome.waited = exchange.late, exchange.waited
-    if not outcome.reports:
-        why = "; ".join(f"{site}: {reason}" for site, reason in (outcome.failed | outcome.refused).items())
-        raise FederationError(f"no valid reply to the final evaluation ({why or 'silence'}); resume.toml repeats it")
+    if outcome.void or not outcome.reports:
+        lost = [f"{site}: {reason}" for site, reason in (outcome.failed | outcome.refused).items()]
+        why = "; ".join([*filter(None, [outcome.void]), *lost]) or "silence"
+        raise FederationError(f"no valid reply to the final evaluation ({why}); resume.toml repeats it")
     final = results.add_final(last, strategy, {"total": time.monotonic() - start})
     if settings.run.keep_best and results.best:
         tell_best(strategy, run_name, last, exchange, results.best)
     results.finish(final, strategy)
 
 
-def check_stopping(federation: Federation, settings: Settings) -> None:
-    """SettingsError where a run shall end by figures on validation data that no client has."""
-    if settings.run.early_stopping and not any(card.validation_samples for card in federation.cards.values()):
+def check_stopping(federation: Federation, settings: Settings, rows: Sequence[RoundRow]) -> None:
+    """SettingsError where a run shall end by figures on validation data that no client has, or too few.
+
+    With secure aggregation the first evaluation shows it, else the introductions.
+    """
+    why = "no client has validation samples"
+    if settings.privacy.secagg:
+        there = not any(row["accuracy"] for row in rows) or any("validation" in row for row in rows)
+    else:
+        having = sum(card.validation_samples > 0 for card in federation.cards.values())
+        there = having > 2 * (liars := federation.bounds.liars)
+        if having and not there:
+            who = f"{having} of {len(federation.cards)} clients {'has' if having == 1 else 'have'} validation samples"
+            why = f"{who}, too few for liars = {liars}"
+    if settings.run.early_stopping and not there:
         how = "set validation-fraction, or mark a part `validation` in your own data"
-        raise SettingsError(f"early-stopping = {settings.run.early_stopping}: no client has validation samples; {how}")
+        raise SettingsError(f"early-stopping = {settings.run.early_stopping}: {why}; {how}")

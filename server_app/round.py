@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 
 import torch
 from flwr.app import Message, MessageType, RecordDict
@@ -12,9 +11,8 @@ from torch import Tensor
 
 from protofl_common.attributes import restore_attributes
 from protofl_common.evaluation_metrics import declared_metrics
-from protofl_common.privacy.sums import MASKED, with_masked
 from protofl_common.run_folder import BestRound
-from protofl_common.text import in_order
+from protofl_common.text import in_order, printable
 from protofl_common.wire.limits import Limits
 from protofl_common.wire.payloads import pack_payload, payload_bytes
 from protofl_common.wire.records import Instructions, pack_baseline, pack_best, pack_instructions
@@ -22,7 +20,7 @@ from protofl_common.wire.schema import statistics_declared
 from protofl_common.wire.secagg import pack_by_site
 from server_app.network.membership import AT_ONCE
 from server_app.sampling import sample_sites
-from server_app.secagg import BySite, SecureRound
+from server_app.secagg import BySite, SecureSum
 from server_app.strategies.base import Strategy
 from server_app.validation.replies import Expected, Outcome, Upload, bounded, in_proportion, take, vectors_of, voted
 
@@ -41,40 +39,46 @@ def train_round(strategy: Strategy, run_name: str, number: int, send: Send, best
     instructions = Instructions(number, run_name, evaluate, federation.lineage)
     strategy.outcome = outcome = Outcome(asked=sites)
     start = time.monotonic()
-    secure = SecureRound(federation, instructions, send, outcome) if strategy.settings.sends_sums else None
+    losses = strategy.row.reported_losses
+    expected = Expected(number, strategy.expected_up(number), _limits(strategy), losses, _metrics(strategy))
+    secure = SecureSum(strategy, instructions, send, expected) if strategy.settings.privacy.secagg else None
     shares = secure.share_keys(sites) if secure else {}
     messages = _messages(strategy, MessageType.TRAIN, instructions, list(shares) if secure else sites, shares, best)
     replies = send(messages, settings.round_timeout)
     arrived = time.monotonic()
-    declared, limits, losses = strategy.expected_up(number), _limits(strategy), strategy.row.reported_losses
-    expected = Expected(number, declared, limits, losses, _metrics(strategy))
-    if secure:
-        expected = replace(expected, declared=MASKED, limits=with_masked(limits, declared))
-    uploads = take(replies, expected, federation, outcome)
+    uploads = take(replies, secure.masked if secure else expected, federation, outcome)
     federation.note_silence(number, outcome.missing, {*outcome.reports, *outcome.failed, *outcome.refused})
-    uploads = in_proportion(uploads, settings.max_norm_ratio, outcome)
+    uploads = in_proportion(uploads, federation.bounds.max_norm_ratio, outcome)
     uploads = uploads if secure else bounded(uploads, federation, outcome)
     outcome.prototypes = vectors_of(uploads)
     if len(uploads) < settings.min_replies:
         outcome.void = outcome.void or f"{len(uploads)} valid replies, fewer than min-replies = {settings.min_replies}"
     else:
-        uploads = secure.unmasked(uploads, declared, limits) if secure else uploads
+        uploads = secure.unmasked(uploads) if secure else uploads
         arrived = time.monotonic()
         if uploads:
-            _merge(strategy, voted(uploads, strategy.settings), outcome)
+            _merge(strategy, voted(uploads, federation), outcome)
     outcome.seconds = {"exchange": arrived - start, "aggregate": time.monotonic() - arrived}
     return outcome
 
 
 def _merge(strategy: Strategy, uploads: list[Upload], outcome: Outcome) -> None:
-    """The server's step; where it would leave NaN or infinity, the state from before the round stays."""
+    """The server's step; where it fails, or would leave NaN or infinity, the state from before the round stays.
+
+    An error among simulated clients is the algorithm's own, and ends the run.
+    """
     before = strategy.packed_state()
-    metrics = strategy.merge(uploads)
-    if odd := [name for name, value in strategy.present_state().items() if not _is_finite(value)]:
+    try:
+        outcome.metrics = strategy.merge(uploads)
+        if odd := [name for name, value in strategy.present_state().items() if not _is_finite(value)]:
+            outcome.void = f"{odd[0]} of the server would no longer be finite"
+    except (ArithmeticError, LookupError, RuntimeError, ValueError) as error:
+        if strategy.federation.simulated:
+            raise
+        outcome.void = printable(f"the server's step failed: {type(error).__name__}: {error}")
+    if outcome.void:
+        outcome.metrics = {}
         restore_attributes(strategy, strategy.state, before)
-        outcome.void = f"{odd[0]} of the server would no longer be finite"
-    else:
-        outcome.metrics = metrics
 
 
 def _is_finite(value: Tensor) -> bool:
@@ -89,11 +93,15 @@ def final_evaluation(strategy: Strategy, run_name: str, number: int, send: Send)
     strategy.outcome = outcome = Outcome(asked=in_order(federation.answering(number)))
     declared = statistics_declared(settings.run.insight)
     expected = Expected(number, declared, _limits(strategy), metrics=_metrics(strategy), training=False)
-    uploads = []
-    for start in range(0, len(outcome.asked), AT_ONCE):
-        sites = outcome.asked[start : start + AT_ONCE]
-        messages = _messages(strategy, MessageType.EVALUATE, instructions, sites, {})
-        uploads += take(send(messages, settings.federation.round_timeout), expected, federation, outcome)
+    secure = SecureSum(strategy, instructions, send, expected) if strategy.settings.privacy.secagg else None
+    shares = secure.share_keys(outcome.asked) if secure else {}
+    asked, uploads = list(shares) if secure else outcome.asked, []
+    for start in range(0, len(asked), AT_ONCE):
+        messages = _messages(strategy, MessageType.EVALUATE, instructions, asked[start : start + AT_ONCE], shares)
+        replies = send(messages, settings.federation.round_timeout)
+        uploads += take(replies, secure.masked if secure else expected, federation, outcome)
+    if secure:
+        secure.unmasked(uploads)
     statistics = {upload.site: upload.payload.statistics() for upload in uploads}
     outcome.insights = {site: one for site, one in statistics.items() if one is not None}
     return outcome
@@ -145,8 +153,8 @@ def _limits(strategy: Strategy) -> Limits:
     return Limits(
         num_classes=strategy.num_classes,
         feature_dim=settings.model.feature_dim,
-        max_norm=settings.federation.max_prototype_norm,
-        max_per_class=settings.federation.max_prototypes_per_class,
+        max_norm=settings.bounds.max_prototype_norm,
+        max_per_class=settings.bounds.max_prototypes_per_class,
         weights=strategy.templates(),
         backbones=len(settings.backbones),
         frozen_dim=strategy.card.input_shape[0] if settings.backbones else 0,

@@ -36,7 +36,7 @@ def labels_like_cifar100(_: DataSettings) -> RawData:
     labels = np.repeat(np.arange(CIFAR100), PER_CLASS)
     official = np.tile(np.arange(PER_CLASS) >= PER_CLASS - OFFICIAL_TEST, CIFAR100).astype(np.uint8)
     images = np.zeros((len(labels), 3, SIDE, SIDE), np.uint8)
-    return sources.without_domains(images, labels, official, tuple(str(label) for label in range(CIFAR100)))
+    return RawData(images, labels, np.zeros_like(labels), official, tuple(str(label) for label in range(CIFAR100)))
 
 
 def numbers_per_round(folder: Path, algo: str, seed: int) -> Numbers:

@@ -8,6 +8,8 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
+from protofl_common.config import python_names
+
 PATIENT = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}  # machines may be busy
 settings.register_profile("quick", max_examples=150, **PATIENT)
 settings.register_profile("fuzz", max_examples=10_000, **PATIENT)  # make fuzz
@@ -28,3 +30,9 @@ def _no_waiting_for_the_disk() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("os.fsync", lambda descriptor: None)
         yield
+
+
+@pytest.fixture(autouse=True)
+def _nobody_has_named_a_module() -> None:
+    """A test that loads code by name must have it allowed as a person would."""
+    python_names._ALLOWED.set(frozenset())

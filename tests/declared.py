@@ -168,7 +168,7 @@ DECLARED: dict[str, Declared] = {
         weights=True, own="personal", losses=("cross-entropy", "global-cross-entropy"), acts={"lambda": 9.0}
     ),
     "pfedme": Declared(
-        weights=True, own="personal", acts={"lambda": 1.0, "personal-steps": 1, "personal-lr": 0.01, "beta": 2.0}
+        weights=True, own="personal", acts={"lambda": 1.0, "personal-steps": 1, "eta": 0.01, "beta": 2.0}
     ),
 }
 MINIMISED = {algo: set(one.minimised or one.losses) for algo, one in DECLARED.items()}
@@ -191,6 +191,7 @@ SITE = {
     "device": str,
     "found": int,
     "validation_samples": int,
+    "real": bool,
 }
 
 INSIGHT: dict[str, tuple[str, ...]] = {

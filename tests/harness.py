@@ -12,27 +12,26 @@ from typing import Any
 import pytest
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.common.constant import ErrorCode
-from flwr.serverapp import Grid
-from flwr.supercore.task_identity import TaskIdentity
 
-from client_app.app import app as client_app
 from protofl_common.settings import default_run_config, is_site
+from protofl_common.tools import local
 from server_app.app import main as server_main
 from server_app.network.membership import FederationError
 
 RUN_ID = 4711
+CHECKOUT = Path(__file__).parents[1]
 _CACHE = tempfile.TemporaryDirectory()  # of decoded data, for all tests of a process
 CACHE = {"cache-dir": _CACHE.name}
 """For node configs of sites, which do not take the run's."""
-SHORT = {"fedtgp.server-epochs": 10, "fedorgp.server-epochs": 10, "mpft.server-epochs": 10, "fedgen.server-steps": 10}
+SHORT = {f"{algo}.server-epochs": 10 for algo in ("fedtgp", "fedgh", "fedorgp", "mpft")} | {"fedgen.server-steps": 10}
 """A server that trains takes this many steps or epochs, not one or two hundred as with `LONG`."""
 LONG = {key: value for key, value in default_run_config().items() if key in SHORT}
 Tamper = Callable[[Message, Message], Message | None]
 """(message, honest reply) -> the reply that arrives, or None for no reply."""
 
 
-class LocalGrid(Grid):
-    """Delivers each message to the ClientApp at once, in this process."""
+class LocalGrid(local.LocalGrid):
+    """The product's grid of one process, which logs messages, tampers with replies, and loses nodes on request."""
 
     def __init__(
         self,
@@ -41,24 +40,14 @@ class LocalGrid(Grid):
         tamper: Tamper | None = None,
         run_id: int = RUN_ID,
     ):
-        TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, run_id, 1
-        self.run_id = run_id
+        super().__init__(run_config, nodes, run_id)
         self.run_config, self.nodes, self.tamper = run_config, nodes, tamper
+        self.of_sites: dict[str, Any] = {**CACHE}
+        if Path.cwd() == CHECKOUT:  # whose folder runs/ would be that of all sites, of all tests
+            self.of_sites["state-dir"] = tempfile.mkdtemp(dir=_CACHE.name)
         self.log: list[tuple[Message, Message]] = []
         self._sent: dict[str, Message] = {}
         self._ready: dict[str, Message] = {}
-
-    def set_run(self, run: Any) -> None: ...
-
-    @property
-    def run(self) -> Any:
-        return None
-
-    def create_message(self, *args: Any, **kwargs: Any) -> Message:
-        raise NotImplementedError
-
-    def get_node_ids(self) -> Iterable[int]:
-        return list(self.nodes)
 
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
         ids = []
@@ -69,10 +58,8 @@ class LocalGrid(Grid):
             node = message.metadata.dst_node_id
             if node not in self.nodes:
                 continue
-            facts = (CACHE if is_site(self.nodes[node]) else {}) | self.nodes[node]
-            context = Context(self.run_id, node, facts, RecordDict(), self.run_config)
-            reply: Message | None = client_app(message, context)
-            reply.metadata.__dict__["_src_node_id"] = node
+            facts = (self.of_sites if is_site(self.nodes[node]) else {}) | self.nodes[node]
+            reply: Message | None = local.answer(message, self.run_id, facts, self.run_config)
             self.log.append((message, reply))
             if self.tamper is not None:
                 reply = self.tamper(message, reply)
@@ -89,9 +76,6 @@ class LocalGrid(Grid):
                 )
                 self._ready[key].metadata.__dict__["_src_node_id"] = 1
         return [self._ready.pop(key) for key in list(message_ids) if key in self._ready]
-
-    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
-        return self.pull_messages(self.push_messages(messages))
 
 
 class Outcome:

@@ -225,7 +225,8 @@ def test_a_late_client_takes_part_from_the_next_round_with_the_global_prototypes
     joins = on_round(2, 1000, lambda message, reply: nodes.setdefault(1003, late) and reply)
     outcome = run_federation(run_config(tmp_path, num_clients=3, **SMALL), nodes=nodes, tamper=joins)
     assert [row["valid"] for row in outcome.rows] == [3, 3, 4, 4, 4]
-    first = next(message for message, _ in outcome.grid.log if message.metadata.dst_node_id == 1003 and message.content)
+    sent = [message for message, _ in outcome.grid.log if message.metadata.dst_node_id == 1003]
+    first = next(message for message in sent if message.metadata.message_type == MessageType.TRAIN)
     assert first.metadata.group_id == "3"
     assert "prototypes" in first.content.array_records
     assert "new: site-3, cnn4, takes part from the next round" in capsys.readouterr().out

@@ -166,12 +166,12 @@ def test_the_baseline_of_another_run_is_not_taken_for_this_ones(tmp_path: Path) 
 
 
 def test_a_baseline_whose_settings_are_wrong_is_named_and_one_that_sends_nothing_needs_no_merging() -> None:
-    config = default_run_config() | {"dp": "sample", "baselines": "local,fedplvm"}
-    with pytest.raises(SettingsError, match=r"^baselines = 'fedplvm': dp = 'sample'"):
+    config = default_run_config() | {"secagg": True, "baselines": "local,fedtgp"}
+    with pytest.raises(SettingsError, match=r"^baselines = 'fedtgp': secagg = true"):
         baselines_of(Settings.from_run_config(config), config)
     config = default_run_config() | {"merging": "median", "baselines": "local,fedavg"}
     found = baselines_of(Settings.from_run_config(config), config)
-    assert [one.federation.merging for one in found.values()] == ["mean", "median"]
+    assert [one.bounds.merging for one in found.values()] == ["mean", "median"]
 
 
 def test_a_resumed_run_goes_on_with_its_baselines(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MessageType, MetricRecord, RecordDict
 from safetensors.torch import load_file
 
+from protofl_common.config.options import SettingsError
 from protofl_common.wire.arrays import RAW
 from server_app.network.membership import FederationError
 from server_app.strategies.fedavg import FedAvg
@@ -53,6 +54,11 @@ def federation(folder: Path, change: Change, algo: str = "fedproto", **settings:
 def without(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Outcome]:
     """Algorithm -> the same run without the fourth client's replies."""
     return cache(lambda algo: federation(tmp_path_factory.mktemp(algo), silent, algo))
+
+
+def real_sites(number: int) -> dict[int, dict[str, Any]]:
+    """Machines with operators that divide a data set: no simulated clients."""
+    return {1000 + n: {"site-name": f"site-{n}", "partition-id": n, "num-partitions": number} for n in range(number)}
 
 
 def assert_unharmed(outcome: Outcome, reference: Outcome) -> None:
@@ -219,7 +225,7 @@ def test_a_claim_of_samples_owns_no_mean(tmp_path: Path, capsys: pytest.CaptureF
 
 
 def test_a_late_claim_is_bounded_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    nodes = {1000 + i: {"partition-id": i, "num-partitions": CLIENTS} for i in range(CLIENTS)}
+    nodes = real_sites(CLIENTS)
     late = nodes.pop(HOSTILE)
 
     def joins(message: Message, reply: Message) -> Message:
@@ -411,3 +417,133 @@ def test_what_is_written_down_is_plain_json(tmp_path: Path) -> None:
     assert "NaN" not in text
     assert "Infinity" not in text
     assert json.loads((outcome.folder / "summary.json").read_text())["trouble"]["refused"] == 0
+
+
+# -- the first to answer decides nothing, and one site ends nobody's run -----------------------------------------------
+
+
+DIGITS: dict[str, Any] = {"dataset": "digits", "partition": "iid", "train_samples": 20, "test_samples": 20}
+
+
+def card_with(**values: Any) -> Change:
+    def change(message: Message, reply: Message) -> Message:
+        for key, value in values.items():
+            reply.content.config_records["site"][key] = value
+        return reply
+
+    return change
+
+
+def introduced(tmp_path: Path, *, first: Change, **settings: Any) -> Outcome:
+    """Five sites, of which four suffice; the introduction of the first to answer is changed."""
+    config = run_config(tmp_path, rounds=1, min_clients=4, **DIGITS | settings)
+    return run_federation(config, nodes=real_sites(5), tamper=by({1000: first}, MessageType.QUERY))
+
+
+@pytest.mark.parametrize(
+    ("algo", "claim", "reason"),
+    [
+        ("fedavg", {"arch": "htcnn-1"}, "the sites differ in arch"),
+        ("fedavg", {"input_shape": [1, 4096, 4096]}, "the sites differ in the shape of their inputs"),
+        ("fedavg", {"input_shape": [7]}, "the sites differ in the shape of their inputs"),
+        ("fedavg", {"weights": "0123456789abcdef"}, "the sites differ in weights"),
+        ("fedproto", {"classes": ["x", "y"], "holds": [0, 1]}, "the sites differ in classes"),
+        ("fedproto", {"num_partitions": 7}, "the sites differ in num-partitions"),
+        ("lg-fedavg", {"arch": "zzz"}, "arch is 'zzz'"),
+        ("fedgh", {"arch": "zzz"}, "arch is 'zzz'"),
+    ],
+)
+def test_the_first_to_answer_decides_nothing(
+    algo: str, claim: dict[str, Any], reason: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its introduction claims the others' digest, and another model or division."""
+    models = {"models": "cnn4"} if algo == "fedavg" else {"models": "cnn4,htcnn-1,htcnn-3,mnist-cnn,htcnn-2"}
+    outcome = introduced(tmp_path, first=card_with(**claim), algo=algo, **models)
+    assert sorted(outcome.summary["clients"]) == [f"site-{n}" for n in range(1, 5)]
+    assert [row["valid"] for row in outcome.rows] == [4, 4]
+    assert f"site-0: {reason}" in capsys.readouterr().out
+
+
+def test_a_head_that_its_digest_does_not_describe_is_found_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Heads are shared by all architectures: only what is built from the claim shows that it is false."""
+    outcome = introduced(
+        tmp_path,
+        first=card_with(arch="resnet34-imagenet-stem+fc512"),
+        algo="lg-fedavg",
+        models="cnn4,htcnn-1,htcnn-3,mnist-cnn,htcnn-2",
+    )
+    assert sorted(outcome.summary["clients"]) == [f"site-{n}" for n in range(1, 5)]
+    assert "site-0: its arch and input_shape do not give the weights that it claims" in capsys.readouterr().out
+
+
+def test_of_two_nodes_with_one_name_neither_takes_part(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Before round 1 nobody knows which is right; the others go on, and the message names both nodes."""
+    config = run_config(tmp_path, rounds=1, min_clients=3, **DIGITS)
+    taken = by({1000: card_with(name="site-3")}, MessageType.QUERY)
+    outcome = run_federation(config, nodes=real_sites(5), tamper=taken)
+    assert sorted(outcome.summary["clients"]) == ["site-1", "site-2", "site-4"]
+    assert "two clients call themselves site-3, nodes 1000 and 1003" in capsys.readouterr().out
+
+
+def test_one_site_does_not_stop_a_run_early(tmp_path: Path) -> None:
+    """It validates with 100 % before the first round, and with 0 % from then on."""
+
+    def lies(message: Message, reply: Message) -> Message:
+        first = message.metadata.group_id == "1"
+        return report_with(validation__head=1.0 if first else 0.0, validation__prototype=0.0)(message, reply)
+
+    more = {"train_samples": 60, "validation_fraction": 0.3, "early_stopping": 2, "rounds": 6, "lr": 0.1}
+    config = run_config(tmp_path, algo="fedavg", models="htcnn-1", **DIGITS | more)
+    outcome = run_federation(config, nodes=real_sites(5), tamper=by({1004: lies}))
+    assert outcome.summary["rounds"] == 6
+    assert all("trimmed" in row["validation"]["head"] for row in outcome.rows)
+
+
+def test_a_site_that_alone_has_validation_samples_does_not_choose_the_round(tmp_path: Path) -> None:
+    """Nobody could outvote it: its figures would stop the run, and name the best round."""
+
+    def lies(message: Message, reply: Message) -> Message:
+        if message.metadata.dst_node_id != 1004:
+            return reply
+        if message.metadata.message_type == MessageType.QUERY:
+            return card_with(validation_samples=9)(message, reply)
+        first = message.metadata.group_id == "1"
+        return report_with(validation_samples=9, validation__head=1.0 if first else 0.0)(message, reply)
+
+    config = run_config(tmp_path, algo="fedavg", models="htcnn-1", rounds=2, **DIGITS)
+    outcome = run_federation(config, nodes=real_sites(5), tamper=lies)
+    assert outcome.summary["best-accuracy"]["head"]["chosen-on"] == "test"
+    with pytest.raises(SettingsError, match="early-stopping = 2: 1 of 5 clients has validation samples, too few for"):
+        run_federation(config | {"early-stopping": 2, "run-name": "stopping"}, nodes=real_sites(5), tamper=lies)
+
+
+def test_a_number_of_samples_that_would_overflow_is_no_introduction(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    outcome = introduced(tmp_path, first=card_with(train_samples=2**62), algo="fedgen", fedgen__server_steps=2)
+    assert sorted(outcome.summary["clients"]) == [f"site-{n}" for n in range(1, 5)]
+    assert f"site.train_samples is {2**62}, not from 0 to {10**15}" in capsys.readouterr().out
+
+
+def test_an_error_in_the_servers_step_costs_sites_a_round_and_ends_a_simulation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    honest = FedAvg.merge
+
+    def failing(self: FedAvg[Any], uploads: list[Upload]) -> dict[str, float]:
+        found = honest(self, uploads)
+        if uploads[0].report.round == 2:
+            raise RuntimeError("value cannot be converted to type int64_t without overflow")
+        return found
+
+    monkeypatch.setattr(FedAvg, "merge", failing)
+    config = run_config(tmp_path, algo="fedavg", **DIGITS | {"rounds": 3, "models": "htcnn-1"})
+    outcome = run_federation(config, nodes=real_sites(3))
+    assert [row["void"] for row in outcome.rows] == [False, True, False, False]
+    assert outcome.rows[1]["void-because"].startswith("the server's step failed: RuntimeError: value cannot be")
+    downs = [m.content["weights"] for m, _ in outcome.grid.log if m.metadata.message_type == MessageType.TRAIN]
+    assert [array.data for array in downs[3].values()] == [array.data for array in downs[6].values()]  # rounds 2 and 3
+    with pytest.raises(RuntimeError, match="without overflow"):
+        run_federation(config | {"out-dir": str(tmp_path / "simulated")}, clients=3)

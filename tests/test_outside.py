@@ -9,10 +9,10 @@ import dataclasses
 import json
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -27,8 +27,8 @@ from client_app.training import Batch, Step
 from protofl_common import plugins
 from protofl_common.catalog import CATALOG, Algorithm, Hparams
 from protofl_common.config.options import SettingsError, option
-from protofl_common.datasets.arrays import KEYS
-from protofl_common.datasets.store import digest
+from protofl_common.datasets.raw import KEYS
+from protofl_common.files import digest
 from protofl_common.models.build import build_model
 from protofl_common.settings import NODE_KEYS, Settings, default_run_config, known_keys
 from protofl_common.tools.cli import main
@@ -36,6 +36,7 @@ from protofl_common.tools.inference import Predictor
 from protofl_common.wire.schema import Counts, Update, Vectors, VectorSets, Weights
 from server_app.strategies import server_half
 from server_app.strategies.base import ServerStrategy
+from server_app.strategies.fedavg import FedAvg
 from server_app.validation.replies import Upload
 from tests.harness import RUN_ID, rows_without_a_reply, run_config, run_federation
 from tests.support.installed import OUTSIDE, install_into, pyproject
@@ -280,6 +281,58 @@ def test_hparams_are_for_packages_only() -> None:
         Settings.from_run_config(default_run_config() | {"algo": "fedprox", "hparams": "mu=1"})
 
 
+# -- secure aggregation and robust merging ---------------------------------------------------------------------------
+
+
+class Summing(FedAvg[Any]):
+    """A `merge` of its own."""
+
+    seen: ClassVar[list[list[int]]] = []
+
+    def merge(self, uploads: list[Upload]) -> dict[str, float]:
+        self.seen.append([upload.clients for upload in uploads])
+        return {}
+
+
+@pytest.fixture
+def changed(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    def change(**fields: Any) -> None:
+        moon = dataclasses.replace(row(), **fields)
+        monkeypatch.setattr("protofl_common.settings.algorithm_named", lambda name: moon)
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "why"),
+    [
+        ("secagg", True, "secagg = true: moon needs single uploads, for its row does not declare support for secagg"),
+        ("merging", "median", "merging = 'median': the row of moon does not declare that its server merges by it"),
+        ("merging", "trimmed-mean", "merging = 'trimmed-mean': the row of moon does not declare"),
+    ],
+)
+def test_a_server_half_takes_part_only_in_what_its_row_declares(
+    key: str, value: Any, why: str, changed: Callable[..., None]
+) -> None:
+    """A `merge` of its own would get the mean of all clients for the upload of one, or leave the setting aside."""
+    config = default_run_config() | {"algo": "moon", key: value}
+    assert Settings.from_run_config(config).run.algo == "moon"
+    changed(server="tests.test_outside:Summing", supports=())
+    with pytest.raises(SettingsError) as caught:
+        Settings.from_run_config(config)
+    assert str(caught.value).startswith(why)
+
+
+@pytest.mark.parametrize("secagg", [False, True])
+def test_an_upload_says_for_how_many_clients_it_stands(
+    secagg: bool, changed: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changed(server="tests.test_outside:Summing", supports=("secagg",))
+    monkeypatch.setattr(Summing, "seen", [])
+    run_federation(run_config(tmp_path, **MOON, secagg=secagg, rounds=1), clients=4)
+    assert Summing.seen == ([[4]] if secagg else [[1, 1, 1, 1]])
+
+
 # -- beside the method -----------------------------------------------------------------------------------------------
 
 
@@ -318,7 +371,7 @@ def test_a_callback_that_fails_is_said_and_the_run_goes_on(
     run = run_federation(run_config(tmp_path, **MOON, callback=f"{own}:offline"), clients=2)
     assert len(run.rows) == 3
     assert capsys.readouterr().out.count(f"callback: {own}:offline failed, OSError: no network") == 3
-    with pytest.raises(SettingsError, match=r"callback = .*:rows': it is no function"):
+    with pytest.raises(SettingsError, match=r"callback = .*:rows': it is no function or class of "):
         run_federation(run_config(tmp_path / "other", **MOON, callback=f"{own}:rows"), clients=2)
 
 

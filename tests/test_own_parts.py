@@ -263,7 +263,7 @@ def test_settings_take_python_names_and_lists_and_nothing_else(key: str, value: 
 def test_settings_that_are_right() -> None:
     for change in (
         {"models": "cnn4, mynets:Tiny"},
-        {"models": "a.b:C.d"},
+        {"models": "a.b:C"},
         {"arch": "mynets:Tiny"},
         {"dataset": "mydata:load"},
         {"dataset": "hf:fancyzhx/ag_news"},

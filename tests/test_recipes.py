@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from protofl_common.datasets.sources import SOURCES
-from protofl_common.settings import flatten
+from protofl_common.settings import Settings, default_run_config, flatten
 from tests.declared import MINIMISED
 from tests.harness import run_config, run_federation
 
@@ -46,6 +46,22 @@ def test_a_recipe_takes_two_rounds(recipe: Path, tmp_path: Path) -> None:
     assert sum(outcome.summary["trouble"].values()) == 0
     unlabelled = {"unlabelled"} if wanted.get("pu-weight") else set()
     assert set(outcome.rows[1]["losses"]) - {"total"} == MINIMISED[str(wanted["algo"])] | unlabelled
+
+
+SAME_CLIENTS = {"mpft-office10": "fedpcl-office10", "fpl-office10": "fedplvm-office10"} | {
+    recipe.stem: "fedtgp-fmnist-practical" for recipe in RECIPES if recipe.stem.endswith("-fmnist")
+}
+"""Recipe -> the one whose setting it has. PFLlib's leaderboard and FedTGP's Table 10 have one generator of data."""
+
+
+@pytest.mark.parametrize("name", SAME_CLIENTS)
+def test_recipes_of_one_setting_divide_the_data_alike(name: str) -> None:
+    folder = RECIPES[0].parent
+    texts = [(folder / f"{one}.toml").read_text(encoding="utf-8") for one in (name, SAME_CLIENTS[name])]
+    found, wanted = (Settings.from_run_config(default_run_config() | flatten(tomllib.loads(text))) for text in texts)
+    assert found.data == wanted.data
+    if found.model.models == wanted.model.models == "htcnn8":  # Table 10, whose code draws each client's first weights
+        assert found.starts_alike == wanted.starts_alike
 
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=[recipe.stem for recipe in RECIPES])

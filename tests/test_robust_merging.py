@@ -24,7 +24,9 @@ from protofl_common.merging import (
 )
 from protofl_common.prototypes import Prototypes
 from protofl_common.settings import Settings, default_run_config
+from protofl_common.wire.records import SiteCard
 from server_app.network.membership import FederationError
+from server_app.validation.bounds import Bounds, bounds_of
 from tests.attacks import Change, both, by, flipped, reversed_update, scaled
 from tests.bench.robust_merging import attacked, honest_accuracy
 from tests.harness import run_config, run_federation
@@ -38,6 +40,14 @@ def sets_of(rng: np.random.Generator, clients: int) -> list[Prototypes]:
         means = torch.from_numpy(rng.normal(size=(len(labels), 8)).astype(np.float32))
         found.append(Prototypes(means, labels, torch.from_numpy(rng.integers(1, 90, len(labels)))))
     return found
+
+
+def cards(number: int, real: bool = True, archs: tuple[str, ...] = ("cnn4",)) -> list[SiteCard]:
+    facts = ("", (1, 8, 8), 9, 30, 20, ("zero", "one"), (0, 1), "", "cpu")
+    return [
+        SiteCard(f"site-{n}", n, number, facts[0], archs[n % len(archs)], *facts[1:], real=real)  # type: ignore[arg-type]
+        for n in range(number)
+    ]
 
 
 def test_by_hand() -> None:
@@ -55,6 +65,7 @@ def test_how_many_are_dropped() -> None:
     assert [dropped(n, "median", 0.2) for n in (1, 2, 3, 4, 5, 10)] == [0, 0, 1, 1, 2, 4]
     assert dropped(10, "trimmed-mean", 0.0) == 0
     assert dropped(100, "trimmed-mean", 0.07) == 7  # 0.07 · 100 is 7.000000000000001
+    assert [dropped(n, "trimmed-mean", 2) for n in (2, 3, 4, 5, 100)] == [0, 1, 1, 2, 2]
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -90,7 +101,9 @@ def test_the_default_is_the_mean_to_the_last_bit() -> None:
     for weighting in ("counts", "uniform"):
         found, wanted = merge_prototypes(sets, weighting, None, "mean", 0.2), merge_by_class(sets, weighting)
         assert torch.equal(found.means, wanted.means)
-    assert default_run_config()["merging"] == "mean"
+    settings = Settings.from_run_config(default_run_config())
+    assert bounds_of(settings, cards(4, real=False)) == Bounds()
+    assert (Bounds().weights, Bounds().prototypes) == (("mean", 0), ("mean", 0))
 
 
 def test_one_vote_per_client_by_hand() -> None:
@@ -115,13 +128,13 @@ def test_where_nothing_is_sent_it_is_refused_by_name() -> None:
         for merging in ("median", "trimmed-mean"):
             config = default_run_config() | {"algo": algo, "merging": merging}
             if row.exchange.up:
-                assert Settings.from_run_config(config).federation.merging == merging
+                assert Settings.from_run_config(config).bounds.merging == merging
                 continue
             with pytest.raises(SettingsError) as caught:
                 Settings.from_run_config(config)
             why = f"in {algo} clients send nothing that a server could merge; choose mean"
             assert str(caught.value) == f"merging = '{merging}': {why}"
-    with pytest.raises(SettingsError, match="merging = 'mode': choose one of mean, median, trimmed-mean"):
+    with pytest.raises(SettingsError, match="merging = 'mode': choose one of auto, mean, median, trimmed-mean"):
         Settings.from_run_config(default_run_config() | {"merging": "mode"})
     with pytest.raises(SettingsError, match=r"trim-fraction = 0\.5: must be a number at least 0 and at most 0\.49"):
         Settings.from_run_config(default_run_config() | {"trim-fraction": 0.5})
@@ -270,3 +283,89 @@ def test_robust_merging_holds_where_the_mean_does_not(attack: str, unattacked: f
     assert found["mean"] < unattacked - 30
     assert found["median"] > unattacked - 5
     assert found["trimmed-mean"] > unattacked - 5
+
+
+# -- liars: the one setting from which the bounds follow ---------------------------------------------------------------
+
+
+TRIMMED, MEAN = ("trimmed-mean", 1), ("mean", 0)
+
+
+def bounds(sites: list[SiteCard], **changed: Any) -> Bounds:
+    named = {key.replace("_", "-"): value for key, value in changed.items()}
+    return bounds_of(Settings.from_run_config(default_run_config() | named), sites)
+
+
+def test_sites_with_operators_are_bounded_by_default_and_simulated_clients_are_not() -> None:
+    averaging = bounds(cards(3), algo="fedavg")
+    assert averaging == Bounds(1, 5.0, 2.0, 8.0, 2.0, MEAN, MEAN)
+    assert bounds(cards(3, real=False), algo="fedavg") == Bounds()
+    assert bounds([*cards(3, real=False), *cards(1)], algo="fedavg") == averaging  # nobody is believed to be simulated
+    assert bounds(cards(2), algo="fedavg") == Bounds()
+    assert bounds(cards(6), algo="fedavg", participation=0.33) == Bounds()
+    assert bounds(cards(4), algo="fedavg", secagg=True) == Bounds()
+    assert bounds(cards(3), algo="fedavg", liars=0) == Bounds()
+    assert bounds(cards(5, real=False), algo="feddistill", liars=2).prototypes == ("trimmed-mean", 2)
+
+
+def test_prototypes_are_trimmed_only_where_they_can_be_compared() -> None:
+    assert bounds(cards(3)).prototypes == MEAN
+    assert bounds(cards(3), initial_weights="shared").prototypes == TRIMMED
+    assert bounds(cards(3, archs=("cnn4", "htcnn-1")), initial_weights="shared").prototypes == MEAN
+    assert bounds(cards(3), algo="fedproto-avg").prototypes == TRIMMED
+    assert bounds(cards(3), algo="feddistill").prototypes == TRIMMED
+    for algo in ("fedtgp", "fedplvm"):  # a server trains on them or clusters them
+        assert bounds(cards(3), algo=algo, initial_weights="shared").prototypes == MEAN
+
+
+def test_an_experts_key_wins() -> None:
+    given = {"max_norm_ratio": 3.0, "max_update_ratio": 1.0, "max_samples_ratio": 4.0, "max_samples_lead": 1.5}
+    for real in (True, False):
+        found = bounds(cards(5, real), **given, merging="median", trim_fraction=0.3)
+        assert found == Bounds(int(real), 3.0, 1.0, 4.0, 1.5, ("median", 0.3), ("median", 0.3))
+    with pytest.raises(SettingsError, match=r"max-norm-ratio = 0\.5: must be a number 0, or at least 1"):
+        bounds(cards(3), max_norm_ratio=0.5)
+    with pytest.raises(SettingsError, match="liars = 3: must be a number at least -1 and at most 2"):
+        bounds(cards(3), liars=3)
+    with pytest.raises(SettingsError, match="liars = 1: secagg = true hides the single uploads"):
+        bounds(cards(3), algo="fedavg", secagg=True, liars=1)
+
+
+def test_more_liars_than_a_round_can_outvote_are_refused(tmp_path: Path) -> None:
+    said = "liars = 2: a round asks only 4 sites, and 5 are the fewest that can outvote 2"
+    with pytest.raises(FederationError, match=said):
+        run_federation(run_config(tmp_path, liars=2, rounds=1), clients=4)
+
+
+def named(number: int) -> dict[int, dict[str, Any]]:
+    """Machines with operators, that divide a data set."""
+    return {1000 + n: {"site-name": f"site-{n}", "partition-id": n, "num-partitions": number} for n in range(number)}
+
+
+def test_what_the_defaults_do_at_sites_is_printed_and_stands_in_the_results(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One of four sends its update ten times as long and reversed; another claims most samples."""
+    small = {"dataset": "digits", "partition": "iid", "train_samples": 20, "models": "htcnn-1", "rounds": 2}
+    config = run_config(tmp_path, algo="fedavg", **small)
+    outcome = run_federation(config, nodes=named(4), tamper=by({1003: reversed_update(10)}))
+    printed = capsys.readouterr().out
+    assert "liars = 1: replies above 5 times the median norm are refused" in printed
+    cut = "site-3: its change of the weights is cut to 2 times the median length (max-update-ratio)"
+    assert printed.count(f"warning: {cut}") == 1
+    assert outcome.summary["bounded"] == [cut]
+    assert [row.get("bounded") for row in outcome.rows] == [[cut], [cut], None]
+    quiet = run_federation(config | {"out-dir": str(tmp_path / "simulated")}, clients=4)
+    assert "liars" not in capsys.readouterr().out
+    assert quiet.summary["bounded"] == []
+
+
+def test_a_poisoned_buffer_moves_with_the_weights_and_no_farther() -> None:
+    """A running variance of 40, from one of six: the cut bounds it, and the trimmed mean leaves it out."""
+    start = {"w": torch.zeros(4), "bn.running_var": torch.ones(2)}
+    sets = [{"w": torch.full((4,), 0.1 * n), "bn.running_var": torch.full((2,), 1.0 + 0.1 * n)} for n in range(1, 7)]
+    sets[5]["bn.running_var"] = torch.full((2,), 40.0)
+    clipped = clip_updates(sets, [start] * 6, 2.0)
+    assert float(clipped[5]["bn.running_var"].max()) < 3
+    merged = merge_weights(clipped, [1 / 6] * 6, "trimmed-mean", 1)
+    assert 1.1 <= float(merged["bn.running_var"].max()) <= 1.5

@@ -42,6 +42,7 @@ CASES: dict[str, tuple[dict[str, Any], Any]] = {
     "seed": ({}, 7),
     "participation": ({}, 0.34),
     "evaluate-every": ({}, 2),
+    "liars": ({"initial_weights": "shared", "clients": 3}, 1),
     "max-prototype-norm": ({}, 1.0),
     "max-prototypes-per-class": (CLUSTERS, 1),
     "max-norm-ratio": ({"clients": 3}, 1.0001),
@@ -138,7 +139,7 @@ ELSEWHERE = {
     "bind-sites max-silent-rounds": "test_faults: who may be a site, and who is left out",
     "secagg secagg-threshold": "test_secagg: what the server sees, and when a round has no sum",
     "data-dir download cache-dir classes test-from text-length": "tests/protofl_common/datasets: they need files",
-    "dp dp-epsilon dp-delta dp-noise dp-clip dp-feature-clip": "test_privacy, tests/…/privacy: their noise has no seed",
+    "dp dp-epsilon dp-delta dp-clip dp-feature-clip gradient-noise": "test_privacy: noise without a seed",
     "eval-batch-size": "test_evaluation: any value gives the same figures, up to rounding",
     "device precision threads state-dir": "test_federation, test_gpu, tests/system: the client's machine",
 }

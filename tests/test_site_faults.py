@@ -16,6 +16,7 @@ from flwr.app import ConfigRecord, Error, Message, MessageType, RecordDict
 from PIL import Image
 
 from protofl_common import tensorfile
+from protofl_common.settings import digest_of
 from server_app.network.membership import FederationError
 from tests.harness import Tamper, run_config, run_federation
 from tests.test_sites import images
@@ -33,14 +34,15 @@ class Three:
         for number, name in enumerate(NAMES):
             data = images(folder / name / "data", *(f"{kind}/{i}.png" for kind in CLASSES for i in range(4)))
             places = {"data-dir": str(data), "state-dir": str(folder / name / "state")}
-            self.nodes[number + 1] = {"site-name": name, **places, "cache-dir": str(folder / name / "cache")}
+            facts = {"dataset": "image-folder", "classes": ",".join(CLASSES), **places}
+            self.nodes[number + 1] = {"site-name": name, **facts, "cache-dir": str(folder / name / "cache")}
 
     @property
     def south(self) -> Path:
         return self.folder / "south"
 
     def run(self, tamper: Tamper | None = None, **settings: Any) -> Any:
-        own = {"dataset": "image-folder", "partition": "own", "image_size": 8, "num_clients": 3, "rounds": 1}
+        own = {"partition": "own", "image_size": 8, "num_clients": 3, "rounds": 1}
         config = run_config(self.folder, models="cnn4", **own | {"train_samples": 0} | settings)
         return run_federation(config, nodes=self.nodes, tamper=tamper)
 
@@ -52,6 +54,11 @@ def three(tmp_path: Path) -> Three:
 
 def misspell(three: Three, patch: pytest.MonkeyPatch) -> None:
     (three.south / "data/malignant").rename(three.south / "data/malingant")
+
+
+def name_the_misspelt(three: Three, patch: pytest.MonkeyPatch) -> None:
+    misspell(three, patch)
+    three.nodes[3]["classes"] = "benign,malingant"
 
 
 def truncate(three: Three, patch: pytest.MonkeyPatch) -> None:
@@ -85,15 +92,15 @@ def fill_the_disk(three: Three, patch: pytest.MonkeyPatch) -> None:
 
 
 LEFT_OUT: dict[str, tuple[Callable[[Three, pytest.MonkeyPatch], None], dict[str, Any], str, str]] = {
-    "misspelt class": (
-        misspell,
+    "misspelt class, named so by its operator": (
+        name_the_misspelt,
         {},
         r"south: the sites differ in classes; .*\n +benign, mali.*: east, north\n.*: south",
         "query 0: sent site, 0 bytes of arrays; its classes: benign, malingant\n",
     ),
-    "misspelt class, classes given": (
+    "misspelt class": (
         misspell,
-        {"classes": "benign,malignant"},
+        {},
         r"south cannot take part: DataError \(classes\): ",
         "does not list the folder 'malingant'",
     ),
@@ -231,7 +238,8 @@ def test_a_site_logs_what_has_left_it(three: Three, capfd: pytest.CaptureFixture
     outcome = three.run(run_name="mine")
     said = capfd.readouterr().err
     sent = outcome.rows[0]["bytes"]["up"] // 3
-    run = rf"{STAMP} INFO protofl: run {outcome.grid.run_id}, fedproto"
+    number, settings = outcome.grid.run_id, digest_of(outcome.grid.run_config)
+    run = rf"{STAMP} INFO protofl: run ({number}|mine \({number}\)), settings {settings}, fedproto"
     assert (
         len(re.findall(rf"(?m)^{run}, query 0: sent site, 0 bytes of arrays; its classes: benign, malignant$", said))
         == 3

@@ -37,7 +37,8 @@ from protofl_common.catalog import CATALOG
 from protofl_common.config.options import keys_of
 from protofl_common.config.sections import SECTIONS
 from protofl_common.lineage import Lineage
-from protofl_common.settings import app_folder, default_run_config
+from protofl_common.settings import app_folder, default_run_config, digest_of
+from protofl_common.wire.records import pack_settings
 from tests.test_wire_fuzz import TEXTS, VALUES, arrays, floats, raw
 
 RUN = 4711
@@ -137,7 +138,7 @@ class SiteOnDisk:
 
     def _write_model(self) -> dict[Path, bytes]:
         """Of an earlier run, which no server may have, nor destroy."""
-        states = StateFolder(self.state / "earlier/clients", "north", Lineage(12), use="fedproto (x)")
+        states = StateFolder(self.state / "earlier-12/clients", "north", Lineage(12), use="fedproto (x)")
         states.save(ClientState(1, "cnn4", {"w": torch.full((64,), WEIGHT)}))
         (states.folder / "model.safetensors").write_text(SECRET)
         return {path: path.read_bytes() for path in states.folder.iterdir()}
@@ -150,10 +151,13 @@ class SiteOnDisk:
     @property
     def node(self) -> dict[str, Any]:
         places = {"data-dir": str(self.data), "state-dir": str(self.state), "cache-dir": str(self.cache)}
-        return {"site-name": "north", "arch": "cnn4", **places}
+        return {"site-name": "north", "arch": "cnn4", "dataset": "image-folder", "classes": "sick,well", **places}
 
     def answer(self, config: dict[str, Any], content: RecordDict, kind: str) -> Message:
-        """The reply of the site's process to one message, watched."""
+        """The reply of the site's process to one message, watched, as if it were the first of its kind."""
+        if kind == MessageType.QUERY:
+            content = RecordDict({**pack_settings(digest_of(config)), **content})
+        (self.state / "privacy" / "north.answered").unlink(missing_ok=True)
         TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, RUN, 1
         message = Message(content, 7, kind, group_id="1")
         message.metadata.__dict__["_message_id"] = "m"
@@ -244,9 +248,9 @@ def errors(monkeypatch: pytest.MonkeyPatch) -> list[Exception]:
     """Those that were answered with."""
     found: list[Exception] = []
 
-    def noted(error: Exception, at_site: bool) -> str:
+    def noted(error: Exception, at_site: bool, asked: str, private: bool) -> str:
         found.append(error)
-        return reason_of(error, at_site)
+        return reason_of(error, at_site, asked, private)
 
     monkeypatch.setattr(client_app.app, "reason_of", noted)
     return found

@@ -9,32 +9,42 @@ from collections.abc import Iterator
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
 import torch
-from flwr.app import ConfigRecord, Message, MessageType, RecordDict
+from flwr.app import ConfigRecord, Context, Message, MessageType, RecordDict
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
 from client_app.failures import reason_of
+from client_app.site import Site
 from client_app.state import ClientState, StateFolder
 from protofl_common import permissions, plugins
 from protofl_common.config.options import SettingsError
 from protofl_common.lineage import Lineage
+from protofl_common.models.trained import TrainedModel
 from protofl_common.permissions import LIMITED, LIMITS
-from protofl_common.settings import Settings, default_run_config, flatten
+from protofl_common.settings import WITH_SECAGG, Settings, default_run_config, digest_of, flatten
+from protofl_common.tools.cli import main
+from protofl_common.wire.records import SiteCard, pack_settings, unpack_site_card
 from tests.harness import LocalGrid, run_config, run_federation
 
 SITE: dict[str, Any] = {"site-name": "north"}
 SIMULATED: dict[str, Any] = {"partition-id": 0, "num-partitions": 1}
 
 
+def question(config: dict[str, Any]) -> Message:
+    """The question who a client is."""
+    return Message(RecordDict({**pack_settings(digest_of(config))}), 7, MessageType.QUERY, group_id="0")
+
+
 def answer(node: dict[str, Any], config: dict[str, Any], message: Message | None = None) -> Message:
     """A client's reply to a message, or to the question who it is."""
     grid = LocalGrid(config, {7: node})
-    grid.push_messages([message or Message(RecordDict(), 7, MessageType.QUERY, group_id="0")])
+    grid.push_messages([message or question(config)])
     return grid.log[-1][1]
 
 
@@ -70,7 +80,7 @@ def test_no_file_content_leaves_with_an_error(
     if suffix == "image":
         data = {"data-dir": str(tmp_path / "data")}
         config = run_config(tmp_path, dataset="image-folder", partition="own") | data
-        reply = answer(node | (data if "site-name" in node else {}), config)
+        reply = answer(node | (data | {"dataset": "image-folder"} if "site-name" in node else {}), config)
     else:
         config = run_config(tmp_path, dataset="digits", partition="iid", train_samples=5)
         reply = answer(node, config | {"backbones": SOURCES[suffix].format(file=file)})
@@ -103,7 +113,7 @@ def test_the_server_learns_the_kind_of_error_and_the_sites_log_the_rest(
 ) -> None:
     data = images(tmp_path / "my scans", "HIV positive/DOE_Jane_1961.png", "negative/ROE_Richard.png")
     config = run_config(tmp_path, dataset="image-folder", partition="own", classes="positive,negative")
-    node = SITE | {"data-dir": str(data)}
+    node = SITE | {"data-dir": str(data), "dataset": "image-folder"}
     reason = answer(node, config).error.reason
     said = "its data cannot be read or divided as the run asks; the log of the site says more"
     assert reason == f"site north: DataError (classes): {said}"
@@ -133,7 +143,8 @@ def folders_of(found: Settings) -> list[str]:
 def test_a_run_chooses_no_folder_of_a_site(node: dict[str, Any]) -> None:
     assert folders_of(settings_of(FOLDERS, node)) == ["", "", "", "runs"]
     own = {"data-dir": "/data", "state-dir": "/state", "cache-dir": "/cache"}
-    assert folders_of(settings_of(FOLDERS, node | own)) == ["/data", "/state", "/cache", "runs"]
+    read = {"dataset": "image-folder"}
+    assert folders_of(settings_of(FOLDERS | {"partition": "own"}, node | read | own)) == [*own.values(), "runs"]
     assert folders_of(settings_of(FOLDERS, SIMULATED)) == list(FOLDERS.values())
 
 
@@ -145,15 +156,16 @@ def test_a_run_neither_reads_nor_writes_where_it_wants_on_a_site(
     wanted = {key: str(tmp_path / "wanted" / key) for key in FOLDERS}
     images(Path(wanted["data-dir"]), *(f"{kind}/{i}.png" for kind in ("a", "b") for i in range(9)))
     before = sorted(tmp_path.joinpath("wanted").rglob("*"))
-    config = run_config(tmp_path, dataset="image-folder", partition="own", num_clients=1) | wanted
-    assert answer(SITE, config).error.reason.startswith("site north: DataError (data-dir): ")
-    own = {"data-dir": wanted["data-dir"], "cache-dir": str(tmp_path / "cache")}
+    config = run_config(tmp_path, dataset="image-folder", partition="own", num_clients=1, classes="a,b") | wanted
+    read = {"dataset": "image-folder"}
+    assert answer(SITE | read, config).error.reason.startswith("site north: DataError (data-dir): ")
+    own = read | {"data-dir": wanted["data-dir"], "cache-dir": str(tmp_path / "cache")}
     grid = LocalGrid(config, {7: SITE | own})
     record = ConfigRecord({"round": 1, "run_name": "mine", "evaluate": False, "lineage": str(grid.run_id)})
     grid.push_messages([Message(RecordDict({"round": record}), 7, MessageType.TRAIN, group_id="1")])
     assert not grid.log[-1][1].has_error()
     assert sorted(tmp_path.joinpath("wanted").rglob("*")) == before
-    assert list((tmp_path / "work/runs/mine/clients/north").glob("*.safetensors"))
+    assert list((tmp_path / "work/runs/mine-4711/clients/north").glob("*.safetensors"))
     assert list((tmp_path / "cache").rglob("inputs.npy"))
 
 
@@ -221,7 +233,8 @@ def test_an_operator_chooses_the_algorithms() -> None:
 
 def test_every_recipe_is_accepted_by_a_site_that_sets_no_limit() -> None:
     for recipe in Path("configs/recipes").glob("*.toml"):
-        settings_of(flatten(tomllib.loads(recipe.read_text(encoding="utf-8"))) | {"download": False}, SITE)
+        run = flatten(tomllib.loads(recipe.read_text(encoding="utf-8"))) | {"download": False}
+        settings_of(run, SITE | SIMULATED | {"dataset": run.get("dataset", "digits")})
 
 
 def test_a_run_makes_no_more_threads_than_a_site_has_processors(tmp_path: Path) -> None:
@@ -254,7 +267,6 @@ PYTHON: dict[str, dict[str, Any]] = {
     "algo": {"algo": "moon"},
     "arch": {"arch": "absent_moon.net:TinyViT"},
     "models": {"models": "cnn4, absent_moon.net:TinyViT"},
-    "dataset": {"dataset": "absent_moon.data:stripes"},
     "metrics": {"metrics": "auc, absent_moon.figures:brier"},
     "fml.meme": {"fml.meme": "absent_moon.net:TinyViT"},
     "fedkd.student": {"fedkd.student": "absent_moon.net:TinyViT"},
@@ -287,15 +299,175 @@ def test_a_sites_own_network_is_the_operators_word() -> None:
     settings_of({}, SITE | {"arch": "absent_moon.net:TinyViT"})
 
 
-def test_a_site_does_not_look_into_its_hub_cache() -> None:
-    with pytest.raises(SettingsError, match="dataset = 'hf:x': not allowed on this site"):
-        settings_of({"dataset": "hf:x"}, SITE)
-    settings_of({"dataset": "hf:x"}, SITE | {"data-dir": "/srv/data"})
+@pytest.mark.parametrize("dataset", ["hf:x", "absent_moon.data:stripes", "image-folder", "text-csv"])
+def test_a_run_names_none_but_public_data_sets_at_a_site(dataset: str) -> None:
+    """It would choose how the operator's files are read, or look into the cache of a hub."""
+    strange = {"allow-python": "absent_moon", "data-dir": "/srv/data", "allow-download": True}
+    for node in (SITE | SIMULATED, SITE | SIMULATED | strange, SITE, SITE | {"allow-python": "absent_moon"}):
+        with pytest.raises(SettingsError) as refused:
+            settings_of({"dataset": dataset, "partition": "own"}, node)
+        line = f"dataset = {dataset!r}: not allowed on this site; its operator may name it as dataset (node config)"
+        assert str(refused.value) == line
+    settings_of({"dataset": dataset, "partition": "own"}, SITE | {"dataset": dataset})
+    settings_of({"dataset": dataset}, SIMULATED)
 
 
 def test_embedded_data_and_backbones_need_no_permission(tmp_path: Path) -> None:
     config = run_config(tmp_path, algo="fedpcl", dataset="digits", partition="iid", train_samples=10)
     assert not answer(SITE | {"partition-id": 0, "num-partitions": 2}, config).has_error()
+
+
+# -- what a site's own data are ----------------------------------------------------------------------------------------
+
+OWN = SITE | {"dataset": "image-folder", "classes": "sick,well"}
+
+
+def card_of(node: dict[str, Any], config: dict[str, Any]) -> SiteCard:
+    reply = answer(node, config)
+    assert not reply.has_error(), reply.error.reason
+    return unpack_site_card(reply.content)
+
+
+@pytest.mark.parametrize("dataset", ["domain-folder", "text-csv", "digits", "image-folder"])
+def test_a_run_does_not_choose_how_a_sites_files_are_read(dataset: str, tmp_path: Path) -> None:
+    """Read as DOMAIN/CLASS/image, the folders of the patients would be the classes."""
+    scans = [f"{kind}/DOE_Jane_{day}/{i}.png" for kind in ("sick", "well") for day in range(3) for i in range(2)]
+    node = OWN | {"data-dir": str(images(tmp_path / "scans", *scans)), "image-size": 8}
+    config = run_config(tmp_path, dataset=dataset, partition="own", classes="DOE_Jane_1,DOE_Jane_2")
+    config |= {"image-size": 32, "text-length": 7}
+    card = card_of(node, config)
+    assert (card.classes, card.domain, card.input_shape) == (("sick", "well"), "", (3, 8, 8))
+
+
+@pytest.mark.parametrize("dataset", ["image-folder", "digits"])
+def test_a_site_that_does_not_say_what_its_data_are_takes_no_part(dataset: str, tmp_path: Path) -> None:
+    data = images(tmp_path / "scans", "sick/1.png", "sick/2.png", "well/1.png", "well/2.png")
+    config = run_config(tmp_path, dataset=dataset, partition="own")
+    reason = answer(SITE | {"data-dir": str(data)}, config).error.reason
+    assert reason.startswith(
+        "site north: node-config: dataset: missing; with data of its own a site says how they are "
+    )
+
+
+@pytest.mark.parametrize("kind", [MessageType.QUERY, MessageType.TRAIN])
+def test_names_of_classes_that_nobody_said_stay_in_the_sites_log(
+    kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "records.csv").write_text("label,x\n" + "".join(f"DOE {i},{i}.5\n" * 2 for i in range(3)))
+    config = run_config(tmp_path, partition="own", models="table3", dataset="arrays")
+    node = SITE | {"data-dir": str(tmp_path / "records.csv"), "dataset": "arrays"}
+    content = RecordDict({"round": ConfigRecord({"round": 1, "run_name": "m", "evaluate": False, "lineage": "4711"})})
+    training = Message(content, 7, kind, group_id="1") if kind == MessageType.TRAIN else None
+    reason = str(answer(node, config, training).error.reason)
+    assert "this site's data have 3 classes that nobody named; set classes" in reason
+    assert "DOE" not in reason
+    assert 'add classes="DOE 0,DOE 1,DOE 2" to its node config' in capsys.readouterr().err
+    for named in ({"node": {"classes": "DOE 0,DOE 1,DOE 2"}}, {"run": {"classes": "DOE 0,DOE 1,DOE 2"}}):
+        run = config | named.get("run", {})
+        assert card_of(node | named.get("node", {}), run).classes == ("DOE 0", "DOE 1", "DOE 2")
+
+
+def test_a_domain_is_told_as_the_operator_says_it(tmp_path: Path) -> None:
+    rows = [f"ward of Dr. Grey,{kind},{i}.5" for i in range(4) for kind in ("sick", "well")]
+    (tmp_path / "records.csv").write_text("\n".join(["client,label,x", *rows]))
+    config = run_config(tmp_path, partition="own", models="table3", dataset="arrays")
+    node = OWN | {"data-dir": str(tmp_path / "records.csv"), "dataset": "arrays"}
+    assert card_of(node, config).domain == ""
+    assert card_of(node | {"domain": "ward of Dr. Grey"}, config).domain == "ward of Dr. Grey"
+
+
+@pytest.mark.parametrize("demand", [{"min-class-samples": 9}, {"require-dp": "epsilon<=8"}, {"require-secagg": True}])
+def test_a_site_with_demands_takes_no_names_of_classes_from_a_run(demand: dict[str, Any], tmp_path: Path) -> None:
+    """It accepts a run that names all its classes and no other: a run could try names out."""
+    strict = SITE | {"data-dir": str(tmp_path), "dataset": "arrays", "state-dir": str(tmp_path)} | demand
+    run = {"partition": "own", "classes": "sick,well", "dataset": "arrays", "dp": "sample", "norm": "group"}
+    run |= {"secagg": "require-secagg" in demand} | {key: only for key, (only, _) in WITH_SECAGG.items()}
+    with pytest.raises(SettingsError, match=f"classes: missing; with {next(iter(demand))} a site names its classes"):
+        settings_of(run, strict)
+    settings_of(run, strict | {"classes": "sick,well"})
+
+
+def test_a_run_does_not_choose_who_is_a_test_sample_of_a_site(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two runs that differ in one training sample would tell that sample."""
+    rows = [f"{kind},{np.sin(7 * i):.6f}" for i in range(100) for kind in ("sick", "well")]
+    (tmp_path / "records.csv").write_text("\n".join(["label,x", *rows]))
+    node = OWN | {"data-dir": str(tmp_path / "records.csv"), "dataset": "arrays"}
+    runs = [
+        {"train-samples": 120, "seed": 1, "train-fraction": 0.5, "total-samples": 150, "positive-rate": 0.5},
+        {"train-samples": 121, "seed": 2, "train-fraction": 0.6, "test-samples": 1, "validation-fraction": 0.5},
+        {"test-from": "balanced", "validation-fraction": 0.1, "positive-rate": 0.51},
+    ]
+
+    def data(run: dict[str, Any], **facts: Any) -> list[bytes]:
+        config = run_config(tmp_path, partition="own", models="table3", dataset="arrays") | {"train-samples": 0} | run
+        data = Site(Context(1, 7, node | facts, RecordDict(), config)).data
+        parts = (data.train_inputs, data.train_labels, data.test_inputs, data.test_labels, data.validation_inputs)
+        return [np.asarray(part).tobytes() for part in parts]
+
+    first, *others = [data(run) for run in runs]
+    assert others == [first, first]
+    assert [len(part) for part in first] == [150 * 4, 150 * 8, 50 * 4, 50 * 8, 0]
+    own = data(runs[0], **{"train-fraction": 0.5, "validation-fraction": 0.2, "test-from": "balanced"})
+    assert [len(part) // size for part, size in zip(own, (4, 8, 4, 8, 4), strict=True)] == [80, 80, 100, 100, 20]
+    card_of(node, run_config(tmp_path, partition="own", models="table3", dataset="arrays") | runs[0])
+    told = "this site divides its own data; the run's seed, total-samples, train-samples, "
+    assert told in (log := capsys.readouterr().err)
+    assert log.count(told) == 1
+
+
+@pytest.mark.parametrize("partition", ["iid", "natural", "n-way-k-shot"])
+def test_a_run_takes_no_part_of_a_sites_own_data(partition: str) -> None:
+    """With ``natural`` the first client that the data name would be all: one patient."""
+    with pytest.raises(SettingsError, match=f"partition = '{partition}': this site has data of its own; choose 'own'"):
+        settings_of({"partition": partition}, OWN | {"data-dir": "/srv/data"})
+
+
+@pytest.mark.parametrize("key", ["test-from", "train-fraction", "validation-fraction"])
+def test_a_site_does_not_divide_common_data_in_a_way_of_its_own(key: str) -> None:
+    for node in (SITE, SITE | SIMULATED | {"data-dir": "/srv/data"}):
+        with pytest.raises(SettingsError, match=f"node-config: {key}: only at a site with data of its own"):
+            settings_of({}, node | {key: default_run_config()[key]})
+    with pytest.raises(SettingsError, match=f"{key} = 'thirds': "):
+        settings_of({"partition": "own"}, OWN | {"data-dir": "/srv/data", key: "thirds"})
+
+
+def test_a_sites_own_image_size_is_not_limited_by_what_runs_may_ask() -> None:
+    settings_of({"partition": "own"}, OWN | {"data-dir": "/srv/data", "image-size": 600})
+
+
+def test_the_privacy_ledger_stays_when_a_site_changes_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    def ledger(**facts: Any) -> Path:
+        config = run_config(tmp_path, partition="own")
+        facts = {"state-dir": str(tmp_path / "state"), "data-dir": str(tmp_path / "data"), **facts}
+        return Site(Context(1, 7, OWN | facts, RecordDict(), config)).account_file("any")
+
+    assert ledger() == ledger(**{"site-name": "south"}) == ledger(**{"data-dir": "data"})
+    assert ledger().is_relative_to(tmp_path / "state/privacy")
+    assert ledger() != ledger(**{"data-dir": str(tmp_path / "others")})
+
+
+@pytest.mark.parametrize("state", [{}, {"state-dir": "state"}, {"state-dir": "~/state"}])
+def test_a_privacy_ledger_has_a_fixed_place(state: dict[str, Any]) -> None:
+    """Started in another folder, the site would begin at zero."""
+    with pytest.raises(SettingsError, match=r"node-config: state-dir = .*: with require-dp it must be absolute"):
+        settings_of({"dp": "sample"}, SITE | {"require-dp": "epsilon<=8"} | state)
+
+
+def test_a_runs_settings_write_no_line_of_their_own_into_a_sites_log(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forged = "2026-01-01T00:00:00+0000 INFO protofl: run 1, fedproto, train 1: sent nothing"
+    config = run_config(tmp_path) | {f"x\n{forged}\x1b[2J": 1}
+    assert answer(SITE, config).has_error()
+    monkeypatch.setattr("client_app.app.Site", MagicMock(side_effect=RuntimeError(f"x\n{forged}\x1b[2J")))
+    assert answer(SITE, config).has_error()
+    log = capsys.readouterr().err
+    assert forged in log
+    assert not [line for line in log.splitlines() if line.startswith(forged) or not line.isprintable()]
 
 
 # -- what a server asks -----------------------------------------------------------------------------------------------
@@ -311,7 +483,7 @@ def test_a_server_leads_no_site_to_other_folders_or_runs(
     """4711 is the Flower run of these messages."""
     (tmp_path / "work").mkdir()
     monkeypatch.chdir(tmp_path / "work")
-    (old,) = _saved(tmp_path / "work/runs/mine/clients", 12)
+    (old,) = _saved(tmp_path / "work/runs/mine-12/clients", 12)
     values = {"round": 1, "run_name": run_name.format(tmp=tmp_path), "evaluate": False, "lineage": lineage}
     content = RecordDict({"round": ConfigRecord(values)})
     node = SITE | {"partition-id": 0, "num-partitions": 2, "state-dir": str(tmp_path / "work" / "runs")}
@@ -335,25 +507,95 @@ def _saved(folder: Path, run_id: int) -> list[Path]:
 
 
 def test_a_whole_run_leaves_another_runs_model_alone(tmp_path: Path) -> None:
-    (old,) = _saved(tmp_path / "state/mine/clients", 12)
+    (old,) = _saved(tmp_path / "state/mine-4711/clients", 12)
     node = SITE | SIMULATED | {"state-dir": str(tmp_path / "state")}
     before = old.read_bytes()
     run_federation(run_config(tmp_path, run_name="mine", dataset="digits", partition="iid"), nodes={7: node})
     assert old.read_bytes() == before
 
 
-def test_a_server_replaces_no_model_of_an_earlier_run(tmp_path: Path) -> None:
-    """A run of the same name leaves its own, and its best; those that were there have other names then."""
+def test_two_studies_of_one_name_do_not_meet_at_a_site(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two runs of one name, from different folders of results: each leaves its own model, and its best."""
     node = SITE | SIMULATED | {"state-dir": str(tmp_path / "state")}
     setting = {"run_name": "mine", "dataset": "digits", "partition": "iid", "train_samples": 10, "rounds": 2}
     setting["keep_best"] = True
     run_federation(run_config(tmp_path / "a", **setting), nodes={7: node}, run_id=11)
-    models = [tmp_path / f"state/mine/clients/north/{name}.safetensors" for name in ("model", "best")]
+    models = [tmp_path / f"state/mine-11/clients/north/{name}.safetensors" for name in ("model", "best")]
     before = [model.read_bytes() for model in models]
+    assert f"run mine (11) begins, in {tmp_path}/state/mine-11\n" in capfd.readouterr().err
+    monkeypatch.chdir(tmp_path / "state")
+    assert main(["export", "mine", "--out", str(tmp_path / "first")]) == 0
     run_federation(run_config(tmp_path / "b", **setting, seed=7), nodes={7: node}, run_id=12)
-    for model, former in zip(models, before, strict=True):
-        assert model.read_bytes() != former
-        assert model.with_name(f"{model.stem}-before-12.safetensors").read_bytes() == former
+    said = capfd.readouterr().err
+    assert f"run mine (12) begins, in {tmp_path}/state/mine-12; others of this name stay as they are: mine-11\n" in said
+    assert [model.read_bytes() for model in models] == before
+    for number in ("11", "12"):
+        card = TrainedModel.read(tmp_path / f"state/mine-{number}/clients/north/model.safetensors").card
+        assert (card.run, card.flower_run) == ("mine", number)
+    assert main(["export", "mine", "--out", str(tmp_path / "model")]) == 1
+    assert (
+        "several Flower runs had this name; choose one, the latest is last: mine-11, mine-12" in capfd.readouterr().err
+    )
+    assert main(["export", "mine-12", "--out", str(tmp_path / "model")]) == 0
+    assert "Flower run 12" in (tmp_path / "model/README.md").read_text()
+
+
+def test_a_server_that_claims_to_resume_a_run_replaces_no_model_of_it(tmp_path: Path) -> None:
+    node = SITE | SIMULATED | {"state-dir": str(tmp_path / "state")}
+    setting = {"run_name": "mine", "dataset": "digits", "partition": "iid", "train_samples": 10, "rounds": 2}
+    run_federation(run_config(tmp_path / "a", **setting), nodes={7: node}, run_id=11)
+    former = (model := tmp_path / "state/mine-11/clients/north/model.safetensors").read_bytes()
+    values = {"round": 2, "run_name": "mine", "evaluate": True, "lineage": "11:2,4711"}
+    message = Message(RecordDict({"round": ConfigRecord(values)}), 7, MessageType.EVALUATE, group_id="2")
+    assert not answer(node, run_config(tmp_path / "a", **setting), message).has_error()
+    assert model.with_name("model-before-4711.safetensors").read_bytes() == former
+
+
+def asked(grid: LocalGrid, kind: str, number: int, **more: Any) -> str:
+    """Ask a site for a round of training, or to evaluate; the reason for which it refuses, "" if it does not."""
+    values = {"round": number, "run_name": "mine", "evaluate": True, "lineage": str(grid.run_id)}
+    records = {"round": ConfigRecord(values), **{name: ConfigRecord(value) for name, value in more.items()}}
+    grid.push_messages([Message(RecordDict({**records}), 7, kind, group_id=str(number))])
+    reply = grid.log[-1][1]
+    return str(reply.error.reason) if reply.has_error() else ""
+
+
+def test_a_real_site_answers_each_question_once_in_a_flower_run(tmp_path: Path) -> None:
+    config = run_config(tmp_path, algo="fedproto", dataset="digits", partition="iid", rounds=3, baselines="local")
+    config |= {"train-samples": 10, "models": "mlp-1", "keep-best": True}
+    node = SITE | SIMULATED | {"state-dir": str(tmp_path / "state")}
+    train, evaluate, baseline = MessageType.TRAIN, MessageType.EVALUATE, {"baseline": {"algo": "local"}}
+    grid = LocalGrid(config, {7: node}, run_id=5)
+    assert asked(grid, train, 1) == ""
+    for number in (1, 0, -1):
+        assert "this Flower run has had the reply to round 1: one for each" in asked(grid, train, number)
+    assert asked(grid, train, 3) == ""
+    grid = LocalGrid(config, {7: node}, run_id=5)  # the site was started again
+    assert "has had the reply to round 3" in asked(grid, train, 2)
+    assert asked(grid, evaluate, 3) == ""
+    for kind in (train, evaluate):
+        assert "has had the reply to the final evaluation" in asked(grid, kind, 3)
+    assert asked(grid, evaluate, 3, best={"after": 1, "on": "test"}) == ""  # reads no data
+    assert asked(grid, train, 1, **baseline) == ""
+    assert "has had the reply to round 1" in asked(grid, train, 1, **baseline)
+    assert asked(LocalGrid(config, {7: node}, run_id=6), train, 1) == ""
+    (file,) = (tmp_path / "state/privacy").glob("north.answered")
+    file.write_text("damaged")
+    assert "StateError (state-dir)" in asked(LocalGrid(config, {7: node}, run_id=7), train, 1)
+    simulated = LocalGrid(config, {7: SIMULATED}, run_id=5)
+    assert [asked(simulated, train, 1), asked(simulated, train, 1)] == ["", ""]
+
+
+def test_a_question_whose_answer_was_not_ready_may_come_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = run_config(tmp_path, dataset="digits", partition="iid", train_samples=10)
+    node = SITE | SIMULATED | {"state-dir": str(tmp_path / "state")}
+    grid = LocalGrid(config, {7: node}, run_id=5)
+    with monkeypatch.context() as patch:
+        patch.setattr("client_app.app._report", lambda *_: 1 / 0)
+        assert "ZeroDivisionError" in asked(grid, MessageType.TRAIN, 1)
+    assert asked(grid, MessageType.TRAIN, 1) == ""
 
 
 @pytest.mark.parametrize("changes", [{"algo": "fedper"}, {"algo": "fedproto", "fedproto__lambda": 2.0}])

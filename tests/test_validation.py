@@ -28,6 +28,8 @@ from tests.harness import RUN_ID, Outcome, run_config, run_federation
 from tests.test_federation import without_times
 from tests.test_resume import Killed, on_message
 
+OWN = {"dataset": "arrays", "classes": "0,1", "test-from": "official-own"}
+"""In the node config of a site whose table marks its test and validation samples."""
 SMALL: dict[str, Any] = {"models": "mnist-cnn", "train_samples": 20, "test_samples": 20}
 
 
@@ -73,11 +75,11 @@ def test_clients_too_small_for_validation_are_told(tmp_path: Path, capsys: pytes
         more = ["1,validation,3", "0,validation,4"] if site == "north" else []
         (tmp_path / f"{site}.csv").write_text("\n".join([*rows, *more]))
     nodes = {
-        number: {"site-name": site, "data-dir": str(tmp_path / f"{site}.csv")}
+        number: OWN | {"site-name": site, "data-dir": str(tmp_path / f"{site}.csv")}
         for number, site in enumerate(("north", "south"))
     }
-    own = {"dataset": "arrays", "partition": "own", "test_from": "official-own", "models": "table3", "num_clients": 2}
-    outcome = run_federation(run_config(tmp_path, **own, classes="0,1", rounds=1), nodes=nodes)
+    own = {"dataset": "arrays", "partition": "own", "models": "table3", "num_clients": 2}
+    outcome = run_federation(run_config(tmp_path, **own, rounds=1), nodes=nodes)
     said = capsys.readouterr().out
     assert "22 found · 16 for training (train-samples = 30 a client) · 2 for validation · 4 for testing · none" in said
     assert "or without any marked, so that all stay for training: south" in said
@@ -102,10 +104,10 @@ def planted(folder: Path, **more: Any) -> tuple[dict[str, Any], dict[int, dict[s
         folder.mkdir(exist_ok=True)
         (folder / f"{site}.csv").write_text("\n".join(lines))
     nodes: dict[int, dict[str, Any]] = {
-        number: {"site-name": site, "data-dir": str(folder / f"{site}.csv"), "state-dir": str(folder / site)}
+        number: OWN | {"site-name": site, "data-dir": str(folder / f"{site}.csv"), "state-dir": str(folder / site)}
         for number, site in enumerate(("north", "south"))
     }
-    own = {"dataset": "arrays", "partition": "own", "test_from": "official-own", "models": "table3", "classes": "0,1"}
+    own = {"dataset": "arrays", "partition": "own", "models": "table3"}
     small = {"train_samples": 0, "num_clients": 2, "rounds": 8, "lr": 0.01, "keep_best": True, "run_name": "mine"}
     small |= {"seed": 1}
     return run_config(folder, **own | small | more), nodes
@@ -118,7 +120,8 @@ def best_of_run(outcome: Outcome, where: str) -> int:
 
 
 def kept(folder: Path, site: str = "north") -> TrainedModel:
-    return TrainedModel.read(folder / site / "mine" / "clients" / site / BEST)
+    (file,) = folder.glob(f"{site}/mine-*/clients/{site}/{BEST}")
+    return TrainedModel.read(file)
 
 
 @pytest.mark.parametrize(("algo", "scripted"), [("fedavg", ()), ("fedproto", (3, 2, 9, 4, 4, 4, 9, 4))])
@@ -163,7 +166,8 @@ def test_the_best_round_early_stopping_and_the_kept_model_follow_validation_data
     if best:
         until = run_federation(*at(planted(tmp_path / "until", algo=algo, rounds=best)))
         assert until.rows[-1]["evaluated-after-round"] == best
-        last = TrainedModel.read(tmp_path / "until" / "north" / "mine" / "clients" / "north" / WEIGHTS)
+        (file,) = tmp_path.glob(f"until/north/mine-*/clients/north/{WEIGHTS}")
+        last = TrainedModel.read(file)
         assert all(torch.equal(last.weights[name], value) for name, value in kept(tmp_path / "whole").weights.items())
 
 

@@ -337,6 +337,7 @@ VALUES = st.one_of(
 
 PLAUSIBLE: dict[type, st.SearchStrategy[Any]] = {
     int: st.integers(-1, 99),
+    bool: st.booleans(),
     str: st.text("abc-1/", max_size=4),
     list: st.lists(st.integers(0, 6), max_size=4, unique=True).map(sorted),
 }

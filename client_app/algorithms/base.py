@@ -24,7 +24,9 @@ from client_app.training import Batch, FusedStep, Loss, LossTerms, Step, in_roun
 from protofl_common.attributes import pack_attributes, restore_attributes
 from protofl_common.catalog import CATALOG, Hparams
 from protofl_common.config.architectures import ARCHITECTURES
+from protofl_common.config.options import SettingsError
 from protofl_common.models.split import SplitModel
+from protofl_common.privacy.plan import Plan
 from protofl_common.privacy.release import fresh_draw, private_class_means, private_counts
 from protofl_common.prototypes import Prototypes, class_means
 from protofl_common.seeding import derive_seed
@@ -52,6 +54,10 @@ class ClientAlgorithm(Generic[H]):
     """What the server sent, on the device; None where it sent none."""
     last_round: int | None = None
     """The client's last round before this one; None if it has no state: it has not taken part before."""
+    has_trained = False
+    """True after `train`, which the privacy ledger covers once a round."""
+    tables_made = 0
+    """Number of private tables of classes that this round has made."""
 
     def __init__(self, site: Site, round_number: int) -> None:
         self.site = site
@@ -108,11 +114,11 @@ class ClientAlgorithm(Generic[H]):
         return labelled_loss(self.loss, self.site.train_set, self.settings.training, self.site.num_classes)
 
     def step(self) -> Step:
-        """The update by one batch: DP-SGD's where what is sent must be private.
+        """The update by one batch: DP-SGD's where what is sent must be private, or is noised as in a paper.
 
         The fused one is used where it is known to be right: with parts of the catalog.
         """
-        if (plan := self.site.plan) is not None:
+        if (plan := self.site.step_plan) is not None:
             return PrivateStep(self.modules, self.optimizer, self.labelled_loss, plan)
         kind = FusedStep if self.of_catalog and not self.needs_gradients else Step
         return kind(self.modules, self.optimizer, self.labelled_loss)
@@ -129,16 +135,28 @@ class ClientAlgorithm(Generic[H]):
         Not with few labels, for a batch's labelled samples are chosen by a mask, nor with DP-SGD.
         """
         alike = self.of_catalog and not self.steps_differ
-        return alike and self.site.train_set.unlabelled is None and self.site.plan is None
+        return alike and self.site.train_set.unlabelled is None and self.site.step_plan is None
 
     def fit(self) -> dict[str, float]:
         """Train for a round; the mean of each loss term, which the catalog's row names."""
         return self.train(self.step())
 
+    def fit_covered(self) -> dict[str, float]:
+        """`fit`, as the app calls it: SettingsError under differential privacy where that bypasses `train`."""
+        losses = self.fit()
+        self._check_covered(self.has_trained)
+        return losses
+
     def train(
         self, step: Step, epochs: int | None = None, batch_size: int | None = None, purpose: str = "train"
     ) -> dict[str, float]:
-        """The training loop over this client's data; a second one in a round needs another ``purpose`` (its seed)."""
+        """The training loop over this client's data; a second one in a round needs another ``purpose`` (its seed).
+
+        SettingsError where differential privacy is asked for, and this is not what its ledger was charged for.
+        """
+        as_charged = isinstance(step, PrivateStep) and epochs is batch_size is None and not self.has_trained
+        self.has_trained = True
+        self._check_covered(as_charged)
         seed = derive_seed(self.settings.run.seed, purpose, self.site.name, self.round)
         data = training_set(self.site.train_set, self.settings.training)
         step.replayable = self.replayable
@@ -166,30 +184,37 @@ class ClientAlgorithm(Generic[H]):
 
     def exact_prototypes(self) -> Prototypes:
         """The class means of this client's training data under its model as it is now: one pass (FedProto Eq. 1)."""
+        self._check_covered(False)
         data = self.site.train_set
         return class_means(self.features(data), data.labels.cpu(), self.site.num_classes)
 
     def local_prototypes(self) -> Prototypes:
         """The same as they may be sent: with noise where they must be private. Each call costs ε then."""
-        if not self.private_tables:
+        if (plan := self.site.plan) is None:
             return self.exact_prototypes()
-        data, plan = self.site.train_set, self.site.plan
-        assert plan is not None
-        clip = self.settings.privacy.dp_feature_clip
+        data, clip = self.site.train_set, self.settings.privacy.dp_feature_clip
+        noise = self._table_noise(plan)
         return private_class_means(
-            self.features(data), data.labels.cpu(), self.site.num_classes, clip, plan.table_noise, fresh_draw()
+            self.features(data), data.labels.cpu(), self.site.num_classes, clip, noise, fresh_draw()
         )
 
     def class_counts(self) -> Tensor:
         """[C] int64: training samples of each class, as they may be sent."""
         counts_C = self.site.train_set.labels.cpu().bincount(minlength=self.site.num_classes)
         plan = self.site.plan
-        return private_counts(counts_C, plan.table_noise, fresh_draw()) if plan and self.private_tables else counts_C
+        return private_counts(counts_C, self._table_noise(plan), fresh_draw()) if plan else counts_C
 
-    @property
-    def private_tables(self) -> bool:
-        """Whether what is sent of classes must be private."""
-        return self.site.plan is not None and self.settings.privacy.dp == "sample"
+    def _table_noise(self, plan: Plan) -> float:
+        """σ of a further table; SettingsError where the ledger was charged for fewer."""
+        self.tables_made += 1
+        self._check_covered(self.tables_made <= plan.tables[self.round - 1])
+        return plan.table_noise
+
+    def _check_covered(self, covered: bool) -> None:
+        """SettingsError under differential privacy, unless it covers what this client is about to do."""
+        if self.site.plan is not None and not covered:
+            does = f"{self.settings.run.algo} makes use of training data that the privacy ledger does not cover"
+            raise SettingsError(f"dp = 'sample': {does}")
 
     def features(self, data: Samples) -> Tensor:
         """The features [N, D] of ``data`` of which prototypes are means, on the CPU."""

@@ -11,8 +11,8 @@ Inference           θ(φ_k(x)), with the header just received
 
 Down: θ. Up: R̄_k^s without counts. Stays: φ_k.
 
-Deviations: representations are taken in evaluation mode, by one mean over all samples of the class; the authors' code
-leaves the model in training mode and takes a mean of the batches' means. It also evaluates after local training.
+Deviations: a representation is one mean over all samples of the class, in the authors' code a mean of batches' means,
+both in evaluation mode. That code evaluates after local training, and clips gradients.
 """
 
 from __future__ import annotations

@@ -9,7 +9,8 @@ Inference           the label of the P̂^c of the largest cosine; the head's pre
 
 Down: P̂. Up: local prototypes, *without* how many samples stand behind them. Stays: model and optimizer.
 
-Deviations: the equations are those of the authors' code; the first round has no prototypes, and so no second term.
+Deviations: the equations are those of the authors' code of November 2024 (aaaf664), which predicts by the head. Since
+July 2025 it weighs both terms by similarity and leaves outliers out of the means. The first round has no second term.
 """
 
 from __future__ import annotations

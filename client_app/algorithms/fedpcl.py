@@ -14,7 +14,8 @@ Down: C̄ and all C_p. Up: own prototypes and how many samples stand behind each
 
 Deviations: z and the prototypes have unit length (the authors' code; with the text's bare dot products the loss has
 no lower bound). In the first round there are no prototypes yet, so only batch normalisation sees the data. ``loss``
-and ``prototypes`` are the ablations of Tables 5 and 6; ``denominator = "all"`` puts y into A(y).
+and ``prototypes`` are the ablations of Tables 5 and 6; ``denominator = "all"`` puts y into A(y). Under differential
+privacy C̄ predicts: a client's own prototypes have no noise, and would shape the accuracies that it sends.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from client_app.data import Samples
 from client_app.training import Batch, LossTerms
 from protofl_common.catalog import FedPCLHparams
 from protofl_common.losses.prototype_contrast import prototype_contrast, supervised_contrast
-from protofl_common.prototypes import Prototypes, by_class
+from protofl_common.prototypes import Prototypes, by_class, chosen
 from protofl_common.wire.payloads import Payload
 
 
@@ -48,9 +49,12 @@ class FedPCL(ClientAlgorithm[FedPCLHparams]):
         """Only the ablations with cross-entropy train the classifier."""
         return self.hparams.loss.startswith("ce")
 
-    def prototypes_for_prediction(self) -> Prototypes:
-        """This client's own prototypes, under its model as it is now."""
-        return self.exact_prototypes().to(self.site.device)
+    def prototypes_for_prediction(self) -> Prototypes | None:
+        """Its own prototypes of large classes, under its model as it is now; under differential privacy the global."""
+        if self.site.plan is not None:
+            return super().prototypes_for_prediction()
+        large_K = torch.from_numpy(self.site.large_classes)
+        return chosen(self.exact_prototypes(), large_K).to(self.site.device)
 
     def loss(self, batch: Batch) -> LossTerms:
         """Eq. 10, or the loss of an ablation."""

@@ -8,8 +8,9 @@ Evaluation          of the global base layers under the client's own personal on
 
 Down and up: W_B. Stays: W_P.
 
-Deviations: a layer is whatever has weights of its own, batch normalisation too. FedProto compares with FedPer on MNIST
-with both fully connected layers personal (106,000 numbers a round for 20 clients): ``personal-layers = 2``.
+Deviations: personal layers start alike, as in FedRep's code and PFLlib; the text draws them at each client. A layer is
+whatever has weights of its own, batch normalisation too. FedProto compares with FedPer on MNIST with both linear layers
+personal (106,000 numbers a round for 20 clients): ``personal-layers = 2``.
 """
 
 from __future__ import annotations

@@ -46,13 +46,7 @@ class FedProto(ClientAlgorithm[A]):
         """Eq. 5; the second term is λ · L_R."""
         terms = super().loss(batch)
         if self.global_prototypes is not None and self.hparams.lambda_ > 0:
-            distance = prototype_alignment(
-                batch.features,
-                batch.labels,
-                self.global_CD,
-                self.mask_C,
-                self.hparams.distance,
-                self.hparams.granularity,
-            )
+            measure = self.hparams.distance, self.hparams.granularity
+            distance = prototype_alignment(batch.features, batch.labels, self.global_CD, self.mask_C, *measure)
             terms["prototype"] = self.hparams.lambda_ * distance
         return terms

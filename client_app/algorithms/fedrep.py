@@ -6,14 +6,14 @@ Symbols: φ the body, h_i client i's head, f_i its cross-entropy; τ = ``head-ep
 
 Head (Alg. 1)       h_i ← τ epochs of steps on f_i(h, φ) from the head of its last round; φ as received
 Body                φ_i ← ``local-epochs`` epochs of steps on f_i(h_i, φ); h_i as it is now
-Evaluation          of φ as received under h_i fitted to it, before the body trains
+Evaluation          of φ as received under the client's head of its last round, before either trains
 
 Down: φ. Up: φ_i. Stays: h_i.
 
 Deviations: while the head trains the body is fixed altogether: features are computed once, in evaluation mode, and
 batch-normalisation statistics do not move. The paper counts single steps for the body, its experiments epochs (1 or 5).
 The server averages by training samples, as in the authors' code; Alg. 1 averages plainly. The loss reported is that of
-the body's epochs; the head's time counts as that of evaluation, where there is one.
+the body's epochs. After the last round, the authors' code fits all heads once more, FedAvg's too; nothing does so here.
 """
 
 from __future__ import annotations
@@ -55,25 +55,18 @@ class FedRep(FedAvg[FedRepHparams]):
         """Both optimizers, with ``keep-optimizer``."""
         return (*super().kept, "head_optimizer") if self.settings.training.keep_optimizer else super().kept
 
-    def evaluation_model(self) -> SplitModel:
-        """The body as received, under this client's head for it."""
-        return self._with_head
-
-    @cached_property
-    def _with_head(self) -> SplitModel:
-        """The model, whose head has trained: once per round."""
-        settings, optimizer = self.settings, self.head_optimizer
-        if optimizer is not None:
-            data = training_set(self.site.train_set, settings.training)
-            features_ND = local_features(self.model, data, settings.training.eval_batch_size).to(self.site.device)
-            step = Step((SplitModel(nn.Identity(), self.model.head),), optimizer, self.labelled_loss)
-            step.replayable = self.replayable
-            seed = derive_seed(settings.run.seed, "head", self.site.name, self.round)
-            data = replace(data, inputs=features_ND, augment=None)  # of images as they are
-            train(step, data, settings.training, seed, self.hparams.head_epochs)
-        return self.model
-
     def fit(self) -> dict[str, float]:
-        """The head, unless it was evaluated, and then the body."""
-        self.evaluation_model()
+        """Train the head on the received body, and then the body."""
+        self._fit_head()
         return super().fit()
+
+    def _fit_head(self) -> None:
+        if (optimizer := self.head_optimizer) is None:
+            return
+        settings, data = self.settings, training_set(self.site.train_set, self.settings.training)
+        features_ND = local_features(self.model, data, settings.training.eval_batch_size).to(self.site.device)
+        step = Step((SplitModel(nn.Identity(), self.model.head),), optimizer, self.labelled_loss)
+        step.replayable = self.replayable
+        seed = derive_seed(settings.run.seed, "head", self.site.name, self.round)
+        data = replace(data, inputs=features_ND, augment=None)  # of images as they are
+        train(step, data, settings.training, seed, self.hparams.head_epochs)

@@ -9,8 +9,8 @@ Evaluation          of ℓ_m under the global head, before it trains
 
 Down and up: g. Stays: ℓ_m, of any architecture.
 
-Deviations: the authors' code starts all clients from a model that FedAvg has trained; here each begins with first
-weights of its own. Their ensembles for clients that never trained, and fair representations, are not there.
+Deviations: the authors' code starts all clients from a model that FedAvg has trained; here those of one architecture
+start from the same untrained weights. Ensembles for clients that never trained are not there, nor fair representations.
 """
 
 from __future__ import annotations

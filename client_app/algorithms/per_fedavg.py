@@ -9,8 +9,9 @@ Evaluation                  of w after one such inner step on a batch of this cl
 Down: w. Up: w after local training. Stays: nothing but the data.
 
 Deviations: this is Per-FedAvg (FO), which leaves out the Hessian of the full step; both are the paper's. D and D' are
-the halves of a batch of twice ``batch-size``; a rest of fewer than four samples serves as both. Momentum and weight
-decay, where set, are the outer step's. Batch-normalisation statistics see both passes.
+the halves of a batch of twice ``batch-size``; a rest of fewer than four samples serves as both. As in PFLlib, a local
+epoch is two passes over the data, so that w takes as many steps as FedAvg's; with ``local-steps`` each counts once.
+Momentum and weight decay, where set, are the outer step's. Batch-normalisation statistics see D and D'.
 """
 
 from __future__ import annotations
@@ -68,9 +69,11 @@ class PerFedAvg(FedAvg[PerFedAvgHparams]):
     """FedAvg of models that are one step away from every client's own."""
 
     def fit(self) -> dict[str, float]:
-        """Train by `MetaStep`."""
+        """Train by `MetaStep`, two passes for each epoch."""
+        training = self.settings.training
         step = MetaStep(self.modules, self.optimizer, self.labelled_loss, self.hparams.alpha)
-        return self.train(step, batch_size=2 * self.settings.training.batch_size)
+        passes = None if training.local_steps else 2 * training.local_epochs
+        return self.train(step, passes, 2 * training.batch_size)
 
     def evaluation_model(self) -> SplitModel:
         """w̃, once per round."""

@@ -2,7 +2,7 @@
 
 Other half: `server_app/strategies/pfedme.py`.
 Symbols: w_i this client's copy of the global model w; θ its personalised model; f the cross-entropy of a batch;
-λ = ``lambda``; K = ``personal-steps``; η_p = ``personal-lr``; η = ``lr``.
+λ = ``lambda``; K = ``personal-steps``; η_p = ``lr``, for any optimizer; η = ``eta``.
 
 Personalised model (Eq. 7)  θ ≈ argmin_θ f(θ) + (λ/2) · ‖θ − w_i‖², by K steps θ ← θ − η_p (∇f(θ) + λ (θ − w_i))
 Local model (Alg. 1)        w_i ← w_i − η λ (w_i − θ), once per batch: the gradient of the Moreau envelope
@@ -18,19 +18,17 @@ weight decay). Batch-normalisation statistics are θ's, and go up as w_i's.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
-from functools import cached_property
 
 import torch
 from torch import Tensor, nn
 
 from client_app.algorithms.ditto import Ditto
-from client_app.training import Loss, LossTerms, ProximalStep, make_optimizer
+from client_app.training import Loss, LossTerms, ProximalStep
 from protofl_common.catalog import PFedMeHparams
 
 
 class EnvelopeStep(ProximalStep):
-    """K steps of θ towards the minimum of Eq. 7, and one of the centre w_i, of length ``rate`` · λ, towards θ."""
+    """K steps of θ towards the minimum of Eq. 7, and one of the centre w_i, of length η λ, towards θ."""
 
     def __init__(
         self,
@@ -39,10 +37,9 @@ class EnvelopeStep(ProximalStep):
         loss: Loss,
         centre: nn.Module,
         hparams: PFedMeHparams,
-        rate: float,
     ) -> None:
         super().__init__(modules, optimizer, loss, centre, hparams.lambda_)
-        self.steps, self.rate = hparams.personal_steps, rate
+        self.steps, self.eta = hparams.personal_steps, hparams.eta
 
     def __call__(self, inputs: Tensor, labels: Tensor, index: Tensor) -> LossTerms:
         """Update θ and w_i; the loss of θ before its last step."""
@@ -51,7 +48,7 @@ class EnvelopeStep(ProximalStep):
             terms = super().__call__(inputs, labels, index)
         with torch.no_grad():
             for one, centre in self.pairs:
-                centre.lerp_(one, self.rate * self.strength)
+                centre.lerp_(one, self.eta * self.strength)
         return terms
 
 
@@ -63,15 +60,10 @@ class PFedMe(Ditto[PFedMeHparams]):
         """θ; w_i has no optimizer."""
         return (self.personal,)
 
-    @cached_property
-    def optimizer(self) -> torch.optim.Optimizer:
-        """Of the K steps."""
-        return make_optimizer(self.modules, replace(self.settings.training, lr=self.hparams.personal_lr))
-
     def fit(self) -> dict[str, float]:
         """Train θ and w_i from w."""
         self.personal.load_state_dict(self.model.state_dict())
-        modules, rate = (self.personal, self.model), self.settings.training.lr
-        losses = self.train(EnvelopeStep(modules, self.optimizer, self.labelled_loss, self.model, self.hparams, rate))
+        modules = (self.personal, self.model)
+        losses = self.train(EnvelopeStep(modules, self.optimizer, self.labelled_loss, self.model, self.hparams))
         self.model.load_state_dict(dict(self.personal.named_buffers()), strict=False)
         return losses

@@ -16,8 +16,8 @@ from torch import Tensor
 from protofl_common.backbones.extract import extract_features
 from protofl_common.backbones.load import load_backbone
 from protofl_common.datasets.raw import Inputs
-from protofl_common.datasets.store import digest, locked
-from protofl_common.files import replacing
+from protofl_common.datasets.store import locked
+from protofl_common.files import digest, replacing
 from protofl_common.text import as_file_name
 
 FORMAT = 1
@@ -36,12 +36,7 @@ def cached_features(images: Inputs, names: Sequence[str], device: torch.device, 
     The entry's name is ``key`` (for people: say whose images they are) and a hash of the images' bytes, of the
     backbones' names and weights, and of the kind of device. A file that is damaged is made anew.
 
-    Raises
-    ------
-    BackboneError
-        When a backbone cannot be had.
-    DataError
-        When the cache folder cannot be written.
+    BackboneError when a backbone cannot be had. DataError when the cache folder cannot be written.
     """
     backbones = [load_backbone(name, device) for name in names]
     content = hashlib.sha256(np.ascontiguousarray(images).data).hexdigest()

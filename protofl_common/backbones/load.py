@@ -19,12 +19,7 @@ WEIGHTS = Path(__file__).parent / "weights"
 def load_backbone(name: str, device: torch.device) -> Backbone:
     """The backbone called ``name``, its network on ``device``, in evaluation mode and without gradients.
 
-    Raises
-    ------
-    ValueError
-        For a name that is none.
-    BackboneError
-        When its weights or its package cannot be had.
+    ValueError for a name that is none. BackboneError when its weights or its package cannot be had.
     """
     parsed = parse_name(name)
     if parsed.kind == "embedded":

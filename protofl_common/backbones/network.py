@@ -64,22 +64,16 @@ class BackboneError(ValueError):
 
 @dataclass(frozen=True, eq=False)
 class Backbone:
-    """A frozen network that maps normalised images [B, 3, size, size] to features [B, width].
-
-    Attributes
-    ----------
-    mean, std
-        Of the three channels, for images in [0, 1].
-    identity
-        Stands for everything that the features depend on, weights included.
-    """
+    """A frozen network that maps normalised images [B, 3, size, size] to features [B, width]."""
 
     network: nn.Module
     size: int
     width: int
     mean: tuple[float, ...]
     std: tuple[float, ...]
+    """Of the three channels, for images in [0, 1], like the mean."""
     identity: str
+    """Stands for everything that the features depend on, weights included."""
 
     def features(self, pixels: Tensor) -> Tensor:
         """pixels [B, 3, size, size] in [0, 255] -> features float32 [B, width]."""

@@ -41,10 +41,8 @@ class StoredWeights:
 def read_weights(file: Path) -> StoredWeights:
     """The weights in ``file``.
 
-    Raises
-    ------
-    BackboneError
-        When the file is missing, is no such file, has other tensors than `SmallResNet`, or fails its checksum.
+    BackboneError when the file is missing, is no such file, has other tensors than `SmallResNet`, or fails its
+    checksum.
     """
     try:
         content = json.loads(file.read_text(encoding="utf-8"))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+VOCABULARY = 2**14
+"""Number of tokens of the networks for texts; 0 is padding."""
 BODIES: dict[str, str] = {
     "mnist-cnn": "2 conv (10, 20 channels) + 2 fc: FedProto's CNN for MNIST",
     "mnist-cnn-18": "mnist-cnn with 18 channels in its second convolution (FedProto-mh)",

@@ -30,24 +30,16 @@ CHOICES = ", ".join([*EMBEDDED, *OTHERS])
 
 @dataclass(frozen=True)
 class BackboneName:
-    """A name in parts.
-
-    Attributes
-    ----------
-    kind
-        "embedded", "torchvision", "timm" or "file".
-    arch
-        What to build: the embedded backbone's name, or the architecture.
-    size
-        Pixels a side asked for; 0: the backbone's own.
-    path
-        The file of the weights (kind "file"), else "".
-    """
+    """A name in parts."""
 
     kind: str
+    """``embedded``, ``torchvision``, ``timm`` or ``file``."""
     arch: str
+    """The embedded backbone's name, or the architecture."""
     size: int = 0
+    """Pixels a side asked for; 0: the backbone's own."""
     path: str = ""
+    """The file of the weights of the kind ``file``, else ""."""
 
 
 def parse_backbones(value: str) -> tuple[str, ...]:

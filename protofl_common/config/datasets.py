@@ -30,6 +30,14 @@ DATASETS: dict[str, str] = {
     "arrays": "arrays of your own: .npz (inputs, labels, …), or CSV or Parquet of numbers with a column label",
     "text-csv": "texts of your own in a CSV file with a column label (AG News)",
 }
+OWN_FORMATS = ("image-folder", "domain-folder", "manifest", "arrays", "text-csv")
+"""The names above that stand for files of the user's own; the others are public data sets."""
+
+
+def is_own(dataset: str) -> bool:
+    """Return whether ``dataset`` reads a user's own data, whose classes and domains have names of their own."""
+    return dataset in OWN_FORMATS or dataset not in DATASETS
+
 
 PARTITIONS: dict[str, str] = {
     "iid": "samples dealt out at random",

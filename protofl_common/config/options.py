@@ -33,19 +33,20 @@ def option(
     minimum: float | None = None,
     maximum: float | None = None,
     above: float | None = None,
+    or_zero: bool = False,
     or_like: re.Pattern[str] | None = None,
     or_words: str = "",
     several: bool = False,
     affects: Affects = "result",
 ) -> Any:
-    """A dataclass field with its legal values: ``choices``, or a range (``above`` is exclusive).
+    """A dataclass field with its legal values: ``choices``, or a range (``above`` is exclusive), ``or_zero`` beside it.
 
     Beside the choices, a value may be what matches ``or_like``, which errors call ``or_words``; with ``several``, a
     list of such values, separated by commas. ``default`` is for the hyper-parameters of other packages; this project's
     stand in ``pyproject.toml``.
     """
     legal: dict[str, Any] = {"choices": None if choices is None else tuple(choices)}
-    legal |= {"minimum": minimum, "maximum": maximum, "above": above}
+    legal |= {"minimum": minimum, "maximum": maximum, "above": above, "or_zero": or_zero}
     legal |= {"or_like": or_like, "or_words": or_words, "several": several, "affects": affects}
     return dataclasses.field(metadata=legal) if default is None else dataclasses.field(metadata=legal, default=default)
 
@@ -136,7 +137,7 @@ def _not_among_choices(value: Scalar, legal: Mapping[str, Any]) -> str:
 
 def _in_range(value: float, legal: Mapping[str, Any]) -> bool:
     low, high, above = legal.get("minimum"), legal.get("maximum"), legal.get("above")
-    return (
+    return bool(legal.get("or_zero") and value == 0) or (
         math.isfinite(value)
         and (low is None or value >= low)
         and (high is None or value <= high)
@@ -147,11 +148,11 @@ def _in_range(value: float, legal: Mapping[str, Any]) -> bool:
 def range_text(legal: Mapping[str, Any]) -> str:
     """The range of an option's metadata in words, after a space; "" if it has none."""
     low, high, above = legal.get("minimum"), legal.get("maximum"), legal.get("above")
-    parts = []
+    parts = ["0, or"] if legal.get("or_zero") else []
     if above is not None:
         parts.append(f"above {above:g}")
     if low is not None:
         parts.append(f"at least {low:g}")
     if high is not None:
         parts.append(f"at most {high:g}")
-    return " " + " and ".join(parts) if parts else ""
+    return " " + " and ".join(parts).replace("or and", "or") if parts else ""

@@ -1,15 +1,23 @@
-"""Python names in settings: ``arch = "mynets:TinyViT"`` is ``TinyViT`` of the module ``mynets``."""
+"""Python names in settings: ``arch = "mynets:TinyViT"`` is ``TinyViT`` of the module ``mynets``.
+
+An import runs code, and settings, recipes, tables and models may come from strangers. So a module is imported only if
+a person named it: on the command line (``--allow-python``, KEY=VALUE), in the settings of a run that this person has
+submitted, or, at a site, in the node config.
+"""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from importlib import import_module
 from typing import Any
 
 from protofl_common.config.options import SettingsError
 
-_DOTTED = r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*"
-PYTHON_NAME = re.compile(rf"{_DOTTED}:{_DOTTED}", re.ASCII)
+PYTHON_NAME = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*:[A-Za-z_]\w*", re.ASCII)
+_ALLOWED: ContextVar[frozenset[str]] = ContextVar("modules that may be imported", default=frozenset())
 
 
 def is_python_name(text: str) -> bool:
@@ -17,25 +25,60 @@ def is_python_name(text: str) -> bool:
     return PYTHON_NAME.fullmatch(text) is not None
 
 
+def module_of(name: str) -> str:
+    """The module of ``module:name``."""
+    return name.partition(":")[0]
+
+
+def is_inside(module: str, names: Iterable[str]) -> bool:
+    """Return whether a module is one of ``names``, or lies in one of them."""
+    return any(module == name or module.startswith(f"{name}.") for name in names)
+
+
+def allow(modules: Iterable[str]) -> None:
+    """Let `load` import these modules, and those that lie in them: somebody who may say so has named them."""
+    _ALLOWED.set(_ALLOWED.get().union(modules))
+
+
+@contextmanager
+def allowing(modules: Iterable[str]) -> Iterator[None]:
+    """`allow` for the time of a ``with`` block."""
+    before = _ALLOWED.set(_ALLOWED.get().union(modules))
+    try:
+        yield
+    finally:
+        _ALLOWED.reset(before)
+
+
+def check_allowed(name: str, what: str) -> None:
+    """SettingsError if the module of ``name``, which ``what`` asks for, may not be imported here."""
+    module = module_of(name)
+    if not is_inside(module, _ALLOWED.get()):
+        how = f"only if you trust it, give --allow-python {module} (in Python: allow_python={module!r})"
+        raise SettingsError(f"{what} = {name!r}: runs code of the module {module}, which you did not name; {how}")
+
+
 def load(name: str, what: str) -> Any:
-    """The object that the setting ``what`` names as ``module:name``; the only place that imports by name.
+    """Return the object that the setting ``what`` names as ``module:name``; the only place that imports by name.
 
-    The module is an installed one, or a file in a folder of ``PYTHONPATH``, on every machine that uses it.
+    The module is an installed one, or a file in a folder of ``PYTHONPATH``, on every machine that uses it. The object
+    must be one of an allowed module itself, not one that such a module has imported.
 
-    Raises
-    ------
-    SettingsError
-        When the module cannot be imported, or has no such attribute.
+    SettingsError when the module is not allowed or cannot be imported, or has no such object of its own.
     """
+    check_allowed(name, what)
     module_name, _, attribute = name.partition(":")
     try:
-        found: Any = import_module(module_name)
+        module = import_module(module_name)
     except Exception as error:  # a user's module may raise anything
         reason = f"{type(error).__name__}: {error}"
         hint = "install it, or put its folder on PYTHONPATH" if isinstance(error, ModuleNotFoundError) else "repair it"
         raise SettingsError(f"{what} = {name!r}: {module_name} cannot be imported ({reason}); {hint}") from error
-    for part in attribute.split("."):
-        if not hasattr(found, part):
-            raise SettingsError(f"{what} = {name!r}: {module_name} has no {attribute}")
-        found = getattr(found, part)
+    if not hasattr(module, attribute):
+        raise SettingsError(f"{what} = {name!r}: {module_name} has no {attribute}")
+    found = getattr(module, attribute)
+    home = str(getattr(found, "__module__", ""))
+    if not is_inside(home, _ALLOWED.get()):
+        where = f"; it lies in {home}" if home else ""
+        raise SettingsError(f"{what} = {name!r}: it is no function or class of {module_name}{where}")
     return found

@@ -17,8 +17,12 @@ INSIGHT_LEVELS = ("none", "summary", "features")
 """What clients tell for the report (`insight.py`)."""
 TRACKERS = ("mlflow", "tensorboard", "trackio", "wandb")
 """Experiment trackers (`server_app/run/trackers.py`)."""
-MERGINGS = ("mean", "median", "trimmed-mean")
-"""What a server may do against clients whose prototypes or weights are unlike the others' (`merging.py`)."""
+MERGINGS = ("auto", "mean", "median", "trimmed-mean")
+"""What a server may do against clients whose prototypes or weights are unlike the others' (`merging.py`); ``auto``
+follows ``liars`` (`server_app/validation/bounds.py`)."""
+FEWEST_TESTED = 20
+"""Samples of a figure under ``min-class-samples``, at least. A figure of few samples says of nearly every one whether
+the model is right on it, and a server may ask again with another model."""
 NOISE = re.compile(r"(gaussian|laplace) \d*\.?\d+ 0*\.?\d+")
 
 
@@ -57,11 +61,18 @@ class FederationSettings:
     grace: float = option(minimum=0, affects="waiting")
     max_silent_rounds: int = option(minimum=0, affects="waiting")
     evaluate_every: int = option(minimum=1)
+    liars: int = option(minimum=-1, maximum=2)
+
+
+@dataclass(frozen=True)
+class BoundsSettings:
+    """For experts: the bounds on single clients, where they shall not follow from `liars`."""
+
     max_prototype_norm: float = option(above=0)
     max_prototypes_per_class: int = option(minimum=1)
-    max_norm_ratio: float = option(above=1)
-    max_samples_ratio: float = option(minimum=1)
-    max_samples_lead: float = option(minimum=1)
+    max_norm_ratio: float = option(minimum=1, or_zero=True)
+    max_samples_ratio: float = option(minimum=1, or_zero=True)
+    max_samples_lead: float = option(minimum=1, or_zero=True)
     max_update_ratio: float = option(minimum=0)
     merging: str = option(choices=MERGINGS)
     trim_fraction: float = option(minimum=0, maximum=0.49)
@@ -105,7 +116,7 @@ class ModelSettings:
     arch: str = option(choices=("", *ARCHITECTURES), or_like=PYTHON_NAME, or_words="MODULE:CLASS of your own")
     feature_dim: int = option(minimum=1, maximum=16384)
     head: str = option(choices=(*HEADS, ORTHOGONAL_SHARED))
-    initial_weights: str = option(choices=("own", "shared"))
+    initial_weights: str = option(choices=("auto", "own", "shared"))
     backbones: str = option()
     norm: str = option(choices=("batch", "group"))
 
@@ -138,16 +149,22 @@ class PrivacySettings:
     """What protects a client's data, beside that they stay where they are (`privacy`)."""
 
     min_class_samples: int = option(minimum=1)
-    prototype_noise: str = option(choices=("none",), or_like=NOISE, or_words="gaussian S P, laplace S P")
-    image_noise: str = option(choices=("none",), or_like=NOISE, or_words="gaussian S P, laplace S P")
-    dp: str = option(choices=("none", "sample", "weights"))
+    dp: str = option(choices=("none", "sample"))
     dp_epsilon: float = option(above=0)
     dp_delta: float = option(above=0, maximum=0.1)
-    dp_noise: float = option(minimum=0)
-    dp_clip: float = option(above=0)
-    dp_feature_clip: float = option(above=0)
+    dp_clip: float = option(minimum=1e-6, maximum=1e6)
+    dp_feature_clip: float = option(minimum=1e-6, maximum=1e6)
     secagg: bool = option()
     secagg_threshold: float = option(above=0.5, maximum=1, affects="waiting")
+
+
+@dataclass(frozen=True)
+class NoiseSettings:
+    """Noise of papers' experiments, which guarantees nothing (`privacy/release.py`)."""
+
+    prototype_noise: str = option(choices=("none",), or_like=NOISE, or_words="gaussian S P, laplace S P")
+    image_noise: str = option(choices=("none",), or_like=NOISE, or_words="gaussian S P, laplace S P")
+    gradient_noise: float = option(minimum=0)
 
 
 @dataclass(frozen=True)
@@ -163,10 +180,12 @@ class MachineSettings:
 SECTIONS: dict[str, type] = {
     "run": RunSettings,
     "federation": FederationSettings,
+    "bounds": BoundsSettings,
     "data": DataSettings,
     "model": ModelSettings,
     "training": TrainingSettings,
     "privacy": PrivacySettings,
+    "noise": NoiseSettings,
     "machine": MachineSettings,
 }
 

@@ -1,7 +1,7 @@
 """Partitions that divide each class over the clients in proportions from Dir(alpha).
 
-A draw is made anew while a client has too few samples. When `TRIES` draws fail, as they all do with hundreds of clients
-and a small alpha, the poorest clients of the last one are filled up by the richest (`_filled_up`).
+The draw is repeated while a client has too few samples. When `TRIES` draws fail, as they all do with hundreds of
+clients and a small alpha, the richest clients of the last one fill up the poorest (`_filled_up`).
 """
 
 from __future__ import annotations
@@ -9,37 +9,38 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from protofl_common.config.sections import DataSettings
-from protofl_common.datasets.pool import Pool, Shares
 from protofl_common.datasets.raw import Ints
-from protofl_common.datasets.shares import Generator
+from protofl_common.datasets.shares import Generator, Pool, Shares
 
+Floats = NDArray[np.float64]
 TRIES = 220
 TINY = 1e-300
 """A proportion where none was drawn; it changes no other one."""
 
 
-def dirichlet(pool: Pool, settings: DataSettings, clients: int, rng: Generator) -> Shares:
-    """The same shares as of Flower's ``DirichletPartitioner``, with at least 10 samples each.
+def dirichlet(pool: Pool, clients: int, rng: Generator, alpha: float) -> Shares:
+    """Deal the same shares as Flower's ``DirichletPartitioner``, with at least 10 samples each.
 
     A fifth of an equal share is enough where that is less, but not below 2 samples.
     """
     size = len(pool.rows)
     least = min(10, max(2, size // (5 * clients)), size // clients)
-    return _shares(pool, settings.alpha, clients, np.random.default_rng(int(rng.integers(2**31))), least)
+    return _dirichlet(pool, clients, np.random.default_rng(int(rng.integers(2**31))), alpha, least)
 
 
-def balanced_dirichlet(pool: Pool, settings: DataSettings, clients: int, rng: Generator) -> Shares:
-    """The same shares as of PFLlib's generator: a client with an equal share or more gets nothing of further classes.
+def balanced_dirichlet(pool: Pool, clients: int, rng: Generator, alpha: float) -> Shares:
+    """Deal the same shares as PFLlib's generator: a client with an equal share or more gets nothing of further classes.
 
     At least 40 samples each; half of an equal share is enough where that is less, but not below 2 samples.
     """
     size = len(pool.rows)
     least = min(40, max(2, size // (2 * clients)), size // clients)
-    return _shares(pool, settings.alpha, clients, rng, least, full=size / clients)
+    return _dirichlet(pool, clients, rng, alpha, least, full=size / clients)
 
 
-def _shares(pool: Pool, alpha: float, clients: int, rng: Generator, least: int, full: float = float("inf")) -> Shares:
+def _dirichlet(
+    pool: Pool, clients: int, rng: Generator, alpha: float, least: int, full: float = float("inf")
+) -> Shares:
     """Shares of ``least`` samples or more each, shuffled; a client of ``full`` samples gets no further class."""
     decks = [np.flatnonzero(pool.labels == label) for label in np.unique(pool.labels)]
     sizes = [len(deck) for deck in decks]
@@ -57,25 +58,23 @@ def _shares(pool: Pool, alpha: float, clients: int, rng: Generator, least: int, 
     return shares
 
 
-def _drawn(
-    sizes: list[int], alpha_N: NDArray[np.float64], rng: Generator, full: float
-) -> tuple[Ints, NDArray[np.float64]]:
+def _drawn(sizes: list[int], alpha_N: Floats, rng: Generator, full: float) -> tuple[Ints, Floats]:
     """One draw: how many samples of each class every client gets, and the proportions drawn, both [C, N]."""
     counts, drawn = [], []
-    held_N = np.zeros(len(alpha_N), dtype=np.int64)
+    total_N = np.zeros(len(alpha_N), dtype=np.int64)
     for size in sizes:
         proportions_N = rng.dirichlet(alpha_N)
         if full < float("inf"):
-            proportions_N = np.maximum(proportions_N, TINY) * (held_N < full)
+            proportions_N = np.maximum(proportions_N, TINY) * (total_N < full)
             proportions_N /= proportions_N.sum()
         cuts = (np.cumsum(proportions_N) * size).astype(np.int64)[:-1]
         counts.append(np.diff(cuts, prepend=0, append=size))
         drawn.append(proportions_N)
-        held_N = held_N + counts[-1]
+        total_N = total_N + counts[-1]
     return np.stack(counts), np.stack(drawn)
 
 
-def _filled_up(counts_CN: Ints, drawn_CN: NDArray[np.float64], least: int) -> Ints:
+def _filled_up(counts_CN: Ints, drawn_CN: Floats, least: int) -> Ints:
     """The counts after clients with fewer than ``least`` samples have been given what they lack.
 
     Sample by sample, each gets the class that it lacks most by the proportions drawn for it, from the client that has

@@ -15,14 +15,12 @@ from typing import Any
 
 import numpy as np
 
+from protofl_common.config.architectures import VOCABULARY
 from protofl_common.config.sections import DataSettings
-from protofl_common.datasets.arrays import from_arrays
-from protofl_common.datasets.decoding import read_images
-from protofl_common.datasets.folders import DEFAULT_SIZE
-from protofl_common.datasets.raw import DataError, Ints, RawData
+from protofl_common.datasets.images import DEFAULT_SIZE, read_images
+from protofl_common.datasets.raw import DataError, Ints, RawData, from_arrays
+from protofl_common.files import cache_folder
 
-VOCABULARY = 2**14
-"""Tokens are below it; 0 is padding."""
 COLUMNS = {"label": "labels", "domain": "client", "client": "client", "split": "split"}
 """Columns of a file that are no inputs, and their names in `from_arrays`."""
 _WORD = re.compile(r"\w+|[^\w\s]")
@@ -31,10 +29,7 @@ _WORD = re.compile(r"\w+|[^\w\s]")
 def file_of(settings: DataSettings, suffixes: Sequence[str]) -> Path:
     """``data-dir`` where that is a file of such a kind, else the only one in that folder.
 
-    Raises
-    ------
-    DataError
-        When there is none, or several.
+    DataError when there is none, or several.
     """
     path, what = Path(settings.data_dir).expanduser().absolute(), f"dataset {settings.dataset!r}"
     kinds = ", ".join(f"*{suffix}" for suffix in suffixes)
@@ -42,11 +37,11 @@ def file_of(settings: DataSettings, suffixes: Sequence[str]) -> Path:
         raise DataError(f"data-dir = '': {what} needs a file ({kinds}); set data-dir to it")
     if not path.exists():
         raise DataError(f"data-dir = {settings.data_dir!r}: there is no such file or folder ({what})")
-    found = [file for file in (sorted(path.iterdir()) if path.is_dir() else [path]) if file.suffix.lower() in suffixes]
-    if len(found) != 1:
-        several = f"several: {', '.join(file.name for file in found)}; name one of them" if found else "none there"
+    files = [file for file in (sorted(path.iterdir()) if path.is_dir() else [path]) if file.suffix.lower() in suffixes]
+    if len(files) != 1:
+        several = f"several: {', '.join(file.name for file in files)}; name one of them" if files else "none there"
         raise DataError(f"data-dir = {settings.data_dir!r}: {what} needs one file ({kinds}); {several}")
-    return found[0]
+    return files[0]
 
 
 class Rows:
@@ -73,10 +68,10 @@ class Rows:
         """The columns of the inputs."""
 
     def place(self, row: int) -> str:
-        """For errors."""
+        """The place of a row, for errors."""
         return f"line {self.lines[row]}"
 
-    def known(self, *needed: str) -> dict[str, Any]:
+    def annotations(self, *needed: str) -> dict[str, Any]:
         """The columns that are no inputs, by the names of `from_arrays`; DataError without one that is needed."""
         for name in needed:
             if name not in self.columns:
@@ -86,10 +81,10 @@ class Rows:
                 raise DataError(f"{self.file}: column {number} has no name; give it one, or leave it out (index=False)")
             if self.names.count(name) > 1:
                 raise DataError(f"{self.file}: several columns are called {name!r}; rename them")
-        found: dict[str, Any] = {key: self.columns[name] for name, key in COLUMNS.items() if name in self.columns}
-        if "labels" in found and all(re.fullmatch(r"-?\d{1,18}", label) for label in found["labels"]):
-            found["labels"] = np.array(found["labels"], dtype=np.int64)
-        return found
+        columns: dict[str, Any] = {key: self.columns[name] for name, key in COLUMNS.items() if name in self.columns}
+        if "labels" in columns and all(re.fullmatch(r"-?\d{1,18}", label) for label in columns["labels"]):
+            columns["labels"] = np.array(columns["labels"], dtype=np.int64)
+        return columns
 
     def texts(self) -> list[str]:
         """The columns of the inputs, joined."""
@@ -105,7 +100,9 @@ class Rows:
                 return array
         for name in names:
             for row, value in enumerate(self.columns[name]):
-                _check_number(value, f"{self.file}, {self.place(row)}, column {name!r}")
+                if not _is_finite(value):
+                    where = f"{self.file}, {self.place(row)}, column {name!r}"
+                    raise DataError(f"{where}: {value!r} is not a finite number")
         raise DataError(f"{self.file}: has a number that is too large")
 
 
@@ -115,17 +112,17 @@ def read_manifest(settings: DataSettings) -> RawData:
     Every image is made RGB and stretched to ``image-size`` (64 when 0), as in the folders.
     """
     rows = Rows(file_of(settings, (".csv",)))
-    columns, size = rows.known("file", "label"), settings.image_size or DEFAULT_SIZE
+    columns, size = rows.annotations("file", "label"), settings.image_size or DEFAULT_SIZE
     files = [rows.file.parent / name for name in rows.columns["file"]]
     for row, name in enumerate(rows.columns["file"]):
         if not files[row].is_file():
             raise DataError(f"{rows.file}, {rows.place(row)}, column 'file': there is no file {name!r}")
-    columns["inputs"] = read_images(files, size, settings)
+    columns["inputs"] = read_images(files, size, cache_folder(settings.cache_dir))
     return from_arrays(columns, str(rows.file), settings.classes, rows.place)
 
 
 def locate_manifest(settings: DataSettings) -> tuple[Path, ...]:
-    """The folder of the file, which has the images, too, and those that are elsewhere."""
+    """The folder of the file, with the images in it, and the images that are elsewhere."""
     file = file_of(settings, (".csv",))
     named = (os.path.normpath(file.parent / name) for name in Rows(file).columns.get("file", ()))
     below = os.path.join(file.parent, "")
@@ -137,7 +134,7 @@ def read_arrays(settings: DataSettings) -> RawData:
     file = file_of(settings, (".npz", ".csv", ".parquet"))
     if file.suffix.lower() == ".csv":
         rows = Rows(file)
-        arrays = rows.known("label") | {"inputs": rows.numbers(rows.others)}
+        arrays = rows.annotations("label") | {"inputs": rows.numbers(rows.others)}
         return from_arrays(arrays, str(file), settings.classes, rows.place)
     read = _npz if file.suffix.lower() == ".npz" else _parquet
     return from_arrays(read(file), str(file), settings.classes)
@@ -153,15 +150,15 @@ def read_text(settings: DataSettings) -> RawData:
 
     A folder with ``train.csv`` and ``test.csv`` gives the split. See `tokens` for what becomes of a text.
     """
-    parts = [_texts(file) for file in locate_text(settings)]
-    rows, columns = [rows for rows, _, _ in parts], [columns for _, columns, _ in parts]
+    parts = [_with_label(file) for file in locate_text(settings)]
+    columns, texts = [rows.annotations("label") for rows in parts], [rows.texts() for rows in parts]
     arrays: dict[str, Any] = {
-        key: [value for one in columns for value in one[key]] for key in columns[0] if key in columns[-1]
+        key: [value for part in columns for value in part[key]] for key in columns[0] if key in columns[-1]
     }
     if len(parts) == 2:
-        arrays["split"] = [name for name, one in zip(("test", "train"), rows, strict=True) for _ in one.lines]
-    arrays["inputs"] = tokens([text for _, _, texts in parts for text in texts], settings.text_length)
-    places = [f"{one.file.name}, line {line}" for one in rows for line in one.lines]
+        arrays["split"] = np.repeat(("test", "train"), [len(rows.lines) for rows in parts])
+    arrays["inputs"] = tokens([text for part in texts for text in part], settings.text_length)
+    places = [f"{rows.file.name}, line {line}" for rows in parts for line in rows.lines]
     return from_arrays(arrays, settings.data_dir, settings.classes, places.__getitem__)
 
 
@@ -177,30 +174,30 @@ def tokens(texts: Iterable[str], length: int) -> Ints:
     A word is the token 1 + crc32(word) mod (`VOCABULARY` − 1): hashing, so that all sites have the same tokens without
     a vocabulary that one would have to make of all texts (Weinberger et al., ICML 2009).
     """
-    found = [_WORD.findall(text.lower())[:length] for text in texts]
-    result = np.zeros((len(found), length), dtype=np.int64)
-    for row, words in enumerate(found):
+    words_of = [_WORD.findall(text.lower())[:length] for text in texts]
+    result = np.zeros((len(words_of), length), dtype=np.int64)
+    for row, words in enumerate(words_of):
         result[row, : len(words)] = [1 + zlib.crc32(word.encode()) % (VOCABULARY - 1) for word in words]
     return result
 
 
-def _texts(file: Path) -> tuple[Rows, dict[str, Any], list[str]]:
-    """The file, its columns that are no text, and the texts."""
+def _with_label(file: Path) -> Rows:
+    """The rows of a file of texts; where it has no header, the first column is the label."""
     rows = Rows(file)
-    if "label" not in rows.columns:
-        first, *others = rows.names
-        if not first.isdecimal() and first not in rows.columns[first]:
-            has = f"has no column 'label', only {', '.join(rows.names)}"
-            raise DataError(f"{file}: {has}; or if that is its first row, no other has the label {first!r}")
-        rows = Rows(file, ["label", *(f"text {i}" for i in range(1, len(others) + 1))])
-    return rows, rows.known("label"), rows.texts()
+    if "label" in rows.columns:
+        return rows
+    first, *others = rows.names
+    if not first.isdecimal() and first not in rows.columns[first]:
+        has = f"has no column 'label', only {', '.join(rows.names)}"
+        raise DataError(f"{file}: {has}; or if that is its first row, no other has the label {first!r}")
+    return Rows(file, ["label", *(f"text {i}" for i in range(1, len(others) + 1))])
 
 
-def _check_number(value: str, where: str) -> None:
-    with suppress(ValueError):
-        if math.isfinite(float(value)):
-            return
-    raise DataError(f"{where}: {value!r} is not a finite number")
+def _is_finite(text: str) -> bool:
+    try:
+        return math.isfinite(float(text))
+    except ValueError:
+        return False
 
 
 def _npz(file: Path) -> dict[str, Any]:
@@ -210,8 +207,8 @@ def _npz(file: Path) -> dict[str, Any]:
             arrays: dict[str, Any] = dict(opened)
     except (OSError, ValueError, TypeError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise DataError(f"{file} cannot be read as NumPy arrays ({error})") from error
-    parts = ["train", "test", *(["validation"] if {"x_validation", "y_validation"} <= arrays.keys() else [])]
-    if all(f"{kind}_{part}" in arrays for kind in "xy" for part in parts):
+    parts = [part for part in ("train", "test", "validation") if {f"x_{part}", f"y_{part}"} <= arrays.keys()]
+    if parts[:2] == ["train", "test"]:
         if len(shapes := {arrays[f"x_{part}"].shape[1:] for part in parts}) > 1:
             raise DataError(f"{file}: the parts {', '.join(parts)} differ in shape: {', '.join(map(str, shapes))}")
         arrays["inputs"] = np.concatenate([arrays[f"x_{part}"] for part in parts])
@@ -230,8 +227,8 @@ def _parquet(file: Path) -> dict[str, Any]:
     except (OSError, ArrowException) as error:
         raise DataError(f"{file} cannot be read as Parquet ({error})") from error
     others = [name for name in columns if name not in COLUMNS and not name.startswith("__index_level_")]  # pandas'
-    found = {key: np.array(columns[name]) for name, key in COLUMNS.items() if name in columns}
+    arrays = {key: np.array(columns[name]) for name, key in COLUMNS.items() if name in columns}
     try:
-        return found | {"inputs": np.array([columns[name] for name in others], dtype=np.float32).T}
+        return arrays | {"inputs": np.array([columns[name] for name in others], dtype=np.float32).T}
     except (ValueError, TypeError) as error:
         raise DataError(f"{file}: every column beside {', '.join(COLUMNS)} must be numbers ({error})") from error

@@ -22,19 +22,11 @@ if TYPE_CHECKING:
 CHUNK = 2048
 """Images handled at a time."""
 ALWAYS_FITS = 2**20
-"""Bytes for which nobody asks how much memory is left, which takes a while."""
+"""Fewer bytes are loaded without a look at the memory that is left, which takes a while."""
 
 
 class StoredRows:
-    """Some rows of an array on the disk, which are read when they are asked for; otherwise like an array.
-
-    Parameters
-    ----------
-    array
-        [M, …], memory-mapped.
-    rows
-        int64 [N]: which.
-    """
+    """Rows int64 [N] of a memory-mapped array [M, …]: like an array, but each index reads from the disk."""
 
     def __init__(self, array: Inputs, rows: Ints) -> None:
         self.array, self.rows = array, rows
@@ -52,7 +44,7 @@ class StoredRows:
 
 
 def too_large(shape: Sequence[int]) -> bool:
-    """Whether float32 numbers of this shape would take more than a quarter of the memory that is left."""
+    """True if float32 numbers of this shape would take more than a quarter of the memory that is left."""
     size = 4 * math.prod(shape)
     return size > ALWAYS_FITS and size > memory_left() / 4
 
@@ -75,17 +67,14 @@ def described(inputs: Inputs) -> str:
 
 
 def are_images(inputs: Inputs) -> bool:
-    """Whether these are bytes of shape [N, channels, H, W]."""
+    """True for bytes of shape [N, channels, H, W]."""
     return inputs.dtype == np.uint8 and inputs.ndim == 4
 
 
 def resized(images: Inputs, side: int) -> Inputs:
     """The images stretched to ``side``×``side`` pixels (bilinear, antialiased as in PIL); 0: as they are.
 
-    Raises
-    ------
-    DataError
-        When the inputs are no images.
+    DataError when the inputs are no images.
     """
     if side == 0 or (are_images(images) and images.shape[2:] == (side, side)):
         return images
@@ -103,7 +92,7 @@ def _stretched(images: Images, side: int) -> Images:
 
 
 def normalised(inputs: Inputs, mean: Sequence[float], std: Sequence[float], device: torch.device) -> torch.Tensor:
-    """What models are given, of the inputs' shape: float32 (x − mean) / std per channel or feature, or int64 tokens.
+    """Inputs for models, of the same shape: float32 (x − mean) / std per channel or feature, or int64 tokens.
 
     Bytes are scaled to [0, 1] first. Without ``mean`` and ``std`` the inputs are tokens, which stay as they are.
     """
@@ -132,7 +121,11 @@ def statistics(inputs: Inputs) -> tuple[tuple[float, ...], tuple[float, ...]]:
 
 def channel_statistics(images: Images) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Mean and standard deviation of each channel of the images scaled to [0, 1]; a deviation of 0 becomes 1."""
-    counts = np.stack([_histogram(images[:, channel]) for channel in range(images.shape[1])])
+    counts = np.zeros((images.shape[1], 256), dtype=np.int64)
+    step = max(1, 2**22 // images[0, 0].size)  # counting takes 8 bytes a pixel
+    for start in range(0, len(images), step):
+        for channel, count in enumerate(counts):
+            count += np.bincount(images[start : start + step, channel].ravel(), minlength=256)
     values, totals = np.arange(256) / 255, counts.sum(axis=1)
     mean = counts @ values / totals
     std = np.sqrt(np.maximum(counts @ values**2 / totals - mean**2, 0))
@@ -141,12 +134,3 @@ def channel_statistics(images: Images) -> tuple[tuple[float, ...], tuple[float, 
 
 def _as_tuples(mean: NDArray[np.float64], std: NDArray[np.float64]) -> tuple[tuple[float, ...], tuple[float, ...]]:
     return tuple(mean.tolist()), tuple(np.where(std > 1e-6, std, 1.0).tolist())
-
-
-def _histogram(channel: Images) -> Ints:
-    """int64 [256]: how often each value occurs."""
-    counts = np.zeros(256, dtype=np.int64)
-    step = max(1, 2**22 // channel[0].size)  # counting takes 8 bytes a pixel
-    for start in range(0, len(channel), step):
-        counts += np.bincount(channel[start : start + step].ravel(), minlength=256)
-    return counts

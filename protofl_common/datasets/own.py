@@ -12,12 +12,10 @@ import numpy as np
 
 from protofl_common.config.python_names import load
 from protofl_common.config.sections import DataSettings
-from protofl_common.datasets.arrays import KEYS, from_arrays
-from protofl_common.datasets.decoding import square_rgb
 from protofl_common.datasets.files import tokens
-from protofl_common.datasets.folders import DEFAULT_SIZE, data_dir_of
-from protofl_common.datasets.raw import DataError, RawData
-from protofl_common.files import make_private
+from protofl_common.datasets.images import DEFAULT_SIZE, data_dir_of, square_rgb
+from protofl_common.datasets.raw import KEYS, DataError, RawData, from_arrays
+from protofl_common.files import cache_folder, make_private
 
 
 def read_python(name: str, settings: DataSettings) -> RawData:
@@ -27,12 +25,7 @@ def read_python(name: str, settings: DataSettings) -> RawData:
     dictionary of arrays as `from_arrays` describes, an object with attributes of these names, or a `RawData`. It is
     called once on a machine: the result is in the cache until its file, or a file in ``data-dir``, changes.
 
-    Raises
-    ------
-    SettingsError
-        When there is no such function.
-    DataError
-        When it fails, or returns something else.
+    SettingsError when there is no such function. DataError when it fails, or returns something else.
     """
     function = load(name, "dataset")
     try:
@@ -73,28 +66,19 @@ def read_hugging_face(name: str, settings: DataSettings) -> RawData:
     column ``label`` (or the only one of ``ClassLabel``) has the labels, ``client`` or ``domain`` the clients; the
     inputs are the column of images, else the columns of text, else those of numbers.
 
-    Raises
-    ------
-    DataError
-        When the package is missing, or the data set cannot be read or has no such columns.
+    DataError when the package is missing, or the data set cannot be read or has no such columns.
     """
     try:
         import datasets
     except ImportError as error:
         raise DataError(f"dataset = {name!r}: needs the package datasets; pip install 'protofl[hf]'") from error
-    with TemporaryDirectory(dir=_cache_of(settings)) as scratch:
+    make_private(cache := cache_folder(settings.cache_dir))
+    with TemporaryDirectory(dir=cache) as scratch:
         return _from_hugging_face(datasets, name, settings, scratch)
 
 
-def _cache_of(settings: DataSettings) -> Path:
-    from protofl_common.datasets.store import cache_root  # which imports this module
-
-    make_private(cache := cache_root(settings))
-    return cache
-
-
 def _from_hugging_face(datasets: Any, name: str, settings: DataSettings, scratch: str) -> RawData:
-    """The same, where the package may write copies of the user's data to ``scratch``; else they stay in its cache."""
+    """Read the data set; copies of the user's data go to ``scratch``, not to the cache of the package."""
     try:
         opened = _opened(datasets, name, settings, scratch)
         parts = dict(opened) if isinstance(opened, Mapping) else {"train": opened}
@@ -108,7 +92,7 @@ def _from_hugging_face(datasets: Any, name: str, settings: DataSettings, scratch
         "labels": np.array(whole[label][:]),
         "split": np.repeat(
             [part if part in ("test", "validation") else "train" for part in parts],
-            [len(one) for one in parts.values()],
+            [len(part) for part in parts.values()],
         ),
     }
     if isinstance(whole.features[label], datasets.ClassLabel):
@@ -139,12 +123,12 @@ def _opened(datasets: Any, name: str, settings: DataSettings, scratch: str) -> A
 
 
 def _label_column(datasets: Any, whole: Any, name: str) -> str:
-    classes: list[str] = [column for column, kind in whole.features.items() if isinstance(kind, datasets.ClassLabel)]
-    if "label" in whole.column_names or len(classes) != 1:
-        classes = [column for column in ("label",) if column in whole.column_names]
-    if not classes:
+    if "label" in whole.column_names:
+        return "label"
+    labels: list[str] = [column for column, kind in whole.features.items() if isinstance(kind, datasets.ClassLabel)]
+    if len(labels) != 1:
         raise DataError(f"dataset = {name!r}: has no column 'label'; its columns: {', '.join(whole.column_names)}")
-    return classes[0]
+    return labels[0]
 
 
 def _inputs(datasets: Any, whole: Any, others: set[str], name: str, settings: DataSettings) -> Any:

@@ -1,7 +1,8 @@
-"""What every source of data delivers, and the error that every step from file to client raises."""
+"""The decoded data set that every source delivers, made of checked arrays, and the error of all that handles data."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +14,10 @@ Images = NDArray[np.uint8]
 Ints = NDArray[np.int64]
 
 VALIDATION = 2
+KEYS = ("inputs", "labels", "client", "split", "classes")
+SPLITS = {"train": 0, "test": 1, "validation": VALIDATION, "0": 0, "1": 1, "2": VALIDATION, "False": 0, "True": 1}
+Place = Callable[[int], str]
+"""Number of a sample -> its place in the file, for errors."""
 
 
 class DataError(ValueError):
@@ -21,33 +26,142 @@ class DataError(ValueError):
 
 @dataclass(frozen=True)
 class RawData:
-    """A whole data set, decoded.
-
-    Attributes
-    ----------
-    inputs
-        uint8 [N, channels, H, W]: images; float32 [N, …]: numbers (a table [N, features], a signal [N, channels,
-        steps]), standardised along their second axis; int64 [N, length]: tokens, given to models as they are.
-    labels
-        int64 [N], indices into ``classes``.
-    domains
-        int64 [N], indices into ``domain_names``; all 0 when the data have no domains.
-    official
-        uint8 [N]: 1 for the samples of the official test part, `VALIDATION` (2) for those of a validation part that the
-        data name, 0 for all others.
-    classes, domain_names
-        Names in the order of the indices; ``domain_names`` is empty when the data have no domains.
-    """
+    """A whole data set, decoded."""
 
     inputs: Inputs
+    """uint8 [N, channels, H, W]: images; float32 [N, …]: numbers (a table [N, features], a signal [N, channels,
+    steps]), standardised along their second axis; int64 [N, length]: tokens, given to models as they are."""
     labels: Ints
+    """int64 [N], indices into ``classes``."""
     domains: Ints
+    """int64 [N], indices into ``domain_names``; all 0 when the data have no domains."""
     official: Images
+    """uint8 [N]: 1 for the samples of the official test part, `VALIDATION` (2) for those of a validation part that the
+    data name, 0 for all others."""
     classes: tuple[str, ...]
     domain_names: tuple[str, ...] = ()
+    """Names in the order of the indices, like ``classes``; empty when the data have no domains."""
 
 
-def without_domains(inputs: Inputs, labels: Ints, official: Images, classes: tuple[str, ...]) -> RawData:
-    """Raw data of one kind only; labels of any integer type are made int64."""
-    labels = np.asarray(labels, dtype=np.int64)
-    return RawData(np.ascontiguousarray(inputs), labels, np.zeros_like(labels), official, classes)
+def from_arrays(arrays: Mapping[str, Any], where: str, classes: str = "", place: Place = "sample {}".format) -> RawData:
+    """Check named arrays and make a data set of them; errors name the arrays by ``where`` and a sample by ``place``.
+
+    ``inputs``   [N, …]: images uint8 [N, channels, H, W]; numbers, floating point (a table [N, features], a signal
+                 [N, channels, steps], …); tokens, whole numbers from 0 [N, length], where 0 is padding.
+    ``labels``   [N]: names, or whole numbers.
+    ``client``   [N], optional: the client (or domain) that each sample belongs to, for ``partition = "natural"``.
+    ``split``    [N], optional: ``train`` or ``test`` (or 0 or 1), for ``test-from`` other than ``split``; or
+                 ``validation`` (2), which counts always.
+    ``classes``  optional: names in label order; labels that are numbers are then indices into them.
+
+    The setting ``classes`` comes before the array. Where its names are numbers, labels are names; else numbers are
+    indices. Without either the classes are the labels that occur, sorted: sites with data of their own may then differ.
+
+    DataError when something is missing, of the wrong type or length, or not finite.
+    """
+    for key in ("inputs", "labels"):
+        if arrays.get(key) is None:
+            raise DataError(f"{where}: has no {key!r}, only {', '.join(map(repr, arrays)) or 'nothing'}")
+    inputs = _inputs(arrays["inputs"], where, place)
+    columns = {key: np.asarray(arrays[key]) for key in ("labels", "client", "split") if arrays.get(key) is not None}
+    for key, column in columns.items():
+        if column.shape != (len(inputs),):
+            raise DataError(f"{where}: {key} has shape {list(column.shape)}; there are {len(inputs)} inputs")
+        _check_none_missing(column, key, where, place)
+    from_setting = class_names(classes)
+    names = from_setting or _class_array(arrays.get("classes"), where)
+    labels, names = _labels(columns["labels"], names, bool(from_setting), where, place)
+    clients = columns["client"].astype(str) if "client" in columns else np.array([], dtype=str)
+    domain_names, domains = np.unique(clients, return_inverse=True) if len(clients) else ((), np.zeros_like(labels))
+    official = np.zeros(len(inputs), np.uint8)
+    if "split" in columns:
+        official = _official(columns["split"], where, place)
+        if official.all():
+            raise DataError(f"{where}: split marks no sample for training")
+    return RawData(inputs, labels, domains.astype(np.int64), official, names, tuple(map(str, domain_names)))
+
+
+def class_names(classes: str) -> tuple[str, ...]:
+    """The names in the setting ``classes``, in label order; DataError when a name is empty or stands twice."""
+    names = tuple(name.strip() for name in classes.split(",")) if classes else ()
+    if not _are_different(names):
+        raise DataError(f"classes = {classes!r}: must be different names, separated by commas")
+    return names
+
+
+def _are_different(names: Sequence[str]) -> bool:
+    return "" not in names and len(set(names)) == len(names)
+
+
+def _inputs(value: Any, where: str, place: Place) -> Inputs:
+    try:
+        array = np.asarray(value)
+    except ValueError as error:
+        raise DataError(f"{where}: inputs differ in shape ({error})") from error
+    if array.ndim < 2 or not len(array) or array.dtype.kind not in "biuf":
+        raise DataError(f"{where}: inputs are {array.dtype} {list(array.shape)}, not numbers [N, …] of some samples")
+    if array.dtype == np.uint8:
+        if array.ndim != 4:
+            raise DataError(f"{where}: inputs are uint8 {list(array.shape)}: bytes must be images [N, channels, H, W]")
+        return np.ascontiguousarray(array)
+    if array.dtype.kind in "iu":
+        if (array < 0).any():
+            row = int(np.argwhere(array < 0)[0][0])
+            raise DataError(f"{where}: {place(row)} has a token below 0; give numbers as floating point")
+        return np.ascontiguousarray(array, dtype=np.int64)
+    array = np.ascontiguousarray(array, dtype=np.float32)
+    if not np.isfinite(array).all():
+        first = tuple(np.argwhere(~np.isfinite(array))[0].tolist())
+        raise DataError(f"{where}: {place(first[0])} has {array[first]} at {list(first[1:])}; fill missing values in")
+    return array
+
+
+def _check_none_missing(column: NDArray[Any], key: str, where: str, place: Place) -> None:
+    """DataError for None, NaN or "" among the values, which would be a class or a client of its own."""
+    values = column.tolist()
+    if missing := [row for row, value in enumerate(values) if value is None or value == "" or value != value]:
+        row, what = missing[0], {"labels": "label"}.get(key, key)
+        raise DataError(
+            f"{where}: {place(row)} has no {what} ({values[row]!r}; {len(missing)} in all); fill it in, or leave it out"
+        )
+
+
+def _class_array(value: Any, where: str) -> tuple[str, ...]:
+    """The names in the array ``classes``, where there is one; DataError if they are no different names."""
+    if value is None:
+        return ()
+    names = () if isinstance(value, str | bytes) else tuple(map(str, value))
+    if not names or not _are_different(names):
+        raise DataError(f"{where}: classes = {value!r}: must be different names, in label order")
+    return names
+
+
+def _labels(
+    column: NDArray[Any], names: tuple[str, ...], from_setting: bool, where: str, place: Place
+) -> tuple[Ints, tuple[str, ...]]:
+    """Labels int64 [N] and the names of the classes, which are the labels that occur where ``names`` is empty."""
+    if column.dtype.kind == "f" and (column == column.round()).all():
+        column = column.astype(np.int64)
+    numbers = column.dtype.kind in "biu"
+    if not names:
+        classes, labels = np.unique(column if numbers else column.astype(str), return_inverse=True)
+        return labels.astype(np.int64), tuple(map(str, classes))
+    if numbers and not (from_setting and all(name.isdecimal() for name in names)):
+        labels = column.astype(np.int64)
+    else:
+        index = {name: position for position, name in enumerate(names)}
+        labels = np.array([index.get(str(value), -1) for value in column], dtype=np.int64)
+    wrong = np.flatnonzero((labels < 0) | (labels >= len(names)))
+    if len(wrong):
+        row = int(wrong[0])
+        key = f"classes = {','.join(names)!r}" if from_setting else f"classes {', '.join(names)}"
+        raise DataError(f"{where}: {place(row)} has the label {str(column[row])!r}, which is none of {key}")
+    return labels, names
+
+
+def _official(column: NDArray[Any], where: str, place: Place) -> Images:
+    """uint8 [N], as `RawData.official`."""
+    for row, value in enumerate(column):
+        if str(value) not in SPLITS:
+            raise DataError(f"{where}: {place(row)} has split {str(value)!r}; must be train, validation or test")
+    return np.array([SPLITS[str(value)] for value in column], np.uint8)

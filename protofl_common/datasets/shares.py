@@ -1,9 +1,12 @@
-"""Stratified dealing, splitting and capping: pure functions on the labels int64 [n] of some samples.
+"""The samples that are divided, and their stratified dealing, splitting and capping.
 
-All return positions into those labels (int64), and draw from the generator they are given.
+The functions take the labels int64 [n] of some samples, return positions into those labels (int64), and draw from the
+generator they are given.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,6 +14,29 @@ from numpy.typing import NDArray
 from protofl_common.datasets.raw import Ints
 
 Generator = np.random.Generator
+Shares = list[Ints]
+"""Positions in the pool of each client's samples."""
+
+
+@dataclass(frozen=True)
+class Pool:
+    """The samples to divide: ``rows`` int64 [n] of the data set, their ``labels`` and ``domains`` int64 [n]."""
+
+    rows: Ints
+    labels: Ints
+    domains: Ints
+    domain_names: tuple[str, ...]
+    for_training: NDArray[np.bool_] | None = None
+    """Bool [n]: which samples clients may train on, where that is decided before the samples are dealt out."""
+
+    def take(self, positions: Ints) -> Pool:
+        """Only these samples, of which nothing is decided yet."""
+        return Pool(self.rows[positions], self.labels[positions], self.domains[positions], self.domain_names)
+
+    def only(self, domain: str) -> Pool:
+        """Only the samples of one domain, as a pool of a single domain."""
+        part = self.take(np.flatnonzero(self.domains == self.domain_names.index(domain)))
+        return replace(part, domains=np.zeros_like(part.domains), domain_names=(domain,))
 
 
 def by_class(labels: Ints, rng: Generator) -> list[Ints]:
@@ -19,7 +45,7 @@ def by_class(labels: Ints, rng: Generator) -> list[Ints]:
     return [shuffled[labels[shuffled] == label] for label in np.unique(labels)]
 
 
-def dealt_evenly(labels: Ints, clients: int, rng: Generator) -> list[Ints]:
+def dealt_evenly(labels: Ints, clients: int, rng: Generator) -> Shares:
     """Shares of (nearly) equal size and equal class proportions; needs a sample at least."""
     deck = np.concatenate(by_class(labels, rng))
     return [deck[client::clients] for client in range(clients)]
@@ -46,7 +72,7 @@ def split(labels: Ints, train_fraction: float, rng: Generator) -> tuple[Ints, In
 def set_aside(labels: Ints, fraction: float, rng: Generator) -> tuple[Ints, Ints]:
     """Positions that stay, and ``fraction`` of all, rounded, in about the class proportions; both in rising order.
 
-    Of each class one stays at least, so fewer are set aside, or none, where there are few.
+    At least one sample of each class stays, so fewer are set aside, or none, where there are few.
     """
     spare = np.sort(np.concatenate([positions[1:] for positions in by_class(labels, rng)]))
     wanted = min(round(fraction * len(labels)), len(spare))

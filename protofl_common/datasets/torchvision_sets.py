@@ -12,31 +12,36 @@ from typing import Any
 import numpy as np
 
 from protofl_common.config.sections import DataSettings
-from protofl_common.datasets.decoding import square_rgb
-from protofl_common.datasets.folders import DEFAULT_SIZE, data_dir_of
-from protofl_common.datasets.raw import DataError, Images, Ints, RawData, without_domains
+from protofl_common.datasets.images import DEFAULT_SIZE, data_dir_of, square_rgb
+from protofl_common.datasets.raw import DataError, Images, Ints, RawData, from_arrays
 
 
 @dataclass(frozen=True)
 class TorchvisionSet:
-    """How torchvision calls a data set: its class, the files it needs, and the arguments for its two parts."""
+    """A data set of torchvision: its class, the files it needs, and the arguments for its two parts."""
 
     cls: str
     files: tuple[str, ...]
+    num_classes: int = 10
     train: tuple[dict[str, Any], ...] = ({"train": True},)
     test: tuple[dict[str, Any], ...] = ({"train": False},)
 
 
-_MNIST_FILES = tuple(f"{part}-{kind}-ubyte" for part in ("train", "t10k") for kind in ("images-idx3", "labels-idx1"))
-_EMNIST_FILES = tuple(f"emnist-balanced-{file.replace('t10k', 'test')}" for file in _MNIST_FILES)
+_PARTS = ("train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1")
+
+
+def _like_mnist(cls: str) -> TorchvisionSet:
+    return TorchvisionSet(cls, tuple(f"{cls}/raw/{part}-ubyte" for part in _PARTS))
+
 
 SETS: dict[str, TorchvisionSet] = {
-    "mnist": TorchvisionSet("MNIST", tuple(f"MNIST/raw/{file}" for file in _MNIST_FILES)),
-    "fashion-mnist": TorchvisionSet("FashionMNIST", tuple(f"FashionMNIST/raw/{file}" for file in _MNIST_FILES)),
-    "kmnist": TorchvisionSet("KMNIST", tuple(f"KMNIST/raw/{file}" for file in _MNIST_FILES)),
+    "mnist": _like_mnist("MNIST"),
+    "fashion-mnist": _like_mnist("FashionMNIST"),
+    "kmnist": _like_mnist("KMNIST"),
     "emnist": TorchvisionSet(
         "EMNIST",
-        tuple(f"EMNIST/raw/{file}" for file in _EMNIST_FILES),
+        tuple(f"EMNIST/raw/emnist-balanced-{part.replace('t10k', 'test')}-ubyte" for part in _PARTS),
+        num_classes=47,
         train=({"split": "balanced", "train": True},),
         test=({"split": "balanced", "train": False},),
     ),
@@ -45,37 +50,34 @@ SETS: dict[str, TorchvisionSet] = {
         "SVHN", ("train_32x32.mat", "test_32x32.mat"), train=({"split": "train"},), test=({"split": "test"},)
     ),
     "cifar10": TorchvisionSet("CIFAR10", ("cifar-10-batches-py",)),
-    "cifar100": TorchvisionSet("CIFAR100", ("cifar-100-python",)),
+    "cifar100": TorchvisionSet("CIFAR100", ("cifar-100-python",), 100),
     "flowers102": TorchvisionSet(
-        "Flowers102", ("flowers-102",), train=({"split": "train"}, {"split": "val"}), test=({"split": "test"},)
+        "Flowers102", ("flowers-102",), 102, train=({"split": "train"}, {"split": "val"}), test=({"split": "test"},)
     ),
 }
 
 
-def locate(name: str, settings: DataSettings) -> tuple[Path, ...]:
+def locate_torchvision(name: str, settings: DataSettings) -> tuple[Path, ...]:
     """The files and folders of data set ``name``, downloaded first when missing and ``download`` is true.
 
-    Raises
-    ------
-    DataError
-        When they are missing and may not, or cannot, be downloaded.
+    DataError when they are missing and may not, or cannot, be downloaded.
     """
     row = SETS[name]
     if settings.download and settings.data_dir:
         Path(settings.data_dir).expanduser().mkdir(parents=True, exist_ok=True)
-    root = data_dir_of(settings, hint=", or download = true")
-    if _missing(row, _root_of(row, root)) and settings.download:
-        _download(row, root)
-    found = _root_of(row, root)
-    if missing := _missing(row, found):
+    data_dir = data_dir_of(settings, hint=", or download = true")
+    if settings.download:
+        _download(row, data_dir)
+    root, missing = _found(row, data_dir)
+    if missing:
         raise DataError(
             f"dataset = {name!r}: {missing[0]} is not in data-dir = {settings.data_dir!r}; "
             "set data-dir to the folder that holds it, or download = true"
         )
-    return tuple(found / file for file in row.files)
+    return tuple(root / file for file in row.files)
 
 
-def read(name: str, settings: DataSettings) -> RawData:
+def read_torchvision(name: str, settings: DataSettings) -> RawData:
     """Decode data set ``name``: official training part first, then the official test part.
 
     Flowers-102, whose images differ in size, is read at ``image-size`` (64 when 0); its validation part counts as
@@ -84,7 +86,7 @@ def read(name: str, settings: DataSettings) -> RawData:
     import torchvision
 
     row = SETS[name]
-    root = _root_of(row, data_dir_of(settings))
+    root, _ = _found(row, data_dir_of(settings))
     try:
         parts = [
             (getattr(torchvision.datasets, row.cls)(str(root), **arguments), official)
@@ -96,29 +98,28 @@ def read(name: str, settings: DataSettings) -> RawData:
         raise DataError(f"dataset = {name!r}: torchvision cannot read the files in {root} ({error})") from error
     labels = [_labels(dataset) for dataset, _ in parts]
     official = [np.full(len(part), flag, np.uint8) for part, (_, flag) in zip(labels, parts, strict=True)]
-    classes = getattr(parts[0][0], "classes", None) or [str(digit) for digit in range(10)]
-    return without_domains(
-        np.concatenate(images), np.concatenate(labels), np.concatenate(official), tuple(map(str, classes))
-    )
+    arrays = {"inputs": np.concatenate(images), "labels": np.concatenate(labels), "split": np.concatenate(official)}
+    return from_arrays(arrays | {"classes": getattr(parts[0][0], "classes", None) or range(10)}, f"dataset = {name!r}")
 
 
-def _root_of(row: TorchvisionSet, data_dir: Path) -> Path:
-    """``data_dir``, or its folder named ``row.cls`` when the files are there."""
-    own = data_dir / row.cls
-    return data_dir if _missing(row, own) else own
-
-
-def _missing(row: TorchvisionSet, root: Path) -> list[str]:
-    return [file for file in row.files if not (root / file).exists()]
+def _found(row: TorchvisionSet, data_dir: Path) -> tuple[Path, list[str]]:
+    """The folder of the files, ``data_dir`` or its folder named ``row.cls``, and the files that are missing there."""
+    for root in (data_dir / row.cls, data_dir):
+        missing = [file for file in row.files if not (root / file).exists()]
+        if not missing:
+            break
+    return root, missing
 
 
 def _download(row: TorchvisionSet, root: Path) -> None:
-    """Let torchvision fetch every part into ``root``; only one process does, the others wait for it."""
+    """Let torchvision fetch the parts into ``root`` if some are missing; only one process does, the others wait."""
     import torchvision
     from filelock import FileLock
 
+    if not _found(row, root)[1]:
+        return
     with FileLock(root / f".{row.cls}.download.lock"):
-        if not _missing(row, _root_of(row, root)):
+        if not _found(row, root)[1]:
             return
         try:
             for arguments in (*row.train, *row.test):
@@ -140,6 +141,6 @@ def _images(dataset: Any, size: int) -> Images:
 
 
 def _labels(dataset: Any) -> Ints:
-    """int64 [N], under whichever name the class keeps them."""
+    """Labels int64 [N]; torchvision's classes call them differently."""
     names = ("targets", "labels", "_labels")
     return np.asarray(next(getattr(dataset, name) for name in names if hasattr(dataset, name)), dtype=np.int64)

@@ -9,12 +9,7 @@ from protofl_common.losses.one_hot import one_hot
 
 
 def prototype_alignment(
-    features_BD: Tensor,
-    labels_B: Tensor,
-    prototypes_CD: Tensor,
-    held_C: Tensor,
-    distance: str,
-    granularity: str,
+    features_BD: Tensor, labels_B: Tensor, prototypes_CD: Tensor, held_C: Tensor, distance: str, granularity: str
 ) -> Tensor:
     """FedProto's regulariser L_R = Σ_j d(C_i^(j), C̄^(j)) (Eq. 5 and 6), on one batch; a scalar.
 

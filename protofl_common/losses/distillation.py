@@ -35,13 +35,8 @@ def class_distillation(logits_BC: Tensor, labels_B: Tensor, targets_CC: Tensor, 
 
     φ(F, F̂_y) = −Σ_c F̂_{y,c} log F_c, averaged over the batch, where F = softmax(logits).
 
-    Parameters
-    ----------
-    logits_BC, labels_B
-        Of the batch; labels int64 in [0, C).
-    targets_CC, known_C
-        F̂_y in row y, the class probabilities that samples of class y shall have, and which classes have such a row;
-        samples of the others contribute nothing.
+    ``labels_B`` int64 in [0, C). ``targets_CC`` has F̂_y in row y, the class probabilities that samples of class y shall
+    have, and ``known_C`` says which classes have such a row; samples of the others contribute nothing.
     """
     entropy_B = -(targets_CC[labels_B] * log_softmax(logits_BC, dim=1)).sum(1)
     return (entropy_B * known_C[labels_B]).sum() / len(labels_B)

@@ -12,12 +12,7 @@ from protofl_common.losses.one_hot import one_hot
 
 
 def prototype_contrast(
-    features_BD: Tensor,
-    labels_B: Tensor,
-    sets_MCD: Tensor,
-    held_MC: Tensor,
-    temperature: float,
-    with_own: bool,
+    features_BD: Tensor, labels_B: Tensor, sets_MCD: Tensor, held_MC: Tensor, temperature: float, with_own: bool
 ) -> Tensor:
     """−log [ exp(z·C^(y)/τ) / Σ_{y_a ∈ A(y)} exp(z·C^(y_a)/τ) ], averaged over samples and sets; a scalar.
 

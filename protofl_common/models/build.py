@@ -75,10 +75,7 @@ def _build_top(arch: str, num_classes: int, feature_dim: int, head: str, head_se
 def check_model(model: SplitModel, arch: str, inputs: Tensor, feature_dim: int) -> None:
     """Let two samples through the body of a model, without training it.
 
-    Raises
-    ------
-    SettingsError
-        When it does not take them, or does not return features [2, D].
+    SettingsError when it does not take them, or does not return features [2, D].
     """
     taken = f"arch = {arch!r}: inputs {_described(inputs)}"
     try:

@@ -36,6 +36,8 @@ class ModelCard:
     """All that is not a tensor."""
 
     run: str
+    flower_run: str
+    """The Flower run that left it; "" on a card of before this entry."""
     site: str
     domain: str
     algorithm: str
@@ -128,13 +130,7 @@ class TrainedModel:
 
     @classmethod
     def read(cls, file: Path) -> TrainedModel:
-        """The model in a file.
-
-        Raises
-        ------
-        SettingsError
-            If there is none, if it is damaged, or of another version.
-        """
+        """The model in a file; SettingsError if there is none, if it is damaged, or of another version."""
         try:
             tensors, facts = read_tensors(file, torch.device("cpu"))
         except TensorFileError as error:
@@ -168,6 +164,7 @@ def _fits(prototypes: Prototypes, card: ModelCard) -> bool:
 def _card(kept: Any) -> ModelCard:
     """A card that a stranger may have written; ValueError names what is wrong with it."""
     kinds = get_type_hints(ModelCard)
+    kept = {"flower_run": "", **kept} if isinstance(kept, dict) else kept
     if not isinstance(kept, dict) or kept.keys() != kinds.keys():
         raise ValueError("not the entries of a card")
     choices = {"inference": KINDS, "similarity": SIMILARITIES, "input_type": INPUT_TYPES}

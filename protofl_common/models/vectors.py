@@ -13,7 +13,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-from protofl_common.datasets.files import VOCABULARY
+from protofl_common.config.architectures import VOCABULARY
 
 WIDTH = 64
 MLP_PLANS: dict[str, tuple[int, ...]] = {"mlp-1": (64,), "mlp-2": (128, 64), "mlp-3": (256, 128, 64)}

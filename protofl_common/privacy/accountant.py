@@ -10,8 +10,9 @@ standard deviation over the most that one sample can change; α an order; δ.
     (ε, δ)          ε = min over α of ε_α + log(1 − 1/α) − (log δ + log α) / (α−1)
                     (Canonne, Kamath and Steinke, "The Discrete Gaussian for Differential Privacy", 2020)
 
-Two data sets are neighbours if they differ in one training sample of one client, which in one of them counts nothing;
-how many samples a client has is public. Only whole orders are tried, which makes ε a little too large, never too small.
+Two data sets are neighbours if they differ in one sample of one client, of its training, test or validation part, which
+in one of them counts nothing; how many samples each part has is public. Only whole orders are tried, which makes ε a
+little too large, never too small.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""What may be said of classes: those of enough samples, and with noise where it is asked for."""
+"""Releases about classes and predictions: of enough samples, and with noise where it is asked for."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 import numpy as np
 import torch
@@ -68,7 +69,8 @@ def private_class_means(
 ) -> Prototypes:
     """Class means and counts of a table [C, D + 1] of sums and counts with Gaussian noise of multiplier ``noise``.
 
-    A sample adds (its features cut to the length ``clip`` and divided by it, 1) / √2 to its class, of length 1 at most.
+    A sample adds (its features cut to the length ``clip`` and divided by it, 1) / √2 to its class, of length 1 at most;
+    features with NaN or infinity count as zeros.
     What follows looks at the noisy table alone: classes whose count is not clear of the noise (twice its deviation) are
     left out, but for the largest; means longer than ``clip`` are cut to it; counts add up to N at most.
     """
@@ -100,7 +102,17 @@ def bounded_counts(noisy_C: Tensor, samples: int) -> Tensor:
     return counts_C
 
 
+def private_hits(correct: Mapping[str, int], samples: int, noise: float, draw: np.random.Generator) -> dict[str, int]:
+    """Numbers of right predictions with Gaussian noise of multiplier ``noise``, from 0 to ``samples``.
+
+    A sample adds at most 1 to each of K = len(correct) numbers, √K to their vector.
+    """
+    spread = math.sqrt(len(correct)) * noise
+    noisy = {kind: hits + spread * draw.standard_normal() for kind, hits in correct.items()}
+    return {kind: round(min(max(value, 0.0), samples)) for kind, value in noisy.items()}
+
+
 def _cut(rows_ND: Tensor) -> Tensor:
-    """Rows longer than 1 made that long."""
+    """Shorten rows longer than 1 to length 1; a row with NaN or infinity becomes zeros."""
     lengths_N1: Tensor = torch.linalg.vector_norm(rows_ND, dim=1, keepdim=True)
-    return rows_ND / lengths_N1.clamp(min=1)
+    return torch.where(lengths_N1.isfinite(), rows_ND / lengths_N1.clamp(min=1), 0.0)

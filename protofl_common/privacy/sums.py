@@ -7,7 +7,8 @@
     of `Counts`   [C]           as they are
 
 So neither n, nor counts, nor which classes a client holds show. Numbers travel as whole multiples of 1 / scale, mod
-2^64. The bounds hold at the client only: the server never sees a single vector.
+2^64. The bounds hold at the client only: the server never sees a single vector, and can only refuse sums that no honest
+clients can have.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from protofl_common.prototypes import Prototypes
@@ -29,8 +31,6 @@ from protofl_common.wire.schema import Counts, Declared, Entry, Vectors, Weights
 MOST_SAMPLES, LARGEST = 2.0**20, 2.0**16
 """As how many samples a client, or a class of it, may weigh; the magnitude of a number of its model or prototypes.
 What is beyond is cut."""
-
-
 MASKED: Declared = {"masked": Weights()}
 """What is sent instead: one array, ``sum``."""
 
@@ -40,9 +40,9 @@ def scale(clients: int) -> float:
     return 2.0 ** (62 - math.ceil(math.log2(clients))) / (MOST_SAMPLES * LARGEST)
 
 
-def with_masked(limits: Limits, declared: Declared) -> Limits:
-    """The limits of the vector that stands for what is declared."""
-    return replace(limits, weights={"masked": {"sum": ("int64", (length(declared, limits),))}})
+def with_masked(limits: Limits, size: int) -> Limits:
+    """The limits of a masked vector [``size``]."""
+    return replace(limits, weights={"masked": {"sum": ("int64", (size,))}})
 
 
 def length(declared: Declared, limits: Limits) -> int:
@@ -56,10 +56,19 @@ def to_sums(payload: Payload, declared: Declared, limits: Limits, samples: int, 
     parts = [np.array([n], dtype=np.float64)]
     for name, entry in declared.items():
         parts += _addends(payload.entries[name], name, entry, limits, n)
-    numbers = np.concatenate(parts)
+    return to_whole(np.concatenate(parts), clients)
+
+
+def to_whole(numbers: NDArray[np.float64], clients: int) -> NDArray[np.uint64]:
+    """Numbers of one of ``clients`` as whole ones, which can be added."""
     if not np.isfinite(numbers).all():
         raise ValueError("NaN or infinity in what would be sent")
     return np.rint(numbers * scale(clients)).astype(np.int64).view(np.uint64)
+
+
+def from_whole(sums: NDArray[np.uint64], clients: int) -> NDArray[np.float64]:
+    """The sums of what `to_whole` has made."""
+    return sums.view(np.int64).astype(np.float64) / scale(clients)
 
 
 def from_sums(sums: np.ndarray, declared: Declared, limits: Limits, clients: int) -> tuple[Payload, int]:
@@ -67,9 +76,9 @@ def from_sums(sums: np.ndarray, declared: Declared, limits: Limits, clients: int
 
     RefusedMessage where no honest clients can have such sums.
     """
-    numbers = torch.from_numpy(sums.view(np.int64).astype(np.float64) / scale(clients))
+    numbers = torch.from_numpy(from_whole(sums, clients))
     n, start = float(numbers[0]), 1
-    if n < 1 or n != round(n):
+    if not 1 <= n <= clients * MOST_SAMPLES or n != round(n):
         raise RefusedMessage(f"sums of {n:g} training samples")
     found: dict[str, Value | None] = {}
     for name, entry in declared.items():
@@ -77,7 +86,7 @@ def from_sums(sums: np.ndarray, declared: Declared, limits: Limits, clients: int
         for key, shape in _arrays(name, entry, limits):
             size = math.prod(shape)
             arrays[key], start = numbers[start : start + size].reshape(shape), start + size
-        found[name] = _mean(arrays, name, entry, limits, n)
+        found[name] = _mean(arrays, name, entry, limits, n, clients)
     return unpack_payload(pack_payload(Payload(**found), declared), declared, limits, required=False), round(n)
 
 
@@ -106,7 +115,9 @@ def _addends(value: Any, name: str, entry: Entry, limits: Limits, n: float) -> I
         yield value.double().clamp(max=MOST_SAMPLES).numpy()
 
 
-def _mean(arrays: Mapping[str, Tensor], name: str, entry: Entry, limits: Limits, n: float) -> Value | None:
+def _mean(
+    arrays: Mapping[str, Tensor], name: str, entry: Entry, limits: Limits, n: float, clients: int
+) -> Value | None:
     """The entry of all clients together; None for vectors of no class."""
     if isinstance(entry, Weights):
         dtypes = {key: getattr(torch, dtype) for key, (dtype, _) in limits.weights[name].items()}
@@ -121,7 +132,10 @@ def _mean(arrays: Mapping[str, Tensor], name: str, entry: Entry, limits: Limits,
     if not len(labels):
         return None
     means_PW, k_P = sums_CW[labels] / k_C[labels, None], k_C[labels]
+    counted = isinstance(entry, Vectors) and entry.counts
     if bool((k_P < 1).any()):
         raise RefusedMessage(f"{name} of less than one sample of a class")
-    counts = k_P.round().long() if isinstance(entry, Vectors) and entry.counts else None
+    if not counted and (bool((k_P > clients).any()) or bool((k_P != k_P.round()).any())):
+        raise RefusedMessage(f"{name} of a class from more than {clients} sites, or from a part of one")
+    counts = k_P.round().long() if counted else None
     return Prototypes(means_PW.float(), labels, counts)

@@ -8,10 +8,11 @@ from typing import Any
 
 from protofl_common.config.options import Scalar
 from protofl_common.config.sections import keys_that_change
-from protofl_common.metrics import best_of, best_text, human_bytes, human_seconds
+from protofl_common.metrics import HIDDEN, best_of, best_text, cells, human_bytes, human_seconds
 from protofl_common.report.reading import Run
 from protofl_common.run_folder import TROUBLE
 from protofl_common.settings import default_run_config
+from protofl_common.text import in_markdown, printable
 
 PLACES = keys_that_change("name", "machine") - {"device", "threads"}
 """Settings that say where things lie."""
@@ -28,35 +29,36 @@ def as_markdown(run: Run) -> str:
     sent = sum(sum(row["bytes"].values()) for row in run.rows)
     clients = [] if run.settings.get("partition") == "own" else ["--clients", str(len(run.sites))]
     versions = ", ".join(f"{name} {number}" for name, number in told.get("versions", {}).items())
+    wanted = in_markdown(run.settings.get("rounds", "?"))
     lines = [
-        f"### {run.title}",
+        f"### {in_markdown(run.title)}",
         "",
-        f"- {'finished' if run.finished else 'not finished'}: {len(run.rounds)} of {run.settings.get('rounds', '?')} "
-        f"rounds, {len(run.sites)} clients, {human_seconds(seconds)}, {human_bytes(sent)} on the wire",
+        f"- {'finished' if run.finished else 'not finished'}: {len(run.rounds)} of {wanted} rounds, "
+        f"{len(run.sites)} clients, {human_seconds(seconds)}, {human_bytes(sent)} on the wire",
         f"- lost replies: {', '.join(f'{number} {kind}' for kind, number in lost.items() if number) or 'none'}",
-        f"- commit {told.get('commit', 'not kept')}; {versions or 'versions not kept'}",
-        f"- server: {told.get('machine', 'not kept')}",
+        f"- commit {in_markdown(told.get('commit', 'not kept'))}; {in_markdown(versions) or 'versions not kept'}",
+        f"- server: {in_markdown(told.get('machine', 'not kept'))}",
         "",
         "Settings that are not the defaults:",
         "",
         "```sh",
-        shlex.join(["protofl", "run", *clients, *(f"{key}={_value(value)}" for key, value in own.items())]),
+        shlex.join(["protofl", "run", *clients, *(printable(f"{key}={_value(value)}") for key, value in own.items())]),
         "```",
         "",
         *_line(HEADS),
         "|---" + "|---:" * (len(HEADS) - 1) + "|",
     ]
-    return "\n".join([*lines, *(line for kind in run.kinds for line in _accuracy(run, kind))]) + "\n"
+    hidden = ["", HIDDEN] if run.hides_clients else []
+    return "\n".join([*lines, *(line for kind in run.kinds for line in _accuracy(run, kind)), *hidden]) + "\n"
 
 
 def _accuracy(run: Run, kind: str) -> Iterable[str]:
     figures, best = run.evaluations(kind)[-1]["accuracy"][kind], best_of(run.rows, kind)
-    shown = [f"{100 * figures[name]:.2f}" for name in ("mean", "weighted", "worst-10%", "std")]
-    return _line([kind, *shown, best_text(best) if best else "–"])
+    return _line([kind, *cells(figures), best_text(best) if best else "–"])
 
 
 def _line(cells: Iterable[str]) -> list[str]:
-    return [f"| {' | '.join(cells)} |"]
+    return [f"| {' | '.join(map(in_markdown, cells))} |"]
 
 
 def _value(value: Scalar) -> str:

@@ -11,12 +11,12 @@ from html import escape
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from protofl_common.comparison import HEADS, NOTE, sentence, table_rows
+from protofl_common.comparison import HEADS, note_on, sentence, table_rows
 from protofl_common.config.options import Scalar, keys_of
 from protofl_common.config.sections import DataSettings, keys_that_change
 from protofl_common.evaluation_metrics import RECALL
 from protofl_common.files import write_text
-from protofl_common.metrics import best_of, fairness, human_bytes, human_seconds, short_best
+from protofl_common.metrics import HIDDEN, best_of, cells, fairness, human_bytes, human_seconds, short_best
 from protofl_common.privacy.words import protections
 from protofl_common.report.figures import FIGURES
 from protofl_common.report.figures.drawing import Drawing
@@ -110,10 +110,11 @@ def _result(run: Run) -> str:
     tiles = []
     for kind in run.kinds:
         figures = run.evaluations(kind)[-1]["accuracy"][kind]
-        tiles.append((f"{100 * figures['mean']:.1f} %", f"mean accuracy, {kind}"))
-    if run.better:
-        worst = run.evaluations(run.better)[-1]["accuracy"][run.better]["worst-10%"]
-        tiles.append((f"{100 * worst:.1f} %", f"worst 10 % of clients, {run.better}"))
+        over = "mean accuracy" if "std" in figures else "accuracy over all samples"
+        tiles.append((f"{100 * figures['mean']:.1f} %", f"{over}, {kind}"))
+    last = run.evaluations(run.better)[-1]["accuracy"][run.better] if run.better else {}
+    if "worst-10%" in last:
+        tiles.append((f"{100 * last['worst-10%']:.1f} %", f"worst 10 % of clients, {run.better}"))
     planned = run.settings.get("rounds", len(rounds))
     early = bool(run.summary and run.summary.get("stopped-early"))
     whole = run.finished and not early
@@ -131,7 +132,7 @@ def _result(run: Run) -> str:
         tiles.append(
             (
                 f"ε ≤ {run.rows[-1]['epsilon']:.2f}",
-                f"privacy spent by the client of fewest samples, δ = {run.settings['dp-delta']:g}",
+                f"privacy spent by the client that it costs most, δ = {run.settings['dp-delta']:g}",
             )
         )
     shown = "".join(f"<div><b>{escape(value)}</b><span>{escape(name)}</span></div>" for value, name in tiles)
@@ -173,7 +174,8 @@ def _comparison(run: Run) -> str:
     """The run beside its baselines, where it has any."""
     if not run.compared:
         return ""
-    return f'<p class="note gain">{escape(sentence(run.compared))}</p>{table(HEADS, table_rows(run.compared), NOTE)}'
+    rows = table(HEADS, table_rows(run.compared), note_on(run.compared))
+    return f'<p class="note gain">{escape(sentence(run.compared))}</p>{rows}'
 
 
 def _against(run: Run) -> str:
@@ -201,17 +203,14 @@ def _accuracies(run: Run) -> str:
         evaluated = run.evaluations(kind)
         last = evaluated[-1]
         shares = [client["accuracy"][kind] for client in last["clients"].values() if kind in client["accuracy"]]
-        figures, spread = last["accuracy"][kind], fairness(shares)
-        cells = [figures["mean"], figures["weighted"]]
-        cells += [spread[name] for name in ("worst-10%", "worst-20%", "worst-40%", "best-10%", "std")]
-        text = [kind, *(f"{100 * value:.2f}" for value in cells), f"{10_000 * spread['variance']:.1f}"]
+        spread = last["accuracy"][kind] | fairness(shares)
+        parts = cells(spread, ("mean", "weighted", "worst-10%", "worst-20%", "worst-40%", "best-10%", "std"))
         best = best_of(run.rows, kind)
-        rows.append([*text, short_best(best) if best else "–"])
+        rows.append([kind, *parts, *cells(spread, ["variance"], 10_000, 1), short_best(best) if best else "–"])
         chosen_on |= {best.get("chosen-on", "test")} if best else set()
         if kind in last.get("validation", {}):
-            validated = last["validation"][kind]
-            means = [f"{100 * validated[name]:.2f}" for name in ("mean", "weighted", "worst-10%")]
-            rows.append([f"{kind}, validation", *means, "–", "–", "–", f"{100 * validated['std']:.2f}", "–", "–"])
+            *means, spread_of_means = cells(last["validation"][kind])
+            rows.append([f"{kind}, validation", *means, "–", "–", "–", spread_of_means, "–", "–"])
     if not rows:
         return ""
     after = run.evaluations(run.kinds[0])[-1]["evaluated-after-round"]
@@ -219,21 +218,21 @@ def _accuracies(run: Run) -> str:
     note = (
         f"Test accuracy after round {after} in percent, over the clients (their spread as in FedPCL, Tables 12 and 13; "
         "std in points, variance in points²), and the best mean with its round, which was "
-        f"{' and '.join(f'chosen on {data} data' for data in sorted(chosen_on)) or 'not found'}."
+        f"{' and '.join(f'chosen on {data} data' for data in sorted(chosen_on)) or 'not found'}.{_hidden(run)}"
     )
     return table((*heads, "best mean"), rows, note)
+
+
+def _hidden(run: Run) -> str:
+    """A sentence on figures that no single client has told."""
+    return f" {HIDDEN}" if run.hides_clients else ""
 
 
 def _metrics(run: Run) -> str:
     """The last evaluation's metrics beside accuracy, over the clients; recalls of classes are a figure."""
     last = next((row["metrics"] for row in reversed(run.rows) if row.get("metrics")), {})
-    columns = ("mean", "weighted", "worst-10%", "std")
-    rows = [
-        [name, *(f"{figures[column]:.4f}" for column in columns)]
-        for name, figures in last.items()
-        if f"/{RECALL}/" not in name
-    ]
-    note = "The metrics that the run asked for, at its last evaluation, over the clients that have them."
+    rows = [[name, *cells(figures, factor=1, digits=4)] for name, figures in last.items() if f"/{RECALL}/" not in name]
+    note = f"The metrics that the run asked for, at its last evaluation, over the clients that have them.{_hidden(run)}"
     return table(("", "mean", "by samples", "worst 10 %", "std"), rows, note) if rows else ""
 
 
@@ -264,15 +263,15 @@ def _clients(run: Run) -> str:
     sizes = [key for key in SIZES if key != "validation-samples" or any(key in one for one in run.sites.values())]
     rows: list[Row] = []
     for site, facts in run.sites.items():
-        cells = [site, str(facts.get("domain") or "–"), str(facts.get("arch", "–"))]
-        cells += [f"{facts[key]:,}" if key in facts else "–" for key in sizes]
+        line = [site, str(facts.get("domain") or "–"), str(facts.get("arch", "–"))]
+        line += [f"{facts[key]:,}" if key in facts else "–" for key in sizes]
         for kind, clients in last.items():
             share = clients[site]["accuracy"].get(kind) if site in clients else None
-            cells.append("–" if share is None else f"{100 * share:.1f}")
-        rows.append(cells)
+            line.append("–" if share is None else f"{100 * share:.1f}")
+        rows.append(line)
     names = [key.replace("train-", "training-").replace("-", " ") for key in sizes]
     heads = ["client", "domain", "model", *names]
-    shown = table([*heads, *(f"{kind}, %" for kind in run.kinds)], rows, "", words=True)
+    shown = table([*heads, *(f"{kind}, %" for kind in run.kinds)], rows, _hidden(run).strip(), words=True)
     return shown if len(rows) <= 20 else f"<details><summary>{len(rows)} clients</summary>{shown}</details>"
 
 

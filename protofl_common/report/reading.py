@@ -71,6 +71,11 @@ class Run:
         every = known | {site: {} for row in self.rows for site in row["clients"] if site not in known}
         return {site: every[site] for site in in_order(every)}
 
+    @property
+    def hides_clients(self) -> bool:
+        """Return whether its figures are over all clients together, and of no single one."""
+        return any("std" not in figures for row in self.rows for figures in row["accuracy"].values())
+
     @cached_property
     def domains(self) -> dict[str, list[str]]:
         """Domain -> its sites; {} unless there are at least two domains."""
@@ -124,10 +129,7 @@ class Run:
 def read_run(folder: Path, against: Path | None = None) -> Run:
     """The run in ``folder``; what is not there, or damaged, is left out. ``against``: the folder of its reference.
 
-    Raises
-    ------
-    SettingsError
-        When there are not even settings, or the run is of a later version.
+    SettingsError when there are not even settings, or the run is of a later version.
     """
     try:
         settings = flatten(tomllib.loads((folder / "settings.toml").read_text(encoding="utf-8")))

@@ -13,10 +13,9 @@ has. Other attacks may find more: chance here is no proof of safety.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +32,7 @@ from protofl_common.datasets.raw import Images, Inputs
 from protofl_common.files import write_text
 from protofl_common.models.trained import TrainedModel
 from protofl_common.privacy.inversion import correlations, inverted
-from protofl_common.privacy.membership import Candidates, Finding, Floats, finding
+from protofl_common.privacy.membership import Candidates, Floats, finding
 from protofl_common.prototypes import Prototypes, distances
 from protofl_common.report.reading import AUDIT, INVERSION, Run, read_run
 from protofl_common.run_folder import WEIGHTS
@@ -88,10 +87,10 @@ def audit(folder: Path, invert: bool = False) -> list[dict[str, Any]]:
         for size, (least, most) in SIZES.items():
             found = finding(one for name, samples, one in scored if name == attack and least <= samples <= most)
             if found is not None:
-                alike = (
-                    {} if attack != "inversion" else _similarity(one for one in images if least <= one.samples <= most)
-                )
-                rows.append({"attack": attack, "samples": size, **_figures(found), **alike})
+                row = {"attack": attack, "samples": size, **asdict(found), "above_chance": found.above_chance}
+                if attack == "inversion":
+                    row |= _similarity(one for one in images if least <= one.samples <= most)
+                rows.append(row)
     if not rows:
         raise SettingsError(f"{folder}: nothing to attack: no prototypes or weights, or no test samples")
     write_text(folder / AUDIT, json.dumps(rows, indent=2) + "\n")
@@ -99,10 +98,6 @@ def audit(folder: Path, invert: bool = False) -> list[dict[str, Any]]:
     if images:
         _keep(sorted(images, key=lambda one: -one.candidates.members.max())[:MOST_SHOWN], folder / INVERSION)
     return rows
-
-
-def _figures(found: Finding) -> dict[str, Any]:
-    return dataclasses.asdict(found) | {"above_chance": found.above_chance}
 
 
 def _similarity(images: Iterator[Inverted]) -> dict[str, float]:

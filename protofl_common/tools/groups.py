@@ -16,9 +16,9 @@ from typing import Any
 
 from scipy.special import stdtr, stdtrit
 
+from protofl_common.config.datasets import is_own
 from protofl_common.config.options import Scalar, SettingsError, keys_of
 from protofl_common.config.sections import DataSettings
-from protofl_common.datasets.sources import source_of
 from protofl_common.run_folder import SUMMARY, RunFolder
 from protofl_common.tools.tables.metrics import Figure, NoFigure
 from protofl_common.tools.tables.plan import experiment
@@ -112,16 +112,13 @@ def run_folders(given: Iterable[Path]) -> list[Path]:
 def grouped(folders: Sequence[Path], figure: Figure | None) -> list[Group]:
     """The groups in the order of their first runs; ``figure`` None: accuracy by the head, else by prototype.
 
-    Raises
-    ------
-    SettingsError
-        For a folder without a finished run, or a run without that figure.
+    SettingsError for a folder without a finished run, or a run without that figure.
     """
     groups: dict[str, Group] = {}
     for folder in folders:
         summary = RunFolder(folder).finished_summary()
         settings, clients = experiment(summary["settings"]), len(summary["clients"])
-        if source_of(str(settings.get("dataset"))).own and (place := summary["settings"].get("data-dir")):
+        if is_own(str(settings.get("dataset"))) and (place := summary["settings"].get("data-dir")):
             settings["data-dir"] = str(Path(str(place)).absolute())  # other files are another experiment
         seed = int(settings.pop("seed", 0))
         chosen = figure or Figure(what="head" if summary["accuracy"].get("head") else "prototype")

@@ -34,10 +34,7 @@ NOTE = (
 def write_index(path: Path, runs: Sequence[Path], folder: Path) -> Path:
     """Write the page over finished runs, and the tables in ``folder`` or ``folder``/tables; its path.
 
-    Raises
-    ------
-    SettingsError
-        Where there are none, or it cannot be written.
+    SettingsError where there are none, or it cannot be written.
     """
     tables = sorted(_tables(folder), key=lambda found: not any(cell["search"] for cell in found[1]["cells"]))
     if not runs and not tables:
@@ -126,10 +123,8 @@ def _row(group: Group, beside: Path) -> list[str]:
 
 def _links(group: Group, beside: Path) -> Html:
     """To the pages of its runs, by seed, where they lie below the index."""
-    found = []
-    for seed, folder in sorted(group.runs.items()):
-        found.append(_link(folder / "report.html", str(seed), beside))
-    return Html(", ".join(found))
+    runs = sorted(group.runs.items())
+    return Html(", ".join(_link(folder / "report.html", str(seed), beside) for seed, folder in runs))
 
 
 def _link(file: Path, text: str, beside: Path) -> str:

@@ -19,8 +19,8 @@ from pathlib import Path
 import numpy as np
 
 from protofl_common.config.options import SettingsError
-from protofl_common.datasets.decoding import read_image
 from protofl_common.datasets.files import Rows, tokens
+from protofl_common.datasets.images import read_image
 from protofl_common.datasets.raw import DataError, Images, Inputs
 from protofl_common.run_folder import CARD, MOST_NUMBERS
 
@@ -44,10 +44,7 @@ class Samples:
 def input_of(folder: Path) -> tuple[tuple[int, ...], str]:
     """Shape and type of a sample, as the card of an exported model says them; whoever loads the model checks them.
 
-    Raises
-    ------
-    SettingsError
-        If there is no card, or it is none.
+    SettingsError if there is no card, or it is none.
     """
     if (folder / "clients").is_dir():
         raise SettingsError(f"{folder} is a run; first take a model out of it: protofl export {folder} --out model")
@@ -94,7 +91,8 @@ def _read(file: Path, shape: tuple[int, ...], kind: str, fast: bool) -> Samples:
     name = os.fsencode(file).decode(errors="backslashreplace")  # a name need not be text
     try:
         if kind == "uint8" and file.suffix not in ARRAYS:
-            return Samples([name], _image(file, shape, fast), {})
+            colour = read_image(file, shape[1], fast=fast)[None]  # stretched to the model's size
+            return Samples([name], colour if shape[0] == 3 else _grey(colour), {})
         rows = _rows(file, shape, kind)
         if rows.shape[1:] != shape:
             raise DataError(f"a sample is {list(rows.shape[1:])}; the model takes {list(shape)}")
@@ -103,12 +101,6 @@ def _read(file: Path, shape: tuple[int, ...], kind: str, fast: bool) -> Samples:
         return Samples([f"{name}:{row}" for row in range(len(rows))], rows.astype(kind, copy=False), {})
     except Exception as error:  # what decoders raise of a broken file may be anything
         return Samples([], None, {name: str(error) if isinstance(error, DataError) else repr(error)})
-
-
-def _image(file: Path, shape: tuple[int, ...], fast: bool) -> Images:
-    """uint8 [1, channels, size, size]: stretched to the model's size, and grey where it has seen grey images."""
-    colour = read_image(file, shape[1], fast=fast)[None]
-    return colour if shape[0] == 3 else _grey(colour)
 
 
 def _rows(file: Path, shape: tuple[int, ...], kind: str) -> Inputs:

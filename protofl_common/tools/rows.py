@@ -20,10 +20,8 @@ Add = Callable[[Sequence[Row]], None]
 def rows_file(path: Path) -> Iterator[Add]:
     """What is called with rows of equal columns. In the end they replace ``path``; an error leaves it as it was.
 
-    Raises
-    ------
-    SettingsError
-        For a name that ends in neither ``.csv`` nor ``.parquet``, and where a package or the folder is missing.
+    SettingsError for a name that ends in neither ``.csv`` nor ``.parquet``, and where a package or the folder is
+    missing.
     """
     if path.suffix not in (".csv", ".parquet"):
         raise SettingsError(f"--out {path}: must end in .csv or .parquet")

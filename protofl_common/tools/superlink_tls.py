@@ -25,10 +25,7 @@ class Shown:
 def shown_by(address: str, root_certificates: str = "") -> Shown:
     """Ask ``address`` (HOST:PORT), by TLS if there are ``root_certificates`` of a file.
 
-    Raises
-    ------
-    OSError
-        If nobody answers, or, as ssl.SSLError, with a certificate that is none for this name and authority.
+    OSError if nobody answers, or, as ssl.SSLError, with a certificate that is none for this name and authority.
     """
     host, _, port = address.rpartition(":")
     connection: HTTPConnection = HTTPConnection(host, int(port), timeout=PATIENCE)

@@ -78,11 +78,8 @@ def pack_payload(payload: Payload, declared: Declared) -> RecordDict:
 def unpack_payload(content: RecordDict, declared: Declared, limits: Limits, required: bool) -> Payload:
     """The checked payload of a message; ``required``: every declared entry must be there.
 
-    Raises
-    ------
-    RefusedMessage
-        For an undeclared or missing record or array, a wrong dtype or shape, NaN or infinity, a label out of range
-        or twice, a count below 1, a norm above the limit, probabilities that are none.
+    RefusedMessage for an undeclared or missing record or array, a wrong dtype or shape, NaN or infinity, a label out of
+    range or twice, a count below 1, a norm above the limit, probabilities that are none.
     """
     for name in content.array_records:
         if name not in declared:

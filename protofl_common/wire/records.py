@@ -17,7 +17,9 @@ from protofl_common.text import LONGEST_NAME, is_plain_name, is_site_name
 from protofl_common.wire.limits import RefusedMessage
 
 _MAX_SCALARS = 64
-_ROUNDING = 1e-6
+_MOST_SAMPLES = 10**15
+"""Samples that a card may claim; int64 takes the sum of thousands of such claims."""
+ROUNDING = 1e-6
 _LARGEST = 1e30
 """Magnitude of a number in a report; sums over clients stay finite."""
 _MOST_DIMENSIONS, _LARGEST_INPUT = 8, 2**24
@@ -86,6 +88,8 @@ class SiteCard:
     found: int = 0
     """Samples that its share was taken from, used or not (`ClientData.found`)."""
     validation_samples: int = 0
+    real: bool = True
+    """Whether it is a machine with an operator, not a simulated client (`is_site`)."""
 
 
 def pack_instructions(instructions: Instructions) -> ConfigRecord:
@@ -118,6 +122,19 @@ def unpack_baseline(content: RecordDict) -> str:
     return algo
 
 
+def pack_settings(digest: str) -> dict[str, ConfigRecord]:
+    """The record of an introduction's question: the digest of the server's settings."""
+    return {"settings": ConfigRecord({"digest": digest})}
+
+
+def check_settings(content: RecordDict, digest: str) -> None:
+    """RefusedMessage where the server's settings are not the client's, whose digest is given."""
+    wanted = content.config_records.get("settings", ConfigRecord()).get("digest")
+    if wanted != digest:
+        cure = "install the same version on both, and set with --run-config what was changed in pyproject.toml"
+        raise RefusedMessage(f"settings with the digest {wanted!r}, and {digest!r} here: other defaults; {cure}")
+
+
 def pack_best(best: BestRound | None, final: bool = False) -> dict[str, ConfigRecord]:
     """The record that tells sites the best round so far, or, ``final``, of the whole run; {} before there is one."""
     return {"best": ConfigRecord({"after": best["after"], "on": best["on"] if final else ""})} if best else {}
@@ -147,8 +164,8 @@ def unpack_site_card(content: RecordDict) -> SiteCard:
         raise RefusedMessage("records other than 'site'")
     card = _from_config(SiteCard, content, "site")
     for key, value in dataclasses.asdict(card).items():
-        if isinstance(value, int) and value < 0:
-            raise RefusedMessage(f"site.{key} is {value}")
+        if isinstance(value, int) and not 0 <= value <= _MOST_SAMPLES:
+            raise RefusedMessage(f"site.{key} is {value}, not from 0 to {_MOST_SAMPLES}")
         for text in value if key == "classes" else (value,):
             if isinstance(text, str) and (len(text) > LONGEST_NAME or not text.isprintable()):
                 raise RefusedMessage(f"site.{key} with a name that is too long or not printable: {text!r}")
@@ -170,7 +187,7 @@ def pack_report(report: Report, losses: Collection[str], metrics: Collection[str
 
     ValueError for a name that is not declared: one of ``losses``, ``metrics``, `KINDS` and `PHASES`.
     """
-    names = _names(losses, metrics)
+    names = report_names(losses, metrics)
     for group, declared in names.items():
         if odd := sorted(getattr(report, group).keys() - set(declared)):
             raise ValueError(f"{group}.{odd[0]} is not declared; choose from {', '.join(declared)}")
@@ -188,18 +205,15 @@ def unpack_report(
 ) -> Report:
     """The record ``report``, checked; ``losses`` and ``metrics``: the names that these may have.
 
-    Raises
-    ------
-    RefusedMessage
-        If it is missing or malformed, from another round (a replay), has a number that is not finite or a name that
-        is not declared, or claims more correct predictions than test samples, or validation without samples.
+    RefusedMessage if it is missing or malformed, from another round (a replay), has a number that is not finite or a
+    name that is not declared, or claims more correct predictions than test samples, or validation without samples.
     """
     if set(content.metric_records) != {"report"} or content.config_records:
         raise RefusedMessage("records other than a report")
     flat = content.metric_records["report"]
     if len(flat) > _MAX_SCALARS + 2 * len(metrics):
         raise RefusedMessage(f"a report of {len(flat)} numbers")
-    names = _names(losses, metrics)
+    names = report_names(losses, metrics)
     plain: dict[str, int] = {}
     nested: dict[str, dict[str, float]] = {group: {} for group in names}
     for name, value in flat.items():
@@ -207,7 +221,7 @@ def unpack_report(
             raise RefusedMessage(f"a report whose {name} is not a finite number of at most {_LARGEST:g}")
         assert isinstance(value, (int, float))
         group, _, key = name.partition(".")
-        signed = group == "losses" or (group in ("metrics", "validation") and not _is_share(key))
+        signed = group == "losses" or (group in ("metrics", "validation") and not is_share(key))
         if group in names and key in names[group] and (signed or value >= 0):
             nested[group][key] = value
         elif name in COUNTS and isinstance(value, int) and value >= 0:
@@ -222,20 +236,20 @@ def unpack_report(
     if any(value > plain["test_samples"] for value in correct.values()):
         raise RefusedMessage("more correct predictions than test samples")
     validated = nested["validation"]
-    if any(_is_share(name) and value > 1 + _ROUNDING for name, value in (nested["metrics"] | validated).items()):
+    if any(is_share(name) and value > 1 + ROUNDING for name, value in (nested["metrics"] | validated).items()):
         raise RefusedMessage("an accuracy, or a metric that is a share, above 1")
     if validated and not plain["validation_samples"]:
         raise RefusedMessage("figures on validation data without validation samples")
     return Report(**plain, **nested | {"correct": correct})  # type: ignore[arg-type]
 
 
-def _is_share(name: str) -> bool:
+def is_share(name: str) -> bool:
     """Whether a figure of an evaluation lies in [0, 1]; of the user's own metrics that cannot be known."""
     kind, _, metric = name.partition("/")
     return kind in KINDS and (not metric or metric.partition("/")[0] in (*METRICS, RECALL))
 
 
-def _names(losses: Collection[str], metrics: Collection[str]) -> dict[str, Collection[str]]:
+def report_names(losses: Collection[str], metrics: Collection[str]) -> dict[str, Collection[str]]:
     """The groups of a report's numbers, and the names that they may have."""
     validation = (*KINDS, *metrics)
     return {"losses": losses, "metrics": metrics, "correct": KINDS, "seconds": PHASES, "validation": validation}

@@ -10,6 +10,8 @@ from protofl_common.text import is_site_name
 from protofl_common.wire.limits import RefusedMessage
 
 RECORD = "secagg"
+FINAL = "_final"
+"""After the name of a stage in a message about the final evaluation."""
 MOST_SITES = 1000
 """In one sum: every client sends something to every other."""
 

@@ -168,7 +168,9 @@ class MessageExchange:
     def _ask_again(self, now: float) -> None:
         """Ask sites that are back; no longer wait for those that were away too long."""
         node_of, online = self.federation.node_of, self.federation.online
-        moved = {site: message for site, message in self._pending.items() if _node(message) != node_of[site]}
+        moved = {
+            site: message for site, message in self._pending.items() if message.metadata.dst_node_id != node_of[site]
+        }
         back = {site: away.message for site, away in self._away.items() if node_of[site] in online}
         self._push({site: copy_for(message, node_of[site]) for site, message in (moved | back).items()})
         for site, away in list(self._away.items()):
@@ -183,10 +185,6 @@ def _tell_silence(since: float, arrived: int = 0) -> None:
     silence = time.monotonic() - since
     if silence > SILENCE + arrived / SLOW_LINK:
         say(f"  the SuperLink did not answer for {silence:.0f} s; going on")
-
-
-def _node(message: Message) -> int:
-    return int(message.metadata.dst_node_id)
 
 
 def _id(message: Message) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import time
 from collections import Counter, defaultdict
@@ -17,11 +18,12 @@ from protofl_common.privacy.shamir import FEWEST as FEWEST_IN_SUM
 from protofl_common.settings import Settings
 from protofl_common.text import in_order, is_site_name, printable
 from protofl_common.wire.limits import RefusedMessage
-from protofl_common.wire.records import SiteCard, pack_baseline, unpack_site_card
+from protofl_common.wire.records import SiteCard, pack_baseline, pack_settings, unpack_site_card
 from protofl_common.wire.secagg import MOST_SITES
 from server_app.network.transport import pull_each, push_each
 from server_app.run.console import say
 from server_app.sampling import number_asked
+from server_app.validation.bounds import Bounds, bounds_of
 
 AT_ONCE = 1000
 """Sites that are asked at a time who they are, or for the final evaluation: so many messages, and no more, are kept."""
@@ -55,13 +57,32 @@ class Federation:
         """Node -> the message that asks it who it is."""
         self._waiting: dict[str, int] = {}
         """Those that it has not answered."""
-        self._claims: dict[str, tuple[int, SiteCard]] = {}
-        """Site -> a further node that says it is this site: a restarted SuperNode, or a wrong site-name."""
         self._silent: Counter[str] = Counter()
         self._rests_until: dict[str, int] = {}
         """Site -> the last round in which it is not asked."""
+        self.expelled: set[str] = set()
+        """Sites that were caught lying in secure aggregation: they take no further part in the run."""
         self._given: dict[int, SiteCard] = {}
         """Node -> how it introduced itself."""
+        self._reference: SiteCard | None = None
+
+    @property
+    def reference(self) -> SiteCard:
+        """The introduction from which the server builds its models: the majority's, whoever answers first.
+
+        Where nothing must be alike, that of the most common inputs, and among these of the most common network.
+        """
+        return self._reference or _most_common(self.cards)
+
+    @property
+    def simulated(self) -> bool:
+        """Return whether all clients are simulated: one person's own, without an operator at any site."""
+        return not any(card.real for card in self.cards.values())
+
+    @property
+    def bounds(self) -> Bounds:
+        """Return the bounds on what a single site may do to the aggregate."""
+        return bounds_of(self.settings, self.cards.values())
 
     def gather(self, expected: Iterable[str] = (), divided_among: int = 0) -> None:
         """Wait until the wanted number of sites has connected and introduced itself (``num-clients``).
@@ -69,24 +90,19 @@ class Federation:
         ``expected`` sites, those of a run that is resumed, are waited for too, but no longer than ``join-timeout``;
         its data set must be ``divided_among`` as many clients as before (0: sites bring data of their own).
 
-        Raises
-        ------
-        FederationError
-            If fewer than ``min-clients`` do so within ``join-timeout``, if those that cannot take part (wrong settings,
-            missing data) leave fewer, if nobody says how many to wait for, or if the sites do not fit together.
+        FederationError if fewer than ``min-clients`` do so within ``join-timeout``, if those that cannot take part
+        (wrong settings, missing data) leave fewer, if nobody says how many to wait for, or if the sites do not fit
+        together.
         """
         deadline = time.monotonic() + self.settings.federation.join_timeout
         absent = set(expected)
         while time.monotonic() < deadline:
             self._look()
             self._settle()
-            for name in self._claims:
-                raise FederationError(
-                    f"two clients call themselves {name}: give each its own site-name or partition-id"
-                )
-            _check_division(self.settings, self.cards, divided_among)
             absent -= self.cards.keys()
             wanted = self._wanted()
+            if self.simulated:
+                _check_division(self.settings, self.cards, divided_among)
             if self.cards and not wanted and not self._waiting:
                 raise FederationError(self._too_few())
             if not self._waiting and not absent and wanted and len(self.cards) >= wanted:
@@ -102,37 +118,55 @@ class Federation:
         wanted = self._wanted()
         if not wanted or len(self.cards) < self._enough():
             raise FederationError(self._too_few())
-        self._leave_out_odd_ones()
+        self._leave_out_odd_ones(divided_among)
         if absent:
             say(f"going on without {', '.join(in_order(absent))}: not there after join-timeout")
         if self.problems:
             say(_explain(self.problems))
-        _check_fit(self.settings, self.cards)
+        _check_fit(self.settings, self.cards, divided_among)
         self._check_replies()
+        self._reference = self.reference
         if len(self.cards) < wanted:
             say(f"going on with {len(self.cards)} of {wanted} clients (min-clients)")
         self.owners = self.node_of | self.owners
 
-    def _leave_out_odd_ones(self) -> None:
+    def _leave_out_odd_ones(self, divided_among: int) -> None:
         """Go on with the sites that fit together, where they are more than any others and as many as suffice."""
-        groups = defaultdict(list)
+        divided, groups = divided_among or self.num_partitions, defaultdict(list)
         for name, card in self.cards.items():
-            groups[card.classes, card.weights].append(name)
+            groups[_kind(self.settings, card, divided)].append(name)
         largest, *others = sorted(groups.values(), key=len, reverse=True)
         if not others or len(largest) == len(others[0]) or len(largest) < self._enough():
             return
         usual = {name: self.cards[name] for name in largest}
         for name in in_order(self.cards.keys() - usual.keys()):
-            card, node = self.cards.pop(name), self.node_of.pop(name)
             try:
-                _check_fit(self.settings, usual | {name: card})
+                _check_fit(self.settings, usual | {name: self.cards[name]}, divided_among)
             except FederationError as error:
-                self.problems[node] = f"{name}: {error}"
+                self._leave_out(name, str(error))
+
+    def _leave_out(self, name: str, why: str) -> None:
+        """Go on without a site whose introduction cannot be used."""
+        del self.cards[name]
+        self.problems[self.node_of.pop(name)] = f"{name}: {why}"
+
+    def leave_out_reference(self, why: str) -> bool:
+        """Go on without the sites whose introduction gives no model; False where too few others are left."""
+        wrong = self.reference
+        same = [name for name, card in self.cards.items() if _model_of(card) == _model_of(wrong)]
+        if len(self.cards) - len(same) < max(1, self._enough()):
+            return False
+        for name in same:
+            self._leave_out(name, why)
+            say(_explain({0: f"{name}: {why}"}))
+        self._reference = _most_common(self.cards)
+        return True
 
     @property
     def num_partitions(self) -> int:
-        """Among how many clients the data set is divided; 0 where sites bring data of their own."""
-        return max((card.num_partitions for card in self.cards.values()), default=0)
+        """Among how many clients the data set is divided, as most say; 0 where sites bring data of their own."""
+        claims = Counter(card.num_partitions for card in self.cards.values() if card.num_partitions)
+        return max(claims, key=lambda number: (claims[number], number), default=0)
 
     def _check_replies(self) -> None:
         """FederationError where a round asks fewer sites than it needs replies, or than can outvote one of them."""
@@ -141,12 +175,16 @@ class Federation:
         share = "" if federation.participation == 1 else f" (participation = {federation.participation:g})"
         if asked < federation.min_replies:
             raise FederationError(f"min-replies = {federation.min_replies}: a round asks only {asked} sites{share}")
-        if self.settings.sends_sums and not FEWEST_IN_SUM <= asked <= MOST_SITES:
+        if self.settings.privacy.secagg and not FEWEST_IN_SUM <= asked <= MOST_SITES:
             why = f"{FEWEST_IN_SUM} are the fewest whose sum hides one from the others, {MOST_SITES} the most"
             raise FederationError(f"secagg = true: a round asks {asked} sites{share}; {why}")
-        if asked < FEWEST and federation.merging != "mean":
-            told = f"merging = {federation.merging!r}: a round asks only {asked} sites{share}"
-            raise FederationError(f"{told}, and {FEWEST} are the fewest that can outvote one")
+        liars, merging = self.bounds.liars, self.settings.bounds.merging
+        if asked < 2 * liars + 1:
+            asks = f"liars = {liars}: a round asks only {asked} sites{share}"
+            raise FederationError(f"{asks}, and {2 * liars + 1} are the fewest that can outvote {liars}")
+        if asked < FEWEST and merging not in ("auto", "mean"):
+            asks = f"merging = {merging!r}: a round asks only {asked} sites{share}"
+            raise FederationError(f"{asks}, and {FEWEST} are the fewest that can outvote one")
 
     def look_around(self) -> None:
         """Between and during rounds: greet who is new, and know again who is back under another node id.
@@ -182,8 +220,9 @@ class Federation:
 
     def answering(self, server_round: int) -> list[str]:
         """The sites that a round may ask: all but those that rest, unless these leave fewer than ``min-replies``."""
-        found = [site for site in self.node_of if self._rests_until.get(site, 0) < server_round]
-        return found if len(found) >= self.settings.federation.min_replies else list(self.node_of)
+        taking_part = [site for site in self.node_of if site not in self.expelled]
+        found = [site for site in taking_part if self._rests_until.get(site, 0) < server_round]
+        return found if len(found) >= self.settings.federation.min_replies else taking_part
 
     def note_silence(self, server_round: int, missing: Iterable[str], heard: Iterable[str]) -> None:
         """A site that is silent ``max-silent-rounds`` times running, each for the whole timeout, rests for as many."""
@@ -218,31 +257,46 @@ class Federation:
                 self._take_card(node, reply.content)
 
     def _introduction(self, node: int) -> Message:
-        return Message(RecordDict({**pack_baseline(self.baseline)}), node, MessageType.QUERY, group_id="0")
+        content = RecordDict({**pack_baseline(self.baseline), **pack_settings(self.settings.digest)})
+        return Message(content, node, MessageType.QUERY, group_id="0")
 
     def _settle(self) -> None:
-        """Give a site to the node that claims it, once the other is gone, and back to its own when that returns."""
-        for name, (node, card) in list(self._claims.items()):
-            if self.node_of[name] not in self.online:
-                del self._claims[name]
-                if self._admit(name, node, card):
-                    say(f"  back: {name}, on another node")
-        for name, now in list(self.node_of.items()):
-            owner = self.owners.get(name, now)
-            own = self._given.get(owner)
-            if now != owner in self.online and own and own.name == name and self._admit(name, owner, own):
-                self.problems[now] = f"{name}: its own node is back"
-                say(f"  back: {name}, on its own node")
+        """Give each name to its own node, or to the one that claims it once the other is gone.
+
+        Of two nodes that claim a name before any has been that site, nobody knows which one is right: neither is.
+        """
+        claimants = defaultdict(list)
+        for node, card in self._given.items():
+            if node in self.online and node not in self.problems:
+                claimants[card.name].append(node)
+        for name, nodes in claimants.items():
+            now, owner = self.node_of.get(name), self.owners.get(name)
+            if owner in nodes and now != owner:
+                if self._admit(name, owner, self._given[owner]):
+                    if now in nodes:
+                        self.problems[now] = f"{name}: its own node is back"
+                    say(f"  back: {name}, on its own node")
+            elif owner is None and len(nodes) > 1:
+                del self.cards[name], self.node_of[name]
+                numbers = " and ".join(map(str, nodes))
+                why = (
+                    f"two clients call themselves {name}, nodes {numbers}: give each its own site-name or partition-id"
+                )
+                self.problems |= dict.fromkeys(nodes, why)
+            elif now not in nodes and len(nodes) == 1 and self._admit(name, nodes[0], self._given[nodes[0]]):
+                say(f"  back: {name}, on another node")
 
     def _admit(self, name: str, node: int, card: SiteCard) -> bool:
-        """Let a node be a site, unless it does not fit the others; whether it does."""
+        """Let a node be a site, unless it does not fit the majority of the others; whether it does."""
         try:
-            _check_fit(self.settings, self.cards | {name: card})
+            if self._reference is not None:
+                _check_fit(self.settings, self.cards | {name: card})
         except FederationError as error:
             self.problems[node] = f"{name}: {error}"
             return False
         self.cards[name], self.node_of[name] = card, node
-        self.owners.setdefault(name, node)
+        if self._reference is not None:
+            self.owners.setdefault(name, node)
         return True
 
     def _take_card(self, node: int, content: RecordDict) -> None:
@@ -256,9 +310,7 @@ class Federation:
         self._given[node] = card
         if self.settings.federation.bind_sites and self.owners.get(card.name, node) != node:
             self.problems[node] = f"{card.name}: this name is another node's in this run (bind-sites)"
-        elif card.name in self.cards:
-            self._claims[card.name] = node, card
-        else:
+        elif card.name not in self.cards:
             self.cards[card.name], self.node_of[card.name] = card, node
 
     def _wanted(self) -> int:
@@ -281,20 +333,43 @@ class Federation:
         return f"{text}\n{_explain(self.problems)}" if self.problems else text
 
 
-def _check_fit(settings: Settings, cards: dict[str, SiteCard]) -> None:
+def _kind(settings: Settings, card: SiteCard, divided: int) -> tuple[object, ...]:
+    """List what all sites must have alike; ``divided``: among how many clients they divide the data set."""
+    fits = settings.data.partition == "own" or card.num_partitions in (0, divided)
+    alike = _model_of(card) if settings.exchange.needs_one_architecture else (card.weights,)
+    return fits, card.classes, *alike
+
+
+def _model_of(card: SiteCard) -> tuple[object, ...]:
+    return card.weights, card.arch, card.input_shape
+
+
+def _most_common(cards: Mapping[str, SiteCard]) -> SiteCard:
+    """Return the card with the most common inputs, the smallest of several, and among these the most common network."""
+    shapes = Counter(card.input_shape for card in cards.values())
+    models = Counter(_model_of(card) for card in cards.values())
+
+    def votes(name: str) -> tuple[int, int, int]:
+        card = cards[name]
+        return shapes[card.input_shape], -math.prod(card.input_shape), models[_model_of(card)]
+
+    return cards[max(in_order(cards), key=votes)]
+
+
+def _check_fit(settings: Settings, cards: dict[str, SiteCard], divided_among: int = 0) -> None:
     """The sites must agree on the classes, on the division of common data, and on what averaged weights need."""
-    _check_division(settings, cards)
+    one_model = settings.exchange.needs_one_architecture
+    _check_division(settings, cards, divided_among)
     _must_agree(
         "classes",
         {name: ", ".join(card.classes) for name, card in cards.items()},
         "set `classes` to the class names in label order",
     )
-    if settings.exchange.needs_one_architecture:
+    if one_model:
         _of_the_run(settings, cards)
-    if len({card.weights for card in cards.values()}) > 1:
-        if settings.exchange.needs_one_architecture:
-            one = f"{settings.run.algo} averages weights and needs one architecture on all sites"
-            _must_agree("arch", {name: card.arch for name, card in cards.items()}, one)
+        one = f"{settings.run.algo} averages weights and needs one architecture on all sites"
+        _must_agree("arch", {name: card.arch for name, card in cards.items()}, one)
+    if one_model or len({card.weights for card in cards.values()}) > 1:
         shapes = {name: "×".join(map(str, card.input_shape)) for name, card in cards.items()}
         _must_agree("the shape of their inputs", shapes, "bring inputs of one shape; for images set `image-size`")
         digests = {name: f"{card.weights} of {card.arch}" for name, card in cards.items()}

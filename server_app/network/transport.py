@@ -23,10 +23,7 @@ def push_each(grid: Grid, messages: Iterable[Message]) -> list[tuple[Message, bo
     Flower raises. They are sent again then, as copies: a client that had got its message all the same answers twice,
     from the same state, and only the reply to the copy is fetched.
 
-    Raises
-    ------
-    ObjectPushError
-        If that happens `TRIES` times in a row.
+    ObjectPushError if that happens `TRIES` times in a row.
     """
     sent = list(messages)
     for _ in range(TRIES - 1):

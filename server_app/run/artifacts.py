@@ -27,7 +27,7 @@ from torch import Tensor
 
 from protofl_common.config.options import SettingsError
 from protofl_common.datasets import DataError
-from protofl_common.datasets.distribution import ShareCounts, counts_of_shares
+from protofl_common.datasets.clients import ShareCounts, counts_of_shares
 from protofl_common.prototypes import margins
 from protofl_common.run_folder import MARGINS, SITES, MarginRow, RunFolder, SiteFacts
 from protofl_common.settings import Settings
@@ -145,15 +145,14 @@ def _fits(card: SiteCard, share: ShareCounts) -> bool:
 
 
 def _facts(card: SiteCard) -> SiteFacts:
-    trained: SiteFacts = {"train-samples": card.train_samples} if card.train_samples else {}
-    return {
-        "arch": card.arch,
-        "domain": card.domain,
-        "parameters": card.parameters,
-        **trained,
-        "test-samples": card.test_samples,
-        **({"validation-samples": card.validation_samples} if card.validation_samples else {}),
-    }
+    facts: SiteFacts = {"arch": card.arch, "domain": card.domain, "parameters": card.parameters}
+    if card.train_samples:
+        facts["train-samples"] = card.train_samples
+    if card.test_samples:
+        facts["test-samples"] = card.test_samples
+    if card.validation_samples:
+        facts["validation-samples"] = card.validation_samples
+    return facts
 
 
 def _numbers(values: Tensor) -> list[float | None]:

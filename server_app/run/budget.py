@@ -1,42 +1,46 @@
-"""When the privacy that a run may cost is spent."""
+"""The ε that a run has spent, and the end of its budget."""
 
 from __future__ import annotations
 
 from protofl_common.config.options import SettingsError
 from protofl_common.lineage import Lineage
-from protofl_common.privacy.plan import Plan
 from server_app.network.membership import Federation
 from server_app.run.console import say
 
 
 class Budget:
-    """What a run's messages cost the client with the fewest training samples, the others less: it needs no state.
+    """ε of the client that a run costs most, as if it took part in every round: it needs no state.
 
-    Every client counts as if it took part in every round. A run that was resumed may have repeated the round that it
-    stopped in, so each resumption counts as a round more. Each client keeps an account of its own (`client_app`).
+    A run that was resumed may have repeated the round that it stopped in, so each resumption counts as a round more.
+    A client's own ledger (`client_app`) has the last word: no other client's number of samples can end the run for it.
     """
 
     def __init__(self, federation: Federation, lineage: Lineage) -> None:
         self.federation, self.repeated = federation, len(lineage.earlier)
 
-    def spent(self, rounds: int) -> float | None:
-        """ε after so many rounds; None where nothing is private."""
-        if (plan := self._plan()) is None:
-            return None
-        return plan.epsilon(rounds + self.repeated) if rounds else 0.0
+    def spent(self, rounds: int, final: bool = False) -> float | None:
+        """ε after so many rounds and, if asked, the final evaluation; None where nothing is private."""
+        costs = self._costs(rounds, final)
+        return min(max(costs), self.federation.settings.privacy.dp_epsilon) if costs else None
 
     def allows(self, number: int) -> bool:
-        """Whether the round ``number`` keeps ``dp-epsilon``; SettingsError where not even the first one does."""
-        if (spent := self.spent(number)) is None:
+        """Say if any client has ε left for the round ``number`` and the final evaluation."""
+        costs, most = self._costs(number, True), self.federation.settings.privacy.dp_epsilon
+        if not costs or min(costs) <= most:
             return True
-        most = self.federation.settings.privacy.dp_epsilon
-        if spent <= most:
-            return True
-        if number == 1:
-            raise SettingsError(f"dp-epsilon = {most:g}: the first round would cost ε = {spent:.3g}; raise dp-noise")
-        say(f"the privacy budget is spent: round {number} would bring ε to {spent:.3g}, above dp-epsilon = {most:g}")
+        would = f"round {number} would bring ε to {min(costs):.3g}, above dp-epsilon = {most:g}"
+        say(f"the privacy budget is spent: {would}")
         return False
 
-    def _plan(self) -> Plan | None:
-        fewest = min(card.train_samples for card in self.federation.cards.values())
-        return self.federation.settings.plan(fewest)
+    def _costs(self, rounds: int, final: bool) -> list[float]:
+        """List ε of the clients of each size; SettingsError where dp-epsilon is too small for all of them."""
+        costs, refusal = [], None
+        for samples in {card.train_samples for card in self.federation.cards.values()}:
+            try:
+                if plan := self.federation.settings.plan(samples):
+                    costs.append(plan.epsilon(rounds, final, self.repeated))
+            except SettingsError as error:  # what one client claims ends nobody's run; its own ledger refuses
+                refusal = error
+        if refusal and not costs:
+            raise refusal
+        return costs

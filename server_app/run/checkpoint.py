@@ -120,10 +120,8 @@ def check_free(folder: Path) -> None:
 def starting_point(settings: Settings, folder: Path, run_id: int) -> Checkpoint:
     """Where a run begins: before its first round, or, with ``resume``, after the last one that it finished.
 
-    Raises
-    ------
-    SettingsError
-        If there is a run of that name already, or, with ``resume``, none that could go on with these settings.
+    SettingsError if there is a run of that name already, or, with ``resume``, none that could go on with these
+    settings.
     """
     name, wanted = folder.name, to_run_config(settings)
     if not settings.run.resume:

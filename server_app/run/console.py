@@ -11,9 +11,9 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from protofl_common.comparison import HEADS, NOTE, Compared, table_rows
+from protofl_common.comparison import HEADS, Compared, note_on, table_rows
 from protofl_common.config.sections import DataSettings
-from protofl_common.metrics import human_bytes, human_seconds
+from protofl_common.metrics import HIDDEN, cells, human_bytes, human_seconds
 from protofl_common.run_folder import KINDS, TROUBLE, RoundRow, Sites, Summary
 from protofl_common.text import in_order
 from protofl_common.wire.records import SiteCard
@@ -52,7 +52,7 @@ def logged(file: Path) -> Iterator[None]:
 
 def comparison_table(runs: Sequence[Compared]) -> str:
     """The run beside its baselines."""
-    table = Table(title="side by side", caption=NOTE)
+    table = Table(title="side by side", caption=note_on(runs))
     for number, name in enumerate(HEADS):
         table.add_column(name, justify="right" if 0 < number < len(HEADS) - 1 else "left")
     for row in table_rows(runs):
@@ -135,35 +135,33 @@ def round_line(row: RoundRow, rounds: int, seconds_left: float) -> str:
 def final_table(summary: Summary) -> str:
     """The accuracies after the last round; below, how the best round was chosen, traffic, time and lost replies."""
     early = ", stopped early" if summary.get("stopped-early") else ""
-    table = Table(title=f"{summary['algorithm']} on {summary['dataset']} after {summary['rounds']} rounds{early}")
+    data = "the sites' own data" if summary["partition"] == "own" else summary["dataset"]
+    table = Table(title=f"{summary['algorithm']} on {data} after {summary['rounds']} rounds{early}")
     table.add_column("accuracy of")
     for column in ("mean", "by samples", "worst 10 %", "std", "best mean"):
         table.add_column(column, justify="right")
     for kind, figures in summary["accuracy"].items():
         best = summary["best-accuracy"][kind]
-        table.add_row(kind, *_percents(figures), f"{100 * best['mean']:.2f} @{best['after-round']}")
+        table.add_row(kind, *cells(figures), f"{100 * best['mean']:.2f} @{best['after-round']}")
     for kind, figures in summary.get("validation", {}).items():
         if kind in KINDS:
-            table.add_row(f"{kind}, validation", *_percents(figures))
+            table.add_row(f"{kind}, validation", *cells(figures))
     for name, figures in summary.get("metrics", {}).items():
         if "recall/" not in name:
-            table.add_row(name, *(f"{figures[part]:.3f}" for part in ("mean", "weighted", "worst-10%", "std")))
+            table.add_row(name, *cells(figures, factor=1, digits=3))
     trouble = (
         ", ".join(f"{number} {kind}" for kind, number in summary["trouble"].items() if number and kind != "late")
         or "none"
     )
     sizes, private = summary["bytes"], f"ε ≤ {summary['epsilon']:.2f} · " if "epsilon" in summary else ""
     chosen = " and ".join(sorted({best.get("chosen-on", "test") for best in summary["best-accuracy"].values()}))
+    hidden = f"{HIDDEN}\n" if summary["settings"].get("secagg") else ""
     table.caption = (
-        f"best mean: test accuracy of the round chosen on {chosen} data\n"
+        f"{hidden}best mean: test accuracy of the round chosen on {chosen} data\n"
         f"{private}{human_bytes(sizes['up'])} up, {human_bytes(sizes['down'])} down · "
         f"{human_seconds(summary['seconds'])} · lost replies: {trouble}"
     )
     return _rendered(table)
-
-
-def _percents(figures: dict[str, float]) -> list[str]:
-    return [f"{100 * figures[name]:.2f}" for name in ("mean", "weighted", "worst-10%", "std")]
 
 
 def _rendered(table: Table) -> str:
@@ -176,7 +174,5 @@ def _accuracy_texts(row: RoundRow) -> list[str]:
     texts = [f"{kind} {100 * figures['mean']:.1f}%" for kind, figures in row["accuracy"].items()]
     validated = {kind: figures for kind, figures in row.get("validation", {}).items() if kind in KINDS}
     texts += [f"validation {kind} {100 * figures['mean']:.1f}%" for kind, figures in validated.items()]
-    if row["accuracy"]:
-        first = next(iter(row["accuracy"].values()))
-        texts.append(f"worst {100 * first['worst-10%']:.1f}%")
-    return texts
+    first = next(iter(row["accuracy"].values()), {})
+    return [*texts, f"worst {100 * first['worst-10%']:.1f}%"] if "worst-10%" in first else texts

@@ -96,8 +96,8 @@ class Results:
         self.rows: list[RoundRow] = []
         """Without the figures of each client, which grow with clients and rounds; those are in the file."""
         self.trouble: Counter[str] = Counter()
-        self.capped: set[str] = set()
-        """Sites of which it has been said that they weigh less than they claim."""
+        self.bounded: set[str] = set()
+        """Whose part in the aggregate was reduced, and how."""
         self.recording = Recording(settings, folder)
         if start.resumed:
             self._take_up()
@@ -112,6 +112,7 @@ class Results:
         for row in self.files.each_row():
             self.rows.append({**row, "clients": {}})
             self.trouble.update({kind: len(row[kind]) for kind in TROUBLE})
+            self.bounded.update(row.get("bounded", []))
         self.files.drop_margins_after(start.round)
         then = f"round {start.round + 1} is next" if start.round < rounds else "its final evaluation is next"
         say(f"resuming {self.folder.name} after round {start.round} of {rounds}; {then}")
@@ -147,11 +148,12 @@ class Results:
             say(f"baseline · models: {archs}")
             return
         say(f"{len(cards)} clients · {strategy.num_classes} classes · partition {self.settings.data.partition}")
-        if not self.settings.hides_samples:
+        if not self.settings.privacy.secagg:
             say(samples_line(cards, self.settings.data))
             if line := least_line(cards, self.settings.data):
                 say(line)
-        without = [name for name, card in by_name.items() if not card.validation_samples]
+        introduced = {} if self.settings.privacy.secagg else by_name
+        without = [name for name, card in introduced.items() if not card.validation_samples]
         if without and (self.settings.data.validation_fraction or len(without) < len(cards)):
             said = _first(without)
             say(f"too small for validation samples, or without any marked, so that all stay for training: {said}")
@@ -163,9 +165,12 @@ class Results:
                 f"shares of the training samples: {_shares({name: one.train_samples for name, one in by_name.items()})}"
             )
         holders = Counter(label for card in cards for label in card.holds)
-        few, merging = sum(number < FEWEST for number in holders.values()), self.settings.federation.merging
+        bounds = strategy.federation.bounds
+        few, merging = sum(number < FEWEST for number in holders.values()), bounds.prototypes[0]
         if few and merging != "mean":
             say(f"warning: fewer than {FEWEST} clients hold {few} classes, where merging = {merging!r} outvotes nobody")
+        if bounds.liars or not strategy.federation.simulated:
+            say(f"{bounds}")
         for line in protections(to_run_config(self.settings)):
             say(line)
         say("accuracies of a round are those of what the clients received at its start, before its training")
@@ -173,7 +178,7 @@ class Results:
     def add_round(self, number: int, strategy: Strategy, seconds: Seconds, figures: dict[str, float]) -> None:
         """A training round."""
         outcome = strategy.outcome
-        row = self._row("round", number, number - 1, outcome, seconds)
+        row = self._row("round", number, number - 1, outcome, seconds, strategy.federation.bounds.liars)
         if figures:
             row["server"] = figures
         if strategy.row.several_per_class:
@@ -201,7 +206,7 @@ class Results:
     def add_final(self, number: int, strategy: Strategy, seconds: Seconds) -> RoundRow:
         """The final evaluation, after round ``number``: its row."""
         outcome = strategy.outcome
-        row = self._row("final", number, number, outcome, seconds)
+        row = self._row("final", number, number, outcome, seconds, strategy.federation.bounds.liars)
         self._note(row, outcome)
         return row
 
@@ -239,15 +244,16 @@ class Results:
 
     @staticmethod
     def _row(
-        kind: Literal["round", "final"], number: int, evaluated: int, outcome: Outcome, seconds: Seconds
+        kind: Literal["round", "final"], number: int, evaluated: int, outcome: Outcome, seconds: Seconds, liars: int
     ) -> RoundRow:
         reports = outcome.reports
+        accuracy, losses, metrics, validation = _figures(outcome, liars)
         row: RoundRow = {
             "kind": kind,
             "round": number,
             "evaluated-after-round": evaluated,
-            "accuracy": _accuracies(reports),
-            "losses": _mean_losses(reports),
+            "accuracy": accuracy,
+            "losses": losses,
             "bytes": {"up": outcome.bytes_up, "down": outcome.bytes_down},
             "asked": len(outcome.asked),
             "valid": len(reports),
@@ -259,14 +265,16 @@ class Results:
             "clients": {site: _client_row(report) for site, report in reports.items()},
             "seconds": {**seconds, "clients": _sums([report.seconds for report in reports.values()])},
         }
-        if metrics := _over_clients({site: (one.metrics, one.test_samples) for site, one in reports.items()}):
+        if metrics:
             row["metrics"] = metrics
+        if validation:
+            row["validation"] = validation
         if outcome.void:
             row["void-because"] = outcome.void
+        if outcome.bounded:
+            row["bounded"] = in_order(outcome.bounded)
         if outcome.epsilon is not None:
             row["epsilon"] = outcome.epsilon
-        if found := _over_clients({site: (one.validation, one.validation_samples) for site, one in reports.items()}):
-            row["validation"] = found
         return row
 
     def _note(self, row: RoundRow, outcome: Outcome) -> None:
@@ -280,9 +288,9 @@ class Results:
             self.trouble[kind] += len(troubles[kind])
             for site, reason in troubles[kind].items():
                 say(f"  {kind}: {site}: {reason}")
-        for site in outcome.capped.keys() - self.capped:
-            say(f"  warning: {site}: {outcome.capped[site]}")
-        self.capped |= outcome.capped.keys()
+        for reason in in_order(outcome.bounded - self.bounded):
+            say(f"  warning: {reason}")
+        self.bounded |= outcome.bounded
         if outcome.void:
             say(f"  void: {outcome.void}; nothing was merged")
 
@@ -307,6 +315,7 @@ class Results:
             "accuracy-of-clients": {site: client["accuracy"] for site, client in final["clients"].items()},
             "bytes": {way: sum(row["bytes"][way] for row in self.rows) for way in ("up", "down")},
             "trouble": dict(self.trouble),
+            "bounded": in_order(self.bounded),
             "void-rounds": sum(row["void"] for row in rounds),
             "resumed-after-rounds": [last for _, last in self.start.lineage.earlier],
             "seconds": time.monotonic() - self.began,
@@ -356,11 +365,12 @@ def _first(texts: list[str], others: str = " others") -> str:
 def _client_row(report: Report) -> ClientRow:
     tested = max(1, report.test_samples)
     row: ClientRow = {
-        "test-samples": report.test_samples,
         "accuracy": {kind: correct / tested for kind, correct in report.correct.items()},
         "losses": report.losses,
         "seconds": report.seconds,
     }
+    if report.test_samples:
+        row["test-samples"] = report.test_samples
     if report.train_samples:
         row["train-samples"] = report.train_samples
     if report.metrics:
@@ -370,26 +380,42 @@ def _client_row(report: Report) -> ClientRow:
     return row
 
 
-def _accuracies(reports: dict[str, Report]) -> Accuracies:
-    found = {}
-    for kind in KINDS:
-        with_kind = [report for report in reports.values() if kind in report.correct and report.test_samples]
-        shares = [report.correct[kind] / report.test_samples for report in with_kind]
-        if shares:
-            found[kind] = over_clients(shares, [report.test_samples for report in with_kind])
-    return found
+def _figures(outcome: Outcome, liars: int) -> tuple[Accuracies, dict[str, float], Accuracies, Accuracies]:
+    """Accuracies, losses, metrics and validation over the clients, or over all their samples where these are hidden."""
+    reports, means = outcome.reports, outcome.means
+    if means is not None:
+        both = ("mean", "weighted")
+        of_all = {group: {name: dict.fromkeys(both, one) for name, one in means[group].items()} for group in means}
+        return of_all["correct"], means["losses"], of_all["metrics"], of_all["validation"]
+    metrics = _over_clients({site: (one.metrics, one.test_samples) for site, one in reports.items()}, liars)
+    validation = _over_clients({site: (one.validation, one.validation_samples) for site, one in reports.items()}, liars)
+    return _accuracies(reports, liars), _mean_losses(reports), metrics, validation
 
 
-def _over_clients(figures: dict[str, tuple[dict[str, float], int]]) -> Accuracies:
-    """Each figure over the clients that have it; ``figures``: those of each client, and its number of samples."""
+def _accuracies(reports: dict[str, Report], liars: int) -> Accuracies:
+    tested = {site: (one.correct, one.test_samples) for site, one in reports.items() if one.test_samples}
+    shares = {site: ({kind: hits / n for kind, hits in correct.items()}, n) for site, (correct, n) in tested.items()}
+    found = _over_clients(shares, liars)
+    return {kind: found[kind] for kind in KINDS if kind in found}
+
+
+def _over_clients(figures: dict[str, tuple[dict[str, float], int]], liars: int) -> Accuracies:
+    """Each figure over the clients that have it, where these are enough to outvote the ``liars``.
+
+    ``figures``: those of each client, and its number of samples.
+    """
     names = dict.fromkeys(name for of_client, _ in figures.values() for name in of_client)
     having = {name: [(one[name], samples) for one, samples in figures.values() if name in one] for name in names}
-    return {name: over_clients(*zip(*pairs, strict=True)) for name, pairs in having.items()}
+    return {
+        name: over_clients([value for value, _ in pairs], [samples for _, samples in pairs], liars)
+        for name, pairs in having.items()
+        if len(pairs) > 2 * liars
+    }
 
 
 def _mean_losses(reports: dict[str, Report]) -> dict[str, float]:
     """Each loss term, averaged over the clients by training samples."""
-    weights = {site: one.train_samples or 1 for site, one in reports.items() if one.losses}  # 0: they are not told
+    weights = {site: one.train_samples for site, one in reports.items() if one.losses}
     samples = sum(weights.values())
     return _sums([{k: v * weights[site] / samples for k, v in reports[site].losses.items()} for site in weights])
 

@@ -4,8 +4,30 @@ from __future__ import annotations
 
 from typing import Any
 
-from protofl_common.catalog import Algorithm, half
+from protofl_common.catalog import CATALOG, Algorithm, half
+from protofl_common.files import digest
+from protofl_common.text import printable
+from server_app.network.membership import Federation, FederationError
 from server_app.strategies.base import ServerStrategy
+
+
+def built(federation: Federation) -> ServerStrategy[Any]:
+    """The run's server half, on the majority's model; a site whose introduction does not give its model is left out.
+
+    Another package's half may keep its weights in an order of its own: their digest is not compared.
+    """
+    while True:
+        try:
+            strategy = server_half(federation.settings.row)(federation)
+            shared = strategy.shared()
+            if not shared or federation.settings.run.algo not in CATALOG or digest(shared) == strategy.card.weights:
+                return strategy
+            raise ValueError(f"its arch and input_shape do not give the weights that it claims ({strategy.card.arch})")
+        except FederationError:
+            raise
+        except (RuntimeError, ValueError) as error:
+            if not federation.leave_out_reference(printable(str(error))):
+                raise
 
 
 def server_half(row: Algorithm) -> type[ServerStrategy[Any]]:

@@ -39,8 +39,8 @@ class ServerStrategy(Generic[H]):
         self.settings = federation.settings
         self.hparams = cast(H, federation.settings.hparams)
         self.row = federation.settings.row
-        self.card = next(iter(federation.cards.values()))
-        """Of one client, for what all clients have alike."""
+        self.card = federation.reference
+        """For what all clients have alike; the majority's."""
         self.num_classes = len(self.card.classes)
         self.outcome = Outcome()
         """What came of the last exchange."""
@@ -82,17 +82,22 @@ class ServerStrategy(Generic[H]):
         entries = [name for name, entry in self.settings.exchange.up.items() if isinstance(entry, Weights)]
         return dict.fromkeys(entries, template_of(self.global_weights or {}))
 
+    def shared(self) -> dict[str, Template]:
+        """Declared entry of either direction -> its arrays, as a client counts them; {} where some are unknown."""
+        exchange = self.settings.exchange
+        entries = [name for name, entry in {**exchange.down, **exchange.up}.items() if isinstance(entry, Weights)]
+        known = {"weights": template_of(self.global_weights or {}), **self.templates()}
+        return {name: known[name] for name in entries} if set(entries) <= known.keys() else {}
+
     # -- for algorithms to use -----------------------------------------------------------------------------------
 
     def merged(self, uploads: list[Upload], weighting: str, previous: Prototypes | None) -> Prototypes | None:
-        """For an algorithm that averages: the uploads' prototypes as one per class, by ``merging``.
+        """For an algorithm that averages: the uploads' prototypes as one per class, by `Federation.bounds`.
 
         A class that nobody sent keeps that of ``previous``; so do all where no prototypes were due.
         """
-        sets, federation = list(vectors_of(uploads).values()), self.settings.federation
-        if not sets:
-            return previous
-        return merge_prototypes(sets, weighting, previous, federation.merging, federation.trim_fraction)
+        sets = list(vectors_of(uploads).values())
+        return merge_prototypes(sets, weighting, previous, *self.federation.bounds.prototypes) if sets else previous
 
     # -- checkpoints ---------------------------------------------------------------------------------------------
 

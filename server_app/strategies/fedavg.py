@@ -1,14 +1,15 @@
 """FedAvg (McMahan et al., AISTATS 2017), server half: the mean of the clients' weights by training samples.
 
 Other half: `client_app/algorithms/fedavg.py`.
-w ← Σ_i (n_i / Σ n) · w_i over the round's clients, where n_i is client i's number of training samples.
-Integer buffers (batch-normalisation counters) are averaged and rounded.
+w ← Σ_i (n_i / Σ n) · w_i over the round's clients, n_i their training samples, bounded by ``max-samples-ratio`` and
+``max-samples-lead``. Integer buffers (batch-normalisation counters) are averaged and rounded.
 ``merging`` may put a coordinate-wise median or trimmed mean in its place, and ``max-update-ratio`` bound each w_i − w
 (`protofl_common/merging.py`).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 from torch import Tensor
@@ -57,15 +58,20 @@ class FedAvg(ServerStrategy[H]):
 
     def averaged(self, uploads: list[Upload]) -> StateDict:
         """The weights of these clients as one: Σ_i (n_i / Σ n) · w_i, or what ``merging`` puts in its place."""
-        federation = self.settings.federation
+        bounds = self.federation.bounds
         sent = [upload for upload in uploads if upload.payload.weights()]
         total = sum(upload.train_samples for upload in sent)
         sets: list[Mapping[str, Tensor]] = [upload.payload.weights() or {} for upload in sent]
-        if federation.max_update_ratio:
+        if bounds.max_update_ratio < math.inf:
             received = [self.starting_point(upload.site) for upload in sent]
-            sets = clip_updates(sets, received, federation.max_update_ratio)
+            cut = clip_updates(sets, received, bounds.max_update_ratio)
+            for upload, before, after in zip(sent, sets, cut, strict=True):
+                if after is not before:
+                    limit = f"{bounds.max_update_ratio:g} times the median length (max-update-ratio)"
+                    self.outcome.bounded.add(f"{upload.site}: its change of the weights is cut to {limit}")
+            sets = cut
         shares = [upload.train_samples / total for upload in sent]
-        return merge_weights(sets, shares, federation.merging, federation.trim_fraction)
+        return merge_weights(sets, shares, *bounds.weights)
 
     def starting_point(self, site: str) -> StateDict:
         """What ``site`` would have sent, had it not trained."""

@@ -45,8 +45,8 @@ class FedDistill(ServerStrategy[FedDistillHparams]):
     def _mean_of(self, sites: list[str]) -> Payload:
         if not sites:
             return Payload()
-        federation, sets = self.settings.federation, [self.outputs[site] for site in sites]
-        return Payload(outputs=merge_prototypes(sets, "uniform", None, federation.merging, federation.trim_fraction))
+        sets = [self.outputs[site] for site in sites]
+        return Payload(outputs=merge_prototypes(sets, "uniform", None, *self.federation.bounds.prototypes))
 
     def merge(self, uploads: list[Upload]) -> dict[str, float]:
         """Remember what came."""

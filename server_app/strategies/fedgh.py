@@ -3,10 +3,11 @@
 Other half: `client_app/algorithms/fedgh.py`.
 Symbols: θ the header; R̄_k^s client k's mean representation of class s (`samples_PD`, `labels_P`); η = `server-lr`.
 
-Training            θ ← θ − η ∇ CE(θ(R̄_k^s), s), one step for each R̄_k^s of the round
+Training            θ ← θ − η ∇ mean of CE(θ(R̄_k^s), s), in shuffled batches of ``server-batch-size``, ``server-epochs``
+                    times over the representations of the round
 
-Deviations: the order of the steps is shuffled. In the authors' code the optimizer of these steps holds a client's
-network, not θ, which so keeps its first weights. ``server-epochs`` and ``server-batch-size`` are HtFLlib's.
+Deviations: the abstract has one step for each R̄_k^s, 1 of both settings; their defaults are HtFLlib's. In the authors'
+code the optimizer of these steps holds a client's network, not θ, which so keeps its first weights.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ Symbols: P_i^c the round's client prototypes; P̂^c = F(Ṕ^c) what goes down; �
 Loss                mean of (1 − cos(P_i^c, P̂^c)) + γ · mean over c' ≠ c of |cos(P_i^c, P̂^c')|
 Training            S epochs of plain SGD over the client prototypes of the round, in shuffled minibatches
 
-Deviations: the equations are those of the authors' code, whose versions sum or average; here both terms are averages.
+Deviations: the equations are those of the authors' code of November 2024 (aaaf664); here both terms are averages.
 Its one epoch a round leaves P̂ near its random start for long. Classes that nobody holds take no part.
 """
 

@@ -22,10 +22,7 @@ def check_claims(report: Report, payload: Payload, card: SiteCard, training: boo
     What a site claims of its own data cannot be verified, but it cannot claim more as the run goes on: samples weigh
     its model, counts its prototypes, and a class that it does not hold is one that it never declared.
 
-    Raises
-    ------
-    RefusedMessage
-        If the reply claims more samples or other classes than the introduction.
+    RefusedMessage if the reply claims more samples or other classes than the introduction.
     """
     if training and report.train_samples < 1:
         raise RefusedMessage("a training reply without training samples")

@@ -11,18 +11,18 @@ from typing import cast
 from flwr.app import Message
 from torch import Tensor
 
-from protofl_common.config.sections import FederationSettings
 from protofl_common.insight import Insight
 from protofl_common.merging import FEWEST, without_the_farthest
+from protofl_common.privacy.figures import Means
 from protofl_common.prototypes import Prototypes
 from protofl_common.run_folder import Seconds
-from protofl_common.settings import Settings
 from protofl_common.text import printable
 from protofl_common.wire.limits import Limits, RefusedMessage
 from protofl_common.wire.payloads import Payload, Value, check_size, payload_bytes, unpack_payload
 from protofl_common.wire.records import Report, unpack_report
 from protofl_common.wire.schema import Declared, Vectors
 from server_app.network.membership import Federation
+from server_app.validation.bounds import Bounds
 from server_app.validation.outliers import check_claims, outliers
 
 
@@ -35,6 +35,8 @@ class Upload:
     report: Report
     most: float = math.inf
     """Samples that it may weigh as."""
+    clients: int = 1
+    """How many it stands for: with secure aggregation one upload is the mean of all (`privacy/sums.py`)."""
 
     @property
     def train_samples(self) -> float:
@@ -69,6 +71,8 @@ class Outcome:
     """Site -> what it told for the report, after the last round."""
     metrics: dict[str, float] = field(default_factory=dict)
     """What the server's step reports."""
+    means: Means | None = None
+    """The figures over all sites' samples, where secure aggregation hides those of single sites."""
     epsilon: float | None = None
     """What the run has cost of privacy by now; None where nothing is private."""
     seconds: Seconds = field(default_factory=Seconds)
@@ -79,8 +83,8 @@ class Outcome:
     """Seconds of the exchange, for those that did not answer."""
     void: str = ""
     """Why nothing was merged; "" where it was."""
-    capped: dict[str, str] = field(default_factory=dict)
-    """Site -> how many samples it claims, and as how many it weighs."""
+    bounded: set[str] = field(default_factory=set)
+    """``"site: how its part in the aggregate was reduced"``."""
     late: dict[str, str] = field(default_factory=dict)
     """Site -> which reply to an earlier exchange came during this one; it is not used."""
 
@@ -119,8 +123,8 @@ def take(replies: Iterable[Message], expected: Expected, federation: Federation,
             check_size(reply.content, expected.declared, expected.limits)
             report = unpack_report(reply.content, expected.server_round, expected.losses, expected.metrics)
             payload = unpack_payload(reply.content, expected.declared, expected.limits, required=expected.training)
-            told = not federation.settings.hides_samples
-            check_claims(report, payload, federation.cards[site], expected.training and told)
+            counts_samples = expected.training and not federation.settings.privacy.secagg
+            check_claims(report, payload, federation.cards[site], counts_samples)
         except RefusedMessage as refusal:
             outcome.refused[site] = str(refusal)
             continue
@@ -138,18 +142,19 @@ def in_proportion(uploads: list[Upload], ratio: float, outcome: Outcome) -> list
     return [upload for upload in uploads if upload.site not in refused]
 
 
-def voted(uploads: list[Upload], settings: Settings) -> list[Upload]:
-    """The uploads without the prototypes that ``merging`` leaves out of what a server trains on or clusters.
+def voted(uploads: list[Upload], federation: Federation) -> list[Upload]:
+    """The uploads without the prototypes that `Federation.bounds` leave out of what a server trains on or clusters.
 
     Where it averages prototypes, `merge_prototypes` does its part coordinate by coordinate.
     """
+    settings, merging = federation.settings, federation.bounds.prototypes
     if settings.row.averages_prototypes:
         return uploads
-    uploads, federation = list(uploads), settings.federation
+    uploads = list(uploads)
     for name in [name for name, entry in settings.exchange.up.items() if isinstance(entry, Vectors)]:
         senders = [index for index, upload in enumerate(uploads) if name in upload.payload.entries]
         sets = [cast(Prototypes, uploads[index].payload.entries[name]) for index in senders]
-        kept = without_the_farthest(sets, federation.merging, federation.trim_fraction)
+        kept = without_the_farthest(sets, *merging)
         for index, one in zip(senders, kept, strict=True):
             entries = {**uploads[index].payload.entries, name: one}
             uploads[index] = replace(uploads[index], payload=Payload(**entries))
@@ -162,26 +167,27 @@ def bounded(uploads: list[Upload], federation: Federation, outcome: Outcome) -> 
     What a site says of its samples cannot be verified; its claim must not make the mean its own.
     """
     claims = [card.train_samples for card in federation.cards.values()]
-    most, why = most_samples(claims, federation.settings.federation)
+    most, why = most_samples(claims, federation.bounds)
     found = []
     for upload in uploads:
         if (claimed := upload.train_samples) > most:
-            outcome.capped[upload.site] = f"{claimed:g} training samples weigh as {most:g} ({why})"
+            outcome.bounded.add(f"{upload.site}: {claimed:g} training samples weigh as {most:g} ({why})")
             entries = {name: _with_counts(one, most / claimed) for name, one in upload.payload.entries.items()}
             upload = replace(upload, payload=Payload(**entries), most=most)
         found.append(upload)
     return found
 
 
-def most_samples(claims: Sequence[int], limits: FederationSettings) -> tuple[float, str]:
+def most_samples(claims: Sequence[int], bounds: Bounds) -> tuple[float, str]:
     """As how many samples a client may weigh, and which setting says so.
 
-    A multiple of the median bounds several liars, but it must be large, for honest clients differ as much. The largest
-    honest claim is closer to the next one, which bounds a single liar.
+    A multiple of the median bounds any minority of liars, but it must be large, for honest clients differ as much. The
+    largest honest claim is closer to the next one, which bounds as many as are expected.
     """
-    found = [(limits.max_samples_ratio * statistics.median_low(claims), "max-samples-ratio")]
+    found = [(bounds.max_samples_ratio * statistics.median_low(claims), "max-samples-ratio")]
     if len(claims) >= FEWEST:
-        found.append((limits.max_samples_lead * sorted(claims)[-2], "max-samples-lead"))
+        rank = min(max(1, bounds.liars), (len(claims) - 1) // 2)
+        found.append((bounds.max_samples_lead * sorted(claims)[-1 - rank], "max-samples-lead"))
     most, why = min(found)
     return max(1.0, most), why
 

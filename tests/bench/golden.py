@@ -42,15 +42,20 @@ def figures(algo: str, settings: dict[str, Any]) -> Any:
     """Metrics of a run, and a digest of each tensor of the files it leaves."""
     with tempfile.TemporaryDirectory() as folder:
         outcome = run_federation(run_config(Path(folder), algo=algo, image_size=0, **settings) | LONG, clients=4)
-        files = [*outcome.folder.glob("*.safetensors"), *outcome.folder.glob("clients/*/model.safetensors")]
-        tensors = {
-            f"{path.relative_to(outcome.folder)}:{name}": hashlib.sha256(value.contiguous().numpy()).hexdigest()
-            for path in sorted(files)
-            for name, value in load_file(path).items()
-        }
+        tensors = tensors_of(outcome.folder)
         summary = {key: value for key, value in outcome.summary.items() if "accuracy" in key}
         rows = without_times(outcome.rows)
         return json.loads(json.dumps({"rows": rows, "summary": summary, "tensors": tensors}))
+
+
+def tensors_of(folder: Path) -> dict[str, str]:
+    """File and name of each tensor that a run leaves -> a digest of it."""
+    files = sorted([*folder.glob("*.safetensors"), *folder.glob("clients/*/model.safetensors")])
+    return {
+        f"{path.relative_to(folder)}:{name}": hashlib.sha256(value.contiguous().numpy()).hexdigest()
+        for path in files
+        for name, value in load_file(path).items()
+    }
 
 
 def main() -> int:

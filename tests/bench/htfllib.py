@@ -7,6 +7,8 @@ where it looks for them, relative to the process's folder, so nothing is written
 
 from __future__ import annotations
 
+import argparse
+import ast
 import importlib
 import json
 import os
@@ -30,12 +32,8 @@ from tests.system.processes import ROOT
 SERVERS = {"fedproto": ("serverproto", "FedProto"), "fedtgp": ("servertgp", "FedTGP")}
 """Our name of an algorithm -> the module and the class of HtFLlib's server."""
 DATASET = "benchmark"
-UNUSED = (
-    {"dataset": DATASET, "goal": DATASET, "save_folder_name": "temp", "eval_gap": 1, "auto_break": False}
-    | {"join_ratio": 1.0, "random_join_ratio": False, "client_drop_rate": 0.0, "time_select": False}
-    | {"train_slow_rate": 0.0, "send_slow_rate": 0.0, "time_threthold": 10000.0}
-)
-"""Options of its command line that are left at their defaults."""
+OPTIONS = {"dataset": DATASET, "goal": DATASET, "eval_gap": 1}
+"""Options of its command line that are not a run's settings; all others are left at their defaults."""
 
 
 def write_samples(folder: Path, part: str, client: int, inputs: ArrayLike, labels: ArrayLike) -> None:
@@ -66,6 +64,15 @@ def network(arch: str) -> str:
     return f"torchvision.models.{name}(num_classes=args.num_classes{more})"
 
 
+def defaults(library: Path) -> dict[str, Any]:
+    """Option -> its default on HtFLlib's command line: what its main.py tells its parser, without what else it does."""
+    file, parser = library / "system" / "main.py", argparse.ArgumentParser()
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "parser.add_argument":
+            eval(compile(ast.Expression(node), file, "eval"), {"parser": parser})
+    return vars(parser.parse_args([]))
+
+
 def seconds(library: Path, folder: Path, settings: Settings, clients: int, rounds: int, **changes: Any) -> list[float]:
     """Wall clock of each round after the first, in which clients have no prototypes yet, of the samples in ``folder``.
 
@@ -86,7 +93,7 @@ def seconds(library: Path, folder: Path, settings: Settings, clients: int, round
         "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD": "1",  # it stores whole modules
     }
     (folder / "system").mkdir(exist_ok=True)
-    command = [sys.executable, "-m", "tests.bench.htfllib", json.dumps(UNUSED | options | changes)]
+    command = [sys.executable, "-m", "tests.bench.htfllib", json.dumps(defaults(library) | OPTIONS | options | changes)]
     done = subprocess.run(command, cwd=folder / "system", env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr
     return json.loads(done.stdout.splitlines()[-1])[1:]

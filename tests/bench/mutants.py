@@ -35,6 +35,42 @@ C, S, P = "client_app/algorithms", "server_app/strategies", "protofl_common"
 REFERENCE = "tests/reference"
 SUMS, SECAGG = "tests/protofl_common/test_privacy_sums.py", "tests/test_secagg.py -k"
 MUTANTS = [
+    # differential privacy
+    Mutant(
+        "a gradient that is not finite passes the clip",
+        "client_app/private_training.py",
+        "one.nan_to_num_(0.0, 0.0, 0.0)",
+        "one",
+        "tests/client_app/test_private_training.py",
+    ),
+    Mutant(
+        "features that are not finite pass the clip",
+        f"{P}/privacy/release.py",
+        "torch.where(lengths_N1.isfinite(), rows_ND / lengths_N1.clamp(min=1), 0.0)",
+        "rows_ND / lengths_N1.clamp(min=1)",
+        "tests/protofl_common/privacy/test_release.py",
+    ),
+    Mutant(
+        "two kinds of prediction have the noise of one",
+        f"{P}/privacy/release.py",
+        "math.sqrt(len(correct)) * noise",
+        "noise",
+        "tests/protofl_common/privacy/test_release.py",
+    ),
+    Mutant(
+        "any step may train what leaves under differential privacy",
+        "client_app/algorithms/base.py",
+        "isinstance(step, PrivateStep) and",
+        "",
+        "tests/test_privacy.py -k covered_row",
+    ),
+    Mutant(
+        "evaluations are not charged",
+        f"{P}/privacy/plan.py",
+        "*self.of_evaluation() * evaluates",
+        "*self.of_evaluation() * 0",
+        "tests/protofl_common/privacy/test_accountant.py",
+    ),
     # secure aggregation
     Mutant(
         "no mask of its own",
@@ -54,8 +90,8 @@ MUTANTS = [
     Mutant(
         "a second upload under one secret",
         "client_app/secagg.py",
-        "(kept.run_id, kept.round, kept.stage) != (self.run_id, self.round, stage)",
-        "kept.round != self.round",
+        "(kept.run_id, kept.sum, kept.stage) != (self.run_id, self.sum, stage)",
+        "kept.sum != self.sum",
         f"{SECAGG} tries",
     ),
     Mutant(
@@ -76,9 +112,23 @@ MUTANTS = [
     Mutant(
         "held classes are told",
         "client_app/site.py",
-        "and not self.settings.privacy.secagg",
+        "and not hidden",
         "",
         f"{SECAGG} every_byte",
+    ),
+    Mutant(
+        "figures in the clear",
+        "client_app/app.py",
+        "secure.mask(upload, report, limits), without_figures(report)",
+        "secure.mask(upload, report, limits), report",
+        f"{SECAGG} no_single",
+    ),
+    Mutant(
+        "one secret for a round and the final evaluation",
+        "client_app/secagg.py",
+        "2 * instructions.round + self.final",
+        "2 * instructions.round",
+        f"{SECAGG} serve_each_other",
     ),
     # prototypes
     Mutant(
@@ -180,6 +230,13 @@ MUTANTS = [
         "    evaluations = Evaluation(), Evaluation()\n",
         "    algorithm.fit()\n    evaluations = Evaluation(), Evaluation()\n",
         "tests/test_federation.py -k began_with",
+    ),
+    Mutant(
+        "predict-among = own looks at test labels",
+        "client_app/app.py",
+        "torch.from_numpy(site.large_classes).to(site.device)",
+        "site.test_set.labels.unique()",
+        "tests/client_app/test_evaluation.py",
     ),
     Mutant(
         "best round chosen on test data",
@@ -295,7 +352,7 @@ MUTANTS = [
     Mutant(
         "FedPCL predicts by global prototypes",
         f"{C}/fedpcl.py",
-        "return self.exact_prototypes().to(self.site.device)",
+        "return chosen(self.exact_prototypes(), large_K).to(self.site.device)",
         "return self.global_prototypes or self.exact_prototypes()",
         f"{REFERENCE}/test_fedpcl.py",
     ),
@@ -392,6 +449,49 @@ MUTANTS = [
         'means = self.merged(uploads, "uniform", None)',
         'means = self.merged(uploads, "uniform", self.prototypes)',
         f"{REFERENCE}/test_fedsa.py tests/server_app",
+    ),
+    Mutant(
+        "FeSEM clusters anew in each round",
+        f"{S}/fesem.py",
+        "self._nearest(points) if self.cluster_of else self._first_clusters(points)",
+        "self._first_clusters(points)",
+        f"{REFERENCE}/test_fesem.py",
+    ),
+    Mutant(
+        "FPL: cosines below zero count as zero",
+        f"{C}/fpl.py",
+        "floor=-1.0",
+        "floor=0.0",
+        f"{REFERENCE}/test_fpl.py",
+    ),
+    Mutant(
+        "FedRep: evaluation fits the head",
+        f"{C}/fedrep.py",
+        "    def _fit_head(self)",
+        "    def evaluation_model(self):\n        self._fit_head()\n        return self.model\n\n"
+        "    def _fit_head(self)",
+        f"{REFERENCE}/test_fedrep.py",
+    ),
+    Mutant(
+        "Per-FedAvg: one pass an epoch",
+        f"{C}/per_fedavg.py",
+        "2 * training.local_epochs",
+        "training.local_epochs",
+        f"{REFERENCE}/test_per_fedavg.py",
+    ),
+    Mutant(
+        "private heads start apart",
+        "client_app/site.py",
+        '"global" if self.settings.starts_alike else self.name',
+        "self.name",
+        f"{REFERENCE}/test_fedper.py",
+    ),
+    Mutant(
+        "MPFT rounds the number of clusters down",
+        f"{P}/clustering.py",
+        "math.ceil(ratio * len(rows_ND))",
+        "int(ratio * len(rows_ND))",
+        f"{REFERENCE}/test_mpft.py",
     ),
     Mutant("FPL averages in place of FINCH", f"{S}/fpl.py", '"finch")', '"average")', f"{REFERENCE}/test_fpl.py"),
     Mutant("MPFT forgets clients", f"{S}/mpft.py", "self.centres |= ", "self.centres = ", f"{REFERENCE}/test_mpft.py"),

@@ -49,6 +49,7 @@ ATTACKS: dict[str, Callable[[Collection[int]], Tamper]] = {
     "× 10": always(everywhere(scaled(10), reversed_update(-10))),
     "sign flipped": always(everywhere(scaled(-1), reversed_update(1))),
     "× −5": always(everywhere(scaled(-5), reversed_update(5))),
+    "× −4": always(everywhere(scaled(-4), reversed_update(4))),
     "labels flipped": always(LABELS),
     "flipped, × 5": always(FLIPPED_AND_LONG),
     "within the spread": Colluding,
@@ -57,7 +58,7 @@ ATTACKS: dict[str, Callable[[Collection[int]], Tamper]] = {
 }
 FLOODED = ("fedplvm",)
 """Algorithms whose clients may send several prototypes of a class."""
-BY_MODEL = ("fedavg", "fedplvm")
+BY_MODEL = ("fedavg", "fedplvm", "lg-fedavg", "fedper", "feddistill")
 SHARED = {"arch": "htcnn-1", "initial-weights": "shared"}
 PRIVATE = {"models": "htcnn-1,htcnn-3,cnn4"}
 """Of clients whose features are not alike, prototypes cannot be compared coordinate by coordinate."""
@@ -120,7 +121,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("robust"))
     parser.add_argument("--algos", nargs="+", default=["fedproto", "fedtgp", "fedplvm", "fedavg"])
-    parser.add_argument("--settings", nargs="+", default=["merging=mean", "merging=trimmed-mean"])
+    parser.add_argument("--settings", nargs="+", default=["liars=0", "liars=1"])
     parser.add_argument("--attacks", nargs="+", default=list(ATTACKS), choices=ATTACKS)
     parser.add_argument("--hostile", type=int, nargs="+", default=[1])
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])

@@ -23,6 +23,7 @@ from protofl_common.settings import Settings, default_run_config
 from protofl_common.wire.payloads import Payload
 from protofl_common.wire.records import Report
 from server_app.strategies.fedtgp import FedTGP
+from server_app.validation.bounds import Bounds
 from server_app.validation.replies import Upload
 
 LOOP_BATCH, LOOP_LR = 10, 0.01
@@ -49,7 +50,7 @@ def strategy(options: argparse.Namespace, **fedtgp: float) -> FedTGP:
     changes |= {f"fedtgp.{key.replace('_', '-')}": value for key, value in fedtgp.items()}
     card = SimpleNamespace(classes=tuple(range(options.classes)))
     settings = Settings.from_run_config(default_run_config() | changes)
-    return FedTGP(SimpleNamespace(settings=settings, cards={"site-0": card}))  # type: ignore[arg-type]
+    return FedTGP(SimpleNamespace(settings=settings, reference=card, bounds=Bounds()))  # type: ignore[arg-type]
 
 
 def loop(start: FedTGP, samples_PD: Tensor, labels_P: Tensor, margin: float, epochs: int) -> FedTGP:

@@ -24,9 +24,9 @@ from tests.harness import run_config, run_federation
 SMALL: dict[str, Any] = {"train_samples": 20, "test_samples": 20}
 
 
-def algorithm(tmp_path: Path, algo: str = "local", **changes: Any) -> ClientAlgorithm[Any]:
+def algorithm(tmp_path: Path, algo: str = "local", client: int = 1, **changes: Any) -> ClientAlgorithm[Any]:
     config = run_config(tmp_path, algo=algo, **changes)
-    site = Site(Context(1, 7, {"partition-id": 1, "num-partitions": 5}, RecordDict(), config))
+    site = Site(Context(1, 7, {"partition-id": client, "num-partitions": 5}, RecordDict(), config))
     return client_half(CATALOG[algo])(site, 2)
 
 
@@ -66,6 +66,23 @@ def test_the_hooks_come_in_their_order_and_a_newcomer_has_no_last_round(
     assert {call[0] for call in own[11:]} == {"evaluation_model"}
 
 
+@pytest.mark.parametrize("algo", CATALOG)
+def test_evaluation_trains_nothing(algo: str, tmp_path: Path) -> None:
+    """What lives on, goes up or is trained next is the same after `evaluation_model`; Per-FedAvg adapts a copy."""
+    found = algorithm(tmp_path, algo, models="resnet4-imagenet-stem", **SMALL)
+
+    def tensors() -> dict[str, torch.Tensor]:
+        states = {f"{number}": module.state_dict() for number, module in enumerate((found.model, *found.modules))}
+        flat = {f"{number}/{name}": value for number, state in states.items() for name, value in state.items()}
+        return {name: value.clone() for name, value in (flat | found.packed_state()).items()}
+
+    before = tensors()
+    found.evaluation_model()
+    after = tensors()
+    assert after.keys() == before.keys()
+    assert [name for name, value in before.items() if not torch.equal(after[name], value)] == []
+
+
 def test_with_few_clients_a_round_the_last_round_is_the_clients_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -98,7 +115,6 @@ def test_every_optimizer_has_the_learning_rate_of_its_round(algo: str, tmp_path:
     """In the second round half of the first one's, for an optimizer that lives on too."""
     schedule = {"lr_schedule": "step", "lr_step": 1, "lr_decay": 0.5, "lr": 0.3, "keep_optimizer": True}
     found = algorithm(tmp_path, algo, **schedule, momentum=0.9, **SMALL)
-    own = found.settings.hparams.personal_lr if algo == "pfedme" else 0.15  # that of θ; w_i's is the scheduled one
     assert found.settings.training.lr == 0.15
     earlier = client_half(CATALOG[algo])(found.site, 1)
     for parameter in earlier.optimizer.param_groups[0]["params"]:
@@ -106,7 +122,24 @@ def test_every_optimizer_has_the_learning_rate_of_its_round(algo: str, tmp_path:
     earlier.optimizer.step()
     found.restore(earlier.packed_state(), 1)
     assert found.optimizer.state
-    assert [group["lr"] for group in found.optimizer.param_groups] == [own]
+    assert [group["lr"] for group in found.optimizer.param_groups] == [0.15]
+
+
+@pytest.mark.parametrize(
+    ("algo", "start", "alike"),
+    [
+        *((algo, "auto", True) for algo in ("fedper", "fedrep", "lg-fedavg", "fedgen", "fedgh", "fedavg", "ditto")),
+        *((algo, "auto", False) for algo in ("local", "fedproto", "fedtgp", "fedpcl", "fml", "fedkd")),
+        ("fedper", "own", False),
+        ("fedproto", "shared", True),
+    ],
+)
+def test_clients_that_share_a_part_of_their_models_start_alike(
+    algo: str, start: str, alike: bool, tmp_path: Path
+) -> None:
+    """By default, as in the code of FedRep, LG-FedAvg, FedGen and FedGH: averaged are then parts that fit together."""
+    one, other = (algorithm(tmp_path, algo, client, initial_weights=start, models="cnn4").model for client in (1, 2))
+    assert torch.equal(one.head.state_dict()["weight"], other.head.state_dict()["weight"]) == alike
 
 
 # -- what lives on -------------------------------------------------------------------------------------------------

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
+import pytest
 import torch
 
 from client_app.data import Samples
-from client_app.evaluation import evaluate, local_features
+from client_app.evaluation import Evaluation, evaluate, local_features
 from protofl_common.models.build import build_model
 from protofl_common.models.split import SplitModel
 from protofl_common.prototypes import Prototypes, class_means
+from tests.harness import run_config, run_federation
 
 
 def setting() -> tuple[SplitModel, Samples]:
@@ -42,3 +47,26 @@ def test_local_prototypes_are_class_means_in_eval_mode() -> None:
     for label, mean, count in zip(found.labels.tolist(), found.means, found.counts.tolist(), strict=True):
         torch.testing.assert_close(mean, z[data.labels == label].mean(0), atol=1e-5, rtol=1e-5)
         assert count == int((data.labels == label).sum())
+
+
+def test_own_prototypes_are_those_of_the_training_classes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of those without a test sample, too: which classes are tested is not known when a client predicts."""
+    seen: list[tuple[Samples, Prototypes | None]] = []
+
+    def noted(model: SplitModel, data: Samples, batch_size: int, known: Prototypes | None, **rest: Any) -> Evaluation:
+        seen.append((data, known))
+        return evaluate(model, data, batch_size, known, **rest)
+
+    monkeypatch.setattr("client_app.app.evaluate", noted)
+    few: dict[str, Any] = {
+        "partition": "pathological",
+        "classes_per_client": 4,
+        "test_samples": 2,
+        "models": "mnist-cnn",
+    }
+    run_federation(run_config(tmp_path, predict_among="own", **few), clients=3)
+    *_, (tested, first), (_, second), (_, third) = seen  # the final evaluation of the three clients
+    for known in (first, second, third):
+        assert known is not None
+        assert len(known.labels) == 4
+    assert len(tested.labels.unique()) < 4

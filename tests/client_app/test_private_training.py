@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -14,7 +16,7 @@ from client_app.training import Batch, LossTerms, train
 from protofl_common.config.options import SettingsError
 from protofl_common.models.layers import with_group_norm
 from protofl_common.models.split import SplitModel
-from protofl_common.privacy.plan import Plan, plan_of
+from protofl_common.privacy.plan import plan_of
 from tests.client_app.test_training import settings, some_data, some_model
 from tests.protofl_common.privacy.test_accountant import privacy
 
@@ -32,7 +34,8 @@ def downhill(batch: Batch) -> LossTerms:
 
 
 def step(model: SplitModel, noise: float, samples: int, batch_size: int = 10, loss=downhill, **changes) -> PrivateStep:  # type: ignore[no-untyped-def]
-    plan = plan_of(privacy(dp_noise=noise, **changes), samples, batch_size, 1, (0,))
+    plan = replace(plan_of(privacy(**changes), samples, batch_size, 1, (0,), 0))
+    plan.__dict__["noise"] = noise  # in the place of the least that keeps ε
     return PrivateStep([model], torch.optim.SGD(model.parameters(), lr=1.0), loss, plan)
 
 
@@ -96,6 +99,53 @@ def test_no_sample_shapes_anothers_gradient() -> None:
     assert float((results[1] - results[0]).norm()) <= 0.5 + 1e-5
 
 
+ODD = [float("nan"), float("inf"), -float("inf"), 1e38, 3e38]
+
+
+@pytest.mark.parametrize("odd", ODD)
+def test_a_gradient_that_is_not_finite_counts_as_zero_and_a_huge_one_is_bounded(odd: float) -> None:
+    """In one number, in all, and in a loss that overflows: what is left of the step is the other samples'."""
+
+    def squared(batch: Batch) -> LossTerms:
+        return {"x": (batch.features + batch.inputs.sum(1, keepdim=True)).square().sum()}
+
+    for loss in (downhill, squared):
+        steps = []
+        for inputs in ([[3.0, 4.0]], [[3.0, 4.0], [odd, 0.1]], [[3.0, 4.0], [odd, odd]]):
+            model = linear()
+            step(model, 1e-9, samples=10, loss=loss, dp_clip=0.5)(*batch(*inputs))
+            steps.append(model.body.weight.data * 10)
+        assert all(bool(one.isfinite().all()) for one in steps)
+        assert max(float((one - steps[0]).norm()) for one in steps) <= 0.5 + 1e-5
+
+
+@pytest.mark.parametrize("odd", ODD)
+def test_training_says_nothing_of_a_loss_that_is_not_finite(odd: float) -> None:
+    """Without differential privacy it says in which epoch."""
+    model, data = linear(), Samples(torch.full((20, 2), odd), torch.zeros(20, dtype=torch.int64))
+    private = step(model, 1.0, samples=20)
+    train(private, data, settings(), seed=1)
+    assert bool(model.body.weight.isfinite().all())
+
+
+class Counting(nn.Linear):
+    """Changes a buffer whenever it trains, as batch normalisation does."""
+
+    def __init__(self) -> None:
+        super().__init__(2, 1)
+        self.register_buffer("seen", torch.zeros(()))
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        self.seen += inputs.sum()
+        return super().forward(inputs)
+
+
+def test_a_network_that_changes_buffers_while_it_trains_is_refused() -> None:
+    private = step(SplitModel(Counting(), nn.Identity()), 1.0, samples=10)
+    with pytest.raises(SettingsError, match=r"dp = .sample.: this network changes 0\.body\.seen while it trains"):
+        private(*batch([1.0, 2.0]))
+
+
 @pytest.mark.parametrize("empty", [False, True])
 def test_the_noise_is_sigma_times_c_over_the_expected_batch_even_where_nobody_is_drawn(empty: bool) -> None:
     body = nn.Linear(20_000, 1, bias=False)
@@ -110,7 +160,7 @@ def test_the_noise_is_sigma_times_c_over_the_expected_batch_even_where_nobody_is
 
 def test_samples_are_drawn_each_by_itself_and_by_no_seed() -> None:
     data = Samples(torch.arange(200.0).view(200, 1), torch.zeros(200, dtype=torch.int64))
-    plan = plan_of(privacy(dp_noise=1.0), 200, 20, 1, (0,))
+    plan = plan_of(privacy(), 200, 20, 1, (0,), 0)
 
     def drawn() -> list[list[int]]:
         one = PrivateStep([linear()], torch.optim.SGD(linear().parameters(), lr=1.0), downhill, plan)
@@ -128,7 +178,7 @@ def test_samples_are_drawn_each_by_itself_and_by_no_seed() -> None:
 def test_it_trains_through_the_loop_and_leaves_alone_what_the_loss_does_not_touch() -> None:
     model, other, data = some_model(), some_model(), some_data()
     kept = {name: value.clone() for name, value in other.state_dict().items()}
-    plan: Plan = plan_of(privacy(dp_noise=1.0), len(data), 10, 1, (0,))
+    plan = plan_of(privacy(), len(data), 10, 1, (0,), 0)
     optimizer = torch.optim.SGD([*model.parameters(), *other.parameters()], lr=0.1)
     losses = train(PrivateStep([model, other], optimizer, downhill, plan), data, settings(), seed=1)
     assert set(losses) == {"total-of-features", "total"}

@@ -45,6 +45,11 @@ def test_everything_is_made_and_private_files_are_private(certs: Path) -> None:
         assert mode == (0o600 if name in private else 0o644), name
 
 
+def test_the_superlinks_folder_has_a_place_for_the_keys_that_sites_bring(tmp_path: Path) -> None:
+    assert make(tmp_path / "certs", "--server", "my.host") == 0
+    assert (tmp_path / "certs/nodes").is_dir()
+
+
 def test_the_certificate_is_for_the_names_and_signed_by_the_authority(certs: Path) -> None:
     authority = x509.load_pem_x509_certificate((certs / "ca.crt").read_bytes())
     server = x509.load_pem_x509_certificate((certs / "server.crt").read_bytes())

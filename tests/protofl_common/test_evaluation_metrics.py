@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from protofl_common.config.options import SettingsError
+from protofl_common.config.python_names import allow
 from protofl_common.evaluation_metrics import declared_metrics, evaluate_metrics, metric_names
 from protofl_common.run_folder import RoundRow
 from protofl_common.tools.tables.metrics import Figure
@@ -47,19 +48,28 @@ def test_an_unknown_metric_is_named_with_the_choices() -> None:
         metric_names("auc, f1")
 
 
+MINE = """
+def certain(scores, labels):
+    return float(scores.max())
+def callback(row):
+    collect(row)
+"""
+
+
 @pytest.fixture
 def mine(monkeypatch: pytest.MonkeyPatch) -> list[RoundRow]:
     """A module of the user's: a metric, and a callback that collects what it is called with."""
     seen: list[RoundRow] = []
     module = ModuleType("mine")
-    module.certain = lambda scores, labels: float(scores.max())  # type: ignore[attr-defined]
-    module.callback = seen.append  # type: ignore[attr-defined]
+    exec(MINE, vars(module))
+    module.collect = seen.append  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "mine", module)
+    allow(["mine"])
     return seen
 
 
-def test_a_figure_that_is_no_number_is_left_out(mine: list[RoundRow], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys.modules["mine"], "certain", lambda scores, labels: float("nan"))
+def test_a_figure_that_is_no_number_is_left_out(mine: list[RoundRow]) -> None:
+    exec("def certain(scores, labels): return float('nan')", vars(sys.modules["mine"]))
     assert evaluate_metrics(["mine:certain", "auc"], SCORES[:2], LABELS[:2]) == {"auc": 0.5}
 
 

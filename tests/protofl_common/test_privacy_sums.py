@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,10 +16,21 @@ from scipy.stats import chisquare
 
 from protofl_common.merging import merge_by_class, merge_weights
 from protofl_common.privacy import masks, shamir
-from protofl_common.privacy.sums import LARGEST, MOST_SAMPLES, from_sums, length, scale, to_sums
+from protofl_common.privacy.figures import figure_names, means_of, weighted_figures, without_figures
+from protofl_common.privacy.sums import (
+    LARGEST,
+    MOST_SAMPLES,
+    from_sums,
+    from_whole,
+    length,
+    scale,
+    to_sums,
+    to_whole,
+)
 from protofl_common.prototypes import Prototypes
 from protofl_common.wire.limits import Limits, RefusedMessage
 from protofl_common.wire.payloads import Payload, template_of
+from protofl_common.wire.records import Report
 from protofl_common.wire.schema import Counts, Declared, Vectors, Weights
 
 SECRET = bytes(range(32))
@@ -200,6 +212,7 @@ def test_what_is_not_finite_is_not_sent() -> None:
         (0, 0.0, "sums of 0 training samples"),
         (0, 2.5, "sums of 2.5 training samples"),
         (0, -3.0, "sums of -3 training samples"),
+        (0, 3 * 2.0**20 + 1, "sums of 3.14573e.06 training samples"),
         (2, -1.0, "weights bn.running_var: below 0"),
         (13, 0.5, "prototypes of less than one sample of a class"),
         (13, -2.0, "prototypes of less than one sample of a class"),
@@ -214,3 +227,62 @@ def test_sums_that_no_honest_clients_have_are_refused(place: int, value: float, 
     sums[place] = np.array(value * scale(3)).astype(np.int64).view(np.uint64)
     with pytest.raises(RefusedMessage, match=said):
         from_sums(sums, UP, LIMITS, 3)
+
+
+@pytest.mark.parametrize("k", [1.5, 4.0])
+def test_without_counts_a_class_has_at_most_a_vote_of_each_site(k: float) -> None:
+    up: Declared = {"prototypes": Vectors()}
+    upload = Payload(prototypes=Prototypes(torch.ones(1, 3), torch.tensor([0])))
+    sums = to_sums(upload, up, LIMITS, 9, 3)
+    sums[4] = to_whole(np.array([k]), 3)[0]
+    with pytest.raises(RefusedMessage, match="prototypes of a class from more than 3 sites, or from a part of one"):
+        from_sums(sums, up, LIMITS, 3)
+
+
+# -- figures -----------------------------------------------------------------------------------------------------------
+
+NAMES = figure_names(("total",), {"head/auc"})
+
+
+def reported(tested: int, right: int, **more: Any) -> Report:
+    return Report(4, 0, tested, {"head": right}, {"total": 0.25}, {"train": 1.5}, {"head/auc": 0.5}, **more)
+
+
+def test_figures_are_means_over_all_samples() -> None:
+    one = reported(10, 7, validation_samples=4, validation={"head": 0.75, "head/auc": 0.5})
+    other, without = reported(30, 9), Report(4, 0, 0)
+    sums = np.add.reduce(
+        [to_whole(weighted_figures(report, n, NAMES), 3) for report, n in ((one, 30), (other, 10), (without, 5))]
+    )
+    means = means_of(from_whole(sums, 3), NAMES)
+    assert means["correct"] == {"head": 16 / 40}
+    assert means["validation"] == {"head": 0.75, "head/auc": 0.5}
+    assert means["metrics"] == {"head/auc": 0.5}
+    assert means["losses"] == {"total": 0.25}
+    assert without_figures(one) == Report(4, 0, 0, seconds={"train": 1.5})
+
+
+def test_a_figure_weighs_at_most_as_an_upload_does() -> None:
+    report = Report(4, 0, 10**9, {"head": 10**9}, {"total": 1e30})
+    figures = dict(zip(NAMES, weighted_figures(report, 10**9, NAMES).reshape(-1, 2).tolist(), strict=True))
+    assert figures["correct.head"] == [MOST_SAMPLES, MOST_SAMPLES]
+    assert figures["losses.total"] == [MOST_SAMPLES * LARGEST, MOST_SAMPLES]
+
+
+@pytest.mark.parametrize(
+    ("name", "total", "n", "said"),
+    [
+        ("correct.head", 2.5, 4, "a sum of 2.5 over 4 samples"),
+        ("correct.head", 5, 4, "correct.head of 1.25, outside of 0 to 1"),
+        ("validation.head", -1, 4, "outside of 0 to 1"),
+        ("metrics.head/auc", 9, 4, "outside of 0 to 1"),
+        ("losses.total", 1, 0, "a sum of 1 over 0 samples"),
+        ("losses.total", 1, -4, "a sum of 1 over -4 samples"),
+        ("losses.total", 1, 2.5, "a sum of 1 over 2.5 samples"),
+    ],
+)
+def test_figures_that_no_honest_sites_have_are_refused(name: str, total: float, n: float, said: str) -> None:
+    sums = np.zeros((len(NAMES), 2))
+    sums[NAMES.index(name)] = total, n
+    with pytest.raises(RefusedMessage, match=said):
+        means_of(sums.ravel(), NAMES)

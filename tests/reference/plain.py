@@ -45,12 +45,13 @@ class PlainClient:
             seed=derive_seed(self.seed, "model", owner),
         )
 
-    def batches(self, number: int, size: int = BATCH) -> Iterator[list[int]]:
+    def batches(self, number: int, size: int = BATCH, passes: int = 1) -> Iterator[list[int]]:
         """Rows of the training data, in the order that round ``number`` sees them."""
         generator = torch.Generator().manual_seed(derive_seed(self.seed, "train", self.name, number))
-        order = torch.randperm(len(self.y), generator=generator).tolist()
-        for start in range(0, len(order), size):
-            yield order[start : start + size]
+        for _ in range(passes):
+            order = torch.randperm(len(self.y), generator=generator).tolist()
+            for start in range(0, len(order), size):
+                yield order[start : start + size]
 
     def step(self, loss: torch.Tensor, model: torch.nn.Module, velocity: list[torch.Tensor]) -> None:
         """v ← μ v + ∇; θ ← θ − η v."""

@@ -69,7 +69,7 @@ def received(content: RecordDict) -> Outputs:
 def test_two_rounds_equal_an_independent_script(outputs: str, merging: str, gamma: float, tmp_path: Path) -> None:
     unequal = {"partition": "dirichlet", "alpha": 0.3, "train_samples": 0, "total_samples": 100, "test_samples": 20}
     hparams = {"feddistill__outputs": outputs, "feddistill__gamma": gamma, "merging": merging}
-    config = run_config(tmp_path, algo="feddistill", feature_dim=16, **unequal, **hparams)
+    config = run_config(tmp_path, liars=0, algo="feddistill", feature_dim=16, **unequal, **hparams)
     nodes = {
         i: {"partition-id": i, "num-partitions": CLIENTS, "arch": arch, "state-dir": f"{tmp_path}/site"}
         for i, arch in enumerate(ARCHS)
@@ -106,7 +106,7 @@ def assert_equal(found: Outputs, wanted: Outputs) -> None:
 
 def test_outputs_are_summed_up_without_their_graphs(tmp_path: Path) -> None:
     """Which would hold every batch of the round in memory."""
-    config = run_config(tmp_path, algo="feddistill", models="htcnn-1")
+    config = run_config(tmp_path, liars=0, algo="feddistill", models="htcnn-1")
     site = Site(Context(1, 7, {"partition-id": 1, "num-partitions": 5}, RecordDict(), config))
     client, data = FedDistill(site, 1), site.train_set
     features = client.model.body(data.inputs)
@@ -118,7 +118,7 @@ def test_outputs_are_summed_up_without_their_graphs(tmp_path: Path) -> None:
 def test_its_wire_volume_is_the_formula(tmp_path: Path) -> None:
     """FedTGP, Table 5: Σ C · (C_i + C) numbers, here of 4 bytes, with 8 bytes of label beside each vector."""
     small = {"partition": "pathological", "classes_per_client": 3, "feature_dim": 16, "models": "htcnn-1"}
-    config = run_config(tmp_path, algo="feddistill", feddistill__outputs="logits", test_samples=20, **small)
+    config = run_config(tmp_path, liars=0, algo="feddistill", feddistill__outputs="logits", test_samples=20, **small)
     outcome = run_federation(config, clients=6)
     kinds = [(message.metadata.message_type, message.metadata.group_id) for message, _ in outcome.grid.log]
     sent = [

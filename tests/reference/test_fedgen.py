@@ -95,7 +95,7 @@ class Generator:
 class FedGenClient(PlainClient):
     def __init__(self, settings: Settings, index: int) -> None:
         super().__init__(settings, index, ARCHS[index])
-        self.model = self.model_of(self.name)
+        self.model = self.model_of("global")
         self.counts = torch.tensor([self.y.count(label) for label in range(CLASSES)])
 
     def train(self, number: int, head: State, generator: Generator | None, totals: torch.Tensor) -> State:
@@ -121,7 +121,7 @@ def test_two_rounds_equal_an_independent_script(weight: float, tmp_path: Path) -
     hparams = {"fedgen__lambda": weight, "fedgen__noise_dim": NOISE, "fedgen__server_steps": STEPS}
     hparams |= {"fedgen__server_lr": LR, "fedgen__server_batch_size": SIZE}
     small: dict[str, Any] = {"feature_dim": DIM, "test_samples": 20, "lr": 0.02, "total_samples": 150}
-    config = run_config(tmp_path, algo="fedgen", partition="label-shift", alpha=0.5, **small, **hparams)
+    config = run_config(tmp_path, liars=0, algo="fedgen", partition="label-shift", alpha=0.5, **small, **hparams)
     nodes = {
         50 + i: {"partition-id": i, "num-partitions": CLIENTS, "arch": arch, "state-dir": f"{tmp_path}/site"}
         for i, arch in enumerate(ARCHS)
@@ -167,6 +167,7 @@ def test_two_rounds_equal_an_independent_script(weight: float, tmp_path: Path) -
 def test_with_one_head_that_is_never_trained_it_is_local(tmp_path: Path) -> None:
     """What the generator makes reaches the head alone, and no body. Local's step rounds in another order."""
     small: dict[str, Any] = {"head": "orthogonal-shared", "models": "cnn4,htcnn-3", "train_samples": 45}
+    small |= {"initial_weights": "own"}
     outcomes = [run_federation(run_config(tmp_path / a, algo=a, **small), CLIENTS) for a in ("fedgen", "local")]
     found, wanted = (models_left(one) for one in outcomes)
     assert outcomes[0].rows[1]["losses"]["generated"] > 0
@@ -178,7 +179,7 @@ def test_labels_are_those_of_the_clients_of_the_last_round(tmp_path: Path) -> No
     """Not of the others: their heads are not among those that the generator learns from."""
     small: dict[str, Any] = {"models": "htcnn-1", "participation": 0.25, "rounds": 3, "dataset": "digits"}
     small |= {"partition": "pathological", "classes_per_client": 2, "train_samples": 20, "test_samples": 20}
-    outcome = run_federation(run_config(tmp_path, algo="fedgen", **small), clients=4)
+    outcome = run_federation(run_config(tmp_path, liars=0, algo="fedgen", **small), clients=4)
     training = [pair for pair in outcome.grid.log if pair[0].metadata.message_type == MessageType.TRAIN]
     assert len(training) == 3
     for (_, reply), (message, _) in itertools.pairwise(training):

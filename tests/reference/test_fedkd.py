@@ -94,7 +94,9 @@ def cut(update: State, energy: float) -> tuple[State, int]:
 def test_two_rounds_equal_an_independent_script(start: float, end: float, tmp_path: Path) -> None:
     """With all of the energy the exchange is plain averaging of the students' weights."""
     hparams: dict[str, Any] = {"fedkd__energy_start": start, "fedkd__energy_end": end, "fedkd__student": STUDENT}
-    config = run_config(tmp_path, algo="fedkd", feature_dim=16, lr=0.02, test_samples=20, train_samples=25, **hparams)
+    config = run_config(
+        tmp_path, liars=0, algo="fedkd", feature_dim=16, lr=0.02, test_samples=20, train_samples=25, **hparams
+    )
     nodes = {
         50 + i: {"partition-id": i, "num-partitions": CLIENTS, "arch": arch, "state-dir": f"{tmp_path}/site"}
         for i, arch in enumerate(PRIVATE)
@@ -145,7 +147,7 @@ def test_all_that_take_part_start_from_one_student(tmp_path: Path, monkeypatch: 
     log: list[tuple[Message, Message]] = []
     monkeypatch.setattr(FedKD, "fit", noted)
     settings: dict[str, Any] = {"models": STUDENT, "participation": 0.67, "rounds": 7, "round_timeout": 1.0}
-    config = run_config(tmp_path, algo="fedkd", train_samples=10, test_samples=10, feature_dim=8, **settings)
+    config = run_config(tmp_path, liars=0, algo="fedkd", train_samples=10, test_samples=10, feature_dim=8, **settings)
     outcome = run_federation(config, 6, tamper, on_grid=lambda grid: setattr(grid, "log", log))
 
     assert len(outcome.rows) == 8
@@ -167,7 +169,7 @@ def test_a_client_that_lost_its_student_says_so_and_is_sent_it_again(tmp_path: P
                 path.unlink()
         return reply
 
-    config = run_config(tmp_path, algo="fedkd", models=STUDENT, rounds=3, train_samples=10, test_samples=10)
+    config = run_config(tmp_path, liars=0, algo="fedkd", models=STUDENT, rounds=3, train_samples=10, test_samples=10)
     outcome = run_federation(config, 2, lose)
     assert "has lost the student itself" in outcome.rows[1]["failed"]["site-0"]
     assert outcome.rows[2]["valid"] == 2
@@ -176,7 +178,9 @@ def test_a_client_that_lost_its_student_says_so_and_is_sent_it_again(tmp_path: P
 def test_an_update_longer_than_the_median_is_cut_to_it(tmp_path: Path) -> None:
     """``max-update-ratio``: what is measured is the update itself, not how far it is from the weights."""
     settings: dict[str, Any] = {"models": STUDENT, "rounds": 1, "max_update_ratio": 1.0, "fedkd__energy_start": 1.0}
-    config = run_config(tmp_path, algo="fedkd", train_samples=0, partition="iid", fedkd__energy_end=1.0, **settings)
+    config = run_config(
+        tmp_path, liars=0, algo="fedkd", train_samples=0, partition="iid", fedkd__energy_end=1.0, **settings
+    )
     outcome = run_federation(config | {"total-samples": 120, "feature-dim": 8, "local-epochs": 2}, CLIENTS)
     names = load_file(outcome.folder / "weights.safetensors").keys()
     replies = [reply.content for _, reply in outcome.grid.log if "weights" in reply.content]
@@ -211,5 +215,5 @@ def test_an_unknown_student_is_one_line_with_the_choices() -> None:
 
 def test_few_labels_and_a_student_with_batch_normalisation(tmp_path: Path) -> None:
     few = {"positive_rate": 0.1, "pu_weight": 1.0, "train_samples": 24, "test_samples": 20}
-    outcome = run_federation(run_config(tmp_path, algo="fedkd", backbones="glyphs", **few), CLIENTS)
+    outcome = run_federation(run_config(tmp_path, liars=0, algo="fedkd", backbones="glyphs", **few), CLIENTS)
     assert all(row["valid"] == CLIENTS for row in outcome.rows)

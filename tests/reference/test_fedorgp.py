@@ -85,7 +85,9 @@ class PlainServer:
 def test_two_rounds_equal_an_independent_script(lambda_: float, gamma: float, tmp_path: Path) -> None:
     hparams = {"fedorgp__lambda": lambda_, "fedorgp__gamma": gamma, "fedorgp__server_batch_size": SIZE}
     hparams |= {"fedorgp__server_epochs": 4, "fedorgp__server_lr": 0.1}
-    config = run_config(tmp_path, algo="fedorgp", partition="pathological", classes_per_client=3, **TINY, **hparams)
+    config = run_config(
+        tmp_path, liars=0, algo="fedorgp", partition="pathological", classes_per_client=3, **TINY, **hparams
+    )
     nodes = {
         50 + i: {"partition-id": i, "num-partitions": CLIENTS, "arch": arch, "state-dir": f"{tmp_path}/site"}
         for i, arch in enumerate(ARCHS)

@@ -30,7 +30,7 @@ PERSONAL = {1: ("head.weight", "head.bias"), 2: ("head.weight", "head.bias", "bo
 class FedPerClient(PlainClient):
     def __init__(self, settings: Settings, index: int) -> None:
         super().__init__(settings, index, "htcnn-3")
-        self.model = self.model_of(self.name)
+        self.model = self.model_of("global")
 
     def train(self, number: int, base: State) -> State:
         self.model.load_state_dict(copied(self.model) | base)

@@ -1,4 +1,4 @@
-"""FedRep, two rounds: each head is fitted to the received body, the body trains under it, bodies are averaged."""
+"""FedRep, two rounds: evaluated under the last round's head, which is then fitted to the body; bodies are averaged."""
 
 from __future__ import annotations
 
@@ -34,11 +34,13 @@ EPOCHS = 3
 class FedRepClient(PlainClient):
     def __init__(self, settings: Settings, index: int) -> None:
         super().__init__(settings, index, "htcnn-3")
-        self.model = self.model_of(self.name)
+        self.model = self.model_of("global")
 
-    def receive(self, number: int, body: State) -> None:
-        """Take the body, and fit the head to it."""
+    def receive(self, body: State) -> None:
+        """Take the body."""
         self.model.load_state_dict(copied(self.model) | body)
+
+    def fit_head(self, number: int) -> None:
         velocity = [torch.zeros_like(p) for p in self.model.head.parameters()]
         for batch in self.head_batches(number):
             loss = cross_entropy(self.model(self.x[batch]), [self.y[i] for i in batch])
@@ -52,6 +54,7 @@ class FedRepClient(PlainClient):
                 yield order[start : start + BATCH]
 
     def train(self, number: int) -> State:
+        self.fit_head(number)
         velocity = [torch.zeros_like(p) for p in self.model.body.parameters()]
         for batch in self.batches(number):
             loss = cross_entropy(self.model(self.x[batch]), [self.y[i] for i in batch])
@@ -76,13 +79,13 @@ def test_two_rounds_equal_an_independent_script(tmp_path: Path) -> None:
     body = {name: value for name, value in first.items() if name.startswith("body.")}
     for number in (1, 2):
         for client in clients:
-            client.receive(number, body)
+            client.receive(body)
             accuracy = outcome.rows[number - 1]["clients"][client.name]["accuracy"]
             assert accuracy == {"head": pytest.approx(client.accuracy())}
         body = averaged([client.train(number) for client in clients], [len(one.y) for one in clients])
     assert_close(load_file(outcome.folder / "weights.safetensors"), body)
     for client in clients:
-        client.receive(2, body)  # the final evaluation, after round 2
+        client.receive(body)
         assert_close(model_left(outcome.folder, client.name), copied(client.model))
     for message, reply in outcome.grid.log:
         training = message.metadata.message_type == MessageType.TRAIN
@@ -94,7 +97,7 @@ def test_two_rounds_equal_an_independent_script(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("models", ["resnet4-imagenet-stem", "htcnn-3"])
 def test_that_clients_evaluate_changes_nothing(models: str, tmp_path: Path) -> None:
-    """The head trains when it is evaluated, or else before the body; its body's statistics stay as received."""
+    """The head trains before the body, whether or not the client evaluates; the body left is the one received."""
     found = []
     for every in (1, 3):
         config = run_config(tmp_path / str(every), algo="fedrep", models=models, rounds=3, evaluate_every=every)

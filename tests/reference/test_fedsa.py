@@ -83,7 +83,9 @@ def test_two_rounds_equal_an_independent_script(
 ) -> None:
     names = ("regularization", "contrast", "calibration")
     hparams: dict[str, Any] = {f"fedsa__{name}": value for name, value in zip(names, weights, strict=True)}
-    config = run_config(tmp_path, algo="fedsa", partition="pathological", classes_per_client=3, **TINY, **hparams)
+    config = run_config(
+        tmp_path, liars=0, algo="fedsa", partition="pathological", classes_per_client=3, **TINY, **hparams
+    )
     config["fedsa.smoothing"] = alpha
     nodes = {
         50 + i: {"partition-id": i, "num-partitions": CLIENTS, "arch": arch, "state-dir": f"{tmp_path}/site"}

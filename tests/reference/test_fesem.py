@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,7 +12,12 @@ import torch
 from flwr.app import MessageType
 from safetensors.torch import load_file
 
-from protofl_common.settings import Settings
+from protofl_common.settings import Settings, default_run_config
+from protofl_common.wire.payloads import Payload
+from protofl_common.wire.records import Report
+from server_app.strategies.fesem import FeSEM
+from server_app.validation.bounds import bounds_of
+from server_app.validation.replies import Upload
 from tests.harness import Outcome, run_config, run_federation
 from tests.reference.plain import (
     PlainClient,
@@ -99,6 +105,29 @@ def test_three_rounds_equal_an_independent_script(domains: str, tmp_path: Path) 
         found.reverse()  # K-means may number them otherwise
     for one, centre in zip(found, centres, strict=True):
         assert_close(one, centre)
+
+
+def test_later_rounds_ask_for_the_nearest_centre_and_not_for_new_clusters() -> None:
+    """On a line, K-means of 0, 4, 4.5 and 5.5 leaves the first client alone; the centres 0 and 10 leave the last."""
+    config = {"algo": "fesem", "fesem.centres": K, "models": "mlp-1", "feature-dim": 2}
+    settings = Settings.from_run_config(default_run_config() | config)
+    card = SimpleNamespace(classes=("a", "b"), arch="mlp-1", input_shape=(3,), real=False)
+    bounds = bounds_of(settings, [card])  # type: ignore[list-item]
+    federation = SimpleNamespace(settings=settings, cards={"site-0": card}, reference=card, bounds=bounds)
+    server = FeSEM(federation)  # type: ignore[arg-type]
+    first, sites = server.weights, [f"site-{i}" for i in range(SITES)]
+
+    def merge(*places: float) -> list[list[str]]:
+        """Send models at these places of a line of one parameter; the clients of each cluster."""
+        moved = [first | {"head.bias": torch.tensor([place, 0.0])} for place in places]
+        server.merge([Upload(s, Payload(weights=w), Report(1, 10, 5)) for s, w in zip(sites, moved, strict=True)])
+        clusters = [[s for s in sites if int(server.cluster_of[s]) == k] for k in range(K)]
+        return sorted(clusters)
+
+    assert merge(-1, 1, 9, 11) == [["site-0", "site-1"], ["site-2", "site-3"]]
+    assert merge(0, 4, 4.5, 5.5) == [["site-0", "site-1", "site-2"], ["site-3"]]
+    biases = sorted(float(server.centres[str(k)]["head.bias"][0]) for k in range(K))
+    assert biases == pytest.approx([(0 + 4 + 4.5) / 3, 5.5])
 
 
 def test_more_centres_than_clients_and_clients_that_were_never_asked(tmp_path: Path) -> None:

@@ -53,7 +53,9 @@ class FMLClient(PlainClient):
 @pytest.mark.parametrize(("alpha", "beta", "mutual"), [(0.5, 0.5, "detached"), (0.3, 0.8, "coupled")])
 def test_two_rounds_equal_an_independent_script(alpha: float, beta: float, mutual: str, tmp_path: Path) -> None:
     hparams: dict[str, Any] = {"fml__alpha": alpha, "fml__beta": beta, "fml__mutual": mutual, "fml__meme": MEME}
-    config = run_config(tmp_path, algo="fml", feature_dim=16, lr=0.02, test_samples=20, train_samples=25, **hparams)
+    config = run_config(
+        tmp_path, liars=0, algo="fml", feature_dim=16, lr=0.02, test_samples=20, train_samples=25, **hparams
+    )
     nodes = {
         50 + i: {"partition-id": i, "num-partitions": CLIENTS, "arch": arch, "state-dir": f"{tmp_path}/site"}
         for i, arch in enumerate(PRIVATE)
@@ -80,5 +82,5 @@ def test_an_unknown_meme_is_one_line_with_the_choices() -> None:
 
 def test_a_batch_with_one_label_does_not_stop_a_meme_with_batch_normalisation(tmp_path: Path) -> None:
     few = {"positive_rate": 0.1, "pu_weight": 1.0, "train_samples": 24, "test_samples": 20}
-    outcome = run_federation(run_config(tmp_path, algo="fml", backbones="glyphs", **few), CLIENTS)
+    outcome = run_federation(run_config(tmp_path, liars=0, algo="fml", backbones="glyphs", **few), CLIENTS)
     assert all(row["valid"] == CLIENTS for row in outcome.rows)

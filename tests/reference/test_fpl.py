@@ -9,10 +9,16 @@ import numpy as np
 import pytest
 import torch
 from finch import FINCH
-from flwr.app import MessageType
+from flwr.app import Context, MessageType, RecordDict
 from safetensors.torch import load_file
 
+from client_app.algorithms import client_half
+from client_app.site import Site
+from client_app.training import Batch
+from protofl_common.catalog import CATALOG
+from protofl_common.prototypes import Prototypes
 from protofl_common.settings import Settings
+from protofl_common.wire.payloads import Payload
 from tests.harness import run_config, run_federation
 from tests.reference.plain import PlainClient, State, assert_close, averaged, copied, cross_entropy
 
@@ -98,6 +104,26 @@ def test_two_rounds_equal_an_independent_script(partition: str, tau: float, cons
                 "weights": list(weights),
                 "prototypes": ["means", "labels"],
             }
+
+
+def test_cosines_below_zero_count_as_they_are(tmp_path: Path) -> None:
+    """Features behind a projection have signs; Eq. 8 clamps none, so each prototype pushes or pulls (Eq. 8 and 10)."""
+    config = run_config(tmp_path, algo="fpl", feature_dim=4, models="htcnn-1", fpl__temperature=0.5, fpl__lambda=1.0)
+    site = Site(Context(1, 7, {"partition-id": 0, "num-partitions": SITES}, RecordDict(), config))
+    algorithm = client_half(CATALOG["fpl"])(site, 2)
+    means = torch.tensor([[1.0, 0, 0, 0], [-1, 1, 0, 0], [0, 0, -1, 1]])
+    algorithm.receive(Payload(prototypes=Prototypes(means, torch.tensor([0, 1, 1]))))
+    z = torch.tensor([[-2.0, 0.5, 1, 0], [0.5, -1, 1, -3]], requires_grad=True)
+    labels = torch.tensor([0, 1])
+    terms = algorithm.loss(Batch(z, labels, labels, z, torch.zeros(2, 10)))
+    (found,) = torch.autograd.grad(terms["contrast"] + terms["consistency"], z)
+
+    plain = FPLClient(Settings.from_run_config(config), 0, "htcnn-1", SITES)
+    clusters = {0: [means[0].double().numpy()], 1: [one.double().numpy() for one in means[1:]]}
+    loss = sum(plain.of_sample(z[row], row, clusters) for row in (0, 1)) / 2
+    (wanted,) = torch.autograd.grad(loss, z)
+    assert float(terms["contrast"] + terms["consistency"]) == pytest.approx(float(loss), rel=1e-5)
+    torch.testing.assert_close(found, wanted.float())
 
 
 @pytest.mark.parametrize("off", [{"fpl__lambda": 0.0}, {"fpl__contrast": False, "fpl__consistency": "none"}])

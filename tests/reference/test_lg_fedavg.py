@@ -33,7 +33,7 @@ def on_sites(folder: Path, archs: tuple[str, ...] = ARCHS) -> dict[int, dict[str
 class LGClient(PlainClient):
     def __init__(self, settings: Settings, index: int) -> None:
         super().__init__(settings, index, ARCHS[index])
-        self.model = self.model_of(self.name)
+        self.model = self.model_of("global")
 
     def train(self, number: int, head: State) -> State:
         self.model.load_state_dict(copied(self.model) | head)
@@ -46,7 +46,7 @@ class LGClient(PlainClient):
 
 def test_two_rounds_equal_an_independent_script(tmp_path: Path) -> None:
     unequal = {"partition": "dirichlet", "alpha": 0.5, "train_samples": 0, "total_samples": 100}
-    config = run_config(tmp_path, algo="lg-fedavg", feature_dim=16, test_samples=20, **unequal)
+    config = run_config(tmp_path, liars=0, algo="lg-fedavg", feature_dim=16, test_samples=20, **unequal)
     outcome = run_federation(config, nodes=on_sites(tmp_path))
 
     clients = [LGClient(Settings.from_run_config(config), index) for index in range(CLIENTS)]
@@ -77,7 +77,7 @@ def test_its_wire_volume_is_the_papers() -> None:
 
 
 def test_heads_of_different_shapes_are_refused(tmp_path: Path) -> None:
-    config = run_config(tmp_path, algo="lg-fedavg", join_timeout=5.0)
+    config = run_config(tmp_path, liars=0, algo="lg-fedavg", join_timeout=5.0)
     with pytest.raises(FederationError, match="differ in weights; lg-fedavg needs one shape of") as caught:
         run_federation(config, nodes=on_sites(tmp_path, ("cnn4", "mobilenet-v2+fc256", "htcnn-1")))
     assert "mobilenet-v2+fc256: site-1" in str(caught.value)

@@ -84,13 +84,14 @@ def test_a_round_equals_an_independent_script(tmp_path: Path) -> None:
 
 
 def test_centres_are_those_of_clusters_whose_samples_lie_nearest(tmp_path: Path) -> None:
-    """⌈0.5 · 6⌉ of a class: each is the mean of the samples that are nearest to it."""
-    outcome, config = federation(tmp_path, rounds=1, mpft__sample_ratio=0.5, train_samples=60)
+    """⌈0.5 · 7⌉ of a class, rounded up: each is the mean of the samples that are nearest to it."""
+    outcome, config = federation(tmp_path, rounds=1, mpft__sample_ratio=0.5, train_samples=70)
     client = FedPCLClient(Settings.from_run_config(config), 0)
     means, labels = sent(outcome)[0]
     for label in range(10):
         rows = np.array([client.r[i].double().numpy() for i, one in enumerate(client.y) if one == label])
         centres = means[labels == label]
+        assert len(rows) == 7
         assert len(centres) == math.ceil(0.5 * len(rows))
         nearest = np.linalg.norm(rows[:, None] - centres[None], axis=2).argmin(axis=1)
         for k, centre in enumerate(centres):

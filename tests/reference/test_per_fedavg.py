@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import load_file
 from torch.func import functional_call
 
+from client_app.algorithms.per_fedavg import MetaStep
 from protofl_common.seeding import derive_seed
 from protofl_common.settings import Settings
 from tests.harness import run_config, run_federation
@@ -44,7 +45,7 @@ class PerFedAvgClient(PlainClient):
     def train(self, number: int, w: State) -> State:
         """v ← μ v + ∇f(w~; D');  w ← w − β v."""
         velocity = {name: torch.zeros_like(value) for name, value in w.items()}
-        for rows in self.batches(number, 2 * BATCH):
+        for rows in self.batches(number, 2 * BATCH, passes=2):
             middle = (len(rows) + 1) // 2
             first, second = (rows[:middle], rows[middle:]) if len(rows) > 3 else (rows, rows)
             gradient = self.gradient(self.adapted(w, first), second)
@@ -59,6 +60,23 @@ class PerFedAvgClient(PlainClient):
         with torch.no_grad():
             found = functional_call(self.model, w, self.x_test).argmax(1).tolist()
         return w, sum(a == b for a, b in zip(found, self.y_test, strict=True)) / len(self.y_test)
+
+
+def test_it_takes_as_many_steps_as_fedavg(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An epoch is two passes in batches of twice the size; with local-steps, each step counts once."""
+    steps: list[int] = []
+    step = MetaStep.__call__
+
+    def counted(self: MetaStep, inputs: torch.Tensor, labels: torch.Tensor, index: torch.Tensor) -> object:
+        steps.append(len(labels))
+        return step(self, inputs, labels, index)
+
+    monkeypatch.setattr(MetaStep, "__call__", counted)
+    config = run_config(tmp_path, algo="per-fedavg", models="htcnn-3", rounds=1, train_samples=40, local_epochs=2)
+    for settings, expected in (({}, 2 * [20, 20] * 2), ({"local-steps": 3}, [20, 20, 20])):
+        steps.clear()
+        run_federation(config | settings | {"out-dir": str(tmp_path / str(settings))}, clients=1)
+        assert steps == expected
 
 
 @pytest.mark.parametrize("samples", [45, 22])

@@ -42,18 +42,18 @@ class PFedMeClient(PlainClient):
                 with torch.no_grad():
                     for p, g, w, v in zip(self.theta.parameters(), gradients, local.values(), velocity, strict=True):
                         v.mul_(self.momentum).add_(g + hparams.lambda_ * (p - w))
-                        p.sub_(hparams.personal_lr * v)
+                        p.sub_(self.lr * v)
             for name, theta in copied(self.theta).items():
-                local[name] = local[name] - self.lr * hparams.lambda_ * (local[name] - theta)
+                local[name] = local[name] - hparams.eta * hparams.lambda_ * (local[name] - theta)
         return local
 
 
 @pytest.mark.parametrize(("steps", "beta"), [(3, 0.5), (2, 2.0)])
 def test_two_rounds_equal_an_independent_script(steps: int, beta: float, tmp_path: Path) -> None:
     hparams: dict[str, Any] = {"pfedme__personal_steps": steps, "pfedme__beta": beta, "pfedme__lambda": 5.0}
-    config = run_config(tmp_path, algo="pfedme", models="htcnn-3", feature_dim=16, lr=0.03, **hparams)
+    config = run_config(tmp_path, algo="pfedme", models="htcnn-3", feature_dim=16, lr=0.02, **hparams)
     config |= {"partition": "label-shift", "alpha": 0.5, "test-samples": 20, "train-samples": 25}
-    config |= {"pfedme.personal-lr": 0.02, "momentum": 0.3}
+    config |= {"pfedme.eta": 0.03, "momentum": 0.3}
     outcome = run_federation(config, clients=CLIENTS)
 
     clients = [PFedMeClient(Settings.from_run_config(config), index) for index in range(CLIENTS)]
@@ -71,10 +71,10 @@ def test_two_rounds_equal_an_independent_script(steps: int, beta: float, tmp_pat
 
 
 def test_one_inner_step_that_the_local_model_takes_whole_is_fedavgs(tmp_path: Path) -> None:
-    """With K = 1, lr · λ = 1 and β = 1, w_i = θ after every batch; to the last bit, batch normalisation included."""
+    """With K = 1, η · λ = 1 and β = 1, w_i = θ after every batch; to the last bit, batch normalisation included."""
     settings: dict[str, Any] = {"models": "resnet4-imagenet-stem", "train_samples": 25, "test_samples": 20}
     settings |= {"lr": 0.05, "weight_decay": 0.01}
-    ours = {"pfedme__lambda": 20.0, "pfedme__personal_steps": 1, "pfedme__personal_lr": 0.05}
+    ours = {"pfedme__lambda": 20.0, "pfedme__personal_steps": 1, "pfedme__eta": 0.05}
     runs = [
         run_federation(run_config(tmp_path / algo, algo=algo, **settings, **more), CLIENTS)
         for algo, more in (("pfedme", ours), ("fedavg", {}))
@@ -84,9 +84,17 @@ def test_one_inner_step_that_the_local_model_takes_whole_is_fedavgs(tmp_path: Pa
     assert all(torch.equal(found[name], wanted[name]) for name in wanted)
 
 
+def test_under_adam_the_local_model_follows_the_personalised_one(tmp_path: Path) -> None:
+    """With η · λ = 1 and one batch a round w_i is θ, at any learning rate: Adam's small one slows θ alone."""
+    settings: dict[str, Any] = {"models": "htcnn-3", "train_samples": 20, "test_samples": 20, "rounds": 1}
+    settings |= {"optimizer": "adam", "lr": 0.001, "batch_size": 20, "pfedme__lambda": 15.0, "pfedme__eta": 1 / 15}
+    outcome = run_federation(run_config(tmp_path, algo="pfedme", **settings), clients=1)
+    assert_close(load_file(outcome.folder / "weights.safetensors"), model_left(outcome.folder, "site-0"))
+
+
 def test_a_large_beta_leaves_batch_normalisation_a_mean(tmp_path: Path) -> None:
     """Beyond the mean, a variance could be negative."""
-    settings = {"models": "resnet4-imagenet-stem", "train_samples": 25, "test_samples": 20, "rounds": 1, "lr": 0.001}
+    settings = {"models": "resnet4-imagenet-stem", "train_samples": 25, "test_samples": 20, "rounds": 1, "lr": 0.01}
     runs = [
         run_federation(run_config(tmp_path / str(beta), algo="pfedme", pfedme__beta=beta, **settings), CLIENTS)
         for beta in (1.0, 8.0)

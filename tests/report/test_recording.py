@@ -104,13 +104,13 @@ def test_who_claims_a_million_partitions_makes_no_work(tmp_path: Path, monkeypat
 
 
 def test_an_empty_cache_on_the_server_gives_no_division(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("protofl_common.datasets.distribution.data_if_cached", lambda settings: None)
+    monkeypatch.setattr("protofl_common.datasets.clients.data_if_cached", lambda settings: None)
     outcome = run_federation(run_config(tmp_path, rounds=1, partition="iid", **SMALL), 2)
     assert not any("train-classes" in facts for facts in sites_of(outcome).values())
 
 
 def test_counts_told_by_clients_take_the_divisions_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("protofl_common.datasets.distribution.data_if_cached", lambda settings: None)
+    monkeypatch.setattr("protofl_common.datasets.clients.data_if_cached", lambda settings: None)
     outcome = run_federation(run_config(tmp_path, rounds=1, partition="iid", insight="summary", **SMALL), 2)
     assert all(sum(facts["train-classes"]) == 30 for facts in sites_of(outcome).values())
 

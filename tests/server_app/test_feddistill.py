@@ -12,13 +12,14 @@ from protofl_common.settings import Settings, default_run_config
 from protofl_common.wire.payloads import Payload
 from protofl_common.wire.records import Report
 from server_app.strategies.feddistill import FedDistill
+from server_app.validation.bounds import Bounds
 from server_app.validation.replies import Upload
 
 
 def strategy(outputs: str) -> FedDistill:
     settings = Settings.from_run_config(default_run_config() | {"algo": "feddistill", "feddistill.outputs": outputs})
     card = SimpleNamespace(classes=("a", "b"))
-    return FedDistill(SimpleNamespace(settings=settings, cards={"site-0": card}))  # type: ignore[arg-type]
+    return FedDistill(SimpleNamespace(settings=settings, reference=card, bounds=Bounds()))  # type: ignore[arg-type]
 
 
 def upload(site: str, rows: dict[int, list[float]]) -> Upload:

@@ -17,6 +17,7 @@ from protofl_common.settings import Settings, default_run_config
 from protofl_common.wire.payloads import Payload
 from protofl_common.wire.records import Report
 from server_app.strategies.fedtgp import FedTGP
+from server_app.validation.bounds import Bounds
 from server_app.validation.replies import Upload
 from tests.harness import run_config, run_federation
 
@@ -25,7 +26,7 @@ def strategy(**changes: Any) -> FedTGP:
     named = {f"fedtgp.{key.replace('_', '-')}": value for key, value in changes.items()}
     settings = Settings.from_run_config(default_run_config() | {"algo": "fedtgp", "feature-dim": 16} | named)
     card = SimpleNamespace(classes=tuple("abcde"))
-    return FedTGP(SimpleNamespace(settings=settings, cards={"site-0": card}))  # type: ignore[arg-type]
+    return FedTGP(SimpleNamespace(settings=settings, reference=card, bounds=Bounds()))  # type: ignore[arg-type]
 
 
 def uploads() -> list[Upload]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,6 +13,7 @@ from protofl_common.prototypes import Prototypes
 from protofl_common.wire.limits import RefusedMessage
 from protofl_common.wire.payloads import Payload
 from protofl_common.wire.records import Report, SiteCard
+from server_app.validation.bounds import Bounds
 from server_app.validation.outliers import check_claims, outliers
 from server_app.validation.replies import Outcome, Upload, bounded, most_samples
 
@@ -80,8 +82,8 @@ def test_label_counts_are_held_to_the_introduction_too() -> None:
 
 def test_label_counts_weigh_no_more_than_their_client() -> None:
     """60 samples at most, twice the usual 30, whatever it says."""
-    limits = SimpleNamespace(federation=SimpleNamespace(max_samples_ratio=2.0, max_samples_lead=2.0))
-    federation: Any = SimpleNamespace(settings=limits, cards={"north": CARD})
+    bounds = Bounds(max_samples_ratio=2.0, max_samples_lead=2.0)
+    federation: Any = SimpleNamespace(bounds=bounds, cards={"north": CARD})
     claimed = torch.tensor([10**9, 0, 2 * 10**9])
     (found,) = bounded([Upload("north", Payload(label_counts=claimed), Report(1, 3 * 10**9, 0))], federation, Outcome())
     counts = found.payload.counts("label_counts")
@@ -90,9 +92,11 @@ def test_label_counts_weigh_no_more_than_their_client() -> None:
 
 
 def test_a_single_claim_leads_the_next_by_no_more_than_its_setting() -> None:
-    """Two have nobody to tell them apart; several liars are left to the median."""
-    limits: Any = SimpleNamespace(max_samples_ratio=8.0, max_samples_lead=2.0)
+    """Two have nobody to tell them apart; more liars than expected are left to the median."""
+    limits = Bounds(max_samples_ratio=8.0, max_samples_lead=2.0)
     assert most_samples([30, 30, 40, 10**15], limits) == (80.0, "max-samples-lead")
     assert most_samples([30, 30, 30, 10**15, 10**15], limits) == (240.0, "max-samples-ratio")
+    two = replace(limits, liars=2)
+    assert most_samples([30, 30, 30, 10**15, 10**15], two) == (60.0, "max-samples-lead")
     assert most_samples([30, 10**15], limits) == (240.0, "max-samples-ratio")
     assert most_samples([0, 0, 0, 5], limits)[0] == 1.0

@@ -68,6 +68,7 @@ class Machines:
             "9094": str(free_port()),
             "/data/": f"{self.folder}/data/",
             "rounds=2": "rounds=2 threads=1",
+            'classes="benign,malignant"': 'classes="0,1,2,3,4,5,6,7,8,9"',
             **({} if machine == "superlink" else {"north": machine, 'arch="cnn4"': f'arch="{SITES[machine]}"'}),
         }
 
@@ -80,6 +81,7 @@ class Machines:
         env = {key: value for key, value in os.environ.items() if not key.startswith("FLWR_")}
         home = str(self.folder / machine)
         paths = {"HOME": home, "XDG_CACHE_HOME": f"{home}/.cache", "PATH": f"{BIN}{os.pathsep}{env['PATH']}"}
+        paths["PYTHONPATH"] = str(self.checkout(machine))  # in the place of its own `pip install -e .`
         return env | paths | {"OMP_NUM_THREADS": "1"}
 
     def script(self, machine: str, text: str) -> list[str]:

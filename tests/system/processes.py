@@ -83,13 +83,17 @@ def superlink(folder: Path, *options: str) -> Iterator[Connection]:
 
 @contextmanager
 def supernode(
-    connection: Connection, folder: Path, node_config: str, program: Sequence[str] = ("flower-supernode",)
+    connection: Connection,
+    folder: Path,
+    node_config: str,
+    program: Sequence[str] = ("flower-supernode",),
+    cwd: Path = ROOT,
 ) -> Iterator[subprocess.Popen[bytes]]:
     """A SuperNode of a site, with a Flower home of its own."""
     folder.mkdir(parents=True)
     command = [*program, "--insecure", "--superlink", f"127.0.0.1:{connection.port}"]
     command += ["--host", "127.0.0.1", "--port", str(free_port()), "--node-config", node_config]
-    with process(command, environment(folder / "home"), folder / "supernode.log") as started:
+    with process(command, environment(folder / "home"), folder / "supernode.log", cwd) as started:
         yield started
 
 

@@ -18,6 +18,7 @@ from tests.system.processes import BIN, ROOT
 
 pytestmark = pytest.mark.system
 TINY = ("algo=local", "dataset=digits", "partition=iid", "rounds=1", "local-epochs=1", "--clients", "2")
+FLOWER = (*TINY, "--engine", "flower")
 
 
 @pytest.fixture
@@ -53,7 +54,7 @@ def lives(port: str) -> bool:
 
 
 def test_a_run_leaves_its_results_and_no_process(tmp_path: Path, temporary: Path) -> None:
-    process = start(temporary, "run", *TINY, "--verbose", f"out-dir={tmp_path}", "run-name=demo")
+    process = start(temporary, "run", *FLOWER, "--verbose", f"out-dir={tmp_path}", "run-name=demo")
     output, _ = process.communicate(timeout=900)
     assert process.returncode == 0, output
     assert "round 1/1" in output
@@ -67,7 +68,7 @@ def test_a_run_leaves_its_results_and_no_process(tmp_path: Path, temporary: Path
 def test_a_run_that_fails_exits_with_1(tmp_path: Path, temporary: Path) -> None:
     (tmp_path / "there").mkdir()
     (tmp_path / "there" / "settings.toml").write_text("")
-    process = start(temporary, "run", *TINY, f"out-dir={tmp_path}", "run-name=there")
+    process = start(temporary, "run", *FLOWER, f"out-dir={tmp_path}", "run-name=there")
     output, _ = process.communicate(timeout=900)
     assert process.returncode == 1, output
     assert "holds a run already" in output
@@ -76,7 +77,7 @@ def test_a_run_that_fails_exits_with_1(tmp_path: Path, temporary: Path) -> None:
 
 @pytest.mark.parametrize("kind", [signal.SIGINT, signal.SIGKILL])
 def test_one_that_is_stopped_or_killed_leaves_nothing(kind: signal.Signals, tmp_path: Path, temporary: Path) -> None:
-    process = start(temporary, "run", *TINY, "--verbose", "rounds=100000", f"out-dir={tmp_path}")
+    process = start(temporary, "run", *FLOWER, "--verbose", "rounds=100000", f"out-dir={tmp_path}")
     said = []
     assert process.stdout is not None
     for line in process.stdout:
@@ -86,7 +87,7 @@ def test_one_that_is_stopped_or_killed_leaves_nothing(kind: signal.Signals, tmp_
     process.send_signal(kind)
     rest, _ = process.communicate(timeout=120)
     assert process.returncode == (130 if kind == signal.SIGINT else -kind), "".join(said) + rest
-    port = re.search(r"FLWR_LOCAL_SUPERLINK_HTTP_API_PORT=(\d+)", said[0])
+    port = re.search(r"FLWR_LOCAL_SUPERLINK_HTTP_API_PORT=(\d+)", "".join(said))
     assert port is not None
     deadline = time.monotonic() + 50
     while (lives(port[1]) or list(temporary.glob("protofl-*"))) and time.monotonic() < deadline:

@@ -31,14 +31,14 @@ def test_two_sites_with_their_own_data_and_models_learn_together(tmp_path: Path)
     digits = load_digits()
     for site, rows in (("north", slice(0, 300)), ("south", slice(300, 600))):
         write_site(tmp_path / f"data-{site}", digits.images[rows], digits.target[rows], inverted=site == "south")
-    settings = 'dataset="image-folder" partition="own" image-size=28 train-samples=0 rounds=3 num-clients=2 lr=0.05'
-    settings += " validation-fraction=0.1 keep-best=true"
+    settings = 'partition="own" image-size=28 rounds=3 num-clients=2 lr=0.05 keep-best=true'
     settings += f' threads=1 out-dir="{tmp_path / "runs"}" run-name="two-sites"'
 
     def facts(site: str, arch: str) -> str:
         data, state = tmp_path / f"data-{site}", tmp_path / f"state-{site}"
         cache = tmp_path / f"cache-{site}"
-        return f'site-name="{site}" data-dir="{data}" state-dir="{state}" cache-dir="{cache}" arch="{arch}"'
+        read = 'dataset="image-folder" classes="0,1,2,3,4,5,6,7,8,9" validation-fraction=0.1'
+        return f'site-name="{site}" data-dir="{data}" {read} state-dir="{state}" cache-dir="{cache}" arch="{arch}"'
 
     with (
         superlink(tmp_path) as connection,
@@ -60,7 +60,7 @@ def test_two_sites_with_their_own_data_and_models_learn_together(tmp_path: Path)
     assert [row["valid"] for row in rows] == [2, 2, 2, 2]
     for site, arch in (("north", "cnn4"), ("south", "htcnn-3")):
         folder = tmp_path / f"state-{site}/two-sites"
-        (state,) = (folder / "clients" / site).glob("0*.safetensors")
+        (state,) = folder.parent.glob(f"{folder.name}-*/clients/{site}/0*.safetensors")
         with safe_open(state, "pt") as file:
             assert file.metadata()["arch"] == arch
             assert file.metadata()["round"] == "3"

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from protofl_common.catalog import CATALOG
-from protofl_common.run_folder import Summary, baseline_folder
-from tests.system.processes import Connection, superlink
+from protofl_common.config.options import Scalar
+from protofl_common.run_folder import RunFolder, Summary, baseline_folder
+from protofl_common.tools.cli.assignments import as_run_config
+from tests.bench.golden import tensors_of
+from tests.system.processes import BIN, Connection, superlink
+from tests.test_federation import without_times
 
 pytestmark = pytest.mark.system
+TWO = ("--federation-config", "num-supernodes=2 client-resources-num-cpus=1")
 TEN = ("--federation-config", "num-supernodes=10 client-resources-num-cpus=1")
 
 
@@ -22,14 +28,27 @@ def simulation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Connection]
         yield connection
 
 
-def test_all_work_on_flowers_own_two_supernodes(simulation: Connection, tmp_path: Path) -> None:
+def test_all_work_on_flowers_own_two_supernodes_and_give_the_same_bits_without_flower(
+    simulation: Connection, tmp_path: Path
+) -> None:
     """In one run, the others as its baselines: each has its two rounds of few samples."""
     first, *others = CATALOG
-    config = f'algo="{first}" baselines="{",".join(others)}" out-dir="{tmp_path}" run-name="mine"'
-    output, status = simulation.run("--run-config", f"{config} rounds=2 train-samples=20 test-samples=50", timeout=600)
+    settings: dict[str, Scalar] = {"algo": first, "baselines": ",".join(others), "run-name": "mine", "rounds": 2}
+    settings |= {"train-samples": 20, "test-samples": 50}
+    folders = {engine: tmp_path / engine for engine in ("flower", "local")}
+    config = as_run_config(settings | {"out-dir": str(folders["flower"])})
+    output, status = simulation.run(*TWO, "--run-config", config, timeout=600)
     assert status == "finished:completed", output
-    for folder in (tmp_path / "mine", *(baseline_folder(tmp_path / "mine", algo) for algo in others)):
-        check(folder, 2, 2)
+    words = [f"{key}={value}" for key, value in settings.items()]
+    words += [f"out-dir={folders['local']}", "--engine", "local", "--clients", "2"]
+    command = [str(BIN / "protofl"), "run", *words]
+    subprocess.run(command, check=True, timeout=600, capture_output=True)
+    for algo in CATALOG:
+        runs = [out / "mine" if algo == first else baseline_folder(out / "mine", algo) for out in folders.values()]
+        for run in runs:
+            check(run, 2, 2)
+        flower, local = ((without_times(RunFolder(run).rows()), tensors_of(run)) for run in runs)
+        assert flower == local, algo
 
 
 @pytest.mark.long

@@ -62,7 +62,7 @@ class Hosts(Machines):
         return 8001, 8000
 
     def _substitutions(self, machine: str) -> dict[str, str]:
-        kept = ("/data/", 'device="cuda"', "north", 'arch="cnn4"')
+        kept = ("/data/", 'device="cuda"', "north", 'arch="cnn4"', 'classes="benign,malignant"')
         wider = {key: value for key, value in super()._substitutions(machine).items() if key in kept}
         return {"superlink.example.org": ADDRESSES["superlink"], "rounds=2": "rounds=4 threads=1"} | wider
 
@@ -90,7 +90,7 @@ def status_of_the_run(hosts: Hosts) -> str:
 
 
 def test_a_cut_link_does_not_end_the_run(hosts: Hosts) -> None:
-    config = 'algo="fedtgp" rounds=4 threads=1 dataset="domain-folder" partition="own" image-size=28 num-clients=2'
+    config = 'algo="fedtgp" rounds=4 threads=1 partition="own" image-size=28 num-clients=2'
     hosts.step("superlink", f"flwr run . federation --run-config '{config} run-name=\"cut\"'")
     metrics = hosts.checkout("superlink") / "runs" / "cut" / "metrics.jsonl"
 

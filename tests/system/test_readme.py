@@ -47,6 +47,7 @@ class Desk:
             "9094": str(free_port()),
             "9095": str(free_port()),
             "/data/": f"{folder}/data/",
+            'classes="benign,malignant"': 'classes="0,1,2"',
             "flwr run . ": f"flwr run {ROOT} ",
             "num-clients=2": 'num-clients=2 rounds=1 threads=1 run-name="sites"',
         }

@@ -16,7 +16,7 @@ from PIL import Image
 from client_app.site import Site
 from protofl_common.catalog import CATALOG
 from protofl_common.datasets import DataError
-from protofl_common.datasets.decoding import read_image
+from protofl_common.datasets.images import read_image
 from protofl_common.models.calibration import class_scores, fit_temperature, unknown_above
 from protofl_common.run_folder import CARD, WEIGHTS
 from protofl_common.tensorfile import read_tensors, write_tensors

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-import hashlib
+import io
+import json
 import re
 import shlex
 import stat
 import subprocess
 import sys
+import tracemalloc
+import zipfile
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 from unittest.mock import MagicMock
 
 import pytest
@@ -17,24 +22,27 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding
-from flwr.app import Context, Message, MessageType, RecordDict
-from flwr.cli.build import build_fab_from_disk
+from flwr.app import Message, MessageType, RecordDict
+from flwr.clientapp import ClientApp
 from flwr.supercore.constant import TaskType
+from flwr.supercore.fab import Fab
+from flwr.supercore.run import Run
 from flwr.supercore.superexec.executor import ExecutionSpec, LaunchResultStatus
-from flwr.supercore.task_identity import TaskIdentity
 from flwr.supernode import start_client_internal as supernode
 
+from protofl_common.catalog import CATALOG
 from protofl_common.config.options import SettingsError
 from protofl_common.permissions import permission_problems
-from protofl_common.settings import NODE_KEYS
-from protofl_common.tools.app_files import copy_app
+from protofl_common.privacy.accountant import Mechanism, epsilon
+from protofl_common.settings import NODE_KEYS, app_folder, default_run_config, digest_of
 from protofl_common.tools.cli import main
-from protofl_common.tools.site.bundle import allowed_code
 from protofl_common.tools.site.check import Finding, findings
-from protofl_common.tools.site.client_process import INSTALLED, AllowedCode, Refusal
+from protofl_common.tools.site.client_process import installed_code
 from protofl_common.tools.site.executor import Executor
+from protofl_common.tools.site.node import node_config, site_settings
 from protofl_common.tools.superlink_tls import Shown
-from tests.harness import run_config, run_federation
+from protofl_common.wire.records import pack_settings
+from tests.harness import LocalGrid, run_config, run_federation
 from tests.test_sites import images
 
 ROOT = Path(__file__).parents[2]
@@ -42,12 +50,6 @@ IDENTITY = ("protofl/protofl", "0.1.0", "what the SuperLink says of the hash")
 
 
 # -- whose code -------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def bundle(tmp_path_factory: pytest.TempPathFactory) -> bytes:
-    """This checkout's."""
-    return build_fab_from_disk(copy_app(ROOT, tmp_path_factory.mktemp("app")))
 
 
 @pytest.fixture
@@ -58,41 +60,56 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_a_bundle_that_is_not_allowed_is_answered_and_stays_packed(
-    bundle: bytes, home: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    allowed, changed = hashlib.sha256(bundle).hexdigest(), bundle + b"\n"
-    code = AllowedCode(str(ROOT), f"{'0' * 64},{allowed}")
-    code.install(changed, skip_prompt=True)
-    handler = code.loader(default_app_ref="", app_path=None, multi_app=True)(*IDENTITY[:2], allowed)
-    assert isinstance(handler, Refusal)
-    assert not list(home.iterdir())
-    TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 1
-    context = Context(1, 1, {"site-name": "north"}, RecordDict(), {})
-    reason = handler(Message(RecordDict(), 1, MessageType.TRAIN), context).error.reason
-    assert reason.startswith(f"north: refused the run's code, bundle {hashlib.sha256(changed).hexdigest()}; ")
-    assert reason.endswith(f"its operator allows {'0' * 64},{allowed}")
-    assert reason in capsys.readouterr().err
+@pytest.mark.usefixtures("home")
+def test_the_installed_code_is_loaded_whatever_run_it_is() -> None:
+    for identity in (IDENTITY, ("", "", "")):
+        assert isinstance(installed_code(str(ROOT))(*identity), ClientApp)
+        assert Path(sys.modules["client_app.app"].__file__ or "") == ROOT / "client_app" / "app.py"
 
 
-def test_an_allowed_bundle_is_unpacked_under_its_whole_hash(bundle: bytes, home: Path) -> None:
-    allowed = hashlib.sha256(bundle).hexdigest()
-    code = AllowedCode(str(ROOT), allowed)
-    code.install(bundle)
-    assert not isinstance(code.load(*IDENTITY), Refusal)
-    (app,) = (home / "allowed" / allowed / "apps").iterdir()
-    assert (app / "client_app" / "app.py").read_bytes() == (ROOT / "client_app" / "app.py").read_bytes()
+def bomb() -> bytes:
+    """A bundle of a few hundred kilobytes whose pyproject.toml has 300 megabytes."""
+    with zipfile.ZipFile(packed := io.BytesIO(), "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("pyproject.toml", b"#" * 300_000_000)
+    return packed.getvalue()
 
 
-def test_the_installed_code_needs_nothing_of_the_bundle(home: Path) -> None:
-    code = AllowedCode(str(ROOT), INSTALLED)
-    code.install(b"no bundle at all")
-    assert not isinstance(code.load(*IDENTITY), Refusal)
-    assert not list(home.iterdir())
+@pytest.mark.parametrize("bundle", ["broken", "bomb"])
+def test_a_supernode_reads_nothing_of_a_bundle(bundle: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Flower's own function, which each message of an unknown run goes through, under the patch of site run."""
+    content = b"no zip" if bundle == "broken" else bomb()
+    run, message, state = Run.create_empty(5), MagicMock(), MagicMock()
+    run.override_config = {"lr": 0.5, "no-such-key\n\x1b[31m": 1}
+    message.metadata.run_id, state.get_run.return_value = 5, None
+
+    def a_supernode() -> None:
+        supernode._pull_and_store_message(
+            state, MagicMock(), {}, lambda: (message, MagicMock()), lambda _: run,
+            lambda *_: Fab("hash", content, {}), MagicMock(), MagicMock(), None,
+        )  # fmt: skip
+
+    monkeypatch.setattr("sys.argv", [])
+    monkeypatch.setattr("subprocess.Popen", MagicMock())
+    monkeypatch.setattr("protofl_common.tools.site.supernode.flower_supernode", a_supernode)
+    tracemalloc.start()
+    assert main(["site", "run", "--insecure", "--node-config", NODE]) == 0
+    assert tracemalloc.get_traced_memory()[1] < 50e6
+    tracemalloc.stop()
+    assert state.store_message.called
+    context = state.set_run_series_context.call_args.args[1]
+    assert context.run_config == default_run_config() | run.override_config
+
+
+def test_defaults_that_are_not_the_sites_are_refused_and_not_overlooked(home: Path) -> None:
+    grid = LocalGrid(run_config(home, dataset="digits", partition="iid"), {7: {"site-name": "north"}})
+    theirs = digest_of(grid.run_config | {"lr": 0.123})
+    for content in ({}, pack_settings(theirs)):
+        grid.push_messages([Message(RecordDict({**content}), 7, MessageType.QUERY, group_id="0")])
+        assert "other defaults; install the same version on both" in grid.log[-1][1].error.reason
 
 
 def test_a_site_starts_nothing_but_client_apps() -> None:
-    executor = Executor(INSTALLED, "spawn")
+    executor = Executor("spawn")
     assert executor.get_eligible_capacity(set(TaskType), insecure=True) == ({TaskType.CLIENT_APP}, set())
     for kind in set(TaskType) - {TaskType.CLIENT_APP}:
         spec = ExecutionSpec(kind, "127.0.0.1:1", "token", True, None, False, 1, False, 1)
@@ -103,32 +120,31 @@ FORKED = """
 import os, sys
 from protofl_common.tools.site import client_process
 handled = []
-def handle(code, arguments):
+def handle(app, arguments):
     handled.append(arguments)  # of this child alone
     line = f"{os.getpid() != parent} {handled} {sys.stdin.buffer.raw.read()}\\n"  # in one piece: three write
     print(line, end="", flush=True)
     if arguments == ["b"]:
         os.abort()
 parent, client_process.handle = os.getpid(), handle
-client_process.AllowedCode.load = lambda code, *identity: print("ahead", "torch" in sys.modules, flush=True)
+client_process.installed_code = lambda app: lambda *_: print("ahead", "torch" in sys.modules, flush=True)
 client_process.import_module = lambda name: sys.modules.setdefault(name, None)
 client_process.main()
 """
 
 
-@pytest.mark.parametrize(("allow", "ahead"), [(INSTALLED, ["ahead True"]), ("0" * 64, [])])
-def test_a_message_is_handled_by_a_copy_that_knows_nothing_of_others(allow: str, ahead: list[str]) -> None:
+def test_a_message_is_handled_by_a_copy_that_knows_nothing_of_others() -> None:
     done = subprocess.run(
-        [sys.executable, "-c", FORKED, str(ROOT), allow], input='["a"]\n["b"]\n["c"]\n', capture_output=True, text=True
+        [sys.executable, "-c", FORKED, str(ROOT)], input='["a"]\n["b"]\n["c"]\n', capture_output=True, text=True
     )
     handled = [f"True [['{name}']] b''" for name in "abc"]
-    assert sorted(done.stdout.splitlines()) == handled + ahead
+    assert sorted(done.stdout.splitlines()) == [*handled, "ahead True"]
     assert done.returncode == 0
 
 
 def test_the_process_that_forks_is_started_again_when_it_has_died() -> None:
     started: list[subprocess.Popen[str]] = []
-    executor = Executor(INSTALLED, "fork")
+    executor = Executor("fork")
     executor.command = [sys.executable, "-Sc", "import sys; print(sys.stdin.readline(), file=sys.stderr)"]
     for _ in range(2):
         executor.reconcile()
@@ -139,14 +155,6 @@ def test_the_process_that_forks_is_started_again_when_it_has_died() -> None:
         assert executor.launch(spec).status == LaunchResultStatus.ACCEPTED
         assert executor.forking.wait() == 0
     assert len({one.pid for one in started}) == 2
-
-
-def test_what_may_be_allowed() -> None:
-    assert allowed_code(f" {'A' * 64}, {'0' * 64}") == f"{'a' * 64},{'0' * 64}"
-    assert allowed_code("installed") == INSTALLED
-    for wrong in ("", "any", "abc", f"installed,{'0' * 64}", "0" * 63):
-        with pytest.raises(SettingsError, match=r"--allow-code .*: must be installed, or SHA-256 hashes"):
-            allowed_code(wrong)
 
 
 @pytest.mark.parametrize("option", ["--isolation=subprocess", "--allow-runtime-dependency-installation"])
@@ -196,13 +204,6 @@ def test_site_run_does_not_start_with_a_wrong_node_config(
     assert reason in capsys.readouterr().err
 
 
-def test_the_hash_is_that_of_flowers_bundle(bundle: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (file := tmp_path / "protofl.fab").write_bytes(bundle)
-    assert main(["site", "hash", str(ROOT), str(file)]) == 0
-    assert capsys.readouterr().out.split() == [hashlib.sha256(bundle).hexdigest()] * 2
-    assert main(["site", "hash", str(tmp_path / "none")]) == 1
-
-
 # -- what a run could make a site do ----------------------------------------------------------------------------------
 
 
@@ -220,11 +221,12 @@ def site(home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return home
 
 
-NODE = 'site-name="north" data-dir="data" cache-dir="cache" state-dir="state" allow-algorithms="fedproto"'
+NODE = 'site-name="north" data-dir="data" dataset="image-folder" classes="cat,dog" '
+NODE += 'cache-dir="cache" state-dir="state" allow-algorithms="fedproto"'
 
 
-def found(*options: str, node: str = NODE, allow: str = INSTALLED, **asked: str | int) -> list[Finding]:
-    return findings(allow, ["--node-config", node, *options], {key.replace("_", "-"): asked[key] for key in asked})
+def found(*options: str, node: str = NODE, **asked: str | int) -> list[Finding]:
+    return findings(["--node-config", node, *options], {key.replace("_", "-"): asked[key] for key in asked})
 
 
 def level_of(said: list[Finding], text: str) -> str:
@@ -274,15 +276,16 @@ def test_what_is_wrong_or_worth_a_warning_comes_first(options: list[str], node: 
 def test_a_strict_site_is_not_called_wrong_for_what_runs_ask_by_default() -> None:
     strict = NODE.replace("fedproto", "fedtgp") + " max-epochs=1 max-rounds=2 max-batch-size=3"
     assert {one.level for one in found(node=strict)} == {""}
-    said = found(node=strict, algo="fedtgp", rounds=3, local_epochs=1, batch_size=3, eval_batch_size=3)
+    fitting = {"partition": "own", "rounds": 3, "local_epochs": 1, "batch_size": 3, "eval_batch_size": 3}
+    said = found(node=strict, algo="fedtgp", **fitting)
     assert said[0].text == "rounds = 3: this site takes at most 2; its operator may raise max-rounds (node config)"
 
 
 def test_the_steps_of_a_round_are_limited_as_its_epochs_are() -> None:
-    said = permission_problems({"max-steps": 50}, {"local-steps": 51})
+    said = permission_problems({"max-steps": 50}, default_run_config() | {"local-steps": 51})
     assert said == ["local-steps = 51: this site takes at most 50; its operator may raise max-steps (node config)"]
-    assert not permission_problems({}, {"local-steps": 10_000})
-    assert permission_problems({}, {"local-steps": 10_001})
+    assert not permission_problems({}, default_run_config() | {"local-steps": 10_000})
+    assert permission_problems({}, default_run_config() | {"local-steps": 10_001})
 
 
 def test_folders_and_keys_that_others_may_read(site: Path) -> None:
@@ -312,14 +315,6 @@ def test_days_that_a_certificate_has_left(days: int, level: str, site: Path) -> 
     assert level_of(found("--root-certificates", "ca.crt"), "certificates") == level
 
 
-def test_code_of_whoever_submits_is_the_first_warning(site: Path) -> None:
-    (site / "state").chmod(0o755)
-    said = found(allow="any")
-    assert said[0].topic == "code"
-    assert "whoever may submit runs has code of their own run here" in said[0].text
-    assert level_of(found(allow="0" * 64), "bundles 00000000…") == ""
-
-
 def test_data_that_a_run_cannot_use(site: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (site / "data/cat/0.png").write_text("no image")
     settings = ["dataset=image-folder", "partition=own", "image-size=8"]
@@ -337,6 +332,143 @@ def test_a_node_config_that_flower_would_read_in_part_is_refused() -> None:
         found(node='site-name="north" data-dir = "data"')
 
 
+# -- a site with demands ----------------------------------------------------------------------------------------------
+
+DEMANDS = {
+    "dp": 'require-dp="epsilon<=8"',
+    "dp and delta": "require-dp='epsilon<=8 delta<=1e-6'",
+    "secagg": "require-secagg=true",
+    "both": 'require-dp="epsilon<=8 delta<=1e-6" require-secagg=true min-class-samples=5 max-rounds=1 max-epochs=1',
+}
+
+
+def strict(site: Path, demand: str) -> str:
+    """The node config of a site with that demand, and all algorithms."""
+    node = NODE.replace('allow-algorithms="fedproto"', "").replace('state-dir="state"', "")
+    return f'{node} state-dir="{site / "state"}" {DEMANDS[demand]}'
+
+
+@pytest.mark.parametrize("form", ["typed", "toml"])
+@pytest.mark.parametrize("demand", DEMANDS)
+def test_a_site_with_demands_starts_and_can_be_checked_and_cleared(
+    demand: str, form: str, site: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    node, flower = strict(site, demand), MagicMock()
+    if form == "toml":
+        (site / "node.toml").write_text(re.sub(r" (?=[a-z-]+=)", "\n", node))
+        node = "node.toml"
+    monkeypatch.setattr("protofl_common.tools.site.supernode.flower_supernode", flower)
+    monkeypatch.setattr("subprocess.Popen", MagicMock())
+    monkeypatch.setattr("sys.argv", [])
+    (site / "state/first/clients/north").mkdir(parents=True)
+    assert main(["site", "run", "--insecure", "--node-config", node]) == 0
+    flower.assert_called_once()
+    assert main(["site", "check", "--node-config", node]) == 0
+    assert "WRONG" not in (said := capsys.readouterr().out)
+    assert ("demands       require-dp epsilon<=8" in said) == ("dp" in DEMANDS[demand])
+    assert main(["site", "status", "--node-config", node]) == 0
+    assert "first" in capsys.readouterr().out
+    assert main(["site", "purge", "first", "--node-config", node]) == 0
+    assert not (site / "state/first").exists()
+
+
+@pytest.mark.usefixtures("site")
+@pytest.mark.parametrize(
+    ("demand", "node", "run", "said"),
+    [
+        ("both", 'allow-algorithms="fedtgp"', {}, "secagg = true: fedtgp needs single uploads"),
+        ("dp", 'allow-algorithms="mpft"', {}, "dp = 'sample': mpft sends prototypes, which it does not cover"),
+        (
+            "dp",
+            "",
+            {"rounds": 1},
+            "part only with dp = 'sample', dp-epsilon at most 8 and dp-delta at most 1e-05",
+        ),
+        ("secagg", "", {"rounds": 1}, r"only (node config: require-secagg); set secagg = true"),
+    ],
+)
+def test_a_demand_that_is_not_met_names_what_would_do(
+    demand: str, node: str, run: dict[str, Any], said: str, site: Path
+) -> None:
+    (wrong,) = [
+        one.text
+        for one in found(node=f"{strict(site, demand)} {node}", **run, **({"partition": "own"} if run else {}))
+        if one.level == "WRONG"
+    ]
+    assert said in wrong
+
+
+def test_the_page_names_the_algorithms_that_meet_both_demands(site: Path) -> None:
+    able = set()
+    for algo in CATALOG:
+        with suppress(SettingsError):
+            site_settings(node_config(f'{strict(site, "both")} allow-algorithms="{algo}"'))
+            able.add(algo)
+    (listed,) = re.findall(r"one of the algorithms\n(.*?) \(and\n`local`", PAGE, re.S)
+    assert set(re.findall(r"`([a-z-]+)`", listed)) | {"local"} == able
+
+
+def test_the_operator_of_a_strict_site_sees_its_own_numbers(site: Path) -> None:
+    run: dict[str, Any] = {
+        "partition": "own",
+        "image_size": 8,
+        "algo": "fedproto",
+        "norm": "group",
+        "rounds": 1,
+        "local_epochs": 1,
+    }
+    lines = found(node=strict(site, "both"), dp="sample", dp_delta=1e-6, secagg=True, **run)
+    assert level_of(lines, "data 12 training and 4 test samples, 2 classes: cat, dog") == ""
+
+
+@pytest.mark.usefixtures("site")
+def test_each_wrong_setting_is_a_finding() -> None:
+    wrong = [one.text for one in found(node=f'{NODE} arch="table3" train-fraction=2.0') if one.level == "WRONG"]
+    assert {text.partition(" ")[0] for text in wrong} == {"arch", "train-fraction"}
+
+
+@pytest.mark.usefixtures("site")
+def test_status_and_purge_look_into_no_folder_that_was_not_meant() -> None:
+    for action in ("status", "purge"):
+        for node in ('site-name="north" state-dri="state"', "partition-id=0"):
+            assert main(["site", action, "--node-config", node]) == 1
+
+
+def test_data_in_data_dir_that_a_run_may_divide_are_worth_a_warning(site: Path) -> None:
+    assert level_of(found(node=NODE + " partition-id=0 num-partitions=2"), "runs choose the test samples") == "warning"
+
+
+def test_the_check_prints_the_names_of_classes_as_the_node_config_needs_them(
+    site: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    node = NODE.replace('classes="cat,dog"', "")
+    assert main(["site", "check", "partition=own", "image-size=8", "--node-config", node]) == 1
+    said = capsys.readouterr()
+    assert "have 2 classes that nobody named; set classes" in said.out
+    assert 'add classes="cat,dog" to its node config' in said.err
+    assert "cat" not in said.out
+
+
+def test_the_code_that_runs_is_that_of_the_check_not_of_the_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A service's working directory is its state folder, which it can write."""
+    for module in ("protofl_common", "client_app", "json"):
+        (tmp_path / f"{module}.py").write_text("import pathlib; pathlib.Path('was-here').touch()")
+    started, popen = MagicMock(), subprocess.Popen
+    monkeypatch.setattr("subprocess.Popen", started)
+    monkeypatch.setattr("protofl_common.tools.site.supernode.flower_supernode", MagicMock())
+    monkeypatch.setattr("sys.argv", [])
+    assert main(["site", "run", "--insecure", "--node-config", NODE]) == 0
+    (command,), options = started.call_args
+    asking = [*command[: command.index("protofl_common.tools.site.executor") + 1]]
+    with popen(asking, cwd=tmp_path, env=options["env"], stderr=subprocess.PIPE, text=True) as executor:
+        _, said = executor.communicate(timeout=120)
+    assert "ValueError: not enough values to unpack" in said  # it was imported, and asks for its arguments
+    assert f'File "{app_folder()}/protofl_common/tools/site/executor.py"' in said
+    assert not (tmp_path / "was-here").exists()
+
+
 # -- what a site keeps ------------------------------------------------------------------------------------------------
 
 
@@ -345,13 +477,33 @@ def kept(home: Path) -> str:
     """The node config of a site that took part in two runs, beside the traces of others."""
     node = {"site-name": "north", "partition-id": 0, "num-partitions": 1}
     node |= {"state-dir": str(home / "state"), "cache-dir": str(home / "cache")}
-    for name in ("first", "second"):
+    for number, name in enumerate(("first", "second"), start=1):
         config = run_config(home / name, run_name=name, algo="fedpcl", dataset="digits", partition="iid", rounds=1)
-        run_federation(config, nodes={7: node})
-    for other in ("state/first/clients/south/x.safetensors", "cache/letter.txt", "cache/features/notes"):
+        run_federation(config, nodes={7: node}, run_id=number)
+    for other in ("state/first-1/clients/south/x.safetensors", "cache/letter.txt", "cache/features/notes"):
         (home / other).parent.mkdir(parents=True, exist_ok=True)
         (home / other).write_text("not north's")
     return " ".join(f'{key}="{value}"' if isinstance(value, str) else f"{key}={value}" for key, value in node.items())
+
+
+def test_purge_blanks_secrets_and_leaves_which_sums_there_were(kept: str, home: Path) -> None:
+    file = home / "state" / "privacy" / "north-1-fedavg.secagg"
+    rows = {"run_id": 1, "sum": 4, "stage": "share", "secret": "ab", "keys": {"south": "cd"}, "shares": {"south": "ef"}}
+    file.write_text(json.dumps(rows))
+    assert main(["site", "purge", "caches/", "--node-config", kept]) == 0
+    left = json.loads(file.read_text())
+    assert left == {"run_id": 1, "sum": 4, "stage": "unmask", "secret": "", "keys": {}, "shares": {}}
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+
+
+def test_status_shows_how_much_of_epsilon_is_spent(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "privacy").mkdir()
+    (tmp_path / "privacy" / "0123.json").write_text('{"first 1": [[1.0, 4.0, 1]], "second 2": [[1.0, 4.0, 1]]}')
+    node = f'site-name="north" state-dir="{tmp_path}" cache-dir="{tmp_path}" require-dp="epsilon<=8"'
+    assert main(["site", "status", "--node-config", node]) == 0
+    both = epsilon([Mechanism(1.0, 4.0, 2)], 1e-5)
+    line = f"privacy ledger 0123.json: ε = {both:.3g} of 8 is spent (δ = 1e-05)"
+    assert line in capsys.readouterr().out.splitlines()
 
 
 def test_a_site_says_what_it_keeps_and_removes_what_is_named(
@@ -359,14 +511,15 @@ def test_a_site_says_what_it_keeps_and_removes_what_is_named(
 ) -> None:
     assert main(["site", "status", "--node-config", kept]) == 0
     names = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
-    assert names == ["first", "second", "caches/", "state-dir", "cache-dir"]
-    for wrong in (["third"], ["first", "third"], []):
+    assert names == ["first-1", "second-2", "caches/", "state-dir", "cache-dir"]
+    for wrong in (["third"], ["first-1", "third"], []):
         assert main(["site", "purge", *wrong, "--node-config", kept]) == 1
-        assert "choose from first, second, caches/" in capsys.readouterr().err
-    assert main(["site", "purge", "first", "second", "caches/", "--node-config", kept]) == 0
+        assert "choose from first-1, second-2, caches/" in capsys.readouterr().err
+    assert main(["site", "purge", "first", "second-2", "caches/", "--node-config", kept]) == 0
     left = sorted(str(path.relative_to(home)) for top in ("state", "cache") for path in (home / top).rglob("*.*"))
-    assert left == ["cache/letter.txt", "state/first/clients/south/x.safetensors"]
-    assert not (home / "state/second").exists()
+    answered = ["state/privacy/north.answered", "state/privacy/north.answered.lock"]
+    assert left == ["cache/letter.txt", "state/first-1/clients/south/x.safetensors", *answered]
+    assert not (home / "state/second-2").exists()
     assert (home / "cache/features/notes").exists()
 
 

@@ -41,6 +41,8 @@ def curves(run: Run) -> list[Drawing]:
             rounds = [row["evaluated-after-round"] for row in rows]
             few = {"marker": MARKERS[index], "markevery": max(1, len(rounds) // 12)} if len(rounds) <= 60 else {}
             for name, dashes in (("mean", "-"), ("worst-10%", "--")):
+                if name not in rows[-1]["accuracy"][kind]:  # with secure aggregation
+                    continue
                 values = [100 * row["accuracy"][kind][name] for row in rows]
                 label = f"{kind}, {'mean' if name == 'mean' else 'worst 10 %'}"
                 axes.plot(rounds, values, dashes, color=COLOURS[index], label=label, **few)
@@ -57,9 +59,10 @@ def curves(run: Run) -> list[Drawing]:
         round_axis(axes)
         legend_below(axes, 2)
         said = " and ".join(f"“{kind}” by {MEANING[kind]}" for kind in run.kinds)
+        worst = "" if run.hides_clients else "; dashed: the mean of the worst tenth of the clients"
         caption = (
-            f"Test accuracy over the clients: {said}. Solid: the mean; dashed: the mean of the worst tenth of the "
-            "clients. Measured with what the clients received, after the round that stands below."
+            f"Test accuracy over the clients: {said}. Solid: the mean{worst}. "
+            "Measured with what the clients received, after the round that stands below."
         )
         caption += dotted
         caption += f" Grey: the mean of {run.reference.name} ({run.reference.title})." if run.reference else ""
@@ -77,7 +80,7 @@ def _reference(axes: Any, other: Run, kinds: list[str]) -> None:
 
 def of_domains(run: Run) -> list[Drawing]:
     """The mean over each domain's clients."""
-    if not run.domains or not run.better:
+    if not run.domains or not run.better or run.hides_clients:
         return []
     rows = run.evaluations(run.better)
     rounds = [row["evaluated-after-round"] for row in rows]
@@ -97,9 +100,9 @@ def of_domains(run: Run) -> list[Drawing]:
 def of_clients(run: Run) -> list[Drawing]:
     """A row per client, a column per evaluation."""
     found = []
-    sites = list(run.sites)[:MOST_ROWS]
+    sites = [] if run.hides_clients else list(run.sites)[:MOST_ROWS]
     shown = f" The first {len(sites)} of {len(run.sites)} clients." if len(sites) < len(run.sites) else ""
-    for kind in run.kinds:
+    for kind in run.kinds if sites else ():
         rows = run.evaluations(kind)
         values = np.array([[_accuracy(row, site, kind) for row in rows] for site in sites])
         rounds = [row["evaluated-after-round"] for row in rows]

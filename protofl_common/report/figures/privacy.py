@@ -23,8 +23,8 @@ def spent(run: Run) -> list[Drawing]:
         axes.set_ylabel("test accuracy, %")
         legend_below(axes, 2)
         caption = (
-            "What each evaluation's model has cost: ε of the client with the fewest training samples, as if it took "
-            "part in every round. With a budget for all rounds, fewer rounds need less noise: the curve is no forecast "
+            "What each evaluation's model has cost: ε of the client that the run costs most, as if it took part in "
+            "every round. With a budget for all rounds, fewer rounds need less noise: the curve is no forecast "
             "of a run with a smaller budget."
         )
         return [draw(figure, "accuracy-against-epsilon", "Accuracy for privacy spent", caption)]

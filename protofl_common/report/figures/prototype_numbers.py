@@ -52,7 +52,8 @@ def by_class(run: Run) -> list[Drawing]:
     if not rows:
         return []
     groups = _groups(run)
-    values_GC = np.array([_mean_of_classes(_table(rows[-1], sites)) for sites in groups.values()])[:, :MOST_CLASSES]
+    tables = [_table(rows[-1], sites) for sites in groups.values()]
+    values_GC = np.array([[finite_mean(of_class) for of_class in table.T] for table in tables])[:, :MOST_CLASSES]
     if not np.isfinite(values_GC).any():
         return []
     classes = [run.class_name(label) for label in range(values_GC.shape[1])]
@@ -98,7 +99,3 @@ def _table(row: RoundRow, sites: list[str]) -> Floats:
     table = np.array(counted, dtype=np.float64).reshape(len(counted), length)
     table[table == 0] = np.nan
     return table
-
-
-def _mean_of_classes(table_SC: Floats) -> list[float]:
-    return [finite_mean(table_SC[:, label]) for label in range(table_SC.shape[1])]

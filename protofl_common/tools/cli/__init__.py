@@ -15,6 +15,8 @@ from importlib import import_module
 from types import FrameType, ModuleType
 
 from protofl_common.config.options import SettingsError
+from protofl_common.config.python_names import allow
+from protofl_common.text import names_in
 
 COMMANDS = {
     "run": "one federation, simulated on this machine",
@@ -73,9 +75,7 @@ def parser_of(command: str) -> argparse.ArgumentParser:
     """What a subcommand takes."""
     module = _module(command)
     parser = argparse.ArgumentParser(
-        prog=f"protofl {command}",
-        description=module.__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        prog=f"protofl {command}", description=module.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     module.describe(parser)
     return parser
@@ -86,9 +86,10 @@ def _module(command: str) -> ModuleType:
 
 
 def parsed(command: str, arguments: list[str]) -> argparse.Namespace:
-    """What the words after a subcommand say."""
+    """Parse the words after a subcommand; the modules of ``--allow-python`` are allowed now."""
     parse = getattr(_module(command), "parse", argparse.ArgumentParser.parse_intermixed_args)
     result: argparse.Namespace = parse(parser_of(command), arguments)
+    allow(names_in(getattr(result, "allow_python", "")))
     return result
 
 

@@ -1,4 +1,4 @@
-"""``key=value`` as a person types it, and as Flower wants it.
+"""The arguments that a person types: ``key=value``, as Flower wants it, and ``--allow-python``.
 
 Flower's ``--run-config`` is TOML, so a string needs quotes inside the shell's quotes, and a wrong type passes
 silently. Here the declared type of each key (`settings.py`) decides how its value is read.
@@ -6,6 +6,7 @@ silently. Here the declared type of each key (`settings.py`) decides how its val
 
 from __future__ import annotations
 
+import argparse
 import json
 from collections.abc import Iterable, Mapping
 from typing import get_type_hints
@@ -13,6 +14,13 @@ from typing import get_type_hints
 from protofl_common.catalog import CATALOG
 from protofl_common.config.options import Scalar, SettingsError, key_of
 from protofl_common.config.sections import SECTIONS
+from protofl_common.permissions import allow_named
+
+
+def add_allow_python(parser: argparse.ArgumentParser, source: str) -> None:
+    """The option, for a command that reads ``source``; `protofl_common.tools.cli.parsed` obeys it."""
+    about = f"Python modules, with commas, that {source} may name and that then run here"
+    parser.add_argument("--allow-python", default="", metavar="NAMES", help=about)
 
 
 def declared_types() -> dict[str, type]:
@@ -30,12 +38,9 @@ def read_assignments(words: Iterable[str]) -> dict[str, Scalar]:
     """``["algo=fedplvm", "lr=0.1"]`` -> ``{"algo": "fedplvm", "lr": 0.1}``.
 
     An unknown key, and a value that does not fit the type of its key, stay text: `Settings.from_run_config` says what
-    is wrong with them, all at once.
+    is wrong with them, all at once. Python modules that they name may be imported from now on.
 
-    Raises
-    ------
-    SettingsError
-        With one line for each word that is not ``key=value``.
+    SettingsError with one line for each word that is not ``key=value``.
     """
     types, values, problems = declared_types(), {}, []
     for word in words:
@@ -46,6 +51,7 @@ def read_assignments(words: Iterable[str]) -> dict[str, Scalar]:
         values[key] = typed(_unquoted(text), types.get(key, str))
     if problems:
         raise SettingsError("\n".join(problems))
+    allow_named(values)
     return values
 
 

@@ -16,6 +16,7 @@ from rich.table import Table
 
 from protofl_common.report.page import AUDIT_HEADS, audit_rows
 from protofl_common.tools.audit import audit
+from protofl_common.tools.cli.assignments import add_allow_python
 from protofl_common.tools.cli.recipes import run_named
 
 
@@ -23,6 +24,7 @@ def describe(parser: argparse.ArgumentParser) -> None:
     """The arguments."""
     parser.add_argument("run", metavar="RUN", help="folder of a run, or its name in runs/")
     parser.add_argument("--inversion", action="store_true", help="make images from the prototypes; takes minutes")
+    add_allow_python(parser, "the run")
 
 
 def act(arguments: argparse.Namespace) -> int:

@@ -36,10 +36,7 @@ def absolute_folders(settings: Settings) -> dict[str, Scalar]:
 def check_cluster(address: str, settings: Settings) -> None:
     """Ask each machine of the Ray at ``address`` what it sees; the folders of ``settings`` are absolute.
 
-    Raises
-    ------
-    SettingsError
-        Where there is no such Ray, or a machine sees something else than this one.
+    SettingsError where there is no such Ray, or a machine sees something else than this one.
     """
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy

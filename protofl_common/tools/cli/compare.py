@@ -17,16 +17,16 @@ from collections.abc import Callable
 from pathlib import Path
 
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
 from protofl_common.config.options import SettingsError
 from protofl_common.config.sections import keys_that_change
 from protofl_common.files import replacing, write_text
-from protofl_common.metrics import best_text, human_bytes, human_seconds
+from protofl_common.metrics import best_text, cells, human_bytes, human_seconds
 from protofl_common.run_folder import RunFolder, Summary
 from protofl_common.tools.cli.as_json import add_json, print_json
 from protofl_common.tools.cli.recipes import run_named
+from protofl_common.tools.cli.screen import plain
 from protofl_common.tools.groups import Estimate, Group, difference, draw_groups, grouped, run_folders
 from protofl_common.tools.tables.metrics import LEGAL, Figure
 
@@ -95,14 +95,14 @@ def table_of(groups: list[Group]) -> Table:
     """A row per group; differences are from the first."""
     figures = ", ".join(dict.fromkeys(group.figure for group in groups))
     warning = " What was chosen on test data is too good." if "chosen on test" in figures else ""
-    table = Table(caption=f"Over the clients, of test data unless it says otherwise: {escape(figures)}.{warning}")
+    table = Table(caption=f"Over the clients, of test data unless it says otherwise: {plain(figures)}.{warning}")
     table.add_column("group", overflow="fold")
     for name in ("n", "mean", "95 % interval", "difference", "95 % interval", "p"):
         table.add_column(name, justify="right")
     table.add_column("", overflow="fold")
     for group in groups:
         one = Estimate.of(list(group.values.values()))
-        row = [escape(group.name), str(one.n), f"{one.mean:.2f}", one.interval]
+        row = [plain(group.name), str(one.n), f"{one.mean:.2f}", one.interval]
         if group is groups[0]:
             table.add_row(*row, "", "", "", "" if one.n > 1 else "one seed")
             continue
@@ -145,14 +145,14 @@ def comparison(folders: list[Path]) -> Table:
     table = Table(show_lines=False)
     table.add_column("")
     for folder in folders:
-        table.add_column(escape(folder.resolve().name), justify="right", overflow="fold")
+        table.add_column(plain(folder.resolve().name), justify="right", overflow="fold")
     for name, figure in FIGURES.items():
         table.add_row(name, *(figure(summary) for summary in summaries))
     table.add_section()
     for key in dict.fromkeys(key for summary in summaries for key in summary["settings"]):
         values = [summary["settings"].get(key) for summary in summaries]
         if key not in keys_that_change("name") and any(value != values[0] for value in values):
-            table.add_row(escape(key), *("–" if value is None else escape(str(value)) for value in values))
+            table.add_row(plain(key), *("–" if value is None else plain(value) for value in values))
     return table
 
 
@@ -163,7 +163,7 @@ def _accuracy(kind: str, name: str) -> Callable[[Summary], str]:
         best = summary["best-accuracy"][kind]
         if name == "best":
             return best_text(best)
-        return f"{100 * summary['accuracy'][kind][name]:.2f}"
+        return cells(summary["accuracy"][kind], [name])[0]
 
     return text
 

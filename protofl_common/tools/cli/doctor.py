@@ -33,7 +33,7 @@ from protofl_common.datasets import DataError, check_data_settings
 from protofl_common.datasets.store import cache_root
 from protofl_common.settings import Settings, app_folder, baselines_of, default_run_config
 from protofl_common.tools.cli.as_json import add_json, print_json
-from protofl_common.tools.cli.assignments import read_assignments
+from protofl_common.tools.cli.assignments import add_allow_python, read_assignments
 from protofl_common.tools.cli.recipes import DEFAULT_FEDERATION, read_recipe
 from protofl_common.tools.cli.run import check_data_are_here
 from protofl_common.tools.cli.superlink import BIN
@@ -77,6 +77,7 @@ def describe(parser: argparse.ArgumentParser) -> None:
         "--clients", type=int, default=DEFAULT_FEDERATION["num-supernodes"], metavar="N", help="its clients"
     )
     parser.add_argument("--port", type=int, action="append", default=[], metavar="N", help="a port that shall be free")
+    add_allow_python(parser, "the recipe")
     add_json(parser)
 
 

@@ -14,10 +14,12 @@ import math
 from pathlib import Path
 
 from protofl_common.config.options import SettingsError
+from protofl_common.config.python_names import is_python_name, module_of
 from protofl_common.files import write_text
 from protofl_common.run_folder import BEST, CARD, WEIGHTS, RunFolder
-from protofl_common.text import in_order
+from protofl_common.text import in_order, numbered
 from protofl_common.tools import UNKNOWN_SHARE
+from protofl_common.tools.cli.assignments import add_allow_python
 from protofl_common.tools.cli.recipes import run_named
 
 
@@ -29,6 +31,7 @@ def describe(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, default=Path("model"), help="folder to write to (default: model)")
     parser.add_argument("--unknown", type=float, default=UNKNOWN_SHARE, metavar="SHARE", help=_UNKNOWN)
     parser.add_argument("--onnx", action="store_true", help="also model.onnx; needs the packages of protofl[onnx]")
+    add_allow_python(parser, "the model")
 
 
 _UNKNOWN = f"share of inputs like the site's own that may be called unknown (default: {UNKNOWN_SHARE}); 0: never"
@@ -43,7 +46,7 @@ def act(arguments: argparse.Namespace) -> int:
 
     if not 0 <= arguments.unknown < 1:
         raise SettingsError(f"--unknown {arguments.unknown}: must be at least 0 and below 1")
-    run = run_named(str(arguments.run))
+    run = _run(arguments.run)
     model = TrainedModel.read(_chosen(run, arguments.site, BEST if arguments.best else WEIGHTS))
     limit = unknown_above(model.distances, arguments.unknown)
     written = [WEIGHTS, CARD, about.NAME]
@@ -56,7 +59,8 @@ def act(arguments: argparse.Namespace) -> int:
     card = model.card
     ways = ", ".join(f"{kind} {100 * share:.2f} %" for kind, share in card.accuracy.items())
     best = f", chosen as the best on {card.chosen_on} data" if card.chosen_on else ""
-    print(f"{card.site}: {card.arch}, {card.algorithm}, after round {card.round}{best}")
+    flower = f" (Flower run {card.flower_run})" if card.flower_run else ""
+    print(f"{card.site}: {card.arch}, {card.algorithm}, {card.run}{flower}, after round {card.round}{best}")
     print(f"  right of its {card.test_samples} test samples: {ways}; predicts by {card.inference}")
     if model.prototypes is not None:
         few = (
@@ -66,8 +70,21 @@ def act(arguments: argparse.Namespace) -> int:
         )
         print(f"  unknown: {f'farther than {limit:.4g} from every prototype' if math.isfinite(limit) else few}")
     print(f"{arguments.out}: {', '.join(written)}")
-    print(f"try: protofl predict {arguments.out} FILE…")
+    own = f" --allow-python {module_of(card.arch)}" if is_python_name(card.arch) else ""
+    print(f"try: protofl predict {arguments.out} FILE…{own}")
     return 0
+
+
+def _run(named: Path) -> Path:
+    """The run's folder; in a site's state-dir also by the run's name alone, where one Flower run has had it."""
+    there = {path.name: path for path in named.parent.glob("*") if (path / "clients").is_dir()}
+    found = [there[name] for name in numbered(named.name, there)]
+    if named.is_dir() or not found:
+        return run_named(str(named))
+    if len(found) > 1:
+        names = ", ".join(str(path) for path in sorted(found, key=lambda path: path.stat().st_mtime))
+        raise SettingsError(f"{named}: several Flower runs had this name; choose one, the latest is last: {names}")
+    return found[0]
 
 
 def _where(run: Path) -> str:

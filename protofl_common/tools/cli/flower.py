@@ -1,4 +1,4 @@
-"""One ``flwr run``: submitted, followed, and its end looked up (``flwr run --stream`` exits 0 even when it failed)."""
+"""One run, by ``flwr run``, whose end is looked up (``flwr run --stream`` exits 0 even when it failed), or in here."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import re
 import shlex
 import subprocess
 import time
+import traceback
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -14,12 +15,14 @@ from pathlib import Path
 
 from protofl_common.config.options import Scalar
 from protofl_common.tools.cli.assignments import as_run_config
+from protofl_common.tools.cli.gpus import KEY
 from protofl_common.tools.cli.recipes import ROOT
+from protofl_common.tools.cli.screen import FAILED
 from protofl_common.tools.cli.superlink import BIN, SuperLink
 
 COMPLETED = "finished:completed"
 KEPT_LINES = 60
-CANNOT = "protofl: this run cannot go on"
+RESULTS = "results: "
 STOP_SECONDS = 30.0
 
 
@@ -32,6 +35,8 @@ class Ended:
 
     status: str
     tail: tuple[str, ...]
+    folder: Path | None = None
+    """Where its results are; None where they cannot be known, or it failed."""
 
     @property
     def well(self) -> bool:
@@ -42,12 +47,49 @@ class Ended:
     def reason(self) -> str:
         """What went wrong, in one line: what our ServerApp said, else the last line."""
         lines = [line for line in map(_plain, self.tail) if line]
-        said = [lines[i + 1] for i, line in enumerate(lines[:-1]) if line.startswith(CANNOT)]
-        return said[-1] if said else f"{self.status}: {lines[-1] if lines else 'it said nothing'}"
+        reasons = [lines[i + 1] for i, line in enumerate(lines[:-1]) if line.startswith(FAILED)]
+        return reasons[-1] if reasons else f"{self.status}: {lines[-1] if lines else 'it said nothing'}"
 
 
 def _plain(line: str) -> str:
     return re.sub(r"\x1b\[[0-9;]*m", "", line).strip()
+
+
+def is_local(engine: str, federation: Mapping[str, Scalar]) -> bool:
+    """Return whether the clients of ``federation`` are simulated by processes of this command."""
+    return engine == "local" or (engine == "auto" and not federation.get(KEY))
+
+
+def cpus_of(federation: Mapping[str, Scalar]) -> int:
+    """Return how many processors each client at work gets."""
+    return int(federation.get("client-resources-num-cpus", 1))
+
+
+def get_ready(federation: Mapping[str, Scalar]) -> None:
+    """Start the processes for `here`, before a thread draws on the screen (`local.pool`)."""
+    from protofl_common.tools.local import workers_for
+
+    workers_for(cpus_of(federation))
+
+
+def here(run_config: Mapping[str, Scalar], federation: Mapping[str, Scalar], on_line: Callable[[str], None]) -> Ended:
+    """Run a federation in processes of this one (`protofl_common/tools/local.py`); its lines go to ``on_line``."""
+    from protofl_common.tools.local import simulate, workers_for  # PyTorch and Flower, two seconds
+
+    tail: deque[str] = deque(maxlen=KEPT_LINES)
+
+    def note(line: str) -> None:
+        tail.append(line)
+        on_line(line)
+
+    clients, cpus = int(federation["num-supernodes"]), cpus_of(federation)
+    try:
+        return Ended(COMPLETED, (), simulate(run_config, clients, note, workers_for(cpus), cpus))
+    except Exception as error:
+        if FAILED not in tail:  # an error that no setting mends: of one's own code, perhaps
+            for line in "".join(traceback.format_exception(error)).splitlines():
+                note(line)
+        return Ended("failed", tuple(tail))
 
 
 def flwr_run(run_config: str, federation: Mapping[str, Scalar]) -> list[str]:
@@ -68,7 +110,7 @@ def follow(command: list[str], superlink: SuperLink, on_line: Callable[[str], No
     ``command`` is that of `flwr_run`; the app that Flower packs is the SuperLink's copy.
     """
     tail: deque[str] = deque(maxlen=KEPT_LINES)
-    said: list[str] = []
+    reason: list[str] = []
     run_id = ""
     process = subprocess.Popen(
         [str(BIN / "flwr"), "run", str(superlink.app), *command[3:]],
@@ -85,11 +127,13 @@ def follow(command: list[str], superlink: SuperLink, on_line: Callable[[str], No
             found = re.search(r"Successfully started run (\d+)", line)
             run_id = found[1] if found and not run_id else run_id
             tail.append(line.rstrip("\n"))
-            if _plain(line).startswith(CANNOT) or (len(said) == 1 and _plain(line)):
-                said.append(line)  # what Ray says of its processes may be more than the lines that are kept
+            if _plain(line).startswith(FAILED) or (len(reason) == 1 and _plain(line)):
+                reason.append(line)  # what Ray says of its processes may be more than the lines that are kept
             on_line(line.rstrip("\n"))
         process.wait()
-        return Ended(_status_at_end(run_id, superlink) if run_id else "refused", (*said, *tail))
+        results = [line.removeprefix(RESULTS) for line in tail if line.startswith(RESULTS)]
+        status = _status_at_end(run_id, superlink) if run_id else "refused"
+        return Ended(status, (*reason, *tail), Path(results[-1]) if results else None)
     except KeyboardInterrupt:
         if run_id:
             _flwr(superlink, "stop", run_id)

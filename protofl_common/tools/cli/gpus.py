@@ -15,8 +15,6 @@ MEGABYTES = 3000
 """Of a GPU's free memory for each client at work: 500 are CUDA's own, the rest do for a ResNet on small images."""
 AT_MOST = 8
 """Clients at a time on one GPU: it has enough to do then."""
-
-
 KEY = "client-resources-num-gpus"
 
 

@@ -51,20 +51,16 @@ def act(arguments: argparse.Namespace) -> int:
 
 def lists() -> dict[str, tuple[str, Mapping[str, str]]]:
     """Name of the list -> the setting it belongs to, and choice -> explanation, from where each is declared."""
+    packages = {name: f"of an installed package: {point.value}" for name, point in installed().items()}  # not imported
     groups = {name: ", ".join(members) for name, members in GROUPS.items() if name not in ARCHITECTURES}
     return {
-        "algorithms": ("algo", {name: _one_line(row) for name, row in CATALOG.items()} | _of_packages()),
+        "algorithms": ("algo", {name: _one_line(row) for name, row in CATALOG.items()} | packages),
         "datasets": ("dataset; or MODULE:FUNCTION of your own, hf:NAME", DATASETS),
         "partitions": ("partition", PARTITIONS),
         "groups": ("models: client i gets architecture i mod n; or a list of architectures and MODULE:CLASS", groups),
         "architectures": ("models, for all clients; arch, in a site's node config", ARCHITECTURES),
         "backbones": ("backbones, comma-separated; auto, none", EMBEDDED | OTHERS),
     }
-
-
-def _of_packages() -> dict[str, str]:
-    """Algorithms of other packages; they are not imported."""
-    return {name: f"of an installed package: {point.value}" for name, point in installed().items()}
 
 
 def _one_line(row: Algorithm) -> str:

@@ -24,6 +24,7 @@ from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from protofl_common.config.options import SettingsError
+from protofl_common.tools.cli.assignments import add_allow_python
 from protofl_common.tools.reading import FILES, Samples, input_of, read_ahead
 from protofl_common.tools.rows import Row, rows_file
 
@@ -47,6 +48,7 @@ def describe(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", default="cpu", help="cpu, cuda, cuda:1, …")
     parser.add_argument("--allow-backbones", default="", metavar="NAMES", help=_BACKBONES)
     parser.add_argument("--json", action="store_true", help="a line of JSON per sample, and per file left out")
+    add_allow_python(parser, "the model")
 
 
 _BACKBONES = "frozen backbones, beside the embedded ones, that the model may read or download: torchvision:, file:…"
@@ -129,7 +131,7 @@ def _one_line(text: str) -> str:
 
 def _files(given: list[Path]) -> list[Path]:
     """The files, and those in the folders."""
-    from protofl_common.datasets.folders import image_files
+    from protofl_common.datasets.images import image_files
 
     files: list[Path] = []
     for path in given:

@@ -23,6 +23,7 @@ from protofl_common.datasets.store import open_data
 from protofl_common.settings import Settings, default_run_config
 from protofl_common.text import in_order
 from protofl_common.tools.cli.as_json import add_json, print_json
+from protofl_common.tools.cli.assignments import add_allow_python
 from protofl_common.tools.cli.export import models_in
 from protofl_common.tools.cli.recipes import read_recipe, run_named
 from protofl_common.tools.rows import Row, rows_file
@@ -40,6 +41,7 @@ def describe(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", metavar="RUN", help="folder of a simulated run, or its name in runs/")
     parser.add_argument("--out", type=Path, metavar="FILE", help=".csv or .parquet (default: RUN/predictions.csv)")
     parser.add_argument("--device", default="cpu", help="cpu, cuda, cuda:1, …")
+    add_allow_python(parser, "the run")
     add_json(parser)
 
 

@@ -33,10 +33,7 @@ class Recipe:
 def read_recipe(name: str) -> Recipe:
     """The recipe of that name in ``configs/recipes``, or the TOML file at that path; an empty one of no name.
 
-    Raises
-    ------
-    SettingsError
-        When there is none, or it is not TOML.
+    SettingsError when there is none, or it is not TOML.
     """
     if not name:
         return Recipe(Path(), {}, DEFAULT_FEDERATION)

@@ -1,4 +1,8 @@
-"""One federation, simulated on this machine: a thin layer over ``flwr run``, whose exact command --verbose shows.
+"""One federation, simulated on this machine.
+
+The ServerApp and the clients run in processes of this command: no SuperLink, no Ray. With --engine flower, on a Ray of
+several machines and where clients share a GPU it is a thin layer over ``flwr run``, whose command --verbose shows. The
+figures are the same to the last bit.
 
   protofl run algo=fedplvm rounds=20 --clients 20
   protofl run --recipe fedproto-mnist-3way data-dir=/data seed=2
@@ -11,21 +15,24 @@ from __future__ import annotations
 
 import argparse
 import sys
+import time
 from pathlib import Path
 
 from rich.console import Console
 
+from protofl_common.config.datasets import is_own
 from protofl_common.config.options import Scalar, SettingsError
 from protofl_common.config.sections import DataSettings
 from protofl_common.datasets import check_data_settings
 from protofl_common.datasets.sources import source_of
 from protofl_common.datasets.store import open_data
+from protofl_common.permissions import check_named
 from protofl_common.run_folder import RunFolder
 from protofl_common.settings import Settings, baselines_of, default_run_config
 from protofl_common.tools.cli.as_json import add_json, print_json
-from protofl_common.tools.cli.assignments import as_run_config, read_assignments
+from protofl_common.tools.cli.assignments import add_allow_python, as_run_config, read_assignments
 from protofl_common.tools.cli.cluster import absolute_folders, check_cluster
-from protofl_common.tools.cli.flower import flwr_run, follow, shown
+from protofl_common.tools.cli.flower import flwr_run, follow, get_ready, here, is_local, shown
 from protofl_common.tools.cli.gpus import with_gpu
 from protofl_common.tools.cli.recipes import read_recipe
 from protofl_common.tools.cli.screen import Screen
@@ -53,7 +60,19 @@ def describe(parser: argparse.ArgumentParser) -> None:
         "--cluster", default="", metavar="ADDRESS", help="use the Ray of several machines at HOST:PORT (ray start)"
     )
     add_resources(parser)
+    add_engine(parser)
+    add_allow_python(parser, "the recipe")
     add_json(parser)
+
+
+def add_engine(parser: argparse.ArgumentParser) -> None:
+    """Add the choice of what simulates; the same for every command that does."""
+    parser.add_argument(
+        "--engine",
+        choices=("auto", "local", "flower"),
+        default="auto",
+        help="local: processes of this command; flower: SuperLink and Ray; auto: local, unless clients share a GPU",
+    )
 
 
 def add_resources(parser: argparse.ArgumentParser) -> None:
@@ -67,13 +86,7 @@ def add_resources(parser: argparse.ArgumentParser) -> None:
 def with_resources(
     federation: dict[str, Scalar], arguments: argparse.Namespace, clients: int | None
 ) -> dict[str, Scalar]:
-    """``federation`` with what the command line says.
-
-    Raises
-    ------
-    SettingsError
-        When a number is out of range.
-    """
+    """``federation`` with what the command line says; SettingsError when a number is out of range."""
     problems = [
         f"--{name} {value}: must be at least 1"
         for name, value in (("clients", clients), ("cpus", arguments.cpus))
@@ -101,10 +114,11 @@ def act(arguments: argparse.Namespace) -> int:
         given |= absolute_folders(settings)
         settings = Settings.from_run_config(base_config | given)
     baselines_of(settings, base_config | given)
+    check_named(base_config | given)
     check_data_settings(settings.data)
     check_data_are_here(settings.data)
     clients = arguments.clients
-    if own_data := source_of(settings.data.dataset).own:
+    if own_data := is_own(settings.data.dataset):
         data = open_data(settings.data)  # wrong ones are named now, and images are decoded while nobody waits for them
         if settings.data.partition == "natural" and clients is None and not arguments.recipe:
             clients = len(data.domain_names) or None
@@ -113,27 +127,46 @@ def act(arguments: argparse.Namespace) -> int:
     federation = with_resources(recipe.federation, arguments, clients)
     if not arguments.cluster:  # whose GPUs this machine does not see
         federation = with_gpu(federation, settings.machine.device)
-    alone = arguments.recipe and not given  # Flower does not take a file and pairs together
-    run_config = str(recipe.path) if alone else as_run_config(recipe.settings | given)
-    command = flwr_run(run_config, federation)
+    local = not arguments.cluster and is_local(arguments.engine, federation)
+    if local:
+        get_ready(federation)
     console = Console(stderr=True, highlight=False, soft_wrap=True) if arguments.json else None
-    shown_on = Screen(quiet=arguments.quiet, verbose=arguments.verbose, console=console)
-    with shown_on as screen, SuperLink(arguments.cluster) as superlink:
-        if arguments.verbose:
-            screen(f"$ {shown(command, superlink)}")
-        ended = follow(command, superlink, screen)
-        if ended.well:  # told before the SuperLink has stopped, which takes seconds
-            screen.conclude("" if own_data else NEXT)
+    following, began = "" if own_data else NEXT, time.time()
+    try:
+        with Screen(quiet=arguments.quiet, verbose=arguments.verbose, console=console) as screen:
+            if local:
+                ended = here(base_config | given, federation, screen)
+                if ended.well:
+                    screen.conclude(following)
+            else:
+                alone = arguments.recipe and not given  # Flower does not take a file and pairs together
+                run_config = str(recipe.path) if alone else as_run_config(recipe.settings | given)
+                command = flwr_run(run_config, federation)
+                with SuperLink(arguments.cluster) as superlink:
+                    if arguments.verbose:
+                        screen(f"$ {shown(command, superlink)}")
+                    ended = follow(command, superlink, screen)
+                    if ended.well:  # shown before the SuperLink has stopped, which takes seconds
+                        screen.conclude(following)
+    except KeyboardInterrupt:
+        if resumable := _resumable(Path(settings.run.out_dir), began):
+            print(f"\nto go on: protofl run --recipe {resumable}", file=sys.stderr)
+        raise
     if arguments.json:
-        said = [line.removeprefix("results: ") for line in ended.tail if line.startswith("results: ")]
-        folder = Path(said[-1]) if said else None
-        summary = RunFolder(folder).summary() if folder else None
-        print_json("run", {"status": ended.status, "folder": folder and str(folder), "summary": summary})
+        summary = RunFolder(ended.folder).summary() if ended.folder else None
+        print_json("run", {"status": ended.status, "folder": ended.folder and str(ended.folder), "summary": summary})
     if not ended.well:
         if not screen.explained:
             print(ended.reason, file=sys.stderr)
         print(f"protofl: this run has failed ({ended.status})", file=sys.stderr)
     return 0 if ended.well else 1
+
+
+def _resumable(out_dir: Path, since: float) -> Path | None:
+    """Return the file that lets the run go on which has begun ``since`` and has a finished round."""
+    files = [file for file in out_dir.glob("*/resume.toml") if file.stat().st_mtime >= since]
+    finished = [file for file in files if any((file.parent / "checkpoints").glob("*"))]
+    return max(finished, key=lambda file: file.stat().st_mtime, default=None)
 
 
 def check_data_are_here(settings: DataSettings) -> None:

@@ -30,6 +30,7 @@ from protofl_common.metrics import best_text, human_bytes, short_best
 from protofl_common.run_folder import Best, Summary
 from protofl_common.tools.cli.as_json import add_json, print_json
 from protofl_common.tools.cli.recipes import RUNS
+from protofl_common.tools.cli.screen import plain
 from protofl_common.tools.known_runs import HEAVY, KnownRun, runs_in, size_of
 
 NOTE = "Mean test accuracy over the clients, %; @ after which round.\n* chosen on test data, and so too good."
@@ -112,7 +113,7 @@ def _table(runs: list[KnownRun]) -> Table:
         facts = f"{run['algorithm']} · {run['dataset']} · seed {run['seed']}"
         size = f"{run['rounds']}/{run['wanted']} rounds{state} · {human_bytes(run['bytes'])}"
         figures = ["\n".join(each) for each in (_final(summary), _best(summary, _marked))]
-        table.add_row(f"{escape(run['name'])}\n[dim]{escape(facts)}\n{size}", *map(escape, figures))
+        table.add_row(f"{plain(run['name'])}\n[dim]{plain(facts)}\n{size}", *map(escape, figures))
     return table
 
 

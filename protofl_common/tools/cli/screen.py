@@ -10,9 +10,12 @@ import re
 from pathlib import Path
 
 from rich.console import Console
+from rich.markup import escape
 from rich.panel import Panel
 from rich.status import Status
 from rich.text import Text
+
+from protofl_common.text import printable
 
 NOISE = re.compile(
     r"\s*(\x1b\[\d+m)?(INFO|WARNING|DEBUG)\b|\s*(\x1b\[\d+m)?\((raylet|(\w+ )?pid=)|\t|.*(FutureWarning|warnings\.warn)"
@@ -21,6 +24,11 @@ NOISE = re.compile(
 ROUND = re.compile(r"(\S.*: )?round +\d+/\d+ ")
 RESULT = re.compile(r"(result|results|report): ")
 FAILED = "protofl: this run cannot go on"
+
+
+def plain(text: object) -> str:
+    """Return ``text`` for a table on a terminal, without markup and control characters of a stranger's run."""
+    return escape(printable(str(text)))
 
 
 class Screen:
@@ -32,7 +40,7 @@ class Screen:
         self.results: list[str] = []
         self._failure: list[str] = []
         live = self.console.is_terminal and not quiet and not verbose
-        self._live: Status | None = self.console.status("starting Flower") if live else None
+        self._live: Status | None = self.console.status("starting") if live else None
 
     def __enter__(self) -> Screen:
         if self._live:
@@ -64,7 +72,7 @@ class Screen:
         return self.verbose or bool(self._failure)
 
     def conclude(self, following: str) -> None:
-        """The result, the paths that matter, and the command to type next, if any."""
+        """Show the result, the paths that matter, and the command to type next, if any."""
         lines = [] if self.verbose else [*self.results, *([f"next: {following}"] if following else [])]
         if self._live:
             self._live.stop()

@@ -4,10 +4,9 @@
   protofl site check [KEY=VALUE …] --node-config '…' …              what runs could make this machine do; 1 if wrong
   protofl site status --node-config '…'                             what it keeps of runs and data, with sizes
   protofl site purge RUN … --node-config '…'                        remove what it keeps of runs, or caches/
-  protofl site hash [CHECKOUT | FILE.fab]                           the hash of an app bundle, for --allow-code
 
 With flower-supernode alone, whoever may submit runs has code of their own run on this machine. protofl site run uses
-the code that is installed here, whatever a run brings, or, with --allow-code, the bundles whose hashes are named.
+the code that is installed here, whatever a run brings.
 """
 
 from __future__ import annotations
@@ -19,7 +18,6 @@ from pathlib import Path
 from protofl_common.config.options import SettingsError
 from protofl_common.tools.cli.as_json import add_json, print_json
 from protofl_common.tools.cli.assignments import read_assignments
-from protofl_common.tools.cli.recipes import ROOT
 
 OURS = ("--isolation", "--superexec-auth-secret-file", "--ssl-certfile", "--allow-runtime-dependency-installation")
 """Options of flower-supernode that `run` sets, or that it does not go together with."""
@@ -28,18 +26,7 @@ OURS = ("--isolation", "--superexec-auth-secret-file", "--ssl-certfile", "--allo
 def describe(parser: argparse.ArgumentParser) -> None:
     """The arguments; those it does not know are flower-supernode's."""
     parser.add_argument("action", choices=ACTIONS, help=", ".join(ACTIONS))
-    parser.add_argument(
-        "words",
-        nargs="*",
-        help="check: settings of a run; purge: runs, or caches/; hash: a checkout or a .fab file",
-    )
-    parser.add_argument(
-        "--allow-code",
-        default="installed",
-        metavar="HASHES",
-        help="SHA-256 hashes of bundles, with commas; default: installed, the code of this machine's own checkout; "
-        "check: any, as flower-supernode does",
-    )
+    parser.add_argument("words", nargs="*", help="check: settings of a run; purge: runs, or caches/")
     parser.add_argument(
         "--start-method",
         choices=("fork", "spawn"),
@@ -63,38 +50,26 @@ def act(arguments: argparse.Namespace) -> int:
 
 def run(arguments: argparse.Namespace) -> int:
     """Be the SuperNode, and have the executor work for it."""
-    from protofl_common.tools.site.bundle import allowed_code
     from protofl_common.tools.site.check import wrong_on_the_way
     from protofl_common.tools.site.node import node_config, site_settings, supernode_options
     from protofl_common.tools.site.supernode import start
 
-    allow, options = allowed_code(arguments.allow_code), supernode_options(arguments.supernode)
+    options = supernode_options(arguments.supernode)
     site_settings(node_config(options.node_config))
     for option in OURS:
         if any(word.partition("=")[0] == option for word in arguments.supernode):
             raise SettingsError(f"{option}: not together with protofl site run")
     for one in wrong_on_the_way(options):  # of some of which Flower says no word
         print(f"protofl: {one.level} {one.topic}: {one.text}", file=sys.stderr, flush=True)
-    start(arguments.supernode, f"{options.host}:{options.port}", allow, arguments.start_method)
-    return 0
-
-
-def print_hash(arguments: argparse.Namespace) -> int:
-    """Print the hash of a bundle."""
-    from protofl_common.tools.site.bundle import bundle_hash
-
-    for app in arguments.words or [ROOT]:
-        print(bundle_hash(Path(app)))
+    start(arguments.supernode, f"{options.host}:{options.port}", arguments.start_method)
     return 0
 
 
 def check(arguments: argparse.Namespace) -> int:
     """Print what there is to say of this machine, worst first; 1 if something is wrong."""
-    from protofl_common.tools.site.bundle import allowed_code
-    from protofl_common.tools.site.check import ANY, WRONG, findings
+    from protofl_common.tools.site.check import WRONG, findings
 
-    allow = ANY if arguments.allow_code == ANY else allowed_code(arguments.allow_code)
-    found = findings(allow, arguments.supernode, read_assignments(arguments.words))
+    found = findings(arguments.supernode, read_assignments(arguments.words))
     if arguments.json:
         rows = [{"level": (one.level or "ok").lower(), "topic": one.topic, "text": one.text} for one in found]
         print_json("site check", {"findings": rows})
@@ -107,14 +82,14 @@ def check(arguments: argparse.Namespace) -> int:
 def status(arguments: argparse.Namespace) -> int:
     """Print what is kept."""
     from protofl_common.tools.site.node import node_config, supernode_options
-    from protofl_common.tools.site.stored import free_space, stored_at
+    from protofl_common.tools.site.stored import free_space, ledgers_at, stored_at
 
     node = node_config(supernode_options(arguments.supernode).node_config)
     if arguments.json:
         kept = [{"name": one.name, "bytes": one.bytes, "paths": [*map(str, one.paths)]} for one in stored_at(node)]
         print_json("site status", {"kept": kept})
     else:
-        print(*stored_at(node), free_space(node), sep="\n")
+        print(*stored_at(node), *ledgers_at(node), free_space(node), sep="\n")
     return 0
 
 
@@ -128,4 +103,4 @@ def purge(arguments: argparse.Namespace) -> int:
     return 0
 
 
-ACTIONS = {"run": run, "check": check, "status": status, "purge": purge, "hash": print_hash}
+ACTIONS = {"run": run, "check": check, "status": status, "purge": purge}

@@ -12,6 +12,7 @@ The one place that knows how Flower must be started here:
 from __future__ import annotations
 
 import os
+import pwd
 import socket
 import subprocess
 import sys
@@ -25,6 +26,7 @@ from types import TracebackType
 
 from protofl_common.code_version import COMMIT, commit
 from protofl_common.config.options import SettingsError
+from protofl_common.text import printable
 from protofl_common.tools.app_files import copy_app
 from protofl_common.tools.cli.recipes import ROOT
 
@@ -94,6 +96,10 @@ class SuperLink:
         return self._process.poll() is None
 
     def __enter__(self) -> SuperLink:
+        if others := other_people():
+            names = printable(", ".join(others[:3]) + (" …" if len(others) > 3 else ""))
+            risk = "while this goes on, they can have code of theirs run as you, at its SuperLink's port"
+            print(f"protofl: warning: others have accounts on this machine ({names}): {risk}", file=sys.stderr)
         try:
             self._wait_until_healthy()
         except BaseException:
@@ -122,6 +128,12 @@ class SuperLink:
             time.sleep(0.3)
         said = self.log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-5:]
         raise SettingsError("the SuperLink did not start; its log ends with\n" + "\n".join(said))
+
+
+def other_people() -> list[str]:
+    """Names of other users of this machine who can log in; a SuperLink's port on the loopback is open to them all."""
+    people = [user for user in pwd.getpwall() if 1000 <= user.pw_uid < 60_000 and user.pw_uid != os.geteuid()]
+    return [user.pw_name for user in people if not user.pw_shell.endswith(("nologin", "false"))]
 
 
 def _free_ports() -> tuple[int, int]:

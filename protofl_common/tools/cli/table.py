@@ -32,11 +32,12 @@ from rich.table import Table
 from protofl_common.config.options import Scalar, SettingsError
 from protofl_common.files import write_text
 from protofl_common.tools.cli.as_json import add_json, print_json
-from protofl_common.tools.cli.assignments import read_assignments
+from protofl_common.tools.cli.assignments import add_allow_python, read_assignments
+from protofl_common.tools.cli.flower import get_ready, is_local
 from protofl_common.tools.cli.gpus import with_gpu
 from protofl_common.tools.cli.recipes import found
-from protofl_common.tools.cli.run import add_resources, with_resources
-from protofl_common.tools.tables.execute import Launch, Runs, flower_launcher
+from protofl_common.tools.cli.run import add_engine, add_resources, with_resources
+from protofl_common.tools.tables.execute import Launch, Runs, launcher
 from protofl_common.tools.tables.metrics import NoFigure
 from protofl_common.tools.tables.plan import Cell, Run, plan, runs_of
 from protofl_common.tools.tables.render import as_csv, as_dict, as_long_csv, collect, drawn, markdown
@@ -59,8 +60,10 @@ def describe(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--keep-models", action="store_true", help="keep the clients' models of the runs made now, for protofl export"
     )
+    add_allow_python(parser, "the table")
     add_json(parser)
     add_resources(parser)
+    add_engine(parser)
 
 
 def act(arguments: argparse.Namespace) -> int:
@@ -85,7 +88,14 @@ def act(arguments: argparse.Namespace) -> int:
         show_plan([(table, _searched(table, cells, trials, None)) for table, cells in planned], runs, console)
         return 0
     device = str(overrides.get("device", "auto"))
-    with flower_launcher(lambda one: with_gpu(with_resources(one, arguments, None), device)) as launch:
+
+    def resources(federation: dict[str, Scalar]) -> dict[str, Scalar]:
+        return with_gpu(with_resources(federation, arguments, None), device)
+
+    todo = [run for _, cells in planned for run in runs_of(cells) if not runs.finished(run)]
+    if todo and is_local(arguments.engine, federation := resources(todo[0].federation)):
+        get_ready(federation)
+    with launcher(resources, arguments.engine) as launch:
         failed = execute(planned, runs, launch, out, overrides, console, trials, arguments.figure, options)
     if arguments.json:
         print_json("table", {"tables": [json.loads((out / f"{one.name}.json").read_text()) for one in tables]})

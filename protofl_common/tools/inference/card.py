@@ -23,7 +23,7 @@ def model_card(trained: TrainedModel, unknown_above: float, summary: Summary | N
     facts = {
         "network": card.arch + (f", behind the frozen backbones {', '.join(card.backbones)}" if card.backbones else ""),
         "method": f"{row.title} ({row.paper})" if row else card.algorithm,
-        "run": f"{card.run}, after round {card.round}",
+        "run": f"{card.run}, after round {card.round}" + (f", Flower run {card.flower_run}" if card.flower_run else ""),
         "trained at": card.site + (f", of the domain {card.domain}" if card.domain else ""),
         "inputs": f"{card.input_type} {list(card.input_shape)}",
         "classes": f"{len(card.classes)}: {', '.join(card.classes)}",

@@ -49,10 +49,8 @@ class _Whole(nn.Module):
 def write_onnx(trained: TrainedModel, file: Path) -> None:
     """Write the model.
 
-    Raises
-    ------
-    SettingsError
-        If the packages for it are missing, and for a model behind frozen backbones, which ONNX files do not carry.
+    SettingsError if the packages for it are missing, and for a model behind frozen backbones, which ONNX files do not
+    carry.
     """
     card = trained.card
     if card.backbones:

@@ -15,12 +15,14 @@ from torch import Tensor
 from protofl_common.backbones.extract import extract_features
 from protofl_common.config.backbones import is_allowed
 from protofl_common.config.options import SettingsError
+from protofl_common.config.python_names import allowing
 from protofl_common.datasets.inputs import normalised
 from protofl_common.datasets.raw import DataError, Inputs
 from protofl_common.models.calibration import class_scores, unknown_above
 from protofl_common.models.trained import TrainedModel
 from protofl_common.prototypes import distances
 from protofl_common.run_folder import CARD, KINDS, WEIGHTS
+from protofl_common.text import names_in
 from protofl_common.tools import UNKNOWN_SHARE
 
 
@@ -78,16 +80,19 @@ class Predictor:
         self.threshold = unknown_above(trained.distances, UNKNOWN_SHARE) if threshold is None else threshold
 
     @classmethod
-    def load(cls, folder: str | Path, device: str = "cpu", allow_backbones: str = "") -> Predictor:
+    def load(
+        cls, folder: str | Path, device: str = "cpu", allow_backbones: str = "", allow_python: str = ""
+    ) -> Predictor:
         """From an exported model: a folder with ``model.safetensors`` and ``model.json``.
 
         ``allow_backbones``: frozen backbones that it may read or download, beside the embedded ones; names with commas.
+        ``allow_python``: modules, with commas, whose code may run here, for a network of the model's makers' own.
 
         Raises
         ------
         SettingsError
-            If it is not all there, does not fit together, or asks for a backbone that is not allowed; for a device
-            that is not there.
+            If it is not all there, does not fit together, or asks for a backbone or a module that is not
+            allowed; for a device that is not there.
         """
         folder = Path(folder)
         try:
@@ -102,7 +107,8 @@ class Predictor:
             threshold = float("inf") if limit is None else float(limit)
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise SettingsError(f"{folder / CARD} cannot be read ({error})") from error
-        return cls(trained, threshold, device)
+        with allowing(names_in(allow_python)):
+            return cls(trained, threshold, device)
 
     @property
     def inferences(self) -> tuple[str, ...]:

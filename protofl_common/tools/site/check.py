@@ -27,16 +27,13 @@ from protofl_common.code_version import code_version
 from protofl_common.config.options import Scalar, SettingsError
 from protofl_common.devices import open_device
 from protofl_common.permissions import DEMANDS, LIMITS, allowed_by
-from protofl_common.settings import app_folder, default_run_config
+from protofl_common.settings import app_folder, default_run_config, digest_of
 from protofl_common.text import names_in
-from protofl_common.tools.site.client_process import INSTALLED
 from protofl_common.tools.site.node import node_config, site_folders, site_settings, supernode_options
 from protofl_common.tools.superlink_tls import shown_by
-from protofl_common.wire.records import unpack_site_card
+from protofl_common.wire.records import pack_settings, unpack_site_card
 from protofl_common.wire.schema import Counts, Entry, Update, Vectors, Weights
 
-ANY = "any"
-"""In place of allowed code: whatever a run brings, as with flower-supernode."""
 WRONG, WARNING, FACT = "WRONG", "warning", ""
 MOST_SECONDS = TIMESTAMP_TOLERANCE
 """That a clock may be wrong."""
@@ -53,24 +50,21 @@ class Finding:
     text: str
 
 
-def findings(allow: str, supernode: list[str], asked: Mapping[str, Scalar]) -> list[Finding]:
+def findings(supernode: list[str], asked: Mapping[str, Scalar]) -> list[Finding]:
     """What there is to say, worst first.
 
-    ``allow`` is allowed code or `ANY`, ``supernode`` the options of the SuperNode, ``asked`` the settings of a run that
+    ``supernode`` are the options of the SuperNode, ``asked`` the settings of a run that
     this site should take part in: its data are then read as that run would have them read. Nothing is written.
 
-    Raises
-    ------
-    SettingsError
-        If an option or the node config cannot be read.
+    SettingsError if an option or the node config cannot be read.
     """
     options = supernode_options(supernode)
     node = node_config(options.node_config)
-    found = [*_code(allow), *_user(), *_network(options)]
+    found = [*_code_and_user(), *_network(options)]
     try:
         site_settings(node, asked)
     except SettingsError as error:
-        found.append(Finding(WRONG, "settings", str(error)))
+        found += [Finding(WRONG, "settings", line) for line in str(error).splitlines()]
     else:
         found += [*_folders(node), *_permissions(node), *_algorithms(node), *_device(node), *_data(node, asked)]
     levels = (WRONG, WARNING, FACT)
@@ -82,17 +76,10 @@ def wrong_on_the_way(options: argparse.Namespace) -> list[Finding]:
     return [one for one in _network(options) if one.level == WRONG]
 
 
-def _code(allow: str) -> Iterator[Finding]:
-    if allow == ANY:
-        text = "whoever may submit runs has code of their own run here and may do all that uid "
-        yield Finding(WARNING, "code", f"{text}{os.geteuid()} may; what follows binds ProtoFL's code only")
-        return
+def _code_and_user() -> Iterator[Finding]:
     own = f"that of {app_folder()} (version {code_version()}), whatever a run brings"
-    named = f"bundles {', '.join(f'{one[:8]}…' for one in allow.split(','))}"
-    yield Finding(FACT, "code", f"{own if allow == INSTALLED else named}; with `protofl site run`")
+    yield Finding(FACT, "code", f"{own}; with `protofl site run`")
 
-
-def _user() -> Iterator[Finding]:
     root = "root: give the SuperNode a user of its own, who may do nothing else here"
     yield Finding(FACT, "user", f"uid {os.geteuid()}") if os.geteuid() else Finding(WARNING, "user", root)
 
@@ -151,6 +138,9 @@ def _folders(node: Mapping[str, Scalar]) -> Iterator[Finding]:
     """What a run has read and written; `Path` of each as the client resolves it."""
     if data := str(node.get("data-dir", "")):
         yield from _folder("reads", "data-dir", Path(data).expanduser(), others=0o007)
+        if "partition-id" in node:
+            shared = "data-dir is a share of a common data set, and runs choose the test samples; leave it out if not"
+            yield Finding(WARNING, "reads", f"partition-id: {shared}")
     else:
         yield Finding(FACT, "reads", "no data-dir: only data sets that are embedded in ProtoFL")
     state, cache = site_folders(node)
@@ -210,11 +200,13 @@ def _algorithms(node: Mapping[str, Scalar]) -> Iterator[Finding]:
     others = [name for name in names if name not in {"all", *CATALOG}]
     if others:
         yield Finding(WARNING, "sends", f"whatever packages of others declare: {', '.join(others)}")
-    samples = "numbers of samples, which classes it has"
+    figures = "numbers of samples, which classes it has, losses, numbers of right predictions"
     if allowed_by(node)["require-secagg"]:
-        yield Finding(FACT, "sends", "all this under masks that cancel in the sum of several sites (require-secagg)")
-        samples = "number of test samples"
-    yield Finding(FACT, "sends", f"always: names of classes, {samples}, losses, numbers of right predictions")
+        masks = "all this, and all figures, under masks that cancel in the sum of several sites (require-secagg)"
+        yield Finding(FACT, "sends", masks)
+        figures = "seconds"
+    named = "the names of classes that you or the run gave"
+    yield Finding(FACT, "sends", f"always: {named}, {figures}")
 
 
 def _in_words(entry: Entry) -> str:
@@ -245,21 +237,21 @@ def _device(node: Mapping[str, Scalar]) -> Iterator[Finding]:
 def _data(node: Mapping[str, Scalar], asked: Mapping[str, Scalar]) -> Iterator[Finding]:
     """Ask this checkout's own ClientApp to introduce itself, with folders that are thrown away."""
     if not asked:
-        yield Finding(FACT, "data", "not read; give settings of a run, such as dataset=image-folder partition=own")
+        yield Finding(FACT, "data", "not read; give settings of a run, such as partition=own")
         return
     TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 1  # that of every message
     app = get_load_client_app_fn("client_app.app:app", str(app_folder()), multi_app=False)("", "", "")
     with tempfile.TemporaryDirectory() as cache:
-        config: dict[str, Any] = {**default_run_config(), **asked}
-        context = Context(1, 1, {**node, "cache-dir": cache, "state-dir": cache}, RecordDict(), config)
-        reply = app(Message(RecordDict(), 1, MessageType.QUERY), context)
+        config: dict[str, Any] = {**default_run_config(), **asked, "secagg": False}  # it would hide the site's numbers
+        here = {**node, "require-secagg": False, "cache-dir": cache, "state-dir": cache}
+        context = Context(1, 1, here, RecordDict(), config)
+        question = RecordDict({**pack_settings(digest_of(config))})
+        reply = app(Message(question, 1, MessageType.QUERY), context)
     if reply.has_error():
         yield Finding(WRONG, "data", re.sub(r"^site [\w.-]+: ", "", str(reply.error.reason)))
         return
     card = unpack_site_card(reply.content)
     classes = f"{len(card.classes)} classes: {', '.join(card.classes)}"
-    training = str(card.train_samples or "untold")  # with secagg
     more = f", {card.validation_samples} validation" if card.validation_samples else ""
-    said = f"{training} training{more} and {card.test_samples} test samples, {classes}"
-    yield Finding(FACT, "data", said)
+    yield Finding(FACT, "data", f"{card.train_samples} training{more} and {card.test_samples} test samples, {classes}")
     yield Finding(FACT, "model", f"{card.arch}, {card.parameters} parameters, on {card.device}")

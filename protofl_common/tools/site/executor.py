@@ -1,6 +1,6 @@
 """Asks a SuperNode for work and starts a process for each message: ``flower-superexec``, with processes of our own.
 
-    python -m protofl_common.tools.site.executor ADDRESS ALLOW fork|spawn SUPERNODE-PID    the secret on standard input
+    python -m protofl_common.tools.site.executor ADDRESS fork|spawn SUPERNODE-PID    the secret on standard input
 
 Flower's own would start whatever kind of task a run asks for; this one knows messages for a ClientApp only.
 """
@@ -28,8 +28,8 @@ CLIENT_PROCESS = Path(__file__).with_name("client_process.py")
 class Executor(SubprocessExecutor):
     """Starts `client_process` for each message, or, with ``method`` "fork", has one that has imported all fork."""
 
-    def __init__(self, allow: str, method: str) -> None:
-        self.command = [sys.executable, "-P", str(CLIENT_PROCESS), str(app_folder()), allow]
+    def __init__(self, method: str) -> None:
+        self.command = [sys.executable, "-P", str(CLIENT_PROCESS), str(app_folder())]
         self.method = method
         self.forking: subprocess.Popen[str] | None = None
 
@@ -57,10 +57,10 @@ class Executor(SubprocessExecutor):
 
 def main() -> None:
     """Work until the SuperNode ends."""
-    address, allow, method, supernode = sys.argv[1:]
+    address, method, supernode = sys.argv[1:]
     os.environ.setdefault("FLWR_SUPEREXEC_TASK_POLL_INTERVAL", "0.1")
     secret = sys.stdin.buffer.read()
-    with patch.object(run_superexec, "get_executor", lambda *_, **__: Executor(allow, method)):
+    with patch.object(run_superexec, "get_executor", lambda *_, **__: Executor(method)):
         run_superexec.run_superexec(address, insecure=True, superexec_auth_secret=secret, parent_pid=int(supernode))
 
 

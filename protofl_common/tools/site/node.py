@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
 from click import ClickException
 from flwr.common.config import parse_config_args
 
-from protofl_common.config.options import Scalar, SettingsError
+from protofl_common.catalog import CATALOG
+from protofl_common.config.options import Scalar, SettingsError, unknown_keys
 from protofl_common.datasets.store import cache_root
-from protofl_common.permissions import LIMITED, allowed_by
-from protofl_common.settings import Settings, default_run_config, is_site
+from protofl_common.permissions import LIMITED, allowed_by, has_own_data, required_dp
+from protofl_common.settings import NODE_KEYS, SITE_FOLDERS, WITH_SECAGG, Settings, default_run_config, is_site
 from protofl_common.text import names_in
 
 
@@ -37,35 +39,56 @@ def node_config(text: str) -> dict[str, Scalar]:
         node: dict[str, Scalar] = parse_config_args([text] if text else None)
     except (ClickException, OSError, ValueError) as error:
         raise SettingsError(f"--node-config {text!r}: {getattr(error, 'message', error)}") from error
-    if not text.endswith(".toml") and text.count("=") > len(node):
+    assigned = re.sub(r"'[^']*'|\"[^\"]*\"", "", text).count("=")
+    if not text.endswith(".toml") and assigned > len(node):
         raise SettingsError(f"--node-config {text!r}: Flower reads only {', '.join(node) or 'nothing'}; no spaces at =")
     return node
 
 
 def site_settings(node: Mapping[str, Scalar], asked: Mapping[str, Scalar] | None = None) -> Settings:
-    """The settings of a run at this site: of one that asks for these, or for as little as possible.
+    """The settings of a run at this site: of one that asks for these, or of the most modest one that it accepts.
 
-    Raises
-    ------
-    SettingsError
-        Where the site would refuse the run, or the node config is not that of a site.
+    SettingsError where the site would refuse the run, or accepts none of its algorithms; or the node config is not a
+    site's.
     """
+    _check_is_site(node)
+    if asked:
+        return Settings.from_run_config({**default_run_config(), **asked}, node)
+    named = names_in(allowed_by(node)["allow-algorithms"])
+    refusals = []
+    for algo in CATALOG if "all" in named else named or [""]:
+        try:
+            return Settings.from_run_config({**default_run_config(), **_modest(node), "algo": algo}, node)
+        except SettingsError as error:
+            refusals.append(error)
+    raise refusals[0]
+
+
+def _check_is_site(node: Mapping[str, Scalar]) -> None:
     if not is_site(node):
         raise SettingsError(
             "node config without a site-name: taken for a simulated client, whose folders every run chooses"
         )
-    return Settings.from_run_config({**default_run_config(), **(asked or _modest(node))}, node)
 
 
 def _modest(node: Mapping[str, Scalar]) -> dict[str, Scalar]:
-    """Settings of a run that asks for nothing which the site's limits and algorithms leave out."""
-    allowed = allowed_by(node)
-    algorithms = names_in(allowed["allow-algorithms"])
+    """Settings of a run within the site's limits that meets all its demands."""
     config: dict[str, Scalar] = dict.fromkeys(LIMITED, 1)
-    return config if "all" in algorithms else {**config, "algo": next(iter(algorithms), "")}
+    config |= {"local-steps": 0, "norm": "group"}
+    if has_own_data(node):
+        config |= {"partition": "own"}
+    if limits := required_dp(node):
+        config |= {"dp": "sample", "dp-epsilon": limits[0], "dp-delta": limits[1]}
+    if node.get("require-secagg"):
+        config |= {key: only for key, (only, _) in WITH_SECAGG.items()} | {"secagg": True}
+    return config
 
 
 def site_folders(node: Mapping[str, Scalar]) -> tuple[Path, Path]:
-    """Where a site keeps its models, a folder per run, and its caches."""
-    settings = site_settings(node)
+    """Return the folders of a site's models (one below it per run) and of its caches, by its node config alone."""
+    _check_is_site(node)
+    if problems := unknown_keys(node, NODE_KEYS):
+        raise SettingsError("\n".join(f"node-config: {line}" for line in problems))
+    own = SITE_FOLDERS | {key: node[key] for key in ("state-dir", "cache-dir") if key in node}
+    settings = Settings.from_run_config(default_run_config() | own)
     return Path(settings.machine.state_dir or settings.run.out_dir), cache_root(settings.data)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 from collections.abc import Iterator, Mapping
@@ -10,8 +11,9 @@ from datetime import datetime
 from pathlib import Path
 
 from protofl_common.config.options import Scalar, SettingsError
-from protofl_common.files import remove
-from protofl_common.text import in_order
+from protofl_common.files import remove, replacing
+from protofl_common.permissions import DELTA, required_dp
+from protofl_common.text import in_order, numbered
 from protofl_common.tools.site.node import site_folders
 
 CACHES = "caches/"
@@ -53,15 +55,24 @@ def stored_at(node: Mapping[str, Scalar]) -> list[Stored]:
     return [*runs, Stored(CACHES, tuple(_entries(cache)))]
 
 
-def purge(node: Mapping[str, Scalar], names: list[str]) -> Iterator[str]:
-    """Remove what is named, and nothing else; a line for each.
+def ledgers_at(node: Mapping[str, Scalar]) -> Iterator[str]:
+    """Yield a line for each privacy ledger of this site: how much of ``require-dp`` is spent."""
+    from client_app.account import spent
 
-    Raises
-    ------
-    SettingsError
-        Before anything is removed: if nothing is named, or something that is not there.
+    most, delta = required_dp(node) or (None, DELTA)
+    for file in sorted((site_folders(node)[0] / "privacy").glob("*.json")):
+        share = f" of {most:g}" if most else ""
+        yield f"privacy ledger {file.name}: ε = {spent(file, delta):.3g}{share} is spent (δ = {delta:g})"
+
+
+def purge(node: Mapping[str, Scalar], names: list[str]) -> Iterator[str]:
+    """Remove what is named, and nothing else; a line for each. A run's name without a number must be of one run only.
+
+    SettingsError before anything is removed: if nothing is named, or something that is not there.
     """
     there = {one.name: one for one in stored_at(node)}
+    alike = {name: numbered(name, there) for name in names if name not in there}
+    names = [alike[name][0] if len(alike.get(name, ())) == 1 else name for name in names]
     unknown = [name for name in names if name not in there]
     if unknown or not names:
         what = f"{unknown[0]}: nothing of that name" if unknown else "purge: nothing is named"
@@ -73,6 +84,16 @@ def purge(node: Mapping[str, Scalar], names: list[str]) -> Iterator[str]:
             if name != CACHES:
                 _remove_if_empty(path.parent, path.parents[1])
         yield text
+    _blank_secrets(site_folders(node)[0] / "privacy")
+
+
+def _blank_secrets(folder: Path) -> None:
+    """Blank what sums that were broken off have left; which sums a site has been in stays, lest it be asked again."""
+    for file in folder.glob("*.secagg"):
+        rows = json.loads(file.read_text(encoding="utf-8"))
+        rows |= {"stage": "unmask", "secret": "", "keys": {}, "shares": {}}
+        with replacing(file, private=True) as beside:
+            beside.write_text(json.dumps(rows), encoding="utf-8")
 
 
 def free_space(node: Mapping[str, Scalar]) -> str:

@@ -11,8 +11,9 @@ from pathlib import Path
 
 from protofl_common.config.options import Scalar
 from protofl_common.run_folder import SUMMARY
+from protofl_common.settings import default_run_config
 from protofl_common.tools.cli.assignments import as_run_config
-from protofl_common.tools.cli.flower import flwr_run, follow
+from protofl_common.tools.cli.flower import flwr_run, follow, here, is_local
 from protofl_common.tools.cli.superlink import SuperLink
 from protofl_common.tools.known_runs import HEAVY
 from protofl_common.tools.tables.plan import Run
@@ -65,10 +66,11 @@ class Runs:
 
 
 @contextmanager
-def flower_launcher(resources: Callable[[Federation], Federation]) -> Iterator[Launch]:
-    """Launches runs on one SuperLink, started with the first run and kept; a dead one is replaced.
+def launcher(resources: Callable[[Federation], Federation], engine: str) -> Iterator[Launch]:
+    """Launch runs in processes of this one, or on one SuperLink that starts with the first run; a dead one is replaced.
 
-    ``resources`` says what a client gets of this machine. Each run's log is kept beside the runs, in ``logs/NAME.log``.
+    ``resources`` says what a client gets of this machine, ``engine`` is what the command line says. The log of each run
+    is in ``logs/NAME.log`` beside the runs.
     """
     kept: list[SuperLink] = []
 
@@ -81,6 +83,7 @@ def flower_launcher(resources: Callable[[Federation], Federation]) -> Iterator[L
 
     def launch(run: Run, folder: Path, resume: bool, on_round: Callable[[int], None]) -> str:
         config = run.config | {"out-dir": str(folder), "run-name": run.name} | ({"resume": True} if resume else {})
+        federation = resources(run.federation)
         log = folder.parent / "logs" / f"{run.name}.log"
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("w", encoding="utf-8") as file:
@@ -91,9 +94,12 @@ def flower_launcher(resources: Callable[[Federation], Federation]) -> Iterator[L
                 if found := re.search(r"\bround +(\d+)/\d+\b", line):
                     on_round(int(found[1]))
 
-            command = flwr_run(as_run_config(config), resources(run.federation))
-            note(f"$ {shlex.join(command)}")
-            ended = follow(command, superlink(), note)
+            if is_local(engine, federation):
+                ended = here(default_run_config() | config, federation, note)
+            else:
+                command = flwr_run(as_run_config(config), federation)
+                note(f"$ {shlex.join(command)}")
+                ended = follow(command, superlink(), note)
         return "" if ended.well else ended.reason
 
     try:

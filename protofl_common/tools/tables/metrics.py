@@ -52,13 +52,7 @@ class Figure:
 
     @classmethod
     def of(cls, parts: dict[str, Any], where: str) -> Figure:
-        """A figure from the parts that a table names.
-
-        Raises
-        ------
-        SettingsError
-            With a line for each unknown part or value.
-        """
+        """A figure from the parts that a table names; SettingsError with a line for each unknown part or value."""
         problems = []
         for name, value in parts.items():
             if name not in LEGAL:
@@ -85,7 +79,7 @@ class Figure:
             domains = {site: facts["domain"] for site, facts in run.finished_summary()["clients"].items()}
             if self.when == "best":
                 rows = self._candidates(rows)
-            values = [self._accuracy(row["clients"], domains) for row in rows if self.what in _evaluated(row)]
+            values = [self._accuracy(row, domains) for row in rows if self.what in _evaluated(row)]
         if not values:
             raise NoFigure(f"no evaluation of {self.what}")
         if self.when == "best":
@@ -109,8 +103,11 @@ class Figure:
         best = best_evaluation(rows, self._kind)
         return [best] if best else []
 
-    def _accuracy(self, clients: dict[str, ClientRow], domains: dict[str, str]) -> float:
+    def _accuracy(self, row: RoundRow, domains: dict[str, str]) -> float:
         """In percent, if it is one."""
+        clients = row["clients"]
+        if not any(map(_figures, clients.values())):
+            return self._over_samples(row)
         chosen: list[tuple[float, int]] = [
             (_figures(client)[self.what], samples)
             for site, client in clients.items()
@@ -129,6 +126,14 @@ class Figure:
         if self.over == "mean":
             return statistics.fmean(accuracies)
         return mean_of_part(accuracies, self.over)
+
+    def _over_samples(self, row: RoundRow) -> float:
+        """The figure of a run with secure aggregation, which hides those of single clients."""
+        if self.domain or self.over not in ("mean", "by-samples"):
+            raise NoFigure(f"{self}: secure aggregation hides single clients; it leaves a mean over all samples")
+        tested = {**row["accuracy"], **row.get("metrics", {})}
+        figures = tested if self.what == self._kind else row["validation"]
+        return figures[self._kind]["weighted"] * (100 if self._kind in KINDS else 1)
 
     def _count(self, row: RoundRow) -> float:
         if self.what == "numbers":

@@ -6,8 +6,6 @@ again finds those that are finished.
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path, PurePath
@@ -16,6 +14,8 @@ from typing import Any
 from protofl_common.config.options import Scalar, SettingsError
 from protofl_common.config.sections import keys_that_change
 from protofl_common.datasets import DataError, check_data_settings
+from protofl_common.files import digest
+from protofl_common.permissions import check_named
 from protofl_common.run_folder import RunFolder
 from protofl_common.settings import Settings, default_run_config, to_run_config
 from protofl_common.text import as_file_name
@@ -93,21 +93,10 @@ def plan(
 ) -> list[Cell]:
     """The cells in reading order.
 
-    Parameters
-    ----------
-    data_dir
-        Takes the place of the leading ``data`` in the recipes' ``data-dir``; "": the recipes' own.
-    seeds
-        Instead of the table's.
-    only
-        Names of rows: the others are left out.
-    overrides
-        Settings of the command line.
+    ``data_dir`` takes the place of the leading ``data`` in the recipes' ``data-dir``, unless it is "", and ``seeds``
+    those of the table's. ``only`` names rows: the others are left out. ``overrides`` are settings of the command line.
 
-    Raises
-    ------
-    SettingsError
-        With a line for each cell whose settings are wrong, and for an unknown row in ``only``.
+    SettingsError with a line for each cell whose settings are wrong, and for an unknown row in ``only``.
     """
     runnable = [name for name, row in table.rows.items() if row.part]
     problems = [f"--only {name!r}: choose among {', '.join(runnable)}" for name in only if name not in runnable]
@@ -157,16 +146,15 @@ def _cell(
 
 def _run(config: dict[str, Scalar], federation: dict[str, Scalar], data_dir: str) -> Run:
     defaults = default_run_config()
-    said = str(config.get("data-dir", ""))
-    place = PurePath(said)
+    place = PurePath(str(config.get("data-dir", "")))
     if data_dir and place.parts[:1] == ("data",):
         config = config | {"data-dir": str(PurePath(data_dir, *place.parts[1:]))}
     settings = Settings.from_run_config(defaults | config)
+    check_named(config)
     check_data_settings(settings.data)
     what = {key: value for key, value in experiment(to_run_config(settings)).items() if value != defaults[key]}
     where = str(Path(settings.data.data_dir).absolute()) if settings.data.data_dir else ""
-    identity = json.dumps([sorted(what.items()), federation["num-supernodes"], where])
-    mark = hashlib.sha256(identity.encode()).hexdigest()[:8]
+    mark = digest(sorted(what.items()), federation["num-supernodes"], where)[:8]
     name = f"{settings.run.algo}-{as_file_name(settings.data.dataset)}-s{settings.run.seed}-{mark}"
     return Run(name, config, federation, settings)
 

@@ -8,7 +8,6 @@ stopped goes on as if it had not been. Every cell has as many trials. Each searc
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import statistics
@@ -18,11 +17,11 @@ from typing import Any, TypedDict
 
 from protofl_common.config.options import Scalar, SettingsError, keys_of
 from protofl_common.config.sections import DataSettings
-from protofl_common.files import write_text
+from protofl_common.files import digest, write_text
 from protofl_common.settings import to_run_config
 from protofl_common.tools.cli.assignments import declared_types
 from protofl_common.tools.tables.execute import Runs
-from protofl_common.tools.tables.metrics import COUNTS, Figure
+from protofl_common.tools.tables.metrics import COUNTS
 from protofl_common.tools.tables.plan import Cell, Found, Run
 from protofl_common.tools.tables.spec import TableFile
 
@@ -48,11 +47,10 @@ class Search:
 
     def __init__(self, table: TableFile, cell: Cell, trials: Runs) -> None:
         self.table, self.cell, self.runs = table, cell, trials
-        self.figure = on_validation(cell.figure)
+        self.figure = replace(cell.figure, what=f"validation/{cell.figure.what.removeprefix('validation/')}")
         self.own = to_run_config(next(iter(cell.runs.values())).settings)
         names = [run.name for run in self.runs_of({})]
-        identity = json.dumps([names, sorted(cell.spaces.items()), str(self.figure)])
-        mark = hashlib.sha256(identity.encode()).hexdigest()[:8]
+        mark = digest(names, sorted(cell.spaces.items()), str(self.figure))[:8]
         self.file = trials.folder / f"{names[0].rpartition('-')[0]}-{mark}.jsonl"
         lines = self.file.read_text(encoding="utf-8").splitlines() if self.file.exists() else []
         self.trials: list[Trial] = [json.loads(line) for line in lines]
@@ -131,11 +129,6 @@ def check_search(table: TableFile, cells: list[Cell]) -> None:
         import optuna  # noqa: F401
     except ImportError:
         raise SettingsError("--search needs Optuna: pip install 'protofl[search]'") from None
-
-
-def on_validation(figure: Figure) -> Figure:
-    """The same figure on the clients' validation data."""
-    return replace(figure, what=f"validation/{figure.what.removeprefix('validation/')}")
 
 
 def _problems(cell: Cell) -> Iterator[str]:

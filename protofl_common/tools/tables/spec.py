@@ -93,13 +93,7 @@ _Loader.add_implicit_resolver(
 
 
 def read_table(path: Path) -> TableFile:
-    """Read and check a table.
-
-    Raises
-    ------
-    SettingsError
-        With a line for each thing that is wrong with it.
-    """
+    """Read and check a table; SettingsError with a line for each thing that is wrong with it."""
     try:
         content = yaml.load(path.read_text(encoding="utf-8"), _Loader)
     except OSError as error:

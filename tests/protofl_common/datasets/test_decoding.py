@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from protofl_common.datasets import DataError, decoding
-
-from .conftest import MakeSettings
+from protofl_common.datasets import DataError
+from protofl_common.datasets import images as decoding
 
 
 @pytest.fixture
@@ -30,21 +29,19 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
 
 def test_several_processes_decode_as_one_does_and_say_how_far_they_are(
     files: list[Path],
-    data_settings: MakeSettings,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(decoding, "PATIENCE", -1.0)
-    settings = data_settings(cache_dir=str(tmp_path / "cache"))
-    images = decoding.read_images(files, 8, settings)
+    images = decoding.read_images(files, 8, tmp_path / "cache")
     assert "protofl: 18 of 20 images decoded" in capsys.readouterr().err
     np.testing.assert_array_equal(images, np.stack([decoding.read_image(file, 8) for file in files]))
     assert isinstance(images, np.memmap)  # not in memory
     assert not list((tmp_path / "cache").iterdir())
     files[13].write_bytes(b"no image")
     with pytest.raises(DataError, match=r"bild 13\.png is not a readable image"):
-        decoding.read_images(files, 8, settings)
+        decoding.read_images(files, 8, tmp_path / "cache")
 
 
 @pytest.mark.parametrize(("kind", "suffix"), [(np.uint16, "png"), (np.float32, "tif"), (np.int32, "tif")])
@@ -56,12 +53,12 @@ def test_pixels_of_more_than_eight_bits_are_refused(tmp_path: Path, kind: type[n
 
 
 def test_a_process_that_dies_is_done_without(
-    files: list[Path], data_settings: MakeSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    files: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def dying(size: int) -> subprocess.Popen[bytes]:
         command = [sys.executable, "-Sc", "import sys; sys.stdin.readline(); print('x')"]
         return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 
     monkeypatch.setattr(decoding, "_helper", dying)
-    images = decoding.read_images(files, 8, data_settings(cache_dir=str(tmp_path / "cache")))
+    images = decoding.read_images(files, 8, tmp_path / "cache")
     np.testing.assert_array_equal(images, np.stack([decoding.read_image(file, 8) for file in files]))

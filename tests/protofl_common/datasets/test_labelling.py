@@ -11,7 +11,7 @@ import pytest
 
 from protofl_common.config.options import SettingsError
 from protofl_common.datasets import UNLABELLED
-from protofl_common.datasets.labelling import hide_labels
+from protofl_common.datasets.clients import hide_labels
 
 from .conftest import MakeSettings, OpenAll
 

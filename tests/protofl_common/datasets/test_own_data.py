@@ -9,10 +9,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from protofl_common.config.architectures import VOCABULARY
 from protofl_common.config.options import SettingsError
+from protofl_common.config.python_names import allow
 from protofl_common.datasets import DataError, open_client_data
-from protofl_common.datasets.arrays import from_arrays
-from protofl_common.datasets.files import VOCABULARY, tokens
+from protofl_common.datasets.files import tokens
+from protofl_common.datasets.raw import from_arrays
 from protofl_common.datasets.store import StoredData, data_key, open_data
 from tests.protofl_common.datasets.conftest import MakeSettings, OpenAll
 
@@ -347,6 +349,7 @@ def own_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     name = f"own_{tmp_path.name.replace('-', '_')}"
     (tmp_path / f"{name}.py").write_text(OWN)
     monkeypatch.syspath_prepend(str(tmp_path))
+    allow([name, "no_such_module"])
     return name
 
 

@@ -11,7 +11,7 @@ from sklearn.datasets import load_digits
 
 from protofl_common.config.datasets import DATASETS, PARTITIONS
 from protofl_common.datasets import DataError
-from protofl_common.datasets.digits_domains import DOMAINS
+from protofl_common.datasets.digits import DOMAINS
 from protofl_common.datasets.inputs import channel_statistics, resized
 from protofl_common.datasets.partitions import DIVIDE
 from protofl_common.datasets.sources import SOURCES

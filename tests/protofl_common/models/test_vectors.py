@@ -6,9 +6,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from protofl_common.config.architectures import GROUPS, architecture_of, members_of
+from protofl_common.config.architectures import GROUPS, VOCABULARY, architecture_of, members_of
 from protofl_common.config.options import SettingsError
-from protofl_common.datasets.files import VOCABULARY
 from protofl_common.models.build import build_model, check_model
 from protofl_common.models.split import SplitModel
 

@@ -10,7 +10,7 @@ import pytest
 from protofl_common.config.options import SettingsError
 from protofl_common.config.sections import PrivacySettings
 from protofl_common.privacy.accountant import ORDERS, Mechanism, epsilon, least_noise
-from protofl_common.privacy.plan import Plan, plan_of
+from protofl_common.privacy.plan import FIGURES_SHARE, TABLES_SHARE, Plan, plan_of
 from protofl_common.settings import Settings, default_run_config
 
 CASES = [
@@ -60,23 +60,39 @@ def test_the_least_noise_keeps_the_budget_and_a_little_less_does_not() -> None:
         least_noise(lambda one: [Mechanism(1.0, one, 100)], 1e-5, 1e-6, "dp-epsilon = 1e-06")
 
 
+def whole(plan: Plan) -> list[Mechanism]:
+    """The rounds of a run that evaluates in each, and what its plan leaves room for beside them."""
+    rounds = [one for number in range(1, len(plan.tables) + 1) for one in plan.of_round(number, True)]
+    return [*rounds, *plan.of_evaluation(), *plan.of_evaluation()]
+
+
 def test_a_plan_spends_its_budget_in_all_rounds_and_not_more() -> None:
-    plan = plan_of(privacy(dp_epsilon=2.0), samples=95, batch_size=10, epochs=3, tables=(1,) * 7)
+    plan = plan_of(privacy(dp_epsilon=2.0), 95, batch_size=10, epochs=3, tables=(1,) * 7, evaluate_every=1)
     assert (plan.steps, plan.rate) == (30, pytest.approx(10 / 95))
-    assert 1.97 < plan.epsilon(7) <= 2 < plan.epsilon(8)
-    assert epsilon([one for number in range(1, 8) for one in plan.of_round(number)], 1e-5) == pytest.approx(
-        plan.epsilon(7)
-    )
+    assert 1.95 < plan.epsilon(7, final=True) < epsilon(whole(plan), 1e-5) <= 2 < plan.epsilon(8, final=True)
+    mechanisms = [one for number in range(1, 8) for one in plan.of_round(number, True)]
+    assert epsilon(mechanisms, 1e-5) == pytest.approx(plan.epsilon(7))
+    assert plan.epsilon(5, repeated=2) == pytest.approx(plan.epsilon(7))
 
 
-@pytest.mark.parametrize(("epochs", "tables"), [(0, (1,) * 5), (1, (0,) * 5), (1, (0, 0, 0, 0, 1))])
-def test_what_is_not_sent_costs_nothing(epochs: int, tables: tuple[int, ...]) -> None:
-    plan = plan_of(privacy(dp_epsilon=2.0), 100, 10, epochs, tables)
-    assert {one.rate for one in plan.spent(5)} == {1.0 for _ in filter(None, tables)} | {0.1 for _ in range(epochs)}
-    assert 1.97 < plan.epsilon(5) <= 2
+@pytest.mark.parametrize(("epochs", "tables"), [(0, (1,) * 5), (1, (0,) * 5), (1, (0, 0, 0, 0, 1)), (0, (0,) * 5)])
+@pytest.mark.parametrize("evaluate_every", [0, 1, 5])
+def test_what_is_not_sent_costs_nothing(epochs: int, tables: tuple[int, ...], evaluate_every: int) -> None:
+    plan = plan_of(privacy(dp_epsilon=2.0), 100, 10, epochs, tables, evaluate_every)
+    numbers = [
+        plan.of_round(number, (number - 1) % evaluate_every == 0 if evaluate_every else False) for number in range(1, 6)
+    ]
+    mechanisms = [one for of_round in numbers for one in of_round]
+    kinds = bool(epochs) + bool(any(tables)) + bool(evaluate_every)
+    assert len({one.noise for one in mechanisms}) == kinds
+    assert epsilon(mechanisms, 1e-5) == pytest.approx(plan.epsilon(5))
+    assert plan.epsilon(5, final=bool(evaluate_every)) <= 2
+    assert not (epochs or any(tables)) or plan.epsilon(5, final=bool(evaluate_every)) > 1.9
 
 
-def test_noise_that_is_given_is_used_and_the_budget_then_bounds_the_rounds() -> None:
-    plan: Plan = plan_of(privacy(dp_epsilon=2.0, dp_noise=4.0), 100, 10, 1, (1,) * 50)
-    assert (plan.noise, plan.table_noise) == (4.0, 4.0)
-    assert plan.epsilon(1) < 2 < plan.epsilon(50)
+@pytest.mark.parametrize("samples", [1, 20, 64, 65, 5000])
+def test_each_part_of_a_plan_stays_within_its_share(samples: int) -> None:
+    plan = plan_of(privacy(dp_epsilon=4.0), samples, 64, 1, (1,) * 6, 2)
+    assert epsilon([Mechanism(1.0, plan.figure_noise, 3 + 2)], 1e-5) <= 4 * FIGURES_SHARE
+    assert epsilon([Mechanism(1.0, plan.table_noise, 6)], 1e-5) <= 4 * TABLES_SHARE
+    assert plan.epsilon(6, final=True) <= 4

@@ -15,6 +15,7 @@ from protofl_common.privacy.release import (
     noised_images,
     private_class_means,
     private_counts,
+    private_hits,
 )
 from protofl_common.prototypes import Prototypes
 
@@ -94,6 +95,33 @@ def test_counts_never_add_up_to_more_than_the_samples() -> None:
         counts = private_counts(torch.tensor([3, 0, 1, 0]), 5.0, np.random.default_rng(seed))
         assert 1 <= int(counts.sum()) <= 4
         assert int(counts.min()) >= 0
+
+
+@pytest.mark.parametrize("clip", [1e-6, 1.0, 1e6])
+@pytest.mark.parametrize("odd", [float("nan"), float("inf"), -float("inf"), 1e38, 3.4e38])
+def test_one_odd_sample_changes_the_table_by_the_length_that_the_noise_is_for(odd: float, clip: float) -> None:
+    """Features that are not finite count as zeros; huge ones are cut. The others' sums stay as they are."""
+    tables = []
+    for features in (torch.zeros(2), torch.tensor([odd, 1.0]), torch.tensor([odd, odd])):
+        rows = torch.cat([torch.full((50, 2), clip / 9), features[None]])
+        found = private_class_means(rows, torch.zeros(51, dtype=torch.int64), 1, clip, 1e-9, np.random.default_rng(0))
+        assert found.counts is not None
+        assert found.counts.tolist() == [51]
+        tables.append(51 * found.means[0] / clip)
+    assert all(float((one - tables[0]).norm()) <= 1 + 1e-4 for one in tables)
+
+
+def test_numbers_of_right_predictions_have_noise_for_one_sample_in_each_and_stay_possible() -> None:
+    draw, sigma = np.random.default_rng(0), 5.0
+    for correct in ({"head": 500}, {"head": 500, "prototype": 700}):
+        found = [private_hits(correct, 1000, sigma, draw) for _ in range(3000)]
+        for kind, hits in correct.items():
+            values = [one[kind] for one in found]
+            assert np.std(values) == pytest.approx(len(correct) ** 0.5 * sigma, rel=0.05)
+            assert np.mean(values) == pytest.approx(hits, abs=0.5)
+    edges = {private_hits({"head": 0}, 3, 9.0, draw)["head"] for _ in range(200)}
+    assert edges == {0, 1, 2, 3}
+    assert private_hits({}, 3, 9.0, draw) == {}
 
 
 def test_private_noise_is_not_that_of_a_seed() -> None:

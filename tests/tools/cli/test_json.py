@@ -88,13 +88,13 @@ def test_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: 
             return Ended("finished:failed", ("a reason",))
         write_run(folder, {"algo": "local"}, [{"0": {"head": 0.5}}] * 2)
         on_line("round 1/1 and so on")
-        return Ended("finished:completed", (f"results: {folder}", "report: somewhere"))
+        return Ended("finished:completed", (), folder)
 
     monkeypatch.setattr(run, "SuperLink", lambda ray: nullcontext(SimpleNamespace(environment={})))
     monkeypatch.setattr(run, "follow", follow)
     for words in ((), ("--quiet",), ("--verbose",)):
-        found = told(capsys, "run", "rounds=1", *words)
+        found = told(capsys, "run", "--engine", "flower", "rounds=1", *words)
         assert found["folder"] == str(folder)
         assert found["summary"]["settings"] == {"algo": "local"}
-    failed = told(capsys, "run", "run-name=bad")
+    failed = told(capsys, "run", "--engine", "flower", "run-name=bad")
     assert failed == {"command": "run", "format": 1, "status": "finished:failed", "folder": None, "summary": None}

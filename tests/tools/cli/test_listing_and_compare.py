@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from unittest import mock
@@ -80,3 +81,18 @@ def test_compare_shows_figures_and_the_settings_that_differ(tmp_path: Path, caps
 def test_compare_needs_finished_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["compare", str(tmp_path)]) == 1
     assert f"{tmp_path}: no summary.json in it" in capsys.readouterr().err
+
+
+EVIL = "\x1b]0;owned\x07<img src=x>"
+
+
+def test_a_strangers_run_writes_no_escapes_on_the_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("one", "two"):
+        of_run = {"algo": "fedproto" + EVIL, "dataset": EVIL, "lr" + EVIL: name, "seed": 1, "rounds": 1}
+        write_run(tmp_path / name, of_run, [{"site-0": {"head": 0.5}}] * 2)
+        (tmp_path / name / "settings.toml").write_text(f"dataset = {json.dumps(EVIL)}\n")
+    for words in (["runs", str(tmp_path)], ["compare", str(tmp_path / "one"), str(tmp_path / "two")]):
+        assert main(words) == 0
+        out = capsys.readouterr().out
+        assert "owned" in out
+        assert "\x1b" not in out

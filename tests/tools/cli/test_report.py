@@ -90,3 +90,15 @@ def test_the_text_for_an_issue(tmp_path: Path) -> None:
         "| prototype | 3.05 | 50.00 | 10.00 | 10.00 | 3.05 @3 (chosen on test data) |",
         "| head | 3.05 | 50.00 | 10.00 | 10.00 | 3.05 @3 (chosen on test data) |",
     ]
+
+
+def test_the_text_for_an_issue_has_no_html_of_a_strangers_run(tmp_path: Path) -> None:
+    evil = "<img src=x>\n```\n![](http://x/y)"
+    folder = write(tmp_path / "run", [row(1, ["a"])], dataset=evil, callback=evil)
+    main(["report", str(folder)])
+    text = (folder / "report.md").read_text(encoding="utf-8")
+    outside = text.split("```sh")[0] + text.rsplit("\n```\n")[-1]
+    assert "&lt;img" in outside
+    assert "<img" not in outside
+    assert "![]" not in outside
+    assert text.count("\n```") == 2

@@ -13,9 +13,11 @@ import numpy as np
 import pytest
 
 from protofl_common.config.options import SettingsError
-from protofl_common.tools.cli import flower, main, run
+from protofl_common.tools.cli import flower, main, run, superlink
 from protofl_common.tools.cli.flower import Ended
 from protofl_common.tools.cli.recipes import RECIPES, ROOT, federation_in, read_recipe
+
+FLOWER = ("run", "--engine", "flower")
 
 
 class FakeSuperLink:
@@ -50,7 +52,7 @@ def commands(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
 def test_bare_settings_become_flowers_command_and_it_is_shown(
     commands: list[list[str]], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["run", "algo=fedplvm", "--clients", "20", "rounds=20", "models=cnn4", "--verbose"]) == 0
+    assert main([*FLOWER, "algo=fedplvm", "--clients", "20", "rounds=20", "models=cnn4", "--verbose"]) == 0
     federation, config = "num-supernodes=20 client-resources-num-cpus=1", 'algo="fedplvm" rounds=20 models="cnn4"'
     wanted = ["flwr", "run", ".", "--stream", "--federation-config", federation, "--run-config", config]
     assert commands == [wanted]
@@ -60,7 +62,7 @@ def test_bare_settings_become_flowers_command_and_it_is_shown(
 
 
 def test_without_settings_the_defaults_run_with_ten_clients(commands: list[list[str]]) -> None:
-    assert main(["run"]) == 0
+    assert main([*FLOWER]) == 0
     assert commands[0][4:] == ["--federation-config", "num-supernodes=10 client-resources-num-cpus=1"]
 
 
@@ -71,7 +73,7 @@ def test_a_recipe_alone_goes_as_a_file_with_the_clients_of_its_comment(commands:
     assert not here.exists()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(run, "check_data_are_here", lambda settings: None)
-        assert main(["run", "--recipe", recipe]) == 0
+        assert main([*FLOWER, "--recipe", recipe]) == 0
     assert commands[0][4:] == [
         "--federation-config",
         "num-supernodes=5 client-resources-num-cpus=1",
@@ -82,7 +84,7 @@ def test_a_recipe_alone_goes_as_a_file_with_the_clients_of_its_comment(commands:
 
 def test_a_recipe_with_settings_becomes_pairs_and_the_settings_win(commands: list[list[str]]) -> None:
     words = ["dataset=digits", "partition=iid", "test-from=split", "rounds=3", "--clients", "2", "--gpus", "0.5"]
-    assert main(["run", "--recipe", "fedproto-mnist-3way", *words]) == 0
+    assert main([*FLOWER, "--recipe", "fedproto-mnist-3way", *words]) == 0
     federation, config = commands[0][5], commands[0][7]
     assert federation == "num-supernodes=2 client-resources-num-cpus=1 client-resources-num-gpus=0.5"
     assert "rounds=3" in config
@@ -93,7 +95,7 @@ def test_a_recipe_with_settings_becomes_pairs_and_the_settings_win(commands: lis
 def test_the_result_is_shown_before_the_superlink_has_stopped(
     commands: list[list[str]], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["run"]) == 0
+    assert main([*FLOWER]) == 0
     assert capsys.readouterr().out.splitlines() == ["a line of the run", f"next: {run.NEXT}", "stopped"]
 
 
@@ -101,7 +103,7 @@ def test_own_data_are_read_before_anything_starts_and_nothing_is_said_of_own_dat
     commands: list[list[str]], capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     file = tmp_path / "mine.npz"
-    words = ["run", "dataset=arrays", "partition=iid", f"data-dir={file}", f"cache-dir={tmp_path / 'cache'}"]
+    words = [*FLOWER, "dataset=arrays", "partition=iid", f"data-dir={file}", f"cache-dir={tmp_path / 'cache'}"]
     np.savez(file, x=np.ones((4, 3)), y=np.arange(4))
     assert main(words) == 1
     assert "mine.npz: has no 'inputs', only 'x', 'y'" in capsys.readouterr().err
@@ -112,7 +114,7 @@ def test_own_data_are_read_before_anything_starts_and_nothing_is_said_of_own_dat
 
 
 def test_a_failed_run_exits_with_1(commands: list[list[str]], capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["run", "run-name=bad"]) == 1
+    assert main([*FLOWER, "run-name=bad"]) == 1
     assert "this run has failed (finished:failed)" in capsys.readouterr().err
 
 
@@ -133,7 +135,7 @@ def test_a_failed_run_exits_with_1(commands: list[list[str]], capsys: pytest.Cap
 def test_what_is_wrong_is_named_before_anything_starts(
     words: list[str], said: list[str], commands: list[list[str]], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["run", *words]) == 1
+    assert main([*FLOWER, *words]) == 1
     told = capsys.readouterr().err
     assert all(part in told for part in said), told
     assert commands == []
@@ -144,7 +146,7 @@ def test_ctrl_c_exits_with_130(commands: list[list[str]], monkeypatch: pytest.Mo
         raise KeyboardInterrupt
 
     monkeypatch.setattr(run, "follow", interrupted)
-    assert main(["run"]) == 130
+    assert main([*FLOWER]) == 130
 
 
 def test_the_reason_of_a_failure_is_what_our_server_said() -> None:
@@ -168,7 +170,7 @@ def test_the_reason_is_kept_whatever_is_said_after_it(tmp_path: Path, monkeypatc
 
 def test_as_many_clients_as_the_data_name(commands: list[list[str]], tmp_path: Path) -> None:
     np.savez(tmp_path / "mine.npz", inputs=np.ones((6, 3)), labels=[0, 1] * 3, client=["a", "a", "b", "b", "c", "c"])
-    words = ["run", "dataset=arrays", f"data-dir={tmp_path / 'mine.npz'}", f"cache-dir={tmp_path / 'cache'}"]
+    words = [*FLOWER, "dataset=arrays", f"data-dir={tmp_path / 'mine.npz'}", f"cache-dir={tmp_path / 'cache'}"]
     for more, number in (
         (["partition=natural"], 3),
         (["partition=iid"], 10),
@@ -188,3 +190,18 @@ def test_a_recipe_that_is_not_toml_is_refused(tmp_path: Path) -> None:
     (tmp_path / "bad.toml").write_text("algo = fedproto")
     with pytest.raises(SettingsError, match=r"bad.toml': not TOML"):
         read_recipe(str(tmp_path / "bad.toml"))
+
+
+@pytest.mark.parametrize(
+    ("shell", "number", "warned"),
+    [("/bin/bash", 1001, True), ("/usr/sbin/nologin", 1001, False), ("/bin/sh", 33, False)],
+)
+def test_other_people_of_this_machine_are_named(
+    shell: str, number: int, warned: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    someone = SimpleNamespace(pw_name="jane\x1b", pw_uid=number, pw_shell=shell)
+    monkeypatch.setattr("pwd.getpwall", lambda: [someone])
+    started = superlink.SuperLink.__new__(superlink.SuperLink)
+    monkeypatch.setattr(superlink.SuperLink, "_wait_until_healthy", lambda _: None)
+    started.__enter__()
+    assert (r"accounts on this machine (jane\x1b): while" in capsys.readouterr().err) == warned

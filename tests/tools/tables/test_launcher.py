@@ -51,7 +51,8 @@ def a_run(seed: int) -> Run:
 
 def test_one_superlink_serves_all_runs(tmp_path: Path, commands: list[list[str]]) -> None:
     rounds: list[int] = []
-    with execute.flower_launcher(lambda federation: federation | {"client-resources-num-cpus": 2}) as launch:
+    resources = {"client-resources-num-cpus": 2}
+    with execute.launcher(lambda federation: federation | resources, "flower") as launch:
         assert FakeSuperLink.made == []
         assert launch(a_run(1), tmp_path / "runs", False, rounds.append) == ""
         assert launch(a_run(2), tmp_path / "runs", True, rounds.append) == ""
@@ -79,6 +80,6 @@ def test_the_superlink_stops_when_a_run_is_interrupted(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(execute, "follow", interrupted)
-    with pytest.raises(KeyboardInterrupt), execute.flower_launcher(dict) as launch:
+    with pytest.raises(KeyboardInterrupt), execute.launcher(dict, "flower") as launch:
         launch(a_run(1), tmp_path / "runs", False, print)
     assert [superlink.stopped for superlink in FakeSuperLink.made] == [True]

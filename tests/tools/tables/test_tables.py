@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import asdict
 from io import StringIO
 from itertools import product
 from pathlib import Path
@@ -101,6 +102,22 @@ def test_every_cell_of_every_table_has_right_settings(path: Path, tmp_path: Path
     for name, row in table.rows.items():
         settings = table.base.settings | (row.part.settings if row.part else {})
         assert "algo" in settings if row.part else row.minus, f"{name}: nothing runs; the catalog has it"
+
+
+@pytest.mark.parametrize("path", TABLES, ids=[path.stem for path in TABLES])
+def test_the_rows_of_a_column_have_the_same_clients(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many recipes a table has: the data set, its division and what is tested are not a row's."""
+    monkeypatch.setattr("protofl_common.tools.tables.plan.check_data_are_here", lambda data: None)
+    table = read_table(path)
+    of_columns: dict[str, dict[str, object]] = {}
+    for cell in plan(table, seeds=(1,)):
+        row = table.rows[cell.row].part
+        assert row is not None
+        run = cell.runs[1]
+        found = asdict(run.settings.data) | {"clients": run.federation["num-supernodes"]}
+        first = of_columns.setdefault(cell.column, found)
+        differ = {key for key in found if found[key] != first[key]} - {key.replace("-", "_") for key in row.settings}
+        assert not differ, f"{cell.row} in {cell.column}"
 
 
 def test_every_recipe_stands_in_a_table() -> None:

@@ -75,4 +75,5 @@ ROW = Algorithm(
     hparams=MoonHparams,
     exchange=Exchange(down={"weights": Weights()}, up={"weights": Weights()}),
     losses=("cross-entropy", "contrast"),
+    supports=("merging", "secagg"),
 )

@@ -1,0 +1,73 @@
+"""One reply for each question: a real site answers a training round, and the final evaluation, once in a Flower run.
+
+A server that could repeat a question, with weights of its choice each time, would learn from a run of a few rounds as
+much as from one of thousands. The record is written when the reply is ready: a task that was killed before that may be
+done again. It lies on the site's own disk, so it outlives a restart.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from client_app.site import Site
+from client_app.state import StateError
+from protofl_common.files import locked, replacing
+from protofl_common.wire.limits import RefusedMessage
+from protofl_common.wire.records import Instructions
+
+Answers = dict[str, tuple[int, int]]
+"""Flower run and algorithm -> the last training round answered, and the round of the final evaluation; 0 for none."""
+MOST = 1000
+"""Entries in the file; the oldest go. A server that starts as many runs gets more answers from those."""
+
+
+def check_unanswered(site: Site, instructions: Instructions, training: bool) -> None:
+    """Refuse a question that this site has answered, and training after the final evaluation.
+
+    RefusedMessage if it has been answered: the rounds of a Flower run rise. StateError if the record cannot be read.
+    """
+    if site.real:
+        _check(_read(site.answers_file), site, instructions, training)
+
+
+def note_answer(site: Site, instructions: Instructions, training: bool) -> None:
+    """Record that the reply to this question is ready; the errors are those of `check_unanswered`.
+
+    It is checked once more: the same question may have come twice at the same time.
+    """
+    if not site.real:
+        return
+    file = site.answers_file
+    try:
+        with locked(file):
+            answers = _read(file)
+            last, final = _check(answers, site, instructions, training)
+            answers.pop(key := _key(site), None)
+            answers[key] = (instructions.round, final) if training else (last, max(1, instructions.round))
+            with replacing(file, private=True) as beside:
+                beside.write_text(json.dumps(dict(list(answers.items())[-MOST:])) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise StateError(f"state-dir: {file} cannot be written: {error}") from error
+
+
+def _key(site: Site) -> str:
+    return f"{site.run_id} {site.settings.run.algo}"
+
+
+def _check(answers: Answers, site: Site, instructions: Instructions, training: bool) -> tuple[int, int]:
+    """The entry of this run, if the question is new."""
+    last, final = answers.get(_key(site), (0, 0))
+    if final or (training and instructions.round <= last):
+        asked = f"training in round {instructions.round}" if training else "the final evaluation"
+        answered = "the final evaluation" if final else f"round {last}"
+        raise RefusedMessage(f"asked for {asked}, but this Flower run has had the reply to {answered}: one for each")
+    return last, final
+
+
+def _read(file: Path) -> Answers:
+    try:
+        entries = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+        return {str(key): (int(last), int(final)) for key, (last, final) in entries.items()}
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        raise StateError(f"state-dir: {file} cannot be read ({error}): what was answered is not known") from error

@@ -1,0 +1,201 @@
+"""A federation in this process: the same ServerApp and ClientApp as Flower starts, without a SuperLink and without Ray.
+
+Each client computes with as many threads as it gets processors, as in Flower's simulation, and each message is handled
+as there: all figures are the same to the last bit. Errors of one's own code keep their traceback, and ``breakpoint()``
+works where one process does all.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import secrets
+import signal
+import sys
+import uuid
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import redirect_stdout
+from functools import cache
+from io import TextIOBase
+from multiprocessing import active_children, get_context
+from pathlib import Path
+from typing import Any
+
+import torch
+from flwr.app import Context, Message, RecordDict
+from flwr.serverapp import Grid
+from flwr.supercore.task_identity import TaskIdentity
+
+from protofl_common.config.options import Scalar
+from protofl_common.settings import app_folder
+
+PR_SET_PDEATHSIG = 1
+"""Linux: the signal that a process gets when its parent has died."""
+
+
+class LocalGrid(Grid):
+    """Flower's grid of messages where every client is handled on this machine: here, or by ``workers`` processes."""
+
+    def __init__(
+        self,
+        run_config: Mapping[str, Scalar],
+        nodes: Mapping[int, Mapping[str, Scalar]],
+        run_id: int,
+        workers: int = 1,
+        threads: int = 1,
+    ) -> None:
+        TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, run_id, 1
+        self.run_id, self.run_config, self.nodes = run_id, dict(run_config), dict(nodes)
+        self.threads = threads
+        self._pool = pool(workers) if workers > 1 else None
+        self._replies: dict[str, Message | Future[Message]] = {}
+
+    def set_run(self, run: Any) -> None:
+        """Do nothing: there is one run only."""
+
+    @property
+    def run(self) -> Any:
+        """None: Flower knows nothing of this run."""
+        return None
+
+    def create_message(self, *args: Any, **kwargs: Any) -> Message:
+        """Raise: Flower's former way to make a message."""
+        raise NotImplementedError
+
+    def get_node_ids(self) -> Iterable[int]:
+        """Return the clients."""
+        return list(self.nodes)
+
+    def push_messages(self, messages: Iterable[Message]) -> list[str]:
+        """Hand each message to its client."""
+        keys = []
+        for message in messages:
+            key = str(uuid.uuid4())
+            message.metadata.__dict__["_message_id"] = key
+            task = message, self.run_id, self.nodes[message.metadata.dst_node_id], self.run_config, self.threads
+            self._replies[key] = self._pool.submit(answer, *task) if self._pool else answer(*task)
+            keys.append(key)
+        return keys
+
+    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+        """Return the replies that are there; RuntimeError where a process that simulates clients has died."""
+        ready = [key for key in message_ids if _is_ready(self._replies.get(key))]
+        return [_reply(self._replies.pop(key)) for key in ready]
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
+        """Return all replies to the messages."""
+        return [_reply(self._replies.pop(key)) for key in self.push_messages(messages)]
+
+
+def _is_ready(reply: Message | Future[Message] | None) -> bool:
+    return reply.done() if isinstance(reply, Future) else reply is not None
+
+
+def _reply(reply: Message | Future[Message]) -> Message:
+    try:
+        return reply.result() if isinstance(reply, Future) else reply
+    except BrokenProcessPool as error:
+        pool.cache_clear()
+        raise OSError(
+            "a process that simulates clients has died; most often memory has run out: let fewer clients work at once "
+            "(--cpus). This round does not count; resume.toml in the run's folder lets it go on"
+        ) from error
+
+
+def answer(
+    message: Message, run_id: int, node: Mapping[str, Scalar], run_config: Mapping[str, Scalar], threads: int = 1
+) -> Message:
+    """Return a client's reply, computed with so many threads."""
+    from client_app.app import app
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        context = Context(run_id, message.metadata.dst_node_id, dict(node), RecordDict(), dict(run_config))
+        reply: Message = app(message, context)
+    finally:
+        torch.set_num_threads(before)
+    reply.metadata.__dict__["_src_node_id"] = message.metadata.dst_node_id
+    return reply
+
+
+@cache
+def pool(workers: int) -> ProcessPoolExecutor:
+    """Return the processes that simulate clients, forked once for all runs of this process.
+
+    A fork has PyTorch imported already. It must come before this process computes with several threads, or has one
+    that draws on the screen: no fork survives their locks.
+    """
+    import client_app.app  # noqa: F401  (forks have it then)
+
+    processes = ProcessPoolExecutor(workers, mp_context=get_context("fork"), initializer=_begin)
+    processes.submit(os.getpid).result()  # they start now, all of them
+    return processes
+
+
+def _begin() -> None:
+    """Leave Ctrl-C to the parent, and die with it, however it ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for kind in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(kind, signal.SIG_DFL)
+    torch.set_num_threads(1)
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+class _Lines(TextIOBase):
+    """A stream that hands on whole lines; what `on_line` prints itself goes where output went before."""
+
+    def __init__(self, on_line: Callable[[str], None]) -> None:
+        self.on_line, self._before, self._rest = on_line, sys.stdout, ""
+
+    def write(self, text: str) -> int:
+        """Take in text, of which a last line may be unfinished."""
+        *lines, self._rest = (self._rest + text).split("\n")
+        with redirect_stdout(self._before):
+            for line in lines:
+                self.on_line(line)
+        return len(text)
+
+
+def simulate(
+    run_config: Mapping[str, Scalar], clients: int, on_line: Callable[[str], None], workers: int = 1, threads: int = 1
+) -> Path:
+    """Run a federation of ``clients`` clients; return the folder of its results.
+
+    ``run_config`` has every key of a run's settings; ``on_line`` is called with each line that the ServerApp prints.
+    The clients are divided among ``workers`` processes; 1: all are handled in this one. Each computes with so many
+    ``threads``, on which sums of floats depend.
+    """
+    with_halves()
+    from server_app.app import federate
+
+    nodes: dict[int, dict[str, Scalar]] = {
+        1 + client: {"partition-id": client, "num-partitions": clients} for client in range(clients)
+    }
+    run_id = secrets.randbits(63)
+    grid = LocalGrid(run_config, nodes, run_id, workers, threads)
+    try:
+        with redirect_stdout(_Lines(on_line)):
+            return federate(grid, Context(run_id, 0, {}, RecordDict(), dict(run_config)))
+    except KeyboardInterrupt:
+        for process in active_children():
+            process.kill()
+        pool.cache_clear()
+        raise
+
+
+def with_halves() -> None:
+    """Let Python find ``client_app`` and ``server_app``, which a wheel holds as data."""
+    if (folder := str(app_folder())) not in sys.path:
+        sys.path.append(folder)
+
+
+def workers_for(cpus: int) -> int:
+    """Return how many processes simulate clients of which each takes so many processors; their pool is started."""
+    workers = max(1, (os.cpu_count() or 1) // cpus) if sys.platform == "linux" else 1
+    if workers > 1:
+        pool(workers)
+    return workers

@@ -1,0 +1,85 @@
+"""The bounds that follow from ``liars``: they limit how far lying sites can move the server's aggregate.
+
+Sites with operators need not trust one another, so one of three or more may lie unless the run says otherwise.
+Simulated clients are one person's own: there the algorithms' equations hold as they stand, unless the run says
+otherwise. An expert's key counts in place of what would follow.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from protofl_common.merging import FEWEST
+from protofl_common.settings import Settings
+from protofl_common.wire.records import SiteCard
+from protofl_common.wire.schema import Vectors
+from server_app.sampling import number_asked
+
+NORM_RATIO, UPDATE_RATIO, SAMPLES_RATIO, SAMPLES_LEAD = 5.0, 2.0, 8.0, 2.0
+"""The bounds with liars; an honest site's largest prototype is at most 2.6 times as long as the median."""
+WIDE_NORM_RATIO = 1000.0
+"""Without liars: what only a broken client sends."""
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """The bounds in a federation; infinity where there is none."""
+
+    liars: int = 0
+    max_norm_ratio: float = WIDE_NORM_RATIO
+    max_update_ratio: float = math.inf
+    max_samples_ratio: float = math.inf
+    max_samples_lead: float = math.inf
+    weights: tuple[str, float] = ("mean", 0)
+    """``merging`` and ``trim`` of the functions in `merging.py`, for the clients' weights."""
+    prototypes: tuple[str, float] = ("mean", 0)
+    """The same for what they send of classes."""
+
+    def __str__(self) -> str:
+        """The bounds in words, for the first lines of a run."""
+        if not self.liars:
+            return "liars = 0: no site may lie; one that does can spoil the result"
+        return (
+            f"liars = {self.liars}: replies above {self.max_norm_ratio:g} times the median norm are refused, changes "
+            f"of weights cut to {self.max_update_ratio:g} times the median length; a site weighs at most as "
+            f"{self.max_samples_ratio:g} times the median number of samples, and {self.max_samples_lead:g} times the "
+            f"next; weights: {self.weights[0]}, prototypes: {self.prototypes[0]}"
+        )
+
+
+def bounds_of(settings: Settings, cards: Collection[SiteCard]) -> Bounds:
+    """The bounds in a federation of these sites."""
+    liars, given = liars_among(settings, cards), settings.bounds
+    mean, merging = ("mean", 0.0), (given.merging, given.trim_fraction)
+    trimmed = ("trimmed-mean", float(liars)) if liars and _comparable(settings, cards) else mean
+    return Bounds(
+        liars,
+        given.max_norm_ratio or (NORM_RATIO if liars else WIDE_NORM_RATIO),
+        given.max_update_ratio or (UPDATE_RATIO if liars else math.inf),
+        given.max_samples_ratio or (SAMPLES_RATIO if liars else math.inf),
+        given.max_samples_lead or (SAMPLES_LEAD if liars else math.inf),
+        mean if given.merging == "auto" else merging,
+        trimmed if given.merging == "auto" else merging,
+    )
+
+
+def liars_among(settings: Settings, cards: Collection[SiteCard]) -> int:
+    """Count the sites that may lie: ``liars``, else one where enough with operators take part, unless summed."""
+    if settings.federation.liars >= 0:
+        return settings.federation.liars
+    asked = number_asked(len(cards), settings.federation.participation)
+    return int(any(card.real for card in cards) and asked >= FEWEST and not settings.privacy.secagg)
+
+
+def _comparable(settings: Settings, cards: Collection[SiteCard]) -> bool:
+    """Return whether the server averages vectors of classes that can be compared number by number.
+
+    Features of networks with nothing in common cannot: their coordinate-wise median is close to zero. Weights, and
+    what a server trains on or clusters, are not trimmed: among honest sites with unlike classes that costs accuracy.
+    """
+    vectors = [entry for entry in settings.exchange.up.values() if isinstance(entry, Vectors)]
+    one_network = settings.starts_alike and len({card.arch for card in cards}) == 1
+    of_classes = all(entry.width != "features" for entry in vectors)
+    return settings.row.averages_prototypes and (of_classes or one_network or settings.exchange.needs_one_architecture)
