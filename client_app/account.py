@@ -13,8 +13,8 @@ from pathlib import Path
 
 from client_app.site import Site
 from client_app.state import LedgerError
+from protofl_common.basics.files import locked, write_text
 from protofl_common.config.options import SettingsError
-from protofl_common.files import locked, write_text
 from protofl_common.privacy.accountant import Mechanism, epsilon
 from protofl_common.wire.records import Instructions
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from client_app.site import Site
 from client_app.state import StateError
-from protofl_common.files import locked, replacing
+from protofl_common.basics.files import locked, replacing
 from protofl_common.wire.limits import RefusedMessage
 from protofl_common.wire.records import Instructions
 

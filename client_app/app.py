@@ -31,13 +31,13 @@ from client_app.outgoing import disclosed, outgoing
 from client_app.secagg import SecureUpload
 from client_app.site import Site
 from client_app.state import ClientState, StateFolder
-from protofl_common.catalog import CATALOG
+from protofl_common.basics.files import digest
+from protofl_common.basics.text import printable
 from protofl_common.config.architectures import ARCHITECTURES
-from protofl_common.files import digest
+from protofl_common.experiment.catalog import CATALOG
+from protofl_common.experiment.settings import digest_of, is_site
+from protofl_common.maths.prototypes import Prototypes, chosen
 from protofl_common.privacy.figures import without_figures
-from protofl_common.prototypes import Prototypes, chosen
-from protofl_common.settings import digest_of, is_site
-from protofl_common.text import printable
 from protofl_common.wire.limits import Limits, RefusedMessage
 from protofl_common.wire.payloads import Payload, pack_payload, payload_bytes, unpack_payload
 from protofl_common.wire.records import (

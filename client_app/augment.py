@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import affine_grid, grid_sample
 
-from protofl_common.datasets import ClientData
-from protofl_common.datasets.inputs import are_images, described
-from protofl_common.datasets.raw import DataError
-from protofl_common.text import names_in
+from protofl_common.basics.text import names_in
+from protofl_common.data import ClientData
+from protofl_common.data.inputs import are_images, described
+from protofl_common.data.raw import DataError
 
 MOST_DEGREES = 30.0
 

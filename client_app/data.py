@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from client_app.augment import Augment
-from protofl_common.datasets import UNLABELLED, ClientData
-from protofl_common.datasets.inputs import StoredRows, normalised
+from protofl_common.data import UNLABELLED, ClientData
+from protofl_common.data.inputs import StoredRows, normalised
 
 
 class StoredInputs:

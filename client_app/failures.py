@@ -17,10 +17,10 @@ import torch
 from client_app.state import LedgerError, StateError
 from client_app.training import TrainingError
 from protofl_common.backbones.network import BackboneError
+from protofl_common.basics.text import LONGEST_IN_LOG, is_site_name, printable, without_paths
 from protofl_common.config.options import SettingsError
-from protofl_common.datasets import DataError
-from protofl_common.settings import NODE_KEYS, is_site, known_keys
-from protofl_common.text import LONGEST_IN_LOG, is_site_name, printable, without_paths
+from protofl_common.data import DataError
+from protofl_common.experiment.settings import NODE_KEYS, is_site, known_keys
 from protofl_common.wire.limits import RefusedMessage
 
 OPEN = (SettingsError, TrainingError, RefusedMessage)

@@ -9,8 +9,8 @@ from __future__ import annotations
 from client_app.data import Samples
 from client_app.training import Batch, Loss, LossTerms
 from protofl_common.config.sections import TrainingSettings
-from protofl_common.datasets import UNLABELLED
-from protofl_common.losses.positive_unlabelled import positive_unlabelled_risk
+from protofl_common.data import UNLABELLED
+from protofl_common.maths.losses.positive_unlabelled import positive_unlabelled_risk
 
 
 def training_set(data: Samples, settings: TrainingSettings) -> Samples:

@@ -20,13 +20,13 @@ from client_app.evaluation import Evaluations, local_features
 from client_app.failures import log
 from client_app.site import Site
 from client_app.state import StateFolder
+from protofl_common.basics.tensorfile import TensorFileError
 from protofl_common.config.options import SettingsError
+from protofl_common.maths.prototypes import Prototypes, distances
 from protofl_common.models.calibration import class_scores, fit_temperature
 from protofl_common.models.split import SplitModel
 from protofl_common.models.trained import ModelCard, TrainedModel
-from protofl_common.prototypes import Prototypes, distances
-from protofl_common.run_folder import BEST, WEIGHTS
-from protofl_common.tensorfile import TensorFileError
+from protofl_common.runs.folder import BEST, WEIGHTS
 from protofl_common.wire.records import Instructions
 
 

@@ -1,4 +1,4 @@
-"""What this client tells for the run's report, where it is asked and allowed (`protofl_common/insight.py`)."""
+"""What this client tells for the run's report, where it is asked and allowed (`protofl_common/wire/statistics.py`)."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from client_app.algorithms.base import ClientAlgorithm
 from client_app.data import Samples
 from client_app.site import Site
 from protofl_common.backbones.extract import feature_widths
-from protofl_common.insight import MAX_FEATURES, Insight
-from protofl_common.prototypes import class_means
-from protofl_common.seeding import derive_seed
+from protofl_common.basics.seeding import derive_seed
+from protofl_common.maths.prototypes import class_means
+from protofl_common.wire.statistics import MAX_FEATURES, Insight
 
 
 def insight_of(site: Site, algorithm: ClientAlgorithm[Any]) -> Insight:

@@ -14,16 +14,16 @@ from torch import Tensor
 
 from client_app.evaluation import Evaluation
 from client_app.site import Site
+from protofl_common.basics.seeding import derive_seed
 from protofl_common.config.options import SettingsError
 from protofl_common.config.sections import FEWEST_TESTED
-from protofl_common.datasets.raw import Ints
-from protofl_common.evaluation_metrics import RECALL
-from protofl_common.insight import Insight
+from protofl_common.data.raw import Ints
+from protofl_common.maths.prototypes import Prototypes
 from protofl_common.privacy.release import fresh_draw, large_enough, noised, private_hits
-from protofl_common.prototypes import Prototypes
-from protofl_common.seeding import derive_seed
+from protofl_common.runs.evaluation_metrics import RECALL
 from protofl_common.wire.payloads import Payload, Value
 from protofl_common.wire.schema import Vectors
+from protofl_common.wire.statistics import Insight
 
 
 def outgoing(upload: Payload, site: Site, number: int) -> Payload:

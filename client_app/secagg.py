@@ -23,7 +23,7 @@ from cryptography.exceptions import InvalidTag
 from flwr.app import RecordDict
 
 from client_app.site import Site
-from protofl_common.files import replacing
+from protofl_common.basics.files import replacing
 from protofl_common.privacy.figures import figure_names, weighted_figures
 from protofl_common.privacy.masks import KEY, OWN, PAIR, SEALED, masked, new_secret, opened, part, public_of, seal
 from protofl_common.privacy.shamir import FEWEST, SHARE, needed, points_of, split

@@ -21,25 +21,25 @@ from client_app.failures import log
 from client_app.state import StateError, StateFolder
 from protofl_common.backbones.cache import cached_features
 from protofl_common.backbones.extract import check_images, feature_widths
+from protofl_common.basics.devices import open_device
+from protofl_common.basics.files import digest, make_private
+from protofl_common.basics.seeding import derive_seed
+from protofl_common.basics.text import is_site_name, names_in
 from protofl_common.config.datasets import is_own
 from protofl_common.config.options import SettingsError
 from protofl_common.config.python_names import allow
 from protofl_common.config.sections import MachineSettings
-from protofl_common.datasets import UNLABELLED, ClientData, open_client_data
-from protofl_common.datasets.raw import Ints
-from protofl_common.datasets.store import cache_root
-from protofl_common.devices import open_device
-from protofl_common.evaluation_metrics import declared_metrics
-from protofl_common.files import digest, make_private
+from protofl_common.data import UNLABELLED, ClientData, open_client_data
+from protofl_common.data.raw import Ints
+from protofl_common.data.store import cache_root
+from protofl_common.experiment.permissions import allow_named, has_own_data, required_dp
+from protofl_common.experiment.settings import Settings, baseline_config, is_site, own_division
 from protofl_common.models.build import check_model
 from protofl_common.models.initial import initial_model
 from protofl_common.models.split import SplitModel
-from protofl_common.permissions import allow_named, has_own_data, required_dp
 from protofl_common.privacy.plan import Plan
 from protofl_common.privacy.release import noised_images
-from protofl_common.seeding import derive_seed
-from protofl_common.settings import Settings, baseline_config, is_site, own_division
-from protofl_common.text import is_site_name, names_in
+from protofl_common.runs.evaluation_metrics import declared_metrics
 from protofl_common.wire.limits import Limits, RefusedMessage, Template
 from protofl_common.wire.records import Instructions, SiteCard
 
@@ -84,7 +84,7 @@ class Site:
             torch.set_num_threads(min(self.settings.machine.threads, os.cpu_count() or 1))
 
     def _insight(self, node: Mapping[str, object]) -> str:
-        """What this site tells for the report, of what the run asks for (`protofl_common.insight`).
+        """What this site tells for the report, of what the run asks for (`protofl_common.wire.statistics`).
 
         A site with data of its own (a ``data-dir`` in its node config, no partition of a common data set) tells
         nothing unless its node config says ``insight=true``; with ``insight=false`` no site does. Features are of

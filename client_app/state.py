@@ -19,8 +19,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from protofl_common.lineage import Lineage
-from protofl_common.tensorfile import TensorFileError, read_tensors, write_tensors
+from protofl_common.basics.run_history import Lineage
+from protofl_common.basics.tensorfile import TensorFileError, read_tensors, write_tensors
 
 FORMAT = "protofl-client-state-3"
 _NAME = re.compile(r"(\d+)-(\d+)\.safetensors(\.\w+\.tmp)?")
@@ -43,7 +43,7 @@ class ClientState:
     round: int
     arch: str
     tensors: dict[str, Tensor]
-    """What the algorithm names in its ``state`` (`protofl_common/attributes.py`)."""
+    """What the algorithm names in its ``state`` (`protofl_common/runs/attributes.py`)."""
 
 
 class StateFolder:

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from client_app.data import Samples
+from protofl_common.basics.cuda_graph import replaying, steps_alike
 from protofl_common.config.sections import TrainingSettings
+from protofl_common.experiment.settings import Settings
 from protofl_common.models.fused_linear import fused_linears
 from protofl_common.models.split import SplitModel
-from protofl_common.replay import replaying, steps_alike
-from protofl_common.settings import Settings
 
 LossTerms = dict[str, Tensor]
 
@@ -58,7 +58,7 @@ class Step:
     private = False
     """True for DP-SGD: the loop then says nothing of the loss, which is a function of single samples."""
     replayable = False
-    """Whether every call does the same (`protofl_common/replay.py`), so that a GPU may be handed it as a graph."""
+    """Whether every call does the same (`basics/cuda_graph.py`), so that a GPU may be handed it as a graph."""
 
     def __init__(self, modules: Sequence[nn.Module], optimizer: torch.optim.Optimizer, loss: Loss) -> None:
         (self.model, *_), self.modules = modules, modules

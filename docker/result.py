@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from protofl_common.config.options import SettingsError
-from protofl_common.run_folder import RunFolder
+from protofl_common.runs.folder import RunFolder
 
 
 def main(folder: Path) -> int:

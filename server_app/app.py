@@ -10,12 +10,12 @@ from pathlib import Path
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
+from protofl_common.basics.tensorfile import TensorFileError
 from protofl_common.config.options import SettingsError
-from protofl_common.datasets import DataError, check_data_settings
-from protofl_common.permissions import allow_named
-from protofl_common.run_folder import RoundRow, Seconds, baseline_folder
-from protofl_common.settings import Settings, baselines_of
-from protofl_common.tensorfile import TensorFileError
+from protofl_common.data import DataError, check_data_settings
+from protofl_common.experiment.permissions import allow_named
+from protofl_common.experiment.settings import Settings, baselines_of
+from protofl_common.runs.folder import RoundRow, Seconds, baseline_folder
 from server_app.network.exchange import MessageExchange
 from server_app.network.flower_compat import find_messages_by_node
 from server_app.network.membership import Federation, FederationError

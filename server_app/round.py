@@ -9,10 +9,10 @@ import torch
 from flwr.app import Message, MessageType, RecordDict
 from torch import Tensor
 
-from protofl_common.attributes import restore_attributes
-from protofl_common.evaluation_metrics import declared_metrics
-from protofl_common.run_folder import BestRound
-from protofl_common.text import in_order, printable
+from protofl_common.basics.text import in_order, printable
+from protofl_common.runs.attributes import restore_attributes
+from protofl_common.runs.evaluation_metrics import declared_metrics
+from protofl_common.runs.folder import BestRound
 from protofl_common.wire.limits import Limits
 from protofl_common.wire.payloads import pack_payload, payload_bytes
 from protofl_common.wire.records import Instructions, pack_baseline, pack_best, pack_instructions

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from protofl_common.seeding import derive_seed
-from protofl_common.text import in_order
+from protofl_common.basics.seeding import derive_seed
+from protofl_common.basics.text import in_order
 
 
 def number_asked(sites: int, participation: float) -> int:

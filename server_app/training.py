@@ -8,10 +8,10 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from protofl_common.catalog import ServerTrainingHparams
+from protofl_common.basics.cuda_graph import replaying, steps_alike
+from protofl_common.basics.devices import open_device
 from protofl_common.config.sections import MachineSettings
-from protofl_common.devices import open_device
-from protofl_common.replay import replaying, steps_alike
+from protofl_common.experiment.catalog import ServerTrainingHparams
 
 SMALL_STEP = 2**24
 """Multiplications of a forward pass. A second thread does not make a smaller one faster (measured on CPUs), and where
@@ -35,7 +35,7 @@ def train(
     """``server-epochs`` passes over the vectors in shuffled minibatches; the mean loss of the last pass.
 
     ``loss`` gets the rows of a minibatch of each of ``vectors`` [P, …], which need not be on the device of what is
-    trained; a minibatch of less than ``fewest`` is left out. It may be replayed (`protofl_common/replay.py`).
+    trained; a minibatch of less than ``fewest`` is left out. It may be replayed (`basics/cuda_graph.py`).
     ``passed`` says how many rows pass through what is trained, if they are not the minibatch.
     """
     trained = [one for group in optimizer.param_groups for one in group["params"]]

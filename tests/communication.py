@@ -10,8 +10,8 @@ import numpy as np
 from flwr.app import Message, MessageType
 
 from protofl_common.config.sections import DataSettings
-from protofl_common.datasets import sources
-from protofl_common.datasets.raw import RawData
+from protofl_common.data import sources
+from protofl_common.data.raw import RawData
 from tests.harness import run_config, run_federation
 
 CIFAR100, PER_CLASS, OFFICIAL_TEST = 100, 600, 100

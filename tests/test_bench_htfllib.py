@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from protofl_common.settings import Settings, default_run_config
+from protofl_common.experiment.settings import Settings, default_run_config
 from tests.bench import htfllib
 
 MAIN = """

@@ -11,8 +11,8 @@ import pytest
 
 from client_app.algorithms import client_half
 from client_app.algorithms.base import ClientAlgorithm
-from protofl_common.catalog import CATALOG, half
 from protofl_common.config.options import SettingsError
+from protofl_common.experiment.catalog import CATALOG, half
 from server_app.strategies import server_half
 from server_app.strategies.base import ServerStrategy
 

@@ -12,8 +12,8 @@ import torch
 from flwr.app import MessageType
 
 from client_app.algorithms import client_half
-from protofl_common import replay
-from protofl_common.catalog import CATALOG
+from protofl_common.basics import cuda_graph
+from protofl_common.experiment.catalog import CATALOG
 from tests.harness import run_config, run_federation
 from tests.system.processes import superlink
 from tests.test_federation import without_times
@@ -46,13 +46,13 @@ def left_behind(folder: Path, changes: dict[str, Any]) -> object:
 def recorded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """A number for each graph."""
     graphs: list[int] = []
-    original = replay.record
+    original = cuda_graph.record
 
-    def record(call: Callable[[], replay.Results]) -> tuple[replay.Results, Callable[[], None]]:
+    def record(call: Callable[[], cuda_graph.Results]) -> tuple[cuda_graph.Results, Callable[[], None]]:
         graphs.append(len(graphs))
         return original(call)
 
-    monkeypatch.setattr(replay, "record", record)
+    monkeypatch.setattr(cuda_graph, "record", record)
     return graphs
 
 
@@ -62,7 +62,7 @@ def test_a_replayed_step_is_the_next_one_to_the_last_bit(
 ) -> None:
     replayed = left_behind(tmp_path / "replayed", changes)
     assert bool(recorded) == (not client_half(CATALOG[changes.get("algo", "fedproto")]).steps_differ)
-    monkeypatch.setattr(replay, "can_replay", lambda device: False)
+    monkeypatch.setattr(cuda_graph, "can_replay", lambda device: False)
     assert left_behind(tmp_path / "steps", changes) == replayed
 
 

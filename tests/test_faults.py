@@ -286,7 +286,7 @@ def test_a_full_disk_is_a_failed_reply_and_costs_that_round_only(
             raise OSError(errno.ENOSPC, "No space left on device")
         save_file(tensors, path, metadata)
 
-    monkeypatch.setattr("protofl_common.tensorfile.save_file", save_unless_full)
+    monkeypatch.setattr("protofl_common.basics.tensorfile.save_file", save_unless_full)
     found = run_federation(run_config(tmp_path, **SMALL))
     assert [row["valid"] for row in found.rows] == [4, 3, 4, 4, 4]
     said = found.rows[1]["failed"]["site-1"]

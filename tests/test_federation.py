@@ -17,10 +17,10 @@ from flwr.supercore.inflatable.inflatable_utils import ObjectPushError
 from safetensors.torch import load_file
 
 from client_app.algorithms.base import ClientAlgorithm
-from protofl_common.catalog import CATALOG
 from protofl_common.config.options import SettingsError
-from protofl_common.datasets import DataError
-from protofl_common.settings import Settings, default_run_config, flatten
+from protofl_common.data import DataError
+from protofl_common.experiment.catalog import CATALOG
+from protofl_common.experiment.settings import Settings, default_run_config, flatten
 from server_app.network.membership import FederationError
 from tests.declared import MINIMISED
 from tests.harness import LONG, RUN_ID, LocalGrid, Tamper, run_config, run_federation

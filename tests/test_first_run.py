@@ -17,10 +17,10 @@ from PIL import Image
 
 import server_app.app
 from client_app.app import app as client_app
-from protofl_common.comparison import Compared, compared, sentence
 from protofl_common.config.options import SettingsError
-from protofl_common.run_folder import RunFolder, SiteFacts, Sites, baseline_folder
-from protofl_common.settings import Settings, baselines_of, default_run_config
+from protofl_common.experiment.settings import Settings, baselines_of, default_run_config
+from protofl_common.runs.comparison import Compared, compared, sentence
+from protofl_common.runs.folder import RunFolder, SiteFacts, Sites, baseline_folder
 from protofl_common.tools.cli import parsed
 from protofl_common.tools.cli.assignments import read_assignments
 from server_app.app import main as server_main

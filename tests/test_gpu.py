@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from client_app.algorithms import client_half
-from protofl_common import devices, replay
-from protofl_common.catalog import CATALOG
+from protofl_common.basics import cuda_graph, devices
+from protofl_common.experiment.catalog import CATALOG
 from tests.harness import run_config, run_federation
 from tests.support.pretended import GPU, Pretended, pretended_gpu
 from tests.support.recorded import RecordingError, rehearsal
@@ -104,7 +104,7 @@ def test_the_pretended_gpu_refuses_company_from_the_cpu() -> None:
 )
 def test_a_recording_refuses_what_looks_at_numbers(looks: Any) -> None:
     with rehearsal():
-        replayed = replay.Replayed(lambda x: {"y": looks(x)})
+        replayed = cuda_graph.Replayed(lambda x: {"y": looks(x)})
         replayed(torch.ones(3))
         with pytest.raises(RecordingError, match="looks at numbers"):
             replayed(torch.ones(3))
@@ -119,7 +119,7 @@ def test_a_replay_runs_no_python_and_knows_shapes_apart() -> None:
         weight.add_(x.sum())
         return {"sum": x.sum(), "calls": torch.full((), float(calls[len(x)]))}
 
-    with rehearsal() as recorded, replay.replaying(step, torch.device("cpu"), same=True) as update:
+    with rehearsal() as recorded, cuda_graph.replaying(step, torch.device("cpu"), same=True) as update:
         found = [
             {name: one.item() for name, one in update(torch.full((size,), 2.0)).items()} for size in (3, 3, 3, 2, 3)
         ]
@@ -134,9 +134,9 @@ def test_without_graphs_or_with_steps_that_differ_the_function_itself_is_called(
     def step() -> dict[str, Tensor]:
         return {}
 
-    with replay.replaying(step, torch.device("cpu"), same=True) as update:
+    with cuda_graph.replaying(step, torch.device("cpu"), same=True) as update:
         assert update is step
-    with rehearsal(), replay.replaying(step, torch.device("cpu"), same=False) as update:
+    with rehearsal(), cuda_graph.replaying(step, torch.device("cpu"), same=False) as update:
         assert update is step
 
 

@@ -16,8 +16,8 @@ from safetensors.torch import load_file
 from torch.nn.functional import cross_entropy
 
 from client_app.data import to_device
-from protofl_common.seeding import derive_seed
-from protofl_common.settings import Settings
+from protofl_common.basics.seeding import derive_seed
+from protofl_common.experiment.settings import Settings
 from tests.harness import Outcome, run_config, run_federation
 from tests.reference.plain import CLIENTS, PlainClient
 

@@ -10,7 +10,7 @@ import torch
 
 from client_app import app as client
 from client_app import site as sites
-from protofl_common.tensorfile import read_tensors
+from protofl_common.basics.tensorfile import read_tensors
 from server_app import round as rounds
 from server_app.app import Results
 from server_app.network import membership

@@ -2,7 +2,7 @@
 
 1. ``client_app/algorithms/NAME.py`` and
 2. ``server_app/strategies/NAME.py``: its halves. One that adds nothing need not exist.
-3. ``protofl_common/catalog.py``: its row, and its hyper-parameters if it has any.
+3. ``protofl_common/experiment/catalog.py``: its row, and its hyper-parameters if it has any.
 4. ``pyproject.toml``, ``[tool.flwr.app.config.NAME]``: their defaults.
 5. ``tests/declared.py``: what it may send, and another value of each setting.
 6. ``tests/reference/test_NAME.py``: an independent script.
@@ -17,9 +17,9 @@ from pathlib import Path
 
 import pytest
 
-from protofl_common.catalog import CATALOG
 from protofl_common.config.options import keys_of
-from protofl_common.settings import default_run_config
+from protofl_common.experiment.catalog import CATALOG
+from protofl_common.experiment.settings import default_run_config
 from tests.declared import DECLARED
 from tests.test_settings_act import CASES
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from protofl_common import plugins
-from protofl_common.settings import default_run_config
+from protofl_common.experiment import plugins
+from protofl_common.experiment.settings import default_run_config
 from protofl_common.tools.cli import main, parsed
 from protofl_common.tools.cli.assignments import read_assignments
 from tests.harness import CACHE, run_federation

@@ -20,7 +20,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, Rec
 
 import client_app.outgoing
 import client_app.private_training
-from protofl_common.settings import default_run_config
+from protofl_common.experiment.settings import default_run_config
 from tests.harness import RUN_ID, LocalGrid
 from tests.test_wire_fuzz import raw
 

@@ -24,13 +24,13 @@ from client_app.algorithms import client_half
 from client_app.algorithms.base import ClientAlgorithm
 from client_app.site import Site
 from client_app.training import Batch, Step
-from protofl_common import plugins
-from protofl_common.catalog import CATALOG, Algorithm, Hparams
+from protofl_common.basics.files import digest
 from protofl_common.config.options import SettingsError, option
-from protofl_common.datasets.raw import KEYS
-from protofl_common.files import digest
+from protofl_common.data.raw import KEYS
+from protofl_common.experiment import plugins
+from protofl_common.experiment.catalog import CATALOG, Algorithm, Hparams
+from protofl_common.experiment.settings import NODE_KEYS, Settings, default_run_config, known_keys
 from protofl_common.models.build import build_model
-from protofl_common.settings import NODE_KEYS, Settings, default_run_config, known_keys
 from protofl_common.tools.cli import main
 from protofl_common.tools.inference import Predictor
 from protofl_common.wire.schema import Counts, Update, Vectors, VectorSets, Weights
@@ -298,7 +298,7 @@ class Summing(FedAvg[Any]):
 def changed(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     def change(**fields: Any) -> None:
         moon = dataclasses.replace(row(), **fields)
-        monkeypatch.setattr("protofl_common.settings.algorithm_named", lambda name: moon)
+        monkeypatch.setattr("protofl_common.experiment.settings.algorithm_named", lambda name: moon)
 
     return change
 

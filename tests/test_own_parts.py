@@ -13,8 +13,8 @@ from torch import nn
 
 from client_app.site import Site
 from protofl_common.config.options import SettingsError
+from protofl_common.experiment.settings import Settings, default_run_config
 from protofl_common.models.trained import TrainedModel
-from protofl_common.settings import Settings, default_run_config
 from protofl_common.tools.cli import main
 from protofl_common.tools.inference import Predictor
 from server_app.network.membership import FederationError

@@ -73,8 +73,8 @@ for file in pathlib.Path().rglob("*.py"):
     module = importlib.import_module(".".join(file.with_suffix("").parts).removesuffix(".__init__"))
     assert pathlib.Path(module.__file__).samefile(file), module.__file__
 from protofl_common.backbones.extract import feature_widths
-from protofl_common.settings import Settings, default_run_config
-from protofl_common.datasets.sources import SOURCES
+from protofl_common.experiment.settings import Settings, default_run_config
+from protofl_common.data.sources import SOURCES
 print(feature_widths(("glyphs", "fractals", "scenes")))
 for name in ("digits", "digit-domains"):
     SOURCES[name].read(Settings.from_run_config(default_run_config() | {"dataset": name}).data)
@@ -92,7 +92,7 @@ def test_a_wheel_brings_no_package_of_a_general_name(tmp_path: Path) -> None:
     app = {name.removeprefix("protofl_common/app/") for name in names if name.startswith("protofl_common/app/")}
     recipes = {f"configs/recipes/{path.name}" for path in (ROOT / "configs" / "recipes").iterdir()}
     code = {str(path.relative_to(ROOT)) for top in ("client_app", "server_app") for path in (ROOT / top).rglob("*.py")}
-    assert recipes | code | {"pyproject.toml", "README.md", "LICENSE", "protofl_common/settings.py"} <= app
+    assert recipes | code | {"pyproject.toml", "README.md", "LICENSE", "protofl_common/experiment/settings.py"} <= app
     assert {"protofl_common/py.typed", "protofl_common/tools/cli/run.py"} <= names
     assert not any("__pycache__" in name for name in names)
 

@@ -24,18 +24,18 @@ from client_app.app import app as client_app
 from client_app.private_training import PrivateStep
 from client_app.site import Site
 from client_app.training import FusedStep, Step
-from protofl_common.catalog import CATALOG
+from protofl_common.basics.files import digest
+from protofl_common.basics.run_history import Lineage
 from protofl_common.config.options import SettingsError
-from protofl_common.files import digest
-from protofl_common.lineage import Lineage
+from protofl_common.experiment.catalog import CATALOG
+from protofl_common.experiment.settings import Settings
 from protofl_common.models.trained import TrainedModel
 from protofl_common.privacy.accountant import Mechanism, epsilon
 from protofl_common.privacy.plan import Plan
 from protofl_common.privacy.words import protections
 from protofl_common.report.figures.privacy import spent as spent_on_page
 from protofl_common.report.reading import read_run
-from protofl_common.run_folder import WEIGHTS
-from protofl_common.settings import Settings
+from protofl_common.runs.folder import WEIGHTS
 from protofl_common.wire.payloads import Payload
 from protofl_common.wire.records import Instructions, pack_instructions
 from protofl_common.wire.schema import Counts
@@ -108,7 +108,7 @@ def test_a_new_entry_of_an_upload_is_refused_until_its_row_says_that_it_is_cover
 ) -> None:
     row = CATALOG["fedavg"]
     more = replace(row, exchange=replace(row.exchange, up={**row.exchange.up, "sizes": Counts()}))
-    monkeypatch.setattr("protofl_common.settings.algorithm_named", {"fedavg": more}.__getitem__)
+    monkeypatch.setattr("protofl_common.experiment.settings.algorithm_named", {"fedavg": more}.__getitem__)
     with pytest.raises(SettingsError, match="dp = 'sample': fedavg sends sizes, which it does not cover"):
         Settings.from_run_config(run_config(tmp_path, algo="fedavg", dp="sample"))
 
@@ -166,7 +166,7 @@ def test_a_covered_row_does_not_help_a_half_that_does_more_than_the_ledger_was_c
 ) -> None:
     algo = "fedproto" if issubclass(half, FedProto) else "fedavg"
     row = replace(CATALOG[algo], client=f"{half.__module__}:{half.__name__}")
-    monkeypatch.setattr("protofl_common.settings.algorithm_named", {algo: row}.__getitem__)
+    monkeypatch.setattr("protofl_common.experiment.settings.algorithm_named", {algo: row}.__getitem__)
     (result,) = rows_without_a_reply(run_config(tmp_path, algo=algo, **SMALL | {"rounds": 1}), 2)
     assert f"dp = 'sample': {algo} makes use of training data that the privacy ledger does not cover" in str(result)
 

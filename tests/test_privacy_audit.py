@@ -26,12 +26,12 @@ from client_app.algorithms import client_half
 from client_app.app import app as client_app
 from client_app.private_training import PrivateStep
 from client_app.site import Site
-from protofl_common.datasets import ClientData
-from protofl_common.lineage import Lineage
+from protofl_common.basics.run_history import Lineage
+from protofl_common.data import ClientData
+from protofl_common.experiment.settings import Settings
+from protofl_common.maths.prototypes import Prototypes
 from protofl_common.privacy import release
 from protofl_common.privacy.plan import Plan
-from protofl_common.prototypes import Prototypes
-from protofl_common.settings import Settings
 from protofl_common.wire.payloads import Payload, pack_payload
 from protofl_common.wire.records import Instructions, pack_instructions
 from tests.attacks import values_of

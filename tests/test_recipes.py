@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from protofl_common.datasets.sources import SOURCES
-from protofl_common.settings import Settings, default_run_config, flatten
+from protofl_common.data.sources import SOURCES
+from protofl_common.experiment.settings import Settings, default_run_config, flatten
 from tests.declared import MINIMISED
 from tests.harness import run_config, run_federation
 

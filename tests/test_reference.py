@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from protofl_common.catalog import CATALOG
-from protofl_common.settings import known_keys
+from protofl_common.experiment.catalog import CATALOG
+from protofl_common.experiment.settings import known_keys
 from tests.bench.reference import DOCS, _meanings, pages
 
 MADE = pages()

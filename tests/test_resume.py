@@ -14,11 +14,11 @@ from filelock import FileLock
 from flwr.app import Message, MessageType
 from safetensors.torch import load_file, save_file
 
-from protofl_common.catalog import CATALOG
-from protofl_common.code_version import code_version
+from protofl_common.basics.code_version import code_version
+from protofl_common.basics.tensorfile import TensorFileError
 from protofl_common.config.options import SettingsError
-from protofl_common.settings import Settings, default_run_config
-from protofl_common.tensorfile import TensorFileError
+from protofl_common.experiment.catalog import CATALOG
+from protofl_common.experiment.settings import Settings, default_run_config
 from protofl_common.tools.cli.recipes import read_recipe
 from server_app import app as app_module
 from server_app import round as round_module
@@ -28,7 +28,7 @@ from server_app.run.checkpoint import FOLDER, checkpoints
 from server_app.run.writer import Results
 from server_app.validation.replies import Expected
 from tests.harness import Outcome, Tamper, run_config, run_federation
-from tests.protofl_common.test_tensorfile import flip_a_bit
+from tests.protofl_common.basics.test_tensorfile import flip_a_bit
 from tests.test_federation import without_times
 
 CLIENTS = 4
@@ -318,7 +318,7 @@ def test_a_full_disk_of_the_server_leaves_the_last_checkpoint(tmp_path: Path, mo
             raise OSError(errno.ENOSPC, "No space left on device")
         save_file(tensors, path, metadata)
 
-    monkeypatch.setattr("protofl_common.tensorfile.save_file", save_unless_full)
+    monkeypatch.setattr("protofl_common.basics.tensorfile.save_file", save_unless_full)
     with pytest.raises(TensorFileError, match=r"checkpoints/000002.safetensors could not be written.*No space left"):
         run_federation(config, CLIENTS, run_id=1)
     monkeypatch.undo()

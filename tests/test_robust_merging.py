@@ -12,9 +12,10 @@ import torch
 from safetensors.torch import load_file
 from scipy.stats import trim_mean
 
-from protofl_common.catalog import CATALOG
 from protofl_common.config.options import SettingsError
-from protofl_common.merging import (
+from protofl_common.experiment.catalog import CATALOG
+from protofl_common.experiment.settings import Settings, default_run_config
+from protofl_common.maths.aggregation import (
     clip_updates,
     dropped,
     merge_by_class,
@@ -22,8 +23,7 @@ from protofl_common.merging import (
     merge_weights,
     without_the_farthest,
 )
-from protofl_common.prototypes import Prototypes
-from protofl_common.settings import Settings, default_run_config
+from protofl_common.maths.prototypes import Prototypes
 from protofl_common.wire.records import SiteCard
 from server_app.network.membership import FederationError
 from server_app.validation.bounds import Bounds, bounds_of
@@ -186,7 +186,7 @@ def models_of(rng: np.random.Generator, clients: int) -> list[dict[str, torch.Te
 @pytest.mark.parametrize("at_once", [5, 2**18])
 def test_weights_against_numpy_and_scipy(at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where a layer is sorted in several parts."""
-    monkeypatch.setattr("protofl_common.merging.AT_ONCE", at_once)
+    monkeypatch.setattr("protofl_common.maths.aggregation.AT_ONCE", at_once)
     sets = models_of(np.random.default_rng(0), 9)
     stacked = np.stack([one["w"].numpy().astype(np.float64) for one in sets])
     counts = np.array([int(one["seen"]) for one in sets])

@@ -11,10 +11,10 @@ import pytest
 import torch
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 
+from protofl_common.basics.run_history import Lineage
 from protofl_common.config.options import SettingsError
-from protofl_common.lineage import Lineage
-from protofl_common.prototypes import Prototypes
-from protofl_common.settings import Settings, digest_of
+from protofl_common.experiment.settings import Settings, digest_of
+from protofl_common.maths.prototypes import Prototypes
 from protofl_common.wire.payloads import Payload, pack_payload
 from protofl_common.wire.records import Instructions, pack_instructions, pack_settings
 from tests.harness import CACHE, RUN_ID, LocalGrid, run_config

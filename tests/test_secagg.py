@@ -19,12 +19,12 @@ from scipy.stats import chisquare
 
 from client_app import secagg as client_secagg
 from client_app.app import app as client_app
-from protofl_common.catalog import CATALOG
 from protofl_common.config.options import SettingsError
-from protofl_common.metrics import HIDDEN
+from protofl_common.experiment.catalog import CATALOG
+from protofl_common.experiment.settings import Settings, default_run_config
 from protofl_common.privacy.masks import KEY, SEALED
 from protofl_common.privacy.shamir import SHARE
-from protofl_common.settings import Settings, default_run_config
+from protofl_common.runs.metrics import HIDDEN
 from protofl_common.tools.cli import main
 from protofl_common.tools.tables.metrics import Figure, NoFigure
 from protofl_common.wire.secagg import RECORD, pack_by_site

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
-from protofl_common import plugins
-from protofl_common.settings import default_run_config
+from protofl_common.experiment import plugins
+from protofl_common.experiment.settings import default_run_config
 from tests.declared import DECLARED
 from tests.harness import run_config, run_federation
 from tests.test_federation import without_times
@@ -138,7 +138,7 @@ ELSEWHERE = {
     "min-clients grace": "test_site_faults: how many suffice, and how long the others are waited for",
     "bind-sites max-silent-rounds": "test_faults: who may be a site, and who is left out",
     "secagg secagg-threshold": "test_secagg: what the server sees, and when a round has no sum",
-    "data-dir download cache-dir classes test-from text-length": "tests/protofl_common/datasets: they need files",
+    "data-dir download cache-dir classes test-from text-length": "tests/protofl_common/data: they need files",
     "dp dp-epsilon dp-delta dp-clip dp-feature-clip gradient-noise": "test_privacy: noise without a seed",
     "eval-batch-size": "test_evaluation: any value gives the same figures, up to rounding",
     "device precision threads state-dir": "test_federation, test_gpu, tests/system: the client's machine",

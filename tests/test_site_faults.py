@@ -15,8 +15,8 @@ import pytest
 from flwr.app import ConfigRecord, Error, Message, MessageType, RecordDict
 from PIL import Image
 
-from protofl_common import tensorfile
-from protofl_common.settings import digest_of
+from protofl_common.basics import tensorfile
+from protofl_common.experiment.settings import digest_of
 from server_app.network.membership import FederationError
 from tests.harness import Tamper, run_config, run_federation
 from tests.test_sites import images

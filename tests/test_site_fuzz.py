@@ -30,14 +30,14 @@ from PIL import Image
 
 import client_app.app
 import protofl_common.backbones.cache
-import protofl_common.tensorfile
+import protofl_common.basics.tensorfile
 from client_app.failures import OPEN, reason_of
 from client_app.state import ClientState, StateFolder
-from protofl_common.catalog import CATALOG
+from protofl_common.basics.run_history import Lineage
 from protofl_common.config.options import keys_of
 from protofl_common.config.sections import SECTIONS
-from protofl_common.lineage import Lineage
-from protofl_common.settings import app_folder, default_run_config, digest_of
+from protofl_common.experiment.catalog import CATALOG
+from protofl_common.experiment.settings import app_folder, default_run_config, digest_of
 from protofl_common.wire.records import pack_settings
 from tests.test_wire_fuzz import TEXTS, VALUES, arrays, floats, raw
 
@@ -217,8 +217,8 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SiteOnDisk]:
         patch.syspath_prepend(str(found.outside / "packages"))
         patch.setattr(sys, "dont_write_bytecode", True)
         for module, name, mode in (
-            (protofl_common.tensorfile, "safe_open", "r"),
-            (protofl_common.tensorfile, "save_file", "w"),
+            (protofl_common.basics.tensorfile, "safe_open", "r"),
+            (protofl_common.basics.tensorfile, "save_file", "w"),
             (protofl_common.backbones.cache, "load_file", "r"),
             (protofl_common.backbones.cache, "save_file", "w"),
             (safetensors.torch, "load_file", "r"),

@@ -22,12 +22,12 @@ from PIL import Image
 from client_app.failures import reason_of
 from client_app.site import Site
 from client_app.state import ClientState, StateFolder
-from protofl_common import permissions, plugins
+from protofl_common.basics.run_history import Lineage
 from protofl_common.config.options import SettingsError
-from protofl_common.lineage import Lineage
+from protofl_common.experiment import permissions, plugins
+from protofl_common.experiment.permissions import LIMITED, LIMITS
+from protofl_common.experiment.settings import WITH_SECAGG, Settings, default_run_config, digest_of, flatten
 from protofl_common.models.trained import TrainedModel
-from protofl_common.permissions import LIMITED, LIMITS
-from protofl_common.settings import WITH_SECAGG, Settings, default_run_config, digest_of, flatten
 from protofl_common.tools.cli import main
 from protofl_common.wire.records import SiteCard, pack_settings, unpack_site_card
 from tests.harness import LocalGrid, run_config, run_federation

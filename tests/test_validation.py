@@ -15,13 +15,13 @@ from flwr.app import MessageType
 from client_app import app
 from client_app.evaluation import Evaluation, Evaluations
 from client_app.site import Site
-from protofl_common.catalog import CATALOG
 from protofl_common.config.options import SettingsError
-from protofl_common.metrics import over_clients
+from protofl_common.experiment.catalog import CATALOG
 from protofl_common.models.trained import TrainedModel
 from protofl_common.report.page import page
 from protofl_common.report.reading import read_run
-from protofl_common.run_folder import BEST, WEIGHTS
+from protofl_common.runs.folder import BEST, WEIGHTS
+from protofl_common.runs.metrics import over_clients
 from protofl_common.tools.cli import main
 from protofl_common.tools.tables.metrics import Figure
 from tests.harness import RUN_ID, Outcome, run_config, run_federation

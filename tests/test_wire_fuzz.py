@@ -18,7 +18,7 @@ from flwr.proto.recorddict_pb2 import RecordDict as ProtoRecordDict
 from hypothesis import event, example, given
 from hypothesis import strategies as st
 
-from protofl_common.catalog import CATALOG
+from protofl_common.experiment.catalog import CATALOG
 from protofl_common.wire.arrays import RAW
 from protofl_common.wire.limits import Limits, RefusedMessage
 from protofl_common.wire.payloads import Payload, check_size, unpack_payload

@@ -29,12 +29,12 @@ from client_app.algorithms.base import ClientAlgorithm
 from client_app.site import Site
 from client_app.state import StateError
 from protofl_common.backbones.network import BackboneError
-from protofl_common.catalog import CATALOG
 from protofl_common.config.options import SettingsError
-from protofl_common.datasets import DataError
+from protofl_common.data import DataError
+from protofl_common.experiment.catalog import CATALOG
+from protofl_common.maths.prototypes import Prototypes
 from protofl_common.privacy.masks import KEY, SEALED
 from protofl_common.privacy.shamir import SHARE
-from protofl_common.prototypes import Prototypes
 from protofl_common.wire.arrays import RAW
 from protofl_common.wire.limits import RefusedMessage
 from protofl_common.wire.payloads import Payload, pack_payload

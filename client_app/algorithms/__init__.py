@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from client_app.algorithms.base import ClientAlgorithm
-from protofl_common.catalog import Algorithm, half
+from protofl_common.experiment.catalog import Algorithm, half
 
 
 def client_half(row: Algorithm) -> type[ClientAlgorithm[Any]]:

@@ -21,15 +21,15 @@ from client_app.few_labels import labelled_loss, training_set
 from client_app.private_training import PrivateStep
 from client_app.site import Site
 from client_app.training import Batch, FusedStep, Loss, LossTerms, Step, in_round, make_optimizer, train
-from protofl_common.attributes import pack_attributes, restore_attributes
-from protofl_common.catalog import CATALOG, Hparams
+from protofl_common.basics.seeding import derive_seed
 from protofl_common.config.architectures import ARCHITECTURES
 from protofl_common.config.options import SettingsError
+from protofl_common.experiment.catalog import CATALOG, Hparams
+from protofl_common.maths.prototypes import Prototypes, class_means
 from protofl_common.models.split import SplitModel
 from protofl_common.privacy.plan import Plan
 from protofl_common.privacy.release import fresh_draw, private_class_means, private_counts
-from protofl_common.prototypes import Prototypes, class_means
-from protofl_common.seeding import derive_seed
+from protofl_common.runs.attributes import pack_attributes, restore_attributes
 from protofl_common.wire.limits import Template
 from protofl_common.wire.payloads import Payload, StateDict, part_of, template_of
 from protofl_common.wire.schema import Declared, Weights
@@ -130,7 +130,7 @@ class ClientAlgorithm(Generic[H]):
 
     @property
     def replayable(self) -> bool:
-        """Whether a GPU may replay the steps (`protofl_common/replay.py`).
+        """Whether a GPU may replay the steps (`protofl_common/basics/cuda_graph.py`).
 
         Not with few labels, for a batch's labelled samples are chosen by a mask, nor with DP-SGD.
         """

@@ -25,7 +25,7 @@ from torch import nn
 from client_app.algorithms.fedavg import FedAvg
 from client_app.site import Site
 from client_app.training import ProximalStep
-from protofl_common.catalog import DittoHparams
+from protofl_common.experiment.catalog import DittoHparams
 from protofl_common.models.split import SplitModel
 from protofl_common.wire.payloads import Payload
 

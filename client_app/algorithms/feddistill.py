@@ -25,10 +25,10 @@ from torch.nn.functional import one_hot, softmax
 from client_app.algorithms.base import ClientAlgorithm
 from client_app.site import Site
 from client_app.training import Batch, LossTerms
-from protofl_common.catalog import FedDistillHparams
-from protofl_common.losses.alignment import prototype_alignment
-from protofl_common.losses.distillation import class_distillation
-from protofl_common.prototypes import Prototypes, by_class
+from protofl_common.experiment.catalog import FedDistillHparams
+from protofl_common.maths.losses.alignment import prototype_alignment
+from protofl_common.maths.losses.distillation import class_distillation
+from protofl_common.maths.prototypes import Prototypes, by_class
 from protofl_common.wire.payloads import Payload
 
 

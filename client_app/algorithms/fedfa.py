@@ -20,8 +20,8 @@ from __future__ import annotations
 
 from client_app.algorithms.fedavg import FedAvg
 from client_app.site import Site
-from protofl_common.catalog import FedFAHparams
 from protofl_common.config.options import SettingsError
+from protofl_common.experiment.catalog import FedFAHparams
 from protofl_common.models.augmentation import Augmentation
 from protofl_common.wire.payloads import Payload
 

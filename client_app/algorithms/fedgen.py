@@ -26,7 +26,7 @@ from torch.nn.functional import cross_entropy
 from client_app.algorithms.fedavg import FedAvg
 from client_app.site import Site
 from client_app.training import Batch, LossTerms
-from protofl_common.catalog import FedGenHparams
+from protofl_common.experiment.catalog import FedGenHparams
 from protofl_common.models.generator import build_generator
 from protofl_common.wire.payloads import Payload
 

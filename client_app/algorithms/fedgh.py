@@ -18,7 +18,7 @@ both in evaluation mode. That code evaluates after local training, and clips gra
 from __future__ import annotations
 
 from client_app.algorithms.fedavg import FedAvg
-from protofl_common.catalog import FedGHHparams
+from protofl_common.experiment.catalog import FedGHHparams
 
 
 class FedGH(FedAvg[FedGHHparams]):

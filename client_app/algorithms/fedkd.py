@@ -32,11 +32,11 @@ from client_app.algorithms.base import ClientAlgorithm
 from client_app.site import Site
 from client_app.state import StateError
 from client_app.training import Batch, LossTerms
-from protofl_common.catalog import FedKDHparams
-from protofl_common.losses.distillation import adaptive, divergence
+from protofl_common.basics.seeding import derive_seed
+from protofl_common.experiment.catalog import FedKDHparams
+from protofl_common.maths.losses.distillation import adaptive, divergence
+from protofl_common.maths.low_rank import applied, change, compressed
 from protofl_common.models.initial import initial_model
-from protofl_common.seeding import derive_seed
-from protofl_common.updates import applied, change, compressed
 from protofl_common.wire.payloads import Payload, StateDict
 
 

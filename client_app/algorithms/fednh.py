@@ -23,10 +23,10 @@ from torch.nn.functional import normalize
 from client_app.algorithms.fedavg import FedAvg
 from client_app.data import Samples
 from client_app.site import Site
-from protofl_common.catalog import FedNHHparams
+from protofl_common.experiment.catalog import FedNHHparams
+from protofl_common.maths.prototypes import by_class
 from protofl_common.models.heads import CosineHead
 from protofl_common.models.split import SplitModel
-from protofl_common.prototypes import by_class
 from protofl_common.wire.payloads import Payload
 
 

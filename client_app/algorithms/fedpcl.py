@@ -27,9 +27,9 @@ from torch.nn.functional import cross_entropy, normalize
 from client_app.algorithms.base import ClientAlgorithm
 from client_app.data import Samples
 from client_app.training import Batch, LossTerms
-from protofl_common.catalog import FedPCLHparams
-from protofl_common.losses.prototype_contrast import prototype_contrast, supervised_contrast
-from protofl_common.prototypes import Prototypes, by_class, chosen
+from protofl_common.experiment.catalog import FedPCLHparams
+from protofl_common.maths.losses.prototype_contrast import prototype_contrast, supervised_contrast
+from protofl_common.maths.prototypes import Prototypes, by_class, chosen
 from protofl_common.wire.payloads import Payload
 
 

@@ -16,7 +16,7 @@ personal (106,000 numbers a round for 20 clients): ``personal-layers = 2``.
 from __future__ import annotations
 
 from client_app.algorithms.fedavg import FedAvg
-from protofl_common.catalog import FedPerHparams
+from protofl_common.experiment.catalog import FedPerHparams
 
 
 class FedPer(FedAvg[FedPerHparams]):

@@ -24,9 +24,14 @@ from __future__ import annotations
 
 from client_app.algorithms.fedavg import FedAvg
 from client_app.training import Batch, LossTerms
-from protofl_common.catalog import FedPLVMHparams
-from protofl_common.clustering import cluster_classes
-from protofl_common.losses.sparsity import centre_correction, sparse_contrast, sparse_correction, sparse_similarity
+from protofl_common.experiment.catalog import FedPLVMHparams
+from protofl_common.maths.clustering import cluster_classes
+from protofl_common.maths.losses.sparsity import (
+    centre_correction,
+    sparse_contrast,
+    sparse_correction,
+    sparse_similarity,
+)
 from protofl_common.wire.payloads import Payload
 
 

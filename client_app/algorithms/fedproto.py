@@ -25,9 +25,9 @@ from typing import TypeVar
 
 from client_app.algorithms.base import ClientAlgorithm
 from client_app.training import Batch, LossTerms
-from protofl_common.catalog import AlignmentHparams
-from protofl_common.losses.alignment import prototype_alignment
-from protofl_common.prototypes import by_class
+from protofl_common.experiment.catalog import AlignmentHparams
+from protofl_common.maths.losses.alignment import prototype_alignment
+from protofl_common.maths.prototypes import by_class
 from protofl_common.wire.payloads import Payload
 
 A = TypeVar("A", bound=AlignmentHparams)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from client_app.algorithms.fedavg import FedAvg
 from client_app.algorithms.fedproto import FedProto
-from protofl_common.catalog import FedProtoHparams
+from protofl_common.experiment.catalog import FedProtoHparams
 
 
 class FedProtoAvg(FedProto[FedProtoHparams], FedAvg[FedProtoHparams]):

@@ -18,7 +18,7 @@ import torch
 from client_app.algorithms.fedavg import FedAvg
 from client_app.site import Site
 from client_app.training import Batch, LossTerms
-from protofl_common.catalog import FedProxHparams
+from protofl_common.experiment.catalog import FedProxHparams
 from protofl_common.wire.payloads import Payload
 
 

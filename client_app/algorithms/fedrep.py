@@ -28,9 +28,9 @@ from client_app.algorithms.fedavg import FedAvg
 from client_app.evaluation import local_features
 from client_app.few_labels import training_set
 from client_app.training import Step, make_optimizer, train
-from protofl_common.catalog import FedRepHparams
+from protofl_common.basics.seeding import derive_seed
+from protofl_common.experiment.catalog import FedRepHparams
 from protofl_common.models.split import SplitModel
-from protofl_common.seeding import derive_seed
 
 
 class FedRep(FedAvg[FedRepHparams]):

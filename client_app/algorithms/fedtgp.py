@@ -16,7 +16,7 @@ model as it was before the round (their model is reloaded from disk); ours are t
 from __future__ import annotations
 
 from client_app.algorithms.fedproto import FedProto
-from protofl_common.catalog import FedTGPHparams
+from protofl_common.experiment.catalog import FedTGPHparams
 
 
 class FedTGP(FedProto[FedTGPHparams]):

@@ -24,8 +24,8 @@ from torch.nn.functional import cross_entropy
 from client_app.algorithms.base import ClientAlgorithm
 from client_app.site import Site
 from client_app.training import Batch, LossTerms
-from protofl_common.catalog import FMLHparams
-from protofl_common.losses.distillation import divergence
+from protofl_common.experiment.catalog import FMLHparams
+from protofl_common.maths.losses.distillation import divergence
 from protofl_common.models.initial import initial_model
 from protofl_common.wire.payloads import Payload
 

@@ -16,7 +16,7 @@ start from the same untrained weights. Ensembles for clients that never trained 
 from __future__ import annotations
 
 from client_app.algorithms.fedavg import FedAvg
-from protofl_common.catalog import Hparams
+from protofl_common.experiment.catalog import Hparams
 
 
 class LGFedAvg(FedAvg[Hparams]):

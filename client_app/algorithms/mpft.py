@@ -16,8 +16,8 @@ their noise are not there, nor their adaptation of the adapter by each client. M
 from __future__ import annotations
 
 from client_app.algorithms.fedavg import FedAvg
-from protofl_common.catalog import MPFTHparams
-from protofl_common.clustering import cluster_classes
+from protofl_common.experiment.catalog import MPFTHparams
+from protofl_common.maths.clustering import cluster_classes
 from protofl_common.wire.payloads import Payload
 
 

@@ -25,9 +25,9 @@ from torch import Tensor, nn
 
 from client_app.algorithms.fedavg import FedAvg
 from client_app.training import Loss, LossTerms, Step, make_optimizer, shuffled_batches
-from protofl_common.catalog import PerFedAvgHparams
+from protofl_common.basics.seeding import derive_seed
+from protofl_common.experiment.catalog import PerFedAvgHparams
 from protofl_common.models.split import SplitModel
-from protofl_common.seeding import derive_seed
 
 
 class MetaStep(Step):

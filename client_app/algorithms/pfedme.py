@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from client_app.algorithms.ditto import Ditto
 from client_app.training import Loss, LossTerms, ProximalStep
-from protofl_common.catalog import PFedMeHparams
+from protofl_common.experiment.catalog import PFedMeHparams
 
 
 class EnvelopeStep(ProximalStep):

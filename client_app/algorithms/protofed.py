@@ -16,7 +16,7 @@ not say whether ỹ is taken from the model before or after local training; its 
 from __future__ import annotations
 
 from client_app.algorithms.fedavg import FedAvg
-from protofl_common.catalog import ProtoFedHparams
+from protofl_common.experiment.catalog import ProtoFedHparams
 from protofl_common.wire.payloads import Payload
 
 

@@ -15,10 +15,10 @@ from torch import Tensor
 
 from protofl_common.backbones.extract import extract_features
 from protofl_common.backbones.load import load_backbone
-from protofl_common.datasets.raw import Inputs
-from protofl_common.datasets.store import locked
-from protofl_common.files import digest, replacing
-from protofl_common.text import as_file_name
+from protofl_common.basics.files import digest, replacing
+from protofl_common.basics.text import as_file_name
+from protofl_common.data.raw import Inputs
+from protofl_common.data.store import locked
 
 FORMAT = 1
 """Raised whenever the same backbones give other features, e.g. after a change of the resizing."""

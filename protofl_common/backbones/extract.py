@@ -12,8 +12,8 @@ from torch import Tensor
 from protofl_common.backbones.load import load_backbone
 from protofl_common.backbones.network import Backbone
 from protofl_common.config.options import SettingsError
-from protofl_common.datasets.inputs import are_images, described
-from protofl_common.datasets.raw import Inputs
+from protofl_common.data.inputs import are_images, described
+from protofl_common.data.raw import Inputs
 
 
 def extract_features(images: Inputs, names: Sequence[str], device: torch.device, batch_size: int = 64) -> Tensor:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from protofl_common.basics.seeding import derive_seed
 from protofl_common.config.architectures import ORTHOGONAL_SHARED
 from protofl_common.config.sections import ModelSettings
 from protofl_common.models.build import build_head_alone, build_model
 from protofl_common.models.heads import LinearHead
 from protofl_common.models.layers import with_group_norm
 from protofl_common.models.split import SplitModel
-from protofl_common.seeding import derive_seed
 
 
 def initial_model(

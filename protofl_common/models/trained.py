@@ -13,16 +13,16 @@ from typing import Any, get_args, get_origin, get_type_hints
 import torch
 from torch import Tensor
 
+from protofl_common.basics.files import write_text
+from protofl_common.basics.tensorfile import TensorFileError, read_tensors, write_tensors
+from protofl_common.basics.text import LONGEST_NAME, printable
 from protofl_common.config.architectures import ARCHITECTURES, PROJECTION
 from protofl_common.config.options import SettingsError
-from protofl_common.files import write_text
+from protofl_common.maths.prototypes import Prototypes
 from protofl_common.models.build import build_model
 from protofl_common.models.layers import with_group_norm
 from protofl_common.models.split import SplitModel
-from protofl_common.prototypes import Prototypes
-from protofl_common.run_folder import CARD, KINDS, MOST_NUMBERS, WEIGHTS
-from protofl_common.tensorfile import TensorFileError, read_tensors, write_tensors
-from protofl_common.text import LONGEST_NAME, printable
+from protofl_common.runs.folder import CARD, KINDS, MOST_NUMBERS, WEIGHTS
 
 FORMAT = "protofl-model-2"
 SIMILARITIES = ("l2", "cosine")

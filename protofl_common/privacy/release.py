@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from protofl_common.datasets.inputs import are_images, described
-from protofl_common.datasets.raw import DataError, Images, Inputs
-from protofl_common.prototypes import Prototypes
+from protofl_common.data.inputs import are_images, described
+from protofl_common.data.raw import DataError, Images, Inputs
+from protofl_common.maths.prototypes import Prototypes
 
 
 def large_enough(prototypes: Prototypes, least: int) -> Prototypes:

@@ -23,7 +23,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from protofl_common.prototypes import Prototypes
+from protofl_common.maths.prototypes import Prototypes
 from protofl_common.wire.limits import Limits, RefusedMessage
 from protofl_common.wire.payloads import Payload, StateDict, Value, pack_payload, unpack_payload
 from protofl_common.wire.schema import Counts, Declared, Entry, Vectors, Weights

@@ -6,13 +6,13 @@ import shlex
 from collections.abc import Iterable
 from typing import Any
 
+from protofl_common.basics.text import in_markdown, printable
 from protofl_common.config.options import Scalar
 from protofl_common.config.sections import keys_that_change
-from protofl_common.metrics import HIDDEN, best_of, best_text, cells, human_bytes, human_seconds
+from protofl_common.experiment.settings import default_run_config
 from protofl_common.report.reading import Run
-from protofl_common.run_folder import TROUBLE
-from protofl_common.settings import default_run_config
-from protofl_common.text import in_markdown, printable
+from protofl_common.runs.folder import TROUBLE
+from protofl_common.runs.metrics import HIDDEN, best_of, best_text, cells, human_bytes, human_seconds
 
 PLACES = keys_that_change("name", "machine") - {"device", "threads"}
 """Settings that say where things lie."""

@@ -11,20 +11,20 @@ from html import escape
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from protofl_common.comparison import HEADS, note_on, sentence, table_rows
+from protofl_common.basics.files import write_text
 from protofl_common.config.options import Scalar, keys_of
 from protofl_common.config.sections import DataSettings, keys_that_change
-from protofl_common.evaluation_metrics import RECALL
-from protofl_common.files import write_text
-from protofl_common.metrics import HIDDEN, best_of, cells, fairness, human_bytes, human_seconds, short_best
+from protofl_common.experiment.settings import default_run_config
 from protofl_common.privacy.words import protections
 from protofl_common.report.figures import FIGURES
 from protofl_common.report.figures.drawing import Drawing
 from protofl_common.report.markdown import as_markdown
 from protofl_common.report.reading import Run, read_run
 from protofl_common.report.style import CSS, POLICY, SCRIPT
-from protofl_common.run_folder import TROUBLE
-from protofl_common.settings import default_run_config
+from protofl_common.runs.comparison import HEADS, note_on, sentence, table_rows
+from protofl_common.runs.evaluation_metrics import RECALL
+from protofl_common.runs.folder import TROUBLE
+from protofl_common.runs.metrics import HIDDEN, best_of, cells, fairness, human_bytes, human_seconds, short_best
 
 
 class Html(str):

@@ -13,12 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
-from protofl_common.catalog import CATALOG
-from protofl_common.comparison import Compared, compared
+from protofl_common.basics.text import in_order, names_in
 from protofl_common.config.options import Scalar, SettingsError
-from protofl_common.run_folder import KINDS, MarginRow, RoundRow, RunFolder, SiteFacts, Sites, Summary
-from protofl_common.settings import flatten
-from protofl_common.text import in_order, names_in
+from protofl_common.experiment.catalog import CATALOG
+from protofl_common.experiment.settings import flatten
+from protofl_common.runs.comparison import Compared, compared
+from protofl_common.runs.folder import KINDS, MarginRow, RoundRow, RunFolder, SiteFacts, Sites, Summary
 
 AUDIT, INVERSION = "audit.json", "inversion.safetensors"
 """Beside the other files of a run."""

@@ -25,20 +25,20 @@ from torch import Tensor
 
 from protofl_common.backbones.extract import features_of
 from protofl_common.backbones.load import load_backbone
+from protofl_common.basics.files import write_text
+from protofl_common.basics.tensorfile import write_tensors
+from protofl_common.basics.text import in_order
 from protofl_common.config.options import SettingsError
-from protofl_common.datasets import ClientData, open_client_data
-from protofl_common.datasets.inputs import are_images, described
-from protofl_common.datasets.raw import Images, Inputs
-from protofl_common.files import write_text
+from protofl_common.data import ClientData, open_client_data
+from protofl_common.data.inputs import are_images, described
+from protofl_common.data.raw import Images, Inputs
+from protofl_common.experiment.settings import Settings, default_run_config
+from protofl_common.maths.prototypes import Prototypes, distances
 from protofl_common.models.trained import TrainedModel
 from protofl_common.privacy.inversion import correlations, inverted
 from protofl_common.privacy.membership import Candidates, Floats, finding
-from protofl_common.prototypes import Prototypes, distances
 from protofl_common.report.reading import AUDIT, INVERSION, Run, read_run
-from protofl_common.run_folder import WEIGHTS
-from protofl_common.settings import Settings, default_run_config
-from protofl_common.tensorfile import write_tensors
-from protofl_common.text import in_order
+from protofl_common.runs.folder import WEIGHTS
 from protofl_common.tools.inference.predictor import Predictor
 from protofl_common.wire.schema import Weights
 

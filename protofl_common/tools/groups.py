@@ -19,7 +19,7 @@ from scipy.special import stdtr, stdtrit
 from protofl_common.config.datasets import is_own
 from protofl_common.config.options import Scalar, SettingsError, keys_of
 from protofl_common.config.sections import DataSettings
-from protofl_common.run_folder import SUMMARY, RunFolder
+from protofl_common.runs.folder import SUMMARY, RunFolder
 from protofl_common.tools.tables.metrics import Figure, NoFigure
 from protofl_common.tools.tables.plan import experiment
 

@@ -12,8 +12,8 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from protofl_common.basics.files import write_text
 from protofl_common.config.options import SettingsError
-from protofl_common.files import write_text
 from protofl_common.report.page import Html, framed, table
 from protofl_common.tools.groups import Estimate, Group, grouped, named
 from protofl_common.tools.tables.metrics import COUNTS

@@ -14,8 +14,8 @@ from typing import Any
 from filelock import FileLock, Timeout
 from safetensors import safe_open
 
-from protofl_common.run_folder import METRICS, TROUBLE, RunFolder
-from protofl_common.settings import flatten
+from protofl_common.experiment.settings import flatten
+from protofl_common.runs.folder import METRICS, TROUBLE, RunFolder
 
 SETTINGS, CHECKPOINTS = "settings.toml", "checkpoints"
 HEAVY = ("clients", CHECKPOINTS)

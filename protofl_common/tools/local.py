@@ -29,7 +29,7 @@ from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
 from protofl_common.config.options import Scalar
-from protofl_common.settings import app_folder
+from protofl_common.experiment.settings import app_folder
 
 PR_SET_PDEATHSIG = 1
 """Linux: the signal that a process gets when its parent has died."""

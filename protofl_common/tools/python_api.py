@@ -20,10 +20,10 @@ from typing import Any
 
 import numpy as np
 
-from protofl_common.catalog import Hparams
 from protofl_common.config.options import Scalar, SettingsError
-from protofl_common.run_folder import RoundRow, RunFolder, Summary
-from protofl_common.settings import Settings, default_run_config
+from protofl_common.experiment.catalog import Hparams
+from protofl_common.experiment.settings import Settings, default_run_config
+from protofl_common.runs.folder import RoundRow, RunFolder, Summary
 from protofl_common.tools.local import simulate, with_halves
 
 __all__ = ["Run", "SettingsError", "Tried", "run", "try_method"]

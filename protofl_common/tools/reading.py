@@ -19,10 +19,10 @@ from pathlib import Path
 import numpy as np
 
 from protofl_common.config.options import SettingsError
-from protofl_common.datasets.files import Rows, tokens
-from protofl_common.datasets.images import read_image
-from protofl_common.datasets.raw import DataError, Images, Inputs
-from protofl_common.run_folder import CARD, MOST_NUMBERS
+from protofl_common.data.files import Rows, tokens
+from protofl_common.data.images import read_image
+from protofl_common.data.raw import DataError, Images, Inputs
+from protofl_common.runs.folder import CARD, MOST_NUMBERS
 
 ARRAYS = (".npy", ".npz")
 FILES = 256

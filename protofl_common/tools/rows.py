@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from protofl_common.basics.files import replacing
 from protofl_common.config.options import SettingsError
-from protofl_common.files import replacing
 
 Row = dict[str, Any]
 """Column -> text, number, truth value, or None."""

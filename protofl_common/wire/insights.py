@@ -1,14 +1,14 @@
-"""What a client tells for the report (`protofl_common/insight.py`), as arrays of a message."""
+"""What a client tells for the report (`protofl_common/wire/statistics.py`), as arrays of a message."""
 
 from __future__ import annotations
 
 import torch
 from flwr.app import ArrayRecord
 
-from protofl_common.insight import MAX_FEATURES, Insight
-from protofl_common.text import printable
+from protofl_common.basics.text import printable
 from protofl_common.wire.arrays import array_record, decoded
 from protofl_common.wire.limits import Limits, RefusedMessage
+from protofl_common.wire.statistics import MAX_FEATURES, Insight
 
 
 def pack_insight(insight: Insight, level: str) -> ArrayRecord:

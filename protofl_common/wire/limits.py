@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from protofl_common.text import printable
+from protofl_common.basics.text import printable
 from protofl_common.wire.schema import Vectors
 
 Template = Mapping[str, tuple[str, tuple[int, ...]]]

@@ -11,13 +11,13 @@ import torch
 from flwr.app import ArrayRecord, RecordDict
 from torch import Tensor, nn
 
-from protofl_common.insight import Insight
-from protofl_common.prototypes import Prototypes
-from protofl_common.updates import LEFT, RIGHT, largest_rank, product
+from protofl_common.maths.low_rank import LEFT, RIGHT, largest_rank, product
+from protofl_common.maths.prototypes import Prototypes
 from protofl_common.wire.arrays import DTYPES, array_record, decoded, dtype_name, rows_of
 from protofl_common.wire.insights import bytes_of_insight, pack_insight, unpack_insight
 from protofl_common.wire.limits import Limits, RefusedMessage, Template
 from protofl_common.wire.schema import Counts, Declared, Entry, Statistics, Update, Vectors, VectorSets, Weights
+from protofl_common.wire.statistics import Insight
 
 MAX_SETS = 10_000
 """Clients whose prototypes a message may carry."""

@@ -10,10 +10,10 @@ from typing import Any, TypeVar
 
 from flwr.app import ConfigRecord, MetricRecord, RecordDict
 
-from protofl_common.evaluation_metrics import METRICS, RECALL
-from protofl_common.lineage import Lineage
-from protofl_common.run_folder import KINDS, BestRound
-from protofl_common.text import LONGEST_NAME, is_plain_name, is_site_name
+from protofl_common.basics.run_history import Lineage
+from protofl_common.basics.text import LONGEST_NAME, is_plain_name, is_site_name
+from protofl_common.runs.evaluation_metrics import METRICS, RECALL
+from protofl_common.runs.folder import KINDS, BestRound
 from protofl_common.wire.limits import RefusedMessage
 
 _MAX_SCALARS = 64

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from flwr.app import ConfigRecord, RecordDict
 
-from protofl_common.text import is_site_name
+from protofl_common.basics.text import is_site_name
 from protofl_common.wire.limits import RefusedMessage
 
 RECORD = "secagg"

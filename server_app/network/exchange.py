@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from flwr.app import Error, Message
 
-from protofl_common.text import in_order
+from protofl_common.basics.text import in_order
 from protofl_common.wire.payloads import payload_bytes
 from server_app.network.flower_compat import ErrorCode, is_simulated
 from server_app.network.membership import Federation, FederationError

@@ -11,12 +11,12 @@ from collections.abc import Iterable, Mapping
 from flwr.app import Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
+from protofl_common.basics.run_history import Lineage
+from protofl_common.basics.text import in_order, is_site_name, printable
 from protofl_common.config.architectures import ARCHITECTURES, members_of
-from protofl_common.lineage import Lineage
-from protofl_common.merging import FEWEST
+from protofl_common.experiment.settings import Settings
+from protofl_common.maths.aggregation import FEWEST
 from protofl_common.privacy.shamir import FEWEST as FEWEST_IN_SUM
-from protofl_common.settings import Settings
-from protofl_common.text import in_order, is_site_name, printable
 from protofl_common.wire.limits import RefusedMessage
 from protofl_common.wire.records import SiteCard, pack_baseline, pack_settings, unpack_site_card
 from protofl_common.wire.secagg import MOST_SITES

@@ -25,13 +25,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from protofl_common.basics.tensorfile import write_tensors
 from protofl_common.config.options import SettingsError
-from protofl_common.datasets import DataError
-from protofl_common.datasets.clients import ShareCounts, counts_of_shares
-from protofl_common.prototypes import margins
-from protofl_common.run_folder import MARGINS, SITES, MarginRow, RunFolder, SiteFacts
-from protofl_common.settings import Settings
-from protofl_common.tensorfile import write_tensors
+from protofl_common.data import DataError
+from protofl_common.data.clients import ShareCounts, counts_of_shares
+from protofl_common.experiment.settings import Settings
+from protofl_common.maths.prototypes import margins
+from protofl_common.runs.folder import MARGINS, SITES, MarginRow, RunFolder, SiteFacts
 from protofl_common.wire.records import SiteCard
 from server_app.strategies.base import Strategy
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from protofl_common.basics.run_history import Lineage
 from protofl_common.config.options import SettingsError
-from protofl_common.lineage import Lineage
 from server_app.network.membership import Federation
 from server_app.run.console import say
 

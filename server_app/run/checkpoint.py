@@ -18,13 +18,13 @@ import torch
 from filelock import FileLock, Timeout
 from torch import Tensor
 
-from protofl_common.code_version import code_version
+from protofl_common.basics.code_version import code_version
+from protofl_common.basics.run_history import Lineage
+from protofl_common.basics.tensorfile import TensorFileError, read_tensors, write_tensors
 from protofl_common.config.options import Scalar, SettingsError
 from protofl_common.config.sections import keys_that_change
-from protofl_common.lineage import Lineage
-from protofl_common.run_folder import SUMMARY, RunFolder
-from protofl_common.settings import Settings, to_run_config
-from protofl_common.tensorfile import TensorFileError, read_tensors, write_tensors
+from protofl_common.experiment.settings import Settings, to_run_config
+from protofl_common.runs.folder import SUMMARY, RunFolder
 from server_app.run.console import say
 
 FORMAT = "protofl-checkpoint-3"

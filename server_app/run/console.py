@@ -11,11 +11,11 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from protofl_common.comparison import HEADS, Compared, note_on, table_rows
+from protofl_common.basics.text import in_order
 from protofl_common.config.sections import DataSettings
-from protofl_common.metrics import HIDDEN, cells, human_bytes, human_seconds
-from protofl_common.run_folder import KINDS, TROUBLE, RoundRow, Sites, Summary
-from protofl_common.text import in_order
+from protofl_common.runs.comparison import HEADS, Compared, note_on, table_rows
+from protofl_common.runs.folder import KINDS, TROUBLE, RoundRow, Sites, Summary
+from protofl_common.runs.metrics import HIDDEN, cells, human_bytes, human_seconds
 from protofl_common.wire.records import SiteCard
 
 BARS = " ▁▂▃▄▅▆▇█"

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from protofl_common.config.options import Scalar, SettingsError
-from protofl_common.run_folder import TROUBLE, RoundRow
+from protofl_common.runs.folder import TROUBLE, RoundRow
 
 PROJECT = "protofl"
 Log = Callable[[dict[str, float], int], object]

@@ -32,16 +32,18 @@ from itertools import chain
 from pathlib import Path
 from typing import Literal
 
-from protofl_common.code_version import code_version, commit, machine
-from protofl_common.comparison import compared, counted, sentence
+from protofl_common.basics.code_version import code_version, commit, machine
+from protofl_common.basics.files import sync, write_text
+from protofl_common.basics.tensorfile import write_tensors
+from protofl_common.basics.text import as_file_name, in_order
 from protofl_common.config.options import SettingsError
 from protofl_common.config.python_names import load
 from protofl_common.config.sections import TRACKERS, keys_that_change
-from protofl_common.files import sync, write_text
-from protofl_common.merging import FEWEST
-from protofl_common.metrics import best_of, best_round, has_stalled, over_clients
+from protofl_common.experiment.settings import Settings, to_run_config
+from protofl_common.maths.aggregation import FEWEST
 from protofl_common.privacy.words import protections
-from protofl_common.run_folder import (
+from protofl_common.runs.comparison import compared, counted, sentence
+from protofl_common.runs.folder import (
     KINDS,
     METRICS,
     SITES,
@@ -55,9 +57,7 @@ from protofl_common.run_folder import (
     Seconds,
     Summary,
 )
-from protofl_common.settings import Settings, to_run_config
-from protofl_common.tensorfile import write_tensors
-from protofl_common.text import as_file_name, in_order
+from protofl_common.runs.metrics import best_of, best_round, has_stalled, over_clients
 from protofl_common.wire.records import Report
 from server_app.run.artifacts import Recording
 from server_app.run.checkpoint import Checkpoint

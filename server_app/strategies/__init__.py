@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from protofl_common.catalog import CATALOG, Algorithm, half
-from protofl_common.files import digest
-from protofl_common.text import printable
+from protofl_common.basics.files import digest
+from protofl_common.basics.text import printable
+from protofl_common.experiment.catalog import CATALOG, Algorithm, half
 from server_app.network.membership import Federation, FederationError
 from server_app.strategies.base import ServerStrategy
 

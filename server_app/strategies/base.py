@@ -13,10 +13,10 @@ from typing import Any, Generic, TypeVar, cast
 
 from torch import Tensor
 
-from protofl_common.attributes import pack_attributes, restore_attributes, tensors_of
-from protofl_common.catalog import Hparams
-from protofl_common.merging import merge_prototypes
-from protofl_common.prototypes import Prototypes
+from protofl_common.experiment.catalog import Hparams
+from protofl_common.maths.aggregation import merge_prototypes
+from protofl_common.maths.prototypes import Prototypes
+from protofl_common.runs.attributes import pack_attributes, restore_attributes, tensors_of
 from protofl_common.wire.limits import Template
 from protofl_common.wire.payloads import Payload, StateDict, template_of
 from protofl_common.wire.schema import Declared, Weights

@@ -4,7 +4,7 @@ Other half: `client_app/algorithms/fedavg.py`.
 w ← Σ_i (n_i / Σ n) · w_i over the round's clients, n_i their training samples, bounded by ``max-samples-ratio`` and
 ``max-samples-lead``. Integer buffers (batch-normalisation counters) are averaged and rounded.
 ``merging`` may put a coordinate-wise median or trimmed mean in its place, and ``max-update-ratio`` bound each w_i − w
-(`protofl_common/merging.py`).
+(`protofl_common/maths/aggregation.py`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from protofl_common.merging import clip_updates, merge_weights
+from protofl_common.maths.aggregation import clip_updates, merge_weights
 from protofl_common.models.initial import initial_model
 from protofl_common.models.split import SplitModel
 from protofl_common.wire.payloads import StateDict, part_of

@@ -13,10 +13,10 @@ a round is represented by what it sent last; one that has never been asked has t
 
 from __future__ import annotations
 
-from protofl_common.catalog import FedDistillHparams
-from protofl_common.merging import merge_prototypes
-from protofl_common.prototypes import Prototypes
-from protofl_common.text import in_order
+from protofl_common.basics.text import in_order
+from protofl_common.experiment.catalog import FedDistillHparams
+from protofl_common.maths.aggregation import merge_prototypes
+from protofl_common.maths.prototypes import Prototypes
 from protofl_common.wire.payloads import Payload
 from server_app.network.membership import Federation
 from server_app.strategies.base import ServerStrategy

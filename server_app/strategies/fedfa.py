@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import torch
 
-from protofl_common.catalog import FedFAHparams
+from protofl_common.experiment.catalog import FedFAHparams
 from protofl_common.models.augmentation import Augmentation, fusion_coefficients
 from protofl_common.wire.limits import Template
 from protofl_common.wire.payloads import Payload, StateDict, template_of

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import torch
 
-from protofl_common.catalog import FedKDHparams
-from protofl_common.updates import applied, compressed, expanded
+from protofl_common.experiment.catalog import FedKDHparams
+from protofl_common.maths.low_rank import applied, compressed, expanded
 from protofl_common.wire.payloads import Payload, StateDict
 from server_app.network.membership import Federation
 from server_app.strategies.fedavg import FedAvg

@@ -20,11 +20,11 @@ from dataclasses import replace
 import torch
 from torch.nn.functional import normalize
 
-from protofl_common.catalog import FedNHHparams
+from protofl_common.basics.seeding import derive_seed
+from protofl_common.experiment.catalog import FedNHHparams
+from protofl_common.maths.prototypes import Prototypes
 from protofl_common.models.heads import CosineHead, HiddenHead, class_directions
 from protofl_common.models.split import SplitModel
-from protofl_common.prototypes import Prototypes
-from protofl_common.seeding import derive_seed
 from protofl_common.wire.payloads import Payload
 from server_app.network.membership import Federation, FederationError
 from server_app.strategies.fedavg import FedAvg

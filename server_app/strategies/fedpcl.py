@@ -15,9 +15,9 @@ from __future__ import annotations
 
 import torch
 
-from protofl_common.catalog import FedPCLHparams
-from protofl_common.prototypes import Prototypes
-from protofl_common.text import in_order
+from protofl_common.basics.text import in_order
+from protofl_common.experiment.catalog import FedPCLHparams
+from protofl_common.maths.prototypes import Prototypes
 from protofl_common.wire.payloads import Payload
 from server_app.network.membership import Federation
 from server_app.strategies.base import ServerStrategy

@@ -16,9 +16,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from protofl_common.catalog import FedPLVMHparams
-from protofl_common.clustering import cluster_classes
-from protofl_common.prototypes import Prototypes
+from protofl_common.experiment.catalog import FedPLVMHparams
+from protofl_common.maths.clustering import cluster_classes
+from protofl_common.maths.prototypes import Prototypes
 from server_app.strategies.fedavg import FedAvg
 from server_app.validation.replies import Upload, together
 

@@ -16,9 +16,9 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from protofl_common.catalog import FedSAHparams
-from protofl_common.prototypes import Prototypes
-from protofl_common.seeding import derive_seed
+from protofl_common.basics.seeding import derive_seed
+from protofl_common.experiment.catalog import FedSAHparams
+from protofl_common.maths.prototypes import Prototypes
 from protofl_common.wire.payloads import Payload
 from server_app.network.membership import Federation
 from server_app.strategies.base import ServerStrategy

@@ -25,10 +25,10 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
-from protofl_common.catalog import FedTGPHparams, ServerTrainingHparams
-from protofl_common.losses.margin import largest_distance, largest_nearest_distance, margin_contrast
-from protofl_common.prototypes import Prototypes, class_means
-from protofl_common.seeding import derive_seed
+from protofl_common.basics.seeding import derive_seed
+from protofl_common.experiment.catalog import FedTGPHparams, ServerTrainingHparams
+from protofl_common.maths.losses.margin import largest_distance, largest_nearest_distance, margin_contrast
+from protofl_common.maths.prototypes import Prototypes, class_means
 from server_app.network.membership import Federation
 from server_app.strategies.base import ServerStrategy
 from server_app.training import server_device, train

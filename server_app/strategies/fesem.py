@@ -20,8 +20,8 @@ import numpy as np
 import torch
 from sklearn.cluster import KMeans
 
-from protofl_common.catalog import FeSEMHparams
-from protofl_common.seeding import derive_seed
+from protofl_common.basics.seeding import derive_seed
+from protofl_common.experiment.catalog import FeSEMHparams
 from protofl_common.wire.limits import Template
 from protofl_common.wire.payloads import Payload, StateDict, template_of
 from server_app.network.membership import Federation

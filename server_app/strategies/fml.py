@@ -6,7 +6,7 @@ The private models, and their architectures, are the clients' own affair.
 
 from __future__ import annotations
 
-from protofl_common.catalog import FMLHparams
+from protofl_common.experiment.catalog import FMLHparams
 from server_app.strategies.fedavg import FedAvg
 
 

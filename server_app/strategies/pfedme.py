@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import torch
 
-from protofl_common.catalog import PFedMeHparams
+from protofl_common.experiment.catalog import PFedMeHparams
 from server_app.network.membership import Federation
 from server_app.strategies.fedavg import FedAvg
 from server_app.validation.replies import Upload

@@ -10,7 +10,7 @@ Prototypes (Eq. 3)  ȳ_j = (1 / |φ|) Σ_{i∈φ} ỹ_{i,j}, in the last round o
 
 from __future__ import annotations
 
-from protofl_common.catalog import ProtoFedHparams
+from protofl_common.experiment.catalog import ProtoFedHparams
 from protofl_common.wire.schema import Declared
 from server_app.strategies.fedavg import FedAvg
 from server_app.validation.replies import Upload

@@ -11,8 +11,8 @@ import math
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from protofl_common.merging import FEWEST
-from protofl_common.settings import Settings
+from protofl_common.experiment.settings import Settings
+from protofl_common.maths.aggregation import FEWEST
 from protofl_common.wire.records import SiteCard
 from protofl_common.wire.schema import Vectors
 from server_app.sampling import number_asked

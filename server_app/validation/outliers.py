@@ -9,8 +9,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from protofl_common.merging import FEWEST
-from protofl_common.prototypes import Prototypes
+from protofl_common.maths.aggregation import FEWEST
+from protofl_common.maths.prototypes import Prototypes
 from protofl_common.wire.limits import RefusedMessage
 from protofl_common.wire.payloads import Payload, Value
 from protofl_common.wire.records import Report, SiteCard

@@ -11,16 +11,16 @@ from typing import cast
 from flwr.app import Message
 from torch import Tensor
 
-from protofl_common.insight import Insight
-from protofl_common.merging import FEWEST, without_the_farthest
+from protofl_common.basics.text import printable
+from protofl_common.maths.aggregation import FEWEST, without_the_farthest
+from protofl_common.maths.prototypes import Prototypes
 from protofl_common.privacy.figures import Means
-from protofl_common.prototypes import Prototypes
-from protofl_common.run_folder import Seconds
-from protofl_common.text import printable
+from protofl_common.runs.folder import Seconds
 from protofl_common.wire.limits import Limits, RefusedMessage
 from protofl_common.wire.payloads import Payload, Value, check_size, payload_bytes, unpack_payload
 from protofl_common.wire.records import Report, unpack_report
 from protofl_common.wire.schema import Declared, Vectors
+from protofl_common.wire.statistics import Insight
 from server_app.network.membership import Federation
 from server_app.validation.bounds import Bounds
 from server_app.validation.outliers import check_claims, outliers

@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from protofl_common.config.architectures import architecture_of
-from protofl_common.datasets import ClientData, open_client_data
-from protofl_common.settings import Settings
+from protofl_common.data import ClientData, open_client_data
+from protofl_common.experiment.settings import Settings
 from tests.bench.server_time import loop
 
 HIDDEN = {"1": (), "2": (), "3": (512,), "4": (512,), "5": (1024,), "6": (1024,), "7": (1024, 512), "8": (1024, 512)}

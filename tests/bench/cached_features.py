@@ -22,7 +22,7 @@ import torch
 
 import client_app.site
 from protofl_common.backbones.extract import extract_features
-from protofl_common.settings import flatten
+from protofl_common.experiment.settings import flatten
 from tests.harness import run_config, run_federation
 
 RECIPE = Path(__file__).parents[2] / "configs" / "recipes" / "fedpcl-office10.toml"

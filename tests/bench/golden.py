@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
-from protofl_common.catalog import CATALOG
+from protofl_common.experiment.catalog import CATALOG
 from tests.harness import LONG, run_config, run_federation
 from tests.test_federation import without_times
 

@@ -27,14 +27,14 @@ from torch.nn import functional
 
 from client_app.data import Samples
 from client_app.training import Batch, Loss, LossTerms, Step, make_optimizer, train
-from protofl_common import replay
+from protofl_common.basics import cuda_graph
+from protofl_common.basics.devices import open_device
 from protofl_common.config.architectures import GROUPS
 from protofl_common.config.sections import TrainingSettings
-from protofl_common.devices import open_device
-from protofl_common.losses.alignment import prototype_alignment
+from protofl_common.experiment.settings import Settings, default_run_config
+from protofl_common.maths.losses.alignment import prototype_alignment
 from protofl_common.models.build import build_model
 from protofl_common.models.split import SplitModel
-from protofl_common.settings import Settings, default_run_config
 from protofl_common.wire.payloads import Payload
 from protofl_common.wire.records import Report
 from server_app.validation.replies import Upload
@@ -92,7 +92,7 @@ def ours(model: SplitModel, data: Samples, loss: Loss, settings: TrainingSetting
 def without_graphs():  # type: ignore[no-untyped-def]
     """Step by step."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(replay, "can_replay", lambda device: False)
+        patch.setattr(cuda_graph, "can_replay", lambda device: False)
         yield
 
 

@@ -23,9 +23,9 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from protofl_common.config.architectures import architecture_of
-from protofl_common.datasets import open_client_data
+from protofl_common.data import open_client_data
+from protofl_common.experiment.settings import Settings
 from protofl_common.models.cnn import CNN_PLANS
-from protofl_common.settings import Settings
 from tests.bench.bare import normalised
 from tests.system.processes import ROOT
 

@@ -27,7 +27,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from flwr.supernode.start_client_internal import _init_connection
 
 from client_app.app import app
-from protofl_common.settings import default_run_config
+from protofl_common.experiment.settings import default_run_config
 from tests.system.processes import superlink
 
 ROUNDS = 8

@@ -33,7 +33,7 @@ class Mutant(NamedTuple):
 
 C, S, P = "client_app/algorithms", "server_app/strategies", "protofl_common"
 REFERENCE = "tests/reference"
-SUMS, SECAGG = "tests/protofl_common/test_privacy_sums.py", "tests/test_secagg.py -k"
+SUMS, SECAGG = "tests/protofl_common/privacy/test_privacy_sums.py", "tests/test_secagg.py -k"
 MUTANTS = [
     # differential privacy
     Mutant(
@@ -133,74 +133,74 @@ MUTANTS = [
     # prototypes
     Mutant(
         "class means by sum",
-        f"{P}/prototypes.py",
+        f"{P}/maths/prototypes.py",
         "/ counts_C[labels_P].unsqueeze(1)",
         "",
         f"{REFERENCE}/test_fedproto.py",
     ),
     Mutant(
         "counts do not weigh",
-        f"{P}/merging.py",
+        f"{P}/maths/aggregation.py",
         "weights_P = every.counts.double()",
         "weights_P = torch.ones(len(every), dtype=torch.float64)",
         f"{REFERENCE}/test_fedproto.py",
     ),
     Mutant(
         "an absent class is lost",
-        f"{P}/merging.py",
+        f"{P}/maths/aggregation.py",
         "Prototypes.joined([kept, merged])",
         "merged",
-        "tests/protofl_common/test_prototypes.py",
+        "tests/protofl_common/maths/test_prototypes.py",
     ),
     Mutant(
         "cosine without lengths",
-        f"{P}/prototypes.py",
+        f"{P}/maths/prototypes.py",
         "normalize(features_ND, dim=1), normalize(means, dim=1)",
         "features_ND, means",
-        "tests/protofl_common/test_prototypes.py",
+        "tests/protofl_common/maths/test_prototypes.py",
     ),
     Mutant(
         "FINCH by L2",
-        f"{P}/clustering.py",
+        f"{P}/maths/clustering.py",
         'distance="cosine"',
         'distance="euclidean"',
-        "tests/protofl_common/test_clustering.py",
+        "tests/protofl_common/maths/test_clustering.py",
     ),
     # losses
     Mutant(
         "classes without a prototype count",
-        f"{P}/losses/alignment.py",
+        f"{P}/maths/losses/alignment.py",
         "(apart_B * held_C[labels_B]).sum()",
         "apart_B.sum()",
-        "tests/protofl_common/test_losses.py",
+        "tests/protofl_common/maths/test_losses.py",
     ),
     Mutant(
         "margin subtracted",
-        f"{P}/losses/margin.py",
+        f"{P}/maths/losses/margin.py",
         "distances_PK + margin * own_PK",
         "distances_PK - margin * own_PK",
         f"{REFERENCE}/test_fedtgp.py",
     ),
     Mutant(
         "FedPLVM's denominator without the own class",
-        f"{P}/losses/sparsity.py",
+        f"{P}/maths/losses/sparsity.py",
         "torch.logsumexp(scaled_BG, dim=1) - own_B",
         "torch.logsumexp(scaled_BG.masked_fill(own_BG, -torch.inf), dim=1) - own_B",
-        "tests/protofl_common/losses",
+        "tests/protofl_common/maths/losses",
     ),
     Mutant(
         "FedPCL's A(y) with y",
-        f"{P}/losses/prototype_contrast.py",
+        f"{P}/maths/losses/prototype_contrast.py",
         "if with_own else held_BMC & ~own_B1C",
         "if with_own else held_BMC",
-        "tests/protofl_common/losses",
+        "tests/protofl_common/maths/losses",
     ),
     Mutant(
         "KL the other way round",
-        f"{P}/losses/distillation.py",
+        f"{P}/maths/losses/distillation.py",
         "kl_div(log_softmax(logits_BC, dim=1), targets_BC,",
         "kl_div(targets_BC, log_softmax(logits_BC, dim=1),",
-        "tests/protofl_common/test_distillation.py",
+        "tests/protofl_common/maths/test_distillation.py",
     ),
     # training and evaluation
     Mutant(
@@ -240,17 +240,17 @@ MUTANTS = [
     ),
     Mutant(
         "best round chosen on test data",
-        f"{P}/metrics.py",
+        f"{P}/runs/metrics.py",
         'validated = chosen_on(rows, kind) == "validation"',
         "validated = False",
-        "tests/protofl_common/test_metrics.py tests/tools/tables/test_metrics.py",
+        "tests/protofl_common/runs/test_metrics.py tests/tools/tables/test_metrics.py",
     ),
     Mutant(
         "trained on validation data",
-        f"{P}/datasets/division.py",
+        f"{P}/data/division.py",
         "train=share.train[stay]",
         "train=share.train",
-        "tests/protofl_common/datasets/test_division.py",
+        "tests/protofl_common/data/test_division.py",
     ),
     Mutant(
         "learning rate of the first round in all",
@@ -261,10 +261,10 @@ MUTANTS = [
     ),
     Mutant(
         "worst tenth is the best",
-        f"{P}/metrics.py",
+        f"{P}/runs/metrics.py",
         'reverse=end == "best"',
         'reverse=end == "worst"',
-        "tests/protofl_common/test_metrics.py",
+        "tests/protofl_common/runs/test_metrics.py",
     ),
     # averaging
     Mutant(
@@ -276,7 +276,7 @@ MUTANTS = [
     ),
     Mutant(
         "statistics are not averaged",
-        f"{P}/merging.py",
+        f"{P}/maths/aggregation.py",
         "values = [weights[name] for weights in sets]",
         'values = [weights[name] if "running" not in name else one for weights in sets]',
         f"{REFERENCE}/test_fedavg.py",
@@ -290,7 +290,7 @@ MUTANTS = [
     ),
     Mutant(
         "the trimmed mean drops one end",
-        f"{P}/merging.py",
+        f"{P}/maths/aggregation.py",
         "ordered[dropped : len(ordered) - dropped]",
         "ordered[dropped:]",
         "tests/test_robust_merging.py -k numpy",
@@ -434,7 +434,11 @@ MUTANTS = [
         f"{REFERENCE}/test_fednh.py",
     ),
     Mutant(
-        "FedORGP: γ's sign", f"{P}/losses/orthogonality.py", "+ gamma *", "- gamma *", f"{REFERENCE}/test_fedorgp.py"
+        "FedORGP: γ's sign",
+        f"{P}/maths/losses/orthogonality.py",
+        "+ gamma *",
+        "- gamma *",
+        f"{REFERENCE}/test_fedorgp.py",
     ),
     Mutant(
         "FedSA: anchors follow at once",
@@ -488,7 +492,7 @@ MUTANTS = [
     ),
     Mutant(
         "MPFT rounds the number of clusters down",
-        f"{P}/clustering.py",
+        f"{P}/maths/clustering.py",
         "math.ceil(ratio * len(rows_ND))",
         "int(ratio * len(rows_ND))",
         f"{REFERENCE}/test_mpft.py",

@@ -15,10 +15,10 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from protofl_common.catalog import CATALOG, Algorithm
 from protofl_common.config.options import Scalar, key_of, range_text
 from protofl_common.config.sections import SECTIONS
-from protofl_common.settings import NODE_OVERRIDES, default_run_config
+from protofl_common.experiment.catalog import CATALOG, Algorithm
+from protofl_common.experiment.settings import NODE_OVERRIDES, default_run_config
 from protofl_common.tools.cli import COMMANDS, parser_of
 from protofl_common.tools.cli.list import carries, lists
 from protofl_common.wire.schema import Vectors, Weights

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import torch
 
-from protofl_common.prototypes import Prototypes, margins
+from protofl_common.maths.prototypes import Prototypes, margins
 from tests.report.test_page import row, write, write_prototypes
 
 

@@ -17,9 +17,9 @@ from types import SimpleNamespace
 import torch
 from torch import Tensor, nn
 
-from protofl_common.losses.margin import margin_contrast
-from protofl_common.prototypes import Prototypes
-from protofl_common.settings import Settings, default_run_config
+from protofl_common.experiment.settings import Settings, default_run_config
+from protofl_common.maths.losses.margin import margin_contrast
+from protofl_common.maths.prototypes import Prototypes
 from protofl_common.wire.payloads import Payload
 from protofl_common.wire.records import Report
 from server_app.strategies.fedtgp import FedTGP

@@ -18,8 +18,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from protofl_common.metrics import human_bytes
-from protofl_common.settings import default_run_config
+from protofl_common.experiment.settings import default_run_config
+from protofl_common.runs.metrics import human_bytes
 from protofl_common.tools.tables.plan import Cell, Run, plan
 from protofl_common.tools.tables.spec import read_table
 from tests.harness import run_federation

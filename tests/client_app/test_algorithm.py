@@ -15,7 +15,7 @@ from client_app.algorithms import client_half
 from client_app.algorithms.base import ClientAlgorithm
 from client_app.site import Site
 from client_app.training import FusedStep, Step
-from protofl_common.catalog import CATALOG
+from protofl_common.experiment.catalog import CATALOG
 from protofl_common.wire.payloads import Payload
 from protofl_common.wire.schema import Weights
 from tests.declared import DECLARED

@@ -13,7 +13,7 @@ from client_app.augment import Augment, rotated
 from client_app.data import Samples
 from client_app.training import shuffled_batches
 from protofl_common.config.options import SettingsError
-from protofl_common.settings import Settings, default_run_config
+from protofl_common.experiment.settings import Settings, default_run_config
 from tests.harness import run_config, run_federation
 
 BLACK = torch.tensor([-1.5, -2.0]).view(-1, 1, 1)

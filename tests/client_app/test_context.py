@@ -4,7 +4,7 @@ import math
 import pickle
 
 from client_app.context import CommonSettings
-from protofl_common.settings import default_run_config
+from protofl_common.experiment.settings import default_run_config
 
 
 def test_settings_that_come_from_many_clients_are_kept_once_with_their_types() -> None:

@@ -8,8 +8,8 @@ import numpy as np
 import torch
 
 from client_app.data import Samples, to_device, unlabelled_apart
-from protofl_common.datasets import ClientData
-from protofl_common.datasets.inputs import normalised, statistics
+from protofl_common.data import ClientData
+from protofl_common.data.inputs import normalised, statistics
 
 CPU = torch.device("cpu")
 

@@ -10,9 +10,9 @@ import torch
 
 from client_app.data import Samples
 from client_app.evaluation import Evaluation, evaluate, local_features
+from protofl_common.maths.prototypes import Prototypes, class_means
 from protofl_common.models.build import build_model
 from protofl_common.models.split import SplitModel
-from protofl_common.prototypes import Prototypes, class_means
 from tests.harness import run_config, run_federation
 
 

@@ -12,7 +12,7 @@ from flwr.app import Context, RecordDict
 from client_app.algorithms.fedpcl import FedPCL
 from client_app.site import Site
 from client_app.training import Batch
-from protofl_common.prototypes import Prototypes
+from protofl_common.maths.prototypes import Prototypes
 from protofl_common.wire.payloads import Payload
 from tests.harness import run_config
 

@@ -15,9 +15,9 @@ from client_app.algorithms.base import ClientAlgorithm
 from client_app.few_labels import labelled_loss, training_set
 from client_app.site import Site
 from client_app.training import Batch, LossTerms, train
-from protofl_common.catalog import CATALOG
-from protofl_common.losses.positive_unlabelled import positive_unlabelled_risk
-from protofl_common.prototypes import Prototypes
+from protofl_common.experiment.catalog import CATALOG
+from protofl_common.maths.losses.positive_unlabelled import positive_unlabelled_risk
+from protofl_common.maths.prototypes import Prototypes
 from protofl_common.wire.payloads import Payload
 from tests.harness import run_config, run_federation
 

@@ -11,9 +11,9 @@ import torch
 from torch import nn
 
 from client_app.state import ClientState, StateError, StateFolder
-from protofl_common.attributes import pack_attributes, restore_attributes
-from protofl_common.lineage import Lineage
-from tests.protofl_common.test_tensorfile import flip_a_bit
+from protofl_common.basics.run_history import Lineage
+from protofl_common.runs.attributes import pack_attributes, restore_attributes
+from tests.protofl_common.basics.test_tensorfile import flip_a_bit
 
 CPU = torch.device("cpu")
 FIRST = Lineage(11)
@@ -163,7 +163,7 @@ def full_disk(*args: object, **kwargs: object) -> None:
     raise OSError(errno.ENOSPC, "No space left on device")
 
 
-@pytest.mark.parametrize("where", ["os.replace", "protofl_common.tensorfile.save_file", "os.fsync"])
+@pytest.mark.parametrize("where", ["os.replace", "protofl_common.basics.tensorfile.save_file", "os.fsync"])
 def test_a_full_disk_leaves_the_old_state(where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     states = folder(tmp_path)
     states.save(some_state(2))

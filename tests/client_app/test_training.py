@@ -23,9 +23,9 @@ from client_app.training import (
     train,
 )
 from protofl_common.config.sections import TrainingSettings
+from protofl_common.experiment.settings import Settings, default_run_config
 from protofl_common.models.build import build_model
 from protofl_common.models.split import SplitModel
-from protofl_common.settings import Settings, default_run_config
 
 
 def settings(**changes: object) -> TrainingSettings:

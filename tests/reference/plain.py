@@ -10,10 +10,10 @@ import numpy as np
 import torch
 from safetensors.torch import load_file
 
-from protofl_common.datasets import open_client_data
+from protofl_common.basics.seeding import derive_seed
+from protofl_common.data import open_client_data
+from protofl_common.experiment.settings import Settings
 from protofl_common.models.build import build_model
-from protofl_common.seeding import derive_seed
-from protofl_common.settings import Settings
 
 BATCH, CLIENTS = 10, 3
 State = dict[str, torch.Tensor]

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 from client_app.algorithms.ditto import Ditto
 from client_app.training import ProximalStep
-from protofl_common.settings import Settings
+from protofl_common.experiment.settings import Settings
 from tests.harness import Outcome, run_config, run_federation
 from tests.reference.plain import (
     CLIENTS,

@@ -12,7 +12,7 @@ from flwr.app import Context, MessageType, RecordDict
 from client_app.algorithms.feddistill import FedDistill
 from client_app.site import Site
 from client_app.training import Batch
-from protofl_common.settings import Settings
+from protofl_common.experiment.settings import Settings
 from tests.harness import run_config, run_federation
 from tests.reference.plain import CLIENTS, PlainClient, assert_close, copied, model_left
 

@@ -11,9 +11,9 @@ import torch
 from flwr.app import ArrayRecord, MessageType
 from safetensors.torch import load_file
 
+from protofl_common.basics.seeding import derive_seed
+from protofl_common.experiment.settings import Settings
 from protofl_common.models.generator import build_generator
-from protofl_common.seeding import derive_seed
-from protofl_common.settings import Settings
 from tests.attacks import values_of
 from tests.harness import run_config, run_federation
 from tests.reference.plain import (

@@ -13,9 +13,9 @@ from safetensors.torch import load_file
 from torch import nn
 
 from client_app.algorithms.fedkd import FedKD
+from protofl_common.basics.seeding import derive_seed
 from protofl_common.config.options import SettingsError
-from protofl_common.seeding import derive_seed
-from protofl_common.settings import Settings, default_run_config
+from protofl_common.experiment.settings import Settings, default_run_config
 from tests.attacks import values_of
 from tests.harness import run_config, run_federation
 from tests.reference.plain import (

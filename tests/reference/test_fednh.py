@@ -10,7 +10,7 @@ import torch
 from flwr.app import Message, MessageType
 from safetensors.torch import load_file
 
-from protofl_common.settings import Settings
+from protofl_common.experiment.settings import Settings
 from server_app.network.membership import FederationError
 from tests.harness import Outcome, run_config, run_federation
 from tests.reference.plain import CLIENTS, PlainClient, State, assert_close, averaged, copied, model_left

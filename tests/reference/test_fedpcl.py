@@ -10,10 +10,10 @@ import torch
 from safetensors.torch import load_file
 
 from protofl_common.backbones.extract import extract_features
+from protofl_common.basics.seeding import derive_seed
 from protofl_common.config.backbones import EMBEDDED
+from protofl_common.experiment.settings import Settings
 from protofl_common.models.build import build_model
-from protofl_common.seeding import derive_seed
-from protofl_common.settings import Settings
 from tests.harness import run_config, run_federation
 from tests.reference.plain import CLIENTS, PlainClient
 

@@ -9,7 +9,7 @@ import torch
 from flwr.app import MessageType
 from safetensors.torch import load_file
 
-from protofl_common.settings import Settings
+from protofl_common.experiment.settings import Settings
 from server_app.network.membership import FederationError
 from tests.harness import run_config, run_federation
 from tests.reference.plain import (

@@ -10,7 +10,7 @@ import torch
 from finch import FINCH
 from safetensors.torch import load_file
 
-from protofl_common.settings import Settings
+from protofl_common.experiment.settings import Settings
 from tests.harness import run_config, run_federation
 from tests.reference.plain import CLIENTS, PlainClient, cross_entropy
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from protofl_common.settings import Settings
+from protofl_common.experiment.settings import Settings
 from tests.harness import run_config, run_federation
 from tests.reference.plain import CLIENTS, PlainClient, State, assert_close, averaged, copied, cross_entropy
 

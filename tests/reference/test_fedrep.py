@@ -10,9 +10,9 @@ import torch
 from flwr.app import MessageType
 from safetensors.torch import load_file
 
+from protofl_common.basics.seeding import derive_seed
+from protofl_common.experiment.settings import Settings
 from protofl_common.models.build import build_model
-from protofl_common.seeding import derive_seed
-from protofl_common.settings import Settings
 from protofl_common.wire.payloads import part_of
 from protofl_common.wire.schema import Weights
 from tests.harness import run_config, run_federation

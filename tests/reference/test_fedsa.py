@@ -13,9 +13,9 @@ from flwr.app import MessageType
 from safetensors.torch import load_file
 
 from client_app.algorithms.fedsa import FedSA
-from protofl_common.prototypes import Prototypes
-from protofl_common.seeding import derive_seed
-from protofl_common.settings import Settings
+from protofl_common.basics.seeding import derive_seed
+from protofl_common.experiment.settings import Settings
+from protofl_common.maths.prototypes import Prototypes
 from protofl_common.wire.payloads import Payload
 from tests.harness import run_config, run_federation
 from tests.reference.plain import CLIENTS, PlainClient, assert_close, copied, cross_entropy, model_left

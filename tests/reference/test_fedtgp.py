@@ -8,8 +8,8 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file
 
-from protofl_common.seeding import derive_seed
-from protofl_common.settings import Settings
+from protofl_common.basics.seeding import derive_seed
+from protofl_common.experiment.settings import Settings
 from tests.harness import run_config, run_federation
 from tests.reference.plain import CLIENTS, PlainClient, assert_close, copied, cross_entropy, model_left
 

@@ -12,7 +12,7 @@ import torch
 from flwr.app import MessageType
 from safetensors.torch import load_file
 
-from protofl_common.settings import Settings, default_run_config
+from protofl_common.experiment.settings import Settings, default_run_config
 from protofl_common.wire.payloads import Payload
 from protofl_common.wire.records import Report
 from server_app.strategies.fesem import FeSEM

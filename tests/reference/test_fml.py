@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 from protofl_common.config.options import SettingsError
-from protofl_common.settings import Settings, default_run_config
+from protofl_common.experiment.settings import Settings, default_run_config
 from tests.harness import run_config, run_federation
 from tests.reference.plain import CLIENTS, PlainClient, State, assert_close, averaged, copied, model_left
 

@@ -15,9 +15,9 @@ from safetensors.torch import load_file
 from client_app.algorithms import client_half
 from client_app.site import Site
 from client_app.training import Batch
-from protofl_common.catalog import CATALOG
-from protofl_common.prototypes import Prototypes
-from protofl_common.settings import Settings
+from protofl_common.experiment.catalog import CATALOG
+from protofl_common.experiment.settings import Settings
+from protofl_common.maths.prototypes import Prototypes
 from protofl_common.wire.payloads import Payload
 from tests.harness import run_config, run_federation
 from tests.reference.plain import PlainClient, State, assert_close, averaged, copied, cross_entropy

@@ -10,8 +10,8 @@ import torch
 from flwr.app import MessageType
 from safetensors.torch import load_file
 
+from protofl_common.experiment.settings import Settings
 from protofl_common.models.build import build_model
-from protofl_common.settings import Settings
 from protofl_common.wire.payloads import part_of
 from protofl_common.wire.schema import Weights
 from server_app.network.membership import FederationError

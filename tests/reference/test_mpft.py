@@ -11,9 +11,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from protofl_common.basics.seeding import derive_seed
 from protofl_common.config.options import SettingsError
-from protofl_common.seeding import derive_seed
-from protofl_common.settings import Settings, default_run_config
+from protofl_common.experiment.settings import Settings, default_run_config
 from tests.attacks import values_of
 from tests.harness import Outcome, run_config, run_federation
 from tests.reference.plain import CLIENTS, State, assert_close, copied, cross_entropy, model_left

@@ -10,8 +10,8 @@ from safetensors.torch import load_file
 from torch.func import functional_call
 
 from client_app.algorithms.per_fedavg import MetaStep
-from protofl_common.seeding import derive_seed
-from protofl_common.settings import Settings
+from protofl_common.basics.seeding import derive_seed
+from protofl_common.experiment.settings import Settings
 from tests.harness import run_config, run_federation
 from tests.reference.plain import (
     BATCH,

@@ -10,8 +10,8 @@ import torch
 from safetensors.torch import load_file
 
 from protofl_common.config.sections import ModelSettings
+from protofl_common.experiment.settings import Settings
 from protofl_common.models.initial import initial_model
-from protofl_common.settings import Settings
 from tests.harness import run_config, run_federation
 from tests.reference.plain import (
     CLIENTS,

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from protofl_common.basics.text import in_order
 from protofl_common.config.options import SettingsError
 from protofl_common.report.figures import FIGURES
 from protofl_common.report.page import write_report
-from protofl_common.text import in_order
 from tests.report.pages import Page
 
 HOSTILE = (

@@ -12,8 +12,8 @@ import pytest
 import torch
 from flwr.app import Message, MessageType
 
-from protofl_common.prototypes import MAX_COMPARED, Prototypes, margins
-from protofl_common.tensorfile import read_tensors
+from protofl_common.basics.tensorfile import read_tensors
+from protofl_common.maths.prototypes import MAX_COMPARED, Prototypes, margins
 from server_app.run import artifacts as recording
 from tests.attacks import by
 from tests.harness import Outcome, run_config, run_federation
@@ -104,13 +104,13 @@ def test_who_claims_a_million_partitions_makes_no_work(tmp_path: Path, monkeypat
 
 
 def test_an_empty_cache_on_the_server_gives_no_division(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("protofl_common.datasets.clients.data_if_cached", lambda settings: None)
+    monkeypatch.setattr("protofl_common.data.clients.data_if_cached", lambda settings: None)
     outcome = run_federation(run_config(tmp_path, rounds=1, partition="iid", **SMALL), 2)
     assert not any("train-classes" in facts for facts in sites_of(outcome).values())
 
 
 def test_counts_told_by_clients_take_the_divisions_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("protofl_common.datasets.clients.data_if_cached", lambda settings: None)
+    monkeypatch.setattr("protofl_common.data.clients.data_if_cached", lambda settings: None)
     outcome = run_federation(run_config(tmp_path, rounds=1, partition="iid", insight="summary", **SMALL), 2)
     assert all(sum(facts["train-classes"]) == 30 for facts in sites_of(outcome).values())
 

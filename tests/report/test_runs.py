@@ -13,7 +13,7 @@ from flwr.app import Context, MessageType, RecordDict
 from safetensors.numpy import load_file
 
 from client_app.site import Site
-from protofl_common.metrics import human_bytes
+from protofl_common.runs.metrics import human_bytes
 from tests.attacks import by, scaled, values_of
 from tests.harness import Outcome, run_config, run_federation
 from tests.report.pages import Page

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 
 import torch
 
-from protofl_common.prototypes import Prototypes
-from protofl_common.settings import Settings, default_run_config
+from protofl_common.experiment.settings import Settings, default_run_config
+from protofl_common.maths.prototypes import Prototypes
 from protofl_common.wire.payloads import Payload
 from protofl_common.wire.records import Report
 from server_app.strategies.fedpcl import FedPCL

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import torch
 
-from protofl_common.losses.margin import largest_distance, largest_nearest_distance, margin_contrast
-from protofl_common.prototypes import Prototypes
-from protofl_common.settings import Settings, default_run_config
+from protofl_common.experiment.settings import Settings, default_run_config
+from protofl_common.maths.losses.margin import largest_distance, largest_nearest_distance, margin_contrast
+from protofl_common.maths.prototypes import Prototypes
 from protofl_common.wire.payloads import Payload
 from protofl_common.wire.records import Report
 from server_app.strategies.fedtgp import FedTGP

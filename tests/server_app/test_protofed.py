@@ -9,9 +9,9 @@ import torch
 from flwr.app import MessageType
 from safetensors.torch import load_file
 
-from protofl_common.datasets import open_client_data
+from protofl_common.data import open_client_data
+from protofl_common.experiment.settings import Settings
 from protofl_common.models.build import build_model
-from protofl_common.settings import Settings
 from tests.attacks import values_of
 from tests.harness import run_config, run_federation
 

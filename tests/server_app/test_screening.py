@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from protofl_common.prototypes import Prototypes
+from protofl_common.maths.prototypes import Prototypes
 from protofl_common.wire.limits import RefusedMessage
 from protofl_common.wire.payloads import Payload
 from protofl_common.wire.records import Report, SiteCard

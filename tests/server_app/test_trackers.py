@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from protofl_common.config.options import SettingsError
-from protofl_common.settings import Settings, default_run_config
+from protofl_common.experiment.settings import Settings, default_run_config
 from server_app.run.trackers import Tracker, accuracies, others
 from tests.harness import Outcome, run_config, run_federation
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from protofl_common.catalog import ServerTrainingHparams
+from protofl_common.experiment.catalog import ServerTrainingHparams
 from server_app.training import train
 
 

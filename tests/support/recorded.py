@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from protofl_common import replay
+from protofl_common.basics import cuda_graph
 from tests.support.pretended import tensors_in
 
 LOOKS = {"_local_scalar_dense", "nonzero", "masked_select", "equal", "is_nonzero", "unique_dim", "_unique2", "bincount"}
@@ -59,7 +59,7 @@ def rehearsal() -> Iterator[list[int]]:
     """While this lasts, every device has graphs; the number of operations of each that was recorded."""
     recorded: list[int] = []
 
-    def noted(call: Callable[[], replay.Results]) -> tuple[replay.Results, Callable[[], None]]:
+    def noted(call: Callable[[], cuda_graph.Results]) -> tuple[cuda_graph.Results, Callable[[], None]]:
         with Recording() as recording:
             results = call()
         recorded.append(len(recording.calls))
@@ -70,8 +70,8 @@ def rehearsal() -> Iterator[list[int]]:
         yield
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(replay, "WARM_UP", 1)
-        patch.setattr(replay, "can_replay", lambda device: True)
-        patch.setattr(replay, "own_stream", no_stream)
-        patch.setattr(replay, "record", noted)
+        patch.setattr(cuda_graph, "WARM_UP", 1)
+        patch.setattr(cuda_graph, "can_replay", lambda device: True)
+        patch.setattr(cuda_graph, "own_stream", no_stream)
+        patch.setattr(cuda_graph, "record", noted)
         yield recorded

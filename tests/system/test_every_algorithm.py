@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from protofl_common.catalog import CATALOG
 from protofl_common.config.options import Scalar
-from protofl_common.run_folder import RunFolder, Summary, baseline_folder
+from protofl_common.experiment.catalog import CATALOG
+from protofl_common.runs.folder import RunFolder, Summary, baseline_folder
 from protofl_common.tools.cli.assignments import as_run_config
 from tests.bench.golden import tensors_of
 from tests.system.processes import BIN, Connection, superlink

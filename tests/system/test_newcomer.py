@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from protofl_common.datasets import open_client_data
-from protofl_common.settings import Settings, default_run_config
+from protofl_common.data import open_client_data
+from protofl_common.experiment.settings import Settings, default_run_config
 from tests.system.processes import BIN, ROOT
 from tests.system.test_report_screenshots import CHROMIUM, chromium
 

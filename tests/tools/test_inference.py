@@ -14,12 +14,12 @@ from flwr.app import Context, RecordDict
 from PIL import Image
 
 from client_app.site import Site
-from protofl_common.catalog import CATALOG
-from protofl_common.datasets import DataError
-from protofl_common.datasets.images import read_image
+from protofl_common.basics.tensorfile import read_tensors, write_tensors
+from protofl_common.data import DataError
+from protofl_common.data.images import read_image
+from protofl_common.experiment.catalog import CATALOG
 from protofl_common.models.calibration import class_scores, fit_temperature, unknown_above
-from protofl_common.run_folder import CARD, WEIGHTS
-from protofl_common.tensorfile import read_tensors, write_tensors
+from protofl_common.runs.folder import CARD, WEIGHTS
 from protofl_common.tools.cli import main
 from protofl_common.tools.inference import Prediction, Predictor, TrainedModel
 from tests.harness import RUN_ID, Outcome, run_config, run_federation

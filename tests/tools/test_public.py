@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from hatch_build import AppAsData
-from protofl_common.settings import app_folder
+from protofl_common.experiment.settings import app_folder
 from protofl_common.tools import extending as extend
 from protofl_common.tools import python_api as public
 

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from protofl_common.evaluation_metrics import RECALL
 from protofl_common.report.figures.drawing import (
     COLOURS,
     HEIGHT,
@@ -24,7 +23,8 @@ from protofl_common.report.figures.drawing import (
     some_ticks,
 )
 from protofl_common.report.reading import Floats, Run
-from protofl_common.run_folder import RoundRow
+from protofl_common.runs.evaluation_metrics import RECALL
+from protofl_common.runs.folder import RoundRow
 
 MEANING = {"head": "the classifier", "prototype": "the nearest prototype"}
 MOST_ROWS = 200

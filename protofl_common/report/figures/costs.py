@@ -9,7 +9,7 @@ import numpy as np
 
 from protofl_common.report.figures.drawing import COLOURS, Drawing, canvas, draw, legend_below, plot_lines, round_axis
 from protofl_common.report.reading import Run
-from protofl_common.run_folder import RoundRow
+from protofl_common.runs.folder import RoundRow
 
 PHASES: dict[str, Literal["total", "exchange", "aggregate"]] = {
     "whole round": "total",

@@ -23,7 +23,7 @@ from protofl_common.report.figures.drawing import (
     round_axis,
 )
 from protofl_common.report.reading import Floats, Run
-from protofl_common.run_folder import MarginRow
+from protofl_common.runs.folder import MarginRow
 
 
 def by_class(run: Run) -> list[Drawing]:

@@ -20,7 +20,7 @@ from protofl_common.report.figures.drawing import (
     some_ticks,
 )
 from protofl_common.report.reading import Floats, Run
-from protofl_common.run_folder import RoundRow
+from protofl_common.runs.folder import RoundRow
 
 KEY: Final = "prototypes-of-classes"
 MOST_CLASSES = 40

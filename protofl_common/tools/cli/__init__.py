@@ -14,9 +14,9 @@ import sys
 from importlib import import_module
 from types import FrameType, ModuleType
 
+from protofl_common.basics.text import names_in
 from protofl_common.config.options import SettingsError
 from protofl_common.config.python_names import allow
-from protofl_common.text import names_in
 
 COMMANDS = {
     "run": "one federation, simulated on this machine",
@@ -51,9 +51,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("command", choices=COMMANDS, metavar="COMMAND", help=argparse.SUPPRESS)
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     chosen = parser.parse_args(arguments)
-    from protofl_common.datasets.raw import DataError  # half a second that --help does not need
-    from protofl_common.settings import app_folder
-    from protofl_common.tensorfile import TensorFileError
+    from protofl_common.basics.tensorfile import TensorFileError
+    from protofl_common.data.raw import DataError  # half a second that --help does not need
+    from protofl_common.experiment.settings import app_folder
 
     sys.path.append(str(app_folder()))  # methods of other packages import client_app, which no wheel installs
     for kind in (signal.SIGTERM, signal.SIGHUP):

@@ -11,10 +11,10 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import get_type_hints
 
-from protofl_common.catalog import CATALOG
 from protofl_common.config.options import Scalar, SettingsError, key_of
 from protofl_common.config.sections import SECTIONS
-from protofl_common.permissions import allow_named
+from protofl_common.experiment.catalog import CATALOG
+from protofl_common.experiment.permissions import allow_named
 
 
 def add_allow_python(parser: argparse.ArgumentParser, source: str) -> None:

@@ -14,12 +14,12 @@ from importlib.metadata import version
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 
-from protofl_common.code_version import code_version
+from protofl_common.basics.code_version import code_version
 from protofl_common.config.options import Scalar, SettingsError
 from protofl_common.config.sections import DataSettings
-from protofl_common.datasets import DataError
-from protofl_common.datasets.store import data_key
-from protofl_common.settings import SITE_FOLDERS, Settings, to_run_config
+from protofl_common.data import DataError
+from protofl_common.data.store import data_key
+from protofl_common.experiment.settings import SITE_FOLDERS, Settings, to_run_config
 
 CONNECTING = 10.0
 """Seconds for the first machine to answer at all."""

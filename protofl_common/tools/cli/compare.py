@@ -19,11 +19,11 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from protofl_common.basics.files import replacing, write_text
 from protofl_common.config.options import SettingsError
 from protofl_common.config.sections import keys_that_change
-from protofl_common.files import replacing, write_text
-from protofl_common.metrics import best_text, cells, human_bytes, human_seconds
-from protofl_common.run_folder import RunFolder, Summary
+from protofl_common.runs.folder import RunFolder, Summary
+from protofl_common.runs.metrics import best_text, cells, human_bytes, human_seconds
 from protofl_common.tools.cli.as_json import add_json, print_json
 from protofl_common.tools.cli.recipes import run_named
 from protofl_common.tools.cli.screen import plain

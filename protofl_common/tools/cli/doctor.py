@@ -29,9 +29,9 @@ from pathlib import Path
 from packaging.requirements import Requirement
 
 from protofl_common.config.options import Scalar, SettingsError
-from protofl_common.datasets import DataError, check_data_settings
-from protofl_common.datasets.store import cache_root
-from protofl_common.settings import Settings, app_folder, baselines_of, default_run_config
+from protofl_common.data import DataError, check_data_settings
+from protofl_common.data.store import cache_root
+from protofl_common.experiment.settings import Settings, app_folder, baselines_of, default_run_config
 from protofl_common.tools.cli.as_json import add_json, print_json
 from protofl_common.tools.cli.assignments import add_allow_python, read_assignments
 from protofl_common.tools.cli.recipes import DEFAULT_FEDERATION, read_recipe

@@ -13,11 +13,11 @@ import argparse
 import math
 from pathlib import Path
 
+from protofl_common.basics.files import write_text
+from protofl_common.basics.text import in_order, numbered
 from protofl_common.config.options import SettingsError
 from protofl_common.config.python_names import is_python_name, module_of
-from protofl_common.files import write_text
-from protofl_common.run_folder import BEST, CARD, WEIGHTS, RunFolder
-from protofl_common.text import in_order, numbered
+from protofl_common.runs.folder import BEST, CARD, WEIGHTS, RunFolder
 from protofl_common.tools import UNKNOWN_SHARE
 from protofl_common.tools.cli.assignments import add_allow_python
 from protofl_common.tools.cli.recipes import run_named

@@ -13,11 +13,11 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from protofl_common.catalog import CATALOG, Algorithm
 from protofl_common.config.architectures import ARCHITECTURES, GROUPS
 from protofl_common.config.backbones import EMBEDDED, OTHERS
 from protofl_common.config.datasets import DATASETS, PARTITIONS
-from protofl_common.plugins import installed
+from protofl_common.experiment.catalog import CATALOG, Algorithm
+from protofl_common.experiment.plugins import installed
 from protofl_common.tools.cli.as_json import add_json, print_json
 from protofl_common.wire.schema import Declared, Entry, Update, Vectors, VectorSets, Weights
 

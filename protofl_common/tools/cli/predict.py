@@ -131,7 +131,7 @@ def _one_line(text: str) -> str:
 
 def _files(given: list[Path]) -> list[Path]:
     """The files, and those in the folders."""
-    from protofl_common.datasets.images import image_files
+    from protofl_common.data.images import image_files
 
     files: list[Path] = []
     for path in given:

@@ -16,12 +16,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from protofl_common.basics.text import in_order
 from protofl_common.config.options import SettingsError
-from protofl_common.datasets import DataError
-from protofl_common.datasets.division import client_share, placed
-from protofl_common.datasets.store import open_data
-from protofl_common.settings import Settings, default_run_config
-from protofl_common.text import in_order
+from protofl_common.data import DataError
+from protofl_common.data.division import client_share, placed
+from protofl_common.data.store import open_data
+from protofl_common.experiment.settings import Settings, default_run_config
 from protofl_common.tools.cli.as_json import add_json, print_json
 from protofl_common.tools.cli.assignments import add_allow_python
 from protofl_common.tools.cli.export import models_in

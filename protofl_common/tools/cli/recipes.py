@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from protofl_common.config.options import Scalar, SettingsError
-from protofl_common.settings import app_folder, flatten
+from protofl_common.experiment.settings import app_folder, flatten
 from protofl_common.tools.cli.assignments import typed
 
 ROOT = app_folder()

@@ -23,12 +23,12 @@ from rich.console import Console
 from protofl_common.config.datasets import is_own
 from protofl_common.config.options import Scalar, SettingsError
 from protofl_common.config.sections import DataSettings
-from protofl_common.datasets import check_data_settings
-from protofl_common.datasets.sources import source_of
-from protofl_common.datasets.store import open_data
-from protofl_common.permissions import check_named
-from protofl_common.run_folder import RunFolder
-from protofl_common.settings import Settings, baselines_of, default_run_config
+from protofl_common.data import check_data_settings
+from protofl_common.data.sources import source_of
+from protofl_common.data.store import open_data
+from protofl_common.experiment.permissions import check_named
+from protofl_common.experiment.settings import Settings, baselines_of, default_run_config
+from protofl_common.runs.folder import RunFolder
 from protofl_common.tools.cli.as_json import add_json, print_json
 from protofl_common.tools.cli.assignments import add_allow_python, as_run_config, read_assignments
 from protofl_common.tools.cli.cluster import absolute_folders, check_cluster

@@ -15,7 +15,7 @@ from rich.panel import Panel
 from rich.status import Status
 from rich.text import Text
 
-from protofl_common.text import printable
+from protofl_common.basics.text import printable
 
 NOISE = re.compile(
     r"\s*(\x1b\[\d+m)?(INFO|WARNING|DEBUG)\b|\s*(\x1b\[\d+m)?\((raylet|(\w+ )?pid=)|\t|.*(FutureWarning|warnings\.warn)"

@@ -13,9 +13,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from protofl_common.basics.files import write_text
+from protofl_common.basics.text import in_order, printable
 from protofl_common.config.options import SettingsError
-from protofl_common.files import write_text
-from protofl_common.text import in_order, printable
 from protofl_common.tools.known_runs import KnownRun, KnownSite, runs_in
 
 if TYPE_CHECKING:

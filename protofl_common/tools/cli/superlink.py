@@ -24,9 +24,9 @@ from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
-from protofl_common.code_version import COMMIT, commit
+from protofl_common.basics.code_version import COMMIT, commit
+from protofl_common.basics.text import printable
 from protofl_common.config.options import SettingsError
-from protofl_common.text import printable
 from protofl_common.tools.app_files import copy_app
 from protofl_common.tools.cli.recipes import ROOT
 

@@ -29,8 +29,8 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from protofl_common.basics.files import write_text
 from protofl_common.config.options import Scalar, SettingsError
-from protofl_common.files import write_text
 from protofl_common.tools.cli.as_json import add_json, print_json
 from protofl_common.tools.cli.assignments import add_allow_python, read_assignments
 from protofl_common.tools.cli.flower import get_ready, is_local

@@ -6,11 +6,11 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from protofl_common.catalog import CATALOG
 from protofl_common.config.sections import keys_that_change
+from protofl_common.experiment.catalog import CATALOG
+from protofl_common.experiment.settings import default_run_config
 from protofl_common.models.trained import ModelCard, TrainedModel
-from protofl_common.run_folder import Summary
-from protofl_common.settings import default_run_config
+from protofl_common.runs.folder import Summary
 
 NAME = "README.md"
 TOLD = ("format", "algorithm", "dataset", "partition", "clients", "accuracy-of-clients", "versions", "settings")

@@ -13,16 +13,16 @@ import torch
 from torch import Tensor
 
 from protofl_common.backbones.extract import extract_features
+from protofl_common.basics.text import names_in
 from protofl_common.config.backbones import is_allowed
 from protofl_common.config.options import SettingsError
 from protofl_common.config.python_names import allowing
-from protofl_common.datasets.inputs import normalised
-from protofl_common.datasets.raw import DataError, Inputs
+from protofl_common.data.inputs import normalised
+from protofl_common.data.raw import DataError, Inputs
+from protofl_common.maths.prototypes import distances
 from protofl_common.models.calibration import class_scores, unknown_above
 from protofl_common.models.trained import TrainedModel
-from protofl_common.prototypes import distances
-from protofl_common.run_folder import CARD, KINDS, WEIGHTS
-from protofl_common.text import names_in
+from protofl_common.runs.folder import CARD, KINDS, WEIGHTS
 from protofl_common.tools import UNKNOWN_SHARE
 
 

@@ -22,13 +22,13 @@ from flwr.common.constant import TIMESTAMP_TOLERANCE
 from flwr.supercore.task_identity import TaskIdentity
 from flwr.supercore.utils import get_flwr_home
 
-from protofl_common.catalog import CATALOG
-from protofl_common.code_version import code_version
+from protofl_common.basics.code_version import code_version
+from protofl_common.basics.devices import open_device
+from protofl_common.basics.text import names_in
 from protofl_common.config.options import Scalar, SettingsError
-from protofl_common.devices import open_device
-from protofl_common.permissions import DEMANDS, LIMITS, allowed_by
-from protofl_common.settings import app_folder, default_run_config, digest_of
-from protofl_common.text import names_in
+from protofl_common.experiment.catalog import CATALOG
+from protofl_common.experiment.permissions import DEMANDS, LIMITS, allowed_by
+from protofl_common.experiment.settings import app_folder, default_run_config, digest_of
 from protofl_common.tools.site.node import node_config, site_folders, site_settings, supernode_options
 from protofl_common.tools.superlink_tls import shown_by
 from protofl_common.wire.records import pack_settings, unpack_site_card

@@ -20,7 +20,7 @@ from flwr.supercore.superexec import run_superexec
 from flwr.supercore.superexec.executor import ExecutionSpec, LaunchResult
 from flwr.supercore.superexec.executor.subprocess_executor import SubprocessExecutor
 
-from protofl_common.settings import app_folder
+from protofl_common.experiment.settings import app_folder
 
 CLIENT_PROCESS = Path(__file__).with_name("client_process.py")
 

@@ -10,12 +10,19 @@ from pathlib import Path
 from click import ClickException
 from flwr.common.config import parse_config_args
 
-from protofl_common.catalog import CATALOG
+from protofl_common.basics.text import names_in
 from protofl_common.config.options import Scalar, SettingsError, unknown_keys
-from protofl_common.datasets.store import cache_root
-from protofl_common.permissions import LIMITED, allowed_by, has_own_data, required_dp
-from protofl_common.settings import NODE_KEYS, SITE_FOLDERS, WITH_SECAGG, Settings, default_run_config, is_site
-from protofl_common.text import names_in
+from protofl_common.data.store import cache_root
+from protofl_common.experiment.catalog import CATALOG
+from protofl_common.experiment.permissions import LIMITED, allowed_by, has_own_data, required_dp
+from protofl_common.experiment.settings import (
+    NODE_KEYS,
+    SITE_FOLDERS,
+    WITH_SECAGG,
+    Settings,
+    default_run_config,
+    is_site,
+)
 
 
 def supernode_options(words: list[str]) -> argparse.Namespace:

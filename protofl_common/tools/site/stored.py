@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
+from protofl_common.basics.files import remove, replacing
+from protofl_common.basics.text import in_order, numbered
 from protofl_common.config.options import Scalar, SettingsError
-from protofl_common.files import remove, replacing
-from protofl_common.permissions import DELTA, required_dp
-from protofl_common.text import in_order, numbered
+from protofl_common.experiment.permissions import DELTA, required_dp
 from protofl_common.tools.site.node import site_folders
 
 CACHES = "caches/"

@@ -15,7 +15,7 @@ from flwr.supernode import start_client_internal
 from flwr.supernode.cli.flower_supernode import flower_supernode
 
 from protofl_common.config.options import Scalar
-from protofl_common.settings import default_run_config
+from protofl_common.experiment.settings import default_run_config
 
 HASTE = 0.1
 """Part of Flower's own pause before it looks again, and of the time it has waited, that a pause takes."""

@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from protofl_common.config.options import Scalar
-from protofl_common.run_folder import SUMMARY
-from protofl_common.settings import default_run_config
+from protofl_common.experiment.settings import default_run_config
+from protofl_common.runs.folder import SUMMARY
 from protofl_common.tools.cli.assignments import as_run_config
 from protofl_common.tools.cli.flower import flwr_run, follow, here, is_local
 from protofl_common.tools.cli.superlink import SuperLink

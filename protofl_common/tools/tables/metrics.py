@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from protofl_common.config.options import SettingsError
-from protofl_common.metrics import best_evaluation, chosen_on, mean_of_part, of_all_sites
-from protofl_common.run_folder import KINDS, ClientRow, RoundRow, RunFolder
+from protofl_common.runs.folder import KINDS, ClientRow, RoundRow, RunFolder
+from protofl_common.runs.metrics import best_evaluation, chosen_on, mean_of_part, of_all_sites
 
 COUNTS = ("prototypes-sent", "prototypes-received", "numbers")
 LEGAL = {

@@ -11,14 +11,14 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePath
 from typing import Any
 
+from protofl_common.basics.files import digest
+from protofl_common.basics.text import as_file_name
 from protofl_common.config.options import Scalar, SettingsError
 from protofl_common.config.sections import keys_that_change
-from protofl_common.datasets import DataError, check_data_settings
-from protofl_common.files import digest
-from protofl_common.permissions import check_named
-from protofl_common.run_folder import RunFolder
-from protofl_common.settings import Settings, default_run_config, to_run_config
-from protofl_common.text import as_file_name
+from protofl_common.data import DataError, check_data_settings
+from protofl_common.experiment.permissions import check_named
+from protofl_common.experiment.settings import Settings, default_run_config, to_run_config
+from protofl_common.runs.folder import RunFolder
 from protofl_common.tools.cli.recipes import read_recipe
 from protofl_common.tools.cli.run import check_data_are_here
 from protofl_common.tools.tables.metrics import Figure

@@ -15,10 +15,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any, TypedDict
 
+from protofl_common.basics.files import digest, write_text
 from protofl_common.config.options import Scalar, SettingsError, keys_of
 from protofl_common.config.sections import DataSettings
-from protofl_common.files import digest, write_text
-from protofl_common.settings import to_run_config
+from protofl_common.experiment.settings import to_run_config
 from protofl_common.tools.cli.assignments import declared_types
 from protofl_common.tools.tables.execute import Runs
 from protofl_common.tools.tables.metrics import COUNTS

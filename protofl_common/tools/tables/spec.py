@@ -35,7 +35,7 @@ from typing import Any
 import yaml
 
 from protofl_common.config.options import Scalar, SettingsError, unknown_keys
-from protofl_common.settings import known_keys
+from protofl_common.experiment.settings import known_keys
 
 COLUMN_KEYS = ("recipe", "settings", "figure", "clients", "search")
 ROW_KEYS = (*COLUMN_KEYS, "paper", "minus", "grid")

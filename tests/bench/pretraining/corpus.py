@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from protofl_common.datasets.raw import Images, Ints
+from protofl_common.data.raw import Images, Ints
 
 SIDE = 64
 """Pixels a side."""

@@ -22,7 +22,7 @@ from protofl_common.backbones.load import WEIGHTS
 from protofl_common.backbones.network import WIDTH, SmallResNet
 from protofl_common.backbones.weightfile import StoredWeights
 from protofl_common.config.backbones import EMBEDDED
-from protofl_common.datasets.inputs import channel_statistics
+from protofl_common.data.inputs import channel_statistics
 from tests.bench.pretraining.augment import augmented
 from tests.bench.pretraining.corpus import Corpus, drawn
 from tests.bench.pretraining.weights import write_weights

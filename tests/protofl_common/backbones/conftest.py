@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import pytest
 
 from protofl_common.backbones import cache
-from protofl_common.datasets.raw import RawData
-from protofl_common.datasets.sources import SOURCES
-from protofl_common.settings import Settings, default_run_config
+from protofl_common.data.raw import RawData
+from protofl_common.data.sources import SOURCES
+from protofl_common.experiment.settings import Settings, default_run_config
 
 NAMES = ("glyphs", "fractals", "scenes")
 

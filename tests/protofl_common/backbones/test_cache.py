@@ -12,7 +12,7 @@ from protofl_common.backbones import cache
 from protofl_common.backbones.cache import cached_features
 from protofl_common.backbones.extract import extract_features
 from protofl_common.backbones.network import Backbone
-from protofl_common.datasets.raw import DataError, Images
+from protofl_common.data.raw import DataError, Images
 
 CPU = torch.device("cpu")
 NAMES = ("glyphs", "scenes")

@@ -12,7 +12,7 @@ from protofl_common.backbones.load import load_backbone, small_backbone
 from protofl_common.backbones.network import SmallResNet
 from protofl_common.backbones.weightfile import StoredWeights
 from protofl_common.config.options import SettingsError
-from protofl_common.datasets.raw import Images, RawData
+from protofl_common.data.raw import Images, RawData
 from tests.protofl_common.backbones.conftest import NAMES
 
 CPU = torch.device("cpu")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from protofl_common.catalog import CATALOG
+from protofl_common.experiment.catalog import CATALOG
 from protofl_common.models.generator import Generator, build_generator
 from protofl_common.models.heads import build_head
 

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from protofl_common.datasets.raw import DataError
+from protofl_common.data.raw import DataError
+from protofl_common.maths.prototypes import Prototypes
 from protofl_common.privacy import release
 from protofl_common.privacy.release import (
     fresh_draw,
@@ -17,7 +18,6 @@ from protofl_common.privacy.release import (
     private_counts,
     private_hits,
 )
-from protofl_common.prototypes import Prototypes
 
 CLUSTERS = Prototypes(
     torch.tensor([[1.0], [4.0], [6.0], [9.0], [2.0], [8.0]]),

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protofl_common.config.options import Scalar, SettingsError
-from protofl_common.settings import Settings, default_run_config, known_keys
+from protofl_common.experiment.settings import Settings, default_run_config, known_keys
 from protofl_common.tools.cli.assignments import as_run_config, declared_types, read_assignments
 
 TEXTS = st.text(st.characters(min_codepoint=32, max_codepoint=0x2FF, exclude_characters="'"), max_size=12).filter(

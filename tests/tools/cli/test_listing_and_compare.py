@@ -9,10 +9,10 @@ from unittest import mock
 
 import pytest
 
-from protofl_common.catalog import CATALOG
 from protofl_common.config.architectures import ARCHITECTURES, GROUPS
 from protofl_common.config.backbones import EMBEDDED
 from protofl_common.config.datasets import DATASETS, PARTITIONS
+from protofl_common.experiment.catalog import CATALOG
 from protofl_common.tools.cli import main
 from protofl_common.wire.schema import Exchange, Weights
 from tests.tools.fakes import write_run

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from protofl_common.run_folder import CARD
+from protofl_common.runs.folder import CARD
 from protofl_common.tools import reading
 from protofl_common.tools.cli import main
 from protofl_common.tools.inference import Predictor

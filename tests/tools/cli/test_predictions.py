@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from protofl_common.datasets import open_client_data
-from protofl_common.settings import Settings
+from protofl_common.data import open_client_data
+from protofl_common.experiment.settings import Settings
 from protofl_common.tools.cli import main
 from tests.harness import run_config, run_federation
 from tests.tools.fakes import write_run

@@ -41,7 +41,7 @@ seed = -1: must be a number at least 0
 \x1b[91mERROR \x1b[0m:     ServerApp raised an exception
 Traceback (most recent call last):
   File "app.py", line 40, in main
-protofl_common.datasets.raw.DataError: dataset = 'mnist'
+protofl_common.data.raw.DataError: dataset = 'mnist'
 """.splitlines()
 
 

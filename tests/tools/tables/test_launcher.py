@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from protofl_common.settings import Settings, default_run_config
+from protofl_common.experiment.settings import Settings, default_run_config
 from protofl_common.tools.cli.flower import Ended
 from protofl_common.tools.tables import execute
 from protofl_common.tools.tables.plan import Run

@@ -20,8 +20,8 @@ from torch.nn.functional import cosine_similarity, cross_entropy
 from client_app.algorithms.fedavg import FedAvg
 from client_app.site import Site
 from client_app.training import Batch, LossTerms
-from protofl_common.catalog import Algorithm, Hparams
 from protofl_common.config.options import option
+from protofl_common.experiment.catalog import Algorithm, Hparams
 from protofl_common.wire.payloads import Payload
 from protofl_common.wire.schema import Exchange, Weights
 

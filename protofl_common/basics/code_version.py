@@ -1,0 +1,51 @@
+"""Which code runs, and on what."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import subprocess
+from functools import cache
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+COMMIT = "PROTOFL_COMMIT"
+
+
+@cache
+def code_version() -> str:
+    """The first 8 digits of a SHA-256 over the code that an app's bundle carries, as it stands on this machine."""
+    digest = hashlib.sha256()
+    for package in ("client_app", "protofl_common", "server_app"):
+        for file in sorted((ROOT / package).rglob("*.py")):
+            if "tools" not in file.relative_to(ROOT).parts:
+                digest.update(file.read_bytes())
+    return digest.hexdigest()[:8]
+
+
+@cache
+def commit() -> str:
+    """Git's short name of the commit, with ``-dirty`` where files differ from it; "none" outside of a repository.
+
+    Flower runs a copy of the code, which is no repository: ``protofl`` puts the commit into its environment.
+    """
+    if given := os.environ.get(COMMIT):
+        return given
+    command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--exclude=*"]
+    try:
+        found = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return "none"
+    return found.stdout.strip() if found.returncode == 0 and (ROOT / ".git").exists() else "none"
+
+
+def machine() -> str:
+    """``"Linux x86_64, 2 CPUs, 24 GB"`` and the GPU, where PyTorch sees one."""
+    import torch
+
+    gigabytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9
+    gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+    return ", ".join(
+        [f"{platform.system()} {platform.machine()}", f"{os.cpu_count()} CPUs", f"{gigabytes:.0f} GB", *gpus]
+    )

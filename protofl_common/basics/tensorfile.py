@@ -1,0 +1,79 @@
+"""Tensors in a file that is written whole or not at all, and an optimizer as tensors.
+
+A checksum stands among the facts of a file: a disk that changes a bit of it is noticed when it is read.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from protofl_common.basics.files import replacing
+
+CHECKSUM = "checksum"
+
+
+class TensorFileError(RuntimeError):
+    """A file could not be read or written; the message says which and why."""
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, str]) -> None:
+    """Replace ``path`` in one step; TensorFileError leaves it as it was."""
+    try:
+        with replacing(path, private=True) as beside:
+            whole = {name: value.contiguous() for name, value in tensors.items()}
+            save_file(whole, beside, metadata={**facts, CHECKSUM: checksum(whole, facts)})
+    except (OSError, SafetensorError) as error:
+        size = sum(value.numel() * value.element_size() for value in tensors.values())
+        raise TensorFileError(f"{path} could not be written, {size / 1e6:.1f} MB: {error}") from error
+
+
+def read_tensors(path: Path, device: torch.device) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """The tensors of a file and the facts beside them; TensorFileError if it is damaged or missing.
+
+    A file without a checksum is of an older version, or of somebody else, and is taken as it is.
+    """
+    try:
+        with safe_open(path, framework="pt") as file:
+            tensors, facts = {name: file.get_tensor(name) for name in file.keys()}, dict(file.metadata() or {})  # noqa: SIM118
+    except (OSError, SafetensorError) as error:
+        raise TensorFileError(f"{path} cannot be read ({error})") from error
+    said = facts.pop(CHECKSUM, None)
+    if said is not None and said != checksum(tensors, facts):
+        raise TensorFileError(f"{path} is damaged: its content does not have its checksum")
+    return {name: value.to(device) for name, value in tensors.items()}, facts
+
+
+def checksum(tensors: Mapping[str, Tensor], facts: Mapping[str, str]) -> str:
+    """SHA-256 of names, types, shapes and bytes of the tensors, and of the facts, in hexadecimal digits."""
+    digest = hashlib.sha256(json.dumps(sorted(facts.items())).encode())
+    for name, value in sorted(tensors.items()):
+        digest.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
+        digest.update(value.cpu().flatten().view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def flatten_optimizer(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """The optimizer's tensors as ``<parameter index>.<name>``."""
+    return {
+        f"{index}.{name}": torch.as_tensor(value)
+        for index, entry in optimizer.state_dict()["state"].items()
+        for name, value in entry.items()
+        if value is not None
+    }
+
+
+def restore_optimizer(optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor]) -> None:
+    """The inverse of :func:`flatten_optimizer`, for an optimizer over the same parameters."""
+    state: dict[int, dict[str, Tensor]] = {}
+    for key, value in tensors.items():
+        index, _, name = key.partition(".")
+        state.setdefault(int(index), {})[name] = value
+    optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})

@@ -1,0 +1,7 @@
+"""Data sets, their division among clients, and the cache of both (`open_client_data` is the way in)."""
+
+from protofl_common.data.clients import UNLABELLED, ClientData, open_client_data
+from protofl_common.data.raw import DataError
+from protofl_common.data.sources import check_data_settings
+
+__all__ = ["UNLABELLED", "ClientData", "DataError", "check_data_settings", "open_client_data"]

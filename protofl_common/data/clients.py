@@ -1,0 +1,146 @@
+"""A client's own data, for the rest of the project."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from protofl_common.basics.seeding import derive_seed
+from protofl_common.config.sections import DataSettings
+from protofl_common.data.division import client_share, placed
+from protofl_common.data.inputs import StoredRows, too_large
+from protofl_common.data.raw import Inputs, Ints
+from protofl_common.data.shares import Generator, by_class
+from protofl_common.data.sources import check_data_settings
+from protofl_common.data.store import StoredData, data_if_cached, open_data
+
+UNLABELLED = -1
+"""The label of a training sample whose label the client does not know."""
+
+
+@dataclass(frozen=True)
+class ClientData:
+    """The samples of one client; the arrays are read-only where they are views into the cache of the data set.
+
+    Inputs are as `RawData.inputs`: images, numbers or tokens [n, …]; no sample is in two parts, and for validation
+    there may be none. Inputs that would take much of the memory stay on the disk (`StoredRows`). Labels are int64 [n],
+    indices into ``classes``; with ``positive-rate`` below 1, -1 for the unlabelled training samples.
+    """
+
+    train_inputs: Inputs
+    train_labels: Ints
+    test_inputs: Inputs
+    test_labels: Ints
+    validation_inputs: Inputs
+    validation_labels: Ints
+    classes: tuple[str, ...]
+    """Class names of the whole data set, of which the client may have a few only."""
+    domain: str
+    """The client's domain; "" when the data have none, or when the client's samples are of several."""
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    """Per channel, of the images scaled to [0, 1], over the whole data set (a constant channel has std 1), like the
+    mean. Of numbers per channel or feature, without an official test part; () for tokens."""
+    found: int
+    """Number of samples that the client's share was taken from: those of the data set, or of the domain it names."""
+
+
+def open_client_data(
+    settings: DataSettings, *, seed: int, partition: int, num_partitions: int, domain: str = ""
+) -> ClientData:
+    """The data of client ``partition`` of ``num_partitions``; the same arguments give the same samples.
+
+    ``domain`` comes from the client's own configuration. With the partitions ``own``, ``feature-shift`` and
+    ``feature-label-shift`` the client then gets that domain as if it were its only client, whatever its partition id.
+    The first call on a machine decodes the data set into the cache; later ones take milliseconds.
+
+    Raises
+    ------
+    DataError
+        When the data cannot be read or divided as asked.
+    """
+    check_data_settings(settings)
+    data = open_data(settings)
+    client, clients = placed(settings, partition, num_partitions, domain)
+    share = client_share(data, settings, seed=seed, client=client, clients=clients, domain=domain)
+    hiding = np.random.default_rng(derive_seed(seed, "labelled", client, domain))
+    return ClientData(
+        train_inputs=_rows(data.inputs, share.train),
+        train_labels=hide_labels(_rows(data.labels, share.train), settings.positive_rate, hiding),
+        test_inputs=_rows(data.inputs, share.test),
+        test_labels=_rows(data.labels, share.test),
+        validation_inputs=_rows(data.inputs, share.validation),
+        validation_labels=_rows(data.labels, share.validation),
+        classes=data.classes,
+        domain=_domain_of(data, share.train),
+        mean=data.mean,
+        std=data.std,
+        found=int((data.domains == data.domain_names.index(domain)).sum()) if domain else len(data.labels),
+    )
+
+
+@dataclass(frozen=True)
+class ShareCounts:
+    """One client's share: number of samples of each class, int64 [C], and its domain, "" for none or several."""
+
+    train: Ints
+    test: Ints
+    domain: str
+
+
+def counts_of_shares(
+    settings: DataSettings, *, seed: int, chosen: Iterable[int], clients: int
+) -> dict[int, ShareCounts]:
+    """The shares of the ``chosen`` ones of ``clients`` clients; training samples count, labelled or not.
+
+    The settings alone determine the division, so every machine that has the data set can see it: no client sends
+    anything. {} where the cache of this machine does not have the data set, or nothing is divided (partition ``own``).
+
+    Raises
+    ------
+    DataError
+        When the data are missing, or cannot be divided like this.
+    """
+    data = data_if_cached(settings) if settings.partition != "own" else None
+    if data is None:
+        return {}
+    labels, classes, counts = np.asarray(data.labels), len(data.classes), {}
+    for client in chosen:
+        share = client_share(data, settings, seed=seed, client=client, clients=clients)
+        train, test = (np.bincount(labels[rows], minlength=classes) for rows in (share.train, share.test))
+        counts[client] = ShareCounts(train, test, _domain_of(data, share.train))
+    return counts
+
+
+def hide_labels(labels: Ints, rate: float, rng: Generator) -> Ints:
+    """``labels`` int64 [n] with those of a random ``rate`` of every class, at least one; others: `UNLABELLED`.
+
+    The same generator state hides nested sets: a sample labelled at a rate is labelled at every larger one.
+    """
+    if rate >= 1:
+        return labels
+    hidden = np.full_like(labels, UNLABELLED)
+    for positions in by_class(labels, rng):
+        labelled = positions[: max(1, round(rate * len(positions)))]
+        hidden[labelled] = labels[labelled]
+    return hidden
+
+
+def _rows(array: NDArray[Any], rows: Ints) -> NDArray[Any]:
+    """These rows: copied, or, where they follow one another, as a view that all clients of the machine share."""
+    if array.ndim > 1 and too_large((len(rows), *array.shape[1:])):
+        return cast(NDArray[Any], StoredRows(array, rows))
+    if len(rows) and rows[-1] - rows[0] == len(rows) - 1:
+        return np.asarray(array)[rows[0] : rows[-1] + 1]
+    copied: NDArray[Any] = np.asarray(array)[rows]
+    return copied
+
+
+def _domain_of(data: StoredData, rows: Ints) -> str:
+    """The domain of these rows; "" where the data have none, or the rows are of several."""
+    present = np.unique(np.asarray(data.domains)[rows])
+    return data.domain_names[present[0]] if data.domain_names and len(present) == 1 else ""

@@ -1,0 +1,194 @@
+"""The digit data sets that are drawn: ``digit-domains`` in five looks, and ``digit-mix`` beside MNIST and USPS.
+
+Every domain of ``digit-domains`` has `PER_CLASS` images of each digit, 28×28 RGB. The strokes come from scikit-learn's
+1,797 scanned digits, of which no two domains share one, or from matplotlib's fonts; the photographs are scikit-learn's
+two. The images are the same on every machine with the same versions of these packages, whatever the run's seed.
+
+``digit-mix`` stands in the place of Digit-5's five kinds of digits. Its looks follow the sets that Digit-5 has beside
+MNIST and USPS: photographs behind the digit (MNIST-M), noise (SynthDigits), coloured numbers with neighbours (SVHN).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from protofl_common.config.sections import DataSettings
+from protofl_common.data.inputs import resized
+from protofl_common.data.raw import Images, Ints, RawData
+from protofl_common.data.torchvision_sets import locate_torchvision, read_torchvision
+
+PER_CLASS = 50
+SEED = 20240229
+SIDE = 28
+"""Pixels a side."""
+REAL, LOOKS = ("mnist", "usps"), ("photo", "inverted", "coloured")
+"""The domains of ``digit-mix``."""
+REAL_PER_CLASS = 200
+"""Images of each digit that ``digit-mix`` takes of a real set: the first ones of its training part."""
+PRINTED_FONTS = (
+    "DejaVuSans DejaVuSans-BoldOblique DejaVuSerif DejaVuSerif-Italic DejaVuSansMono "
+    "DejaVuSansMono-Bold STIXGeneral STIXGeneralBolIta cmr10 cmtt10"
+)
+COLOURED_FONTS = (
+    "DejaVuSans-Bold DejaVuSans-Oblique DejaVuSerif-Bold DejaVuSerif-BoldItalic DejaVuSansMono-Oblique "
+    "STIXGeneralBol STIXGeneralItalic cmb10 cmss10 cmti10"
+)
+"""Files of matplotlib; no font serves two domains."""
+
+Ink = NDArray[np.float32]
+"""float32 [28, 28] in [0, 1]: 0 paper, 1 ink."""
+Pixels = NDArray[np.floating[Any]]
+"""Floating point [28, 28, 3] in [0, 1] (values outside are clipped at the end)."""
+
+
+def read_domains(settings: DataSettings) -> RawData:
+    """All domains of ``digit-domains``, in the order of `DOMAINS`; the settings change nothing."""
+    from sklearn.datasets import load_digits
+
+    rng, scans = np.random.default_rng(SEED), load_digits()
+    stacks = [iter(rng.permutation(np.flatnonzero(scans.target == digit))) for digit in range(10)]
+    images = []
+    for look, scanned, fonts in DOMAINS.values():
+        inks = [
+            _scanned(scans.images[next(stacks[digit])] / 16, rng) if number < scanned else _printed(digit, fonts, rng)
+            for number in range(PER_CLASS)
+            for digit in range(10)
+        ]
+        pixels = np.stack([look(ink, inks, rng) for ink in inks])
+        images.append(np.rint(np.clip(pixels, 0, 1) * 255).astype(np.uint8).transpose(0, 3, 1, 2))
+    return _of_domains([(part, np.tile(np.arange(10), PER_CLASS)) for part in images], tuple(DOMAINS))
+
+
+def read_mix(settings: DataSettings) -> RawData:
+    """All domains of ``digit-mix``, without an official test part."""
+    parts, drawn = [], read_domains(settings)
+    for name in REAL:
+        data = read_torchvision(name, settings)
+        training = np.flatnonzero(data.official == 0)
+        of_each = [training[data.labels[training] == digit][:REAL_PER_CLASS] for digit in range(10)]
+        rows = np.sort(np.concatenate(of_each))
+        parts.append((np.repeat(resized(data.inputs[rows], SIDE), 3, axis=1), data.labels[rows]))
+    for look in LOOKS:
+        rows = np.flatnonzero(drawn.domains == drawn.domain_names.index(look))
+        parts.append((drawn.inputs[rows], drawn.labels[rows]))
+    return _of_domains(parts, REAL + LOOKS)
+
+
+def locate_mix(settings: DataSettings) -> tuple[Path, ...]:
+    """The files of MNIST and USPS, both in ``data-dir``."""
+    return tuple(path for name in REAL for path in locate_torchvision(name, settings))
+
+
+def _of_domains(parts: list[tuple[Images, Ints]], names: tuple[str, ...]) -> RawData:
+    """Images and labels of each domain as one data set."""
+    images, labels = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
+    domains = np.repeat(np.arange(len(parts)), [len(part) for _, part in parts])
+    official = np.zeros(len(labels), dtype=np.uint8)
+    return RawData(images, labels, domains, official, tuple(map(str, range(10))), names)
+
+
+# -- looks: ink [28, 28], the domain's other inks -> pixels [28, 28, 3]
+
+
+def _scanned_look(ink: Ink, others: list[Ink], rng: np.random.Generator) -> Pixels:
+    """White strokes on black, as scanned."""
+    return _mixed(ink, np.zeros(3), np.ones(3))
+
+
+def _printed_look(ink: Ink, others: list[Ink], rng: np.random.Generator) -> Pixels:
+    """Dark strokes on slightly yellowed paper."""
+    paper = np.array([1.0, 0.98, 0.92]) * rng.uniform(0.85, 1.0)
+    return _mixed(ink, paper, np.full(3, rng.uniform(0.0, 0.3))) + rng.normal(0, 0.015, (SIDE, SIDE, 1))
+
+
+def _photo_look(ink: Ink, others: list[Ink], rng: np.random.Generator) -> Pixels:
+    """Absolute difference of the strokes and a piece of a photograph, as in MNIST-M (Ganin et al., 2016)."""
+    photo = _photographs()[rng.integers(2)]
+    top, left = (int(rng.integers(limit - SIDE)) for limit in photo.shape[:2])
+    difference: Pixels = np.abs(photo[top : top + SIDE, left : left + SIDE] - ink[..., None])
+    return difference
+
+
+def _inverted_look(ink: Ink, others: list[Ink], rng: np.random.Generator) -> Pixels:
+    """Dark strokes on light grey, of changing contrast, under strong noise."""
+    ground, contrast = rng.uniform(0.6, 0.95), rng.uniform(0.4, 0.6)
+    grey = ground - contrast * ink + rng.normal(0, 0.12, (SIDE, SIDE))
+    return np.repeat(grey[..., None], 3, axis=2)
+
+
+def _coloured_look(ink: Ink, others: list[Ink], rng: np.random.Generator) -> Pixels:
+    """A coloured digit on a coloured gradient, between parts of two others, as on house numbers (SVHN)."""
+    dark, light = rng.uniform(0.0, 0.5, size=3), rng.uniform(0.6, 1.0, size=3)
+    ground, stroke = (dark, light) if rng.random() < 0.5 else (light, dark)
+    slope = np.linspace(-0.15, 0.15, SIDE)
+    gradient = slope[:, None] * rng.uniform(-1, 1) + slope[None, :] * rng.uniform(-1, 1)
+    scene = ink.copy()
+    for shift in (-19, 19):
+        neighbour = np.pad(others[rng.integers(len(others))], ((0, 0), (19, 19)))
+        scene = np.maximum(scene, neighbour[:, 19 - shift :][:, :SIDE])
+    return _mixed(scene, ground, stroke) + gradient[..., None]
+
+
+def _mixed(ink: Ink, ground: NDArray[np.float64], stroke: NDArray[np.float64]) -> Pixels:
+    """Colours [3] of the ground and of the stroke, mixed by the ink."""
+    return ground + ink[..., None] * (stroke - ground)
+
+
+@lru_cache(maxsize=1)
+def _photographs() -> list[Pixels]:
+    """Two photographs, float32 [214, 320, 3] in [0, 1]: at half their size, so that a piece shows some structure."""
+    from sklearn.datasets import load_sample_images
+
+    return [image[::2, ::2].astype(np.float32) / 255 for image in load_sample_images().images]
+
+
+Look = Callable[[Ink, list[Ink], np.random.Generator], Pixels]
+DOMAINS: dict[str, tuple[Look, int, str]] = {
+    "scanned": (_scanned_look, PER_CLASS, ""),
+    "printed": (_printed_look, 0, PRINTED_FONTS),
+    "photo": (_photo_look, PER_CLASS, ""),
+    "inverted": (_inverted_look, PER_CLASS, ""),
+    "coloured": (_coloured_look, PER_CLASS // 2 - 1, COLOURED_FONTS),
+}
+"""Each domain's look, how many images of a digit are scanned ones, and the fonts of the others."""
+
+
+# -- strokes
+
+
+def _scanned(scan: Ink, rng: np.random.Generator) -> Ink:
+    """A scanned digit [8, 8] enlarged to about 24 pixels, a little turned and shifted."""
+    from PIL import Image
+
+    side = int(rng.integers(22, 27))
+    large = Image.fromarray(np.rint(scan * 255).astype(np.uint8)).resize((side, side), Image.Resampling.BICUBIC)
+    canvas = Image.new("L", (SIDE, SIDE))
+    canvas.paste(large, ((SIDE - side) // 2, (SIDE - side) // 2))
+    return _jittered(canvas, rng)
+
+
+def _printed(digit: int, fonts: str, rng: np.random.Generator) -> Ink:
+    """A digit set in one of ``fonts`` at 19 to 26 pixels, a little turned and shifted."""
+    import matplotlib
+    from PIL import Image, ImageDraw, ImageFont
+
+    names = fonts.split()
+    file = Path(matplotlib.get_data_path(), "fonts", "ttf", f"{names[rng.integers(len(names))]}.ttf")
+    font = ImageFont.truetype(str(file), int(rng.integers(19, 27)))
+    canvas = Image.new("L", (SIDE, SIDE))
+    ImageDraw.Draw(canvas).text((SIDE / 2, SIDE / 2), str(digit), fill=255, font=font, anchor="mm")
+    return _jittered(canvas, rng)
+
+
+def _jittered(canvas: Any, rng: np.random.Generator) -> Ink:
+    from PIL import Image
+
+    shift = tuple(int(step) for step in rng.integers(-2, 3, size=2))
+    turned = canvas.rotate(float(rng.uniform(-12, 12)), Image.Resampling.BILINEAR, translate=shift)
+    return np.asarray(turned, dtype=np.float32) / np.float32(255)

@@ -1,0 +1,277 @@
+"""From a data set to each client's training, test and validation samples; the result is cached beside the data.
+
+Steps: choose the pool (``test-from``, ``total-samples``), divide it (``partition``), split and cap each share, set a
+validation part aside.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field, replace
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from protofl_common.basics.files import digest, replacing
+from protofl_common.basics.seeding import derive_seed
+from protofl_common.config.options import key_of, keys_affecting
+from protofl_common.config.sections import DataSettings
+from protofl_common.data.partitions import DIVIDE, DOMAIN_PARTITIONS
+from protofl_common.data.raw import VALIDATION, DataError, Ints
+from protofl_common.data.shares import Generator, Pool, balanced, proportional, set_aside, split
+from protofl_common.data.store import StoredData, cache_root, locked
+
+FORMAT = 3
+"""Raise it when the same settings come to mean another division."""
+UNSHAPED = ("iid", "feature-shift", "own")
+"""Partitions that give clients no class proportions of their own: ``train-samples`` balances the classes."""
+COMMON = ("official", "official-all")
+"""Values of ``test-from`` by which clients are tested on samples that are in nobody's share, official ones."""
+DEALT_AGAIN = ("n-way-k-shot",)
+"""Partitions in which clients may share samples: split into training and test samples before they are dealt out."""
+
+
+@dataclass(frozen=True)
+class Share:
+    """One client's rows of the data set, int64 [n], in rising order."""
+
+    train: Ints
+    test: Ints
+    validation: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
+
+
+PARTS = ("train", "test", "validation")
+
+
+def client_share(
+    data: StoredData, settings: DataSettings, *, seed: int, client: int, clients: int, domain: str = ""
+) -> Share:
+    """The rows of client ``client`` of ``clients``, both as `placed`; ``domain``: the only one that the client has.
+
+    DataError when the data cannot be divided like this.
+    """
+    if clients < 1:
+        raise DataError(f"num-partitions = {clients}: must say among how many clients the data are divided")
+    if not 0 <= client < clients:
+        raise DataError(f"partition-id = {client}: must be from 0 to num-partitions - 1 = {clients - 1}")
+    of_the_result = keys_affecting(type(settings), "result")  # the data's own key stands in the file's name
+    shaping = {name: value for name, value in asdict(settings).items() if key_of(name) in of_the_result}
+    key = digest(FORMAT, seed, clients, domain, shaping)
+    file = cache_root(settings) / f"{data.key}-division-{key}.npy"
+    share = _opened(file, client)
+    if share is None:
+        with locked(cache_root(settings) / data.key):
+            if _opened(file, client) is None:
+                _write(file, divide(data, settings, seed=seed, clients=clients, domain=domain))
+        share = _opened(file, client)
+    if share is None:
+        raise DataError(f"cache-dir: {file} cannot be read back after writing it; is the disk full?")
+    return share
+
+
+def placed(settings: DataSettings, client: int, clients: int, domain: str) -> tuple[int, int]:
+    """A client's number and the number of clients: (0, 1) where nobody else shares its data (``own``, or a domain)."""
+    return (0, 1) if settings.partition == "own" or domain else (client, clients)
+
+
+def divide(data: StoredData, settings: DataSettings, *, seed: int, clients: int, domain: str = "") -> list[Share]:
+    """Every client's share; the settings have passed `check_data_settings`.
+
+    All randomness comes from ``seed``, one stream for each purpose and client.
+    """
+    return _Division(data, settings, seed, domain).shares(clients)
+
+
+class _Division:
+    """A data set with the settings of its division, and a random stream for each purpose and client."""
+
+    def __init__(self, data: StoredData, settings: DataSettings, seed: int, domain: str) -> None:
+        self.data, self.seed, self.domain = data, seed, domain
+        self.settings = replace(settings, clients_per_domain="") if domain else settings
+        self.labels, self.domains, self.official = map(np.asarray, (data.labels, data.domains, data.official))
+        self.marked = self.official == VALIDATION
+        self.official_tests: dict[bytes, Ints] = {}
+        """Set of classes -> the official test samples of these classes, which clients have in common."""
+
+    def random(self, *purpose: str | int) -> Generator:
+        """The stream for one purpose."""
+        return np.random.default_rng(derive_seed(self.seed, *purpose))
+
+    def shares(self, clients: int) -> list[Share]:
+        """Every client's share."""
+        settings, pool, tests = self.settings, self._pool(), np.flatnonzero(self.official == 1)
+        least = 1 if settings.test_from in COMMON else 2
+        if len(pool.rows) < least * clients:
+            raise self._too_few(f"{len(pool.rows)} samples are too few for {clients} clients")
+        if settings.partition in DEALT_AGAIN:  # a sample marked for validation is no shot
+            pool = pool.take(np.flatnonzero(~self.marked[pool.rows]))
+        pool = replace(pool, for_training=self._for_training(pool))
+        if settings.test_from == "balanced" and pool.for_training is not None:
+            tests, least = np.sort(pool.rows[~pool.for_training]), 1
+            pool = pool.take(np.flatnonzero(pool.for_training))
+        if settings.test_from == "official-all":
+            tests = tests[proportional(self.labels[tests], settings.test_samples, self.random("official-all"))[0]]
+        rng = self.random("partition", settings.partition, self.domain)
+        dealt = DIVIDE[settings.partition](pool, settings, clients, rng)
+        unmarked = [positions[~self.marked[pool.rows[positions]]] for positions in dealt]
+        for client, positions in enumerate(unmarked):
+            if len(positions) < least:
+                raise self._too_few(f"client {client} of {clients} would have {len(positions)} samples")
+        shares = []
+        for client, positions in enumerate(unmarked):
+            share = self._share(pool, positions, tests, self.random("share", client, self.domain))
+            rng = self.random("validation", client, self.domain)
+            shares.append(self._with_validation(share, pool.rows[dealt[client]], rng))
+        return shares
+
+    def _pool(self) -> Pool:
+        """All samples, or the official training part; ``total-samples`` of them at random; those of the domain."""
+        settings = self.settings
+        rows = np.flatnonzero(self.official == 0) if settings.test_from in COMMON else np.arange(len(self.labels))
+        if (total := settings.total_samples) > len(rows):
+            raise DataError(f"total-samples = {total}: there are only {len(rows)}; use at most that, or 0")
+        if total:
+            rows = np.sort(self.random("total-samples").choice(rows, size=total, replace=False))
+        pool = Pool(rows, self.labels[rows], self.domains[rows], self.data.domain_names)
+        if self.domain:
+            pool = self._only_domain(pool)
+        if settings.partition in DOMAIN_PARTITIONS and not pool.domain_names:
+            raise DataError(
+                f"partition = {settings.partition!r}: the data name no clients or domains; give them a column "
+                "'client', or choose another partition"
+            )
+        if settings.test_from.startswith("official") and not (self.official == 1).any():
+            raise DataError(
+                f"test-from = {settings.test_from!r}: the data mark no test samples; use 'split' or 'balanced'"
+            )
+        return pool
+
+    def _only_domain(self, pool: Pool) -> Pool:
+        """The pool's samples of the domain that a client says it has."""
+        allowed, which = ("own", *DOMAIN_PARTITIONS), f"domain = {self.domain!r}"
+        if self.settings.partition not in allowed:
+            raise DataError(f"{which}: has no meaning with partition {self.settings.partition!r}, only {allowed}")
+        if self.domain not in pool.domain_names:
+            names = ", ".join(pool.domain_names) or "none"
+            raise DataError(f"{which}: dataset {self.settings.dataset!r} has no such domain; its domains: {names}")
+        return pool.only(self.domain)
+
+    def _for_training(self, pool: Pool) -> NDArray[np.bool_] | None:
+        """Decide which samples nobody is tested on, bool [n], where that comes before they are dealt out.
+
+        By ``test-from = "balanced"`` a class has a sample to train on in every domain that it occurs in, and where it
+        has two, one to test on.
+        """
+        settings, groups = self.settings, pool.labels
+        if settings.test_from == "official-own":
+            return np.asarray(self.official[pool.rows] == 0)
+        if settings.test_from == "balanced":
+            groups = pool.domains * len(self.data.classes) + pool.labels
+        elif settings.test_from != "split" or settings.partition not in DEALT_AGAIN:
+            return None
+        free = np.flatnonzero(~self.marked[pool.rows])
+        for_training = np.ones(len(pool.rows), dtype=bool)
+        for_training[free[split(groups[free], settings.train_fraction, self.random("split", self.domain))[1]]] = False
+        return for_training
+
+    def _share(self, pool: Pool, positions: Ints, tests: Ints, rng: Generator) -> Share:
+        """Training and test rows of a client with these positions in the pool; ``tests``: rows that nobody trains on.
+
+        Where the share itself is split, training samples beyond ``train-samples`` are used for testing.
+        """
+        settings, labels, train = self.settings, self.labels, pool.rows[positions]
+        splits_share = settings.test_from == "split" and pool.for_training is None
+        if splits_share:
+            train, tests = (train[part] for part in split(labels[train], settings.train_fraction, rng))
+        elif pool.for_training is not None:
+            train, tests = train[pool.for_training[positions]], train[~pool.for_training[positions]]
+        cap = balanced if settings.partition in UNSHAPED else proportional
+        within, beyond = cap(labels[train], settings.train_samples, rng)
+        if splits_share:
+            tests = np.concatenate([tests, train[beyond]])
+        train = np.sort(train[within])
+        return Share(train, self._tested(train, tests, rng))
+
+    def _tested(self, train: Ints, tests: Ints, rng: Generator) -> Ints:
+        """The rows among ``tests`` that a client is tested on, given its training rows.
+
+        By ``test-from = "balanced"`` those of its domains, each class as often; where a class has too few, the others
+        have more; with ``test-samples`` 0 all have as many as the rarest.
+        """
+        settings, labels, limit = self.settings, self.labels, self.settings.test_samples
+        if settings.test_from == "official-all":
+            return tests
+        if settings.test_from == "official":
+            classes = np.unique(labels[train])
+            tests = self.official_tests.setdefault(classes.tobytes(), tests[np.isin(labels[tests], classes)])
+            if not len(tests):
+                names = ", ".join(sorted(self.data.classes[label] for label in classes))
+                raise DataError(f"test-from = 'official': the official test part has no sample of classes {names}")
+            return tests[proportional(labels[tests], limit, rng)[0]] if limit else tests
+        if settings.test_from == "balanced":
+            tests = tests[np.isin(self.domains[tests], self.domains[train])]
+            if not len(tests):
+                raise DataError(
+                    "test-from = 'balanced': a client's domain has one sample of each class, and none to test on; "
+                    "use 'split'"
+                )
+            counts = np.unique(labels[tests], return_counts=True)[1]
+            return tests[balanced(labels[tests], limit or len(counts) * min(counts), rng)[0]]
+        tests = np.sort(tests[proportional(labels[tests], limit, rng)[0]])
+        if not (len(train) and len(tests)):
+            raise DataError(
+                f"partition = {settings.partition!r}, test-from = {settings.test_from!r}: a client has {len(train)} "
+                f"training and {len(tests)} test samples; leave out classes of few samples, or use a larger "
+                "total-samples"
+            )
+        return tests
+
+    def _with_validation(self, share: Share, rows: Ints, rng: Generator) -> Share:
+        """Add those of the client's rows that the data mark for validation, or ``validation-fraction`` of training.
+
+        Where the official test part is common to the clients, or they may share samples, so is the marked part.
+        """
+        settings, labels = self.settings, self.labels
+        if self.marked.any():
+            marked = rows[self.marked[rows]]
+            if settings.test_from in COMMON or settings.partition in DEALT_AGAIN:
+                marked = np.flatnonzero(self.marked)
+                if settings.test_from != "official-all":
+                    marked = marked[np.isin(labels[marked], labels[share.train])]
+            return replace(share, validation=np.sort(marked))
+        if not settings.validation_fraction:
+            return share
+        stay, aside = set_aside(labels[share.train], settings.validation_fraction, rng)
+        return replace(share, train=share.train[stay], validation=share.train[aside])
+
+    def _too_few(self, what: str) -> DataError:
+        return DataError(
+            f"partition = {self.settings.partition!r}: {what} (each needs one for training and one for testing); "
+            "use fewer clients (num-partitions), a larger total-samples or another partition"
+        )
+
+
+def _opened(file: Path, client: int) -> Share | None:
+    """The client's share from the cache file, which is not read whole; None when there is none or it is damaged."""
+    try:
+        saved = np.load(file, mmap_mode="r")
+        width = 2 * len(PARTS)
+        bounds = saved[width * client : width * (client + 1)].reshape(len(PARTS), 2)
+        return Share(*(np.array(saved[start:end]) for start, end in bounds))
+    except (OSError, ValueError, IndexError, EOFError):
+        return None
+
+
+def _write(file: Path, shares: list[Share]) -> None:
+    """Write where each client's parts begin and end, and all parts; the caller holds the lock of the data.
+
+    Rows that all clients have in common are written once.
+    """
+    parts_of = [[getattr(share, name) for name in PARTS] for share in shares]
+    distinct = {id(part): part for parts in parts_of for part in parts}
+    ends = np.cumsum([2 * len(PARTS) * len(shares), *(len(part) for part in distinct.values())])
+    place = dict(zip(distinct, pairwise(ends), strict=True))
+    bounds = np.array([[place[id(part)] for part in parts] for parts in parts_of])
+    with replacing(file, private=True) as beside, beside.open("wb") as opened:
+        np.save(opened, np.concatenate([bounds.ravel(), *distinct.values()]))

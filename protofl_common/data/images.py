@@ -1,0 +1,225 @@
+"""Image files, and folders of them: every image becomes uint8 [3, size, size], RGB and stretched to a square.
+
+``image-folder`` reads CLASS/image, ``domain-folder`` DOMAIN/CLASS/image; images may lie in folders below CLASS, too.
+Files whose extension is not among `EXTENSIONS`, and names that begin with a dot, are skipped. ``classes`` names the
+classes in label order: of an ``image-folder``, which each site may have of its own, every folder; of a
+``domain-folder`` those to pick.
+
+    python -m protofl_common.data.images SIZE
+
+is a process that helps to decode many files: each line of its standard input is a JSON list of files, whose pixels it
+writes one after another. Processes, not threads: for small images most of the time is spent in Python.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from queue import SimpleQueue
+from tempfile import TemporaryFile
+from typing import Any
+
+import numpy as np
+
+from protofl_common.basics.files import cache_folder, make_private
+from protofl_common.config.sections import DataSettings
+from protofl_common.data.raw import DataError, Images, RawData, class_names
+
+EXTENSIONS = frozenset((".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"))
+DEFAULT_SIZE = 64
+"""Pixels a side when ``image-size`` is 0: photographs have no common size of their own."""
+MOST_PIXELS = 2**26
+"""Limit of an image file; decoded, so many pixels take 200 MB."""
+FAST = 4
+"""A fast reading decodes a JPEG file to at least that many times the wanted size."""
+CHUNK = 128
+"""Files that a process gets at a time."""
+ALONE = 1000
+"""Files for which another process, 0.4 s of CPU until it begins, is not worth while."""
+PATIENCE = 5.0
+"""Seconds between two lines of progress."""
+
+
+def data_dir_of(settings: DataSettings, *, hint: str = "") -> Path:
+    """The folder ``data-dir``; DataError when it is not given or no folder, with a ``hint`` at another way."""
+    if not settings.data_dir:
+        needs = f"dataset {settings.dataset!r} needs files; set data-dir to their folder"
+        raise DataError(f"data-dir = '': {needs} (on a site with a node config of its own: there)")
+    root = Path(settings.data_dir).expanduser().absolute()
+    if not root.is_dir():
+        where = f"data-dir = {settings.data_dir!r}"
+        raise DataError(f"{where}: there is no such folder (dataset {settings.dataset!r}){hint}")
+    return root
+
+
+def locate_folder(settings: DataSettings) -> tuple[Path]:
+    """The folder ``data-dir``: any change in it counts."""
+    return (data_dir_of(settings),)
+
+
+def read_folder(settings: DataSettings) -> RawData:
+    """CLASS/image, or DOMAIN/CLASS/image, below ``data-dir``; domains and classes are sorted by name."""
+    root, by_domain = data_dir_of(settings), settings.dataset == "domain-folder"
+    trees = _folders(root) if by_domain else [root]
+    names = class_names(settings.classes)
+    files = [
+        (file, folder.name, domain)
+        for domain, tree in enumerate(trees)
+        for folder in _folders(tree)
+        if not (names and by_domain) or folder.name in names
+        for file in image_files(folder)
+    ]
+    if not files:
+        layout = "DOMAIN/CLASS/image" if by_domain else "CLASS/image"
+        raise DataError(f"data-dir = {settings.data_dir!r}: no images laid out as {layout} in {root}")
+    present = {name for _, name, _ in files}
+    classes = names or tuple(sorted(present))
+    for file, name, _ in files:
+        if name not in classes:
+            raise DataError(f"classes = {settings.classes!r} does not list the folder {name!r} (of {file})")
+    absent = [name for name in classes if name not in present]
+    if absent and by_domain and settings.partition != "own":
+        raise DataError(f"classes = {settings.classes!r}: no domain in {root} has images in a folder {absent[0]!r}")
+    size, cache = settings.image_size or DEFAULT_SIZE, cache_folder(settings.cache_dir)
+    return RawData(
+        inputs=read_images([file for file, _, _ in files], size, cache),
+        labels=np.array([classes.index(name) for _, name, _ in files], dtype=np.int64),
+        domains=np.array([domain for _, _, domain in files], dtype=np.int64),
+        official=np.zeros(len(files), dtype=np.uint8),
+        classes=classes,
+        domain_names=tuple(tree.name for tree in trees) if by_domain else (),
+    )
+
+
+def _folders(root: Path) -> list[Path]:
+    return sorted(entry for entry in root.iterdir() if entry.is_dir() and not entry.name.startswith("."))
+
+
+def image_files(folder: Path) -> list[Path]:
+    """All images in ``folder`` and below it, by name."""
+    return sorted(
+        file
+        for file in folder.rglob("*")
+        if file.suffix.lower() in EXTENSIONS and not file.name.startswith(".") and file.is_file()
+    )
+
+
+def read_images(files: Sequence[Path], size: int, cache: Path) -> Images:
+    """uint8 [N, 3, size, size], each as `read_image` reads it, in a nameless file in the cache, not in memory.
+
+    DataError for the first file that cannot be read, OSError when the cache has no room.
+    """
+    images = _on_disk((len(files), 3, size, size), cache)
+    helpers: SimpleQueue[subprocess.Popen[bytes] | None] = SimpleQueue()
+    number = max(1, min(os.cpu_count() or 1, len(files) // ALONE))
+    started = [_helper(size) if number > 1 else None for _ in range(number)]
+
+    def decode(start: int) -> None:
+        helper, part = helpers.get(), files[start : start + CHUNK]
+        view = images[start : start + CHUNK]
+        if helper is None or not _helped(helper, part, view):  # then this raises what the helper stumbled over
+            for image, file in zip(view, part, strict=True):
+                image[:] = read_image(file, size)
+        helpers.put(helper)
+
+    for helper in started:
+        helpers.put(helper)
+    reported = time.monotonic()
+    try:
+        with ThreadPoolExecutor(number) as pool:
+            for done, _ in enumerate(pool.map(decode, range(0, len(files), CHUNK))):
+                if time.monotonic() > reported + PATIENCE:
+                    reported = time.monotonic()
+                    print(f"protofl: {done * CHUNK:,} of {len(files):,} images decoded", file=sys.stderr, flush=True)
+    finally:
+        for helper in filter(None, started):
+            helper.communicate()
+    return images
+
+
+def _on_disk(shape: tuple[int, ...], folder: Path) -> Images:
+    make_private(folder)
+    with TemporaryFile(dir=folder) as file:
+        file.truncate(length := math.prod(shape))
+        if hasattr(os, "posix_fallocate"):  # a full disk is an error now; later it would be the end (SIGBUS)
+            os.posix_fallocate(file.fileno(), 0, length)
+        return np.memmap(file, np.uint8, "r+", shape=shape)
+
+
+def _helper(size: int) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, "-P", "-m", "protofl_common.data.images", str(size)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+    )
+
+
+def _helped(helper: subprocess.Popen[bytes], files: Sequence[Path], images: Images) -> bool:
+    """Let ``helper`` fill ``images``; False if it has died, because of a file that it cannot read for instance."""
+    assert helper.stdin is not None
+    assert helper.stdout is not None
+    with suppress(OSError):
+        helper.stdin.write(json.dumps([os.fspath(file) for file in files]).encode() + b"\n")
+        helper.stdin.flush()
+        pixels = helper.stdout.read(images.nbytes)
+        if len(pixels) == images.nbytes:
+            images[:] = np.frombuffer(pixels, np.uint8).reshape(images.shape)
+            return True
+    return False
+
+
+def square_rgb(image: Any, size: int) -> Images:
+    """A PIL image as uint8 [3, size, size], stretched with PIL's bilinear filter.
+
+    ValueError for pixels of more than 8 bits: PIL would cut them off at 255, and their range is not known.
+    """
+    if image.mode.startswith(("I", "F")):
+        raise ValueError(
+            f"its pixels have more than 8 bits (mode {image.mode}), whose range nobody says: save it with 8 bits, or "
+            "bring arrays of floating point"
+        )
+    rgb = image if image.mode == "RGB" else image.convert("RGB")  # which would copy it: half of the time of a photo
+    if rgb.size != (size, size):
+        rgb = rgb.resize((size, size), resample=2)  # Image.Resampling.BILINEAR
+    return np.asarray(rgb).transpose(2, 0, 1)
+
+
+def read_image(file: Path, size: int, *, fast: bool = False) -> Images:
+    """One image file as uint8 [3, size, size]; ``fast``: a JPEG file is not decoded at its full size.
+
+    DataError when PIL cannot read the file, or it has more than `MOST_PIXELS`.
+    """
+    from PIL import Image
+
+    try:
+        with Image.open(file) as image:
+            if image.width * image.height > MOST_PIXELS:  # a small file may say so
+                raise ValueError(f"{image.width}×{image.height} pixels, above {MOST_PIXELS / 1e6:.0f} million")
+            if fast:
+                image.draft("RGB", (FAST * size, FAST * size))
+            return square_rgb(image, size)
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        raise DataError(f"{file} is not a readable image ({error}); repair or remove it") from error
+
+
+def main() -> None:
+    """Decode files as a helper."""
+    size, out = int(sys.argv[1]), sys.stdout.buffer
+    for line in sys.stdin:
+        for file in json.loads(line):
+            out.write(read_image(Path(file), size).tobytes())
+        out.flush()
+
+
+if __name__ == "__main__":
+    main()

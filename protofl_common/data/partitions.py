@@ -1,0 +1,237 @@
+"""The division of a data set among clients: one function for each legal value of ``partition``.
+
+Every function takes the pool of samples to divide, the number of clients and a random generator, and returns for each
+client the positions (int64) of its share in the pool. Shares are disjoint, except where `n_way_k_shot` says otherwise.
+The same generator state gives the same shares.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from protofl_common.config.sections import DataSettings
+from protofl_common.data.dirichlet import balanced_dirichlet, dirichlet
+from protofl_common.data.raw import DataError, Ints
+from protofl_common.data.shares import Generator, Pool, Shares, by_class, dealt_evenly
+
+Floats = NDArray[np.float64]
+
+
+def iid(pool: Pool, clients: int, rng: Generator) -> Shares:
+    """Random shares of (nearly) equal size."""
+    return np.array_split(rng.permutation(len(pool.rows)), clients)
+
+
+def natural(pool: Pool, clients: int) -> Shares:
+    """The clients that the data name: client i has the samples of the i-th name; DataError unless there are as many."""
+    names = pool.domain_names
+    if len(names) != clients:
+        raise DataError(
+            f"partition = 'natural': the data name {len(names)} clients, not {clients}; in simulation run that many "
+            "(protofl run --clients), or choose feature-shift, which divides a name among several or leaves some out"
+        )
+    return [np.flatnonzero(pool.domains == client) for client in range(clients)]
+
+
+# -- classes of its own for each client
+
+
+def pathological(pool: Pool, clients: int, rng: Generator, classes_per_client: int) -> Shares:
+    """``classes_per_client`` classes for each client, divided among a class's holders in random, unequal amounts.
+
+    Each client takes the classes that the fewest clients have so far, ties at random: so all classes are used when
+    clients × classes-per-client allows it (Flower's ``PathologicalPartitioner`` promises that only for as many
+    clients as classes, and divides evenly). A holder's weight is uniform in [0.1, 1], on top of 2 samples.
+
+    DataError when there are fewer classes than that, or fewer samples of a class than holders.
+    """
+    decks = by_class(pool.labels, rng)
+    if classes_per_client > len(decks):
+        raise DataError(f"classes-per-client = {classes_per_client}: the data have only {len(decks)} classes")
+    holders: list[list[int]] = [[] for _ in decks]
+    for client in range(clients):
+        fewest = np.lexsort((rng.random(len(decks)), np.array([len(members) for members in holders])))
+        for deck in fewest[:classes_per_client]:
+            holders[deck].append(client)
+    parts: list[Shares] = [[] for _ in range(clients)]
+    for deck, members in zip(decks, holders, strict=True):
+        if not members:
+            continue
+        if len(deck) < len(members):
+            raise DataError(
+                f"partition = 'pathological': class {pool.labels[deck[0]]} has {len(deck)} samples for "
+                f"{len(members)} clients; use fewer clients or a smaller classes-per-client"
+            )
+        for client, part in zip(members, _unequal(deck, len(members), rng), strict=True):
+            parts[client].append(part)
+    return [np.concatenate(part) for part in parts]
+
+
+def _unequal(deck: Ints, holders: int, rng: Generator) -> Shares:
+    """``deck`` cut into parts of random size; at least 2 samples each when there are so many, else at least 1."""
+    least = min(2, len(deck) // holders)
+    weights = rng.uniform(0.1, 1, size=holders)
+    cuts = np.floor(np.cumsum(weights / weights.sum()) * (len(deck) - least * holders)).astype(np.int64)
+    return np.split(deck, (cuts + least * np.arange(1, holders + 1))[:-1])
+
+
+def n_way_k_shot(
+    pool: Pool, clients: int, rng: Generator, *, ways: tuple[int, int], shots: tuple[int, int], train_fraction: float
+) -> Shares:
+    """FedProto's clients of n random classes with k training samples each; ``ways`` and ``shots``: middle and spread.
+
+    n is uniform in the middle ± the spread, within 2 … number of classes; so is k (at least 1). Both are drawn for each
+    client. When a class runs out, its samples are dealt out again from the start, so that clients come to share some; a
+    client never has a sample twice, and gets all of a class that has too few. Samples that the pool marks for testing
+    are dealt from a deck of their own, as many as ``train_fraction`` says: nobody trains on another's test samples.
+    """
+    decks = by_class(pool.labels, rng)
+    for_training = np.ones(len(pool.rows), dtype=bool) if pool.for_training is None else pool.for_training
+    training = [_Deck(deck[for_training[deck]]) for deck in decks]
+    testing = [_Deck(deck[~for_training[deck]]) for deck in decks]
+    high = min(len(decks), sum(ways))
+    low = min(max(min(2, len(decks)), ways[0] - ways[1]), high)
+    shares = []
+    for _ in range(clients):
+        classes = rng.choice(len(decks), size=rng.integers(low, high + 1), replace=False)
+        count = max(1, int(rng.integers(shots[0] - shots[1], sum(shots) + 1)))
+        more = max(1, round(count / train_fraction) - count)
+        parts = [deck.deal(many) for i in classes for deck, many in ((training[i], count), (testing[i], more))]
+        shares.append(np.concatenate(parts))
+    return shares
+
+
+class _Deck:
+    """The shuffled samples of one class, dealt out from the top and from the start again when they run out."""
+
+    def __init__(self, positions: Ints) -> None:
+        self._positions = positions
+        self._next = 0
+
+    def deal(self, count: int) -> Ints:
+        """``count`` different samples, or all of them when there are fewer."""
+        taken = self._next + np.arange(min(count, len(self._positions)))
+        self._next += len(taken)
+        return self._positions[taken % max(1, len(self._positions))]
+
+
+def label_shift(pool: Pool, clients: int, rng: Generator, alpha: float) -> Shares:
+    """Shares of equal size, whatever the domain, with class proportions from Dir(alpha) for each client.
+
+    Clients draw one after the other without replacement; for a class that has run out, the client's other classes
+    step in (Hsu et al., 2019, arXiv:1909.06335), so the last clients get what is left.
+    """
+    decks = by_class(pool.labels, rng)
+    left = np.array([len(deck) for deck in decks])
+    shares = []
+    for part in np.array_split(pool.rows, clients):
+        counts = _drawn(rng.dirichlet(np.full(len(decks), alpha)), left, len(part), rng)
+        shares.append(np.concatenate([deck[n - count : n] for deck, n, count in zip(decks, left, counts, strict=True)]))
+        left = left - counts
+    return shares
+
+
+def _drawn(proportions: Floats, left: Ints, size: int, rng: Generator) -> Ints:
+    """Number of samples of each class [C] to take for ``size`` in all, when ``left`` [C] are there."""
+    counts = np.zeros_like(left)
+    while (missing := size - counts.sum()) > 0:
+        weights = proportions * (counts < left)
+        if weights.sum() < 1e-9:  # only classes are left that this client would hardly have
+            weights = (left - counts).astype(np.float64)
+        counts += np.minimum(rng.multinomial(missing, weights / weights.sum()), left - counts)
+    return counts
+
+
+# -- one domain for each client
+
+
+def feature_shift(
+    pool: Pool, clients: int, rng: Generator, clients_per_domain: str, partition: str = "feature-shift"
+) -> Shares:
+    """One domain per client; a domain is divided evenly, class by class, among its clients.
+
+    Client i has domain i mod n, or the domains' numbers of clients are those of ``clients_per_domain``. Errors name
+    ``partition``.
+
+    DataError when ``clients_per_domain`` does not fit the domains and the number of clients, or a domain has fewer
+    samples than clients.
+    """
+    domains = np.array(_domain_of_clients(clients_per_domain, pool.domain_names, clients))
+    shares = [np.empty(0, dtype=np.int64)] * clients
+    for domain in np.unique(domains):
+        members = np.flatnonzero(domains == domain)
+        positions = np.flatnonzero(pool.domains == domain)
+        if len(positions) < len(members):
+            raise DataError(
+                f"partition = {partition!r}: domain {pool.domain_names[domain]!r} has {len(positions)} "
+                f"samples for {len(members)} clients; use fewer clients, or a larger total-samples"
+            )
+        for client, share in zip(members, dealt_evenly(pool.labels[positions], len(members), rng), strict=True):
+            shares[client] = positions[share]
+    return shares
+
+
+def feature_label_shift(pool: Pool, clients: int, rng: Generator, clients_per_domain: str, alpha: float) -> Shares:
+    """One domain per client as in `feature_shift`; within it, class c is thinned out to p_c / max p, p ~ Dir(alpha).
+
+    So the client's most frequent class keeps all its samples, and the samples thinned out are used by nobody. Where
+    only one would be left, the client gets two, of its most frequent classes.
+    """
+    shares = []
+    for share in feature_shift(pool, clients, rng, clients_per_domain, "feature-label-shift"):
+        decks = by_class(pool.labels[share], rng)
+        wanted = rng.dirichlet(np.full(len(decks), alpha))
+        parts = [deck[: round(len(deck) * part)] for deck, part in zip(decks, wanted / wanted.max(), strict=True)]
+        positions = np.concatenate(parts)
+        if len(positions) < 2:
+            positions = np.concatenate([decks[index] for index in np.argsort(-wanted, kind="stable")])[:2]
+        shares.append(share[positions])
+    return shares
+
+
+def parse_clients_per_domain(text: str) -> list[int]:
+    """``"1,4,2,2,1"`` -> the number of clients of each domain; empty for ``""``.
+
+    DataError when it is anything else than whole numbers of at least 0, separated by commas.
+    """
+    parts = [part.strip() for part in text.split(",")] if text else []
+    if not all(part.isdecimal() for part in parts):
+        raise DataError(f"clients-per-domain = {text!r}: must be numbers separated by commas, such as '1,4,2,2,1'")
+    return [int(part) for part in parts]
+
+
+def _domain_of_clients(text: str, domain_names: tuple[str, ...], clients: int) -> list[int]:
+    """The domain of each client."""
+    counts = parse_clients_per_domain(text)
+    if not counts:
+        return [client % len(domain_names) for client in range(clients)]
+    if len(counts) != len(domain_names):
+        raise DataError(
+            f"clients-per-domain = {text!r} names {len(counts)} domains; the data have {len(domain_names)}: "
+            f"{', '.join(domain_names)}"
+        )
+    if sum(counts) != clients:
+        raise DataError(f"clients-per-domain = {text!r} sums to {sum(counts)} clients, but num-partitions is {clients}")
+    return [domain for domain, count in enumerate(counts) for _ in range(count)]
+
+
+DIVIDE: dict[str, Callable[[Pool, DataSettings, int, Generator], Shares]] = {
+    "iid": lambda pool, s, n, rng: iid(pool, n, rng),
+    "dirichlet": lambda pool, s, n, rng: dirichlet(pool, n, rng, s.alpha),
+    "balanced-dirichlet": lambda pool, s, n, rng: balanced_dirichlet(pool, n, rng, s.alpha),
+    "pathological": lambda pool, s, n, rng: pathological(pool, n, rng, s.classes_per_client),
+    "n-way-k-shot": lambda pool, s, n, rng: n_way_k_shot(
+        pool, n, rng, ways=(s.ways, s.ways_stdev), shots=(s.shots, s.shots_stdev), train_fraction=s.train_fraction
+    ),
+    "feature-shift": lambda pool, s, n, rng: feature_shift(pool, n, rng, s.clients_per_domain),
+    "label-shift": lambda pool, s, n, rng: label_shift(pool, n, rng, s.alpha),
+    "feature-label-shift": lambda pool, s, n, rng: feature_label_shift(pool, n, rng, s.clients_per_domain, s.alpha),
+    "natural": lambda pool, s, n, rng: natural(pool, n),
+    "own": lambda pool, s, n, rng: [np.arange(len(pool.rows))],
+}
+"""The legal values of ``partition``, each with the settings s that it takes beside the number n of clients."""
+DOMAIN_PARTITIONS = ("feature-shift", "feature-label-shift", "natural")
+"""The partitions that need data with domains."""

@@ -1,0 +1,143 @@
+"""The data sets by name: one row per name that ``dataset`` may have, and the settings that do not fit it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from protofl_common.config.datasets import is_own
+from protofl_common.config.sections import DataSettings
+from protofl_common.data.digits import DOMAINS, LOOKS, REAL, locate_mix, read_domains, read_mix
+from protofl_common.data.files import (
+    locate_arrays,
+    locate_manifest,
+    locate_text,
+    read_arrays,
+    read_manifest,
+    read_text,
+)
+from protofl_common.data.images import locate_folder, read_folder
+from protofl_common.data.own import locate_hugging_face, locate_python, read_hugging_face, read_python
+from protofl_common.data.partitions import DOMAIN_PARTITIONS, parse_clients_per_domain
+from protofl_common.data.raw import DataError, RawData, class_names, from_arrays
+from protofl_common.data.torchvision_sets import SETS, locate_torchvision, read_torchvision
+
+
+@dataclass(frozen=True)
+class Source:
+    """A data set that ``dataset`` can name."""
+
+    read: Callable[[DataSettings], RawData]
+    """Settings -> the decoded data, at their own size or already at ``image-size``."""
+    locate: Callable[[DataSettings], tuple[Path, ...]] | None = None
+    """Settings -> the files or folders that hold the data, downloaded if need be; None for the embedded data sets."""
+    num_classes: int = 0
+    """Number of classes where it is known without reading; 0 where the data decide."""
+    domains: tuple[str, ...] = ()
+    """Names of the domains where they are known without reading."""
+    has_domains: bool = False
+    """The data come, or may come, in domains."""
+    has_official: bool = False
+    """The data come, or may come, with an official test part."""
+
+
+def read_digits(settings: DataSettings) -> RawData:
+    """scikit-learn's ``load_digits``: 1,797 images 8×8; their values 0…16 become 0…255. No official test part."""
+    from sklearn.datasets import load_digits
+
+    scans = load_digits()
+    pixels = np.rint(scans.images * (255 / 16)).astype(np.uint8)[:, None]
+    return from_arrays({"inputs": pixels, "labels": scans.target}, "digits")
+
+
+def read_table(load: str, settings: DataSettings) -> RawData:
+    """A bundled table of scikit-learn, by the name of its function; no official test part."""
+    from sklearn import datasets
+
+    table = getattr(datasets, load)()
+    return from_arrays({"inputs": table.data, "labels": table.target, "classes": table.target_names}, load)
+
+
+def source_of(dataset: str) -> Source:
+    """The row of ``dataset``, made for it when it is a Python name or one of Hugging Face's."""
+    if dataset in SOURCES:
+        return SOURCES[dataset]
+    if dataset.startswith("hf:"):
+        return _own(partial(read_hugging_face, dataset), partial(locate_hugging_face, dataset))
+    return _own(partial(read_python, dataset), partial(locate_python, dataset))
+
+
+def _own(read: Callable[[DataSettings], RawData], locate: Callable[[DataSettings], tuple[Path, ...]]) -> Source:
+    """The row of data of the user's own: the data decide whether they have domains and a test part."""
+    return Source(read, locate, has_domains=True, has_official=True)
+
+
+SOURCES: dict[str, Source] = {
+    "digits": Source(read_digits, num_classes=10),
+    "digit-domains": Source(read_domains, num_classes=10, domains=tuple(DOMAINS), has_domains=True),
+    "digit-mix": Source(read_mix, locate_mix, num_classes=10, domains=REAL + LOOKS, has_domains=True),
+    **{
+        name: Source(
+            partial(read_torchvision, name), partial(locate_torchvision, name), row.num_classes, has_official=True
+        )
+        for name, row in SETS.items()
+    },
+    "breast-cancer": Source(partial(read_table, "load_breast_cancer"), num_classes=2),
+    "wine": Source(partial(read_table, "load_wine"), num_classes=3),
+    "image-folder": Source(read_folder, locate_folder),
+    "domain-folder": Source(read_folder, locate_folder, has_domains=True),
+    "manifest": _own(read_manifest, locate_manifest),
+    "arrays": _own(read_arrays, locate_arrays),
+    "text-csv": _own(read_text, locate_text),
+}
+
+
+def check_data_settings(settings: DataSettings) -> None:
+    """Check the settings before any client is contacted, without reading data; DataError with a line per problem."""
+    source = source_of(settings.dataset)
+    problems = [*_about_parts(settings, source), *_about_classes(settings, source)]
+    if problems:
+        raise DataError("\n".join(problems))
+
+
+def _about_parts(settings: DataSettings, source: Source) -> Iterator[str]:
+    dataset, text = settings.dataset, settings.clients_per_domain
+    if settings.test_from.startswith("official") and not source.has_official:
+        without = f"dataset {dataset!r} has no official test part"
+        yield f"test-from = {settings.test_from!r}: {without}; use 'split' or 'balanced'"
+    if settings.partition in DOMAIN_PARTITIONS and not source.has_domains:
+        several = ", ".join(name for name, other in SOURCES.items() if other.has_domains)
+        yield (
+            f"partition = {settings.partition!r}: dataset {dataset!r} has no domains; "
+            f"choose another partition, or a dataset among {several}"
+        )
+    try:
+        counts = parse_clients_per_domain(text)
+    except DataError as error:
+        yield str(error)
+        return
+    if counts and source.domains and len(counts) != len(source.domains):
+        yield (
+            f"clients-per-domain = {text!r} has {len(counts)} numbers; dataset {dataset!r} has "
+            f"{len(source.domains)} domains: {', '.join(source.domains)}"
+        )
+
+
+def _about_classes(settings: DataSettings, source: Source) -> Iterator[str]:
+    try:
+        names = class_names(settings.classes)
+    except DataError as error:
+        yield str(error)
+        return
+    if names and not is_own(settings.dataset):
+        yield f"classes = {settings.classes!r}: only for data of your own; {settings.dataset!r} has its own names"
+        return
+    number = len(names) or source.num_classes
+    if settings.partition == "pathological" and number and settings.classes_per_client > number:
+        yield f"classes-per-client = {settings.classes_per_client}: there are only {number} classes"
+    if settings.partition == "n-way-k-shot" and number and settings.ways > number:
+        yield f"ways = {settings.ways}: there are only {number} classes"

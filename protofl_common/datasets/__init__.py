@@ -1,7 +1,0 @@
-"""Data sets, their division among clients, and the cache of both (`open_client_data` is the way in)."""
-
-from protofl_common.datasets.clients import UNLABELLED, ClientData, open_client_data
-from protofl_common.datasets.raw import DataError
-from protofl_common.datasets.sources import check_data_settings
-
-__all__ = ["UNLABELLED", "ClientData", "DataError", "check_data_settings", "open_client_data"]

@@ -1,0 +1,442 @@
+"""The settings of a run: one frozen dataclass per section, built from Flower's flat ``run_config``.
+
+``Settings.from_run_config`` checks every key at once and raises one :class:`SettingsError` with a line per problem.
+A client's ``--node-config`` may override some of them (`NODE_OVERRIDES`): facts about its own site. On such a site the
+run configuration chooses no folders, and nothing that its operator does not allow (`permissions.py`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from protofl_common.basics.files import digest
+from protofl_common.basics.text import is_plain_name, names_in
+from protofl_common.config.architectures import PROJECTION, architecture_of
+from protofl_common.config.backbones import EMBEDDED, parse_backbones
+from protofl_common.config.options import Scalar, SettingsError, keys_of, read_section, unknown_keys
+from protofl_common.config.python_names import is_python_name
+from protofl_common.config.sections import (
+    MERGINGS,
+    SECTIONS,
+    TRACKERS,
+    BoundsSettings,
+    DataSettings,
+    FederationSettings,
+    MachineSettings,
+    ModelSettings,
+    NoiseSettings,
+    PrivacySettings,
+    RunSettings,
+    TrainingSettings,
+)
+from protofl_common.experiment.catalog import CATALOG, Algorithm, Hparams
+from protofl_common.experiment.permissions import (
+    DEMANDS,
+    DIVISION,
+    LIMITS,
+    PERMISSIONS,
+    UNDIVIDED,
+    demanded,
+    has_own_data,
+    permission_problems,
+)
+from protofl_common.experiment.plugins import algorithm_named, read_hparams
+from protofl_common.privacy.plan import Plan, plan_of
+from protofl_common.runs.evaluation_metrics import metric_names
+from protofl_common.runs.folder import KINDS
+from protofl_common.wire.schema import Counts, Exchange, Vectors, Weights
+
+PARTITION_KEYS = ("partition-id", "num-partitions")
+"""All that the node config of a simulated client has."""
+READING = ("dataset", "classes", "image-size", "text-length")
+"""How a site's files are read."""
+NODE_OVERRIDES = ("data-dir", *READING, *DIVISION, "arch", "device", "state-dir", "cache-dir")
+NODE_KEYS = ("site-name", *PARTITION_KEYS, "domain", "insight", *NODE_OVERRIDES, *DEMANDS, *PERMISSIONS, *LIMITS)
+"""What a site may say of itself with ``--node-config``; ``insight`` is true or false there (`client_app/site.py`)."""
+SITE_FOLDERS: dict[str, Scalar] = {"data-dir": "", "cache-dir": "", "state-dir": "", "out-dir": "runs"}
+"""The folders of a site whose node config does not say otherwise; what the run config says of them is ignored."""
+WITH_SECAGG: dict[str, tuple[Scalar, str]] = {
+    "liars": (0, "hides the single uploads that it needs"),
+    "merging": ("mean", "hides the single uploads that it needs"),
+    "max-update-ratio": (0.0, "hides the single uploads that it needs"),
+    "insight": ("none", "hides what it tells of single clients"),
+    "participation": (1.0, "forbids sums over different clients, whose difference shows single uploads"),
+}
+"""Key -> what it must be with secure aggregation, unless it has its default, and why."""
+WITH_DP: dict[str, tuple[Scalar, str]] = {
+    "positive-rate": (1.0, "terms of unlabelled samples compare samples"),
+    "local-steps": (0, "the privacy ledger counts epochs"),
+    "gradient-noise": (0.0, "the noise follows from dp-epsilon"),
+    "insight": ("none", "statistics for the report have no noise"),
+    "metrics": ("", "only numbers of right predictions have noise"),
+    "predict-among": ("all", "predictions would show which classes a client has"),
+    "baselines": ("", "each baseline would spend ε once more on the same samples; make it a run of its own"),
+}
+"""Settings that differential privacy cannot cover: the value that they must have with it, and why."""
+DEVICES = re.compile(r"auto|cpu|mps|(cuda|xpu)(:\d+)?")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Everything a run needs to know; ``hparams`` are those of the chosen algorithm."""
+
+    run: RunSettings
+    federation: FederationSettings
+    bounds: BoundsSettings
+    data: DataSettings
+    model: ModelSettings
+    training: TrainingSettings
+    privacy: PrivacySettings
+    noise: NoiseSettings
+    machine: MachineSettings
+    hparams: Hparams
+    given: Mapping[str, Scalar] = field(default_factory=dict, compare=False, repr=False)
+    """The run configuration, as it was before this node changed anything in it."""
+
+    @property
+    def digest(self) -> str:
+        """Stands for what was given; only introductions need it, so it is not made for each message."""
+        return digest_of(self.given)
+
+    @property
+    def row(self) -> Algorithm:
+        """The catalog's row of the chosen algorithm."""
+        return algorithm_named(self.run.algo)
+
+    @property
+    def exchange(self) -> Exchange:
+        """What the chosen algorithm exchanges under its hyper-parameters."""
+        return self.hparams.exchange(self.row.exchange)
+
+    @property
+    def starts_alike(self) -> bool:
+        """Return whether clients of one architecture begin with equal weights; by default where they receive some."""
+        start, received = self.model.initial_weights, self.exchange.down.values()
+        shared = any(isinstance(entry, Weights) and entry.of == "model" for entry in received)
+        return shared if start == "auto" else start == "shared"
+
+    @property
+    def hides_samples(self) -> bool:
+        """Return whether clients hide their numbers of training samples too; with `dp` the budget needs them."""
+        return self.privacy.secagg and self.privacy.dp == "none"
+
+    @property
+    def baselines(self) -> tuple[str, ...]:
+        """Names of the algorithms that the run is compared with."""
+        return names_in(self.run.baselines)
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """Names of the metrics that are computed beside accuracy."""
+        return metric_names(self.run.metrics)
+
+    @property
+    def backbones(self) -> tuple[str, ...]:
+        """Names of the frozen backbones in front of every client's model; () for none."""
+        named = self.model.backbones
+        if not _frozen(named, self.row):
+            return ()
+        return tuple(EMBEDDED) if named == "auto" else parse_backbones(named)
+
+    def plan(self, samples: int) -> Plan | None:
+        """How the messages of a client with so many training samples are made private; None where they are not."""
+        if self.privacy.dp == "none":
+            return None
+        rounds, tables = self.run.rounds, sum(isinstance(one, Vectors | Counts) for one in self.exchange.up.values())
+        of_rounds = tuple(tables * self.hparams.due(number, rounds) for number in range(1, rounds + 1))
+        training, every = self.training, self.federation.evaluate_every
+        return plan_of(self.privacy, samples, training.batch_size, training.local_epochs, of_rounds, every)
+
+    def plan_of_paper(self, samples: int) -> Plan | None:
+        """The DP-SGD of ``gradient-noise``, whose ε holds for nothing that is sent; None without."""
+        if not self.noise.gradient_noise:
+            return None
+        privacy, training = dataclasses.replace(self.privacy, dp_epsilon=self.noise.gradient_noise), self.training
+        return plan_of(privacy, samples, training.batch_size, training.local_epochs, (0,) * self.run.rounds, 0)
+
+    def architecture(self, client: int, named: str = "") -> str:
+        """What a client trains: the projection behind frozen backbones, else what is ``named``, else the group's."""
+        return PROJECTION if self.backbones else named or architecture_of(self.model.models, client)
+
+    @classmethod
+    def from_run_config(
+        cls, run_config: Mapping[str, Scalar], node_config: Mapping[str, Scalar] | None = None
+    ) -> Settings:
+        """Check every key of ``run_config`` (and a node's overrides of it) and build the settings.
+
+        Raises
+        ------
+        SettingsError
+            With one line for each unknown key (of the node's, too), missing key, wrong type, and value out of range
+            or not among its choices.
+        """
+        config = dict(run_config)
+        node = node_config or {}
+        if is_site(node):
+            config |= SITE_FOLDERS
+        config |= own_division(node) | {key: node[key] for key in NODE_OVERRIDES if key in node}
+        choices = f"choose from {', '.join(NODE_KEYS)}"
+        problems = [f"node-config: {line}; {choices}" for line in unknown_keys(node, NODE_KEYS)]
+        problems += unknown_keys(config, _likely_first(str(config.get("algo"))))
+        denied = demanded(node, config) + (permission_problems(node, config) if is_site(node) else [])
+        late = list[str]()
+        tables = {name: read_section(row.hparams, config, late, prefix=f"{name}.") for name, row in CATALOG.items()}
+        hparams = None if denied else _hparams(config, tables, problems)
+        sections = {name: read_section(section, config, problems) for name, section in SECTIONS.items()}
+        problems += late + _run_problems(sections["run"]) + _device_problems(sections["machine"])
+        problems += _stopping_problems(sections["run"], hparams)
+        problems += _backbone_problems(sections["model"]) + denied
+        problems += _secagg_problems(config, hparams)
+        if problems:
+            raise SettingsError("\n".join(problems))
+        return cls(**sections, hparams=hparams, given=run_config)  # type: ignore[arg-type]
+
+
+def digest_of(run_config: Mapping[str, Scalar]) -> str:
+    """16 hexadecimal digits that stand for a run configuration."""
+    return digest(*sorted(run_config.items()))
+
+
+def baseline_config(run_config: Mapping[str, Scalar], algo: str) -> dict[str, Scalar]:
+    """The run configuration of a run's baseline: another algorithm, and all else alike.
+
+    The user's ``callback`` hears of the run itself only; ``merging`` has no part where clients send nothing.
+    """
+    merging = {} if CATALOG[algo].exchange.up else {"merging": "mean"}
+    return {**run_config, "algo": algo, "hparams": "", "baselines": "", "callback": "", **merging}
+
+
+def baselines_of(settings: Settings, run_config: Mapping[str, Scalar]) -> dict[str, Settings]:
+    """The settings of each baseline of a run; SettingsError names the baseline whose are wrong."""
+    found = {}
+    for algo in settings.baselines:
+        try:
+            found[algo] = Settings.from_run_config(baseline_config(run_config, algo))
+        except SettingsError as error:
+            lines = [f"baselines = {algo!r}: {line}" for line in str(error).splitlines()]
+            raise SettingsError("\n".join(lines)) from error
+    return found
+
+
+def own_division(node: Mapping[str, Scalar]) -> dict[str, Scalar]:
+    """Return the settings by which a site with data of its own divides them, whatever the run says; else none."""
+    if not has_own_data(node):
+        return {}
+    return UNDIVIDED | {key: node.get(key, _defaults()[key]) for key in DIVISION}
+
+
+def is_site(node_config: Mapping[str, object]) -> bool:
+    """Whether a node config is that of a machine with an operator, not of a simulated client."""
+    return bool(node_config.keys() - set(PARTITION_KEYS))
+
+
+def _run_problems(run: RunSettings | None) -> list[str]:
+    if run is None:
+        return []
+    if run.run_name and not is_plain_name(run.run_name):
+        return [f"run-name = {run.run_name!r}: must be a plain folder name, without slashes"]
+    if run.callback and run.callback not in TRACKERS and not is_python_name(run.callback):
+        return [f"callback = {run.callback!r}: must be {', '.join(TRACKERS)}, or module:function"]
+    if unknown := [name for name in names_in(run.baselines) if name not in CATALOG]:
+        near = difflib.get_close_matches(unknown[0], CATALOG, n=1)
+        hint = f" (did you mean {near[0]}?)" if near else ""
+        return [f"baselines = {unknown[0]!r}: choose among {', '.join(CATALOG)}{hint}"]
+    try:
+        metric_names(run.metrics)
+    except SettingsError as error:
+        return [str(error)]
+    if run.resume and not run.run_name:
+        return ["resume = true: run-name must name the run that shall go on"]
+    return []
+
+
+def _stopping_problems(run: RunSettings | None, hparams: Hparams | None) -> list[str]:
+    if run is None:
+        return []
+    found, (kind, _, metric) = [], (named := run.early_stopping_metric).partition("/")
+    if named and (kind not in KINDS or ("/" in named and metric.partition("/")[0] not in names_in(run.metrics))):
+        one = "head, prototype, or one of the setting metrics, such as head/auc with metrics = 'auc'"
+        found.append(f"early-stopping-metric = {named!r}: choose {one}")
+    if run.early_stopping and hparams and hparams.needs_last_round:
+        asked = f"{run.algo} does a part of its work in the last round only; set {hparams.needs_last_round}"
+        found.append(f"early-stopping = {run.early_stopping}: {asked}")
+    return found
+
+
+def _device_problems(machine: MachineSettings | None) -> list[str]:
+    if machine is None or DEVICES.fullmatch(machine.device):
+        return []
+    return [f"device = {machine.device!r}: choose auto, cpu, cuda, cuda:N, or PyTorch's mps or xpu"]
+
+
+def _backbone_problems(model: ModelSettings | None) -> list[str]:
+    if model is None or model.backbones in ("auto", "none"):
+        return []
+    try:
+        parse_backbones(model.backbones)
+    except ValueError as error:
+        return [f"backbones = {model.backbones!r}: {error}; or auto, or none"]
+    return []
+
+
+def _hparams(config: Mapping[str, Scalar], tables: Mapping[str, Hparams | None], problems: list[str]) -> Hparams | None:
+    """The hyper-parameters of the chosen algorithm, whose package is imported if it is not of the catalog."""
+    algo, text = str(config.get("algo")), str(config.get("hparams", ""))
+    try:
+        row = algorithm_named(algo)
+        if algo in CATALOG and text:
+            raise SettingsError(f"hparams = {text!r}: only for algorithms of other packages; set {algo}.KEY instead")
+        problems += _merging_problems(algo, row, config) + _frozen_problems(algo, row, config)
+        hparams = tables[algo] if algo in CATALOG else read_hparams(row, text)
+        problems += _noise_problems(algo, row, hparams, config) + _dp_problems(algo, row, hparams, config)
+        return hparams
+    except SettingsError as error:
+        problems.append(str(error))
+        return None
+
+
+def _merging_problems(algo: str, row: Algorithm, config: Mapping[str, Scalar]) -> list[str]:
+    merging = config.get("merging")
+    if merging in ("auto", "mean") or merging not in MERGINGS or "merging" in row.supports:
+        return []
+    if not row.exchange.up:
+        return [f"merging = {merging!r}: in {algo} clients send nothing that a server could merge; choose mean"]
+    return [f"merging = {merging!r}: the row of {algo} does not declare that its server merges by it; choose mean"]
+
+
+def _secagg_problems(config: Mapping[str, Scalar], hparams: Hparams | None) -> list[str]:
+    """Why the run cannot do with sums over the clients, or would tell what these hide."""
+    if config.get("secagg") is not True or hparams is None:
+        return []
+    algo = str(config["algo"])
+    row = algorithm_named(algo)
+    problems = [
+        f"{key} = {config[key]!r}: secagg = true {why}; choose {only!r}"
+        for key, (only, why) in WITH_SECAGG.items()
+        if config.get(key) not in (only, _defaults()[key])
+    ]
+    if config.get("local-epochs") == config.get("local-steps") == 0 and config.get("rounds") != 1:
+        same = "without training a client sends the same in every round, and the sums' differences show single uploads"
+        problems.append(f"local-epochs = 0: {same}; with secagg = true choose at least 1, or rounds = 1")
+    if "recall" in names_in(config.get("metrics")):
+        problems.append("metrics = 'recall': it tells which classes a client has, and secagg = true hides that")
+    if why := row.needs_single_uploads(hparams.exchange(row.exchange)):
+        choices = f"{_able(config)}, or fedpcl with fedpcl.prototypes = 'global'"
+        problems.append(f"secagg = true: {algo} needs single uploads, for {why}; choose an algo of {choices}")
+    return problems
+
+
+def _able(config: Mapping[str, Scalar]) -> str:
+    """Name the algorithms that can do what the run asks for, with ``dp`` and with ``secagg``."""
+    rows = {
+        name: row
+        for name, row in CATALOG.items()
+        if (config.get("dp") == "none" or set(row.exchange.up) <= set(row.private))
+        and not (config.get("secagg") is True and row.needs_single_uploads(row.exchange))
+    }
+    return ", ".join(rows)
+
+
+def _frozen_problems(algo: str, row: Algorithm, config: Mapping[str, Scalar]) -> list[str]:
+    sent = [entry for entry in row.exchange.up.values() if isinstance(entry, Vectors) and entry.width == "backbones"]
+    backbones, augment, found = config.get("backbones"), config.get("augment"), []
+    if sent and backbones == "none":
+        found += [f"backbones = 'none': {algo} sends cluster centres of their features; choose auto, or name backbones"]
+    if augment != "none" and _frozen(backbones, row):
+        found += [f"augment = {augment!r}: frozen backbones see every image once, as it is; set augment to none"]
+    return found
+
+
+def _frozen(backbones: object, row: Algorithm) -> bool:
+    """Whether the setting puts frozen backbones in front of the models of ``row``."""
+    return row.frozen_backbones if backbones == "auto" else backbones != "none"
+
+
+def _noise_problems(algo: str, row: Algorithm, hparams: Hparams | None, config: Mapping[str, Scalar]) -> list[str]:
+    noise, sent = config.get("prototype-noise"), hparams.exchange(row.exchange).up.values() if hparams else ()
+    if noise == "none" or not any(isinstance(entry, Vectors) and entry.probabilities for entry in sent):
+        return []
+    return [f"prototype-noise = {noise!r}: {algo} sends class probabilities, which noise would make none; choose none"]
+
+
+def _dp_problems(algo: str, row: Algorithm, hparams: Hparams | None, config: Mapping[str, Scalar]) -> list[str]:
+    """A line for each reason why not all that a client would send is covered by differential privacy."""
+    if config.get("dp") == "none" or hparams is None:
+        return []
+    sent = hparams.exchange(row.exchange).up
+    covered = row.private if algo in CATALOG else ()
+    found = [
+        f"dp = 'sample': {key} = {config.get(key)!r}: {why}; set {only!r}"
+        for key, (only, why) in WITH_DP.items()
+        if config.get(key) not in (only, _defaults()[key])
+    ]
+    able = _able(config)
+    if algo not in CATALOG:  # nobody here has read how it trains, and a row's word for it proves nothing
+        found.append(f"dp = 'sample': {algo} is of another package, whose steps are not covered; choose among {able}")
+    elif open_entries := [name for name in sent if name not in covered]:
+        found.append(
+            f"dp = 'sample': {algo} sends {', '.join(open_entries)}, which it does not cover; choose among {able}"
+        )
+    if config.get("fedpcl.loss") == "supcon" and algo == "fedpcl":
+        found.append("dp = 'sample': fedpcl.loss = 'supcon' compares samples, whose gradients are then no sample's own")
+    return found
+
+
+@cache
+def known_keys() -> list[str]:
+    """Every key that the run configuration holds, algorithm tables included, in the order of ``pyproject.toml``."""
+    general = [key for section in SECTIONS.values() for key in keys_of(section)]
+    return general + [key for name, row in CATALOG.items() for key in keys_of(row.hparams, f"{name}.")]
+
+
+def _likely_first(algo: str) -> list[str]:
+    """`known_keys`, those of other algorithms last: a key that nobody knows was rather meant for the chosen one."""
+    return sorted(known_keys(), key=lambda key: "." in key and not key.startswith(f"{algo}."))
+
+
+def default_run_config() -> dict[str, Scalar]:
+    """The defaults, read from ``[tool.flwr.app.config]`` and flattened as Flower does (``fedproto.lambda``)."""
+    return dict(_defaults())
+
+
+@cache
+def _defaults() -> dict[str, Scalar]:
+    pyproject = tomllib.loads((app_folder() / "pyproject.toml").read_text(encoding="utf-8"))
+    return flatten(pyproject["tool"]["flwr"]["app"]["config"])
+
+
+def app_folder() -> Path:
+    """The Flower app: the folder of this package, in a checkout and in a bundle; in a wheel, the copy that it holds."""
+    package = Path(__file__).resolve().parents[1]
+    return package / "app" if (package / "app").is_dir() else package.parent
+
+
+def flatten(table: Mapping[str, Any], prefix: str = "") -> dict[str, Scalar]:
+    """Nested TOML tables -> dotted keys."""
+    flat: dict[str, Scalar] = {}
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            flat |= flatten(value, f"{prefix}{key}.")
+        else:
+            flat[prefix + key] = value
+    return flat
+
+
+def to_run_config(settings: Settings) -> dict[str, Scalar]:
+    """The inverse of ``from_run_config``: the keys of the run, without those of algorithms not chosen."""
+    flat: dict[str, Scalar] = {}
+    for name, section in SECTIONS.items():
+        flat |= dict(zip(keys_of(section), dataclasses.astuple(getattr(settings, name)), strict=True))
+    prefix = f"{settings.run.algo}."
+    if settings.run.algo not in CATALOG:
+        return flat  # its hyper-parameters stand in the setting hparams
+    keys = keys_of(type(settings.hparams), prefix)
+    return flat | dict(zip(keys, dataclasses.astuple(settings.hparams), strict=True))

@@ -1,0 +1,1 @@
+"""The mathematics: prototypes, aggregation, clustering and losses; no Flower, no settings."""

@@ -1,0 +1,181 @@
+"""The clients' prototypes, or their weights, as one: the mean, or a statistic that withstands some hostile clients.
+
+Median and trimmed mean: Yin et al., "Byzantine-Robust Distributed Learning: Towards Optimal Statistical Rates", ICML
+2018, Definitions 1 and 2, there for gradients. Every client that sends a prototype or weights weighs the same: samples
+are a client's own claim, and a large one would undo the protection. Symbols: n clients, D dimensions, β ``trim``.
+
+Sun et al., "Can You Really Backdoor Federated Learning?", 2019: an update w_i − w longer than M is cut to the length M,
+here a multiple of the round's median length.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from protofl_common.maths.prototypes import Prototypes
+
+FEWEST = 3
+"""Clients from which on their median tells what is usual, and can outvote one of them."""
+AT_ONCE = 2**18
+"""Coordinates that are sorted at once: of a large layer of many clients, all would take gigabytes."""
+
+
+def merge_prototypes(
+    sets: Sequence[Prototypes], weighting: str, previous: Prototypes | None, merging: str, trim: float
+) -> Prototypes:
+    """One prototype per class by ``merging``: ``mean`` (`merge_by_class`), ``median`` or ``trimmed-mean``.
+
+    ``sets``, at least one, hold one prototype per class each. A class nobody sent keeps that of ``previous``.
+    """
+    if merging == "mean":
+        merged = merge_by_class(sets, weighting)
+    else:
+        every = Prototypes.joined(sets)
+        labels_C = every.labels.unique()
+        sent = [every.means[every.labels == label] for label in labels_C]
+        middle = [mean_of_middle(one, dropped(len(one), merging, trim)).float() for one in sent]
+        merged = Prototypes(torch.stack(middle), labels_C)
+    if previous is None:
+        return merged
+    kept = previous.only(~torch.isin(previous.labels, merged.labels))
+    both = Prototypes.joined([kept, merged])
+    return both.only(both.labels.argsort())
+
+
+def merge_by_class(sets: Sequence[Prototypes], weighting: str) -> Prototypes:
+    """One prototype per class: the mean over the clients that hold the class (FedProto Eq. 4).
+
+    Parameters
+    ----------
+    sets
+        The prototypes of at least one client, in an order that does not depend on when they arrived.
+    weighting
+        ``"counts"``: by the samples behind each prototype, so the result is the mean over all clients' samples of
+        the class. ``"uniform"``: every client weighs the same. Eq. 4's further factor 1/\\|N_c\\| is left out: with it
+        a prototype would shrink with the number of clients (the weights already sum to 1).
+    """
+    every = Prototypes.joined(sets)
+    if weighting == "uniform":
+        weights_P = torch.ones(len(every), dtype=torch.float64)
+    elif every.counts is None:
+        raise ValueError("weighting by counts needs the counts of every client")
+    else:
+        weights_P = every.counts.double()
+    labels_C, class_P = every.labels.unique(return_inverse=True)
+    totals_C = weights_P.new_zeros(len(labels_C)).index_add_(0, class_P, weights_P)
+    sums_CD = weights_P.new_zeros(len(labels_C), every.means.shape[1])
+    sums_CD.index_add_(0, class_P, weights_P.unsqueeze(1) * every.means.double())
+    return Prototypes((sums_CD / totals_C.unsqueeze(1)).float(), labels_C)
+
+
+def without_the_farthest(sets: Sequence[Prototypes], merging: str, trim: float) -> list[Prototypes]:
+    """The sets without the prototypes of the clients that are least like the others.
+
+    For servers that train on prototypes or cluster them, where `merge_prototypes` has no place. A client has one vote
+    on a class, the mean of its prototypes of it, however many these are. It is as unlike the others as its votes are on
+    average far from those of its classes (`_distances`): one class alone does not show who gives his prototypes to
+    wrong classes. Of the n clients that hold a class, those `dropped` that are most unlike go; with ``mean`` none.
+    """
+    if merging == "mean":
+        return list(sets)
+    distances_MC = _distances(sets)
+    unlike_M = distances_MC.nanmean(dim=1)
+    kept = [torch.ones(len(one), dtype=torch.bool) for one in sets]
+    for label, of_class_M in enumerate(distances_MC.T):
+        holders = torch.nonzero(~of_class_M.isnan()).flatten()
+        most_unlike = holders[unlike_M[holders].argsort(stable=True)]
+        for client in most_unlike[len(holders) - dropped(len(holders), merging, trim) :].tolist():
+            kept[client] &= sets[client].labels != label
+    return [one.only(rows) for one, rows in zip(sets, kept, strict=True)]
+
+
+def _distances(sets: Sequence[Prototypes]) -> Tensor:
+    """How far each client's vote on a class is from the coordinate-wise median of all, [M, C] float64.
+
+    Euclidean, in multiples of the class's median distance; NaN where a client has no vote or fewer than `FEWEST` have.
+    """
+    classes = 1 + max((int(one.labels.max()) for one in sets if len(one)), default=-1)
+    found_MC = torch.full((len(sets), classes), torch.nan, dtype=torch.float64)
+    for label in range(classes):
+        holders = [client for client, one in enumerate(sets) if label in one.labels]
+        if len(holders) < FEWEST:
+            continue
+        votes_ND = torch.stack(
+            [sets[client].means[sets[client].labels == label].double().mean(0) for client in holders]
+        )
+        far_N = (votes_ND - mean_of_middle(votes_ND, dropped(len(holders), "median", 0.0))).norm(dim=1)
+        found_MC[holders, label] = far_N / far_N.median().clamp_min(torch.finfo(torch.float64).tiny)
+    return found_MC
+
+
+def merge_weights(
+    sets: Sequence[Mapping[str, Tensor]], shares: Sequence[float], merging: str, trim: float
+) -> dict[str, Tensor]:
+    """The clients' weights as one, tensor by tensor, computed in float64; whole numbers are rounded.
+
+    ``mean`` is Σ_i share_i · w_i; ``median`` and ``trimmed-mean`` leave the ``shares`` aside.
+    """
+    drop = dropped(len(sets), merging, trim)
+    merged = {}
+    for name, one in sets[0].items():
+        values = [weights[name] for weights in sets]
+        mean = _weighted_sum(values, shares) if merging == "mean" else _middle(values, drop)
+        merged[name] = (mean if one.is_floating_point() else mean.round()).to(one.dtype)
+    return merged
+
+
+def _weighted_sum(values: Sequence[Tensor], shares: Sequence[float]) -> Tensor:
+    total = torch.zeros_like(values[0], dtype=torch.float64)
+    for value, share in zip(values, shares, strict=True):
+        total += value.double() * share
+    return total
+
+
+def _middle(values: Sequence[Tensor], drop: int) -> Tensor:
+    parts = zip(*(value.flatten().split(AT_ONCE) for value in values), strict=True)
+    return torch.cat([mean_of_middle(torch.stack(part), drop) for part in parts]).reshape(values[0].shape)
+
+
+def clip_updates(
+    sets: Sequence[Mapping[str, Tensor]], received: Sequence[Mapping[str, Tensor]], ratio: float
+) -> list[Mapping[str, Tensor]]:
+    """The weights w_i of each client, no farther from those it ``received`` than ``ratio`` times the median distance.
+
+    Fewer than `FEWEST` sets are returned as they are. Integer buffers do not count, and stay.
+    """
+    lengths = [_distance(one, other) for one, other in zip(sets, received, strict=True)]
+    limit = ratio * statistics.median_low(lengths) if len(sets) >= FEWEST else math.inf
+    found = zip(sets, received, lengths, strict=True)
+    return [one if length <= limit else _between(other, one, limit / length) for one, other, length in found]
+
+
+def _distance(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> float:
+    pairs = [(value, other[name]) for name, value in one.items() if value.is_floating_point()]
+    return math.sqrt(sum(float((value.double() - start.double()).square().sum()) for value, start in pairs))
+
+
+def _between(start: Mapping[str, Tensor], end: Mapping[str, Tensor], part: float) -> dict[str, Tensor]:
+    return {
+        name: start[name].double().lerp(value.double(), part).to(value.dtype) if value.is_floating_point() else value
+        for name, value in end.items()
+    }
+
+
+def dropped(n: int, merging: str, trim: float) -> int:
+    """Count the values of n that go at each end: ⌈βn⌉ for a part β below 1, else β; for the median all but one or two.
+
+    A part is rounded up, so that three clients are enough to outvote one; with two nothing can be dropped.
+    """
+    most = (n - 1) // 2
+    return most if merging == "median" else min(most, math.ceil(round(trim * n if trim < 1 else trim, 9)))
+
+
+def mean_of_middle(means_ND: Tensor, dropped: int) -> Tensor:
+    """The mean [D] float64 over clients, in each coordinate without its ``dropped`` smallest and largest values."""
+    ordered = means_ND.double().sort(dim=0).values
+    return ordered[dropped : len(ordered) - dropped].mean(dim=0)

@@ -1,0 +1,100 @@
+"""From named attributes of an algorithm's half to the tensors of a checkpoint, and back; the same for both halves.
+
+An attribute may be a tensor or parameter, prototypes, a module, an optimizer, a random generator, None, or a dictionary
+of these by name, of any depth. Entries are named ``seen_C``, ``model/body.0.weight``, ``sets/site-1``; prototypes take
+entries with ``:means``, ``:labels`` and, where they have any, ``:counts`` after the name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from protofl_common.basics.tensorfile import flatten_optimizer, restore_optimizer
+from protofl_common.maths.prototypes import Prototypes
+
+_MEANS, _LABELS, _COUNTS = ":means", ":labels", ":counts"
+_IN_PLACE = (torch.Generator, torch.optim.Optimizer, nn.Module, dict)
+
+
+def pack_attributes(owner: object, names: Iterable[str]) -> dict[str, Tensor]:
+    """The named attributes as tensors of their own, on the CPU."""
+    return {key: value.cpu().clone() for key, value in tensors_of(owner, names).items()}
+
+
+def tensors_of(owner: object, names: Iterable[str]) -> dict[str, Tensor]:
+    """The tensors of the named attributes themselves, for one who looks at them at once: nothing is copied."""
+    entries = {key: value for name in names for key, value in _entries(name, getattr(owner, name)).items()}
+    return {key: value.detach() for key, value in entries.items()}
+
+
+def restore_attributes(owner: object, names: Iterable[str], entries: Mapping[str, Tensor]) -> None:
+    """Set the attributes of a freshly built ``owner`` to what `pack_attributes` gave."""
+    for name in names:
+        found = getattr(owner, name)
+        if (restored := _restored(found, name, entries)) is not found:
+            setattr(owner, name, restored)
+
+
+def _restored(found: Any, name: str, entries: Mapping[str, Tensor]) -> Any:
+    """``found`` as it was: itself, where it can be changed in place, for an optimizer may hold it."""
+    inner = {key.removeprefix(f"{name}/"): value for key, value in entries.items() if key.startswith(f"{name}/")}
+    match found:
+        case torch.Generator():
+            found.set_state(entries[name].cpu())
+        case torch.optim.Optimizer():
+            restore_optimizer(found, inner)
+        case nn.Module():
+            found.load_state_dict(inner)
+        case Tensor():
+            found.data.copy_(entries[name])
+        case dict():
+            lasting = {key: value for key, value in found.items() if isinstance(value, _IN_PLACE)}
+            return _tree(inner) | {key: _restored(value, key, inner) for key, value in lasting.items()}
+        case _:
+            plain = {
+                key: entries[key] for key in (name, name + _MEANS, name + _LABELS, name + _COUNTS) if key in entries
+            }
+            return _tree(inner) if inner else _tree(plain).get(name)
+    return found
+
+
+def _entries(name: str, value: Any) -> dict[str, Tensor]:
+    match value:
+        case None:
+            return {}
+        case Prototypes():
+            counts = {} if value.counts is None else {name + _COUNTS: value.counts}
+            return {name + _MEANS: value.means, name + _LABELS: value.labels, **counts}
+        case Tensor():
+            return {name: value}
+        case torch.Generator():
+            return {name: value.get_state()}
+        case torch.optim.Optimizer():
+            inner: Mapping[str, Any] = flatten_optimizer(value)
+        case nn.Module():
+            inner = value.state_dict()
+        case dict():
+            inner = value
+        case _:
+            raise TypeError(f"{name}: a checkpoint cannot hold a {type(value).__name__}")
+    return {key: tensor for part, one in inner.items() for key, tensor in _entries(f"{name}/{part}", one).items()}
+
+
+def _tree(entries: Mapping[str, Tensor]) -> dict[str, Any]:
+    """Tensors by name, prototypes where there are means and labels of a name, dictionaries where it has a slash."""
+    found: dict[str, Any] = {}
+    for key, value in entries.items():
+        *path, last = key.split("/")
+        place = found
+        for name in path:
+            place = place.setdefault(name, {})
+        if last.endswith(_MEANS):
+            whole = key.removesuffix(_MEANS)
+            place[last.removesuffix(_MEANS)] = Prototypes(value, entries[whole + _LABELS], entries.get(whole + _COUNTS))
+        elif not last.endswith((_LABELS, _COUNTS)):
+            place[last] = value
+    return found

@@ -1,0 +1,101 @@
+"""Metrics of an evaluation beside accuracy, which a client computes on its own test samples; only the figures travel.
+
+The setting ``metrics`` names them. One of the user's own is ``module:function``, called with scores [N, C] (higher is
+likelier; for prototypes −d², and a very low one for a class without any) and labels [N] int64; it returns a number;
+one that is NaN or infinite is left out.
+"""
+
+from __future__ import annotations
+
+import math
+import traceback
+from collections.abc import Callable, Iterable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from protofl_common.basics.text import names_in
+from protofl_common.config.options import SettingsError
+from protofl_common.config.python_names import is_python_name, load
+from protofl_common.runs.folder import KINDS
+
+Scores = NDArray[np.float64]
+Labels = NDArray[np.int64]
+Metric = Callable[[Scores, Labels], float]
+
+
+def balanced_accuracy(scores_NC: Scores, labels_N: Labels) -> float:
+    """The mean of the recalls of the classes that occur."""
+    from sklearn.metrics import recall_score
+
+    present = np.unique(labels_N)
+    return float(recall_score(labels_N, scores_NC.argmax(1), average="macro", labels=present, zero_division=0.0))
+
+
+def macro_f1(scores_NC: Scores, labels_N: Labels) -> float:
+    """The mean F1 of the classes that occur or are predicted."""
+    from sklearn.metrics import f1_score
+
+    return float(f1_score(labels_N, scores_NC.argmax(1), average="macro", zero_division=0.0))
+
+
+def auc(scores_NC: Scores, labels_N: Labels) -> float:
+    """The mean, over the classes that occur, of the area under the ROC curve of a class against the rest.
+
+    0.5 where only one class occurs: there is nothing to tell apart.
+    """
+    from sklearn.metrics import roc_auc_score
+
+    present = np.unique(labels_N)
+    if len(present) < 2:
+        return 0.5
+    return float(np.mean([roc_auc_score(labels_N == label, scores_NC[:, label]) for label in present]))
+
+
+METRICS: dict[str, Metric] = {"balanced-accuracy": balanced_accuracy, "macro-f1": macro_f1, "auc": auc}
+RECALL = "recall"
+"""Names not one figure but one of each class that occurs: ``recall/3``."""
+
+
+def metric_names(text: str) -> tuple[str, ...]:
+    """The names in the setting ``metrics``; SettingsError if one is no metric."""
+    names = names_in(text)
+    known = [*METRICS, RECALL]
+    if odd := [name for name in names if name not in known and not is_python_name(name)]:
+        raise SettingsError(f"metrics = {text!r}: {odd[0]!r} is not one of {', '.join(known)}, or module:function")
+    return names
+
+
+def declared_metrics(names: Iterable[str], num_classes: int) -> set[str]:
+    """All that a report may hold for these metrics: ``head/auc``, ``prototype/recall/3``."""
+    per_class = [f"{RECALL}/{label}" for label in range(num_classes)]
+    each = [one for name in names for one in (per_class if name == RECALL else [name])]
+    return {f"{kind}/{name}" for kind in KINDS for name in each}
+
+
+def evaluate_metrics(names: Iterable[str], scores_NC: Scores, labels_N: Labels) -> dict[str, float]:
+    """The figures of these metrics; none where there are no samples, and none that is NaN or infinite.
+
+    SettingsError when a metric of the user's own is not there, fails, or returns no number.
+    """
+    if not len(labels_N):
+        return {}
+    found: dict[str, float] = {}
+    for name in names:
+        if name == RECALL:
+            hits_N = scores_NC.argmax(1) == labels_N
+            found |= {f"{RECALL}/{label}": float(hits_N[labels_N == label].mean()) for label in np.unique(labels_N)}
+        else:
+            found[name] = METRICS[name](scores_NC, labels_N) if name in METRICS else _own(name, scores_NC, labels_N)
+    return {name: value for name, value in found.items() if math.isfinite(value)}
+
+
+def _own(name: str, scores_NC: Scores, labels_N: Labels) -> float:
+    """The figure of a user's function. What it says of a failure may quote samples: that stays in this log."""
+    metric: Metric = load(name, "metrics")
+    try:
+        return float(metric(scores_NC, labels_N))
+    except Exception as error:  # a user's function may raise anything
+        traceback.print_exception(error)
+        kind = type(error).__name__
+        raise SettingsError(f"metrics = {name!r}: it failed ({kind}); the log of the client says more") from error

@@ -1,0 +1,250 @@
+"""The files that a run leaves for readers, typed: who writes or reads them does it here.
+
+    ``metrics.jsonl``      `RoundRow`: a line per round, and one for the final evaluation
+    ``prototypes.jsonl``   `MarginRow`: a line per round in which clients sent prototypes
+    ``sites.json``         `Sites`: who takes part; written before the first round, and again at the end
+    ``summary.json``       `Summary`: of a finished run
+
+Folders of versions before ``format`` was written have format 1. A folder of a later format is refused by its number.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, NotRequired, TypedDict
+
+from protofl_common.basics.files import write_text
+from protofl_common.config.options import Scalar, SettingsError
+
+METRICS, MARGINS, SITES, SUMMARY = "metrics.jsonl", "prototypes.jsonl", "sites.json", "summary.json"
+WEIGHTS, CARD = "model.safetensors", "model.json"
+"""The two files of an exported model; a client leaves the first alone, with the card among its metadata."""
+BEST = "best.safetensors"
+"""Beside a client's model of the last round, with ``keep-best``: that of the best one."""
+MOST_NUMBERS = 2**24
+"""Of an input, that a model's card may ask for."""
+FORMAT = 1
+"""Of the four files; to be increased when a reader of this version would misread what a later one writes."""
+
+KINDS = ("prototype", "head")
+"""Ways to predict, of which a run may have both."""
+Accuracies = dict[str, dict[str, float]]
+"""One of `KINDS` -> mean, weighted, worst-10%, std over the clients, in [0, 1]; likewise ``head/auc`` and so on.
+
+On test data; under ``validation`` accuracies and metrics together, on the clients' validation data. With secure
+aggregation ``mean`` is that over all samples of all clients, like ``weighted``, and there are no others.
+"""
+Trouble = Literal["failed", "refused", "missing", "late"]
+TROUBLE: tuple[Trouble, ...] = ("failed", "refused", "missing", "late")
+"""What may become of a reply; a late one was missing in its own round and is not used."""
+
+ClientRow = TypedDict(
+    "ClientRow",
+    {
+        "train-samples": NotRequired[int],
+        "test-samples": NotRequired[int],
+        "accuracy": dict[str, float],
+        "losses": dict[str, float],
+        "seconds": dict[str, float],
+        "metrics": NotRequired[dict[str, float]],
+        "validation-samples": NotRequired[int],
+        "validation": NotRequired[dict[str, float]],
+        "prototypes-of-classes": NotRequired[list[int]],
+    },
+)
+
+
+class Seconds(TypedDict, total=False):
+    """Of a round as the server sees it, and of each phase of the clients' work, summed over the clients."""
+
+    total: float
+    exchange: float
+    aggregate: float
+    clients: dict[str, float]
+
+
+RoundRow = TypedDict(
+    "RoundRow",
+    {
+        "kind": Literal["round", "final"],
+        "round": int,
+        "evaluated-after-round": int,
+        "accuracy": Accuracies,
+        "losses": dict[str, float],
+        "bytes": dict[str, int],
+        "asked": int,
+        "valid": int,
+        "void": bool,
+        "void-because": NotRequired[str],
+        "failed": dict[str, str],
+        "refused": dict[str, str],
+        "missing": list[str],
+        "late": dict[str, str],
+        "clients": dict[str, ClientRow],
+        "seconds": Seconds,
+        "metrics": NotRequired[Accuracies],
+        "validation": NotRequired[Accuracies],
+        "server": NotRequired[dict[str, float]],
+        "epsilon": NotRequired[float],
+        "bounded": NotRequired[list[str]],
+    },
+)
+
+MarginRow = TypedDict(
+    "MarginRow", {"round": int, "global": list[float | None] | None, "clients": dict[str, list[float | None]]}
+)
+"""Margins of each class, None where it has none: of the global prototypes, and of every client's."""
+
+SiteFacts = TypedDict(
+    "SiteFacts",
+    {
+        "arch": str,
+        "domain": str,
+        "parameters": int,
+        "train-samples": int,
+        "test-samples": int,
+        "validation-samples": int,
+        "train-classes": list[int],
+        "backbone-similarity": list[float | None],
+    },
+    total=False,
+)
+
+
+class Sites(TypedDict, total=False):
+    """Who takes part, with what is known of each."""
+
+    format: int
+    algorithm: str
+    paper: str
+    classes: list[str]
+    backbones: list[str]
+    sites: dict[str, SiteFacts]
+
+
+Best = TypedDict("Best", {"mean": float, "after-round": int, "chosen-on": NotRequired[Literal["validation", "test"]]})
+"""The mean accuracy on test data at the best round; by which data that was the best, in older runs always test data."""
+
+
+class BestRound(TypedDict):
+    """The round that was the best by one figure, which the setting ``early-stopping-metric`` names."""
+
+    metric: str
+    after: int
+    on: Literal["validation", "test"]
+
+
+Summary = TypedDict(
+    "Summary",
+    {
+        "format": NotRequired[int],
+        "epsilon": NotRequired[float],
+        "algorithm": str,
+        "dataset": str,
+        "partition": str,
+        "clients": dict[str, SiteFacts],
+        "rounds": int,
+        "accuracy": Accuracies,
+        "best-accuracy": dict[str, Best],
+        "best-round": NotRequired[BestRound | None],
+        "stopped-early": NotRequired[bool],
+        "metrics": NotRequired[Accuracies],
+        "validation": NotRequired[Accuracies],
+        "accuracy-of-clients": dict[str, dict[str, float]],
+        "bytes": dict[str, int],
+        "trouble": dict[str, int],
+        "bounded": NotRequired[list[str]],
+        "void-rounds": int,
+        "resumed-after-rounds": list[int],
+        "seconds": float,
+        "seconds-per-round": float,
+        "versions": dict[str, str],
+        "commit": NotRequired[str],
+        "machine": NotRequired[str],
+        "settings": dict[str, Scalar],
+    },
+)
+
+
+def baseline_folder(run: Path, algo: str) -> Path:
+    """The folder of a run's baseline: beside the run's."""
+    return run.with_name(f"{run.name}-{algo}")
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """One run's folder. What is missing or damaged is read as nothing, for a run may still go on."""
+
+    path: Path
+
+    @property
+    def lock(self) -> Path:
+        """The file beside it that a process at work on it locks."""
+        return self.path.parent / f".{self.path.name}.lock"
+
+    def rows(self) -> list[RoundRow]:
+        """Rounds, and at the end of a finished run the final evaluation."""
+        return list(self.each_row())
+
+    def each_row(self) -> Iterator[RoundRow]:
+        """The same one by one: with the figures of many clients all may be too many for the memory."""
+        return _read(self.path / METRICS)
+
+    def margins(self) -> list[MarginRow]:
+        """Of all rounds so far."""
+        return list(_read(self.path / MARGINS))
+
+    def sites(self) -> Sites:
+        """Empty before the first round."""
+        return next(_read(self.path / SITES), Sites())
+
+    def summary(self) -> Summary | None:
+        """None while the run is not finished."""
+        return next(_read(self.path / SUMMARY), None)
+
+    def finished_summary(self) -> Summary:
+        """The summary; SettingsError where there is none."""
+        if (found := self.summary()) is None:
+            raise SettingsError(f"{self.path}: no {SUMMARY} in it; give the folder of a finished run")
+        return found
+
+    def add(self, file: str, row: RoundRow | MarginRow) -> None:
+        """Append a row to `METRICS` or `MARGINS`."""
+        with (self.path / file).open("a", encoding="utf-8") as lines:
+            lines.write(json.dumps(row, ensure_ascii=False) + "\n")
+
+    def write(self, file: str, content: Sites | Summary, indent: int | None = None) -> None:
+        """Replace `SITES` or `SUMMARY`."""
+        text = json.dumps({"format": FORMAT, **content}, indent=indent, ensure_ascii=False)
+        write_text(self.path / file, text + "\n")
+
+    def drop_margins_after(self, last: int) -> None:
+        """Remove the margins of later rounds, which will be run again."""
+        if rows := self.margins():
+            kept = [json.dumps(row, ensure_ascii=False) + "\n" for row in rows if row["round"] <= last]
+            write_text(self.path / MARGINS, "".join(kept))
+
+
+def _read(path: Path) -> Iterator[Any]:
+    """The JSON objects in a file: one per line of a ``.jsonl``, where a line that is still being written is none.
+
+    SettingsError for a later format.
+    """
+    try:
+        with path.open(encoding="utf-8") as file:
+            for part in file if path.suffix == ".jsonl" else (file.read(),):
+                with suppress(json.JSONDecodeError):
+                    if isinstance(found := json.loads(part), dict):
+                        yield _of_this_version(found, path)
+    except (OSError, UnicodeDecodeError):
+        return
+
+
+def _of_this_version(found: dict[str, Any], path: Path) -> dict[str, Any]:
+    if not isinstance(number := found.get("format", FORMAT), int) or number > FORMAT:
+        raise SettingsError(f"{path} has format {found['format']}, of a later version; this one reads up to {FORMAT}")
+    return found

@@ -1,0 +1,159 @@
+"""Figures over clients, and sizes of things."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Literal
+
+from protofl_common.config.options import SettingsError
+from protofl_common.runs.folder import Accuracies, Best, BestRound, RoundRow
+
+
+def over_clients(accuracies: Sequence[float], test_samples: Sequence[int], liars: int = 0) -> dict[str, float]:
+    """What the papers report of per-client accuracies in [0, 1], clients in any order.
+
+    ``mean`` (as the papers average), ``weighted`` (by test samples), ``worst-10%`` (mean of the worst tenth of the
+    clients, at least one), ``std`` (population). With ``liars`` also ``trimmed``: the mean without as many of the
+    largest and of the smallest, by which the best round is chosen. Empty input gives an empty dict.
+    """
+    if not accuracies:
+        return {}
+    mean = math.fsum(accuracies) / len(accuracies)
+    total = sum(test_samples)
+    weighted = math.fsum(a * n for a, n in zip(accuracies, test_samples, strict=True)) / total if total else mean
+    spread = fairness(accuracies)
+    figures = {"mean": mean, "weighted": weighted, "worst-10%": spread["worst-10%"], "std": spread["std"]}
+    if not liars:
+        return figures
+    drop = min(liars, (len(accuracies) - 1) // 2)
+    middle = sorted(accuracies)[drop : len(accuracies) - drop]
+    return figures | {"trimmed": math.fsum(middle) / len(middle)}
+
+
+COLUMNS = ("mean", "weighted", "worst-10%", "std")
+"""What `over_clients` gives."""
+HIDDEN = "Over all sites' samples together, also as the mean: secure aggregation hides single sites."
+"""Beside figures that are no more than a mean over all samples."""
+
+
+def cells(figures: dict[str, float], names: Sequence[str] = COLUMNS, factor: int = 100, digits: int = 2) -> list[str]:
+    """These figures as text, shares in percent by default; "–" for one that is hidden."""
+    return [f"{factor * figures[name]:.{digits}f}" if name in figures else "–" for name in names]
+
+
+def fairness(accuracies: Sequence[float]) -> dict[str, float]:
+    """How accuracies in [0, 1] spread over the clients (FedPCL, Tables 12 and 13).
+
+    ``worst-10%``, ``worst-20%``, ``worst-40%``, ``best-10%``: the mean of that part of the clients, at least one.
+    ``std`` and ``variance``: of the population. Empty input gives an empty dict.
+    """
+    if not accuracies:
+        return {}
+    found = {part: mean_of_part(accuracies, part) for part in ("worst-10%", "worst-20%", "worst-40%", "best-10%")}
+    mean = math.fsum(accuracies) / len(accuracies)
+    variance = math.fsum((a - mean) ** 2 for a in accuracies) / len(accuracies)
+    return found | {"std": math.sqrt(variance), "variance": variance}
+
+
+def mean_of_part(accuracies: Sequence[float], part: str) -> float:
+    """The mean over the ``worst-N%`` or ``best-N%`` of the clients, at least one."""
+    end, _, percent = part.rstrip("%").partition("-")
+    some = sorted(accuracies, reverse=end == "best")[: max(1, len(accuracies) * int(percent) // 100)]
+    return math.fsum(some) / len(some)
+
+
+def of_all_sites(rows: Sequence[RoundRow]) -> list[RoundRow]:
+    """The rows of ``metrics.jsonl`` in which as many sites were asked, and at least as many answered, as in the last.
+
+    With ``participation`` below 1 that is the final evaluation: the best of means over ever other clients would tell
+    of lucky draws.
+    """
+    return [row for row in rows if row["asked"] == rows[-1]["asked"] and row["valid"] >= rows[-1]["valid"]]
+
+
+def best_evaluation(rows: Sequence[RoundRow], kind: str) -> RoundRow | None:
+    """The row of the highest mean of this accuracy or metric, the first of several, among those `of_all_sites`.
+
+    Where sites may lie, that of the highest trimmed mean: no site alone chooses the round. The mean on validation data,
+    where the run has any (`chosen_on`), else on test data. None where there is none.
+    """
+    validated = chosen_on(rows, kind) == "validation"
+    found = [
+        (figures[kind].get("trimmed", figures[kind]["mean"]), row)
+        for row in of_all_sites(rows)
+        if kind in (figures := _figures(row, validated))
+    ]
+    return max(found, key=lambda one: one[0], default=(0.0, None))[1]
+
+
+def chosen_on(rows: Sequence[RoundRow], kind: str) -> Literal["validation", "test"]:
+    """By which data the best round of a run is chosen."""
+    return "validation" if any(kind in row.get("validation", {}) for row in of_all_sites(rows)) else "test"
+
+
+def best_of(rows: Sequence[RoundRow], kind: str) -> Best | None:
+    """The mean accuracy on test data at the best round."""
+    if (best := best_evaluation(rows, kind)) is None:
+        return None
+    mean = _figures(best, validated=False)[kind]["mean"]
+    return {"mean": mean, "after-round": best["evaluated-after-round"], "chosen-on": chosen_on(rows, kind)}
+
+
+def best_round(rows: Sequence[RoundRow], metric: str) -> BestRound | None:
+    """The best round so far by the figure that ``early-stopping-metric`` names; "": the head, else the prototypes."""
+    name = metric or ("head" if "head" in _measured(rows) else "prototype")
+    best = best_evaluation(rows, name)
+    return {"metric": name, "after": best["evaluated-after-round"], "on": chosen_on(rows, name)} if best else None
+
+
+def has_stalled(rows: Sequence[RoundRow], metric: str, patience: int) -> bool:
+    """Whether ``patience`` rounds have passed since the best one on validation data; 0: never.
+
+    SettingsError where the run measures other figures only, though it has trained.
+    """
+    if not patience and not metric:
+        return False
+    best, known = best_round(rows, metric), sorted(_measured(rows))
+    if best is None and known and rows[-1]["evaluated-after-round"] and not any(row["void"] for row in rows):
+        raise SettingsError(f"early-stopping-metric = {metric!r}: this run measures {', '.join(known)}")
+    if best is None or best["on"] == "test" or not patience:
+        return False
+    last = max(row["evaluated-after-round"] for row in rows if best["metric"] in row.get("validation", {}))
+    return last - best["after"] >= patience
+
+
+def best_text(best: Best) -> str:
+    """``"75.00 @3 (chosen on test data)"``: percent, and after which round."""
+    return f"{short_best(best)} (chosen on {best.get('chosen-on', 'test')} data)"
+
+
+def short_best(best: Best) -> str:
+    """``"75.00 @3"``, where the text beside it says on which data the round was chosen."""
+    return f"{100 * best['mean']:.2f} @{best['after-round']}"
+
+
+def _measured(rows: Sequence[RoundRow]) -> set[str]:
+    return {name for row in rows for name in _figures(row, validated=False)}
+
+
+def _figures(row: RoundRow, validated: bool) -> Accuracies:
+    return row.get("validation", {}) if validated else {**row["accuracy"], **row.get("metrics", {})}
+
+
+def human_bytes(size: float) -> str:
+    """1536 -> ``1.5 kB`` (steps of 1000)."""
+    for unit in ("B", "kB", "MB"):
+        if size < 1000:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1000
+    return f"{size:.1f} GB"
+
+
+def human_seconds(seconds: float) -> str:
+    """75 -> ``1m15s``."""
+    if seconds < 60:
+        return f"{seconds:.1f}s" if seconds < 10 else f"{seconds:.0f}s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}h{minutes:02d}m" if hours else f"{minutes}m{rest:02d}s"
