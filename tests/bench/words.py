@@ -1,0 +1,76 @@
+"""Fails where the packages use words that a reader of the field would not: `make lint` runs it.
+
+CONTRIBUTING.md says which words the project uses instead. The limits only ever go down.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+PACKAGES = ("client_app", "server_app", "protofl_common")
+WORDS = (
+    *("told", "said", "kept", "keeps", "insight", "held", "holds", "lineage", "void", "apart", "mended", "bears"),
+    *("learnt", "outgoing", "handover", "settle"),
+)
+RELATIVE = re.compile(r"(Of|Those|What|Whether|Where|That|Which|Whom|Whose|Else)\b")
+BARE = ("one", "found", "said", "told", "known", "given", "there")
+LIMITS = {"names": 0, "prose": 60, "docstrings": 20, "variables": 80}
+
+
+def main() -> None:
+    """Print every place of each kind that has more of them than its limit; exit status 1 if there is one."""
+    places: dict[str, list[str]] = {kind: [] for kind in LIMITS}
+    for package in PACKAGES:
+        for path in sorted((ROOT / package).rglob("*.py")):
+            for kind, line, word in odd_words(path.read_text(encoding="utf-8")):
+                places[kind].append(f"{path.relative_to(ROOT)}:{line}: {word}")
+    too_many = {kind: where for kind, where in places.items() if len(where) > LIMITS[kind]}
+    for kind, where in too_many.items():
+        print(f"{len(where)} {kind}, above {LIMITS[kind]}:", *where, sep="\n  ")
+    print(*(f"{kind} {len(where)} of {LIMITS[kind]}" for kind, where in places.items()), sep=", ")
+    sys.exit(bool(too_many))
+
+
+def odd_words(source: str) -> Iterator[tuple[str, int, str]]:
+    """Yield (kind, line, word) for each name, word of prose, first line of a docstring and variable to replace."""
+    tree = ast.parse(source)
+    names: Counter[str] = Counter()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and node.id in BARE:
+            yield "variables", node.lineno, node.id
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Module):
+            text = ast.get_docstring(node) or ""
+            if RELATIVE.match(text):
+                yield "docstrings", getattr(node, "lineno", 1), text.splitlines()[0]
+        for name in defined(node):
+            names[name] += 1
+            if any(part in WORDS for part in name.lower().split("_")) and name not in BARE:
+                yield "names", getattr(node, "lineno", 1), name
+    for number, line in enumerate(source.splitlines(), 1):
+        for word in re.findall(rf"\b({'|'.join(WORDS)})\b", line):
+            if word not in names:
+                yield "prose", number, word
+
+
+def defined(node: ast.AST) -> list[str]:
+    """Names that a node gives to a function, class, argument or variable."""
+    match node:
+        case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
+            return [node.name]
+        case ast.arg():
+            return [node.arg]
+        case ast.Name(ctx=ast.Store()):
+            return [node.id]
+        case ast.Attribute(ctx=ast.Store()):
+            return [node.attr]
+    return []
+
+
+if __name__ == "__main__":
+    main()
