@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from client_app.data import Samples
-from client_app.training import Loss, LossTerms, Step
+from client_app.training import Correction, Loss, LossTerms, Step
 from protofl_common.config.options import SettingsError
 from protofl_common.privacy.plan import Plan
 from protofl_common.privacy.release import fresh_draw
@@ -38,8 +38,15 @@ class PrivateStep(Step):
 
     private = True
 
-    def __init__(self, modules: Sequence[nn.Module], optimizer: torch.optim.Optimizer, loss: Loss, plan: Plan) -> None:
-        super().__init__(modules, optimizer, loss)
+    def __init__(
+        self,
+        modules: Sequence[nn.Module],
+        optimizer: torch.optim.Optimizer,
+        loss: Loss,
+        plan: Plan,
+        correction: Correction | None = None,
+    ) -> None:
+        super().__init__(modules, optimizer, loss, correction)
         parts = [part for module in modules for part in module.modules()]
         if any(isinstance(part, nn.modules.batchnorm._BatchNorm) for part in parts):
             raise SettingsError("norm = 'batch': this network has batch normalisation, which mixes samples; set group")
@@ -74,7 +81,7 @@ class PrivateStep(Step):
             for samples in zip(inputs.split(size), labels.split(size), index.split(size), strict=True):
                 for name, total in self._cut(self._of_each(weights, samples)).items():
                     sums[weights[name]] = sums[weights[name]] + total
-            self._descend(sums, self.plan.rate * self.plan.samples)
+            self._release(sums, self.plan.rate * self.plan.samples)
         return terms
 
     def _of_each(self, weights: Mapping[str, Tensor], samples: tuple[Tensor, ...]) -> dict[str, Tensor]:
@@ -96,11 +103,11 @@ class PrivateStep(Step):
         # 0 · ∞ is no number
         return {name: torch.tensordot(factors_B, one.nan_to_num_(0.0, 0.0, 0.0), 1) for name, one in gradients.items()}
 
-    def _descend(self, sums: dict[nn.Parameter, Tensor], expected: float) -> None:
-        """A step of the optimizer along ḡ."""
+    def _release(self, sums: dict[nn.Parameter, Tensor], expected: float) -> None:
+        """Add the noise, and step along ḡ as it is corrected: what a correction adds must not depend on the samples."""
         self.optimizer.zero_grad(set_to_none=True)
         deviation = self.plan.noise * self.plan.privacy.dp_clip
         for one, total in sums.items():
             noise = torch.from_numpy(self.draw.standard_normal(tuple(total.shape), dtype=np.float32)).to(total)
             one.grad = (total + deviation * noise) / expected
-        self.optimizer.step()
+        self.descend()

@@ -47,12 +47,16 @@ class Batch:
 
 Loss = Callable[[Batch], LossTerms]
 """Named scalar terms of a batch, whose sum is minimised; no terms: there is nothing to learn from it."""
+Correction = Callable[[], None]
+"""Changes the gradients in place, before the optimizer takes its step along them."""
 
 
 class Step:
-    """One update of the weights by one batch: forward pass, loss, backward pass, step of the optimizer.
+    """One update of the weights by one batch: the gradients, their ``correction``, and a step of the ``optimizer``.
 
-    The ``optimizer`` trains ``modules``; the first is the model, whose features and logits the ``loss`` gets.
+    Kinds of steps differ in the gradients (`PrivateStep`) or in the optimizer's part (`FusedStep`), and an algorithm
+    brings its correction, so a corrected step can be private. The ``optimizer`` trains ``modules``; the first is the
+    model, whose features and logits the ``loss`` gets.
     """
 
     private = False
@@ -60,17 +64,30 @@ class Step:
     replayable = False
     """Whether every call does the same (`basics/cuda_graph.py`), so that a GPU may be handed it as a graph."""
 
-    def __init__(self, modules: Sequence[nn.Module], optimizer: torch.optim.Optimizer, loss: Loss) -> None:
+    def __init__(
+        self,
+        modules: Sequence[nn.Module],
+        optimizer: torch.optim.Optimizer,
+        loss: Loss,
+        correction: Correction | None = None,
+    ) -> None:
         (self.model, *_), self.modules = modules, modules
-        self.optimizer, self.loss = optimizer, loss
+        self.optimizer, self.loss, self.correction = optimizer, loss, correction
 
     def __call__(self, inputs: Tensor, labels: Tensor, index: Tensor) -> LossTerms:
         """Update the weights; the terms of the loss before the update and, if there are any, their ``total``."""
         terms = self.terms(self.model, inputs, labels, index)
         if terms:
             self.gradients(terms)
-            self.optimizer.step()
+            self.descend()
         return terms
+
+    def descend(self) -> None:
+        """Correct the gradients, and step along them."""
+        if self.correction is not None:
+            with torch.no_grad():
+                self.correction()
+        self.optimizer.step()
 
     def gradients(self, terms: LossTerms) -> None:
         """Replace all gradients by those of the total."""
@@ -102,7 +119,7 @@ class FusedStep(Step):
     """The same, but wide linear layers take their SGD step inside the backward pass, which is faster on a CPU.
 
     Only for losses that depend on the weights through the layers' outputs alone and use each layer once; any other is
-    a RuntimeError (`fused_linears`).
+    a RuntimeError (`fused_linears`). There is no moment at which gradients could be corrected.
     """
 
     def session(self) -> AbstractContextManager[object]:
@@ -110,31 +127,22 @@ class FusedStep(Step):
         return fused_linears(self.model, self.optimizer)
 
 
-class ProximalStep(Step):
-    """The same for the loss plus (λ/2) · ‖w − c‖², of parameters w of the model and c of ``centre``: adds λ (w − c).
+class Proximal:
+    """The correction for the loss plus (λ/2) · ‖w − c‖²: adds λ (w − c) to the gradient of each parameter.
 
-    ``centre`` has the model's architecture, and may change between steps; ``strength`` is λ ≥ 0.
+    w are the parameters of ``model`` and c those of ``centre``, which has its architecture and may change between
+    steps; ``strength`` is λ ≥ 0. The terms of the loss are without the distance.
     """
 
-    def __init__(
-        self,
-        modules: Sequence[nn.Module],
-        optimizer: torch.optim.Optimizer,
-        loss: Loss,
-        centre: nn.Module,
-        strength: float,
-    ) -> None:
-        super().__init__(modules, optimizer, loss)
-        self.pairs = list(zip(self.model.parameters(), centre.parameters(), strict=True))
+    def __init__(self, model: nn.Module, centre: nn.Module, strength: float) -> None:
+        self.pairs = list(zip(model.parameters(), centre.parameters(), strict=True))
         self.strength = strength
 
-    def gradients(self, terms: LossTerms) -> None:
-        """Those of the total and of the distance; the total itself is without it."""
-        super().gradients(terms)
-        with torch.no_grad():
-            for one, centre in self.pairs:
-                if one.grad is not None:
-                    one.grad.add_(one - centre, alpha=self.strength)
+    def __call__(self) -> None:
+        """Correct the gradients in place."""
+        for parameter, centre in self.pairs:
+            if parameter.grad is not None:
+                parameter.grad.add_(parameter - centre, alpha=self.strength)
 
 
 def in_round(settings: Settings, number: int) -> Settings:

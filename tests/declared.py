@@ -61,6 +61,11 @@ class Declared:
         """The client's own model, or a part of it, comes from nobody else, so it must be kept."""
         return not self.averages_models or self.own != self.of or bool(self.stays)
 
+    @property
+    def keeps_state(self) -> bool:
+        """Whether a client stores anything for its next round."""
+        return self.keeps_model or bool(self.keeps)
+
 
 PLAIN, COUNTED = ("means", "labels"), ("means", "labels", "counts")
 DECLARED: dict[str, Declared] = {
@@ -122,6 +127,7 @@ DECLARED: dict[str, Declared] = {
         acts={"regularization": 5.0, "contrast": 0.0, "calibration": 0.0, "smoothing": 0.5},
     ),
     "fedprox": Declared(weights=True, losses=("cross-entropy", "proximal"), acts={"mu": 1.0}),
+    "scaffold": Declared(weights=True, beside={"control": "control"}, keeps=("own",), acts={"server-lr": 0.5}),
     "fedper": Declared(weights=True, stays=("head.",), acts={"personal-layers": 2}),
     "lg-fedavg": Declared(weights=True, stays=("body.",)),
     "fedrep": Declared(weights=True, stays=("head.",), acts={"head-epochs": 2}),

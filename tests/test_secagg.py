@@ -603,6 +603,7 @@ WHY = {
     "feddistill": "what teaches a client is the mean of the others' outputs",
     "fesem": "its server groups the clients by their models",
     "fedkd": "its updates travel as factors, which cannot be added",
+    "scaffold": "its server gives every client the same weight",
     "fedfa": "its server takes the variance over the clients",
 }
 """By hand, from the papers: what no sum can give."""

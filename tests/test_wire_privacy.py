@@ -220,11 +220,12 @@ def kept_by(outcome: Outcome, algo: str, index: int) -> tuple[np.ndarray, np.nda
     state, sent = TRAINED[site.name]["model"], TRAINED[site.name][DECLARED[algo].of]
     own = DECLARED[algo].own
     files = list(Path(str(node["state-dir"])).rglob("0*.safetensors"))
-    assert len(files) == DECLARED[algo].keeps_model  # what is averaged need not be kept
+    assert len(files) == DECLARED[algo].keeps_state  # what is averaged need not be stored
     for path in files:
         kept = load_file(path)
         beside = tuple(name + mark for name in DECLARED[algo].keeps for mark in "/:")
-        wanted = {f"{own}/{name}": value for name, value in TRAINED[site.name][own].items()}
+        model = TRAINED[site.name][own] if DECLARED[algo].keeps_model else {}
+        wanted = {f"{own}/{name}": value for name, value in model.items()}
         assert {name for name in kept if not name.startswith(beside)} == wanted.keys()
         assert all(torch.equal(kept[name], value) for name, value in wanted.items())
     body = {name.removeprefix("body."): value for name, value in state.items() if name.startswith("body.")}
@@ -307,7 +308,7 @@ def assert_private(outcome: Any, folder: Path, algo: str, insight: tuple[str, ..
                 np.testing.assert_allclose(arrays["outputs"]["means"].sum(axis=1), 1, atol=1e-3)
             for name, of in DECLARED[algo].beside.items():
                 module = TRAINED[f"site-{message.metadata.dst_node_id - 1000}"][of]
-                part = {key: value.numpy() for key, value in module.items() if key.startswith(f"{name}.")}
+                part = {key: value.numpy() for key, value in module.items() if of == name or key.startswith(f"{name}.")}
                 assert part
                 assert arrays[name].keys() == part.keys()
                 assert all(np.array_equal(arrays[name][key], value) for key, value in part.items())

@@ -20,7 +20,7 @@ from client_app.evaluation import local_features
 from client_app.few_labels import labelled_loss, training_set
 from client_app.private_training import PrivateStep
 from client_app.site import Site
-from client_app.training import Batch, FusedStep, Loss, LossTerms, Step, in_round, make_optimizer, train
+from client_app.training import Batch, Correction, FusedStep, Loss, LossTerms, Step, in_round, make_optimizer, train
 from protofl_common.basics.seeding import derive_seed
 from protofl_common.config.architectures import ARCHITECTURES
 from protofl_common.config.options import SettingsError
@@ -113,15 +113,15 @@ class ClientAlgorithm(Generic[H]):
         """`loss` as a step needs it: where labels are few, with FedPU's term for the rest."""
         return labelled_loss(self.loss, self.site.train_set, self.settings.training, self.site.num_classes)
 
-    def step(self) -> Step:
+    def step(self, correction: Correction | None = None) -> Step:
         """The update by one batch: DP-SGD's where what is sent must be private, or is noised as in a paper.
 
-        The fused one is used where it is known to be right: with parts of the catalog.
+        The fused one is used where it is known to be right: with parts of the catalog, and without a correction.
         """
         if (plan := self.site.step_plan) is not None:
-            return PrivateStep(self.modules, self.optimizer, self.labelled_loss, plan)
-        kind = FusedStep if self.of_catalog and not self.needs_gradients else Step
-        return kind(self.modules, self.optimizer, self.labelled_loss)
+            return PrivateStep(self.modules, self.optimizer, self.labelled_loss, plan, correction)
+        kind = FusedStep if self.of_catalog and not self.needs_gradients and correction is None else Step
+        return kind(self.modules, self.optimizer, self.labelled_loss, correction)
 
     @property
     def of_catalog(self) -> bool:

@@ -24,7 +24,7 @@ from torch import nn
 
 from client_app.algorithms.fedavg import FedAvg
 from client_app.site import Site
-from client_app.training import ProximalStep
+from client_app.training import Proximal, Step
 from protofl_common.experiment.catalog import DittoHparams
 from protofl_common.models.split import SplitModel
 from protofl_common.wire.payloads import Payload
@@ -58,6 +58,7 @@ class Ditto(FedAvg[P]):
 
     def fit(self) -> dict[str, float]:
         """Train v_k while the model is w^t still, then w_k; the losses of v_k, and the cross-entropy of w_k."""
-        step = ProximalStep((self.personal,), self.optimizer, self.labelled_loss, self.model, self.hparams.lambda_)
+        proximal = Proximal(self.personal, self.model, self.hparams.lambda_)
+        step = Step((self.personal,), self.optimizer, self.labelled_loss, proximal)
         losses, of_global = self.train(step), super().fit()
         return losses | {f"global-{name}": value for name, value in of_global.items() if name == "cross-entropy"}

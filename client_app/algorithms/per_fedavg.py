@@ -44,7 +44,7 @@ class MetaStep(Step):
         values = (inputs, labels, index)
         inner, outer = zip(*(one.tensor_split(2) for one in values), strict=True) if len(labels) > 3 else (values,) * 2
         before = [one.detach().clone() for one in self.model.parameters()]
-        self.descend(*inner)
+        self.adapt(*inner)
         terms = self.terms(self.model, *outer)
         if terms:
             self.gradients(terms)
@@ -55,7 +55,7 @@ class MetaStep(Step):
             self.optimizer.step()
         return terms
 
-    def descend(self, inputs: Tensor, labels: Tensor, index: Tensor) -> None:
+    def adapt(self, inputs: Tensor, labels: Tensor, index: Tensor) -> None:
         """w ← w̃."""
         if terms := self.terms(self.model, inputs, labels, index):
             self.gradients(terms)
@@ -86,5 +86,5 @@ class PerFedAvg(FedAvg[PerFedAvgHparams]):
         generator = torch.Generator().manual_seed(seed)
         batch = next(shuffled_batches(self.site.train_set, training.batch_size, generator))
         torch.manual_seed(seed)  # dropout
-        MetaStep((model,), make_optimizer((model,), training), self.labelled_loss, self.hparams.alpha).descend(*batch)
+        MetaStep((model,), make_optimizer((model,), training), self.labelled_loss, self.hparams.alpha).adapt(*batch)
         return model

@@ -23,11 +23,11 @@ import torch
 from torch import Tensor, nn
 
 from client_app.algorithms.ditto import Ditto
-from client_app.training import Loss, LossTerms, ProximalStep
+from client_app.training import Loss, LossTerms, Proximal, Step
 from protofl_common.experiment.catalog import PFedMeHparams
 
 
-class EnvelopeStep(ProximalStep):
+class EnvelopeStep(Step):
     """K steps of θ towards the minimum of Eq. 7, and one of the centre w_i, of length η λ, towards θ."""
 
     def __init__(
@@ -38,8 +38,9 @@ class EnvelopeStep(ProximalStep):
         centre: nn.Module,
         hparams: PFedMeHparams,
     ) -> None:
-        super().__init__(modules, optimizer, loss, centre, hparams.lambda_)
-        self.steps, self.eta = hparams.personal_steps, hparams.eta
+        self.proximal = Proximal(modules[0], centre, hparams.lambda_)
+        super().__init__(modules, optimizer, loss, self.proximal)
+        self.steps, self.rate = hparams.personal_steps, hparams.eta * hparams.lambda_
 
     def __call__(self, inputs: Tensor, labels: Tensor, index: Tensor) -> LossTerms:
         """Update θ and w_i; the loss of θ before its last step."""
@@ -47,8 +48,8 @@ class EnvelopeStep(ProximalStep):
         for _ in range(self.steps):
             terms = super().__call__(inputs, labels, index)
         with torch.no_grad():
-            for one, centre in self.pairs:
-                centre.lerp_(one, self.eta * self.strength)
+            for parameter, centre in self.proximal.pairs:
+                centre.lerp_(parameter, self.rate)
         return terms
 
 

@@ -1,6 +1,6 @@
 """The settings of a run that no algorithm owns: a frozen dataclass per section, with the legal values of each key.
 
-This folder imports nothing else of the project. What values must mean together is checked in `settings.py`.
+This folder imports nothing else of the project. What values must mean together is checked in `experiment/settings.py`.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from protofl_common.config.options import Affects, keys_affecting, option
 from protofl_common.config.python_names import PYTHON_NAME
 
 INSIGHT_LEVELS = ("none", "summary", "features")
-"""What clients tell for the report (`insight.py`)."""
+"""What clients tell for the report (`wire/statistics.py`)."""
 TRACKERS = ("mlflow", "tensorboard", "trackio", "wandb")
 """Experiment trackers (`server_app/run/trackers.py`)."""
 MERGINGS = ("auto", "mean", "median", "trimmed-mean")
-"""What a server may do against clients whose prototypes or weights are unlike the others' (`merging.py`); ``auto``
+"""What a server may do against clients whose prototypes or weights are unlike the others' (`aggregation.py`); ``auto``
 follows ``liars`` (`server_app/validation/bounds.py`)."""
 FEWEST_TESTED = 20
 """Samples of a figure under ``min-class-samples``, at least. A figure of few samples says of nearly every one whether

@@ -179,6 +179,13 @@ class FedProxHparams(Hparams):
 
 
 @dataclass(frozen=True)
+class SCAFFOLDHparams(Hparams):
+    """``[tool.flwr.app.config.scaffold]``."""
+
+    server_lr: float = option(above=0)
+
+
+@dataclass(frozen=True)
 class FedPerHparams(Hparams):
     """``[tool.flwr.app.config.fedper]``."""
 
@@ -301,7 +308,7 @@ class Algorithm:
     """Names of the loss terms that its clients report."""
     averages_prototypes: bool = False
     """The server takes a mean over the clients' prototypes of a class, which ``merging`` replaces; where it trains on
-    prototypes or clusters them, ``merging`` leaves out those far from the other clients' (`merging.py`)."""
+    prototypes or clusters them, ``merging`` leaves out those far from the other clients' (`aggregation.py`)."""
     supports: tuple[Literal["merging", "secagg"], ...] = ()
     """Settings that the server half was written for: ``merging`` acts in its `merge`; with ``secagg`` that takes one
     upload, the mean of all. Any other value of these is refused."""
@@ -522,6 +529,20 @@ CATALOG: dict[str, Algorithm] = {
         losses=("cross-entropy", "proximal"),
         private=("weights",),
         supports=("merging", "secagg"),
+    ),
+    "scaffold": Algorithm(
+        title="SCAFFOLD",
+        paper="Karimireddy et al., ICML 2020",
+        client="client_app.algorithms.scaffold:SCAFFOLD",
+        server="server_app.strategies.scaffold:SCAFFOLD",
+        hparams=SCAFFOLDHparams,
+        exchange=Exchange(
+            down={"weights": Weights(), "control": Weights(of="common")},
+            up={"weights": Weights(), "control": Weights(of="control")},
+        ),
+        single_uploads="its server gives every client the same weight",
+        private=("weights", "control"),
+        supports=("merging",),
     ),
     "fedper": Algorithm(
         title="FedPer",

@@ -51,7 +51,7 @@ class Weights:
 class Update(Weights):
     """What became of weights in a round: the change of parameters, and buffers as they are now.
 
-    A matrix may travel as two factors where these are fewer numbers (`updates.py`); the receiver gets their product.
+    A matrix may travel as two factors where these are fewer numbers (`low_rank.py`); the receiver gets their product.
     """
 
 
@@ -62,7 +62,7 @@ class Counts:
 
 @dataclass(frozen=True)
 class Statistics:
-    """What a client says of its data for the report, after the last round only (`insight.py`)."""
+    """What a client says of its data for the report, after the last round only (`wire/statistics.py`)."""
 
     level: str
 

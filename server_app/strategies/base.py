@@ -30,7 +30,7 @@ class ServerStrategy(Generic[H]):
     """Local: nothing goes down, nothing comes up. Algorithms override what differs."""
 
     state: tuple[str, ...] = ()
-    """Attributes that a round changes and the next one needs: they make up the checkpoint (`attributes.py`)."""
+    """Attributes that a round changes and the next one needs: they make up the checkpoint (`runs/attributes.py`)."""
     prototypes: Prototypes | None = None
     """The global prototypes of an algorithm that has them; None before there are any."""
 

@@ -33,7 +33,7 @@ class Bounds:
     max_samples_ratio: float = math.inf
     max_samples_lead: float = math.inf
     weights: tuple[str, float] = ("mean", 0)
-    """``merging`` and ``trim`` of the functions in `merging.py`, for the clients' weights."""
+    """``merging`` and ``trim`` of the functions in `aggregation.py`, for the clients' weights."""
     prototypes: tuple[str, float] = ("mean", 0)
     """The same for what they send of classes."""
 

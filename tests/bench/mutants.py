@@ -387,8 +387,8 @@ MUTANTS = [
     Mutant(
         "Ditto pushes away",
         "client_app/training.py",
-        "one.grad.add_(one - centre, alpha=self.strength)",
-        "one.grad.sub_(one - centre, alpha=self.strength)",
+        "grad.add_(parameter - centre, alpha",
+        "grad.sub_(parameter - centre, alpha",
         f"{REFERENCE}/test_ditto.py",
     ),
     Mutant(

@@ -153,7 +153,7 @@ def states(folder: Path) -> list[Path]:
 def test_only_what_an_algorithm_keeps_is_on_the_disk(algo: str, tmp_path: Path) -> None:
     """A model that the server overwrites is not; the model to use after the run is there all the same."""
     outcome = run_federation(run_config(tmp_path, algo=algo, **SMALL), clients=2)
-    keeps = DECLARED[algo].keeps_model
+    keeps = DECLARED[algo].keeps_state
     assert len(states(outcome.folder)) == (2 if keeps else 0)
     assert (client_half(CATALOG[algo]).state != ()) == keeps
     assert len(list(outcome.folder.glob("clients/*/model.safetensors"))) == 2

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 from client_app.algorithms.ditto import Ditto
-from client_app.training import ProximalStep
+from client_app.training import Proximal, Step
 from protofl_common.experiment.settings import Settings
 from tests.harness import Outcome, run_config, run_federation
 from tests.reference.plain import (
@@ -121,7 +121,7 @@ def test_few_labels_and_an_optimizer_that_lives_on(tmp_path: Path) -> None:
     assert outcome.rows[1]["losses"]["unlabelled"] > 0
 
 
-def test_the_proximal_step_by_hand() -> None:
+def test_the_proximal_correction_by_hand() -> None:
     """∇ of x·w² is 2xw: from w = 3, c = 1, x = 2, λ = 10, the step is 0.1 · (12 + 10 · 2)."""
     w, c, frozen = (torch.nn.Linear(1, 1, bias=False).double() for _ in "wcf")
     for module, value in ((w, 3.0), (c, 1.0), (frozen, 5.0)):
@@ -129,8 +129,9 @@ def test_the_proximal_step_by_hand() -> None:
     frozen.requires_grad_(False)
     both = (torch.nn.Sequential(one, other) for one, other in ((w, frozen), (c, w)))
     optimizer = torch.optim.SGD(w.parameters(), lr=0.1)
-    step = ProximalStep((next(both),), optimizer, lambda _: {}, next(both), 10.0)
+    model = next(both)
+    step = Step((model,), optimizer, lambda _: {}, Proximal(model, next(both), 10.0))
     step.gradients({"total": 2 * w.weight.square().sum()})
-    optimizer.step()
+    step.descend()
     assert w.weight.item() == pytest.approx(3 - 0.1 * (12 + 20), abs=1e-12)
     assert frozen.weight.item() == 5

@@ -1,7 +1,7 @@
 """The arguments that a person types: ``key=value``, as Flower wants it, and ``--allow-python``.
 
 Flower's ``--run-config`` is TOML, so a string needs quotes inside the shell's quotes, and a wrong type passes
-silently. Here the declared type of each key (`settings.py`) decides how its value is read.
+silently. Here the declared type of each key (`experiment/settings.py`) decides how its value is read.
 """
 
 from __future__ import annotations

@@ -1,0 +1,75 @@
+"""SCAFFOLD (Karimireddy et al., "Stochastic Controlled Averaging for Federated Learning", ICML 2020), client half.
+
+Other half: `server_app/strategies/scaffold.py`.
+Symbols: x the global model; y_i the local one; c, c_i control variates of the server and of this client; g_i(y) the
+gradient of a batch; K the local steps; η_l = ``lr``.
+
+Step (Eq. 3)        y_i ← y_i − η_l (g_i(y_i) − c_i + c), from y_i = x
+Variate (Eq. 4)     c_i⁺ = (1/K) Σ_k g_i(y_{i,k}), which is c_i − c + (x − y_i) / (K η_l) of option II
+Change              Δc_i = c_i⁺ − c_i
+
+Down: x and c. Up: y_i and Δc_i. Stays: c_i.
+
+Deviations: c_i⁺ is computed as the mean of the gradients. That equals option II for the paper's plain SGD, and needs no
+correction for ``momentum``, ``weight-decay`` or Adam. The step uses the settings' optimizer, momentum included; the
+paper has none.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from client_app.algorithms.fedavg import FedAvg
+from client_app.site import Site
+from protofl_common.experiment.catalog import SCAFFOLDHparams
+from protofl_common.models.control import control_variate
+from protofl_common.wire.payloads import Payload
+
+
+class SCAFFOLD(FedAvg[SCAFFOLDHparams]):
+    """FedAvg whose steps are corrected by the difference of two control variates."""
+
+    state: tuple[str, ...] = ("own",)
+
+    def __init__(self, site: Site, round_number: int) -> None:
+        super().__init__(site, round_number)
+        self.own, self.common, self.control = (control_variate(self.model) for _ in range(3))
+
+    def receive(self, payload: Payload) -> None:
+        """Become x, and take c."""
+        super().receive(payload)
+        if (common := payload.weights("control")) is not None:
+            self.common.load_state_dict(common)
+
+    def fit(self) -> dict[str, float]:
+        """Train by Eq. 3, then renew c_i by Eq. 4; `control` becomes Δc_i."""
+        trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+        correction = Controlled(trained, list(self.own), list(self.common))
+        losses = self.train(self.step(correction))
+        for own, change, total in zip(self.own, self.control, correction.sums, strict=True):
+            change.copy_(total / correction.steps.clamp(min=1) - own * (correction.steps > 0))
+            own.add_(change)
+        return losses
+
+    def upload(self) -> Payload:
+        """Send y_i and Δc_i."""
+        return Payload(weights=self.weights(), control=self.weights("control"))
+
+
+class Controlled:
+    """The correction of Eq. 3: adds c − c_i to each gradient, and sums up the gradients as they were."""
+
+    def __init__(self, parameters: list[nn.Parameter], own: list[Tensor], common: list[Tensor]) -> None:
+        self.parameters, self.pairs = parameters, list(zip(own, common, strict=True))
+        self.sums = [torch.zeros_like(variate) for variate in own]
+        self.steps = torch.zeros((), device=parameters[0].device)
+        """K so far: a tensor, for a GPU replays the steps without Python."""
+
+    def __call__(self) -> None:
+        """Correct the gradients in place."""
+        self.steps.add_(1)
+        for parameter, total, (own, common) in zip(self.parameters, self.sums, self.pairs, strict=True):
+            if parameter.grad is not None:
+                total.add_(parameter.grad)
+                parameter.grad.add_(common - own)
