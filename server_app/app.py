@@ -11,27 +11,31 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from protofl_common.basics.tensorfile import TensorFileError
+from protofl_common.basics.text import as_file_name
 from protofl_common.config.options import SettingsError
 from protofl_common.data import DataError, check_data_settings
 from protofl_common.experiment.permissions import allow_named
 from protofl_common.experiment.settings import Settings, baselines_of
-from protofl_common.runs.folder import RoundRow, Seconds, baseline_folder
+from protofl_common.runs.folder import RoundRow, baseline_folder
+from server_app.callbacks import callbacks_of
+from server_app.callbacks.base import Callback, Run
+from server_app.callbacks.budget import Budget
+from server_app.callbacks.console import logged, say
+from server_app.callbacks.metrics import row_of
+from server_app.callbacks.report import conclude, draw
+from server_app.checkpoint import alone_in, can_be_resumed, check_free, is_complete, starting_point
 from server_app.network.exchange import MessageExchange
 from server_app.network.flower_compat import find_messages_by_node
 from server_app.network.membership import Federation, FederationError
+from server_app.result import RoundResult
 from server_app.round import final_evaluation, tell_best, train_round
-from server_app.run.budget import Budget
-from server_app.run.checkpoint import alone_in, can_be_resumed, check_free, is_complete, starting_point
-from server_app.run.console import logged, say
-from server_app.run.writer import Results, conclude, draw, name_of_run
 from server_app.strategies import built
-from server_app.strategies.base import Strategy
 
 app = ServerApp()
 
 EXPECTED = (SettingsError, DataError, FederationError, TensorFileError, OSError)
 """What the user can mend."""
-MAX_VOID_ROUNDS = 3
+MOST_IDLE_ROUNDS = 3
 """Rounds in a row that changed nothing, after which a run gives up."""
 
 
@@ -67,21 +71,28 @@ def federate(grid: Grid, context: Context) -> Path:
         raise error.with_traceback(None) from None
 
 
+def name_of_run(settings: Settings, run_id: int) -> str:
+    """``run-name``, or time, algorithm, data set and the start of Flower's run id."""
+    now = time.strftime("%Y%m%d-%H%M%S")
+    data = as_file_name(settings.data.dataset)
+    return settings.run.run_name or f"{now}-{settings.run.algo}-{data}-{str(run_id)[:6]}"
+
+
 def one_run(grid: Grid, settings: Settings, folder: Path, run_id: int, later: int, baseline: str = "") -> None:
     """From the sites' introductions to the summary.
 
     ``later``: how many runs of as many rounds follow; ``baseline``: the algorithm, where it is that of a baseline.
     """
     with alone_in(folder):
-        start = starting_point(settings, folder, run_id)
-        results = Results(settings, folder, start, later)
-        federation = Federation(grid, settings, start.lineage, start.owners, baseline)
-        federation.gather(start.sites, start.num_partitions)
-        strategy = built(federation)
-        strategy.restore(start.state)
+        run = Run(settings, folder, starting_point(settings, folder, run_id), later)
+        callbacks = callbacks_of(run)
+        federation = Federation(grid, settings, run.start.lineage, run.start.owners, baseline)
+        federation.gather(run.start.sites, run.start.num_partitions)
+        run.strategy = built(federation)
+        run.strategy.restore(run.start.state)
         try:
             with logged(folder / "run.log"):
-                run_rounds(strategy, results)
+                run_rounds(run, callbacks)
         except (FederationError, TensorFileError, OSError):
             draw(settings, folder)
             raise
@@ -99,69 +110,57 @@ def baseline_run(grid: Grid, settings: Settings, folder: Path, run_id: int, late
         say(f"baseline {settings.run.algo}: not finished: {error}")
 
 
-def run_rounds(strategy: Strategy, results: Results) -> None:
-    """All rounds that are left and the final evaluation, with a checkpoint after each round.
+def run_rounds(run: Run, callbacks: Sequence[Callback]) -> None:
+    """All rounds that are left and the final evaluation.
 
     FederationError when several rounds in a row changed nothing.
     """
-    federation, settings = strategy.federation, strategy.settings
-    exchange, run_name = MessageExchange(federation), results.folder.name
-    say(f"{strategy.row.title} ({strategy.row.paper})")
-    results.announce(strategy)
-    results.keep(results.start.round, strategy)
-    void, last, budget = 0, results.start.round, Budget(federation, results.start.lineage)
-    for number in range(last + 1, settings.run.rounds + 1):
-        if results.stalled and results.best:
-            since = f"{results.best['metric']} on validation data was the best after round {results.best['after']}"
-            say(f"stopped early after round {last} of {settings.run.rounds}: {since} (early-stopping)")
-            break
-        check_stopping(federation, settings, results.rows)
+    federation, rounds, exchange = run.federation, run.settings.run.rounds, MessageExchange(run.federation)
+    say(f"{run.strategy.row.title} ({run.strategy.row.paper})")
+    budget = Budget(federation, run.start.lineage)
+    callbacks = [*callbacks, budget]
+    for callback in callbacks:
+        callback.on_start(run)
+    last, idle = run.start.round, 0
+    for number in range(last + 1, rounds + 1):
         start = time.monotonic()
         federation.await_sites()
-        if not budget.allows(number):
+        if why := next(filter(None, (callback.why_stop(run, number) for callback in callbacks)), ""):
+            say(why)
             break
-        outcome = train_round(strategy, run_name, number, exchange, results.best if settings.run.keep_best else None)
-        outcome.epsilon, last = budget.spent(number), number
-        outcome.late, outcome.waited = exchange.late, exchange.waited
+        best = run.best if run.settings.run.keep_best else None
+        result, last = train_round(run.strategy, run.folder.name, number, exchange, best), number
         federation.note_silence(number, (), exchange.late)
-        seconds: Seconds = {"total": time.monotonic() - start, **outcome.seconds}
-        results.add_round(number, strategy, seconds, outcome.metrics)
-        results.keep(number, strategy)
-        void = void + 1 if outcome.void else 0
-        if void == MAX_VOID_ROUNDS:
-            few = f"{void} rounds in a row changed nothing: {outcome.void}"
-            raise FederationError(f"{few}; see {results.folder}, where resume.toml lets it go on")
-    if not any(row["valid"] for row in results.rows):
+        result.epsilon = budget.spent(number)
+        _report(run, callbacks, result, exchange, start)
+        idle = idle + 1 if result.not_merged else 0
+        if idle == MOST_IDLE_ROUNDS:
+            few = f"{idle} rounds in a row changed nothing: {result.not_merged}"
+            raise FederationError(f"{few}; see {run.folder}, where resume.toml lets it go on")
+    if not any(row["valid"] for row in run.rows):
         raise FederationError("no client has sent one valid reply: nothing was learnt; the lines above say why")
     start = time.monotonic()
     federation.await_sites()
-    outcome = final_evaluation(strategy, run_name, last, exchange)
-    outcome.epsilon = budget.spent(last, final=True)
-    outcome.late, outcome.waited = exchange.late, exchange.waited
-    if outcome.void or not outcome.reports:
-        lost = [f"{site}: {reason}" for site, reason in (outcome.failed | outcome.refused).items()]
-        why = "; ".join([*filter(None, [outcome.void]), *lost]) or "silence"
+    result = final_evaluation(run.strategy, run.folder.name, last, exchange)
+    if result.not_merged or not result.reports:
+        lost = [f"{site}: {reason}" for site, reason in (result.failed | result.refused).items()]
+        why = "; ".join([*filter(None, [result.not_merged]), *lost]) or "silence"
         raise FederationError(f"no valid reply to the final evaluation ({why}); resume.toml repeats it")
-    final = results.add_final(last, strategy, {"total": time.monotonic() - start})
-    if settings.run.keep_best and results.best:
-        tell_best(strategy, run_name, last, exchange, results.best)
-    results.finish(final, strategy)
+    result.epsilon = budget.spent(last, final=True)
+    row = _report(run, callbacks, result, exchange, start)
+    if run.settings.run.keep_best and run.best:
+        tell_best(run.strategy, run.folder.name, last, exchange, run.best)
+    for callback in callbacks:
+        callback.on_end(run, row, result)
 
 
-def check_stopping(federation: Federation, settings: Settings, rows: Sequence[RoundRow]) -> None:
-    """SettingsError where a run shall end by figures on validation data that no client has, or too few.
-
-    With secure aggregation the first evaluation shows it, else the introductions.
-    """
-    why = "no client has validation samples"
-    if settings.privacy.secagg:
-        there = not any(row["accuracy"] for row in rows) or any("validation" in row for row in rows)
-    else:
-        having = sum(card.validation_samples > 0 for card in federation.cards.values())
-        there = having > 2 * (liars := federation.bounds.liars)
-        if having and not there:
-            who = f"{having} of {len(federation.cards)} clients {'has' if having == 1 else 'have'} validation samples"
-            why = f"{who}, too few for liars = {liars}"
-    if settings.run.early_stopping and not there:
-        how = "set validation-fraction, or mark a part `validation` in your own data"
-        raise SettingsError(f"early-stopping = {settings.run.early_stopping}: {why}; {how}")
+def _report(
+    run: Run, callbacks: Sequence[Callback], result: RoundResult, exchange: MessageExchange, start: float
+) -> RoundRow:
+    """Complete the result of a round that began at ``start``, and give it to the callbacks."""
+    result.late, result.waited = exchange.late, exchange.waited
+    result.seconds = {"total": time.monotonic() - start, **result.seconds}
+    row = row_of(result, run.strategy)
+    for callback in callbacks:
+        callback.on_round(run, row, result)
+    return row

@@ -19,16 +19,19 @@ from protofl_common.wire.records import Instructions, pack_baseline, pack_best, 
 from protofl_common.wire.schema import statistics_declared
 from protofl_common.wire.secagg import pack_by_site
 from server_app.network.membership import AT_ONCE
+from server_app.result import RoundResult
 from server_app.sampling import sample_sites
 from server_app.secagg import BySite, SecureSum
 from server_app.strategies.base import Strategy
-from server_app.validation.replies import Expected, Outcome, Upload, bounded, in_proportion, take, vectors_of, voted
+from server_app.validation.replies import Expected, Upload, bounded, in_proportion, take, vectors_of, voted
 
 Send = Callable[[Sequence[Message], float], list[Message]]
 """(messages, timeout in seconds) -> the replies that came."""
 
 
-def train_round(strategy: Strategy, run_name: str, number: int, send: Send, best: BestRound | None = None) -> Outcome:
+def train_round(
+    strategy: Strategy, run_name: str, number: int, send: Send, best: BestRound | None = None
+) -> RoundResult:
     """The sites of this round's sample evaluate what they receive, train and upload; the server merges.
 
     ``best``: the round whose model sites keep, with ``keep-best``.
@@ -37,47 +40,53 @@ def train_round(strategy: Strategy, run_name: str, number: int, send: Send, best
     sites = sample_sites(federation.answering(number), settings.participation, strategy.settings.run.seed, number)
     evaluate = (number - 1) % settings.evaluate_every == 0
     instructions = Instructions(number, run_name, evaluate, federation.lineage)
-    strategy.outcome = outcome = Outcome(asked=sites)
+    result = RoundResult(number, asked=sites)
     start = time.monotonic()
     losses = strategy.row.reported_losses
     expected = Expected(number, strategy.expected_up(number), _limits(strategy), losses, _metrics(strategy))
-    secure = SecureSum(strategy, instructions, send, expected) if strategy.settings.privacy.secagg else None
+    secure = SecureSum(strategy, instructions, send, expected, result) if strategy.settings.privacy.secagg else None
     shares = secure.share_keys(sites) if secure else {}
-    messages = _messages(strategy, MessageType.TRAIN, instructions, list(shares) if secure else sites, shares, best)
+    messages = _messages(
+        strategy, result, MessageType.TRAIN, instructions, list(shares) if secure else sites, shares, best
+    )
     replies = send(messages, settings.round_timeout)
     arrived = time.monotonic()
-    uploads = take(replies, secure.masked if secure else expected, federation, outcome)
-    federation.note_silence(number, outcome.missing, {*outcome.reports, *outcome.failed, *outcome.refused})
-    uploads = in_proportion(uploads, federation.bounds.max_norm_ratio, outcome)
-    uploads = uploads if secure else bounded(uploads, federation, outcome)
-    outcome.prototypes = vectors_of(uploads)
+    uploads = take(replies, secure.masked if secure else expected, federation, result)
+    federation.note_silence(number, result.missing, {*result.reports, *result.failed, *result.refused})
+    uploads = in_proportion(uploads, federation.bounds.max_norm_ratio, result)
+    uploads = uploads if secure else bounded(uploads, federation, result)
+    result.prototypes = vectors_of(uploads)
     if len(uploads) < settings.min_replies:
-        outcome.void = outcome.void or f"{len(uploads)} valid replies, fewer than min-replies = {settings.min_replies}"
+        result.not_merged = (
+            result.not_merged or f"{len(uploads)} valid replies, fewer than min-replies = {settings.min_replies}"
+        )
     else:
         uploads = secure.unmasked(uploads) if secure else uploads
         arrived = time.monotonic()
         if uploads:
-            _merge(strategy, voted(uploads, federation), outcome)
-    outcome.seconds = {"exchange": arrived - start, "aggregate": time.monotonic() - arrived}
-    return outcome
+            _merge(strategy, voted(uploads, federation), result)
+    result.seconds = {"exchange": arrived - start, "aggregate": time.monotonic() - arrived}
+    return result
 
 
-def _merge(strategy: Strategy, uploads: list[Upload], outcome: Outcome) -> None:
+def _merge(strategy: Strategy, uploads: list[Upload], result: RoundResult) -> None:
     """The server's step; where it fails, or would leave NaN or infinity, the state from before the round stays.
 
     An error among simulated clients is the algorithm's own, and ends the run.
     """
     before = strategy.packed_state()
     try:
-        outcome.metrics = strategy.merge(uploads)
+        strategy.reduced = set()
+        result.metrics = strategy.merge(uploads)
+        result.bounded |= strategy.reduced
         if odd := [name for name, value in strategy.present_state().items() if not _is_finite(value)]:
-            outcome.void = f"{odd[0]} of the server would no longer be finite"
+            result.not_merged = f"{odd[0]} of the server would no longer be finite"
     except (ArithmeticError, LookupError, RuntimeError, ValueError) as error:
         if strategy.federation.simulated:
             raise
-        outcome.void = printable(f"the server's step failed: {type(error).__name__}: {error}")
-    if outcome.void:
-        outcome.metrics = {}
+        result.not_merged = printable(f"the server's step failed: {type(error).__name__}: {error}")
+    if result.not_merged:
+        result.metrics = {}
         restore_attributes(strategy, strategy.state, before)
 
 
@@ -86,25 +95,27 @@ def _is_finite(value: Tensor) -> bool:
     return not value.numel() or bool(torch.stack(value.aminmax()).isfinite().all())
 
 
-def final_evaluation(strategy: Strategy, run_name: str, number: int, send: Send) -> Outcome:
+def final_evaluation(strategy: Strategy, run_name: str, number: int, send: Send) -> RoundResult:
     """After round ``number``, the last: all sites evaluate, and say what the report may show."""
     federation, settings = strategy.federation, strategy.settings
     instructions = Instructions(number, run_name, True, federation.lineage)
-    strategy.outcome = outcome = Outcome(asked=in_order(federation.answering(number)))
+    result = RoundResult(number, final=True, asked=in_order(federation.answering(number)))
     declared = statistics_declared(settings.run.insight)
     expected = Expected(number, declared, _limits(strategy), metrics=_metrics(strategy), training=False)
-    secure = SecureSum(strategy, instructions, send, expected) if strategy.settings.privacy.secagg else None
-    shares = secure.share_keys(outcome.asked) if secure else {}
-    asked, uploads = list(shares) if secure else outcome.asked, []
+    secure = SecureSum(strategy, instructions, send, expected, result) if strategy.settings.privacy.secagg else None
+    shares = secure.share_keys(result.asked) if secure else {}
+    asked, uploads = list(shares) if secure else result.asked, []
     for start in range(0, len(asked), AT_ONCE):
-        messages = _messages(strategy, MessageType.EVALUATE, instructions, asked[start : start + AT_ONCE], shares)
+        messages = _messages(
+            strategy, result, MessageType.EVALUATE, instructions, asked[start : start + AT_ONCE], shares
+        )
         replies = send(messages, settings.federation.round_timeout)
-        uploads += take(replies, secure.masked if secure else expected, federation, outcome)
+        uploads += take(replies, secure.masked if secure else expected, federation, result)
     if secure:
         secure.unmasked(uploads)
     statistics = {upload.site: upload.payload.statistics() for upload in uploads}
-    outcome.insights = {site: one for site, one in statistics.items() if one is not None}
-    return outcome
+    result.insights = {site: one for site, one in statistics.items() if one is not None}
+    return result
 
 
 def tell_best(strategy: Strategy, run_name: str, number: int, send: Send, best: BestRound) -> None:
@@ -122,6 +133,7 @@ def tell_best(strategy: Strategy, run_name: str, number: int, send: Send, best: 
 
 def _messages(
     strategy: Strategy,
+    result: RoundResult,
     kind: str,
     instructions: Instructions,
     sites: list[str],
@@ -137,7 +149,7 @@ def _messages(
         own = strategy.payload_for(site, common)
         packed = shared if own is common else pack_payload(own, down)
         content = RecordDict({**packed, **records, **(pack_by_site(shares[site]) if shares else {})})
-        strategy.outcome.bytes_down += payload_bytes(content)
+        result.bytes_down += payload_bytes(content)
         messages.append(Message(content, strategy.federation.node_of[site], kind, group_id=str(instructions.round)))
     return messages
 

@@ -22,6 +22,7 @@ from protofl_common.wire.limits import RefusedMessage
 from protofl_common.wire.payloads import payload_bytes
 from protofl_common.wire.records import Instructions, Report, pack_baseline, pack_instructions
 from protofl_common.wire.secagg import FINAL, pack_by_site, unpack_by_site
+from server_app.result import RoundResult
 from server_app.strategies.base import Strategy
 from server_app.validation.replies import Expected, Upload
 
@@ -29,12 +30,17 @@ BySite = Mapping[str, bytes]
 
 
 class SecureSum:
-    """One sum of what is ``expected`` of each site; the outcome says what goes wrong, or why there is none."""
+    """One sum of what is ``expected`` of each site; the ``result`` says what goes wrong, or why there is none."""
 
     def __init__(
-        self, strategy: Strategy, instructions: Instructions, send: Callable[..., list[Message]], expected: Expected
+        self,
+        strategy: Strategy,
+        instructions: Instructions,
+        send: Callable[..., list[Message]],
+        expected: Expected,
+        result: RoundResult,
     ) -> None:
-        self.federation, self.settings, self.outcome = strategy.federation, strategy.settings, strategy.outcome
+        self.federation, self.settings, self.result = strategy.federation, strategy.settings, result
         self.instructions, self.send, self.expected = instructions, send, expected
         self.figures = figure_names(self.settings.row.reported_losses, expected.metrics)
         self.size = 2 * len(self.figures) + length(expected.declared, expected.limits)
@@ -75,9 +81,9 @@ class SecureSum:
             sums = np.add.reduce(list(sent.values())) - self._masks(sent, shares)
             start, sites = 2 * len(self.figures), len(self.keys)
             payload, samples = from_sums(sums[start:], self.expected.declared, self.expected.limits, sites)
-            self.outcome.means = means_of(from_whole(sums[:start], sites), self.figures)
+            self.result.means = means_of(from_whole(sums[:start], sites), self.figures)
         except RefusedMessage as refusal:
-            self.outcome.void = f"secure aggregation: {refusal}"
+            self.result.not_merged = f"secure aggregation: {refusal}"
             return []
         return [Upload("all", payload, Report(self.instructions.round, samples, 0), clients=len(sent))]
 
@@ -116,15 +122,15 @@ class SecureSum:
         messages = []
         for site, own in contents.items():
             content = RecordDict({**records, **(pack_by_site(own) if own else {})})
-            self.outcome.bytes_down += payload_bytes(content)
+            self.result.bytes_down += payload_bytes(content)
             messages.append(Message(content, federation.node_of[site], kind, group_id=str(about.round)))
         answers = {}
         for reply in self.send(messages, self.settings.federation.round_timeout):
             site = federation.asked[reply.metadata.reply_to_message_id]
             if reply.has_error():
-                self.outcome.failed[site] = f"{stage}: {printable(str(reply.error.reason))}"
+                self.result.failed[site] = f"{stage}: {printable(str(reply.error.reason))}"
                 continue
-            self.outcome.bytes_up += payload_bytes(reply.content)
+            self.result.bytes_up += payload_bytes(reply.content)
             try:
                 answers[site] = unpack_by_site(reply.content, size)
             except RefusedMessage as refusal:
@@ -137,14 +143,14 @@ class SecureSum:
         self.federation.expelled |= set(sites)
 
     def _refuse(self, sites: Collection[str], why: str) -> None:
-        self.outcome.refused |= dict.fromkeys(sites, f"secure aggregation: {why}")
+        self.result.refused |= dict.fromkeys(sites, f"secure aggregation: {why}")
 
     def _too_few(self, left: Collection[str], sent: str) -> bool:
         """Whether fewer than the threshold have sent something, which then is why the round is void."""
         few = len(left) < self.threshold
         if few:
-            why = f"{len(left)} of {len(self.outcome.asked)} sites sent {sent}, fewer than the {self.threshold} needed"
-            self.outcome.void = self.outcome.void or f"secure aggregation: {why} (secagg-threshold)"
+            why = f"{len(left)} of {len(self.result.asked)} sites sent {sent}, fewer than the {self.threshold} needed"
+            self.result.not_merged = self.result.not_merged or f"secure aggregation: {why} (secagg-threshold)"
         return few
 
 

@@ -12,10 +12,10 @@ from client_app import app as client
 from client_app import site as sites
 from protofl_common.basics.tensorfile import read_tensors
 from server_app import round as rounds
-from server_app.app import Results
+from server_app.callbacks import artifacts
+from server_app.callbacks.base import Run
 from server_app.network import membership
 from server_app.network.membership import FederationError
-from server_app.run import artifacts
 from tests.harness import run_config, run_federation
 
 SMALL: dict[str, Any] = {"dataset": "digits", "partition": "iid", "train_samples": 10, "test_samples": 10}
@@ -23,7 +23,7 @@ SMALL: dict[str, Any] = {"dataset": "digits", "partition": "iid", "train_samples
 
 def test_the_server_remembers_no_figures_of_single_clients(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
-    monkeypatch.setattr("server_app.app.Results", lambda *args: seen.append(Results(*args)) or seen[0])  # type: ignore[func-returns-value]
+    monkeypatch.setattr("server_app.app.Run", lambda *args: seen.append(Run(*args)) or seen[0])  # type: ignore[func-returns-value]
     outcome = run_federation(run_config(tmp_path, rounds=3, **SMALL), clients=3)
     assert len(seen[0].rows) == 4
     assert all(row["clients"] == {} for row in seen[0].rows)
@@ -34,7 +34,7 @@ def test_the_final_evaluation_asks_a_thousand_at_a_time(tmp_path: Path, monkeypa
     wanted = run_federation(run_config(tmp_path / "at-once", rounds=1, **SMALL), clients=3).rows[-1]
     monkeypatch.setattr(rounds, "AT_ONCE", 2)
     asked, make = [], rounds._messages
-    monkeypatch.setattr(rounds, "_messages", lambda *args: asked.append(args[3]) or make(*args))  # type: ignore[func-returns-value]
+    monkeypatch.setattr(rounds, "_messages", lambda *args: asked.append(args[4]) or make(*args))  # type: ignore[func-returns-value]
     found = run_federation(run_config(tmp_path / "in-turn", rounds=1, **SMALL), clients=3).rows[-1]
     assert asked == [["site-0", "site-1", "site-2"], ["site-0", "site-1"], ["site-2"]]
     assert found["accuracy"] == wanted["accuracy"]

@@ -22,10 +22,10 @@ from protofl_common.experiment.settings import Settings, default_run_config
 from protofl_common.tools.cli.recipes import read_recipe
 from server_app import app as app_module
 from server_app import round as round_module
+from server_app.callbacks import checkpoints as checkpoint_files
+from server_app.callbacks.checkpoints import as_toml
+from server_app.checkpoint import FOLDER, checkpoints
 from server_app.network.membership import FederationError
-from server_app.run import writer
-from server_app.run.checkpoint import FOLDER, checkpoints
-from server_app.run.writer import Results
 from server_app.validation.replies import Expected
 from tests.harness import Outcome, Tamper, run_config, run_federation
 from tests.protofl_common.basics.test_tensorfile import flip_a_bit
@@ -82,8 +82,8 @@ PLACES: dict[str, tuple[object, str, bool] | None] = {
     "while the clients train": None,
     "before the merging": (round_module, "take", False),
     "after the merging": (app_module, "train_round", True),
-    "before the checkpoint": (Results, "keep", False),
-    "after the checkpoint": (Results, "keep", True),
+    "before the checkpoint": (checkpoint_files, "write_checkpoint", False),
+    "after the checkpoint": (checkpoint_files, "write_checkpoint", True),
 }
 
 
@@ -195,8 +195,8 @@ def test_resume_toml_is_all_it_takes(tmp_path: Path) -> None:
 
 def test_a_resume_toml_of_separate_machines_names_their_connection(tmp_path: Path) -> None:
     settings = Settings.from_run_config(default_run_config())
-    assert "# flwr run . FEDERATION --run-config r.toml --stream\n" in writer._as_toml(settings, Path("r.toml"), 0)
-    assert "num-supernodes=3" in writer._as_toml(settings, Path("r.toml"), 3)
+    assert "# flwr run . FEDERATION --run-config r.toml --stream\n" in as_toml(settings, Path("r.toml"), 0)
+    assert "num-supernodes=3" in as_toml(settings, Path("r.toml"), 3)
 
 
 # -- what is refused -------------------------------------------------------------------------------------------------
@@ -292,7 +292,7 @@ def test_a_run_that_goes_on_under_other_code_says_so(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = run_config(tmp_path, rounds=3, run_name="mine", **SMALL)
-    monkeypatch.setattr("server_app.run.checkpoint.code_version", lambda: "abad1dea")
+    monkeypatch.setattr("server_app.checkpoint.code_version", lambda: "abad1dea")
     stop(config, "after the checkpoint", 1)
     monkeypatch.undo()
     stop(config | {"resume": True}, "after the checkpoint", 2, run_id=2)

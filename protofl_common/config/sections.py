@@ -16,7 +16,7 @@ from protofl_common.config.python_names import PYTHON_NAME
 INSIGHT_LEVELS = ("none", "summary", "features")
 """What clients tell for the report (`wire/statistics.py`)."""
 TRACKERS = ("mlflow", "tensorboard", "trackio", "wandb")
-"""Experiment trackers (`server_app/run/trackers.py`)."""
+"""Experiment trackers (`server_app/callbacks/trackers.py`)."""
 MERGINGS = ("auto", "mean", "median", "trimmed-mean")
 """What a server may do against clients whose prototypes or weights are unlike the others' (`aggregation.py`); ``auto``
 follows ``liars`` (`server_app/validation/bounds.py`)."""

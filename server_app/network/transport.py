@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from flwr.app import Message
 from flwr.serverapp import Grid
 
+from server_app.callbacks.console import say
 from server_app.network.flower_compat import DecodeError, ObjectPushError
-from server_app.run.console import say
 
 UNREADABLE = (TypeError, ValueError, LookupError, AttributeError, DecodeError)
 """What Flower raises for an array whose shape is not one, text that is not JSON, a missing part, bad protobuf bytes."""

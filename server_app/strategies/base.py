@@ -21,7 +21,7 @@ from protofl_common.wire.limits import Template
 from protofl_common.wire.payloads import Payload, StateDict, template_of
 from protofl_common.wire.schema import Declared, Weights
 from server_app.network.membership import Federation
-from server_app.validation.replies import Outcome, Upload, vectors_of
+from server_app.validation.replies import Upload, vectors_of
 
 H = TypeVar("H", bound=Hparams)
 
@@ -42,8 +42,8 @@ class ServerStrategy(Generic[H]):
         self.card = federation.reference
         """For what all clients have alike; the majority's."""
         self.num_classes = len(self.card.classes)
-        self.outcome = Outcome()
-        """What came of the last exchange."""
+        self.reduced: set[str] = set()
+        """What `merge` reduces of a site's part in the aggregate: ``"site: how"``."""
 
     # -- hooks of an algorithm -----------------------------------------------------------------------------------
 

@@ -68,7 +68,7 @@ class FedAvg(ServerStrategy[H]):
             for upload, before, after in zip(sent, sets, cut, strict=True):
                 if after is not before:
                     limit = f"{bounds.max_update_ratio:g} times the median length (max-update-ratio)"
-                    self.outcome.bounded.add(f"{upload.site}: its change of the weights is cut to {limit}")
+                    self.reduced.add(f"{upload.site}: its change of the weights is cut to {limit}")
             sets = cut
         shares = [upload.train_samples / total for upload in sent]
         return merge_weights(sets, shares, *bounds.weights)

@@ -1,11 +1,11 @@
-"""What the replies of one exchange bring: checked uploads to merge, and a note of everything else in the outcome."""
+"""What the replies of one exchange bring: checked uploads to merge, and a note of everything else in the result."""
 
 from __future__ import annotations
 
 import math
 import statistics
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import cast
 
 from flwr.app import Message
@@ -14,14 +14,12 @@ from torch import Tensor
 from protofl_common.basics.text import printable
 from protofl_common.maths.aggregation import FEWEST, without_the_farthest
 from protofl_common.maths.prototypes import Prototypes
-from protofl_common.privacy.figures import Means
-from protofl_common.runs.folder import Seconds
 from protofl_common.wire.limits import Limits, RefusedMessage
 from protofl_common.wire.payloads import Payload, Value, check_size, payload_bytes, unpack_payload
 from protofl_common.wire.records import Report, unpack_report
 from protofl_common.wire.schema import Declared, Vectors
-from protofl_common.wire.statistics import Insight
 from server_app.network.membership import Federation
+from server_app.result import RoundResult
 from server_app.validation.bounds import Bounds
 from server_app.validation.outliers import check_claims, outliers
 
@@ -55,46 +53,6 @@ def together(uploads: Iterable[Upload]) -> tuple[Tensor, Tensor]:
     return every.means, every.labels
 
 
-@dataclass
-class Outcome:
-    """What came of one exchange."""
-
-    asked: list[str] = field(default_factory=list)
-    reports: dict[str, Report] = field(default_factory=dict)
-    failed: dict[str, str] = field(default_factory=dict)
-    """Site -> why it could not do its work."""
-    refused: dict[str, str] = field(default_factory=dict)
-    """Site -> what was wrong with its reply."""
-    prototypes: dict[str, Prototypes] = field(default_factory=dict)
-    """Site -> its prototypes, of valid replies, in the order of the sites."""
-    insights: dict[str, Insight] = field(default_factory=dict)
-    """Site -> what it told for the report, after the last round."""
-    metrics: dict[str, float] = field(default_factory=dict)
-    """What the server's step reports."""
-    means: Means | None = None
-    """The figures over all sites' samples, where secure aggregation hides those of single sites."""
-    epsilon: float | None = None
-    """What the run has cost of privacy by now; None where nothing is private."""
-    seconds: Seconds = field(default_factory=Seconds)
-    """Of the exchange and of the server's step."""
-    bytes_down: int = 0
-    bytes_up: int = 0
-    waited: float = 0.0
-    """Seconds of the exchange, for those that did not answer."""
-    void: str = ""
-    """Why nothing was merged; "" where it was."""
-    bounded: set[str] = field(default_factory=set)
-    """``"site: how its part in the aggregate was reduced"``."""
-    late: dict[str, str] = field(default_factory=dict)
-    """Site -> which reply to an earlier exchange came during this one; it is not used."""
-
-    @property
-    def missing(self) -> list[str]:
-        """Sites that did not answer in time."""
-        heard = self.reports.keys() | self.failed.keys() | self.refused.keys()
-        return [site for site in self.asked if site not in heard]
-
-
 @dataclass(frozen=True)
 class Expected:
     """What a valid reply of an exchange holds."""
@@ -110,15 +68,15 @@ class Expected:
     """Whether the sites were asked to train: then everything in ``declared`` must be there."""
 
 
-def take(replies: Iterable[Message], expected: Expected, federation: Federation, outcome: Outcome) -> list[Upload]:
-    """The uploads of the valid replies; their reports, and what is wrong with the others, go into the outcome."""
+def take(replies: Iterable[Message], expected: Expected, federation: Federation, result: RoundResult) -> list[Upload]:
+    """The uploads of the valid replies; their reports, and what is wrong with the others, go into the result."""
     uploads = []
     for reply in replies:
         site = federation.asked[reply.metadata.reply_to_message_id]
         if reply.has_error():
-            outcome.failed[site] = printable(str(reply.error.reason))
+            result.failed[site] = printable(str(reply.error.reason))
             continue
-        outcome.bytes_up += payload_bytes(reply.content)
+        result.bytes_up += payload_bytes(reply.content)
         try:
             check_size(reply.content, expected.declared, expected.limits)
             report = unpack_report(reply.content, expected.server_round, expected.losses, expected.metrics)
@@ -126,19 +84,19 @@ def take(replies: Iterable[Message], expected: Expected, federation: Federation,
             counts_samples = expected.training and not federation.settings.privacy.secagg
             check_claims(report, payload, federation.cards[site], counts_samples)
         except RefusedMessage as refusal:
-            outcome.refused[site] = str(refusal)
+            result.refused[site] = str(refusal)
             continue
-        outcome.reports[site] = report
+        result.reports[site] = report
         uploads.append(Upload(site, payload, report))
     return uploads
 
 
-def in_proportion(uploads: list[Upload], ratio: float, outcome: Outcome) -> list[Upload]:
+def in_proportion(uploads: list[Upload], ratio: float, result: RoundResult) -> list[Upload]:
     """The uploads without those that are more than ``ratio`` times as long as usual; these are refused after all."""
     refused = outliers({upload.site: upload.payload for upload in uploads}, ratio)
     for site, reason in refused.items():
-        outcome.refused[site] = reason
-        del outcome.reports[site]
+        result.refused[site] = reason
+        del result.reports[site]
     return [upload for upload in uploads if upload.site not in refused]
 
 
@@ -161,7 +119,7 @@ def voted(uploads: list[Upload], federation: Federation) -> list[Upload]:
     return uploads
 
 
-def bounded(uploads: list[Upload], federation: Federation, outcome: Outcome) -> list[Upload]:
+def bounded(uploads: list[Upload], federation: Federation, result: RoundResult) -> list[Upload]:
     """The uploads, of which none weighs as more samples than `most_samples` of all sites.
 
     What a site says of its samples cannot be verified; its claim must not make the mean its own.
@@ -171,7 +129,7 @@ def bounded(uploads: list[Upload], federation: Federation, outcome: Outcome) -> 
     found = []
     for upload in uploads:
         if (claimed := upload.train_samples) > most:
-            outcome.bounded.add(f"{upload.site}: {claimed:g} training samples weigh as {most:g} ({why})")
+            result.bounded.add(f"{upload.site}: {claimed:g} training samples weigh as {most:g} ({why})")
             entries = {name: _with_counts(one, most / claimed) for name, one in upload.payload.entries.items()}
             upload = replace(upload, payload=Payload(**entries), most=most)
         found.append(upload)

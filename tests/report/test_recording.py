@@ -14,7 +14,7 @@ from flwr.app import Message, MessageType
 
 from protofl_common.basics.tensorfile import read_tensors
 from protofl_common.maths.prototypes import MAX_COMPARED, Prototypes, margins
-from server_app.run import artifacts as recording
+from server_app.callbacks import artifacts as recording
 from tests.attacks import by
 from tests.harness import Outcome, run_config, run_federation
 from tests.test_resume import Killed, on_message, stop

@@ -14,7 +14,7 @@ import pytest
 
 from protofl_common.config.options import SettingsError
 from protofl_common.experiment.settings import Settings, default_run_config
-from server_app.run.trackers import Tracker, accuracies, others
+from server_app.callbacks.trackers import Tracker, accuracies, others
 from tests.harness import Outcome, run_config, run_federation
 
 NAMES = ("mlflow", "trackio", "wandb")

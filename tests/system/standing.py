@@ -18,7 +18,7 @@ from typing import Any
 
 import psutil
 
-from server_app.run.checkpoint import Checkpoint, checkpoints
+from server_app.checkpoint import Checkpoint, checkpoints
 from tests.system.processes import ROOT, environment, free_port, process
 
 

@@ -29,11 +29,11 @@ from protofl_common.basics.tensorfile import write_tensors
 from protofl_common.config.options import SettingsError
 from protofl_common.data import DataError
 from protofl_common.data.clients import ShareCounts, counts_of_shares
-from protofl_common.experiment.settings import Settings
 from protofl_common.maths.prototypes import margins
-from protofl_common.runs.folder import MARGINS, SITES, MarginRow, RunFolder, SiteFacts
+from protofl_common.runs.folder import MARGINS, SITES, MarginRow, RoundRow, SiteFacts
 from protofl_common.wire.records import SiteCard
-from server_app.strategies.base import Strategy
+from server_app.callbacks.base import Callback, Run
+from server_app.result import RoundResult
 
 MOST_ABSENT = 10
 """The data are divided once more only for up to that many times as many partitions as there are sites: a site that
@@ -42,60 +42,52 @@ FEW, EVERY = 2000, 10
 """Up to so many vectors of clients are written after each round, more of them after every so many rounds."""
 
 
-class Recording:
+class Artifacts(Callback):
     """Writes the files of the module as the run goes on."""
 
-    def __init__(self, settings: Settings, folder: Path) -> None:
-        self.settings = settings
-        self.folder = folder
-        self.files = RunFolder(folder)
+    def __init__(self) -> None:
         self._write: Callable[[], None] | None = None
 
-    def sites(self, strategy: Strategy) -> None:
-        """Before the first round: who takes part, with the division of the data as far as it is known here."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        cards = strategy.federation.cards
-        divided = self._division(cards)
-        self._write_sites(strategy, {site: {"train-classes": counts} for site, counts in divided.items()})
+    def on_start(self, run: Run) -> None:
+        """Write who takes part, with the division of the data as far as it is known here."""
+        run.folder.mkdir(parents=True, exist_ok=True)
+        _write_sites(run, {site: {"train-classes": counts} for site, counts in _division(run).items()})
 
-    def add_round(self, number: int, strategy: Strategy) -> None:
-        """The margins and the client prototypes of a round, where there were any."""
-        sent, classes = strategy.outcome.prototypes, strategy.num_classes
+    def on_round(self, run: Run, row: RoundRow, result: RoundResult) -> None:
+        """Write the margins and the client prototypes of a round, where there were any."""
+        sent, classes = result.prototypes, run.strategy.num_classes
         if not sent:
             return
-        owned = strategy.global_prototypes
-        row: MarginRow = {
-            "round": number,
+        owned = run.strategy.global_prototypes
+        margins_row: MarginRow = {
+            "round": result.number,
             "global": None if owned is None else _numbers(margins(owned, classes)),
             "clients": {site: _numbers(margins(one, classes)) for site, one in sent.items()},
         }
-        self.files.add(MARGINS, row)
+        run.files.add(MARGINS, margins_row)
         sets = {site: (one.means, one.labels) for site, one in sent.items()}
         more = {} if owned is None else {"global-means": owned.means, "global-labels": owned.labels}
-        self._write = partial(_write_owned, self.folder / "client-prototypes.safetensors", "means", sets, number, more)
-        if sum(map(len, sent.values())) <= FEW or number % EVERY == 0 or number == self.settings.run.rounds:
+        path = run.folder / "client-prototypes.safetensors"
+        self._write = partial(_write_owned, path, "means", sets, result.number, more)
+        if sum(map(len, sent.values())) <= FEW or result.number % EVERY == 0:
             self._write_prototypes()
 
-    def finish(self, strategy: Strategy, last: int) -> None:
-        """After the final evaluation: who took part in the end, and what clients sent for the report."""
+    def on_end(self, run: Run, row: RoundRow, result: RoundResult) -> None:
+        """Write who took part in the end, and what clients sent for the report."""
         self._write_prototypes()
-        insights = strategy.outcome.insights
-        facts: dict[str, SiteFacts] = {
-            site: {"train-classes": counts} for site, counts in self._division(strategy.federation.cards).items()
-        }
-        for site, insight in insights.items():
+        facts: dict[str, SiteFacts] = {site: {"train-classes": counts} for site, counts in _division(run).items()}
+        for site, insight in result.insights.items():
             facts.setdefault(site, {})["train-classes"] = insight.counts.tolist()
             if insight.similarity is not None:
                 facts[site]["backbone-similarity"] = _numbers(insight.similarity)
-        self._write_sites(strategy, facts)
+        _write_sites(run, facts)
         features = {
             site: (insight.features, insight.labels)
-            for site, insight in insights.items()
+            for site, insight in result.insights.items()
             if insight.features is not None and insight.labels is not None and len(insight.labels)
         }
         if features:
-            path = self.folder / "test-features.safetensors"
-            _write_owned(path, "features", features, last, {})
+            _write_owned(run.folder / "test-features.safetensors", "features", features, result.number, {})
 
     def _write_prototypes(self) -> None:
         """Those of the last round that had any, unless they are written."""
@@ -103,39 +95,42 @@ class Recording:
             self._write()
         self._write = None
 
-    def _write_sites(self, strategy: Strategy, facts: Mapping[str, SiteFacts]) -> None:
-        cards = strategy.federation.cards
-        self.files.write(
-            SITES,
-            {
-                "algorithm": strategy.row.title,
-                "paper": strategy.row.paper,
-                "classes": list(next(iter(cards.values())).classes),
-                "backbones": list(self.settings.backbones),
-                "sites": {site: {**_facts(card), **facts.get(site, {})} for site, card in cards.items()},
-            },
-        )
 
-    def _division(self, cards: Mapping[str, SiteCard]) -> dict[str, list[int]]:
-        """Site -> training samples of each class, by dividing the data set as the clients did.
+def _write_sites(run: Run, facts: Mapping[str, SiteFacts]) -> None:
+    cards = run.federation.cards
+    run.files.write(
+        SITES,
+        {
+            "algorithm": run.strategy.row.title,
+            "paper": run.strategy.row.paper,
+            "classes": list(next(iter(cards.values())).classes),
+            "backbones": list(run.settings.backbones),
+            "sites": {site: {**_facts(card), **facts.get(site, {})} for site, card in cards.items()},
+        },
+    )
 
-        Left out are sites whose introduction does not fit their share: they have data of their own. With secure
-        aggregation all are.
-        """
-        if self.settings.privacy.secagg:
-            return {}
-        sizes = Counter(card.num_partitions for card in cards.values() if card.num_partitions)
-        clients = sizes.most_common(1)[0][0] if sizes else 0
-        if not 0 < clients <= MOST_ABSENT * len(cards):
-            return {}
-        of_site = {site: card.partition for site, card in cards.items() if card.num_partitions == clients}
-        chosen = sorted({partition for partition in of_site.values() if partition < clients})
-        try:
-            shares = counts_of_shares(self.settings.data, seed=self.settings.run.seed, chosen=chosen, clients=clients)
-        except (DataError, SettingsError, OSError):  # the server need not have the data, nor a module that reads them
-            return {}
-        known = {site: shares[partition] for site, partition in of_site.items() if partition in shares}
-        return {site: share.train.tolist() for site, share in known.items() if _fits(cards[site], share)}
+
+def _division(run: Run) -> dict[str, list[int]]:
+    """Site -> training samples of each class, by dividing the data set as the clients did.
+
+    Left out are sites whose introduction does not fit their share: they have data of their own. With secure
+    aggregation all are.
+    """
+    cards = run.federation.cards
+    if run.settings.privacy.secagg:
+        return {}
+    sizes = Counter(card.num_partitions for card in cards.values() if card.num_partitions)
+    clients = sizes.most_common(1)[0][0] if sizes else 0
+    if not 0 < clients <= MOST_ABSENT * len(cards):
+        return {}
+    of_site = {site: card.partition for site, card in cards.items() if card.num_partitions == clients}
+    chosen = sorted({partition for partition in of_site.values() if partition < clients})
+    try:
+        shares = counts_of_shares(run.settings.data, seed=run.settings.run.seed, chosen=chosen, clients=clients)
+    except (DataError, SettingsError, OSError):  # the server need not have the data, nor a module that reads them
+        return {}
+    known = {site: shares[partition] for site, partition in of_site.items() if partition in shares}
+    return {site: share.train.tolist() for site, share in known.items() if _fits(cards[site], share)}
 
 
 def _fits(card: SiteCard, share: ShareCounts) -> bool:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from protofl_common.basics.run_history import Lineage
 from protofl_common.config.options import SettingsError
+from server_app.callbacks.base import Callback, Run
 from server_app.network.membership import Federation
-from server_app.run.console import say
 
 
-class Budget:
+class Budget(Callback):
     """ε of the client that a run costs most, as if it took part in every round: it needs no state.
 
     A run that was resumed may have repeated the round that it stopped in, so each resumption counts as a round more.
@@ -23,14 +23,13 @@ class Budget:
         costs = self._costs(rounds, final)
         return min(max(costs), self.federation.settings.privacy.dp_epsilon) if costs else None
 
-    def allows(self, number: int) -> bool:
-        """Say if any client has ε left for the round ``number`` and the final evaluation."""
+    def why_stop(self, run: Run, number: int) -> str:
+        """Stop where no client has ε left for the round ``number`` and the final evaluation."""
         costs, most = self._costs(number, True), self.federation.settings.privacy.dp_epsilon
         if not costs or min(costs) <= most:
-            return True
+            return ""
         would = f"round {number} would bring ε to {min(costs):.3g}, above dp-epsilon = {most:g}"
-        say(f"the privacy budget is spent: {would}")
-        return False
+        return f"the privacy budget is spent: {would}"
 
     def _costs(self, rounds: int, final: bool) -> list[float]:
         """List ε of the clients of each size; SettingsError where dp-epsilon is too small for all of them."""

@@ -9,16 +9,48 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Mapping
+from copy import deepcopy
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from protofl_common.config.options import Scalar, SettingsError
+from protofl_common.config.python_names import load
+from protofl_common.config.sections import TRACKERS, keys_that_change
+from protofl_common.experiment.settings import to_run_config
 from protofl_common.runs.folder import TROUBLE, RoundRow
+from server_app.callbacks.base import Callback, Run
+from server_app.callbacks.console import say
+from server_app.result import RoundResult
 
 PROJECT = "protofl"
+FOLDERS = keys_that_change("name", "machine")
+"""Settings that no tracker is given: where things lie."""
 Log = Callable[[dict[str, float], int], object]
 """(figures, round)."""
+
+
+class UserCallback(Callback):
+    """Gives every row to an experiment tracker, or to a function of the user's; that it fails is said, and no more."""
+
+    def __init__(self, run: Run) -> None:
+        self.name = run.settings.run.callback
+        if self.name in TRACKERS:
+            config = {key: value for key, value in to_run_config(run.settings).items() if key not in FOLDERS}
+            self.call: Callable[[RoundRow], object] = Tracker(self.name, run.folder, config, run.rows)
+        elif self.name:
+            self.call = load(self.name, "callback")
+            if not callable(self.call):
+                raise SettingsError(f"callback = {self.name!r}: it is no function")
+
+    def on_round(self, run: Run, row: RoundRow, result: RoundResult) -> None:
+        """Call it with a row of its own."""
+        if not self.name:
+            return
+        try:
+            self.call(deepcopy(row))
+        except Exception as error:
+            say(f"  callback: {self.name} failed, {type(error).__name__}: {error}")
 
 
 class Tracker:

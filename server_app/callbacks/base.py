@@ -1,0 +1,67 @@
+"""A run as its callbacks see it, and what a callback may do.
+
+A callback writes or shows what a round brings. It changes nothing of the run, but may name a reason to end it.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from protofl_common.experiment.settings import Settings
+from protofl_common.runs.folder import BestRound, RoundRow, RunFolder
+from protofl_common.runs.metrics import best_round
+from server_app.checkpoint import Checkpoint
+from server_app.network.membership import Federation
+from server_app.result import RoundResult
+from server_app.strategies.base import Strategy
+
+
+@dataclass
+class Run:
+    """One run, or one baseline of it."""
+
+    settings: Settings
+    folder: Path
+    start: Checkpoint
+    """What it goes on from."""
+    runs_later: int = 0
+    """Baselines that follow it."""
+    rows: list[RoundRow] = field(default_factory=list)
+    """Of ``metrics.jsonl``, without the figures of each client, which grow with clients and rounds."""
+    began: float = field(default_factory=time.monotonic)
+
+    strategy: Strategy = field(init=False)
+    """The server half, once the clients have introduced themselves."""
+
+    def __post_init__(self) -> None:
+        self.began -= self.start.seconds
+        self.files = RunFolder(self.folder)
+
+    @property
+    def federation(self) -> Federation:
+        """The clients."""
+        return self.strategy.federation
+
+    @property
+    def best(self) -> BestRound | None:
+        """The best round so far."""
+        return best_round(self.rows, self.settings.run.early_stopping_metric)
+
+
+class Callback:
+    """Called in the order of the list (`server_app/callbacks/__init__.py`)."""
+
+    def on_start(self, run: Run) -> None:
+        """Act before the first round, once all is known of the clients."""
+
+    def why_stop(self, run: Run, number: int) -> str:
+        """Return the reason to end the run before round ``number``; "" to go on."""
+        return ""
+
+    def on_round(self, run: Run, row: RoundRow, result: RoundResult) -> None:
+        """Act after a round or the final evaluation; ``row`` is its line of ``metrics.jsonl``."""
+
+    def on_end(self, run: Run, row: RoundRow, result: RoundResult) -> None:
+        """Act when all is done; ``row`` and ``result`` are the final evaluation's."""

@@ -1,0 +1,200 @@
+"""The rows of ``metrics.jsonl``, one for each round, and ``summary.json`` at the end."""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+from importlib.metadata import version
+from itertools import chain
+
+from protofl_common.basics.code_version import code_version, commit, machine
+from protofl_common.basics.tensorfile import write_tensors
+from protofl_common.basics.text import in_order
+from protofl_common.config.options import SettingsError
+from protofl_common.experiment.settings import to_run_config
+from protofl_common.runs.folder import KINDS, METRICS, SUMMARY, TROUBLE, Accuracies, ClientRow, RoundRow, Summary
+from protofl_common.runs.metrics import best_of, over_clients
+from protofl_common.wire.records import Report
+from server_app.callbacks.base import Callback, Run
+from server_app.callbacks.console import say
+from server_app.result import RoundResult
+from server_app.strategies.base import Strategy
+
+
+class Metrics(Callback):
+    """Writes the rows as the run goes on; after a resumption it drops those of rounds that do not count."""
+
+    def __init__(self, run: Run) -> None:
+        if not run.start.resumed:
+            return
+        start, rounds, path = run.start, run.settings.run.rounds, run.folder / METRICS
+        if not path.exists() or path.stat().st_size < start.metrics_bytes:
+            raise SettingsError(f"resume = true: {path} lacks rows of the first {start.round} rounds")
+        os.truncate(path, start.metrics_bytes)
+        run.rows += [{**row, "clients": {}} for row in run.files.each_row()]
+        run.files.drop_margins_after(start.round)
+        then = f"round {start.round + 1} is next" if start.round < rounds else "its final evaluation is next"
+        say(f"resuming {run.folder.name} after round {start.round} of {rounds}; {then}")
+
+    def on_round(self, run: Run, row: RoundRow, result: RoundResult) -> None:
+        """Write the row."""
+        run.rows.append({**row, "clients": {}})
+        run.files.add(METRICS, row)
+
+
+class Conclusion(Callback):
+    """Writes what was learnt, and then the summary: a run that has one is complete."""
+
+    def on_end(self, run: Run, row: RoundRow, result: RoundResult) -> None:
+        """Write the global prototypes and weights, and the summary."""
+        strategy = run.strategy
+        if (prototypes := strategy.global_prototypes) is not None:
+            arrays = {"means": prototypes.means, "labels": prototypes.labels}
+            write_tensors(run.folder / "prototypes.safetensors", arrays, {})
+        if strategy.global_weights is not None:
+            write_tensors(run.folder / "weights.safetensors", strategy.global_weights, {})
+        run.files.write(SUMMARY, _summary(run, row), indent=2)
+
+
+def row_of(result: RoundResult, strategy: Strategy) -> RoundRow:
+    """Return the line of ``metrics.jsonl`` for a round or the final evaluation."""
+    federation = strategy.federation
+    reports = result.reports
+    accuracy, losses, metrics, validation = _figures(result, federation.bounds.liars)
+    row: RoundRow = {
+        "kind": "final" if result.final else "round",
+        "round": result.number,
+        "evaluated-after-round": result.number - (not result.final),
+        "accuracy": accuracy,
+        "losses": losses,
+        "bytes": {"up": result.bytes_up, "down": result.bytes_down},
+        "asked": len(result.asked),
+        "valid": len(reports),
+        "void": bool(result.not_merged),
+        "failed": result.failed,
+        "refused": result.refused,
+        "missing": result.missing,
+        "late": result.late,
+        "clients": {site: _client_row(report) for site, report in reports.items()},
+        "seconds": {**result.seconds, "clients": _sums([report.seconds for report in reports.values()])},
+    }
+    if metrics:
+        row["metrics"] = metrics
+    if validation:
+        row["validation"] = validation
+    if result.not_merged:
+        row["void-because"] = result.not_merged
+    if result.bounded:
+        row["bounded"] = in_order(result.bounded)
+    if result.epsilon is not None:
+        row["epsilon"] = result.epsilon
+    if result.metrics:
+        row["server"] = result.metrics
+    if strategy.row.several_per_class and not result.final:
+        for site, sent in result.prototypes.items():
+            per_class = sent.labels.bincount(minlength=strategy.num_classes)
+            row["clients"][site]["prototypes-of-classes"] = per_class.tolist()
+    return row
+
+
+def _summary(run: Run, final: RoundRow) -> Summary:
+    rounds = [row for row in run.rows if row["kind"] == "round"]
+    spent: Summary = {"epsilon": final["epsilon"]} if "epsilon" in final else {}  # type: ignore[typeddict-item]
+    return spent | {
+        "algorithm": run.strategy.row.title,
+        "dataset": run.settings.data.dataset,
+        "partition": run.settings.data.partition,
+        "clients": {
+            name: {"arch": card.arch, "domain": card.domain, "parameters": card.parameters}
+            for name, card in run.strategy.federation.cards.items()
+        },
+        "rounds": len(rounds),
+        "accuracy": final["accuracy"],
+        "best-accuracy": {kind: best for kind in final["accuracy"] if (best := best_of(run.rows, kind))},
+        "best-round": run.best,
+        "stopped-early": len(rounds) < run.settings.run.rounds,
+        "metrics": final.get("metrics", {}),
+        "validation": final.get("validation", {}),
+        "accuracy-of-clients": {site: client["accuracy"] for site, client in final["clients"].items()},
+        "bytes": {way: sum(row["bytes"][way] for row in run.rows) for way in ("up", "down")},
+        "trouble": {kind: sum(len(row[kind]) for row in run.rows) for kind in TROUBLE},
+        "bounded": in_order({reason for row in run.rows for reason in row.get("bounded", [])}),
+        "void-rounds": sum(row["void"] for row in rounds),
+        "resumed-after-rounds": [last for _, last in run.start.lineage.earlier],
+        "seconds": time.monotonic() - run.began,
+        "seconds-per-round": sum(row["seconds"]["total"] for row in rounds) / max(1, len(rounds)),
+        "versions": _versions(),
+        "commit": commit(),
+        "machine": machine(),
+        "settings": to_run_config(run.settings),
+    }
+
+
+def _client_row(report: Report) -> ClientRow:
+    tested = max(1, report.test_samples)
+    row: ClientRow = {
+        "accuracy": {kind: correct / tested for kind, correct in report.correct.items()},
+        "losses": report.losses,
+        "seconds": report.seconds,
+    }
+    if report.test_samples:
+        row["test-samples"] = report.test_samples
+    if report.train_samples:
+        row["train-samples"] = report.train_samples
+    if report.metrics:
+        row["metrics"] = report.metrics
+    if report.validation_samples:
+        row |= {"validation-samples": report.validation_samples, "validation": report.validation}
+    return row
+
+
+def _figures(result: RoundResult, liars: int) -> tuple[Accuracies, dict[str, float], Accuracies, Accuracies]:
+    """Accuracies, losses, metrics and validation over the clients, or over all their samples where these are hidden."""
+    reports, means = result.reports, result.means
+    if means is not None:
+        both = ("mean", "weighted")
+        of_all = {group: {name: dict.fromkeys(both, one) for name, one in means[group].items()} for group in means}
+        return of_all["correct"], means["losses"], of_all["metrics"], of_all["validation"]
+    metrics = _over_clients({site: (one.metrics, one.test_samples) for site, one in reports.items()}, liars)
+    validation = _over_clients({site: (one.validation, one.validation_samples) for site, one in reports.items()}, liars)
+    return _accuracies(reports, liars), _mean_losses(reports), metrics, validation
+
+
+def _accuracies(reports: dict[str, Report], liars: int) -> Accuracies:
+    tested = {site: (one.correct, one.test_samples) for site, one in reports.items() if one.test_samples}
+    shares = {site: ({kind: hits / n for kind, hits in correct.items()}, n) for site, (correct, n) in tested.items()}
+    found = _over_clients(shares, liars)
+    return {kind: found[kind] for kind in KINDS if kind in found}
+
+
+def _over_clients(figures: dict[str, tuple[dict[str, float], int]], liars: int) -> Accuracies:
+    """Each figure over the clients that have it, where these are enough to outvote the ``liars``.
+
+    ``figures``: those of each client, and its number of samples.
+    """
+    names = dict.fromkeys(name for of_client, _ in figures.values() for name in of_client)
+    having = {name: [(one[name], samples) for one, samples in figures.values() if name in one] for name in names}
+    return {
+        name: over_clients([value for value, _ in pairs], [samples for _, samples in pairs], liars)
+        for name, pairs in having.items()
+        if len(pairs) > 2 * liars
+    }
+
+
+def _mean_losses(reports: dict[str, Report]) -> dict[str, float]:
+    """Each loss term, averaged over the clients by training samples."""
+    weights = {site: one.train_samples for site, one in reports.items() if one.losses}
+    samples = sum(weights.values())
+    return _sums([{k: v * weights[site] / samples for k, v in reports[site].losses.items()} for site in weights])
+
+
+def _sums(tables: list[dict[str, float]]) -> dict[str, float]:
+    """The sum of each entry."""
+    return {key: sum(table.get(key, 0.0) for table in tables) for key in dict.fromkeys(chain(*tables))}
+
+
+def _versions() -> dict[str, str]:
+    return {"protofl": code_version(), "python": platform.python_version()} | {
+        name: version(name) for name in ("flwr", "torch", "numpy")
+    }

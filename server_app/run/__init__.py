@@ -1,1 +1,0 @@
-"""What a run shows, keeps and leaves behind."""
