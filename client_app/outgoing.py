@@ -22,7 +22,7 @@ from protofl_common.maths.prototypes import Prototypes
 from protofl_common.privacy.release import fresh_draw, large_enough, noised, private_hits
 from protofl_common.runs.evaluation_metrics import RECALL
 from protofl_common.wire.payloads import Payload, Value
-from protofl_common.wire.schema import Vectors
+from protofl_common.wire.schema import vectors_in
 from protofl_common.wire.statistics import Insight
 
 
@@ -62,7 +62,7 @@ def _allowed(name: str, value: Value, site: Site, number: int) -> Value:
 
 
 def _allowed_prototypes(name: str, prototypes: Prototypes, site: Site, number: int) -> Prototypes:
-    privacy, noise, entry = site.settings.privacy, site.settings.noise, site.settings.exchange.up.get(name)
+    privacy, noise, declared = site.settings.privacy, site.settings.noise, vectors_in(site.settings.exchange.up)
     if privacy.min_class_samples > 1:
         if prototypes.counts is None:
             lacks = f"{site.settings.run.algo} does not say how many samples stand behind its {name}"
@@ -71,7 +71,7 @@ def _allowed_prototypes(name: str, prototypes: Prototypes, site: Site, number: i
     if noise.prototype_noise != "none":
         seed = derive_seed(site.settings.run.seed, "prototype-noise", site.name, number, name)
         prototypes = dataclasses.replace(prototypes, means=noised(prototypes.means, noise.prototype_noise, seed))
-    return prototypes if isinstance(entry, Vectors) and entry.counts else prototypes.without_counts()
+    return prototypes if name in declared and declared[name].counts else prototypes.without_counts()
 
 
 def _without_small(counts_C: Tensor, least: int) -> Tensor:

@@ -20,10 +20,10 @@ from protofl_common.runs.folder import RoundRow, baseline_folder
 from server_app.callbacks import callbacks_of
 from server_app.callbacks.base import Callback, Run
 from server_app.callbacks.budget import Budget
-from server_app.callbacks.console import logged, say
 from server_app.callbacks.metrics import row_of
 from server_app.callbacks.report import conclude, draw
 from server_app.checkpoint import alone_in, can_be_resumed, check_free, is_complete, starting_point
+from server_app.log import logged, say
 from server_app.network.exchange import MessageExchange
 from server_app.network.flower_compat import find_messages_by_node
 from server_app.network.membership import Federation, FederationError

@@ -25,7 +25,7 @@ from protofl_common.config.options import Scalar, SettingsError
 from protofl_common.config.sections import keys_that_change
 from protofl_common.experiment.settings import Settings, to_run_config
 from protofl_common.runs.folder import SUMMARY, RunFolder
-from server_app.callbacks.console import say
+from server_app.log import say
 
 FORMAT = "protofl-checkpoint-3"
 FOLDER, OLD_NAME = "checkpoints", "checkpoint.safetensors"

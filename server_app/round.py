@@ -113,8 +113,9 @@ def final_evaluation(strategy: Strategy, run_name: str, number: int, send: Send)
         uploads += take(replies, secure.masked if secure else expected, federation, result)
     if secure:
         secure.unmasked(uploads)
-    statistics = {upload.site: upload.payload.statistics() for upload in uploads}
-    result.insights = {site: one for site, one in statistics.items() if one is not None}
+    if declared and not secure:
+        statistics = {upload.site: upload.payload.statistics() for upload in uploads}
+        result.insights = {site: sent for site, sent in statistics.items() if sent is not None}
     return result
 
 

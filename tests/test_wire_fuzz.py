@@ -170,7 +170,7 @@ def assert_proper(
     may = {"insight"} if level != "none" else set()
     assert set(content.array_records) - may == (declared.records if training else set())
     assert set(payload.entries) == set(content.array_records)
-    statistics, prototypes = payload.statistics(), payload.vectors(declared.record)
+    statistics, prototypes = payload.entries.get("insight"), payload.entries.get(declared.record)
     assert (statistics is not None) == ("insight" in content.array_records)
     if statistics is not None:
         record = content.array_records["insight"]
@@ -201,9 +201,9 @@ def assert_proper(
     assert report.validation_samples or not report.validation
     assert all(0 <= share <= 1 for share in report.validation.values())
     assert all(type(n) is int and 0 <= n <= report.test_samples for n in report.correct.values())
-    assert not payload.sets("local_sets")
+    assert "local_sets" not in payload.entries
     assert (prototypes is not None) == bool(training and declared.prototypes)
-    counts = payload.counts("label_counts")
+    counts = payload.entries.get("label_counts")
     assert (counts is not None) == bool(training and declared.label_counts)
     if counts is not None:
         assert (counts.dtype, tuple(counts.shape)) == (torch.int64, (CLASSES,))
@@ -233,7 +233,7 @@ def assert_proper(
             assert min(prototypes.counts.tolist()) >= 1
             assert sum(prototypes.counts.tolist()) <= report.train_samples
     for record in MODULES:
-        weights = payload.weights(record)
+        weights = payload.entries.get(record)
         assert (weights is not None) == (training and record in declared.records)
         if weights is None:
             continue

@@ -32,7 +32,7 @@ from protofl_common.privacy.release import fresh_draw, private_class_means, priv
 from protofl_common.runs.attributes import pack_attributes, restore_attributes
 from protofl_common.wire.limits import Template
 from protofl_common.wire.payloads import Payload, StateDict, part_of, template_of
-from protofl_common.wire.schema import Declared, Weights
+from protofl_common.wire.schema import Declared, weights_in
 
 H = TypeVar("H", bound=Hparams)
 
@@ -75,8 +75,7 @@ class ClientAlgorithm(Generic[H]):
 
     def receive(self, payload: Payload) -> None:
         """Take in what the server sent, of which the base keeps prototypes; in some first rounds that is nothing."""
-        prototypes = payload.vectors()
-        if prototypes is not None:
+        if "prototypes" in self.settings.exchange.down and (prototypes := payload.vectors()) is not None:
             self.global_prototypes = prototypes.to(self.site.device)
 
     def evaluation_model(self) -> SplitModel:
@@ -178,8 +177,7 @@ class ClientAlgorithm(Generic[H]):
 
     def weights(self, name: str = "weights") -> StateDict:
         """What the catalog's row declares under ``name`` for the upload."""
-        entry = self.settings.exchange.up[name]
-        assert isinstance(entry, Weights)
+        entry = weights_in(self.settings.exchange.up)[name]
         return part_of(getattr(self, entry.of), entry)
 
     def exact_prototypes(self) -> Prototypes:
@@ -233,5 +231,5 @@ class ClientAlgorithm(Generic[H]):
 
     def templates(self, declared: Declared) -> dict[str, Template]:
         """Name, dtype and shape of every array of the declared weights."""
-        weights = {name: entry for name, entry in declared.items() if isinstance(entry, Weights)}
-        return {name: template_of(part_of(getattr(self, entry.of), entry)) for name, entry in weights.items()}
+        entries = weights_in(declared).items()
+        return {name: template_of(part_of(getattr(self, entry.of), entry)) for name, entry in entries}

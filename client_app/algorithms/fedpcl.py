@@ -42,7 +42,8 @@ class FedPCL(ClientAlgorithm[FedPCLHparams]):
         """Keep C̄ and the C_p as tables by class, of unit length."""
         super().receive(payload)
         own = payload.vectors()
-        self.tables = {"global": self._table((own,) if own else ()), "local": self._table(payload.sets("local_sets"))}
+        sets = payload.sets("local_sets") if "local_sets" in self.settings.exchange.down else ()
+        self.tables = {"global": self._table((own,) if own else ()), "local": self._table(sets)}
 
     @property
     def predicts_with_head(self) -> bool:

@@ -14,7 +14,7 @@ from typing import Literal, TypeVar
 from protofl_common.config.architectures import ARCHITECTURES
 from protofl_common.config.options import SettingsError, option
 from protofl_common.config.python_names import PYTHON_NAME
-from protofl_common.wire.schema import Counts, Exchange, Update, Vectors, VectorSets, Weights
+from protofl_common.wire.schema import Counts, Exchange, Update, Vectors, VectorSets, Weights, sets_in, vectors_in
 
 DISTANCES = ("l2", "squared-l2", "l1", "mse")
 GRANULARITIES = ("class", "class-mean", "sample")
@@ -322,9 +322,9 @@ class Algorithm:
 
     def needs_single_uploads(self, exchange: Exchange) -> str:
         """Why sums over the clients are not enough for the server, where it exchanges this; "" if they are."""
-        if any(isinstance(entry, VectorSets) for entry in exchange.down.values()):
+        if sets_in(exchange.down):
             return "its clients receive one another's prototypes"
-        if any(isinstance(entry, Vectors) for entry in exchange.up.values()) and not self.averages_prototypes:
+        if vectors_in(exchange.up) and not self.averages_prototypes:
             return "its server does more with the clients' prototypes than average them"
         if self.single_uploads or not exchange.up or "secagg" in self.supports:
             return self.single_uploads
@@ -338,12 +338,12 @@ class Algorithm:
     @property
     def several_per_class(self) -> bool:
         """Whether clients may send several vectors of a class."""
-        return any(isinstance(entry, Vectors) and entry.several for entry in self.exchange.up.values())
+        return any(entry.several for entry in vectors_in(self.exchange.up).values())
 
     @property
     def tells_classes(self) -> bool:
         """Whether uploads tell which classes a client holds, which it must then say before the first round."""
-        return any(isinstance(entry, Vectors | Counts) for entry in self.exchange.up.values())
+        return any(entry.of_classes for entry in self.exchange.up.values())
 
 
 Half = TypeVar("Half")

@@ -52,7 +52,7 @@ from protofl_common.experiment.plugins import algorithm_named, read_hparams
 from protofl_common.privacy.plan import Plan, plan_of
 from protofl_common.runs.evaluation_metrics import metric_names
 from protofl_common.runs.folder import KINDS
-from protofl_common.wire.schema import Counts, Exchange, Vectors, Weights
+from protofl_common.wire.schema import Exchange, vectors_in, weights_in
 
 PARTITION_KEYS = ("partition-id", "num-partitions")
 """All that the node config of a simulated client has."""
@@ -119,8 +119,8 @@ class Settings:
     @property
     def starts_alike(self) -> bool:
         """Return whether clients of one architecture begin with equal weights; by default where they receive some."""
-        start, received = self.model.initial_weights, self.exchange.down.values()
-        shared = any(isinstance(entry, Weights) and entry.of == "model" for entry in received)
+        start, received = self.model.initial_weights, weights_in(self.exchange.down).values()
+        shared = any(entry.of == "model" for entry in received)
         return shared if start == "auto" else start == "shared"
 
     @property
@@ -150,7 +150,7 @@ class Settings:
         """How the messages of a client with so many training samples are made private; None where they are not."""
         if self.privacy.dp == "none":
             return None
-        rounds, tables = self.run.rounds, sum(isinstance(one, Vectors | Counts) for one in self.exchange.up.values())
+        rounds, tables = self.run.rounds, sum(entry.of_classes for entry in self.exchange.up.values())
         of_rounds = tuple(tables * self.hparams.due(number, rounds) for number in range(1, rounds + 1))
         training, every = self.training, self.federation.evaluate_every
         return plan_of(self.privacy, samples, training.batch_size, training.local_epochs, of_rounds, every)
@@ -346,7 +346,7 @@ def _able(config: Mapping[str, Scalar]) -> str:
 
 
 def _frozen_problems(algo: str, row: Algorithm, config: Mapping[str, Scalar]) -> list[str]:
-    sent = [entry for entry in row.exchange.up.values() if isinstance(entry, Vectors) and entry.width == "backbones"]
+    sent = [entry for entry in vectors_in(row.exchange.up).values() if entry.width == "backbones"]
     backbones, augment, found = config.get("backbones"), config.get("augment"), []
     if sent and backbones == "none":
         found += [f"backbones = 'none': {algo} sends cluster centres of their features; choose auto, or name backbones"]
@@ -361,8 +361,8 @@ def _frozen(backbones: object, row: Algorithm) -> bool:
 
 
 def _noise_problems(algo: str, row: Algorithm, hparams: Hparams | None, config: Mapping[str, Scalar]) -> list[str]:
-    noise, sent = config.get("prototype-noise"), hparams.exchange(row.exchange).up.values() if hparams else ()
-    if noise == "none" or not any(isinstance(entry, Vectors) and entry.probabilities for entry in sent):
+    noise, sent = config.get("prototype-noise"), vectors_in(hparams.exchange(row.exchange).up if hparams else {})
+    if noise == "none" or not any(entry.probabilities for entry in sent.values()):
         return []
     return [f"prototype-noise = {noise!r}: {algo} sends class probabilities, which noise would make none; choose none"]
 

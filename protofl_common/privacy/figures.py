@@ -10,8 +10,8 @@ from collections.abc import Collection, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from protofl_common.privacy.sums import LARGEST, MOST_SAMPLES
 from protofl_common.wire.limits import RefusedMessage
+from protofl_common.wire.payloads import LARGEST, MOST_SAMPLES
 from protofl_common.wire.records import ROUNDING, Report, is_share, report_names
 
 Means = dict[str, dict[str, float]]

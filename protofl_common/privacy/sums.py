@@ -14,23 +14,26 @@ clients can have.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import Any
+from itertools import chain
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
-from protofl_common.maths.prototypes import Prototypes
 from protofl_common.wire.limits import Limits, RefusedMessage
-from protofl_common.wire.payloads import Payload, StateDict, Value, pack_payload, unpack_payload
-from protofl_common.wire.schema import Counts, Declared, Entry, Vectors, Weights
+from protofl_common.wire.payloads import (
+    LARGEST,
+    MOST_SAMPLES,
+    Payload,
+    StateDict,
+    Value,
+    codec_of,
+    pack_payload,
+    unpack_payload,
+)
+from protofl_common.wire.schema import Declared, Weights
 
-MOST_SAMPLES, LARGEST = 2.0**20, 2.0**16
-"""As how many samples a client, or a class of it, may weigh; the magnitude of a number of its model or prototypes.
-What is beyond is cut."""
 MASKED: Declared = {"masked": Weights()}
 """What is sent instead: one array, ``sum``."""
 
@@ -47,7 +50,8 @@ def with_masked(limits: Limits, size: int) -> Limits:
 
 def length(declared: Declared, limits: Limits) -> int:
     """L, the numbers of a vector."""
-    return 1 + sum(sum(math.prod(shape) for _, shape in _arrays(name, one, limits)) for name, one in declared.items())
+    shapes = [codec_of(entry).shapes(name, entry, limits) for name, entry in declared.items()]
+    return 1 + sum(math.prod(shape) for _, shape in chain(*shapes))
 
 
 def to_sums(payload: Payload, declared: Declared, limits: Limits, samples: int, clients: int) -> np.ndarray:
@@ -55,7 +59,8 @@ def to_sums(payload: Payload, declared: Declared, limits: Limits, samples: int, 
     n = min(samples, MOST_SAMPLES)
     parts = [np.array([n], dtype=np.float64)]
     for name, entry in declared.items():
-        parts += _addends(payload.entries[name], name, entry, limits, n)
+        addends = codec_of(entry).addends(name, payload.entries[name], entry, limits, n)
+        parts += [addend.flatten().numpy() for addend in addends]
     return to_whole(np.concatenate(parts), clients)
 
 
@@ -80,62 +85,11 @@ def from_sums(sums: np.ndarray, declared: Declared, limits: Limits, clients: int
     n, start = float(numbers[0]), 1
     if not 1 <= n <= clients * MOST_SAMPLES or n != round(n):
         raise RefusedMessage(f"sums of {n:g} training samples")
-    found: dict[str, Value | None] = {}
+    means: dict[str, Value | None] = {}
     for name, entry in declared.items():
         arrays: StateDict = {}
-        for key, shape in _arrays(name, entry, limits):
+        for key, shape in codec_of(entry).shapes(name, entry, limits):
             size = math.prod(shape)
             arrays[key], start = numbers[start : start + size].reshape(shape), start + size
-        found[name] = _mean(arrays, name, entry, limits, n, clients)
-    return unpack_payload(pack_payload(Payload(**found), declared), declared, limits, required=False), round(n)
-
-
-def _arrays(name: str, entry: Entry, limits: Limits) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Names and shapes of what an entry adds to the vector."""
-    if isinstance(entry, Weights):
-        yield from ((key, shape) for key, (_, shape) in sorted(limits.weights[name].items()))
-    elif isinstance(entry, Vectors):
-        yield "", (limits.num_classes, limits.width(entry) + 1)
-    else:
-        yield "", (limits.num_classes,)
-
-
-def _addends(value: Any, name: str, entry: Entry, limits: Limits, n: float) -> Iterator[np.ndarray]:
-    """The part of the vector that an entry is, bounded."""
-    if isinstance(entry, Weights):
-        for key in sorted(limits.weights[name]):
-            yield n * value[key].detach().cpu().double().clamp(-LARGEST, LARGEST).flatten().numpy()
-    elif isinstance(entry, Vectors):
-        means_PW = value.means.double().renorm(2, 0, 0.999999 * limits.max_norm).clamp(-LARGEST, LARGEST)
-        k_P = torch.ones(len(value)) if value.counts is None else value.counts.clamp(max=int(MOST_SAMPLES))
-        table = torch.zeros(limits.num_classes, limits.width(entry) + 1, dtype=torch.float64)
-        table[value.labels] = k_P.double()[:, None] * torch.cat([means_PW, torch.ones(len(value), 1)], dim=1)
-        yield table.flatten().numpy()
-    else:
-        yield value.double().clamp(max=MOST_SAMPLES).numpy()
-
-
-def _mean(
-    arrays: Mapping[str, Tensor], name: str, entry: Entry, limits: Limits, n: float, clients: int
-) -> Value | None:
-    """The entry of all clients together; None for vectors of no class."""
-    if isinstance(entry, Weights):
-        dtypes = {key: getattr(torch, dtype) for key, (dtype, _) in limits.weights[name].items()}
-        means = {key: arrays[key] / n for key in dtypes}
-        return {
-            key: (one if dtypes[key].is_floating_point else one.round()).to(dtypes[key]) for key, one in means.items()
-        }
-    if isinstance(entry, Counts):
-        return arrays[""].round().long()
-    sums_CW, k_C = arrays[""][:, :-1], arrays[""][:, -1]
-    labels = (k_C != 0).nonzero().flatten()
-    if not len(labels):
-        return None
-    means_PW, k_P = sums_CW[labels] / k_C[labels, None], k_C[labels]
-    counted = isinstance(entry, Vectors) and entry.counts
-    if bool((k_P < 1).any()):
-        raise RefusedMessage(f"{name} of less than one sample of a class")
-    if not counted and (bool((k_P > clients).any()) or bool((k_P != k_P.round()).any())):
-        raise RefusedMessage(f"{name} of a class from more than {clients} sites, or from a part of one")
-    counts = k_P.round().long() if counted else None
-    return Prototypes(means_PW.float(), labels, counts)
+        means[name] = codec_of(entry).mean(name, arrays, entry, limits, n, clients)
+    return unpack_payload(pack_payload(Payload(**means), declared), declared, limits, required=False), round(n)

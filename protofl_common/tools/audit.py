@@ -40,7 +40,7 @@ from protofl_common.privacy.membership import Candidates, Floats, finding
 from protofl_common.report.reading import AUDIT, INVERSION, Run, read_run
 from protofl_common.runs.folder import WEIGHTS
 from protofl_common.tools.inference.predictor import Predictor
-from protofl_common.wire.schema import Weights
+from protofl_common.wire.schema import weights_in
 
 SIZES = {"1 to 3": (1, 3), "4 to 9": (4, 9), "10 and more": (10, 10**9), "all": (1, 10**9)}
 """Training samples of a class -> the bounds."""
@@ -145,7 +145,7 @@ def _scores(data: ClientData, predictor: Predictor, sent: Prototypes | None, set
     values = [predictor.values(part) for part in (data.train_inputs, data.test_inputs)]
     features_ND = torch.cat([predictor.model.body(part) for part in values]).cpu()
     logits_NC = predictor.model.head(features_ND)
-    sends_weights = any(isinstance(entry, Weights) for entry in settings.exchange.up.values())
+    sends_weights = bool(weights_in(settings.exchange.up))
     for label in np.unique(data.train_labels[data.train_labels >= 0]).tolist():
         chosen = torch.from_numpy(np.flatnonzero(labels_N == label))
         scores: dict[str, Tensor] = {}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -24,6 +24,10 @@ MAX_SETS = 10_000
 NOT_NEGATIVE = ("running_var", "num_batches_tracked")
 """Buffers of batch normalisation; a negative variance makes every feature NaN."""
 ONE = torch.ones(())
+MOST_SAMPLES, LARGEST = 2.0**20, 2.0**16
+"""As how many samples a client, or a class of it, may weigh in a sum; the magnitude of a number of its model or
+prototypes. What is beyond is cut."""
+Shapes = list[tuple[str, tuple[int, ...]]]
 StateDict = dict[str, Tensor]
 Value = Prototypes | tuple[Prototypes, ...] | StateDict | Tensor | Insight
 
@@ -31,36 +35,45 @@ Value = Prototypes | tuple[Prototypes, ...] | StateDict | Tensor | Insight
 class Payload:
     """Values by the names under which the catalog declares them; one that is None is left out.
 
+    Of a received payload, a name that is not declared is a KeyError.
+
     >>> Payload(prototypes=None).entries
     {}
     """
 
     def __init__(self, **entries: Value | None) -> None:
         self.entries = {name: value for name, value in entries.items() if value is not None}
+        self.declared: Declared | None = None
+        """Of a payload that was received: what could have been sent."""
+
+    def _get(self, name: str) -> Value | None:
+        if self.declared is not None and name not in self.declared:
+            raise KeyError(f"{name} is not declared for this direction; declared: {', '.join(self.declared)}")
+        return self.entries.get(name)
 
     def vectors(self, name: str = "prototypes") -> Prototypes | None:
         """The entry, declared as `Vectors`; None where it was not sent."""
-        value = self.entries.get(name)
+        value = self._get(name)
         return value if isinstance(value, Prototypes) else None
 
     def weights(self, name: str = "weights") -> StateDict | None:
         """The entry, declared as `Weights`; None where it was not sent."""
-        value = self.entries.get(name)
+        value = self._get(name)
         return value if isinstance(value, dict) else None
 
     def sets(self, name: str) -> tuple[Prototypes, ...]:
         """The entry, declared as `VectorSets`, in the order of the sites; () where it was not sent."""
-        value = self.entries.get(name)
+        value = self._get(name)
         return value if isinstance(value, tuple) else ()
 
     def counts(self, name: str) -> Tensor | None:
         """The entry, declared as `Counts`, [C] int64; None where it was not sent."""
-        value = self.entries.get(name)
+        value = self._get(name)
         return value if isinstance(value, Tensor) else None
 
     def statistics(self, name: str = "insight") -> Insight | None:
         """The entry, declared as `Statistics`; None where it was not sent."""
-        value = self.entries.get(name)
+        value = self._get(name)
         return value if isinstance(value, Insight) else None
 
 
@@ -71,7 +84,7 @@ def pack_payload(payload: Payload, declared: Declared) -> RecordDict:
     content = RecordDict()
     for name, entry in declared.items():
         if name in payload.entries:
-            content[name] = _codec(entry).pack(name, payload.entries[name], entry)
+            content[name] = codec_of(entry).pack(name, payload.entries[name], entry)
     return content
 
 
@@ -87,15 +100,17 @@ def unpack_payload(content: RecordDict, declared: Declared, limits: Limits, requ
     found: dict[str, Value] = {}
     for name, entry in declared.items():
         if name in content.array_records:
-            found[name] = _codec(entry).unpack(name, content.array_records[name], entry, limits)
+            found[name] = codec_of(entry).unpack(name, content.array_records[name], entry, limits)
         elif required:
             raise RefusedMessage(f"no {name}")
-    return Payload(**found)
+    payload = Payload(**found)
+    payload.declared = declared
+    return payload
 
 
 def check_size(content: RecordDict, declared: Declared, limits: Limits) -> None:
     """Refuse a message with more bytes than a valid one can have, before any of it is decoded or copied."""
-    largest = sum(_codec(entry).most_bytes(name, entry, limits) for name, entry in declared.items())
+    largest = sum(codec_of(entry).most_bytes(name, entry, limits) for name, entry in declared.items())
     if (size := payload_bytes(content)) > largest:
         raise RefusedMessage(f"{size} bytes of arrays, where a valid reply has at most {largest}")
 
@@ -167,6 +182,34 @@ def _largest_class(labels: Tensor) -> int:
     return int(torch.bincount(labels).max()) if len(labels) else 0
 
 
+def _shapes_of_table(name: str, entry: Vectors, limits: Limits) -> Shapes:
+    return [("", (limits.num_classes, limits.width(entry) + 1))]
+
+
+def _addends_of_vectors(name: str, value: Prototypes, entry: Vectors, limits: Limits, n: float) -> Iterator[Tensor]:
+    means_PW = value.means.double().renorm(2, 0, 0.999999 * limits.max_norm).clamp(-LARGEST, LARGEST)
+    k_P = torch.ones(len(value)) if value.counts is None else value.counts.clamp(max=int(MOST_SAMPLES))
+    table_CW = torch.zeros(limits.num_classes, limits.width(entry) + 1, dtype=torch.float64)
+    table_CW[value.labels] = k_P.double()[:, None] * torch.cat([means_PW, torch.ones(len(value), 1)], dim=1)
+    yield table_CW
+
+
+def _mean_of_vectors(
+    name: str, arrays: StateDict, entry: Vectors, limits: Limits, n: float, clients: int
+) -> Prototypes | None:
+    sums_CW, k_C = arrays[""][:, :-1], arrays[""][:, -1]
+    labels = (k_C != 0).nonzero().flatten()
+    if not len(labels):
+        return None
+    means_PW, k_P = sums_CW[labels] / k_C[labels, None], k_C[labels]
+    if bool((k_P < 1).any()):
+        raise RefusedMessage(f"{name} of less than one sample of a class")
+    if not entry.counts and (bool((k_P > clients).any()) or bool((k_P != k_P.round()).any())):
+        raise RefusedMessage(f"{name} of a class from more than {clients} sites, or from a part of one")
+    counts = k_P.round().long() if entry.counts else None
+    return Prototypes(means_PW.float(), labels, counts)
+
+
 # -- every client's vectors ----------------------------------------------------------------------------------------
 
 
@@ -220,6 +263,22 @@ def _bytes_of_weights(name: str, entry: Weights, limits: Limits) -> int:
     return sum(math.prod(shape) * DTYPES[dtype].itemsize for dtype, shape in limits.weights[name].values())
 
 
+def _shapes_of_weights(name: str, entry: Weights, limits: Limits) -> Shapes:
+    return [(key, shape) for key, (_, shape) in sorted(limits.weights[name].items())]
+
+
+def _addends_of_weights(name: str, value: StateDict, entry: Weights, limits: Limits, n: float) -> Iterator[Tensor]:
+    for key in sorted(limits.weights[name]):
+        yield n * value[key].detach().cpu().double().clamp(-LARGEST, LARGEST)
+
+
+def _mean_of_weights(name: str, arrays: StateDict, entry: Weights, limits: Limits, n: float, clients: int) -> StateDict:
+    dtypes = {key: getattr(torch, dtype) for key, (dtype, _) in limits.weights[name].items()}
+    means = {key: arrays[key] / n for key in dtypes}
+    whole = {key: mean if dtypes[key].is_floating_point else mean.round() for key, mean in means.items()}
+    return {key: mean.to(dtypes[key]) for key, mean in whole.items()}
+
+
 def _unpack_update(name: str, record: ArrayRecord, entry: Update, limits: Limits) -> StateDict:
     template = limits.weights[name]
     pairs = {key: {key + LEFT, key + RIGHT} for key, (dtype, _) in template.items() if dtype == "float32"}
@@ -257,26 +316,53 @@ def _unpack_counts(name: str, record: ArrayRecord, entry: Counts, limits: Limits
     return counts
 
 
+def _shapes_of_counts(name: str, entry: Counts, limits: Limits) -> Shapes:
+    return [("", (limits.num_classes,))]
+
+
+def _addends_of_counts(name: str, value: Tensor, entry: Counts, limits: Limits, n: float) -> Iterator[Tensor]:
+    yield value.double().clamp(max=MOST_SAMPLES)
+
+
+def _mean_of_counts(name: str, arrays: StateDict, entry: Counts, limits: Limits, n: float, clients: int) -> Tensor:
+    return arrays[""].round().long()
+
+
 def _bytes_of_counts(name: str, entry: Counts, limits: Limits) -> int:
     return 8 * limits.num_classes
 
 
+def _no_sums(*_: Any) -> Any:
+    raise ValueError("sums are of what clients upload after training")
+
+
 @dataclass(frozen=True)
-class _Codec:
-    """How one kind of entry travels."""
+class Codec:
+    """How one kind of entry travels, and how secure aggregation sums it (`privacy/sums.py`)."""
 
     pack: Callable[[str, Any, Any], ArrayRecord]
     unpack: Callable[[str, ArrayRecord, Any, Limits], Value]
     most_bytes: Callable[[str, Any, Limits], int]
+    shapes: Callable[[str, Any, Limits], Shapes] = _no_sums
+    """Names and shapes of the arrays that are summed."""
+    addends: Callable[[str, Any, Any, Limits, float], Iterator[Tensor]] = _no_sums
+    """These arrays of one client with n samples, bounded."""
+    mean: Callable[[str, StateDict, Any, Limits, float, int], Value | None] = _no_sums
+    """The entry of all clients together, from the sums; None for vectors of no class."""
 
 
-_CODECS: dict[type[Entry], _Codec] = {
-    Vectors: _Codec(_pack_vectors, _unpack_vectors, _bytes_of_vectors),
-    VectorSets: _Codec(_pack_sets, _unpack_sets, _bytes_of_sets),
-    Weights: _Codec(_pack_weights, _unpack_weights, _bytes_of_weights),
-    Update: _Codec(_pack_weights, _unpack_update, _bytes_of_weights),
-    Counts: _Codec(_pack_counts, _unpack_counts, _bytes_of_counts),
-    Statistics: _Codec(
+_SUMS_OF_WEIGHTS = (_shapes_of_weights, _addends_of_weights, _mean_of_weights)
+_CODECS: dict[type[Entry], Codec] = {
+    Vectors: Codec(
+        _pack_vectors, _unpack_vectors, _bytes_of_vectors, _shapes_of_table, _addends_of_vectors, _mean_of_vectors
+    ),
+    VectorSets: Codec(_pack_sets, _unpack_sets, _bytes_of_sets),
+    Weights: Codec(_pack_weights, _unpack_weights, _bytes_of_weights, *_SUMS_OF_WEIGHTS),
+    Update: Codec(_pack_weights, _unpack_update, _bytes_of_weights, *_SUMS_OF_WEIGHTS),
+    Counts: Codec(
+        _pack_counts, _unpack_counts, _bytes_of_counts, _shapes_of_counts, _addends_of_counts, _mean_of_counts
+    ),
+    Statistics: Codec(
         lambda name, value, entry: pack_insight(value, entry.level),
         lambda name, record, entry, limits: unpack_insight(record, entry.level, limits),
         lambda name, entry, limits: bytes_of_insight(entry.level, limits),
@@ -284,5 +370,6 @@ _CODECS: dict[type[Entry], _Codec] = {
 }
 
 
-def _codec(entry: Entry) -> _Codec:
+def codec_of(entry: Entry) -> Codec:
+    """The codec of an entry's kind."""
     return _CODECS[type(entry)]

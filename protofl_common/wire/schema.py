@@ -8,12 +8,32 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import ClassVar, Literal
 
 
 @dataclass(frozen=True)
-class Vectors:
+class Entry:
+    """What every kind of entry says of itself; `wire/payloads.py` packs, checks and sums each kind."""
+
+    of_classes: ClassVar[bool] = False
+    """It shows which classes a client has, so it is noised or refused under differential privacy."""
+
+    @property
+    def words(self) -> str:
+        """The entry in a sentence for a site's operator."""
+        return ""
+
+    @property
+    def qualities(self) -> list[str]:
+        """What sets it apart from the plainest entry of its kind, in a few words each."""
+        return []
+
+
+@dataclass(frozen=True)
+class Vectors(Entry):
     """Vectors of classes, such as prototypes: [P, W] with labels [P]."""
+
+    of_classes = True
 
     width: Literal["features", "classes", "backbones"] = "features"
     """W: ``feature-dim``, the number of classes (mean logits), or of the features of all frozen backbones together."""
@@ -24,14 +44,30 @@ class Vectors:
     probabilities: bool = False
     """Each vector is one of class probabilities: no number is below 0, and their sum is 1."""
 
+    @property
+    def words(self) -> str:
+        kind = "several prototypes of each class" if self.several else "a prototype of each class"
+        kind += ", of frozen features" if self.width == "backbones" else ""
+        return f"{kind}, with the number of samples behind it" if self.counts else kind
+
+    @property
+    def qualities(self) -> list[str]:
+        widths = {"classes": ["a number per class"], "backbones": ["of frozen features"]}
+        several = ["several per class"] if self.several else []
+        return [*widths.get(self.width, []), *several, *(["with class counts"] if self.counts else [])]
+
 
 @dataclass(frozen=True)
-class VectorSets:
+class VectorSets(Entry):
     """The vectors of every client, one set each, without counts; only a server can send them."""
 
+    @property
+    def qualities(self) -> list[str]:
+        return ["every client's prototypes"]
+
 
 @dataclass(frozen=True)
-class Weights:
+class Weights(Entry):
     """Parameters and buffers of a module: of its layers, those whose names begin with one of ``parts``."""
 
     of: str = "model"
@@ -40,6 +76,18 @@ class Weights:
     """``("body.",)``, ``("head.",)``; the default is all of it."""
     without_last: int = 0
     """Layers with weights, counted from the end, that are left out."""
+
+    @property
+    def words(self) -> str:
+        names = " and ".join(part.strip(".") for part in self.parts)
+        parts = f"the {names} weights" if names else "all weights"
+        model = "model" if self.of == "model" else f"{self.of} model"
+        return f"{parts} of the {model}{' but its last layers' if self.without_last else ''}"
+
+    @property
+    def qualities(self) -> list[str]:
+        module = [] if self.of == "model" else [f"of {self.of}"]
+        return [*module, *filter(None, self.parts), *(["without the last layers"] if self.without_last else [])]
 
     @property
     def needs_one_architecture(self) -> bool:
@@ -54,20 +102,33 @@ class Update(Weights):
     A matrix may travel as two factors where these are fewer numbers (`low_rank.py`); the receiver gets their product.
     """
 
+    @property
+    def words(self) -> str:
+        return f"the changes of {super().words}"
+
+    @property
+    def qualities(self) -> list[str]:
+        return [*super().qualities, "changes, matrices in factors"]
+
 
 @dataclass(frozen=True)
-class Counts:
+class Counts(Entry):
     """How many training samples there are of each class: [C], 0 for a class without any."""
 
+    of_classes = True
+
+    @property
+    def words(self) -> str:
+        return "how many samples of each class it has"
+
 
 @dataclass(frozen=True)
-class Statistics:
+class Statistics(Entry):
     """What a client says of its data for the report, after the last round only (`wire/statistics.py`)."""
 
     level: str
 
 
-Entry = Vectors | VectorSets | Weights | Counts | Statistics
 Declared = Mapping[str, Entry]
 """The entries of one direction, by name."""
 
@@ -82,8 +143,23 @@ class Exchange:
     @property
     def needs_one_architecture(self) -> bool:
         """Whether all clients must have equal bodies."""
-        entries = [*self.down.values(), *self.up.values()]
-        return any(isinstance(entry, Weights) and entry.needs_one_architecture for entry in entries)
+        entries = [*weights_in(self.down).values(), *weights_in(self.up).values()]
+        return any(entry.needs_one_architecture for entry in entries)
+
+
+def weights_in(declared: Declared) -> dict[str, Weights]:
+    """The entries that are weights, by name."""
+    return {name: entry for name, entry in declared.items() if isinstance(entry, Weights)}
+
+
+def vectors_in(declared: Declared) -> dict[str, Vectors]:
+    """The entries that are vectors of classes, by name."""
+    return {name: entry for name, entry in declared.items() if isinstance(entry, Vectors)}
+
+
+def sets_in(declared: Declared) -> dict[str, VectorSets]:
+    """The entries that are every client's vectors, by name."""
+    return {name: entry for name, entry in declared.items() if isinstance(entry, VectorSets)}
 
 
 def statistics_declared(level: str) -> Declared:

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import io
-import logging
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Collection, Sequence
 
 from rich.console import Console
 from rich.table import Table
@@ -14,40 +11,13 @@ from rich.table import Table
 from protofl_common.basics.text import in_order
 from protofl_common.config.sections import DataSettings
 from protofl_common.runs.comparison import HEADS, Compared, note_on, table_rows
-from protofl_common.runs.folder import KINDS, TROUBLE, RoundRow, Sites, Summary
+from protofl_common.runs.folder import KINDS, RoundRow, Sites, Summary
 from protofl_common.runs.metrics import HIDDEN, cells, human_bytes, human_seconds
 from protofl_common.wire.records import SiteCard
 
 BARS = " ▁▂▃▄▅▆▇█"
-ALARMING = (*TROUBLE, "void", "warning", "waiting")
-"""Lines that begin so have the level WARNING in a run's log."""
-_LOG = logging.Logger("protofl", logging.INFO)  # no child of the root's, whose handlers would print all again
-_LOG.addHandler(logging.NullHandler())
 MOST_LINES, MOST_CLASSES = 20, 60
 """Of clients and classes that are shown before the first round."""
-
-
-def say(text: str) -> None:
-    """A line, at once; while a run is `logged`, in its log too."""
-    print(text, flush=True)
-    _LOG.log(logging.WARNING if text.lstrip().startswith(ALARMING) else logging.INFO, text.strip())
-
-
-@contextmanager
-def logged(file: Path) -> Iterator[None]:
-    """What is said meanwhile is added to ``file`` with time and level, and the error that ends it."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    handler = logging.FileHandler(file, encoding="utf-8")
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
-    _LOG.addHandler(handler)
-    try:
-        yield
-    except BaseException as error:
-        _LOG.error("ended by %s: %s", type(error).__name__, error)
-        raise
-    finally:
-        _LOG.removeHandler(handler)
-        handler.close()
 
 
 def comparison_table(runs: Sequence[Compared]) -> str:

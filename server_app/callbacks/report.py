@@ -7,7 +7,8 @@ from pathlib import Path
 from protofl_common.experiment.settings import Settings
 from protofl_common.runs.comparison import compared, sentence
 from protofl_common.runs.folder import SITES
-from server_app.callbacks.console import comparison_table, say
+from server_app.callbacks.console import comparison_table
+from server_app.log import say
 
 
 def conclude(settings: Settings, folder: Path) -> None:

@@ -11,7 +11,8 @@ from protofl_common.privacy.words import protections
 from protofl_common.runs.comparison import counted
 from protofl_common.runs.folder import TROUBLE, RoundRow
 from server_app.callbacks.base import Callback, Run
-from server_app.callbacks.console import class_strip, final_table, least_line, round_line, samples_line, say
+from server_app.callbacks.console import class_strip, final_table, least_line, round_line, samples_line
+from server_app.log import say
 from server_app.result import RoundResult
 
 MOST_NAMED = 20

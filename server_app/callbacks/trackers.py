@@ -20,7 +20,7 @@ from protofl_common.config.sections import TRACKERS, keys_that_change
 from protofl_common.experiment.settings import to_run_config
 from protofl_common.runs.folder import TROUBLE, RoundRow
 from server_app.callbacks.base import Callback, Run
-from server_app.callbacks.console import say
+from server_app.log import say
 from server_app.result import RoundResult
 
 PROJECT = "protofl"

@@ -13,7 +13,7 @@ from flwr.app import Error, Message
 
 from protofl_common.basics.text import in_order
 from protofl_common.wire.payloads import payload_bytes
-from server_app.callbacks.console import say
+from server_app.log import say
 from server_app.network.flower_compat import ErrorCode, is_simulated
 from server_app.network.membership import Federation, FederationError
 from server_app.network.transport import copy_for, pull_each, push_each

@@ -20,7 +20,7 @@ from protofl_common.privacy.shamir import FEWEST as FEWEST_IN_SUM
 from protofl_common.wire.limits import RefusedMessage
 from protofl_common.wire.records import SiteCard, pack_baseline, pack_settings, unpack_site_card
 from protofl_common.wire.secagg import MOST_SITES
-from server_app.callbacks.console import say
+from server_app.log import say
 from server_app.network.transport import pull_each, push_each
 from server_app.sampling import number_asked
 from server_app.validation.bounds import Bounds, bounds_of

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from flwr.app import Message
 from flwr.serverapp import Grid
 
-from server_app.callbacks.console import say
+from server_app.log import say
 from server_app.network.flower_compat import DecodeError, ObjectPushError
 
 UNREADABLE = (TypeError, ValueError, LookupError, AttributeError, DecodeError)

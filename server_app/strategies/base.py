@@ -19,7 +19,7 @@ from protofl_common.maths.prototypes import Prototypes
 from protofl_common.runs.attributes import pack_attributes, restore_attributes, tensors_of
 from protofl_common.wire.limits import Template
 from protofl_common.wire.payloads import Payload, StateDict, template_of
-from protofl_common.wire.schema import Declared, Weights
+from protofl_common.wire.schema import Declared, weights_in
 from server_app.network.membership import Federation
 from server_app.validation.replies import Upload, vectors_of
 
@@ -79,15 +79,14 @@ class ServerStrategy(Generic[H]):
 
     def templates(self) -> dict[str, Template]:
         """Declared entry -> the arrays that a client must send; the default: those of `global_weights`."""
-        entries = [name for name, entry in self.settings.exchange.up.items() if isinstance(entry, Weights)]
-        return dict.fromkeys(entries, template_of(self.global_weights or {}))
+        return dict.fromkeys(weights_in(self.settings.exchange.up), template_of(self.global_weights or {}))
 
     def shared(self) -> dict[str, Template]:
         """Declared entry of either direction -> its arrays, as a client counts them; {} where some are unknown."""
         exchange = self.settings.exchange
-        entries = [name for name, entry in {**exchange.down, **exchange.up}.items() if isinstance(entry, Weights)]
+        entries = weights_in({**exchange.down, **exchange.up})
         known = {"weights": template_of(self.global_weights or {}), **self.templates()}
-        return {name: known[name] for name in entries} if set(entries) <= known.keys() else {}
+        return {name: known[name] for name in entries} if entries.keys() <= known.keys() else {}
 
     # -- for algorithms to use -----------------------------------------------------------------------------------
 

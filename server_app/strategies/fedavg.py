@@ -18,7 +18,7 @@ from protofl_common.maths.aggregation import clip_updates, merge_weights
 from protofl_common.models.initial import initial_model
 from protofl_common.models.split import SplitModel
 from protofl_common.wire.payloads import StateDict, part_of
-from protofl_common.wire.schema import Weights
+from protofl_common.wire.schema import weights_in
 from server_app.network.membership import Federation, FederationError
 from server_app.strategies.base import H, ServerStrategy
 from server_app.validation.replies import Upload
@@ -32,8 +32,7 @@ class FedAvg(ServerStrategy[H]):
     def __init__(self, federation: Federation) -> None:
         super().__init__(federation)
         model = self.first_model()
-        entry = self.settings.exchange.up["weights"]
-        assert isinstance(entry, Weights)
+        entry = weights_in(self.settings.exchange.up)["weights"]
         self.weights: StateDict = part_of(model, entry)
         if not self.weights:
             shared = f"shares all but the last {entry.without_last} layers of a model"

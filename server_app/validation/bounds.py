@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from protofl_common.experiment.settings import Settings
 from protofl_common.maths.aggregation import FEWEST
 from protofl_common.wire.records import SiteCard
-from protofl_common.wire.schema import Vectors
+from protofl_common.wire.schema import vectors_in
 from server_app.sampling import number_asked
 
 NORM_RATIO, UPDATE_RATIO, SAMPLES_RATIO, SAMPLES_LEAD = 5.0, 2.0, 8.0, 2.0
@@ -79,7 +79,6 @@ def _comparable(settings: Settings, cards: Collection[SiteCard]) -> bool:
     Features of networks with nothing in common cannot: their coordinate-wise median is close to zero. Weights, and
     what a server trains on or clusters, are not trimmed: among honest sites with unlike classes that costs accuracy.
     """
-    vectors = [entry for entry in settings.exchange.up.values() if isinstance(entry, Vectors)]
     one_network = settings.starts_alike and len({card.arch for card in cards}) == 1
-    of_classes = all(entry.width != "features" for entry in vectors)
+    of_classes = all(entry.width != "features" for entry in vectors_in(settings.exchange.up).values())
     return settings.row.averages_prototypes and (of_classes or one_network or settings.exchange.needs_one_architecture)

@@ -30,7 +30,7 @@ def check_claims(report: Report, payload: Payload, card: SiteCard, training: boo
         now, before = getattr(report, what), getattr(card, what)
         if now > before:
             raise RefusedMessage(f"{what} = {now}, but it joined with {before}")
-    insight = payload.statistics()
+    insight = payload.statistics() if "insight" in payload.entries else None
     if insight is not None and (total := float(insight.counts.double().sum())) > report.train_samples:
         raise RefusedMessage(f"insight counts of {total:g} samples, but it has {report.train_samples} for training")
     if insight is not None and insight.labels is not None and len(insight.labels) > report.test_samples:

@@ -17,7 +17,7 @@ from protofl_common.maths.prototypes import Prototypes
 from protofl_common.wire.limits import Limits, RefusedMessage
 from protofl_common.wire.payloads import Payload, Value, check_size, payload_bytes, unpack_payload
 from protofl_common.wire.records import Report, unpack_report
-from protofl_common.wire.schema import Declared, Vectors
+from protofl_common.wire.schema import Declared, vectors_in
 from server_app.network.membership import Federation
 from server_app.result import RoundResult
 from server_app.validation.bounds import Bounds
@@ -44,7 +44,8 @@ class Upload:
 
 def vectors_of(uploads: Iterable[Upload], name: str = "prototypes") -> dict[str, Prototypes]:
     """Site -> the vectors that it has sent under ``name``, if any."""
-    return {upload.site: sent for upload in uploads if (sent := upload.payload.vectors(name)) is not None}
+    sent = {upload.site: upload.payload for upload in uploads if name in upload.payload.entries}
+    return {site: vectors for site, payload in sent.items() if (vectors := payload.vectors(name)) is not None}
 
 
 def together(uploads: Iterable[Upload]) -> tuple[Tensor, Tensor]:
@@ -109,7 +110,7 @@ def voted(uploads: list[Upload], federation: Federation) -> list[Upload]:
     if settings.row.averages_prototypes:
         return uploads
     uploads = list(uploads)
-    for name in [name for name, entry in settings.exchange.up.items() if isinstance(entry, Vectors)]:
+    for name in vectors_in(settings.exchange.up):
         senders = [index for index, upload in enumerate(uploads) if name in upload.payload.entries]
         sets = [cast(Prototypes, uploads[index].payload.entries[name]) for index in senders]
         kept = without_the_farthest(sets, *merging)

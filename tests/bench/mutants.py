@@ -86,7 +86,7 @@ MUTANTS = [
         "if site != peer else stream",
         SUMS,
     ),
-    Mutant("counts weigh nothing", f"{P}/privacy/sums.py", "if value.counts is None else", "if True else", SUMS),
+    Mutant("counts weigh nothing", f"{P}/wire/payloads.py", "if value.counts is None else", "if True else", SUMS),
     Mutant(
         "a second upload under one secret",
         "client_app/secagg.py",

@@ -19,7 +19,7 @@ from protofl_common.config.datasets import DATASETS, PARTITIONS
 from protofl_common.experiment.catalog import CATALOG, Algorithm
 from protofl_common.experiment.plugins import installed
 from protofl_common.tools.cli.as_json import add_json, print_json
-from protofl_common.wire.schema import Declared, Entry, Update, Vectors, VectorSets, Weights
+from protofl_common.wire.schema import Declared
 
 
 def describe(parser: argparse.ArgumentParser) -> None:
@@ -70,24 +70,5 @@ def _one_line(row: Algorithm) -> str:
 
 def carries(declared: Declared) -> str:
     """The entries of one direction of an exchange, in words."""
-    return ", ".join(f"{name}{_qualified(entry)}" for name, entry in declared.items()) or "nothing"
-
-
-def _qualified(entry: Entry) -> str:
-    match entry:
-        case Vectors():
-            found = (
-                ["a number per class"] * (entry.width == "classes")
-                + ["of frozen features"] * (entry.width == "backbones")
-                + ["several per class"] * entry.several
-                + ["with class counts"] * entry.counts
-            )
-        case VectorSets():
-            found = ["every client's prototypes"]
-        case Weights():
-            found = [*["of " + entry.of] * (entry.of != "model"), *filter(None, entry.parts)]
-            found += ["without the last layers"] * (entry.without_last > 0)
-            found += ["changes, matrices in factors"] * isinstance(entry, Update)
-        case _:
-            found = []
-    return f" ({', '.join(found)})" if found else ""
+    qualified = {name: ", ".join(entry.qualities) for name, entry in declared.items()}
+    return ", ".join(f"{name} ({words})" if words else name for name, words in qualified.items()) or "nothing"

@@ -32,7 +32,6 @@ from protofl_common.experiment.settings import app_folder, default_run_config, d
 from protofl_common.tools.site.node import node_config, site_folders, site_settings, supernode_options
 from protofl_common.tools.superlink_tls import shown_by
 from protofl_common.wire.records import pack_settings, unpack_site_card
-from protofl_common.wire.schema import Counts, Entry, Update, Vectors, Weights
 
 WRONG, WARNING, FACT = "WRONG", "warning", ""
 MOST_SECONDS = TIMESTAMP_TOLERANCE
@@ -193,7 +192,7 @@ def _algorithms(node: Mapping[str, Scalar]) -> Iterator[Finding]:
     chosen = CATALOG if "all" in names else {name: CATALOG[name] for name in names if name in CATALOG}
     by_upload: dict[str, list[str]] = {}
     for name, row in chosen.items():
-        sent = " and ".join(_in_words(entry) for entry in row.exchange.up.values()) or "nothing of the model"
+        sent = " and ".join(entry.words for entry in row.exchange.up.values()) or "nothing of the model"
         by_upload.setdefault(sent, []).append(name)
     for sent, those in by_upload.items():
         yield Finding(WARNING if "weights" in sent else FACT, "sends", f"{sent}: {', '.join(those)}")
@@ -207,21 +206,6 @@ def _algorithms(node: Mapping[str, Scalar]) -> Iterator[Finding]:
         figures = "seconds"
     named = "the names of classes that you or the run gave"
     yield Finding(FACT, "sends", f"always: {named}, {figures}")
-
-
-def _in_words(entry: Entry) -> str:
-    if isinstance(entry, Vectors):
-        kind = "several prototypes of each class" if entry.several else "a prototype of each class"
-        kind += ", of frozen features" if entry.width == "backbones" else ""
-        return f"{kind}, with the number of samples behind it" if entry.counts else kind
-    if isinstance(entry, Counts):
-        return "how many samples of each class it has"
-    assert isinstance(entry, Weights)
-    names = " and ".join(part.strip(".") for part in entry.parts)
-    parts = f"the {names} weights" if names else "all weights"
-    parts = f"the changes of {parts}" if isinstance(entry, Update) else parts
-    model = "model" if entry.of == "model" else f"{entry.of} model"
-    return f"{parts} of the {model}{' but its last layers' if entry.without_last else ''}"
 
 
 def _device(node: Mapping[str, Scalar]) -> Iterator[Finding]:

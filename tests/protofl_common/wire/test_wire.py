@@ -622,3 +622,12 @@ def test_more_bytes_than_the_whole_weights_are_refused_first() -> None:
     content = pack_payload(Payload(weights=sent), CHANGES)
     with pytest.raises(RefusedMessage, match="308 bytes of arrays, where a valid reply has at most 296"):
         check_size(content, CHANGES, CHANGES_LIMITS)
+
+
+def test_a_name_that_is_not_declared_is_an_error_and_not_an_entry_that_was_not_sent() -> None:
+    """Else an algorithm that misspells a name would train alone and nobody would see it."""
+    declared = {"weights": Weights(), "prototypes": Vectors()}
+    received = unpack_payload(pack_payload(Payload(), declared), declared, LIMITS, required=False)
+    assert received.weights() is None
+    with pytest.raises(KeyError, match="updat is not declared for this direction; declared: weights, prototypes"):
+        received.weights("updat")

@@ -1,0 +1,38 @@
+"""The lines of a run: on the screen, which `flwr run --stream` carries, and in ``run.log``."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from protofl_common.runs.folder import TROUBLE
+
+ALARMING = (*TROUBLE, "void", "warning", "waiting")
+"""Lines that begin so have the level WARNING in a run's log."""
+_LOG = logging.Logger("protofl", logging.INFO)  # no child of the root's, whose handlers would print all again
+_LOG.addHandler(logging.NullHandler())
+
+
+def say(text: str) -> None:
+    """A line, at once; while a run is `logged`, in its log too."""
+    print(text, flush=True)
+    _LOG.log(logging.WARNING if text.lstrip().startswith(ALARMING) else logging.INFO, text.strip())
+
+
+@contextmanager
+def logged(file: Path) -> Iterator[None]:
+    """What is said meanwhile is added to ``file`` with time and level, and the error that ends it."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    handler = logging.FileHandler(file, encoding="utf-8")
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    _LOG.addHandler(handler)
+    try:
+        yield
+    except BaseException as error:
+        _LOG.error("ended by %s: %s", type(error).__name__, error)
+        raise
+    finally:
+        _LOG.removeHandler(handler)
+        handler.close()
