@@ -26,11 +26,11 @@ from client_app.eager import without_compiler
 from client_app.evaluation import Evaluation, Evaluations, evaluate
 from client_app.failures import called, log, reason_of
 from client_app.handover import forget_all_but, hand_over, settle
-from client_app.insight import insight_of
 from client_app.outgoing import disclosed, outgoing
 from client_app.secagg import SecureUpload
 from client_app.site import Site
 from client_app.state import ClientState, StateFolder
+from client_app.statistics import statistics_of
 from protofl_common.basics.files import digest
 from protofl_common.basics.text import printable
 from protofl_common.config.architectures import ARCHITECTURES
@@ -198,12 +198,12 @@ def _final_evaluation(message: Message, context: Context) -> RecordDict:
     with clock("evaluate"):
         prototypes = _predicting(site, algorithm)
         evaluations = _evaluate(site, algorithm, prototypes)
-    statistics = None if site.insight == "none" else insight_of(site, algorithm)
+    statistics = None if site.statistics == "none" else statistics_of(site, algorithm)
     with clock("save"):
         hand_over(site, algorithm, states, prototypes, evaluations, instructions)
         states.finish(instructions.round)
-    upload = outgoing(Payload(insight=statistics), site, instructions.round)
-    report, declared = _report(site, instructions, evaluations, {}, clock), statistics_declared(site.insight)
+    upload = outgoing(Payload(statistics=statistics), site, instructions.round)
+    report, declared = _report(site, instructions, evaluations, {}, clock), statistics_declared(site.statistics)
     content = _reply(site, secure, upload, report, declared, site.limits({}))
     note_answer(site, instructions, training=False)
     return content
@@ -217,7 +217,7 @@ def _open(message: Message, context: Context) -> tuple[Site, Instructions, Clien
     training = message.metadata.message_type == MessageType.TRAIN
     states = site.states(instructions)
     check_unanswered(site, instructions, training)
-    earlier = instructions.lineage.earlier
+    earlier = instructions.run_history.earlier
     if site.real and training and instructions.round == (earlier[-1][1] if earlier else 0) + 1:
         log("INFO", f"run {instructions.run_name} ({site.run_id}) {states.beginning}")
     first_without = instructions.round if training else instructions.round + 1

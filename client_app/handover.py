@@ -113,7 +113,7 @@ def settle(states: StateFolder, best: int, on: str) -> None:
             model = TrainedModel.read(file)
             if model.card.round == best:
                 if states.wary:
-                    _keep_former(states.folder / BEST, states.lineage.run_id)
+                    _keep_former(states.folder / BEST, states.run_history.run_id)
                 replace(model, card=replace(model.card, chosen_on=on)).write(states.folder / BEST)
                 break
     else:

@@ -23,7 +23,7 @@ from protofl_common.privacy.release import fresh_draw, large_enough, noised, pri
 from protofl_common.runs.evaluation_metrics import RECALL
 from protofl_common.wire.payloads import Payload, Value
 from protofl_common.wire.schema import vectors_in
-from protofl_common.wire.statistics import Insight
+from protofl_common.wire.statistics import ClientStatistics
 
 
 def outgoing(upload: Payload, site: Site, number: int) -> Payload:
@@ -56,7 +56,7 @@ def _allowed(name: str, value: Value, site: Site, number: int) -> Value:
     least = site.settings.privacy.min_class_samples
     if isinstance(value, Tensor):
         return _without_small(value, least)
-    if isinstance(value, Insight):
+    if isinstance(value, ClientStatistics):
         return dataclasses.replace(value, counts=_without_small(value.counts, least))
     return _allowed_prototypes(name, value, site, number) if isinstance(value, Prototypes) else value
 

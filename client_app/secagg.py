@@ -57,7 +57,7 @@ class SecureUpload:
 
     def __init__(self, site: Site, instructions: Instructions, final: bool) -> None:
         self.site, self.name = site, site.name
-        self.run_id, self.final = instructions.lineage.run_id, final
+        self.run_id, self.final = instructions.run_history.run_id, final
         self.sum = 2 * instructions.round + self.final
         site.states(instructions)  # refuses another run's instructions
         self.path = site.secret_file(instructions.run_name)

@@ -76,25 +76,25 @@ class Site:
         """Settings of the run about the division of the data that do not hold here."""
         self.required_dp = required_dp(node)
         self.wanted_domain = str(node.get("domain", ""))
-        self.insight = self._insight(node)
+        self.statistics = self._statistics(node)
         alike = self.settings.exchange.needs_one_architecture
         self.arch = self.settings.architecture(0 if alike else self.partition, self.settings.model.arch)
         self.device = _device(self.settings.machine)
         if self.settings.machine.threads:
             torch.set_num_threads(min(self.settings.machine.threads, os.cpu_count() or 1))
 
-    def _insight(self, node: Mapping[str, object]) -> str:
+    def _statistics(self, node: Mapping[str, object]) -> str:
         """What this site tells for the report, of what the run asks for (`protofl_common.wire.statistics`).
 
         A site with data of its own (a ``data-dir`` in its node config, no partition of a common data set) tells
-        nothing unless its node config says ``insight=true``; with ``insight=false`` no site does. Features are of
+        nothing unless its node config says ``statistics=true``; with ``statistics=false`` no site does. Features are of
         single samples: none with ``min-class-samples``.
         """
         own = "data-dir" in node or "partition-id" not in node or self.settings.data.partition == "own"
-        willing = node.get("insight", not own)
+        willing = node.get("statistics", not own)
         if not isinstance(willing, bool):
-            raise SettingsError(f"node-config: insight = {willing!r} must be true or false")
-        level = self.settings.run.insight if willing else "none"
+            raise SettingsError(f"node-config: statistics = {willing!r} must be true or false")
+        level = self.settings.run.statistics if willing else "none"
         single = level == "features" and self.settings.privacy.min_class_samples > 1
         return "none" if single else level
 
@@ -216,16 +216,16 @@ class Site:
 
         RefusedMessage for another Flower run, or a round too many.
         """
-        lineage, rounds = instructions.lineage, self.settings.run.rounds
+        run_history, rounds = instructions.run_history, self.settings.run.rounds
         if instructions.round > rounds:
             raise RefusedMessage(f"round.round is {instructions.round} in a run of {rounds} rounds")
-        if lineage.run_id != self.run_id:
-            raise RefusedMessage(f"round.lineage is {lineage.text!r} in the Flower run {self.run_id}")
+        if run_history.run_id != self.run_id:
+            raise RefusedMessage(f"round.run_history is {run_history.text!r} in the Flower run {self.run_id}")
         private = "" if self.settings.privacy.dp == "none" else ", with differential privacy"
         use = f"{self.settings.run.algo} ({digest(repr(self.settings.exchange))}){private}"
-        run = f"{instructions.run_name}-{lineage.first}" if self.real else instructions.run_name  # names may meet
+        run = f"{instructions.run_name}-{run_history.first}" if self.real else instructions.run_name  # names may meet
         folder = self._state_root / run / "clients"
-        return StateFolder(folder, self.name, lineage, wary=self.real, use=use)
+        return StateFolder(folder, self.name, run_history, wary=self.real, use=use)
 
     def account_file(self, run_name: str) -> Path:
         """Return the file of the privacy ledger: one for all runs; in a simulation, one for each.

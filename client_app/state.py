@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from protofl_common.basics.run_history import Lineage
+from protofl_common.basics.run_history import RunHistory
 from protofl_common.basics.tensorfile import TensorFileError, read_tensors, write_tensors
 
 FORMAT = "protofl-client-state-3"
@@ -49,9 +49,9 @@ class ClientState:
 class StateFolder:
     """The states of one client in one run."""
 
-    def __init__(self, folder: Path, site: str, lineage: Lineage, *, wary: bool = False, use: str = "") -> None:
+    def __init__(self, folder: Path, site: str, run_history: RunHistory, *, wary: bool = False, use: str = "") -> None:
         self.folder = folder / site
-        self.lineage = lineage
+        self.run_history = run_history
         self.wary = wary
         """Whether only states of the present Flower run may be removed, and never its newest."""
         self.use = use
@@ -60,7 +60,7 @@ class StateFolder:
     @property
     def beginning(self) -> str:
         """Say how this Flower run begins, for the log of a site: anew, or after which round."""
-        run, earlier = self.folder.parents[1], self.lineage.earlier
+        run, earlier = self.folder.parents[1], self.run_history.earlier
         begins = "goes on after round {1} of the Flower run {0}".format(*earlier[-1]) if earlier else "begins"
         alike = run.parent.glob(f"{escape(run.name.rpartition('-')[0])}-*")
         others = ", ".join(sorted(one.name for one in alike if one != run and one.is_dir()))
@@ -94,7 +94,7 @@ class StateFolder:
         """Keep ``state`` beside the one its round started from, and the one before; StateError leaves these."""
         start = self._last(state.round)
         self._tidy(self._last(start[0]) if start else None)
-        path = self._path((state.round, self.lineage.run_id))
+        path = self._path((state.round, self.run_history.run_id))
         facts = {"format": FORMAT, "round": str(state.round), "arch": state.arch, "use": self.use}
         try:
             write_tensors(path, state.tensors, facts)
@@ -109,23 +109,26 @@ class StateFolder:
     def _tidy(self, start: _Key | None) -> None:
         """Remove what is older than ``start``, and what earlier Flower runs left of rounds that do not count.
 
-        A run id that the lineage does not name may be of a server that resumed this run meanwhile: not ours to remove.
+        A run id that the run history does not name may be of a server that resumed this run meanwhile. Its files
+        are not removed.
         """
         files = self._files()
-        ours = [number for path, (number, run_id) in files if run_id == self.lineage.run_id and path.suffix != ".tmp"]
+        ours = [
+            number for path, (number, run_id) in files if run_id == self.run_history.run_id and path.suffix != ".tmp"
+        ]
         for path, (number, run_id) in files:
             old = start is not None and number < start[0]
             if self.wary:
-                old = old and run_id == self.lineage.run_id and number < max(ours, default=0)
-            elif run_id in self.lineage.known:
-                old = old or not self.lineage.counts(run_id, number)
+                old = old and run_id == self.run_history.run_id and number < max(ours, default=0)
+            elif run_id in self.run_history.known:
+                old = old or not self.run_history.counts(run_id, number)
             if old:
                 path.unlink(missing_ok=True)
 
     def _last(self, before: int) -> _Key | None:
         """The newest state that counts."""
         whole = [key for path, key in self._files() if path.suffix != ".tmp"]
-        return max((key for key in whole if key[0] < before and self.lineage.counts(key[1], key[0])), default=None)
+        return max((key for key in whole if key[0] < before and self.run_history.counts(key[1], key[0])), default=None)
 
     def _files(self) -> list[tuple[Path, _Key]]:
         """All states, and what a killed client was about to write (``.tmp``)."""

@@ -86,7 +86,7 @@ def one_run(grid: Grid, settings: Settings, folder: Path, run_id: int, later: in
     with alone_in(folder):
         run = Run(settings, folder, starting_point(settings, folder, run_id), later)
         callbacks = callbacks_of(run)
-        federation = Federation(grid, settings, run.start.lineage, run.start.owners, baseline)
+        federation = Federation(grid, settings, run.start.run_history, run.start.owners, baseline)
         federation.gather(run.start.sites, run.start.num_partitions)
         run.strategy = built(federation)
         run.strategy.restore(run.start.state)
@@ -117,7 +117,7 @@ def run_rounds(run: Run, callbacks: Sequence[Callback]) -> None:
     """
     federation, rounds, exchange = run.federation, run.settings.run.rounds, MessageExchange(run.federation)
     say(f"{run.strategy.row.title} ({run.strategy.row.paper})")
-    budget = Budget(federation, run.start.lineage)
+    budget = Budget(federation, run.start.run_history)
     callbacks = [*callbacks, budget]
     for callback in callbacks:
         callback.on_start(run)

@@ -19,7 +19,7 @@ from filelock import FileLock, Timeout
 from torch import Tensor
 
 from protofl_common.basics.code_version import code_version
-from protofl_common.basics.run_history import Lineage
+from protofl_common.basics.run_history import RunHistory
 from protofl_common.basics.tensorfile import TensorFileError, read_tensors, write_tensors
 from protofl_common.config.options import Scalar, SettingsError
 from protofl_common.config.sections import keys_that_change
@@ -27,7 +27,7 @@ from protofl_common.experiment.settings import Settings, to_run_config
 from protofl_common.runs.folder import SUMMARY, RunFolder
 from server_app.log import say
 
-FORMAT = "protofl-checkpoint-3"
+FORMAT = "protofl-checkpoint-4"
 FOLDER, OLD_NAME = "checkpoints", "checkpoint.safetensors"
 """Where they are; and the only one of a run of a version before format 3."""
 KEPT = 3
@@ -42,7 +42,7 @@ class Checkpoint:
     """A run after one of its rounds."""
 
     settings: dict[str, Scalar]
-    lineage: Lineage
+    run_history: RunHistory
     round: int = 0
     """0: before the first."""
     sites: tuple[str, ...] = ()
@@ -61,12 +61,12 @@ class Checkpoint:
     @property
     def resumed(self) -> bool:
         """Whether the present Flower run goes on with what an earlier one began."""
-        return bool(self.lineage.earlier)
+        return bool(self.run_history.earlier)
 
     def write(self, folder: Path) -> None:
         """Keep this checkpoint, and those of the rounds just before it."""
         facts: dict[str, Any] = {key: value for key, value in vars(self).items() if key != "state"}
-        facts |= {"lineage": self.lineage.text}
+        facts |= {"run_history": self.run_history.text}
         path = folder / FOLDER / f"{self.round:06d}.safetensors"
         write_tensors(path, self.state, {"format": FORMAT, "facts": json.dumps(facts)})
         for other in checkpoints(folder):
@@ -80,7 +80,10 @@ class Checkpoint:
         if facts.get("format") != FORMAT:
             raise SettingsError(f"resume = true: {path} is of the version {facts.get('format')}, not {FORMAT}")
         kept = json.loads(facts["facts"])
-        return cls(**kept | {"lineage": Lineage.parse(kept["lineage"]), "sites": tuple(kept["sites"]), "state": state})
+        return cls(
+            **kept
+            | {"run_history": RunHistory.parse(kept["run_history"]), "sites": tuple(kept["sites"]), "state": state}
+        )
 
 
 def checkpoints(folder: Path) -> list[Path]:
@@ -126,7 +129,7 @@ def starting_point(settings: Settings, folder: Path, run_id: int) -> Checkpoint:
     name, wanted = folder.name, to_run_config(settings)
     if not settings.run.resume:
         check_free(folder)
-        return Checkpoint(wanted, Lineage(run_id), code=code_version())
+        return Checkpoint(wanted, RunHistory(run_id), code=code_version())
     if is_complete(folder):
         raise SettingsError(f"resume = true: nothing to resume, the run {name!r} is complete: {folder}")
     if not can_be_resumed(folder):
@@ -136,7 +139,7 @@ def starting_point(settings: Settings, folder: Path, run_id: int) -> Checkpoint:
         raise SettingsError(f"resume = true: the run {name!r} was started with other settings\n" + "\n".join(lines))
     if found.code != code_version():
         say(f"resuming with other code: the run's last round was made by {found.code}, this is {code_version()}")
-    return replace(found, code=code_version(), lineage=found.lineage.then(run_id, found.round))
+    return replace(found, code=code_version(), run_history=found.run_history.then(run_id, found.round))
 
 
 def _differences(before: dict[str, Scalar], now: dict[str, Scalar]) -> list[str]:

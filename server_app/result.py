@@ -8,7 +8,7 @@ from protofl_common.maths.prototypes import Prototypes
 from protofl_common.privacy.figures import Means
 from protofl_common.runs.folder import Seconds
 from protofl_common.wire.records import Report
-from protofl_common.wire.statistics import Insight
+from protofl_common.wire.statistics import ClientStatistics
 
 
 @dataclass
@@ -26,7 +26,7 @@ class RoundResult:
     """Site -> what was wrong with its reply."""
     prototypes: dict[str, Prototypes] = field(default_factory=dict)
     """Site -> its prototypes, of valid replies, in the order of the sites."""
-    insights: dict[str, Insight] = field(default_factory=dict)
+    statistics: dict[str, ClientStatistics] = field(default_factory=dict)
     """Site -> what it told for the report, after the last round."""
     metrics: dict[str, float] = field(default_factory=dict)
     """What the server's step reports."""

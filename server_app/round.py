@@ -39,7 +39,7 @@ def train_round(
     federation, settings = strategy.federation, strategy.settings.federation
     sites = sample_sites(federation.answering(number), settings.participation, strategy.settings.run.seed, number)
     evaluate = (number - 1) % settings.evaluate_every == 0
-    instructions = Instructions(number, run_name, evaluate, federation.lineage)
+    instructions = Instructions(number, run_name, evaluate, federation.run_history)
     result = RoundResult(number, asked=sites)
     start = time.monotonic()
     losses = strategy.row.reported_losses
@@ -98,9 +98,9 @@ def _is_finite(value: Tensor) -> bool:
 def final_evaluation(strategy: Strategy, run_name: str, number: int, send: Send) -> RoundResult:
     """After round ``number``, the last: all sites evaluate, and say what the report may show."""
     federation, settings = strategy.federation, strategy.settings
-    instructions = Instructions(number, run_name, True, federation.lineage)
+    instructions = Instructions(number, run_name, True, federation.run_history)
     result = RoundResult(number, final=True, asked=in_order(federation.answering(number)))
-    declared = statistics_declared(settings.run.insight)
+    declared = statistics_declared(settings.run.statistics)
     expected = Expected(number, declared, _limits(strategy), metrics=_metrics(strategy), training=False)
     secure = SecureSum(strategy, instructions, send, expected, result) if strategy.settings.privacy.secagg else None
     shares = secure.share_keys(result.asked) if secure else {}
@@ -114,14 +114,17 @@ def final_evaluation(strategy: Strategy, run_name: str, number: int, send: Send)
     if secure:
         secure.unmasked(uploads)
     if declared and not secure:
-        statistics = {upload.site: upload.payload.statistics() for upload in uploads}
-        result.insights = {site: sent for site, sent in statistics.items() if sent is not None}
+        sent = {upload.site: upload.payload.statistics() for upload in uploads}
+        result.statistics = {site: shown for site, shown in sent.items() if shown is not None}
     return result
 
 
 def tell_best(strategy: Strategy, run_name: str, number: int, send: Send, best: BestRound) -> None:
     """When all is evaluated: which of the models that sites have kept is the best, and on which data it was chosen."""
-    federation, instructions = strategy.federation, Instructions(number, run_name, False, strategy.federation.lineage)
+    federation, instructions = (
+        strategy.federation,
+        Instructions(number, run_name, False, strategy.federation.run_history),
+    )
     records = {"round": pack_instructions(instructions), **pack_baseline(federation.baseline), **pack_best(best, True)}
     send(
         [

@@ -200,12 +200,12 @@ SITE = {
     "real": bool,
 }
 
-INSIGHT: dict[str, tuple[str, ...]] = {
+STATISTICS: dict[str, tuple[str, ...]] = {
     "none": (),
     "summary": ("counts",),
     "features": ("counts", "features", "labels"),
 }
-"""Arrays of the record ``insight`` of the final evaluation, by level; with frozen backbones ``similarity`` too."""
+"""Arrays of the record ``statistics`` of the final evaluation, by level; with frozen backbones ``similarity`` too."""
 
 
 def report_names(algo: str, training: bool, metrics: tuple[str, ...] = ()) -> set[str]:

@@ -304,11 +304,11 @@ def test_a_rubbish_final_evaluation_is_refused(tmp_path: Path, without: Callable
     assert set(outcome.summary["accuracy-of-clients"]) == {"site-0", "site-1", "site-2"}
 
 
-def insight_with(**changes: Any) -> Change:
+def statistics_with(**changes: Any) -> Change:
     """Replace arrays of what it tells for the report by what a function makes of them; None removes one."""
 
     def change(message: Message, reply: Message) -> Message:
-        record = reply.content.array_records["insight"]
+        record = reply.content.array_records["statistics"]
         for name, make in changes.items():
             made = make(values_of(record[name])) if name in record else make(None)
             record[name] = made if isinstance(made, Array) else raw(made)
@@ -317,33 +317,35 @@ def insight_with(**changes: Any) -> Change:
     return change
 
 
-INSIGHTS: dict[str, tuple[Change, str]] = {
-    "another number of classes": (insight_with(counts=lambda n: n[:-1].copy()), "shape 9 instead of 10"),
-    "counts below 0": (insight_with(counts=lambda n: n - 1), "insight counts below 0"),
-    "inflated counts": (insight_with(counts=lambda n: n + 2**60), "but it has 30 for training"),
-    "counts of another dtype": (insight_with(counts=lambda n: n.astype(np.float32)), "float32 instead of"),
-    "NaN": (insight_with(features=lambda z: z * np.float32(np.nan)), "NaN or infinity"),
-    "a feature too long": (insight_with(features=lambda z: z * np.float32(1e9)), "an insight feature of norm"),
-    "wrong dimension": (insight_with(features=lambda z: z[:, 1:].copy()), "instead of 60×64"),
-    "fewer labels": (insight_with(labels=lambda y: y[1:].copy()), "shape 60×64 instead of 59×64"),
-    "a label out of range": (insight_with(labels=lambda y: y + 10), "an insight label outside 0..9"),
+STATISTICSS: dict[str, tuple[Change, str]] = {
+    "another number of classes": (statistics_with(counts=lambda n: n[:-1].copy()), "shape 9 instead of 10"),
+    "counts below 0": (statistics_with(counts=lambda n: n - 1), "statistics counts below 0"),
+    "inflated counts": (statistics_with(counts=lambda n: n + 2**60), "but it has 30 for training"),
+    "counts of another dtype": (statistics_with(counts=lambda n: n.astype(np.float32)), "float32 instead of"),
+    "NaN": (statistics_with(features=lambda z: z * np.float32(np.nan)), "NaN or infinity"),
+    "a feature too long": (statistics_with(features=lambda z: z * np.float32(1e9)), "statistics feature of norm"),
+    "wrong dimension": (statistics_with(features=lambda z: z[:, 1:].copy()), "instead of 60×64"),
+    "fewer labels": (statistics_with(labels=lambda y: y[1:].copy()), "shape 60×64 instead of 59×64"),
+    "a label out of range": (statistics_with(labels=lambda y: y + 10), "statistics label outside 0..9"),
     "a million features": (
-        insight_with(features=lambda z: np.ones((10**6, 64), np.float32), labels=lambda y: np.zeros(10**6, np.int64)),
+        statistics_with(
+            features=lambda z: np.ones((10**6, 64), np.float32), labels=lambda y: np.zeros(10**6, np.int64)
+        ),
         "bytes of arrays, where a valid reply has at most",
     ),
     "a million said": (
-        insight_with(labels=lambda y: Array("int64", (10**6,), RAW, y.tobytes())),
-        "an insight of 1000000 features, not from 0 to 200",
+        statistics_with(labels=lambda y: Array("int64", (10**6,), RAW, y.tobytes())),
+        "statistics of 1000000 features, not from 0 to 200",
     ),
-    "an array more": (insight_with(images=lambda _: np.zeros(3, np.float32)), "an insight with the arrays"),
+    "an array more": (statistics_with(images=lambda _: np.zeros(3, np.float32)), "statistics with the arrays"),
 }
 
 
-@pytest.mark.parametrize("attack", INSIGHTS)
-def test_a_rubbish_insight_is_refused_and_no_figure_has_it(attack: str, tmp_path: Path) -> None:
-    change, said = INSIGHTS[attack]
+@pytest.mark.parametrize("attack", STATISTICSS)
+def test_a_rubbish_statistics_is_refused_and_no_figure_has_it(attack: str, tmp_path: Path) -> None:
+    change, said = STATISTICSS[attack]
     small = {"dataset": "digits", "partition": "pathological", "classes_per_client": 5, "train_samples": 30}
-    config = run_config(tmp_path, algo="fedtgp", rounds=1, test_samples=60, insight="features", **small)
+    config = run_config(tmp_path, algo="fedtgp", rounds=1, test_samples=60, statistics="features", **small)
     outcome = run_federation(config, CLIENTS, tamper=by({HOSTILE: change}, MessageType.EVALUATE))
     assert list(outcome.rows[-1]["refused"]) == ["site-3"]
     assert said in outcome.rows[-1]["refused"]["site-3"]
@@ -351,11 +353,11 @@ def test_a_rubbish_insight_is_refused_and_no_figure_has_it(attack: str, tmp_path
     assert owners.unique().tolist() == [0, 1, 2]
 
 
-def test_an_insight_that_nobody_asked_for_is_refused(tmp_path: Path) -> None:
-    more = extra("insight", ArrayRecord({"counts": raw(np.zeros(0, np.int64))}))
+def test_an_statistics_that_nobody_asked_for_is_refused(tmp_path: Path) -> None:
+    more = extra("statistics", ArrayRecord({"counts": raw(np.zeros(0, np.int64))}))
     config = run_config(tmp_path, dataset="digits", partition="iid", train_samples=20, rounds=1)
     outcome = run_federation(config, CLIENTS, tamper=by({HOSTILE: more}, MessageType.EVALUATE))
-    assert outcome.rows[-1]["refused"] == {"site-3": "an undeclared array record 'insight'"}
+    assert outcome.rows[-1]["refused"] == {"site-3": "an undeclared array record 'statistics'"}
 
 
 # -- what cannot be told from an honest client -------------------------------------------------------------------------

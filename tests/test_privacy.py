@@ -25,7 +25,7 @@ from client_app.private_training import PrivateStep
 from client_app.site import Site
 from client_app.training import FusedStep, Step
 from protofl_common.basics.files import digest
-from protofl_common.basics.run_history import Lineage
+from protofl_common.basics.run_history import RunHistory
 from protofl_common.config.options import SettingsError
 from protofl_common.experiment.catalog import CATALOG
 from protofl_common.experiment.settings import Settings
@@ -203,7 +203,7 @@ def test_a_covered_algorithm_takes_exactly_the_private_steps_and_tables_of_its_p
         ({"algo": "fedpcl", "fedpcl__loss": "supcon"}, "fedpcl.loss = 'supcon' compares samples"),
         ({"positive_rate": 0.5}, "positive-rate = 0.5: terms of unlabelled samples compare samples"),
         ({"local_steps": 5}, "local-steps = 5: the privacy ledger counts epochs; set 0"),
-        ({"insight": "summary"}, "insight = 'summary': statistics for the report have no noise; set 'none'"),
+        ({"statistics": "summary"}, "statistics = 'summary': statistics for the report have no noise; set 'none'"),
         ({"metrics": "auc"}, "metrics = 'auc': only numbers of right predictions have noise"),
         ({"predict_among": "own"}, "predict-among = 'own': predictions would show which classes a client has"),
         ({"baselines": "local"}, "baselines = 'local': each baseline would spend ε once more on the same samples"),
@@ -315,7 +315,7 @@ def test_epsilon_is_that_of_the_client_that_pays_most_and_no_client_ends_the_run
 
     def budget(*sizes: int) -> Budget:
         cards = {f"site-{number}": SimpleNamespace(train_samples=size) for number, size in enumerate(sizes)}
-        return Budget(SimpleNamespace(cards=cards, settings=settings), Lineage(1))  # type: ignore[arg-type]
+        return Budget(SimpleNamespace(cards=cards, settings=settings), RunHistory(1))  # type: ignore[arg-type]
 
     alone = [budget(size).spent(3) for size in (64, 65, 1)]
     assert budget(64, 65, 1).spent(3) == max(alone)
@@ -334,7 +334,7 @@ def test_a_server_that_asks_for_further_evaluations_runs_into_the_ledger(tmp_pat
     context = Context(1, 7, {"partition-id": 0, "num-partitions": 2}, RecordDict(), config)
 
     def ask(kind: str) -> Message:
-        asked = Instructions(1, "run", True, Lineage(1))
+        asked = Instructions(1, "run", True, RunHistory(1))
         reply: Message = client_app(Message(RecordDict({"round": pack_instructions(asked)}), 7, kind), context)
         return reply
 

@@ -26,7 +26,7 @@ from client_app.algorithms import client_half
 from client_app.app import app as client_app
 from client_app.private_training import PrivateStep
 from client_app.site import Site
-from protofl_common.basics.run_history import Lineage
+from protofl_common.basics.run_history import RunHistory
 from protofl_common.data import ClientData
 from protofl_common.experiment.settings import Settings
 from protofl_common.maths.prototypes import Prototypes
@@ -81,7 +81,7 @@ class Victim:
         return np.concatenate([self._answer(MessageType.TRAIN), self._answer(MessageType.EVALUATE)])
 
     def _answer(self, kind: str) -> Vector:
-        asked = pack_instructions(Instructions(1, f"run-{self.number}", True, Lineage(1)))
+        asked = pack_instructions(Instructions(1, f"run-{self.number}", True, RunHistory(1)))
         message = Message(RecordDict({**self.sent, "round": asked}), 7, kind)
         reply: Message = client_app(message, self._context())
         self.errors += reply.has_error()

@@ -307,7 +307,7 @@ def test_a_run_of_an_older_version_is_told(tmp_path: Path) -> None:
     old = tmp_path / "runs" / "mine" / "checkpoint.safetensors"
     old.parent.mkdir(parents=True)
     save_file({"prototypes:means": torch.zeros(1, 2)}, old, {"format": "protofl-checkpoint-2", "facts": "{}"})
-    assert f"{old} is of the version protofl-checkpoint-2, not protofl-checkpoint-3" in refusal(config)
+    assert f"{old} is of the version protofl-checkpoint-2, not protofl-checkpoint-4" in refusal(config)
 
 
 def test_a_full_disk_of_the_server_leaves_the_last_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ import pytest
 import torch
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 
-from protofl_common.basics.run_history import Lineage
+from protofl_common.basics.run_history import RunHistory
 from protofl_common.config.options import SettingsError
 from protofl_common.experiment.settings import Settings, digest_of
 from protofl_common.maths.prototypes import Prototypes
@@ -48,13 +48,13 @@ def asked(
     config: dict[str, Any],
     kind: str,
     number: int = 1,
-    lineage: str = str(RUN_ID),
+    run_history: str = str(RUN_ID),
     run_id: int = RUN_ID,
     name: str = "study",
     **records: Any,
 ) -> Message:
     """The reply of a site."""
-    instructions = pack_instructions(Instructions(number, name, True, Lineage.parse(lineage)))
+    instructions = pack_instructions(Instructions(number, name, True, RunHistory.parse(run_history)))
     content = RecordDict({"round": instructions, **pack_settings(digest_of(config)), **records})
     grid = LocalGrid(config, {7: node}, run_id=run_id)
     grid.push_messages([Message(content, 7, kind, group_id=str(number))])

@@ -33,7 +33,7 @@ import protofl_common.backbones.cache
 import protofl_common.basics.tensorfile
 from client_app.failures import OPEN, reason_of
 from client_app.state import ClientState, StateFolder
-from protofl_common.basics.run_history import Lineage
+from protofl_common.basics.run_history import RunHistory
 from protofl_common.config.options import keys_of
 from protofl_common.config.sections import SECTIONS
 from protofl_common.experiment.catalog import CATALOG
@@ -138,7 +138,7 @@ class SiteOnDisk:
 
     def _write_model(self) -> dict[Path, bytes]:
         """Of an earlier run, which no server may have, nor destroy."""
-        states = StateFolder(self.state / "earlier-12/clients", "north", Lineage(12), use="fedproto (x)")
+        states = StateFolder(self.state / "earlier-12/clients", "north", RunHistory(12), use="fedproto (x)")
         states.save(ClientState(1, "cnn4", {"w": torch.full((64,), WEIGHT)}))
         (states.folder / "model.safetensors").write_text(SECRET)
         return {path: path.read_bytes() for path in states.folder.iterdir()}
@@ -273,7 +273,7 @@ def base(**changes: Any) -> dict[str, Any]:
 
 
 def instructions(**changes: Any) -> RecordDict:
-    values = {"round": 1, "run_name": "mine", "evaluate": True, "lineage": str(RUN)}
+    values = {"round": 1, "run_name": "mine", "evaluate": True, "run_history": str(RUN)}
     return RecordDict({"round": ConfigRecord(values | changes)})
 
 
@@ -353,8 +353,8 @@ def value_like(key: str) -> st.SearchStrategy[Any]:
 def messages(draw: st.DrawFn) -> RecordDict:
     """Instructions, changed in some places, with records of what a server sends."""
     names = st.one_of(TEXTS, st.sampled_from(["earlier", "first-fedproto", "../../outside", "{root}/outside", "mine"]))
-    lineages = st.sampled_from([str(RUN), f"12:1,{RUN}", f"12:5,{RUN}", "12", f"{RUN}:1,12"])
-    likely = {"round": st.integers(-1, 5), "run_name": names, "evaluate": st.booleans(), "lineage": lineages}
+    run_histories = st.sampled_from([str(RUN), f"12:1,{RUN}", f"12:5,{RUN}", "12", f"{RUN}:1,12"])
+    likely = {"round": st.integers(-1, 5), "run_name": names, "evaluate": st.booleans(), "run_history": run_histories}
     odd = {
         key: draw(st.one_of(likely[key], likely[key], VALUES))
         for key in draw(st.lists(st.sampled_from(sorted(likely)), max_size=2))
@@ -388,7 +388,7 @@ def filled(value: Any, root: Path) -> Any:
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @example({"algo": "fedproto"}, instructions(run_name="earlier"), MessageType.EVALUATE)
-@example({"algo": "fedproto"}, instructions(run_name="earlier", lineage=f"12:1,{RUN}"), MessageType.TRAIN)
+@example({"algo": "fedproto"}, instructions(run_name="earlier", run_history=f"12:1,{RUN}"), MessageType.TRAIN)
 @example({"algo": "fedproto", "backbones": "file:small:{root}/outside/x.json"}, instructions(), MessageType.QUERY)
 @example({"algo": "fedproto", "data-dir": "{root}/outside/data"}, instructions(), MessageType.TRAIN)
 @example({"algo": "fedproto", "dataset": f"{MODULE}:x"}, instructions(), MessageType.QUERY)

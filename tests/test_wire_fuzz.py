@@ -25,7 +25,7 @@ from protofl_common.wire.payloads import Payload, check_size, unpack_payload
 from protofl_common.wire.records import Report, SiteCard, unpack_instructions, unpack_report, unpack_site_card
 from protofl_common.wire.schema import statistics_declared
 from server_app.validation.outliers import check_claims
-from tests.declared import DECLARED, INFERENCES, INSIGHT, SITE, report_names
+from tests.declared import DECLARED, INFERENCES, SITE, STATISTICS, report_names
 
 CLASSES, DIM, ROUND, MAX_NORM, MANY = 6, 3, 5, 100.0, 3
 HOLDS, SAMPLES = (0, 1, 2, 4), 40
@@ -100,8 +100,8 @@ def replies(draw: st.DrawFn, algo: str, training: bool, level: str = "none") -> 
         told = {"counts": np.array([draw(st.integers(0, 7)) for _ in range(CLASSES)], np.int64)}
         told |= {"similarity": np.array([0.5, -1], np.float32), "features": floats(draw, (rows, DIM))}
         told["labels"] = np.array([draw(st.integers(0, CLASSES - 1)) for _ in range(rows)], np.int64)
-        arrays_of_level = (*INSIGHT[draw(st.sampled_from([level, level, "features"]))], "similarity")
-        content["insight"] = ArrayRecord({name: raw(told[name]) for name in arrays_of_level})
+        arrays_of_level = (*STATISTICS[draw(st.sampled_from([level, level, "features"]))], "similarity")
+        content["statistics"] = ArrayRecord({name: raw(told[name]) for name in arrays_of_level})
     report: dict[str, Any] = {"round": ROUND, "train_samples": SAMPLES, "test_samples": SAMPLES}
     report["validation_samples"] = draw(st.sampled_from([0, SAMPLES]))
     names = sorted(report_names(algo, training) - report.keys())
@@ -134,7 +134,7 @@ def remove_array(draw: st.DrawFn, content: RecordDict) -> None:
 
 
 def add_record(draw: st.DrawFn, content: RecordDict) -> None:
-    known = ["prototypes", "outputs", "weights", "label_counts", "local_sets", "insight", "report", "site"]
+    known = ["prototypes", "outputs", "weights", "label_counts", "local_sets", "statistics", "report", "site"]
     name = draw(st.one_of(st.sampled_from(known), TEXTS))
     kinds: list[Callable[[], Any]] = [
         lambda: ArrayRecord({draw(TEXTS): draw(arrays())}),
@@ -167,14 +167,14 @@ def assert_proper(
     content: RecordDict, payload: Payload, report: Report, algo: str, training: bool, level: str = "none"
 ) -> None:
     declared = DECLARED[algo]
-    may = {"insight"} if level != "none" else set()
+    may = {"statistics"} if level != "none" else set()
     assert set(content.array_records) - may == (declared.records if training else set())
     assert set(payload.entries) == set(content.array_records)
-    statistics, prototypes = payload.entries.get("insight"), payload.entries.get(declared.record)
-    assert (statistics is not None) == ("insight" in content.array_records)
+    statistics, prototypes = payload.entries.get("statistics"), payload.entries.get(declared.record)
+    assert (statistics is not None) == ("statistics" in content.array_records)
     if statistics is not None:
-        record = content.array_records["insight"]
-        assert set(record) == {*INSIGHT[level], "similarity"}
+        record = content.array_records["statistics"]
+        assert set(record) == {*STATISTICS[level], "similarity"}
         told = {name: value.numpy() for name, value in vars(statistics).items() if value is not None}
         assert all(told[name].tobytes() == record[name].data for name in record)
         assert told["counts"].shape == (CLASSES,)
@@ -386,7 +386,7 @@ def test_introductions(data: st.DataObject) -> None:
 @given(st.data())
 def test_what_a_client_is_told(data: st.DataObject) -> None:
     """Instructions, and the sets of every client (FedPCL), which only the server sends."""
-    values: dict[str, Any] = {"round": 3, "run_name": "r", "evaluate": True, "lineage": "11:5,13"}
+    values: dict[str, Any] = {"round": 3, "run_name": "r", "evaluate": True, "run_history": "11:5,13"}
     rows = data.draw(st.integers(1, 3))
     made = {
         "means": raw(floats(data.draw, (rows, DIM))),
@@ -423,9 +423,9 @@ def test_what_a_client_is_told(data: st.DataObject) -> None:
 @example("a\u202eb", "13")
 @example("mine", "-1")
 @example("mine", "1_1: 5,13")
-def test_where_a_server_sends_a_client(run_name: str, lineage: str) -> None:
-    """The run name becomes a folder, and the lineage says which files in it count."""
-    values = {"round": 3, "run_name": run_name, "evaluate": True, "lineage": lineage}
+def test_where_a_server_sends_a_client(run_name: str, run_history: str) -> None:
+    """The run name becomes a folder, and the run_history says which files in it count."""
+    values = {"round": 3, "run_name": run_name, "evaluate": True, "run_history": run_history}
     try:
         unpack_instructions(RecordDict({"round": ConfigRecord(values)}))
     except RefusedMessage as refusal:
@@ -436,5 +436,5 @@ def test_where_a_server_sends_a_client(run_name: str, lineage: str) -> None:
     assert run_name.isprintable()
     assert run_name[0] != "."
     assert not {"/", "\\"} & set(run_name)
-    assert set(lineage) <= set("0123456789:,")
-    assert all(part.isdigit() for pair in lineage.split(",") for part in pair.split(":"))
+    assert set(run_history) <= set("0123456789:,")
+    assert all(part.isdigit() for pair in run_history.split(",") for part in pair.split(":"))

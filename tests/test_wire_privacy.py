@@ -41,7 +41,7 @@ from protofl_common.wire.payloads import Payload, pack_payload
 from protofl_common.wire.records import pack_site_card, unpack_site_card
 from protofl_common.wire.secagg import RECORD as SECAGG
 from tests.attacks import raw, values_of
-from tests.declared import DECLARED, INSIGHT, SITE, report_names
+from tests.declared import DECLARED, SITE, STATISTICS, report_names
 from tests.harness import CACHE, LocalGrid, Outcome, rows_without_a_reply, run_config, run_federation
 
 CLIENTS, ROUNDS = 3, 2
@@ -70,7 +70,7 @@ SECURE |= {f"{stage}_final": size for stage, size in SECURE.items()}
 RECORDS: dict[str, set[str]] = {
     MessageType.QUERY: {"site"},
     MessageType.TRAIN: {"report", "masked", *(name for one in DECLARED.values() for name in one.records)},
-    MessageType.EVALUATE: {"report", "masked", "insight"},
+    MessageType.EVALUATE: {"report", "masked", "statistics"},
     **{stage: {SECAGG} for stage in SECURE},
 }
 """Kind of message -> all records that a reply may have, in any run."""
@@ -106,19 +106,19 @@ def bytes_of(content: RecordDict) -> bytes:
 
 
 def assert_only_declared(
-    algo: str, kind: str, round_number: int, text: bytes, insight: tuple[str, ...] = ()
+    algo: str, kind: str, round_number: int, text: bytes, statistics: tuple[str, ...] = ()
 ) -> dict[str, dict[str, np.ndarray]]:
     """Of a run without protections: read a reply, and find all that its algorithm declares; the arrays read.
 
-    ``insight``: the arrays that the reply to the final evaluation shall have.
+    ``statistics``: the arrays that the reply to the final evaluation shall have.
     """
     found, arrays = read_anew(algo, kind, text)
     if kind == MessageType.QUERY:
         assert found == {"site"}
         return {}
     if kind == MessageType.EVALUATE:
-        assert found == {"report", *(("insight",) if insight else ())}
-        assert set(arrays.get("insight", {})) == set(insight), "an undeclared array"
+        assert found == {"report", *(("statistics",) if statistics else ())}
+        assert set(arrays.get("statistics", {})) == set(statistics), "an undeclared array"
         return arrays
     wanted = set(DECLARED[algo].records)
     if algo == "protofed" and round_number < ROUNDS:
@@ -289,14 +289,14 @@ def assert_no_local_paths(outcome: Outcome, folder: Path, text: bytes) -> None:
             assert not any("/" in word or "\\" in word for word in words), "a path"
 
 
-def assert_private(outcome: Any, folder: Path, algo: str, insight: tuple[str, ...] = ()) -> None:
-    """All of it, for every reply of a run; ``insight``: what the clients tell for the report."""
+def assert_private(outcome: Any, folder: Path, algo: str, statistics: tuple[str, ...] = ()) -> None:
+    """All of it, for every reply of a run; ``statistics``: what the clients tell for the report."""
     kinds = []
     for message, reply in outcome.grid.log:
         kind, round_number = message.metadata.message_type, int(message.metadata.group_id)
         assert not reply.has_error()
         text = bytes_of(reply.content)
-        arrays = assert_only_declared(algo, kind, round_number, text, insight)
+        arrays = assert_only_declared(algo, kind, round_number, text, statistics)
         assert_no_local_paths(outcome, folder, text)
         kinds.append(kind)
         if kind == MessageType.TRAIN and round_number == ROUNDS:
@@ -332,7 +332,7 @@ def test_every_byte_of_every_reply_is_declared(algo: str, tmp_path: Path) -> Non
 # -- and so is every byte of every record under every protection -------------------------------------------------------
 
 ASKED: dict[str, dict[str, Any]] = {
-    "nothing": {"insight": "features", "keep_best": True, "baselines": "local"},
+    "nothing": {"statistics": "features", "keep_best": True, "baselines": "local"},
     "validation": {"validation_fraction": 0.3, "metrics": "auc,recall", "min_class_samples": 3},
     "masks": {"secagg": True},
     "noise": {"dp": "sample", "dp_epsilon": 50.0, "norm": "group", "validation_fraction": 0.3},
@@ -348,7 +348,7 @@ def asked(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Outcome]:
     found = {}
     for name, changes in ASKED.items():
         folder = tmp_path_factory.mktemp("asked")
-        found[name] = federation(folder, "fedproto", {"insight": True}, **small | changes)
+        found[name] = federation(folder, "fedproto", {"statistics": True}, **small | changes)
         assert not any(found[name].summary["trouble"].values())
     return found
 
@@ -452,7 +452,7 @@ OF_CLASSES = [algo for algo, one in DECLARED.items() if one.prototypes or one.la
 def test_nothing_is_told_of_classes_with_few_samples(algo: str, tmp_path: Path) -> None:
     """Neither in introductions nor in uploads; clusters, too, are of so many samples. All else arrives."""
     least, kept = 6, 0
-    outcome = unequal(tmp_path, algo, 2, {"min-class-samples": least, "insight": True}, insight="summary")
+    outcome = unequal(tmp_path, algo, 2, {"min-class-samples": least, "statistics": True}, statistics="summary")
     assert not any(outcome.summary["trouble"].values())
     for message, reply in outcome.grid.log:
         node = outcome.grid.nodes[message.metadata.dst_node_id]
@@ -469,7 +469,7 @@ def test_nothing_is_told_of_classes_with_few_samples(algo: str, tmp_path: Path) 
                 assert (arrays.get("counts", counts[arrays["labels"]]) >= least).all()
                 assert (np.bincount(arrays["labels"], minlength=10) <= counts // least).all()  # of clusters
                 kept += len(large)
-            if item.key in ("label_counts", "insight"):
+            if item.key in ("label_counts", "statistics"):
                 told = arrays_anew(item.array_record)[1]["counts"]
                 assert told.tolist() == np.where(counts >= least, counts, 0).tolist()
                 kept += item.key == "label_counts"
@@ -496,8 +496,8 @@ def test_a_client_without_a_class_of_enough_samples_says_so_at_once(tmp_path: Pa
 
 
 def test_features_of_single_samples_are_not_told_where_classes_must_have_several(tmp_path: Path) -> None:
-    config = run_config(tmp_path, insight="features", min_class_samples=2)
-    assert Site(Context(1, 1, {"partition-id": 0, "num-partitions": 3}, RecordDict(), config)).insight == "none"
+    config = run_config(tmp_path, statistics="features", min_class_samples=2)
+    assert Site(Context(1, 1, {"partition-id": 0, "num-partitions": 3}, RecordDict(), config)).statistics == "none"
 
 
 @pytest.mark.parametrize("least", [3, 25])
@@ -546,12 +546,12 @@ def test_no_figure_of_few_samples_leaves_and_the_run_does_without(least: int, tm
 
 @pytest.mark.parametrize("level", ["summary", "features"])
 @pytest.mark.parametrize("algo", ["fedtgp", "fedpcl", "fedplvm", "local"])
-def test_an_insight_is_told_once_after_the_last_round_and_has_what_its_level_says(
+def test_an_statistics_is_told_once_after_the_last_round_and_has_what_its_level_says(
     algo: str, level: str, tmp_path: Path
 ) -> None:
     """The training replies are those of a run without: FedTGP's hold no counts."""
-    arrays = (*INSIGHT[level], *(("similarity",) if algo == "fedpcl" else ()))
-    outcome = federation(tmp_path, algo, insight=level)
+    arrays = (*STATISTICS[level], *(("similarity",) if algo == "fedpcl" else ()))
+    outcome = federation(tmp_path, algo, statistics=level)
     assert_private(outcome, tmp_path, algo, arrays)
     assert not any(outcome.summary["trouble"].values())
     finals = [pair for pair in outcome.grid.log if pair[0].metadata.message_type == MessageType.EVALUATE]
@@ -559,7 +559,7 @@ def test_an_insight_is_told_once_after_the_last_round_and_has_what_its_level_say
     for message, reply in finals:
         node = outcome.grid.nodes[message.metadata.dst_node_id]
         data = Site(Context(1, 1, node, RecordDict(), small_config(tmp_path, algo))).data
-        (record,) = [item for item in recorddict_to_proto(reply.content).items if item.key == "insight"]
+        (record,) = [item for item in recorddict_to_proto(reply.content).items if item.key == "statistics"]
         told = arrays_anew(record.array_record)[1]
         assert told["counts"].tolist() == np.bincount(data.train_labels, minlength=10).tolist()
         if level == "features":
@@ -571,25 +571,25 @@ def test_an_insight_is_told_once_after_the_last_round_and_has_what_its_level_say
 
 OWN: dict[str, dict[str, Any]] = {
     "data of its own": {"data-dir": "/srv/ours"},
-    "a refusal": {"insight": False},
-    "both": {"data-dir": "/srv/ours", "insight": False},
+    "a refusal": {"statistics": False},
+    "both": {"data-dir": "/srv/ours", "statistics": False},
 }
 
 
 @pytest.mark.parametrize("why", OWN)
 def test_a_site_with_data_of_its_own_and_one_that_refuses_tell_nothing(why: str, tmp_path: Path) -> None:
-    outcome = federation(tmp_path, "fedtgp", OWN[why], insight="features")
+    outcome = federation(tmp_path, "fedtgp", OWN[why], statistics="features")
     assert_private(outcome, tmp_path, "fedtgp")
     assert not any(outcome.summary["trouble"].values())
 
 
 def test_a_site_with_data_of_its_own_may_allow_it(tmp_path: Path) -> None:
-    outcome = federation(tmp_path, "fedtgp", {"data-dir": "/srv/ours", "insight": True}, insight="summary")
-    assert_private(outcome, tmp_path, "fedtgp", INSIGHT["summary"])
+    outcome = federation(tmp_path, "fedtgp", {"data-dir": "/srv/ours", "statistics": True}, statistics="summary")
+    assert_private(outcome, tmp_path, "fedtgp", STATISTICS["summary"])
 
 
 def test_nobody_tells_what_the_run_does_not_ask_for(tmp_path: Path) -> None:
-    assert_private(federation(tmp_path, "fedtgp", {"insight": True}), tmp_path, "fedtgp")
+    assert_private(federation(tmp_path, "fedtgp", {"statistics": True}), tmp_path, "fedtgp")
 
 
 @pytest.mark.parametrize(
@@ -599,17 +599,17 @@ def test_nobody_tells_what_the_run_does_not_ask_for(tmp_path: Path) -> None:
         ({"site-name": "north", "domain": "photo"}, "own", "none"),
         ({"site-name": "north"}, "own", "none"),
         ({"partition-id": 0, "num-partitions": 3}, "own", "none"),
-        ({"site-name": "north", "insight": True}, "own", "features"),
+        ({"site-name": "north", "statistics": True}, "own", "features"),
     ],
 )
 def test_what_counts_as_data_of_its_own(node: dict[str, Any], partition: str, told: str, tmp_path: Path) -> None:
-    config = run_config(tmp_path, insight="features", partition=partition)
-    assert Site(Context(1, 1, node, RecordDict(), config)).insight == told
+    config = run_config(tmp_path, statistics="features", partition=partition)
+    assert Site(Context(1, 1, node, RecordDict(), config)).statistics == told
 
 
-def test_insight_of_a_node_must_be_true_or_false(tmp_path: Path) -> None:
-    node = {"partition-id": 0, "num-partitions": 3, "insight": "features"}
-    with pytest.raises(SettingsError, match="node-config: insight = 'features' must be true or false"):
+def test_statistics_of_a_node_must_be_true_or_false(tmp_path: Path) -> None:
+    node = {"partition-id": 0, "num-partitions": 3, "statistics": "features"}
+    with pytest.raises(SettingsError, match="node-config: statistics = 'features' must be true or false"):
         Site(Context(1, 1, node, RecordDict(), run_config(tmp_path)))
 
 

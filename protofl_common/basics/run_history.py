@@ -2,7 +2,7 @@
 
 Flower gives every `flwr run` a new id, also when it resumes. The rounds that a resumed run repeats have been trained
 before by some clients, for a server that then died: what these kept of them must not count. So the server tells every
-client the run's lineage. ``"11:5,12:6,13"``: run 11 counts up to round 5, run 12 for round 6, and run 13 after that.
+client the run's history. ``"11:5,12:6,13"``: run 11 counts up to round 5, run 12 for round 6, and run 13 after that.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _TEXT = re.compile(r"(?:[0-9]{1,20}:[0-9]{1,9},){0,400}[0-9]{1,20}")
 
 
 @dataclass(frozen=True)
-class Lineage:
+class RunHistory:
     """The Flower run that goes on now, and those before it."""
 
     run_id: int
@@ -40,9 +40,9 @@ class Lineage:
             first = last + 1
         return run_id == self.run_id and server_round >= first
 
-    def then(self, run_id: int, last: int) -> Lineage:
-        """This lineage, ended after the round ``last`` and continued by another Flower run."""
-        return Lineage(run_id, (*self.earlier, (self.run_id, last)))
+    def then(self, run_id: int, last: int) -> RunHistory:
+        """This run_history, ended after the round ``last`` and continued by another Flower run."""
+        return RunHistory(run_id, (*self.earlier, (self.run_id, last)))
 
     @property
     def text(self) -> str:
@@ -50,10 +50,10 @@ class Lineage:
         return ",".join([*(f"{run_id}:{last}" for run_id, last in self.earlier), str(self.run_id)])
 
     @classmethod
-    def parse(cls, text: str) -> Lineage:
+    def parse(cls, text: str) -> RunHistory:
         """The inverse of ``text``; ValueError if it is none."""
         if not _TEXT.fullmatch(text):
-            raise ValueError(f"{text!r} is no lineage, such as '11:5,12:6,13'")
+            raise ValueError(f"{text!r} is no run_history, such as '11:5,12:6,13'")
         *earlier, now = text.split(",")
         pairs = tuple((int(run_id), int(last)) for run_id, last in (entry.split(":") for entry in earlier))
         return cls(int(now), pairs)

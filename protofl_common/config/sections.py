@@ -13,7 +13,7 @@ from protofl_common.config.datasets import DATASETS, OTHER_DATASETS, PARTITIONS
 from protofl_common.config.options import Affects, keys_affecting, option
 from protofl_common.config.python_names import PYTHON_NAME
 
-INSIGHT_LEVELS = ("none", "summary", "features")
+STATISTICS_LEVELS = ("none", "summary", "features")
 """What clients tell for the report (`wire/statistics.py`)."""
 TRACKERS = ("mlflow", "tensorboard", "trackio", "wandb")
 """Experiment trackers (`server_app/callbacks/trackers.py`)."""
@@ -42,7 +42,7 @@ class RunSettings:
     out_dir: str = option(affects="name")
     resume: bool = option(affects="name")
     report: bool = option(affects="display")
-    insight: str = option(choices=INSIGHT_LEVELS, affects="display")
+    statistics: str = option(choices=STATISTICS_LEVELS, affects="display")
     metrics: str = option(affects="display")
     callback: str = option(affects="display")
 

@@ -59,15 +59,15 @@ PARTITION_KEYS = ("partition-id", "num-partitions")
 READING = ("dataset", "classes", "image-size", "text-length")
 """How a site's files are read."""
 NODE_OVERRIDES = ("data-dir", *READING, *DIVISION, "arch", "device", "state-dir", "cache-dir")
-NODE_KEYS = ("site-name", *PARTITION_KEYS, "domain", "insight", *NODE_OVERRIDES, *DEMANDS, *PERMISSIONS, *LIMITS)
-"""What a site may say of itself with ``--node-config``; ``insight`` is true or false there (`client_app/site.py`)."""
+NODE_KEYS = ("site-name", *PARTITION_KEYS, "domain", "statistics", *NODE_OVERRIDES, *DEMANDS, *PERMISSIONS, *LIMITS)
+"""The keys of a site's ``--node-config``; ``statistics`` is true or false there (`client_app/site.py`)."""
 SITE_FOLDERS: dict[str, Scalar] = {"data-dir": "", "cache-dir": "", "state-dir": "", "out-dir": "runs"}
 """The folders of a site whose node config does not say otherwise; what the run config says of them is ignored."""
 WITH_SECAGG: dict[str, tuple[Scalar, str]] = {
     "liars": (0, "hides the single uploads that it needs"),
     "merging": ("mean", "hides the single uploads that it needs"),
     "max-update-ratio": (0.0, "hides the single uploads that it needs"),
-    "insight": ("none", "hides what it tells of single clients"),
+    "statistics": ("none", "hides what it tells of single clients"),
     "participation": (1.0, "forbids sums over different clients, whose difference shows single uploads"),
 }
 """Key -> what it must be with secure aggregation, unless it has its default, and why."""
@@ -75,7 +75,7 @@ WITH_DP: dict[str, tuple[Scalar, str]] = {
     "positive-rate": (1.0, "terms of unlabelled samples compare samples"),
     "local-steps": (0, "the privacy ledger counts epochs"),
     "gradient-noise": (0.0, "the noise follows from dp-epsilon"),
-    "insight": ("none", "statistics for the report have no noise"),
+    "statistics": ("none", "statistics for the report have no noise"),
     "metrics": ("", "only numbers of right predictions have noise"),
     "predict-among": ("all", "predictions would show which classes a client has"),
     "baselines": ("", "each baseline would spend ε once more on the same samples; make it a run of its own"),

@@ -293,8 +293,8 @@ def _footer(run: Run) -> str:
     versions = run.summary.get("versions", {}) if run.summary else {}
     packages = ", ".join(f"{name} {number}" for name, number in versions.items())
     hints = [] if run.rows else ["protofl report draws this page again at any time"]
-    if run.settings.get("insight", "none") == "none" and run.rows:
-        hints.append('insight = "features" lets clients tell test features, and similarities of frozen backbones')
+    if run.settings.get("statistics", "none") == "none" and run.rows:
+        hints.append('statistics = "features" lets clients tell test features, and similarities of frozen backbones')
     return f"<footer><p>{escape(' · '.join(['ProtoFL', *([packages] if packages else []), *hints]))}</p></footer>"
 
 

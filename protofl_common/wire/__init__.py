@@ -14,7 +14,7 @@ Records of a message
     ``masked``      in their place, with secure aggregation: one vector [L] int64 of figures (`privacy/figures.py`) and
                     sums (`privacy/sums.py`)
     ``secagg``      keys, shares and sites of secure aggregation (`wire/secagg.py`)
-    ``insight``     client to server, after the last round, where asked for and allowed: :class:`Insight`
+    ``statistics``     client to server, after the last round, where asked for and allowed: :class:`ClientStatistics`
     ``round``       server to client: :class:`Instructions`
     ``report``      client to server: :class:`Report`, scalars only
     ``site``        client to server, once: :class:`SiteCard`

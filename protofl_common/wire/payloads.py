@@ -14,10 +14,9 @@ from torch import Tensor, nn
 from protofl_common.maths.low_rank import LEFT, RIGHT, largest_rank, product
 from protofl_common.maths.prototypes import Prototypes
 from protofl_common.wire.arrays import DTYPES, array_record, decoded, dtype_name, rows_of
-from protofl_common.wire.insights import bytes_of_insight, pack_insight, unpack_insight
 from protofl_common.wire.limits import Limits, RefusedMessage, Template
 from protofl_common.wire.schema import Counts, Declared, Entry, Statistics, Update, Vectors, VectorSets, Weights
-from protofl_common.wire.statistics import Insight
+from protofl_common.wire.statistics import ClientStatistics, bytes_of_statistics, pack_statistics, unpack_statistics
 
 MAX_SETS = 10_000
 """Clients whose prototypes a message may carry."""
@@ -29,7 +28,7 @@ MOST_SAMPLES, LARGEST = 2.0**20, 2.0**16
 prototypes. What is beyond is cut."""
 Shapes = list[tuple[str, tuple[int, ...]]]
 StateDict = dict[str, Tensor]
-Value = Prototypes | tuple[Prototypes, ...] | StateDict | Tensor | Insight
+Value = Prototypes | tuple[Prototypes, ...] | StateDict | Tensor | ClientStatistics
 
 
 class Payload:
@@ -71,10 +70,10 @@ class Payload:
         value = self._get(name)
         return value if isinstance(value, Tensor) else None
 
-    def statistics(self, name: str = "insight") -> Insight | None:
+    def statistics(self, name: str = "statistics") -> ClientStatistics | None:
         """The entry, declared as `Statistics`; None where it was not sent."""
         value = self._get(name)
-        return value if isinstance(value, Insight) else None
+        return value if isinstance(value, ClientStatistics) else None
 
 
 def pack_payload(payload: Payload, declared: Declared) -> RecordDict:
@@ -363,9 +362,9 @@ _CODECS: dict[type[Entry], Codec] = {
         _pack_counts, _unpack_counts, _bytes_of_counts, _shapes_of_counts, _addends_of_counts, _mean_of_counts
     ),
     Statistics: Codec(
-        lambda name, value, entry: pack_insight(value, entry.level),
-        lambda name, record, entry, limits: unpack_insight(record, entry.level, limits),
-        lambda name, entry, limits: bytes_of_insight(entry.level, limits),
+        lambda name, value, entry: pack_statistics(value, entry.level),
+        lambda name, record, entry, limits: unpack_statistics(record, entry.level, limits),
+        lambda name, entry, limits: bytes_of_statistics(entry.level, limits),
     ),
 }
 

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from flwr.app import ConfigRecord, MetricRecord, RecordDict
 
-from protofl_common.basics.run_history import Lineage
+from protofl_common.basics.run_history import RunHistory
 from protofl_common.basics.text import LONGEST_NAME, is_plain_name, is_site_name
 from protofl_common.runs.evaluation_metrics import METRICS, RECALL
 from protofl_common.runs.folder import KINDS, BestRound
@@ -39,7 +39,7 @@ class Instructions:
     """From 1; the final evaluation carries the number of the last round."""
     run_name: str
     evaluate: bool
-    lineage: Lineage
+    run_history: RunHistory
     """Which states of a client count, where the run was resumed."""
 
 
@@ -94,7 +94,7 @@ class SiteCard:
 
 def pack_instructions(instructions: Instructions) -> ConfigRecord:
     """The record ``round`` of a message to a client."""
-    return ConfigRecord(dataclasses.asdict(instructions) | {"lineage": instructions.lineage.text})
+    return ConfigRecord(dataclasses.asdict(instructions) | {"run_history": instructions.run_history.text})
 
 
 def unpack_instructions(content: RecordDict) -> Instructions:
@@ -103,9 +103,9 @@ def unpack_instructions(content: RecordDict) -> Instructions:
     if not is_plain_name(instructions.run_name):
         raise RefusedMessage(f"round.run_name is {instructions.run_name!r}, not a plain name")
     try:
-        return dataclasses.replace(instructions, lineage=Lineage.parse(str(instructions.lineage)))
+        return dataclasses.replace(instructions, run_history=RunHistory.parse(str(instructions.run_history)))
     except ValueError:
-        raise RefusedMessage(f"round.lineage is {instructions.lineage!r}") from None
+        raise RefusedMessage(f"round.run_history is {instructions.run_history!r}") from None
 
 
 def pack_baseline(algo: str) -> dict[str, ConfigRecord]:
@@ -260,7 +260,7 @@ def _from_config(kind: type[_Card], content: RecordDict, name: str) -> _Card:
     fields = {field.name: str(field.type) for field in dataclasses.fields(kind)}
     if record is None or set(record) != set(fields):
         raise RefusedMessage(f"no complete record {name!r}; is the other side's ProtoFL of another version?")
-    kinds = {"int": int, "str": str, "bool": bool, "tuple[str, ...]": list, "tuple[int, ...]": list, "Lineage": str}
+    kinds = {"int": int, "str": str, "bool": bool, "tuple[str, ...]": list, "tuple[int, ...]": list, "RunHistory": str}
     for key, value in record.items():
         if type(value) is not kinds[fields[key]]:
             raise RefusedMessage(f"{name}.{key} is {value!r}")

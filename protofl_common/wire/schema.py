@@ -163,5 +163,5 @@ def sets_in(declared: Declared) -> dict[str, VectorSets]:
 
 
 def statistics_declared(level: str) -> Declared:
-    """What a reply to the final evaluation may hold: statistics of a level of ``insight``."""
-    return {} if level == "none" else {"insight": Statistics(level)}
+    """What a reply to the final evaluation may hold: statistics of a level of ``statistics``."""
+    return {} if level == "none" else {"statistics": Statistics(level)}

@@ -8,7 +8,7 @@
                                         of every tenth round): means [P, D], labels [P], owners [P], and in
                                         the metadata the round and, as JSON, the sites that the owners number; beside
                                         them the global ones after that round
-    ``test-features.safetensors``       the same of test features, from clients that tell them (`insight`)
+    ``test-features.safetensors``       the same of test features, from clients that tell them (`statistics`)
 
 Nothing here changes the run; it costs the server milliseconds a round.
 """
@@ -76,15 +76,15 @@ class Artifacts(Callback):
         """Write who took part in the end, and what clients sent for the report."""
         self._write_prototypes()
         facts: dict[str, SiteFacts] = {site: {"train-classes": counts} for site, counts in _division(run).items()}
-        for site, insight in result.insights.items():
-            facts.setdefault(site, {})["train-classes"] = insight.counts.tolist()
-            if insight.similarity is not None:
-                facts[site]["backbone-similarity"] = _numbers(insight.similarity)
+        for site, statistics in result.statistics.items():
+            facts.setdefault(site, {})["train-classes"] = statistics.counts.tolist()
+            if statistics.similarity is not None:
+                facts[site]["backbone-similarity"] = _numbers(statistics.similarity)
         _write_sites(run, facts)
         features = {
-            site: (insight.features, insight.labels)
-            for site, insight in result.insights.items()
-            if insight.features is not None and insight.labels is not None and len(insight.labels)
+            site: (statistics.features, statistics.labels)
+            for site, statistics in result.statistics.items()
+            if statistics.features is not None and statistics.labels is not None and len(statistics.labels)
         }
         if features:
             _write_owned(run.folder / "test-features.safetensors", "features", features, result.number, {})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from protofl_common.basics.run_history import Lineage
+from protofl_common.basics.run_history import RunHistory
 from protofl_common.config.options import SettingsError
 from server_app.callbacks.base import Callback, Run
 from server_app.network.membership import Federation
@@ -15,8 +15,8 @@ class Budget(Callback):
     A client's own ledger (`client_app`) has the last word: no other client's number of samples can end the run for it.
     """
 
-    def __init__(self, federation: Federation, lineage: Lineage) -> None:
-        self.federation, self.repeated = federation, len(lineage.earlier)
+    def __init__(self, federation: Federation, run_history: RunHistory) -> None:
+        self.federation, self.repeated = federation, len(run_history.earlier)
 
     def spent(self, rounds: int, final: bool = False) -> float | None:
         """ε after so many rounds and, if asked, the final evaluation; None where nothing is private."""

@@ -121,7 +121,7 @@ def _summary(run: Run, final: RoundRow) -> Summary:
         "trouble": {kind: sum(len(row[kind]) for row in run.rows) for kind in TROUBLE},
         "bounded": in_order({reason for row in run.rows for reason in row.get("bounded", [])}),
         "void-rounds": sum(row["void"] for row in rounds),
-        "resumed-after-rounds": [last for _, last in run.start.lineage.earlier],
+        "resumed-after-rounds": [last for _, last in run.start.run_history.earlier],
         "seconds": time.monotonic() - run.began,
         "seconds-per-round": sum(row["seconds"]["total"] for row in rounds) / max(1, len(rounds)),
         "versions": _versions(),

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from flwr.app import Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
-from protofl_common.basics.run_history import Lineage
+from protofl_common.basics.run_history import RunHistory
 from protofl_common.basics.text import in_order, is_site_name, printable
 from protofl_common.config.architectures import ARCHITECTURES, members_of
 from protofl_common.experiment.settings import Settings
@@ -37,11 +37,11 @@ class Federation:
     """The sites of a run, known by their own names; Flower's node ids change at every restart."""
 
     def __init__(
-        self, grid: Grid, settings: Settings, lineage: Lineage, owners: Mapping[str, int], baseline: str = ""
+        self, grid: Grid, settings: Settings, run_history: RunHistory, owners: Mapping[str, int], baseline: str = ""
     ) -> None:
         self.grid = grid
         self.settings = settings
-        self.lineage = lineage
+        self.run_history = run_history
         self.baseline = baseline
         """The algorithm, where these rounds are of a run's baseline; "" for the run itself."""
         self.cards: dict[str, SiteCard] = {}

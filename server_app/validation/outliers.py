@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Mapping
+from statistics import median
 
 import torch
 from torch import Tensor
@@ -30,11 +30,13 @@ def check_claims(report: Report, payload: Payload, card: SiteCard, training: boo
         now, before = getattr(report, what), getattr(card, what)
         if now > before:
             raise RefusedMessage(f"{what} = {now}, but it joined with {before}")
-    insight = payload.statistics() if "insight" in payload.entries else None
-    if insight is not None and (total := float(insight.counts.double().sum())) > report.train_samples:
-        raise RefusedMessage(f"insight counts of {total:g} samples, but it has {report.train_samples} for training")
-    if insight is not None and insight.labels is not None and len(insight.labels) > report.test_samples:
-        raise RefusedMessage(f"{len(insight.labels)} insight features, but {report.test_samples} samples for testing")
+    statistics = payload.statistics() if "statistics" in payload.entries else None
+    if statistics is not None and (total := float(statistics.counts.double().sum())) > report.train_samples:
+        raise RefusedMessage(f"statistics of {total:g} samples, but it has {report.train_samples} for training")
+    if statistics is not None and statistics.labels is not None and len(statistics.labels) > report.test_samples:
+        raise RefusedMessage(
+            f"statistics of {len(statistics.labels)} features, but {report.test_samples} samples for testing"
+        )
     for vectors in (value for value in payload.entries.values() if isinstance(value, Prototypes)):
         if len(vectors) > report.train_samples:
             raise RefusedMessage(f"{len(vectors)} prototypes of {report.train_samples} training samples")
@@ -79,7 +81,7 @@ def _norm(value: Value) -> float:
 def _far_above(norms: Mapping[str, float], ratio: float, what: str) -> dict[str, str]:
     if len(norms) < FEWEST:
         return {}
-    usual = statistics.median(norms.values())
+    usual = median(norms.values())
     return {
         site: f"{what} of norm {norm:.3g}, above {ratio:g} times the round's median of {usual:.3g} (max-norm-ratio)"
         for site, norm in norms.items()

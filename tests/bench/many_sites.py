@@ -33,7 +33,7 @@ from tests.system.processes import superlink
 ROUNDS = 8
 SETTINGS = {
     "dataset": "digits", "partition": "iid", "models": "cnn4", "train-samples": 20, "test-samples": 10,
-    "local-epochs": 1, "rounds": ROUNDS, "insight": "none", "report": False,
+    "local-epochs": 1, "rounds": ROUNDS, "statistics": "none", "report": False,
     "threads": 1, "callback": "tests.bench.many_sites:note",
 }  # fmt: skip
 NOTES = "PROTOFL_BENCH_NOTES"

@@ -15,7 +15,20 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("client_app", "server_app", "protofl_common")
 WORDS = (
-    *("told", "said", "kept", "keeps", "insight", "held", "holds", "lineage", "void", "apart", "mended", "bears"),
+    *(
+        "told",
+        "said",
+        "kept",
+        "keeps",
+        "statistics",
+        "held",
+        "holds",
+        "run_history",
+        "void",
+        "apart",
+        "mended",
+        "bears",
+    ),
     *("learnt", "outgoing", "handover", "settle"),
 )
 RELATIVE = re.compile(r"(Of|Those|What|Whether|Where|That|Which|Whom|Whose|Else)\b")

@@ -11,12 +11,12 @@ import torch
 from torch import nn
 
 from client_app.state import ClientState, StateError, StateFolder
-from protofl_common.basics.run_history import Lineage
+from protofl_common.basics.run_history import RunHistory
 from protofl_common.runs.attributes import pack_attributes, restore_attributes
 from tests.protofl_common.basics.test_tensorfile import flip_a_bit
 
 CPU = torch.device("cpu")
-FIRST = Lineage(11)
+FIRST = RunHistory(11)
 KEPT = ("model", "optimizer")
 
 
@@ -33,8 +33,8 @@ def some_state(round_number: int = 3) -> ClientState:
     return ClientState(round_number, "cnn4", {**model, "optimizer/0.m": torch.ones(2)})
 
 
-def folder(path: Path, lineage: Lineage = FIRST) -> StateFolder:
-    return StateFolder(path, "site-1", lineage)
+def folder(path: Path, run_history: RunHistory = FIRST) -> StateFolder:
+    return StateFolder(path, "site-1", run_history)
 
 
 def loaded(states: StateFolder, before: int) -> ClientState:
@@ -102,7 +102,7 @@ def test_a_client_still_at_work_for_the_stopped_run_disturbs_nothing(tmp_path: P
 
 def test_a_state_of_another_run_of_the_same_name_is_not_used(tmp_path: Path) -> None:
     folder(tmp_path).save(some_state())
-    assert folder(tmp_path, Lineage(12)).load(9, "cnn4", CPU) is None
+    assert folder(tmp_path, RunHistory(12)).load(9, "cnn4", CPU) is None
 
 
 def test_a_state_of_another_architecture_is_an_error(tmp_path: Path) -> None:
@@ -136,12 +136,17 @@ def test_a_client_goes_on_from_the_state_before_a_damaged_one(
     assert "000003-11.safetensors cannot be read" in capsys.readouterr().err
 
 
-def test_a_site_removes_nothing_of_other_flower_runs_whatever_lineage_the_server_tells(tmp_path: Path) -> None:
-    other = folder(tmp_path, Lineage(4711))
+def test_a_site_removes_nothing_of_other_flower_runs_whatever_run_history_the_server_tells(tmp_path: Path) -> None:
+    other = folder(tmp_path, RunHistory(4711))
     for number in (1, 2):
         other.save(some_state(number))
-    for lineage in (Lineage(12), Lineage(12, ((4711, 0),)), Lineage(12, ((4711, 2),)), Lineage(12, ((4711, 99),))):
-        states = StateFolder(tmp_path, "site-1", lineage, wary=True)
+    for run_history in (
+        RunHistory(12),
+        RunHistory(12, ((4711, 0),)),
+        RunHistory(12, ((4711, 2),)),
+        RunHistory(12, ((4711, 99),)),
+    ):
+        states = StateFolder(tmp_path, "site-1", run_history, wary=True)
         for number in (1, 2, 3, 4):
             states.save(some_state(number))
         states.finish(9)

@@ -111,7 +111,7 @@ def test_an_empty_cache_on_the_server_gives_no_division(tmp_path: Path, monkeypa
 
 def test_counts_told_by_clients_take_the_divisions_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("protofl_common.data.clients.data_if_cached", lambda settings: None)
-    outcome = run_federation(run_config(tmp_path, rounds=1, partition="iid", insight="summary", **SMALL), 2)
+    outcome = run_federation(run_config(tmp_path, rounds=1, partition="iid", statistics="summary", **SMALL), 2)
     assert all(sum(facts["train-classes"]) == 30 for facts in sites_of(outcome).values())
 
 
@@ -127,7 +127,7 @@ def test_a_resumed_run_records_what_an_undisturbed_one_does(tmp_path: Path) -> N
         file.write('{"round": 3, "glo')
     with pytest.raises(Killed):
         run_federation(config | {"resume": True}, 4, on_message(MessageType.EVALUATE, 5), run_id=8)
-    found = run_federation(config | {"resume": True, "insight": "features"}, 4, run_id=9)
+    found = run_federation(config | {"resume": True, "statistics": "features"}, 4, run_id=9)
     one, other = (run.folder / "prototypes.jsonl" for run in (found, wanted))
     assert one.read_bytes() == other.read_bytes()
     one, other = (run.folder / "client-prototypes.safetensors" for run in (found, wanted))

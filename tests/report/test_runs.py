@@ -36,7 +36,9 @@ def run(folder: Path, clients: int, **settings: Any) -> Outcome:
 def fedtgp(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
     """Clients with three classes each, one of which sends rubbish from the second round on."""
     data = {"dataset": "digits", "partition": "pathological", "classes_per_client": 3, "fedtgp__server_epochs": 5}
-    config = run_config(tmp_path_factory.mktemp("fedtgp"), **SMALL | data, algo="fedtgp", rounds=3, insight="features")
+    config = run_config(
+        tmp_path_factory.mktemp("fedtgp"), **SMALL | data, algo="fedtgp", rounds=3, statistics="features"
+    )
     rubbish = scaled(1e9)
     tamper = by({1003: lambda m, r: rubbish(m, r) if m.metadata.group_id != "1" else r})
     return run_federation(config, 4, tamper)
@@ -49,7 +51,7 @@ def fedplvm(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
 
 @pytest.fixture(scope="module")
 def fedpcl(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
-    return run(tmp_path_factory.mktemp("fedpcl"), 3, algo="fedpcl", insight="summary", train_samples=20)
+    return run(tmp_path_factory.mktemp("fedpcl"), 3, algo="fedpcl", statistics="summary", train_samples=20)
 
 
 def sent(outcome: Outcome, round_number: int) -> dict[str, tuple[np.ndarray, np.ndarray]]:
@@ -185,7 +187,7 @@ def test_fedpcl_tells_which_backbone_its_prototypes_rely_on(fedpcl: Outcome) -> 
     told = {}
     for message, reply in fedpcl.grid.log:
         if message.metadata.message_type == MessageType.EVALUATE:
-            record = reply.content.array_records["insight"]
+            record = reply.content.array_records["statistics"]
             told[message.metadata.dst_node_id - 1000] = values_of(record["similarity"])
     wanted = [f"{told[site][row]:.2f}" for row in range(3) for site in range(3)]
     lines = page.figures["backbones"].split("\n")

@@ -177,9 +177,9 @@ def _permissions(node: Mapping[str, Scalar]) -> Iterator[Finding]:
         yield Finding(WARNING, "modules", f"a run may have these imported and called: {', '.join(modules)}")
     backbones = names_in(allowed["allow-backbones"])
     yield Finding(FACT, "backbones", ", ".join(["the embedded ones", *backbones]))
-    if node.get("insight"):
+    if node.get("statistics"):
         yield Finding(
-            WARNING, "insight", "numbers of samples per class and up to 200 test features may leave, if asked"
+            WARNING, "statistics", "numbers of samples per class and up to 200 test features may leave, if asked"
         )
     for key in (key for key in DEMANDS if key in node):
         yield Finding(FACT, "demands", f"{key} {node[key]}")

@@ -12,7 +12,7 @@ import pytest
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
-from protofl_common.basics.run_history import Lineage
+from protofl_common.basics.run_history import RunHistory
 from protofl_common.experiment.catalog import CATALOG
 from protofl_common.maths.prototypes import Prototypes
 from protofl_common.models.build import build_model
@@ -53,7 +53,7 @@ from protofl_common.wire.schema import (
     Weights,
     statistics_declared,
 )
-from protofl_common.wire.statistics import Insight
+from protofl_common.wire.statistics import ClientStatistics
 from tests.declared import DECLARED
 
 UP: Declared = {"prototypes": Vectors(counts=True)}
@@ -141,8 +141,8 @@ def test_nothing_undeclared_can_be_packed(algo: str) -> None:
         if "local_sets" not in declared:
             with pytest.raises(ValueError, match="not declared"):
                 pack_payload(Payload(local_sets=(counted.without_counts(),)), declared)
-        with pytest.raises(ValueError, match="insight is not declared"):
-            pack_payload(Payload(insight=Insight(torch.ones(10, dtype=torch.int64))), declared)
+        with pytest.raises(ValueError, match="statistics is not declared"):
+            pack_payload(Payload(statistics=ClientStatistics(torch.ones(10, dtype=torch.int64))), declared)
         with pytest.raises(ValueError, match="secret is not declared"):
             pack_payload(Payload(secret=everything.weights()), declared)
 
@@ -410,14 +410,14 @@ def test_counts_have_one_array_and_eight_bytes_a_class() -> None:
 
 
 def test_statistics_are_declared_by_level() -> None:
-    told = Insight(torch.arange(10), features=torch.randn(2, 3), labels=torch.tensor([1, 2]))
+    told = ClientStatistics(torch.arange(10), features=torch.randn(2, 3), labels=torch.tensor([1, 2]))
     assert statistics_declared("none") == {}
-    with pytest.raises(ValueError, match="insight is not declared"):
-        pack_payload(Payload(insight=told), statistics_declared("none"))
+    with pytest.raises(ValueError, match="statistics is not declared"):
+        pack_payload(Payload(statistics=told), statistics_declared("none"))
     with pytest.raises(ValueError, match="features is not declared"):
-        pack_payload(Payload(insight=told), statistics_declared("summary"))
+        pack_payload(Payload(statistics=told), statistics_declared("summary"))
     declared = statistics_declared("features")
-    got = unpack_payload(pack_payload(Payload(insight=told), declared), declared, LIMITS, required=True).statistics()
+    got = unpack_payload(pack_payload(Payload(statistics=told), declared), declared, LIMITS, required=True).statistics()
     assert got is not None
     assert got.labels is not None
     assert got.labels.tolist() == [1, 2]
@@ -526,7 +526,7 @@ def test_a_malformed_word_on_the_best_round_is_refused(record: dict[str, Any]) -
 
 
 def test_instructions_and_site_cards_survive_a_round_trip() -> None:
-    instructions = Instructions(3, "run", evaluate=True, lineage=Lineage(13, ((11, 5), (12, 6))))
+    instructions = Instructions(3, "run", evaluate=True, run_history=RunHistory(13, ((11, 5), (12, 6))))
     assert unpack_instructions(RecordDict({"round": pack_instructions(instructions)})) == instructions
     card = SiteCard("site-1", 1, 4, "", "cnn4", (3, 28, 28), 1234, 30, 60, ("zero", "one"), (1,), "0a1b", "cpu")
     assert unpack_site_card(RecordDict({"site": pack_site_card(card)})) == card
@@ -543,10 +543,10 @@ def test_an_introduction_with_an_impossible_input_shape_is_refused(shape: list[i
 def test_malformed_instructions_are_refused() -> None:
     with pytest.raises(RefusedMessage, match="no complete record 'round'"):
         unpack_instructions(RecordDict())
-    right = {"round": 3, "run_name": "run", "evaluate": True, "lineage": "11:5,13"}
+    right = {"round": 3, "run_name": "run", "evaluate": True, "run_history": "11:5,13"}
     wrongs = [
         ("round", "3"),
-        *(("lineage", text) for text in (13, "", "11:5:2,13", " 13", "-1", "1_1", "١", "1," * 500)),
+        *(("run_history", text) for text in (13, "", "11:5:2,13", " 13", "-1", "1_1", "١", "1," * 500)),
     ]
     wrongs += [("run_name", text) for text in ("", "..", ".x", "a/b", "/abs", "a\\b", "x" * 201, "a\u202eb", "a\nb")]
     for key, value in wrongs:

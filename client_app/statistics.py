@@ -16,17 +16,17 @@ from client_app.site import Site
 from protofl_common.backbones.extract import feature_widths
 from protofl_common.basics.seeding import derive_seed
 from protofl_common.maths.prototypes import class_means
-from protofl_common.wire.statistics import MAX_FEATURES, Insight
+from protofl_common.wire.statistics import MAX_FEATURES, ClientStatistics
 
 
-def insight_of(site: Site, algorithm: ClientAlgorithm[Any]) -> Insight:
+def statistics_of(site: Site, algorithm: ClientAlgorithm[Any]) -> ClientStatistics:
     """Class counts and, with frozen backbones, their similarities; at level ``features`` test features too."""
     counts_C = site.train_set.labels.cpu().bincount(minlength=site.num_classes)
     similarity_K = backbone_similarity(site, algorithm) if site.settings.backbones else None
-    if site.insight != "features":
-        return Insight(counts_C, similarity_K)
-    some = _some(site.test_set, derive_seed(site.settings.run.seed, "insight", site.name))
-    return Insight(counts_C, similarity_K, algorithm.features(some).float(), some.labels.cpu())
+    if site.statistics != "features":
+        return ClientStatistics(counts_C, similarity_K)
+    some = _some(site.test_set, derive_seed(site.settings.run.seed, "statistics", site.name))
+    return ClientStatistics(counts_C, similarity_K, algorithm.features(some).float(), some.labels.cpu())
 
 
 def backbone_similarity(site: Site, algorithm: ClientAlgorithm[Any]) -> Tensor:
