@@ -9,7 +9,7 @@ export FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION := 1
 export FLWR_TELEMETRY_ENABLED := 0
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: run table reproduce test test-system test-long coverage docs test-gpu fuzz mutants lint format bench bench-gpu bench-report bench-scale bench-deployment clean certificates demo demo-down faults
+.PHONY: run table reproduce quick test test-system test-long coverage docs test-gpu fuzz mutants lint format bench bench-gpu bench-report bench-scale bench-deployment clean certificates demo demo-down faults
 
 $(BIN)/.installed: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -31,6 +31,9 @@ table: $(BIN)/.installed  ## a paper's table; make table TABLE=fedtgp-fmnist DAT
 
 reproduce: $(BIN)/.installed  ## every table for a CPU, in days; start it again to go on; DATA_DIR holds MNIST/raw, office10, …
 	$(BIN)/protofl table $(REPRODUCE:%=configs/tables/%.yaml) --data-dir '$(DATA_DIR)' $(ARGS)
+
+quick: $(BIN)/.installed  ## the unit tests of single modules
+	$(BIN)/python -m pytest -q -n auto --dist worksteal -m 'not system and not long' tests/protofl_common tests/client_app tests/server_app
 
 test: $(BIN)/.installed  ## unit tests and in-process federations, on all cores: six minutes on two
 	$(BIN)/python -m pytest -n auto --dist worksteal -m 'not system and not long' --durations=15
@@ -61,6 +64,7 @@ lint: $(BIN)/.installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/python -m tests.bench.words
 
 format: $(BIN)/.installed
 	$(BIN)/ruff check --fix .

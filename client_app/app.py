@@ -22,11 +22,11 @@ from client_app.algorithms.base import ClientAlgorithm
 from client_app.answers import check_unanswered, note_answer
 from client_app.context import CommonSettings
 from client_app.data import Samples
+from client_app.disclosure import disclosed, protected
 from client_app.eager import without_compiler
 from client_app.evaluation import Evaluation, Evaluations, evaluate
 from client_app.failures import called, log, reason_of
-from client_app.handover import forget_all_but, hand_over, settle
-from client_app.outgoing import disclosed, outgoing
+from client_app.handover import forget_all_but, hand_over, keep_only
 from client_app.secagg import SecureUpload
 from client_app.site import Site
 from client_app.state import ClientState, StateFolder
@@ -143,7 +143,7 @@ def _train_round(message: Message, context: Context) -> RecordDict:
     with clock("train"):
         losses = algorithm.fit_covered()
     with clock("prototypes"):
-        upload = outgoing(algorithm.upload(), site, instructions.round)
+        upload = protected(algorithm.upload(), site, instructions.round)
     with clock("save"):
         if tensors := algorithm.packed_state():
             states.save(ClientState(instructions.round, site.arch, tensors))
@@ -187,7 +187,7 @@ def _final_evaluation(message: Message, context: Context) -> RecordDict:
     best, chosen_on = unpack_best(message.content)
     if chosen_on:
         site = Site(context, unpack_baseline(message.content))
-        settle(site.states(unpack_instructions(message.content)), best, chosen_on)
+        keep_only(site.states(unpack_instructions(message.content)), best, chosen_on)
         return RecordDict()
     clock = Stopwatch()
     with clock("load"):
@@ -202,7 +202,7 @@ def _final_evaluation(message: Message, context: Context) -> RecordDict:
     with clock("save"):
         hand_over(site, algorithm, states, prototypes, evaluations, instructions)
         states.finish(instructions.round)
-    upload = outgoing(Payload(statistics=statistics), site, instructions.round)
+    upload = protected(Payload(statistics=statistics), site, instructions.round)
     report, declared = _report(site, instructions, evaluations, {}, clock), statistics_declared(site.statistics)
     content = _reply(site, secure, upload, report, declared, site.limits({}))
     note_answer(site, instructions, training=False)
@@ -221,10 +221,10 @@ def _open(message: Message, context: Context) -> tuple[Site, Instructions, Clien
     if site.real and training and instructions.round == (earlier[-1][1] if earlier else 0) + 1:
         log("INFO", f"run {instructions.run_name} ({site.run_id}) {states.beginning}")
     first_without = instructions.round if training else instructions.round + 1
-    state = states.load(first_without, site.arch, site.device) if algorithm.kept else None
+    state = states.load(first_without, site.arch, site.device) if algorithm.lasting else None
     if state is not None:
         algorithm.restore(state.tensors, state.round)
-    elif algorithm.kept and first_without > 1 and is_site(context.node_config):
+    elif algorithm.lasting and first_without > 1 and is_site(context.node_config):
         log("WARNING", f"run {context.run_id}: no model of an earlier round in state-dir; it begins with a new one")
     down = site.settings.exchange.down
     limits = site.limits(algorithm.templates(down))
@@ -264,7 +264,7 @@ def _report(
     validated = disclosed(evaluations[1], data.validation_labels, site)
     return Report(
         round=instructions.round,
-        train_samples=site.told_samples,
+        train_samples=site.stated_samples,
         test_samples=len(data.test_labels),
         correct=tested.correct,
         metrics=tested.metrics,
@@ -280,7 +280,7 @@ def _answer(message: Message, context: Context, work: Callable[[], RecordDict]) 
     try:
         content = work()
         if is_site(context.node_config):
-            log("INFO", _told(_asked(message, context), content))
+            log("INFO", _in_one_line(_asked(message, context), content))
         else:
             context.run_config = CommonSettings(context.run_config)
         return Message(content, reply_to=message)
@@ -303,8 +303,8 @@ def _asked(message: Message, context: Context) -> str:
     return printable(f"run {run}, settings {settings}, {algo!s}, {meta.message_type} {meta.group_id}")
 
 
-def _told(asked: str, content: RecordDict) -> str:
-    """What has left a site, for its own log."""
+def _in_one_line(asked: str, content: RecordDict) -> str:
+    """List what has left a site, for its own log."""
     card = content.config_records.get("site")
     classes = f"; its classes: {', '.join(map(str, card['classes']))}" if card else ""  # type: ignore[arg-type]
     return printable(f"{asked}: sent {', '.join(content)}, {payload_bytes(content):,} bytes of arrays{classes}")

@@ -44,7 +44,7 @@ class Augment:
 
 
 def augment_of(named: str, data: ClientData, device: torch.device) -> Augment | None:
-    """What the setting names, for a client's data as they are stored; None for ``none``.
+    """Return the augmentation that the setting names, for data as they are stored; None for ``none``.
 
     DataError where the inputs are no images.
     """

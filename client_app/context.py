@@ -1,4 +1,4 @@
-"""What the simulation's own process keeps of each client: Flower's context, with the run's settings in it."""
+"""The context that the simulation's own process stores for each client, with the run's settings in it."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ class Samples:
         return len(self.labels)
 
     def batch(self, rows: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
-        """What a step is given of ``rows`` [B]: inputs, changed by `augment` with ``generator``, labels, and rows."""
+        """Return a batch of ``rows`` [B]: inputs, changed by `augment` with ``generator``, labels, and rows."""
         inputs = self.inputs[rows]
         return self.augment(inputs, generator) if self.augment else inputs, self.labels[rows], rows
 
@@ -72,10 +72,10 @@ def to_device(inputs: np.ndarray, labels: np.ndarray, data: ClientData, device: 
     known = torch.from_numpy(labels.astype(np.int64)).to(device)
     if isinstance(inputs, StoredRows) and not bool((known == UNLABELLED).any()):
         return Samples(StoredInputs(inputs, data, device), known)
-    return unlabelled_apart(normalised(inputs, data.mean, data.std, device), known)
+    return split_unlabelled(normalised(inputs, data.mean, data.std, device), known)
 
 
-def unlabelled_apart(inputs: Tensor, labels: Tensor) -> Samples:
+def split_unlabelled(inputs: Tensor, labels: Tensor) -> Samples:
     """Inputs [N + U, …] with their labels, of which those that are `UNLABELLED` stand apart."""
     known = labels != UNLABELLED
     if bool(known.all()):

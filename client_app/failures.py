@@ -1,4 +1,4 @@
-"""What a client says of an error: all of it in its own log, and to the server what may leave this machine.
+"""Errors of a client: the whole error goes to its own log, and the server gets what may leave this machine.
 
 Errors about data, weights and states may name files, folders and classes, or quote their content. A site says of those
 only the kind, and the setting that they are about. A simulated client's log is the server's, so it says the whole text.

@@ -14,7 +14,7 @@ from protofl_common.maths.losses.positive_unlabelled import positive_unlabelled_
 
 
 def training_set(data: Samples, settings: TrainingSettings) -> Samples:
-    """What batches are drawn from: the labelled samples, with ``pu-weight`` the unlabelled ones too."""
+    """Return the samples that batches are drawn from: the labelled ones and, with ``pu-weight``, the unlabelled."""
     return data.with_unlabelled() if settings.pu_weight > 0 else data
 
 

@@ -105,10 +105,10 @@ def forget_all_but(site: Site, states: StateFolder, best: int) -> None:
             file.unlink(missing_ok=True)
 
 
-def settle(states: StateFolder, best: int, on: str) -> None:
+def keep_only(states: StateFolder, best: int, on: str) -> None:
     """Name the model of the ``best`` round, chosen ``on`` which data, and remove the others that were kept for that."""
-    kept = [states.folder / name for name in (_evaluated(best), WEIGHTS)]
-    for file in kept:
+    chosen = [states.folder / name for name in (_evaluated(best), WEIGHTS)]
+    for file in chosen:
         with suppress(SettingsError):
             model = TrainedModel.read(file)
             if model.card.round == best:

@@ -37,7 +37,7 @@ STAGES = ("advertise", "share", "mask", "unmask")
 
 
 @dataclass(frozen=True)
-class _Kept:
+class _Progress:
     """The content of the file."""
 
     run_id: int
@@ -64,92 +64,96 @@ class SecureUpload:
 
     def advertise(self, content: RecordDict) -> dict[str, bytes]:
         """Own public keys. A sum that never came to `mask` may begin anew."""
-        kept = self._read()
-        if kept and kept.run_id == self.run_id and (kept.sum, STAGES.index(kept.stage) > 1) > (self.sum, False):
+        progress = self._read()
+        if (
+            progress
+            and progress.run_id == self.run_id
+            and (progress.sum, STAGES.index(progress.stage) > 1) > (self.sum, False)
+        ):
             raise RefusedMessage(
-                f"keys asked for {_called(self.sum)}, after the upload of {_called(kept.sum)} was sent"
+                f"keys asked for {_called(self.sum)}, after the upload of {_called(progress.sum)} was sent"
             )
         secret = new_secret()
-        self._write(_Kept(self.run_id, self.sum, "advertise", secret))
+        self._write(_Progress(self.run_id, self.sum, "advertise", secret))
         return {self.name: public_of(secret)}
 
     def share(self, content: RecordDict) -> dict[str, bytes]:
         """For each peer its shares of the secret, sealed."""
-        kept, keys = self._passed("advertise"), unpack_by_site(content, 3 * KEY)
-        if keys.get(self.name) != public_of(kept.secret) or len(set(keys.values())) < len(keys):
+        progress, keys = self._passed("advertise"), unpack_by_site(content, 3 * KEY)
+        if keys.get(self.name) != public_of(progress.secret) or len(set(keys.values())) < len(keys):
             raise RefusedMessage("keys of which this site's are not its own, or two sites' are the same")
         if len(keys) < FEWEST:
             raise RefusedMessage(f"{len(keys)} sites for a sum, fewer than {FEWEST}")
         threshold, points = needed(len(keys), self.site.settings.privacy.secagg_threshold), points_of(keys)
-        pair, own = (split(part(kept.secret, which), threshold, points.values()) for which in (PAIR, OWN))
+        pair, own = (split(part(progress.secret, which), threshold, points.values()) for which in (PAIR, OWN))
         shares = {peer: pair[point] + own[point] for peer, point in points.items()}
         mine = {self.name: shares.pop(self.name)}
-        self._write(replace(kept, stage="share", keys=keys, shares=mine))
-        return {peer: seal(kept.secret, keys[peer], f"{self.name} {peer}", text) for peer, text in shares.items()}
+        self._write(replace(progress, stage="share", keys=keys, shares=mine))
+        return {peer: seal(progress.secret, keys[peer], f"{self.name} {peer}", text) for peer, text in shares.items()}
 
     def peers(self, content: RecordDict) -> None:
         """Before the work: whose masks are in the sum, those who shared; who sealed badly has no share here."""
-        kept, sealed = self._passed("share"), unpack_by_site(content, SEALED)
+        progress, sealed = self._passed("share"), unpack_by_site(content, SEALED)
         sites = {self.name, *sealed}
-        if not sites <= kept.keys.keys() or len(sites) < self._threshold(kept):
+        if not sites <= progress.keys.keys() or len(sites) < self._threshold(progress):
             raise RefusedMessage(
-                f"shares of {len(sites)} sites, fewer than {self._threshold(kept)}, or of unknown ones"
+                f"shares of {len(sites)} sites, fewer than {self._threshold(progress)}, or of unknown ones"
             )
-        shares = dict(kept.shares)
+        shares = dict(progress.shares)
         for peer, text in sealed.items():
             try:
-                shares[peer] = opened(kept.secret, kept.keys[peer], f"{peer} {self.name}", text)
+                shares[peer] = opened(progress.secret, progress.keys[peer], f"{peer} {self.name}", text)
             except InvalidTag:
                 shares[peer] = b""
-        self._kept = replace(kept, shares=shares)
+        self._progress = replace(progress, shares=shares)
 
     def mask(self, upload: Payload, report: Report, limits: Limits) -> RecordDict:
         """The figures of the report and the upload, masked."""
-        kept, settings, samples = self._kept, self.site.settings, len(self.site.data.train_labels)
+        progress, settings, samples = self._progress, self.site.settings, len(self.site.data.train_labels)
         declared = {name: entry for name, entry in settings.exchange.up.items() if name in upload.entries}
         bounded = replace(limits, max_norm=settings.bounds.max_prototype_norm)
         figures = weighted_figures(report, samples, figure_names(settings.row.reported_losses, self.site.metrics))
-        parts = to_whole(figures, len(kept.keys)), to_sums(upload, declared, bounded, samples, len(kept.keys))
+        parts = to_whole(figures, len(progress.keys)), to_sums(upload, declared, bounded, samples, len(progress.keys))
         vector = np.concatenate(parts)
-        peers = {site: keys for site, keys in kept.keys.items() if site in kept.shares}
-        sent = masked(vector, kept.secret, self.name, peers).view(np.int64)
+        peers = {site: keys for site, keys in progress.keys.items() if site in progress.shares}
+        sent = masked(vector, progress.secret, self.name, peers).view(np.int64)
         content = pack_payload(Payload(masked={"sum": torch.from_numpy(sent)}), MASKED)
-        self._write(replace(kept, stage="mask", secret=b""))
+        self._write(replace(progress, stage="mask", secret=b""))
         return content
 
     def unmask(self, content: RecordDict) -> dict[str, bytes]:
-        """Of each site in the sum one share: of its own mask if it has sent its upload, else of its key."""
-        kept, sent = self._passed("mask"), unpack_by_site(content, 0).keys()
-        if not {self.name} <= sent <= kept.shares.keys() or len(sent) < self._threshold(kept):
+        """Send one share for each site in the sum: of its own mask if it has sent its upload, else of its key."""
+        progress, sent = self._passed("mask"), unpack_by_site(content, 0).keys()
+        if not {self.name} <= sent <= progress.shares.keys() or len(sent) < self._threshold(progress):
             raise RefusedMessage(f"an unmasking for {len(sent)} sites: not this one, too few, or not all of the sum")
-        self._write(_Kept(self.run_id, self.sum, "unmask"))
+        self._write(_Progress(self.run_id, self.sum, "unmask"))
         if self.final and not self.site.real:  # a site keeps the number, lest the server ask for that sum once more
             self.path.unlink()
-        halves = {site: (share[:SHARE], share[SHARE:]) for site, share in kept.shares.items() if share}
+        halves = {site: (share[:SHARE], share[SHARE:]) for site, share in progress.shares.items() if share}
         return {site: own if site in sent else pair for site, (pair, own) in halves.items()}
 
-    def _threshold(self, kept: _Kept) -> int:
-        return needed(len(kept.keys), self.site.settings.privacy.secagg_threshold)
+    def _threshold(self, progress: _Progress) -> int:
+        return needed(len(progress.keys), self.site.settings.privacy.secagg_threshold)
 
-    def _passed(self, stage: str) -> _Kept:
+    def _passed(self, stage: str) -> _Progress:
         """Return what this site stored after ``stage`` of this sum."""
-        kept = self._read()
-        if kept is None or (kept.run_id, kept.sum, kept.stage) != (self.run_id, self.sum, stage):
+        progress = self._read()
+        if progress is None or (progress.run_id, progress.sum, progress.stage) != (self.run_id, self.sum, stage):
             raise RefusedMessage(f"a stage of secure aggregation that does not follow {stage!r} of {_called(self.sum)}")
-        return kept
+        return progress
 
-    def _read(self) -> _Kept | None:
+    def _read(self) -> _Progress | None:
         if not self.path.exists():
             return None
         values: dict[str, Any] = json.loads(self.path.read_text(encoding="utf-8"))
         by_site = {
             name: {site: bytes.fromhex(one) for site, one in values[name].items()} for name in ("keys", "shares")
         }
-        return _Kept(**values | {"secret": bytes.fromhex(values["secret"]), **by_site})
+        return _Progress(**values | {"secret": bytes.fromhex(values["secret"]), **by_site})
 
-    def _write(self, kept: _Kept) -> None:
+    def _write(self, progress: _Progress) -> None:
         with replacing(self.path, private=True) as beside:
-            beside.write_text(json.dumps(asdict(kept), default=bytes.hex), encoding="utf-8")
+            beside.write_text(json.dumps(asdict(progress), default=bytes.hex), encoding="utf-8")
 
 
 def _called(number: int) -> str:

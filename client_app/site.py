@@ -16,7 +16,7 @@ from flwr.app import Context
 from torch import Tensor
 
 from client_app.augment import Augment, augment_of
-from client_app.data import Samples, to_device, unlabelled_apart
+from client_app.data import Samples, split_unlabelled, to_device
 from client_app.failures import log
 from client_app.state import StateError, StateFolder
 from protofl_common.backbones.cache import cached_features
@@ -84,7 +84,7 @@ class Site:
             torch.set_num_threads(min(self.settings.machine.threads, os.cpu_count() or 1))
 
     def _statistics(self, node: Mapping[str, object]) -> str:
-        """What this site tells for the report, of what the run asks for (`protofl_common.wire.statistics`).
+        """The level of statistics that this client sends, of what the run asks for (`protofl_common.wire.statistics`).
 
         A site with data of its own (a ``data-dir`` in its node config, no partition of a common data set) tells
         nothing unless its node config says ``statistics=true``; with ``statistics=false`` no site does. Features are of
@@ -151,7 +151,7 @@ class Site:
         key = f"{self.settings.data.dataset}-{self.name}"
         features_NF = cached_features(np.asarray(inputs), names, self.device, cache_root(self.settings.data), key)
         labels_N = torch.from_numpy(labels.astype(np.int64)).to(self.device)
-        return unlabelled_apart(features_NF.to(self.device), labels_N)
+        return split_unlabelled(features_NF.to(self.device), labels_N)
 
     @cached_property
     def input_shape(self) -> tuple[int, ...]:
@@ -186,11 +186,11 @@ class Site:
 
     @property
     def metrics(self) -> set[str]:
-        """What a report may hold beside accuracy."""
+        """Names of the metrics that a report may carry beside accuracy."""
         return declared_metrics(self.settings.metrics, self.num_classes)
 
     def limits(self, weights: Mapping[str, Template]) -> Limits:
-        """What this site accepts from the server; ``weights``: the arrays of each declared entry of weights."""
+        """Return the limits of a payload from the server; ``weights``: the arrays of each declared entry of weights."""
         federation = self.settings.federation
         clients = max(10, self.num_partitions, federation.num_clients)
         many = clients * self.settings.bounds.max_prototypes_per_class  # the server may hand on all that clients sent
@@ -288,10 +288,10 @@ class Site:
             arch=self.arch,
             input_shape=self.input_shape,
             parameters=parameters,
-            train_samples=self.told_samples,
+            train_samples=self.stated_samples,
             test_samples=0 if hidden else len(self.data.test_labels),
             classes=self.data.classes,
-            holds=self._held() if self.settings.row.tells_classes and not hidden else (),
+            holds=self._classes_present() if self.settings.row.tells_classes and not hidden else (),
             weights=weights,
             device=str(self.device),
             found=0 if hidden else self.data.found,
@@ -300,11 +300,11 @@ class Site:
         )
 
     @property
-    def told_samples(self) -> int:
+    def stated_samples(self) -> int:
         """Its training samples, as it tells them: 0 where they are only in a sum."""
         return 0 if self.settings.hides_samples else len(self.data.train_labels)
 
-    def _held(self) -> tuple[int, ...]:
+    def _classes_present(self) -> tuple[int, ...]:
         """Labels of the training samples, as its prototypes or label counts will tell them; SettingsError for none."""
         if self.plan is not None:
             return tuple(range(self.num_classes))  # which of them it has is told with noise only

@@ -1,4 +1,4 @@
-"""What never leaves this client: its algorithm's state, after the last round that counts and the one it trains.
+"""The state that never leaves a client: its algorithm's, after the last round that counts and the one it trains.
 
 One file per round, ``<folder>/<site>/<round>-<Flower run id>.safetensors``. A server that died may ask for its last
 round again, or for the one before it where its newest checkpoint is damaged, and the client must then start from where
@@ -99,8 +99,8 @@ class StateFolder:
         try:
             write_tensors(path, state.tensors, facts)
         except TensorFileError as error:
-            kept = f"the state after round {start[0]}" if start else "no older state"
-            raise StateError(f"round {state.round} is lost on this client, which keeps {kept}: {error}") from error
+            newest = f"the state after round {start[0]}" if start else "no older state"
+            raise StateError(f"round {state.round} is lost on this client, which has {newest}: {error}") from error
 
     def finish(self, last_round: int) -> None:
         """The run is over: keep only the last state."""

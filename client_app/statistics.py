@@ -1,4 +1,4 @@
-"""What this client tells for the run's report, where it is asked and allowed (`protofl_common/wire/statistics.py`)."""
+"""Statistics for the run's report, where the run asks and the site allows (`protofl_common/wire/statistics.py`)."""
 
 from __future__ import annotations
 

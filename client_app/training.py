@@ -27,7 +27,7 @@ class TrainingError(RuntimeError):
 
 @dataclass(frozen=True)
 class Batch:
-    """What a loss is given: B samples, and what the model makes of them."""
+    """The input of a loss: B samples, with their features and logits."""
 
     inputs: Tensor
     """[B, …]."""
@@ -107,7 +107,7 @@ class Step:
     def batches(
         self, data: Samples, batch_size: int, generator: torch.Generator, *, no_single: bool, drop_last: bool
     ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """Those of an epoch, as `shuffled_batches` gives them."""
+        """Yield the batches of an epoch, as `shuffled_batches` gives them."""
         return shuffled_batches(data, batch_size, generator, no_single=no_single, drop_last=drop_last)
 
     def session(self) -> AbstractContextManager[object]:

@@ -1,1 +1,1 @@
-"""What server and clients share: settings, wire, mathematics, models, data and metrics."""
+"""Code that server and clients share: settings, wire, mathematics, models, data and metrics."""

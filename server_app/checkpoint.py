@@ -1,7 +1,7 @@
-"""What the server keeps after every round, so that a run that was stopped, by whatever, goes on after it.
+"""Checkpoints: the server's state after every round, so that a run that was stopped can go on.
 
 ``<run>/checkpoints/000012.safetensors`` holds what the algorithm names in its ``state``, after round 12, and, as JSON
-beside it, the rest. The last `KEPT` are there: where the newest is damaged, the run goes on from the one before.
+beside it, the rest. The last `NEWEST` are there: where the newest is damaged, the run goes on from the one before.
 Draws of clients and seeds of their training need no keeping: they derive from the seed and the round.
 """
 
@@ -30,7 +30,7 @@ from server_app.log import say
 FORMAT = "protofl-checkpoint-4"
 FOLDER, OLD_NAME = "checkpoints", "checkpoint.safetensors"
 """Where they are; and the only one of a run of a version before format 3."""
-KEPT = 3
+NEWEST = 3
 """Clients keep their states of as many rounds (`client_app/state.py`)."""
 
 MAY_DIFFER = keys_that_change("name", "machine", "waiting", "display") - {"state-dir"}
@@ -60,7 +60,7 @@ class Checkpoint:
 
     @property
     def resumed(self) -> bool:
-        """Whether the present Flower run goes on with what an earlier one began."""
+        """Return whether the present Flower run goes on with what an earlier one began."""
         return bool(self.run_history.earlier)
 
     def write(self, folder: Path) -> None:
@@ -70,19 +70,19 @@ class Checkpoint:
         path = folder / FOLDER / f"{self.round:06d}.safetensors"
         write_tensors(path, self.state, {"format": FORMAT, "facts": json.dumps(facts)})
         for other in checkpoints(folder):
-            if not self.round - KEPT < int(other.stem) <= self.round:
+            if not self.round - NEWEST < int(other.stem) <= self.round:
                 other.unlink()
 
     @classmethod
     def read(cls, path: Path) -> Checkpoint:
-        """What a file holds; TensorFileError if it is missing or damaged, SettingsError if it is of another version."""
+        """Read a file; TensorFileError if it is missing or damaged, SettingsError if it is of another version."""
         state, facts = read_tensors(path, torch.device("cpu"))
         if facts.get("format") != FORMAT:
             raise SettingsError(f"resume = true: {path} is of the version {facts.get('format')}, not {FORMAT}")
-        kept = json.loads(facts["facts"])
+        stored = json.loads(facts["facts"])
         return cls(
-            **kept
-            | {"run_history": RunHistory.parse(kept["run_history"]), "sites": tuple(kept["sites"]), "state": state}
+            **stored
+            | {"run_history": RunHistory.parse(stored["run_history"]), "sites": tuple(stored["sites"]), "state": state}
         )
 
 
@@ -104,12 +104,12 @@ def newest_whole(folder: Path) -> Checkpoint:
 
 
 def is_complete(folder: Path) -> bool:
-    """Whether the run in ``folder`` has made its final evaluation."""
+    """Return whether the run in ``folder`` has made its final evaluation."""
     return (folder / SUMMARY).exists()
 
 
 def can_be_resumed(folder: Path) -> bool:
-    """Whether the run in ``folder`` has a checkpoint."""
+    """Return whether the run in ``folder`` has a checkpoint."""
     return bool(checkpoints(folder)) or (folder / OLD_NAME).exists()
 
 
@@ -121,7 +121,7 @@ def check_free(folder: Path) -> None:
 
 
 def starting_point(settings: Settings, folder: Path, run_id: int) -> Checkpoint:
-    """Where a run begins: before its first round, or, with ``resume``, after the last one that it finished.
+    """Return where a run begins: before its first round or, with ``resume``, after the last one that it finished.
 
     SettingsError if there is a run of that name already, or, with ``resume``, none that could go on with these
     settings.

@@ -23,7 +23,7 @@ def say(text: str) -> None:
 
 @contextmanager
 def logged(file: Path) -> Iterator[None]:
-    """What is said meanwhile is added to ``file`` with time and level, and the error that ends it."""
+    """Add all lines meanwhile to ``file`` with time and level, and the error that ends it."""
     file.parent.mkdir(parents=True, exist_ok=True)
     handler = logging.FileHandler(file, encoding="utf-8")
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))

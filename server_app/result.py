@@ -1,4 +1,4 @@
-"""What a round has brought: `server_app/round.py` returns it, and the callbacks read it."""
+"""The result of a round: `server_app/round.py` returns it, and the callbacks read it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from protofl_common.wire.statistics import ClientStatistics
 
 @dataclass
 class RoundResult:
-    """What came of a round, or of the final evaluation."""
+    """The result of a round, or of the final evaluation."""
 
     number: int = 0
     """The round; of the final evaluation, the last one."""

@@ -164,7 +164,7 @@ def _metrics(strategy: Strategy) -> set[str]:
 
 
 def _limits(strategy: Strategy) -> Limits:
-    """What is accepted from a client."""
+    """Limits and checks of replies from clients."""
     settings = strategy.settings
     return Limits(
         num_classes=strategy.num_classes,

@@ -1,4 +1,4 @@
-"""Which clients take part in a round: seeded, by the sites' own names, independent of Flower's random node ids."""
+"""The sample of a round's clients: seeded, by the sites' own names, independent of Flower's random node ids."""
 
 from __future__ import annotations
 

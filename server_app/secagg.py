@@ -146,7 +146,7 @@ class SecureSum:
         self.result.refused |= dict.fromkeys(sites, f"secure aggregation: {why}")
 
     def _too_few(self, left: Collection[str], sent: str) -> bool:
-        """Whether fewer than the threshold have sent something, which then is why the round is void."""
+        """Return whether fewer than the threshold have sent something, which then is why the round is void."""
         few = len(left) < self.threshold
         if few:
             why = f"{len(left)} of {len(self.result.asked)} sites sent {sent}, fewer than the {self.threshold} needed"

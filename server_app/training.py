@@ -19,7 +19,7 @@ other processes use the processors, the threads wait for one another: it takes u
 
 
 def server_device(machine: MachineSettings) -> torch.device:
-    """Where the server trains: on CUDA where it sees any and the clients' ``device`` allows; else on the CPU."""
+    """Return the server's device: CUDA where there is one and the clients' ``device`` allows it, else the CPU."""
     return open_device("auto" if machine.device.startswith(("auto", "cuda")) else "cpu", machine.precision)
 
 

@@ -21,7 +21,7 @@ import torch
 from flwr.app import Context, Message, MessageType, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
-from client_app import outgoing
+from client_app import disclosure
 from client_app.algorithms import client_half
 from client_app.app import app as client_app
 from client_app.private_training import PrivateStep
@@ -164,7 +164,7 @@ def a_tenth(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def exact_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     """Numbers of right predictions as they are."""
-    monkeypatch.setattr(outgoing, "private_hits", lambda correct, *noise: correct)
+    monkeypatch.setattr(disclosure, "private_hits", lambda correct, *noise: correct)
 
 
 def no_guard_of_tables(monkeypatch: pytest.MonkeyPatch) -> None:

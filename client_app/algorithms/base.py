@@ -70,12 +70,13 @@ class ClientAlgorithm(Generic[H]):
 
     def restore(self, tensors: Mapping[str, Tensor], last_round: int) -> None:
         """Be as after ``last_round``. It comes before `receive`: here the model is what this client has trained."""
-        restore_attributes(self, self.kept, tensors)
+        restore_attributes(self, self.lasting, tensors)
         self.last_round = last_round
 
     def receive(self, payload: Payload) -> None:
         """Take in what the server sent, of which the base keeps prototypes; in some first rounds that is nothing."""
-        if "prototypes" in self.settings.exchange.down and (prototypes := payload.vectors()) is not None:
+        prototypes = payload.vectors() if "prototypes" in payload.entries else None
+        if prototypes is not None:
             self.global_prototypes = prototypes.to(self.site.device)
 
     def evaluation_model(self) -> SplitModel:
@@ -88,7 +89,7 @@ class ClientAlgorithm(Generic[H]):
 
     @property
     def predicts_with_head(self) -> bool:
-        """Whether the head is trained, so that its accuracy is worth reporting."""
+        """Return whether the head is trained, so that its accuracy is worth reporting."""
         return True
 
     # -- training ------------------------------------------------------------------------------------------------
@@ -124,12 +125,12 @@ class ClientAlgorithm(Generic[H]):
 
     @property
     def of_catalog(self) -> bool:
-        """Whether algorithm and network are this project's, whose losses and layers are known."""
+        """Return whether algorithm and network are this project's, whose losses and layers are known."""
         return self.settings.run.algo in CATALOG and self.site.arch in ARCHITECTURES
 
     @property
     def replayable(self) -> bool:
-        """Whether a GPU may replay the steps (`protofl_common/basics/cuda_graph.py`).
+        """Return whether a GPU may replay the steps (`protofl_common/basics/cuda_graph.py`).
 
         Not with few labels, for a batch's labelled samples are chosen by a mask, nor with DP-SGD.
         """
@@ -164,10 +165,10 @@ class ClientAlgorithm(Generic[H]):
     # -- after training ------------------------------------------------------------------------------------------
 
     def upload(self) -> Payload:
-        """What goes to the server after training: the default, as far as the catalog's row declares them, this client's
+        """Return what goes to the server after training. By default, as far as the row declares them, this client's
         prototypes, from one pass over the training data, and weights.
 
-        Prototypes come with their counts, which `outgoing.py` needs, and takes away where the row declares none.
+        Prototypes come with their counts, which `disclosure.py` needs, and takes away where the row declares none.
         """
         declared = self.settings.exchange.up
         return Payload(
@@ -176,7 +177,7 @@ class ClientAlgorithm(Generic[H]):
         )
 
     def weights(self, name: str = "weights") -> StateDict:
-        """What the catalog's row declares under ``name`` for the upload."""
+        """Return the weights that the row declares under ``name`` for the upload."""
         entry = weights_in(self.settings.exchange.up)[name]
         return part_of(getattr(self, entry.of), entry)
 
@@ -221,13 +222,13 @@ class ClientAlgorithm(Generic[H]):
     # -- what the app asks ---------------------------------------------------------------------------------------
 
     @property
-    def kept(self) -> tuple[str, ...]:
+    def lasting(self) -> tuple[str, ...]:
         """All attributes that live on."""
         return (*self.state, "optimizer") if self.settings.training.keep_optimizer else self.state
 
     def packed_state(self) -> dict[str, Tensor]:
         """The attributes that live on, as tensors of a file."""
-        return pack_attributes(self, self.kept)
+        return pack_attributes(self, self.lasting)
 
     def templates(self, declared: Declared) -> dict[str, Template]:
         """Name, dtype and shape of every array of the declared weights."""

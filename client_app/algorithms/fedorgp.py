@@ -38,6 +38,6 @@ class FedORGP(ClientAlgorithm[FedORGPHparams]):
         """L, its terms already weighted."""
         terms = super().loss(batch)
         if self.global_prototypes is not None and self.hparams.lambda_ > 0:
-            apart = angular_alignment(batch.features, batch.labels, self.global_CD, self.mask_C)
-            terms["prototype"] = self.hparams.lambda_ * apart
+            distance = angular_alignment(batch.features, batch.labels, self.global_CD, self.mask_C)
+            terms["prototype"] = self.hparams.lambda_ * distance
         return terms

@@ -42,7 +42,7 @@ class FedPCL(ClientAlgorithm[FedPCLHparams]):
         """Keep C̄ and the C_p as tables by class, of unit length."""
         super().receive(payload)
         own = payload.vectors()
-        sets = payload.sets("local_sets") if "local_sets" in self.settings.exchange.down else ()
+        sets = payload.sets("local_sets") if "local_sets" in payload.entries else ()
         self.tables = {"global": self._table((own,) if own else ()), "local": self._table(sets)}
 
     @property

@@ -51,9 +51,9 @@ class FedRep(FedAvg[FedRepHparams]):
         return make_optimizer((head,), self.settings.training) if trains else None
 
     @property
-    def kept(self) -> tuple[str, ...]:
+    def lasting(self) -> tuple[str, ...]:
         """Both optimizers, with ``keep-optimizer``."""
-        return (*super().kept, "head_optimizer") if self.settings.training.keep_optimizer else super().kept
+        return (*super().lasting, "head_optimizer") if self.settings.training.keep_optimizer else super().lasting
 
     def fit(self) -> dict[str, float]:
         """Train the head on the received body, and then the body."""

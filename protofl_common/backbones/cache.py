@@ -24,7 +24,7 @@ FORMAT = 1
 """Raised whenever the same backbones give other features, e.g. after a change of the resizing."""
 FOLDER = "features"
 """Under ``cache_dir``."""
-KEPT = 8
+MOST_IN_MEMORY = 8
 """Feature sets kept in memory: in simulation a worker serves many clients in turn."""
 
 _memory: OrderedDict[str, Tensor] = OrderedDict()
@@ -48,13 +48,13 @@ def cached_features(images: Inputs, names: Sequence[str], device: torch.device, 
         shape = (len(images), sum(backbone.width for backbone in backbones))
         _memory[entry] = _from_disk(file, shape, lambda: extract_features(images, names, device))
     _memory.move_to_end(entry)
-    while len(_memory) > KEPT:
+    while len(_memory) > MOST_IN_MEMORY:
         _memory.popitem(last=False)
     return _memory[entry]
 
 
 def _from_disk(file: Path, shape: tuple[int, int], compute: Callable[[], Tensor]) -> Tensor:
-    """What ``file`` holds; computed and written first where it is missing or damaged."""
+    """Read ``file``; compute and write it first where it is missing or damaged."""
     found = _opened(file, shape)
     if found is not None:
         return found

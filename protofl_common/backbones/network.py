@@ -1,4 +1,4 @@
-"""What every backbone is, and the network of the embedded ones: a small ResNet, x [B, 3, 64, 64] -> features [B, 128].
+"""Backbones, and the network of the embedded ones: a small ResNet, x [B, 3, 64, 64] -> features [B, 128].
 
 A 3×3 stem and three residual blocks (He et al., CVPR 2016), each halving the map: 32, 16, 8, 4 pixels a side. A 1×1
 convolution widens the last map to the features, which are its global average: non-negative, 177,000 parameters.

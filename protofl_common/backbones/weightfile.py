@@ -28,7 +28,7 @@ _DTYPES = {"float16": "<f2", "float32": "<f4"}
 
 @dataclass(frozen=True)
 class StoredWeights:
-    """What a file holds: ``state`` float32 for `SmallResNet`, the normalisation of the images, the checksum."""
+    """The content of a file: ``state`` float32 for `SmallResNet`, the normalisation of the images, the checksum."""
 
     state: dict[str, Tensor]
     mean: tuple[float, ...]

@@ -1,1 +1,1 @@
-"""What every part of the project uses: files, text, seeds, devices, tensors on disk; no Flower, no federation."""
+"""Basics for every part of the project: files, text, seeds, devices, tensors on disk; no Flower, no federation."""

@@ -1,4 +1,4 @@
-"""Which code runs, and on what."""
+"""The version of the code, and the machine that it runs on."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ class Replayed:
         self.recorded: dict[tuple[torch.Size, ...], tuple[tuple[Tensor, ...], Results, Callable[[], None]]] = {}
 
     def __call__(self, *inputs: Tensor) -> Results:
-        """What ``function`` does and gives, detached."""
+        """Call ``function``, and detach its results."""
         shapes = tuple(one.shape for one in inputs)
         if shapes in self.recorded:
             places, results, replay = self.recorded[shapes]
@@ -93,12 +93,12 @@ def replaying(function: Function, device: torch.device, same: bool) -> Iterator[
 
 
 def steps_alike(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether the optimizer keeps on the device what changes from step to step."""
+    """Return whether the optimizer keeps on the device what changes from step to step."""
     return all(group.get("capturable", True) for group in optimizer.param_groups)
 
 
 def can_replay(device: torch.device) -> bool:
-    """Whether the device has graphs."""
+    """Return whether the device has graphs."""
     return device.type == "cuda"
 
 

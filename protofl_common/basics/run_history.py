@@ -1,4 +1,4 @@
-"""Which Flower runs one of our runs consists of.
+"""The Flower runs that one of our runs consists of.
 
 Flower gives every `flwr run` a new id, also when it resumes. The rounds that a resumed run repeats have been trained
 before by some clients, for a server that then died: what these kept of them must not count. So the server tells every
@@ -32,7 +32,7 @@ class RunHistory:
         return {self.run_id, *(run_id for run_id, _ in self.earlier)}
 
     def counts(self, run_id: int, server_round: int) -> bool:
-        """Whether what a client kept after this round of this Flower run belongs to the run."""
+        """Return whether what a client kept after this round of this Flower run belongs to the run."""
         first = 1
         for earlier_id, last in self.earlier:
             if run_id == earlier_id:

@@ -40,13 +40,13 @@ def numbered(name: str, names: Iterable[str]) -> list[str]:
 
 
 def is_plain_name(text: str) -> bool:
-    """Whether ``text`` may name a folder and stand in a log: short, printable, without slashes, not hidden."""
+    """Return whether ``text`` may name a folder and stand in a log: short, printable, without slashes, not hidden."""
     short = 0 < len(text) <= LONGEST_NAME
     return short and text.isprintable() and not text.startswith(".") and not set(text) & {"/", "\\"}
 
 
 def is_site_name(text: str) -> bool:
-    """Whether ``text`` may name a site: ASCII letters, digits, ``.``, ``_`` and ``-``, so that no two look alike."""
+    """Return whether ``text`` may name a site: ASCII letters, digits, ``.``, ``_``, ``-``; no two look alike."""
     return re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", text) is not None
 
 

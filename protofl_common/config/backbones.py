@@ -68,7 +68,7 @@ def parse_name(name: str) -> BackboneName:
 
 
 def is_allowed(name: str, permitted: str) -> bool:
-    """Whether a site with ``allow-backbones = permitted`` takes the backbone ``name``; always if it is embedded.
+    """Return whether a site with ``allow-backbones = permitted`` takes the backbone ``name``; always if it is embedded.
 
     An entry of ``permitted`` that ends in ``:`` or ``/`` stands for all names that begin with it.
     """

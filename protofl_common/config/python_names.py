@@ -21,7 +21,7 @@ _ALLOWED: ContextVar[frozenset[str]] = ContextVar("modules that may be imported"
 
 
 def is_python_name(text: str) -> bool:
-    """Whether ``text`` has the form ``module:name``."""
+    """Return whether ``text`` has the form ``module:name``."""
     return PYTHON_NAME.fullmatch(text) is not None
 
 

@@ -80,7 +80,7 @@ class BoundsSettings:
 
 @dataclass(frozen=True)
 class DataSettings:
-    """Which data, and how they are divided among the clients."""
+    """The data, and their division among the clients."""
 
     dataset: str = option(
         choices=DATASETS, or_like=OTHER_DATASETS, or_words="MODULE:FUNCTION of your own", affects="data"
@@ -110,7 +110,7 @@ class DataSettings:
 
 @dataclass(frozen=True)
 class ModelSettings:
-    """Which networks."""
+    """The networks."""
 
     models: str = option(choices=GROUPS, or_like=PYTHON_NAME, or_words="MODULE:CLASS of your own", several=True)
     arch: str = option(choices=("", *ARCHITECTURES), or_like=PYTHON_NAME, or_words="MODULE:CLASS of your own")
@@ -146,7 +146,7 @@ class TrainingSettings:
 
 @dataclass(frozen=True)
 class PrivacySettings:
-    """What protects a client's data, beside that they stay where they are (`privacy`)."""
+    """The protection of a client's data, beside that they stay where they are (`privacy`)."""
 
     min_class_samples: int = option(minimum=1)
     dp: str = option(choices=("none", "sample"))

@@ -19,7 +19,7 @@ from protofl_common.data.raw import KEYS, DataError, RawData, from_arrays
 
 
 def read_python(name: str, settings: DataSettings) -> RawData:
-    """What the user's function gives: ``dataset = "module:function"``.
+    """Data from a function of the user's: ``dataset = "module:function"``.
 
     It is called as ``function(data_dir)`` with the setting ``data-dir`` ("" where that is not set) and returns a
     dictionary of arrays as `from_arrays` describes, an object with attributes of these names, or a `RawData`. It is

@@ -1,1 +1,1 @@
-"""What a run may be: its settings, the catalog of algorithms, packages of others, what an operator permits."""
+"""The experiment: settings of a run, the catalog of algorithms, packages of others, permissions of operators."""

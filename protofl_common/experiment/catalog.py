@@ -29,22 +29,22 @@ class Hparams:
     """The hyper-parameters of an algorithm; this base has none."""
 
     def exchange(self, declared: Exchange) -> Exchange:
-        """What is exchanged under these hyper-parameters; the default: all that the row declares."""
+        """Return the exchange under these hyper-parameters; the default: all that the row declares."""
         return declared
 
     def due(self, server_round: int, rounds: int) -> bool:
-        """Whether clients send prototypes in this round of ``rounds``; both halves ask here."""
+        """Return whether clients send prototypes in this round of ``rounds``; both halves ask here."""
         return True
 
     @property
     def needs_last_round(self) -> str:
-        """What to set so that a run may end before its last round; "" where nothing is done in the last one only."""
+        """Say what to set so that a run may end early; "" where nothing is done in the last round only."""
         return ""
 
 
 @dataclass(frozen=True)
 class AlignmentHparams(Hparams):
-    """Of `losses.prototype_alignment`."""
+    """Hyper-parameters of `losses.prototype_alignment`."""
 
     lambda_: float = option(minimum=0)
     distance: str = option(choices=DISTANCES)
@@ -65,7 +65,7 @@ class FedProtoHparams(AlignmentHparams):
 
 @dataclass(frozen=True)
 class ServerTrainingHparams(Hparams):
-    """Of what the server trains on vectors of the clients."""
+    """Hyper-parameters of a server that trains on the clients' vectors."""
 
     server_epochs: int = option(minimum=1)
     server_lr: float = option(above=0)
@@ -88,12 +88,12 @@ class ProtoFedHparams(Hparams):
     prototypes: str = option(choices=("last-round", "every-round"))
 
     def due(self, server_round: int, rounds: int) -> bool:
-        """Whether clients send prototypes in this round of ``rounds``; both halves ask here."""
+        """Return whether clients send prototypes in this round of ``rounds``; both halves ask here."""
         return server_round == rounds or self.prototypes == "every-round"
 
     @property
     def needs_last_round(self) -> str:
-        """Else prototypes are sent in a round that may never come."""
+        """Refuse to end early where prototypes are sent in the last round only."""
         return "" if self.prototypes == "every-round" else "protofed.prototypes = 'every-round'"
 
 
@@ -337,12 +337,12 @@ class Algorithm:
 
     @property
     def several_per_class(self) -> bool:
-        """Whether clients may send several vectors of a class."""
+        """Return whether clients may send several vectors of a class."""
         return any(entry.several for entry in vectors_in(self.exchange.up).values())
 
     @property
     def tells_classes(self) -> bool:
-        """Whether uploads tell which classes a client holds, which it must then say before the first round."""
+        """Return whether uploads tell which classes a client holds, which it must then say before the first round."""
         return any(entry.of_classes for entry in self.exchange.up.values())
 
 

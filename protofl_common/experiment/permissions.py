@@ -1,4 +1,4 @@
-"""What the operator of a site lets a run ask for, as the site's node config says it."""
+"""Permissions of a site's operator, as its node config gives them."""
 
 from __future__ import annotations
 
@@ -180,7 +180,7 @@ def _not_named(
 
 
 def _modules_named(config: Mapping[str, Scalar]) -> list[tuple[str, str]]:
-    """What a run would have imported beside this app: (``key = value``, the module)."""
+    """List the modules that a run would import beside this app: (``key = value``, the module)."""
     points = {} if (algo := str(config.get("algo"))) in CATALOG else installed()
     found = [(f"algo = {algo!r}", points[algo].module)] if algo in points else []
     names = [(key, name) for key, name in python_names(config) if key not in AT_THE_SERVER]

@@ -113,7 +113,7 @@ class Settings:
 
     @property
     def exchange(self) -> Exchange:
-        """What the chosen algorithm exchanges under its hyper-parameters."""
+        """The exchange of the chosen algorithm under its hyper-parameters."""
         return self.hparams.exchange(self.row.exchange)
 
     @property
@@ -163,7 +163,7 @@ class Settings:
         return plan_of(privacy, samples, training.batch_size, training.local_epochs, (0,) * self.run.rounds, 0)
 
     def architecture(self, client: int, named: str = "") -> str:
-        """What a client trains: the projection behind frozen backbones, else what is ``named``, else the group's."""
+        """Return the architecture: the projection behind frozen backbones, else the one ``named``, else the group's."""
         return PROJECTION if self.backbones else named or architecture_of(self.model.models, client)
 
     @classmethod
@@ -234,7 +234,7 @@ def own_division(node: Mapping[str, Scalar]) -> dict[str, Scalar]:
 
 
 def is_site(node_config: Mapping[str, object]) -> bool:
-    """Whether a node config is that of a machine with an operator, not of a simulated client."""
+    """Return whether a node config is that of a machine with an operator, not of a simulated client."""
     return bool(node_config.keys() - set(PARTITION_KEYS))
 
 
@@ -356,7 +356,7 @@ def _frozen_problems(algo: str, row: Algorithm, config: Mapping[str, Scalar]) ->
 
 
 def _frozen(backbones: object, row: Algorithm) -> bool:
-    """Whether the setting puts frozen backbones in front of the models of ``row``."""
+    """Return whether the setting puts frozen backbones in front of the models of ``row``."""
     return row.frozen_backbones if backbones == "auto" else backbones != "none"
 
 

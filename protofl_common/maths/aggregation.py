@@ -42,8 +42,8 @@ def merge_prototypes(
         merged = Prototypes(torch.stack(middle), labels_C)
     if previous is None:
         return merged
-    kept = previous.only(~torch.isin(previous.labels, merged.labels))
-    both = Prototypes.joined([kept, merged])
+    absent = previous.only(~torch.isin(previous.labels, merged.labels))
+    both = Prototypes.joined([absent, merged])
     return both.only(both.labels.argsort())
 
 
@@ -85,13 +85,13 @@ def without_the_farthest(sets: Sequence[Prototypes], merging: str, trim: float) 
         return list(sets)
     distances_MC = _distances(sets)
     unlike_M = distances_MC.nanmean(dim=1)
-    kept = [torch.ones(len(one), dtype=torch.bool) for one in sets]
+    remaining = [torch.ones(len(one), dtype=torch.bool) for one in sets]
     for label, of_class_M in enumerate(distances_MC.T):
         holders = torch.nonzero(~of_class_M.isnan()).flatten()
         most_unlike = holders[unlike_M[holders].argsort(stable=True)]
         for client in most_unlike[len(holders) - dropped(len(holders), merging, trim) :].tolist():
-            kept[client] &= sets[client].labels != label
-    return [one.only(rows) for one, rows in zip(sets, kept, strict=True)]
+            remaining[client] &= sets[client].labels != label
+    return [one.only(rows) for one, rows in zip(sets, remaining, strict=True)]
 
 
 def _distances(sets: Sequence[Prototypes]) -> Tensor:

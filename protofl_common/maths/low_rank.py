@@ -17,7 +17,7 @@ LEFT, RIGHT = ":left", ":right"
 
 
 def change(after: Mapping[str, Tensor], before: Mapping[str, Tensor], trained: Collection[str]) -> dict[str, Tensor]:
-    """What became of the ``trained`` parameters, after − before; buffers as they are now."""
+    """Return the change of the ``trained`` parameters, after − before, and buffers as they are now."""
     return {name: value - before[name] if name in trained else value for name, value in after.items()}
 
 
@@ -36,7 +36,7 @@ def compressed(weights: Mapping[str, Tensor], energy: float) -> dict[str, Tensor
 
 
 def expanded(update: Mapping[str, Tensor], like: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """What `compressed` gave, as tensors of the names and shapes of ``like``."""
+    """Restore what `compressed` gave, as tensors of the names and shapes of ``like``."""
     return {
         name: update[name] if name in update else product(update[name + LEFT], update[name + RIGHT], value.shape)
         for name, value in like.items()

@@ -36,7 +36,7 @@ class Prototypes:
         return Prototypes(self.means.to(device), self.labels.to(device), counts)
 
     def only(self, rows: Tensor) -> Prototypes:
-        """Those of these ``rows``: [P] bool, or positions in the order wanted."""
+        """Return the prototypes of these ``rows``: [P] bool, or positions in the order wanted."""
         return Prototypes(self.means[rows], self.labels[rows], None if self.counts is None else self.counts[rows])
 
     @classmethod

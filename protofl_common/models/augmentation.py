@@ -64,7 +64,7 @@ def moments(maps: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def resampled(moment_BC: Tensor, coefficient_C: Tensor) -> Tensor:
-    """Of N(moment, (γ + 1) Σ²), Σ² the variance of the moment over the batch; γ at least 0."""
+    """Draw from N(moment, (γ + 1) Σ²), Σ² the variance of the moment over the batch; γ at least 0."""
     variance_C = moment_BC.var(dim=0, correction=0) + EPSILON
     return moment_BC + torch.randn_like(moment_BC) * ((coefficient_C + 1) * variance_C).sqrt()
 

@@ -1,4 +1,4 @@
-"""What a site's own samples that no training saw say of distances: probabilities, and when a sample is strange.
+"""Calibration by a site's own samples outside training: probabilities, and the distance of a strange sample.
 
 Symbols: n samples, P prototypes, C classes; d_ip distance of sample i from prototype p.
 """

@@ -1,4 +1,4 @@
-"""What several bodies are built with."""
+"""Layers that several bodies are built with."""
 
 from __future__ import annotations
 

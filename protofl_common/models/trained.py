@@ -77,7 +77,7 @@ class ModelCard:
 
 @dataclass(frozen=True)
 class TrainedModel:
-    """What a site has after a run."""
+    """The model that a site has after a run."""
 
     card: ModelCard
     weights: dict[str, Tensor]
@@ -151,7 +151,7 @@ class TrainedModel:
 
 
 def _has_statistics(weights: Iterable[str]) -> bool:
-    """Whether these names of weights have running ones of batch normalisation among them."""
+    """Return whether these names of weights have running ones of batch normalisation among them."""
     return any(name.endswith("running_var") for name in weights)
 
 
@@ -161,25 +161,25 @@ def _fits(prototypes: Prototypes, card: ModelCard) -> bool:
     return bool(whole and labels.min() >= 0 and labels.max() < len(card.classes))
 
 
-def _card(kept: Any) -> ModelCard:
+def _card(facts: Any) -> ModelCard:
     """A card that a stranger may have written; ValueError names what is wrong with it."""
     kinds = get_type_hints(ModelCard)
-    kept = {"flower_run": "", **kept} if isinstance(kept, dict) else kept
-    if not isinstance(kept, dict) or kept.keys() != kinds.keys():
+    facts = {"flower_run": "", **facts} if isinstance(facts, dict) else facts
+    if not isinstance(facts, dict) or facts.keys() != kinds.keys():
         raise ValueError("not the entries of a card")
     choices = {"inference": KINDS, "similarity": SIMILARITIES, "input_type": INPUT_TYPES}
     choices |= {"chosen_on": ("", "validation", "test"), "calibrated_on": ("validation", "test")}
-    for name, value in kept.items():
+    for name, value in facts.items():
         if not _is(value, kinds[name]) or value not in choices.get(name, (value,)):
             raise ValueError(f"{name} = {printable(repr(value))}")
-    if len(kept["mean"]) != len(kept["std"]) or math.prod(kept["input_shape"]) > MOST_NUMBERS:
+    if len(facts["mean"]) != len(facts["std"]) or math.prod(facts["input_shape"]) > MOST_NUMBERS:
         raise ValueError("its input_shape is too large, or it has not as many means as deviations")
-    lists = {name: tuple(value) for name, value in kept.items() if isinstance(value, list)}
-    return ModelCard(**kept | lists)
+    lists = {name: tuple(value) for name, value in facts.items() if isinstance(value, list)}
+    return ModelCard(**facts | lists)
 
 
 def _is(value: Any, kind: Any) -> bool:
-    """Whether a value of a JSON file is of a type of `ModelCard`, of bounded size and fit for a terminal."""
+    """Return whether a value of a JSON file is of a type of `ModelCard`, of bounded size and fit for a terminal."""
     if get_origin(kind) is tuple:
         return isinstance(value, list) and all(_is(one, get_args(kind)[0]) for one in value)
     if get_origin(kind) is dict:

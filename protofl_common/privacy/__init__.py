@@ -1,1 +1,1 @@
-"""What protects training data in the messages of a client: small classes, noise, differential privacy, masked sums."""
+"""Protection of training data in messages: small classes, noise, differential privacy, masked sums."""

@@ -1,4 +1,4 @@
-"""What Gaussian noise guarantees: Rényi differential privacy of the sampled Gaussian mechanism, composed.
+"""The accountant: Rényi differential privacy of the sampled Gaussian mechanism, composed.
 
 Symbols: q the rate at which a sample takes part (Poisson sampling: each by itself); σ the noise multiplier, the noise's
 standard deviation over the most that one sample can change; α an order; δ.

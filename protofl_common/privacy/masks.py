@@ -45,7 +45,7 @@ def public_of(secret: bytes) -> bytes:
 
 
 def are_keys(public: bytes) -> bool:
-    """Whether one can agree on a secret with the owner of three public keys."""
+    """Return whether one can agree on a secret with the owner of three public keys."""
     try:
         return all(_agreed(part(new_secret(), which), part(public, which)) for which in (SEALING, PAIR, OWN))
     except ValueError:

@@ -29,13 +29,13 @@ class Candidates:
 
     @property
     def names_a_member(self) -> bool:
-        """Whether the highest score is a member's."""
+        """Return whether the highest score is a member's."""
         return bool(self.members.max() > self.others.max())
 
 
 @dataclass(frozen=True)
 class Finding:
-    """What an attack finds over the classes of all clients."""
+    """The result of an attack over the classes of all clients."""
 
     classes: int
     """Groups of candidates."""
@@ -50,7 +50,7 @@ class Finding:
 
     @property
     def above_chance(self) -> bool:
-        """Whether guessing does as well in fewer than 1 of 1000 audits (three deviations)."""
+        """Return whether guessing does as well in fewer than 1 of 1000 audits (three deviations)."""
         return self.advantage > 3 * self.error
 
 

@@ -26,7 +26,7 @@ UNPLANNED = 2
 
 @dataclass(frozen=True)
 class Plan:
-    """What the messages of one client cost."""
+    """The privacy cost of one client's messages."""
 
     privacy: PrivacySettings
     samples: int

@@ -1,4 +1,4 @@
-"""What protects the clients' samples in a run, for people: before its first round and on its page."""
+"""The protections of a run in words, for its first lines and its page."""
 
 from __future__ import annotations
 

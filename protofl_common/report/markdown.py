@@ -20,7 +20,7 @@ HEADS = ("", "mean, %", "by samples", "worst 10 %", "std", "best mean")
 
 
 def as_markdown(run: Run) -> str:
-    """What ran, where, with which settings, and what came of it."""
+    """The short report: the run, its machine, its settings and its results."""
     told: dict[str, Any] = dict(run.summary or {})
     defaults = default_run_config()
     own = {key: value for key, value in run.settings.items() if key not in PLACES and defaults.get(key) != value}

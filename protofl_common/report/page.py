@@ -140,7 +140,7 @@ def _result(run: Run) -> str:
 
 
 def _privacy(run: Run) -> str:
-    """What protected the clients' samples, and how well."""
+    """Show what protected the clients' samples, and how well."""
     lines = "".join(f"<p>{escape(line)}</p>" for line in protections(run.settings))
     if not run.audit:
         return lines

@@ -92,7 +92,7 @@ class Run:
 
     @property
     def finished(self) -> bool:
-        """Whether the final evaluation has been made."""
+        """Return whether the final evaluation has been made."""
         return self.summary is not None
 
     def evaluations(self, kind: str) -> list[RoundRow]:
@@ -116,7 +116,7 @@ class Run:
         return str(self.facts.get("algorithm") or (CATALOG[algo].title if algo in CATALOG else algo))
 
     def class_name(self, label: int) -> str:
-        """Of the data set, or the number where the names were not kept."""
+        """Names of the classes, or their numbers where there are no names."""
         classes = self.facts.get("classes", [])
         return str(classes[label]) if label < len(classes) else str(label)
 
@@ -171,8 +171,8 @@ def _inversions(file: Path) -> tuple[list[dict[str, Any]], NDArray[np.uint8]] | 
 
 def _global(folder: Path) -> Vectors | None:
     """The global prototypes beside the client prototypes of the last round, else those kept at the end."""
-    kept = _vectors(folder / "client-prototypes.safetensors", "global-means", "global-labels")
-    return kept or _vectors(folder / "prototypes.safetensors", "means")
+    stored = _vectors(folder / "client-prototypes.safetensors", "global-means", "global-labels")
+    return stored or _vectors(folder / "prototypes.safetensors", "means")
 
 
 def _vectors(path: Path, name: str, labels_name: str = "labels") -> Vectors | None:

@@ -59,7 +59,7 @@ ClientRow = TypedDict(
 
 
 class Seconds(TypedDict, total=False):
-    """Of a round as the server sees it, and of each phase of the clients' work, summed over the clients."""
+    """Seconds of a round as the server sees it, and of each phase of the clients' work, summed over the clients."""
 
     total: float
     exchange: float
@@ -195,7 +195,7 @@ class RunFolder:
         return _read(self.path / METRICS)
 
     def margins(self) -> list[MarginRow]:
-        """Of all rounds so far."""
+        """Rows of all rounds so far."""
         return list(_read(self.path / MARGINS))
 
     def sites(self) -> Sites:
@@ -225,8 +225,8 @@ class RunFolder:
     def drop_margins_after(self, last: int) -> None:
         """Remove the margins of later rounds, which will be run again."""
         if rows := self.margins():
-            kept = [json.dumps(row, ensure_ascii=False) + "\n" for row in rows if row["round"] <= last]
-            write_text(self.path / MARGINS, "".join(kept))
+            lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in rows if row["round"] <= last]
+            write_text(self.path / MARGINS, "".join(lines))
 
 
 def _read(path: Path) -> Iterator[Any]:

@@ -11,7 +11,7 @@ from protofl_common.runs.folder import Accuracies, Best, BestRound, RoundRow
 
 
 def over_clients(accuracies: Sequence[float], test_samples: Sequence[int], liars: int = 0) -> dict[str, float]:
-    """What the papers report of per-client accuracies in [0, 1], clients in any order.
+    """Return what the papers report of per-client accuracies in [0, 1], clients in any order.
 
     ``mean`` (as the papers average), ``weighted`` (by test samples), ``worst-10%`` (mean of the worst tenth of the
     clients, at least one), ``std`` (population). With ``liars`` also ``trimmed``: the mean without as many of the
@@ -108,7 +108,7 @@ def best_round(rows: Sequence[RoundRow], metric: str) -> BestRound | None:
 
 
 def has_stalled(rows: Sequence[RoundRow], metric: str, patience: int) -> bool:
-    """Whether ``patience`` rounds have passed since the best one on validation data; 0: never.
+    """Return whether ``patience`` rounds have passed since the best one on validation data; 0: never.
 
     SettingsError where the run measures other figures only, though it has trained.
     """

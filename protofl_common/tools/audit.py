@@ -52,7 +52,7 @@ MOST_INVERTED, MOST_SHOWN = 20, 12
 
 @dataclass(frozen=True)
 class Inverted:
-    """What was made from one prototype."""
+    """An image made from one prototype."""
 
     site: str
     label: int
@@ -131,11 +131,11 @@ def _of_site(
 
 def _sent(run: Run, site: str) -> Prototypes | None:
     """The prototypes that a client sent last."""
-    kept = run.client_prototypes
-    if kept is None or site not in kept.sites:
+    stored = run.client_prototypes
+    if stored is None or site not in stored.sites:
         return None
-    rows = kept.owners == kept.sites.index(site)
-    return Prototypes(torch.from_numpy(kept.values[rows]).float(), torch.from_numpy(kept.labels[rows]))
+    rows = stored.owners == stored.sites.index(site)
+    return Prototypes(torch.from_numpy(stored.values[rows]).float(), torch.from_numpy(stored.labels[rows]))
 
 
 @torch.no_grad()
@@ -182,7 +182,7 @@ def _inverted(site: str, data: ClientData, predictor: Predictor, sent: Prototype
 
 
 def _features(predictor: Predictor, width: int) -> Callable[[Tensor], Tensor]:
-    """What makes features of so many numbers of images [P, channels, H, W] in [0, 1]; gradients pass through it."""
+    """Return a function from images [P, channels, H, W] in [0, 1] to that many features; gradients pass through it."""
     card, model = predictor.card, predictor.model.requires_grad_(False)
     backbones = [load_backbone(name, predictor.device) for name in card.backbones]
     mean, std = (torch.tensor(one).view(-1, 1, 1) for one in (card.mean, card.std))

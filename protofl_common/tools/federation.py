@@ -1,4 +1,4 @@
-"""What is known of a federation: by its SuperLink and by its certificate; `known_runs` has the folders of its runs."""
+"""A federation: its SuperLink and its certificate; `known_runs` has the folders of its runs."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Federation:
 
 
 def ask(name: str) -> Federation:
-    """What the SuperLink ``name`` of Flower's configuration says; SettingsError if there is none, or no answer."""
+    """Ask the SuperLink ``name`` of Flower's configuration; SettingsError if there is none, or no answer."""
     try:
         connection = read_superlink_connection(name)
         if not connection.address:

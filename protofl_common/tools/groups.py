@@ -39,7 +39,7 @@ class Estimate:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Estimate:
-        """Of at least one figure."""
+        """Groups with at least one figure."""
         n, mean = len(values), statistics.fmean(values)
         if n == 1:
             return cls(n, mean, math.nan, math.nan)
@@ -85,7 +85,7 @@ class Group:
 
     @property
     def data(self) -> dict[str, Scalar]:
-        """What the division of the data depends on, beside the seed."""
+        """The settings that the division of the data depends on, beside the seed."""
         return {key: self.settings[key] for key in keys_of(DataSettings) if key in self.settings} | {
             "clients": self.clients
         }
@@ -93,7 +93,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Difference:
-    """Of a group from another."""
+    """The difference of a group from another."""
 
     estimate: Estimate | None
     note: str

@@ -52,7 +52,7 @@ def write_index(path: Path, runs: Sequence[Path], folder: Path) -> Path:
 
 
 def _tables(folder: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
-    """What ``protofl table`` has left: files, and what they say."""
+    """The files that ``protofl table`` has left, and their content."""
     for file in sorted([*folder.glob("*.json"), *folder.glob("tables/*.json")]):
         try:
             found = json.loads(file.read_text(encoding="utf-8"))
@@ -98,7 +98,7 @@ def _place(cell: dict[str, Any]) -> float:
 
 
 def _row_of(cell: dict[str, Any]) -> list[str]:
-    """What `OF_TABLE` heads, but for the figure."""
+    """The columns under `OF_TABLE`, but for the figure."""
     one, than = (told and Estimate.from_dict(told) for told in (cell["estimate"], cell["difference"]))
     number = f"{one.n if one else 0}{'' if cell['state'] == 'done' else ', ' + cell['state']}"
     figures = [f"{one.mean:.2f}", one.interval] if one else ["–"] * 2

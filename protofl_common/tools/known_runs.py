@@ -24,7 +24,7 @@ HEAVY = ("clients", CHECKPOINTS)
 
 @dataclass
 class KnownSite:
-    """What a run says of a site."""
+    """Facts of a site in a run."""
 
     node: int
     last: int = 0
@@ -46,24 +46,24 @@ class KnownRun(RunFolder):
 
     @property
     def finished(self) -> bool:
-        """Whether it has made its final evaluation."""
+        """Return whether it has made its final evaluation."""
         return self.summary() is not None
 
     @property
     def goes_on(self) -> bool:
-        """Whether a process is at work on it."""
+        """Return whether a process is at work on it."""
         with suppress(Timeout), FileLock(self.lock, timeout=0) if self.lock.exists() else nullcontext():
             return False
         return True
 
     @property
     def bytes(self) -> int:
-        """Of all its files."""
+        """Bytes of all its files."""
         return size_of(self.path)
 
     @property
     def rounds(self) -> tuple[int, int]:
-        """Of which there are checkpoints, and how many there shall be."""
+        """Rounds with a checkpoint, and how many there shall be."""
         wanted = self.settings().get("rounds", 0)
         return max((int(path.stem) for path in self._checkpoints()), default=0), int(wanted)
 

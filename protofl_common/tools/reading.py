@@ -31,7 +31,7 @@ FILES = 256
 
 @dataclass(frozen=True)
 class Samples:
-    """Of one file, or of several."""
+    """Read one file, or several."""
 
     names: list[str]
     """Of each: an image's file, or ``FILE:ROW``."""

@@ -18,7 +18,7 @@ Add = Callable[[Sequence[Row]], None]
 
 @contextmanager
 def rows_file(path: Path) -> Iterator[Add]:
-    """What is called with rows of equal columns. In the end they replace ``path``; an error leaves it as it was.
+    """Yield a function for rows of equal columns. In the end they replace ``path``; an error leaves it as it was.
 
     SettingsError for a name that ends in neither ``.csv`` nor ``.parquet``, and where a package or the folder is
     missing.

@@ -1,4 +1,4 @@
-"""What a SuperLink, or the door in front of it, shows to whoever connects: its certificate and its clock."""
+"""The certificate and the clock that a SuperLink, or the door in front of it, shows to whoever connects."""
 
 from __future__ import annotations
 

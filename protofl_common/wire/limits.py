@@ -1,4 +1,4 @@
-"""What a receiver accepts, and why it does not."""
+"""Limits of what a receiver accepts, and the error for the rest."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Template = Mapping[str, tuple[str, tuple[int, ...]]]
 
 @dataclass(frozen=True)
 class Limits:
-    """What a receiver accepts."""
+    """The limits of what a receiver accepts."""
 
     num_classes: int
     feature_dim: int
@@ -39,7 +39,7 @@ class Limits:
 
 
 class RefusedMessage(ValueError):
-    """What arrived is not what the catalog declares; the message, of bounded length, says what is wrong with it."""
+    """A message that the catalog does not declare so; the text, of bounded length, says what is wrong."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(printable(reason))

@@ -1,4 +1,4 @@
-"""What the algorithms exchange, packed and checked by what their rows of the catalog declare."""
+"""Payloads of the algorithms, packed, checked and summed by what their rows of the catalog declare."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What goes with a payload: the server's instructions, a client's report and its introduction."""
+"""The records beside a payload: the server's instructions, a client's report and its introduction."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _Card = TypeVar("_Card", "Instructions", "SiteCard")
 
 @dataclass(frozen=True)
 class Instructions:
-    """What the server asks of a client."""
+    """The server's instructions to a client."""
 
     round: int
     """From 1; the final evaluation carries the number of the last round."""
@@ -45,7 +45,7 @@ class Instructions:
 
 @dataclass(frozen=True)
 class Report:
-    """What a client says of its round: scalars only."""
+    """A client's report of its round: scalars only."""
 
     round: int
     train_samples: int
@@ -114,7 +114,7 @@ def pack_baseline(algo: str) -> dict[str, ConfigRecord]:
 
 
 def unpack_baseline(content: RecordDict) -> str:
-    """Which of the run's baselines a message is about, "" for none; RefusedMessage if the record is malformed."""
+    """Return the baseline that a message is about, "" for none; RefusedMessage if the record is malformed."""
     record = content.config_records.get("baseline", {"algo": ""})
     algo = record.get("algo")
     if len(record) != 1 or not isinstance(algo, str):
@@ -171,15 +171,15 @@ def unpack_site_card(content: RecordDict) -> SiteCard:
                 raise RefusedMessage(f"site.{key} with a name that is too long or not printable: {text!r}")
     if not is_site_name(card.name) or not all(isinstance(name, str) for name in card.classes):
         raise RefusedMessage(f"site.name is {card.name!r}, site.classes is {card.classes!r}")
-    held = list(card.holds)
-    in_range = all(type(label) is int and 0 <= label < len(card.classes) for label in held)
-    if not in_range or held != sorted(set(held)):
-        raise RefusedMessage(f"site.holds is {held!r}")
+    labels = list(card.holds)
+    in_range = all(type(label) is int and 0 <= label < len(card.classes) for label in labels)
+    if not in_range or labels != sorted(set(labels)):
+        raise RefusedMessage(f"site.holds is {labels!r}")
     shape = tuple(card.input_shape)
     positive = all(type(size) is int and size > 0 for size in shape)
     if not positive or not 1 <= len(shape) <= _MOST_DIMENSIONS or math.prod(shape) > _LARGEST_INPUT:
         raise RefusedMessage(f"site.input_shape is {list(shape)!r}")
-    return dataclasses.replace(card, input_shape=shape, classes=tuple(card.classes), holds=tuple(held))
+    return dataclasses.replace(card, input_shape=shape, classes=tuple(card.classes), holds=tuple(labels))
 
 
 def pack_report(report: Report, losses: Collection[str], metrics: Collection[str] = ()) -> MetricRecord:
@@ -244,7 +244,7 @@ def unpack_report(
 
 
 def is_share(name: str) -> bool:
-    """Whether a figure of an evaluation lies in [0, 1]; of the user's own metrics that cannot be known."""
+    """Return whether a figure of an evaluation lies in [0, 1]; of the user's own metrics that cannot be known."""
     kind, _, metric = name.partition("/")
     return kind in KINDS and (not metric or metric.partition("/")[0] in (*METRICS, RECALL))
 

@@ -1,4 +1,4 @@
-"""What an algorithm exchanges: named entries, declared once per direction in its row of the catalog.
+"""The exchange of an algorithm: named entries, declared once per direction in its row of the catalog.
 
 The wire code (`wire/payloads.py`) packs, checks and unpacks by this declaration alone: what is not declared cannot
 be sent and is not accepted. Which clients must have equal models follows from the declared parts of weights.
@@ -13,7 +13,7 @@ from typing import ClassVar, Literal
 
 @dataclass(frozen=True)
 class Entry:
-    """What every kind of entry says of itself; `wire/payloads.py` packs, checks and sums each kind."""
+    """An entry describes itself; `wire/payloads.py` packs, checks and sums each kind."""
 
     of_classes: ClassVar[bool] = False
     """It shows which classes a client has, so it is noised or refused under differential privacy."""
@@ -25,7 +25,7 @@ class Entry:
 
     @property
     def qualities(self) -> list[str]:
-        """What sets it apart from the plainest entry of its kind, in a few words each."""
+        """How it differs from the plainest entry of its kind, in a few words each."""
         return []
 
 
@@ -91,13 +91,13 @@ class Weights(Entry):
 
     @property
     def needs_one_architecture(self) -> bool:
-        """Whether clients can only share this if their private models have equal bodies."""
+        """Return whether clients can only share this if their private models have equal bodies."""
         return self.of == "model" and any("body.".startswith(part) or part.startswith("body.") for part in self.parts)
 
 
 @dataclass(frozen=True)
 class Update(Weights):
-    """What became of weights in a round: the change of parameters, and buffers as they are now.
+    """The change of weights in a round: of parameters the difference, and buffers as they are now.
 
     A matrix may travel as two factors where these are fewer numbers (`low_rank.py`); the receiver gets their product.
     """
@@ -124,7 +124,7 @@ class Counts(Entry):
 
 @dataclass(frozen=True)
 class Statistics(Entry):
-    """What a client says of its data for the report, after the last round only (`wire/statistics.py`)."""
+    """Statistics of a client's data for the report, after the last round only (`wire/statistics.py`)."""
 
     level: str
 
@@ -142,7 +142,7 @@ class Exchange:
 
     @property
     def needs_one_architecture(self) -> bool:
-        """Whether all clients must have equal bodies."""
+        """Return whether all clients must have equal bodies."""
         entries = [*weights_in(self.down).values(), *weights_in(self.up).values()]
         return any(entry.needs_one_architecture for entry in entries)
 
@@ -163,5 +163,5 @@ def sets_in(declared: Declared) -> dict[str, VectorSets]:
 
 
 def statistics_declared(level: str) -> Declared:
-    """What a reply to the final evaluation may hold: statistics of a level of ``statistics``."""
+    """Return what a reply to the final evaluation may carry, at a level of ``statistics``."""
     return {} if level == "none" else {"statistics": Statistics(level)}

@@ -1,4 +1,4 @@
-"""What a client may tell of its data for the run's report, and when.
+"""Statistics of a client's data for the run's report: what it may send, and when.
 
 Three levels (setting ``statistics``), each with what the one before it has:
 
@@ -31,7 +31,7 @@ MAX_FEATURES = 200
 
 @dataclass(frozen=True)
 class ClientStatistics:
-    """What one client tells."""
+    """The statistics of one client."""
 
     counts: Tensor
     """[C] int64: labelled training samples of each class."""
@@ -44,7 +44,7 @@ class ClientStatistics:
 
 
 def pack_statistics(statistics: ClientStatistics, level: str) -> ArrayRecord:
-    """What ``level`` declares of it; ValueError if it tells more."""
+    """Pack what ``level`` declares; ValueError if there is more."""
     given = {name: value for name, value in vars(statistics).items() if value is not None}
     if odd := sorted(given.keys() - _arrays_of(level, True)):
         raise ValueError(f"statistics.{odd[0]} is not declared for this direction (statistics = {level!r})")

@@ -1,4 +1,4 @@
-"""What follows a round: each callback is a file, and the list below is the order in which they are called.
+"""Callbacks act after each round: each is a file, and the list below is the order in which they are called.
 
 A run's folder holds
     ``settings.toml``            every setting, usable again with ``--run-config``

@@ -1,4 +1,4 @@
-"""What the report shows beside the metrics: who the sites are, and what prototypes they sent.
+"""Files for the report beside the metrics: the clients, and the prototypes that they sent.
 
     ``sites.json``                      classes, and per site its architecture, domain, samples and, where known, its
                                         training samples of each class
@@ -90,7 +90,7 @@ class Artifacts(Callback):
             _write_owned(run.folder / "test-features.safetensors", "features", features, result.number, {})
 
     def _write_prototypes(self) -> None:
-        """Those of the last round that had any, unless they are written."""
+        """Write the prototypes of the last round that had any, unless they are written."""
         if self._write is not None:
             self._write()
         self._write = None
@@ -135,8 +135,8 @@ def _division(run: Run) -> dict[str, list[int]]:
 
 def _fits(card: SiteCard, share: ShareCounts) -> bool:
     samples = (int(share.train.sum()), int(share.test.sum()))
-    held = all(label < len(share.train) and share.train[label] > 0 for label in card.holds)
-    return samples == (card.train_samples, card.test_samples) and card.domain == share.domain and held
+    has_classes = all(label < len(share.train) and share.train[label] > 0 for label in card.holds)
+    return samples == (card.train_samples, card.test_samples) and card.domain == share.domain and has_classes
 
 
 def _facts(card: SiteCard) -> SiteFacts:

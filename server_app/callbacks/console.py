@@ -1,4 +1,4 @@
-"""What a run shows while it goes on and when it ends: plain lines, which `flwr run --stream` carries."""
+"""Lines and tables that a run shows while it goes on and when it ends."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _bars(counts: list[int], most: int) -> str:
 
 
 def samples_line(cards: Collection[SiteCard], data: DataSettings) -> str:
-    """Where all samples went that the sites found, and the settings by which some were left out.
+    """Say where all samples went, and which settings left some out.
 
     Sites that divide one data set have found the same samples, all others samples of their own.
     """

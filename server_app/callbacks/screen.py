@@ -1,4 +1,4 @@
-"""What a run shows while it goes on: its clients, a line for each round with what went wrong in it, the final table."""
+"""The screen: the clients, a line for each round with what went wrong in it, and the final table."""
 
 from __future__ import annotations
 

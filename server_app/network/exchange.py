@@ -161,7 +161,7 @@ class MessageExchange:
         return bool(arrived)
 
     def _may_return(self, site: str, alive: set[str]) -> bool:
-        """Whether to be patient with a dead node: not if it was dead before the round, and nobody comes instead."""
+        """Return whether a dead node may return: not if it was dead before the round, and nobody comes instead."""
         self.federation.look_around()
         return site in alive or self.federation.greeting or self.federation.node_of[site] in self.federation.online
 

@@ -16,7 +16,7 @@ __all__ = ["DecodeError", "ErrorCode", "ObjectPushError", "find_messages_by_node
 
 
 def is_simulated(grid: Grid) -> bool:
-    """Whether the clients are simulated by processes of Ray beside the server."""
+    """Return whether the clients are simulated by processes of Ray beside the server."""
     # by the name of a class whose import would take a server on a network half a second
     return type(getattr(grid, "state", None)).__name__ == "InMemoryLinkState"
 

@@ -98,7 +98,7 @@ class Federation:
         absent = set(expected)
         while time.monotonic() < deadline:
             self._look()
-            self._settle()
+            self._resolve()
             absent -= self.cards.keys()
             wanted = self._wanted()
             if self.simulated:
@@ -194,7 +194,7 @@ class Federation:
         """
         before = set(self.cards), set(self.problems)
         self._look()
-        self._settle()
+        self._resolve()
         for name in in_order(self.cards.keys() - before[0]):
             card, node = self.cards.pop(name), self.node_of.pop(name)
             if self._admit(name, node, card):
@@ -215,7 +215,7 @@ class Federation:
 
     @property
     def greeting(self) -> bool:
-        """Whether somebody new has been asked who it is and has not answered yet."""
+        """Return whether somebody new has been asked who it is and has not answered yet."""
         return any(node in self.online for node in self._waiting.values())
 
     def answering(self, server_round: int) -> list[str]:
@@ -260,7 +260,7 @@ class Federation:
         content = RecordDict({**pack_baseline(self.baseline), **pack_settings(self.settings.digest)})
         return Message(content, node, MessageType.QUERY, group_id="0")
 
-    def _settle(self) -> None:
+    def _resolve(self) -> None:
         """Give each name to its own node, or to the one that claims it once the other is gone.
 
         Of two nodes that claim a name before any has been that site, nobody knows which one is right: neither is.

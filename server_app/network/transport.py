@@ -17,7 +17,7 @@ TRIES = 3
 
 
 def push_each(grid: Grid, messages: Iterable[Message]) -> list[tuple[Message, bool]]:
-    """What was sent, in the order given: (message, whether Flower took it).
+    """Send, and yield (message, whether Flower took it) in the order given.
 
     A SuperLink that is restarted while messages are on their way to it refuses their remaining parts for ever, and
     Flower raises. They are sent again then, as copies: a client that had got its message all the same answers twice,
@@ -47,7 +47,7 @@ def _push(grid: Grid, messages: list[Message]) -> list[tuple[Message, bool]]:
 
 
 def pull_each(grid: Grid, message_ids: Iterable[str]) -> list[tuple[str, Message | str]]:
-    """What has been answered: (message id, reply), or (message id, why the reply cannot be read).
+    """Yield the answers: (message id, reply), or (message id, why the reply cannot be read).
 
     Flower decodes replies inside ``pull_messages`` and hands over all of one call or none: the exception for one
     garbled reply would end the run and lose the others. So each is asked for in a call of its own.

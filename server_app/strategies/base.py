@@ -48,7 +48,7 @@ class ServerStrategy(Generic[H]):
     # -- hooks of an algorithm -----------------------------------------------------------------------------------
 
     def payload_down(self) -> Payload:
-        """What every client receives at the start of a round and at the final evaluation.
+        """Return the payload for every client, at the start of a round and at the final evaluation.
 
         The default: global prototypes and weights, as far as there are any and the catalog's row declares them.
         """
@@ -56,11 +56,11 @@ class ServerStrategy(Generic[H]):
         return Payload(**{name: there.get(name) for name in self.settings.exchange.down})
 
     def payload_for(self, site: str, common: Payload) -> Payload:
-        """What ``site`` receives, where it is not the ``common`` payload of all."""
+        """Return the payload for ``site``, where it is not the ``common`` one."""
         return common
 
     def expected_up(self, server_round: int) -> Declared:
-        """What every reply of this round must hold: all that the catalog declares, unless an algorithm says less."""
+        """Return what every reply of this round must carry: all that the row declares, or less."""
         return self.settings.exchange.up
 
     def merge(self, uploads: list[Upload]) -> dict[str, float]:

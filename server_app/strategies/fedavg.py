@@ -73,7 +73,7 @@ class FedAvg(ServerStrategy[H]):
         return merge_weights(sets, shares, *bounds.weights)
 
     def starting_point(self, site: str) -> StateDict:
-        """What ``site`` would have sent, had it not trained."""
+        """Return the weights that ``site`` would have sent without training."""
         return self.payload_for(site, self.payload_down()).weights() or {}
 
     @property

@@ -46,5 +46,5 @@ class FedFA(FedAvg[FedFAHparams]):
         return super().merge(uploads)
 
     def templates(self) -> dict[str, Template]:
-        """Of the weights and of the averages."""
+        """Return the arrays of the weights and of the averages."""
         return {"weights": template_of(self.weights), "averages": self.averages}

@@ -33,7 +33,7 @@ class FedKD(FedAvg[FedKDHparams]):
 
     @property
     def arch(self) -> str:
-        """Of the student."""
+        """Return the arrays of the student."""
         return self.settings.architecture(0, self.hparams.student)
 
     def payload_for(self, site: str, common: Payload) -> Payload:

@@ -54,8 +54,8 @@ class FedNH(FedAvg[FedNHHparams]):
         """The mean body, and a step of the prototypes towards the clients' means."""
         means = self.merged([self._of_length_one(upload) for upload in uploads], "counts", None)
         if means is not None:
-            rho, kept_PD = self.hparams.smoothing, self.prototypes_CD[means.labels]
-            moved_PD = rho * kept_PD + (1 - rho) * normalize(means.means, dim=1)
+            rho, previous_PD = self.hparams.smoothing, self.prototypes_CD[means.labels]
+            moved_PD = rho * previous_PD + (1 - rho) * normalize(means.means, dim=1)
             self.prototypes_CD[means.labels] = normalize(moved_PD, dim=1)
         return super().merge(uploads)
 

@@ -75,7 +75,7 @@ class FeSEM(FedAvg[FeSEMHparams]):
         return [int(k) for k in KMeans(count, n_init=10, random_state=seed).fit_predict(points)]
 
     def templates(self) -> dict[str, Template]:
-        """Of one centre."""
+        """Return the arrays of one centre."""
         return {"weights": template_of(self.centres["0"])}
 
     @property

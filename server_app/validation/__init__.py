@@ -1,1 +1,1 @@
-"""What is accepted from a client."""
+"""Limits and checks of replies from clients."""

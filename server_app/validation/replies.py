@@ -1,4 +1,4 @@
-"""What the replies of one exchange bring: checked uploads to merge, and a note of everything else in the result."""
+"""Replies of one exchange: checked uploads to merge, and a note of everything else in the result."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from server_app.validation.outliers import check_claims, outliers
 
 @dataclass(frozen=True)
 class Upload:
-    """What one client sent, checked."""
+    """The checked upload of one client."""
 
     site: str
     payload: Payload
@@ -56,7 +56,7 @@ def together(uploads: Iterable[Upload]) -> tuple[Tensor, Tensor]:
 
 @dataclass(frozen=True)
 class Expected:
-    """What a valid reply of an exchange holds."""
+    """The content of a valid reply."""
 
     server_round: int
     declared: Declared
@@ -113,8 +113,8 @@ def voted(uploads: list[Upload], federation: Federation) -> list[Upload]:
     for name in vectors_in(settings.exchange.up):
         senders = [index for index, upload in enumerate(uploads) if name in upload.payload.entries]
         sets = [cast(Prototypes, uploads[index].payload.entries[name]) for index in senders]
-        kept = without_the_farthest(sets, *merging)
-        for index, one in zip(senders, kept, strict=True):
+        remaining = without_the_farthest(sets, *merging)
+        for index, one in zip(senders, remaining, strict=True):
             entries = {**uploads[index].payload.entries, name: one}
             uploads[index] = replace(uploads[index], payload=Payload(**entries))
     return uploads

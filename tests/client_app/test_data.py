@@ -7,7 +7,7 @@ import warnings
 import numpy as np
 import torch
 
-from client_app.data import Samples, to_device, unlabelled_apart
+from client_app.data import Samples, split_unlabelled, to_device
 from protofl_common.data import ClientData
 from protofl_common.data.inputs import normalised, statistics
 
@@ -71,7 +71,7 @@ def test_samples_without_a_label_stand_apart_in_their_order() -> None:
 
 def test_fully_labelled_data_are_not_touched() -> None:
     images, labels = torch.rand(3, 7), torch.tensor([0, 0, 1])
-    found = unlabelled_apart(images, labels)
+    found = split_unlabelled(images, labels)
     assert found.inputs is images
     assert found.labels is labels
     assert found.with_unlabelled() is found
@@ -79,7 +79,7 @@ def test_fully_labelled_data_are_not_touched() -> None:
 
 def test_features_are_taken_apart_like_images() -> None:
     features = torch.arange(6.0).view(3, 2)
-    found = unlabelled_apart(features, torch.tensor([-1, 4, -1]))
+    found = split_unlabelled(features, torch.tensor([-1, 4, -1]))
     assert isinstance(found, Samples)
     assert found.inputs.tolist() == [[2.0, 3.0]]
     assert found.unlabelled is not None

@@ -9,7 +9,7 @@ from protofl_common.maths.losses.one_hot import one_hot
 
 
 def prototype_alignment(
-    features_BD: Tensor, labels_B: Tensor, prototypes_CD: Tensor, held_C: Tensor, distance: str, granularity: str
+    features_BD: Tensor, labels_B: Tensor, prototypes_CD: Tensor, present_C: Tensor, distance: str, granularity: str
 ) -> Tensor:
     """FedProto's regulariser L_R = Σ_j d(C_i^(j), C̄^(j)) (Eq. 5 and 6), on one batch; a scalar.
 
@@ -17,7 +17,7 @@ def prototype_alignment(
     ----------
     features_BD, labels_B
         z = f(x) and the labels of the batch, labels int64 in [0, C).
-    prototypes_CD, held_C
+    prototypes_CD, present_C
         Global prototypes C̄ and which classes have one; the others contribute nothing.
     distance
         d: ``l2`` ‖a−b‖₂ · ``squared-l2`` ‖a−b‖₂² · ``l1`` ‖a−b‖₁ · ``mse`` ‖a−b‖₂²/D.
@@ -27,16 +27,16 @@ def prototype_alignment(
         ``sample``: d of every single sample to its class's prototype, divided by B (the authors' code, with ``mse``).
     """
     if granularity in ("class", "class-mean"):
-        one_hot_BC = one_hot(labels_B, len(held_C), features_BD.dtype)
+        one_hot_BC = one_hot(labels_B, len(present_C), features_BD.dtype)
         counts_C = one_hot_BC.sum(0)
         means_CD = (one_hot_BC.T @ features_BD) / counts_C.clamp(min=1).unsqueeze(1)
-        apart_C = _distance(means_CD - prototypes_CD, distance)
-        counted_C = held_C & (counts_C > 0)
-        total = (apart_C * counted_C).sum()
+        distances_C = _distance(means_CD - prototypes_CD, distance)
+        counted_C = present_C & (counts_C > 0)
+        total = (distances_C * counted_C).sum()
         return total if granularity == "class" else total / counted_C.sum().clamp(min=1)
     if granularity == "sample":
-        apart_B = _distance(features_BD - prototypes_CD[labels_B], distance)
-        return (apart_B * held_C[labels_B]).sum() / len(labels_B)
+        distances_B = _distance(features_BD - prototypes_CD[labels_B], distance)
+        return (distances_B * present_C[labels_B]).sum() / len(labels_B)
     raise ValueError(f"granularity is {granularity!r}, not class, class-mean or sample")
 
 

@@ -56,5 +56,5 @@ def mean_nearest_distance(centres_KD: Tensor) -> float:
 
 def _nearest(centres_KD: Tensor) -> Tensor:
     """min_{l≠k} φ(q_k, q_l) of each centre, [K]."""
-    apart_KK = torch.cdist(centres_KD, centres_KD)
-    return apart_KK.fill_diagonal_(float("inf")).min(dim=1).values
+    distances_KK = torch.cdist(centres_KD, centres_KD)
+    return distances_KK.fill_diagonal_(float("inf")).min(dim=1).values

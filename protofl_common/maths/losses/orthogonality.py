@@ -20,7 +20,7 @@ def orthogonality(samples_PD: Tensor, labels_P: Tensor, targets_KD: Tensor, gamm
     return (1 - own_P + gamma * others_P).mean()
 
 
-def angular_alignment(features_BD: Tensor, labels_B: Tensor, prototypes_CD: Tensor, held_C: Tensor) -> Tensor:
-    """1 − cos(z, p_y), averaged over the batch; samples of classes that ``held_C`` leaves out count as 0; a scalar."""
+def angular_alignment(features_BD: Tensor, labels_B: Tensor, prototypes_CD: Tensor, present_C: Tensor) -> Tensor:
+    """1 − cos(z, p_y), averaged over the batch; classes that ``present_C`` leaves out count as 0; a scalar."""
     cosines_B = (normalize(features_BD) * normalize(prototypes_CD)[labels_B]).sum(1)
-    return ((1 - cosines_B) * held_C[labels_B]).mean()
+    return ((1 - cosines_B) * present_C[labels_B]).mean()

@@ -46,12 +46,12 @@ def positive_unlabelled_risk(
         Each class's difference counts as 0 where it is negative (Kiryo et al., NeurIPS 2017): the risk itself is not
         negative, but its estimate is once the few labelled samples are known by heart.
     """
-    held_K = torch.nonzero(labelled_C).flatten()
-    counts_K = labelled_C[held_K].to(logits_BC.dtype)
+    present_K = torch.nonzero(labelled_C).flatten()
+    counts_K = labelled_C[present_K].to(logits_BC.dtype)
     labelled = counts_K.sum()
-    against_BK = not_of_class(logits_BC)[:, held_K]
+    against_BK = not_of_class(logits_BC)[:, present_K]
     hidden_B1 = (labels_B < 0).unsqueeze(1)
-    own_BK = labels_B.unsqueeze(1) == held_K
+    own_BK = labels_B.unsqueeze(1) == present_K
     average = len(labels_B) / (labelled + unlabelled)
     unlabelled_K = (against_BK * hidden_B1).sum(0) / (average * unlabelled)
     positive_K = (against_BK * own_BK).sum(0) / (average * counts_K)

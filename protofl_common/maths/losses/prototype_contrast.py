@@ -12,7 +12,7 @@ from protofl_common.maths.losses.one_hot import one_hot
 
 
 def prototype_contrast(
-    features_BD: Tensor, labels_B: Tensor, sets_MCD: Tensor, held_MC: Tensor, temperature: float, with_own: bool
+    features_BD: Tensor, labels_B: Tensor, sets_MCD: Tensor, present_MC: Tensor, temperature: float, with_own: bool
 ) -> Tensor:
     """−log [ exp(z·C^(y)/τ) / Σ_{y_a ∈ A(y)} exp(z·C^(y_a)/τ) ], averaged over samples and sets; a scalar.
 
@@ -20,17 +20,17 @@ def prototype_contrast(
 
     Parameters
     ----------
-    sets_MCD, held_MC
+    sets_MCD, present_MC
         M tables of one prototype per class, and which of them exist. A set counts for a sample only if it holds the
         sample's class and another one to contrast with.
     with_own
         A(y): False: the labels distinct from y, as the text defines it. True: all labels, the usual InfoNCE.
     """
     scaled_BMC = torch.einsum("bd,mcd->bmc", features_BD, sets_MCD) / temperature
-    own_B1C = one_hot(labels_B, held_MC.shape[1], torch.bool).unsqueeze(1)
-    held_BMC = held_MC.unsqueeze(0)
-    against_BMC = held_BMC if with_own else held_BMC & ~own_B1C
-    counted_BM = (held_BMC & own_B1C).any(2) & (held_BMC & ~own_B1C).any(2)
+    own_B1C = one_hot(labels_B, present_MC.shape[1], torch.bool).unsqueeze(1)
+    present_BMC = present_MC.unsqueeze(0)
+    against_BMC = present_BMC if with_own else present_BMC & ~own_B1C
+    counted_BM = (present_BMC & own_B1C).any(2) & (present_BMC & ~own_B1C).any(2)
     # a finite stand-in for −∞: rows that do not count would else give NaN gradients
     against_BM = scaled_BMC.masked_fill(~against_BMC, -1e9).logsumexp(2)
     own_BM = (scaled_BMC * own_B1C).sum(2)

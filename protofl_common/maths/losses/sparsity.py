@@ -24,7 +24,7 @@ def sparse_contrast(similarity_BG: Tensor, own_BG: Tensor, temperature: float) -
     """
     scaled_BG = similarity_BG / temperature
     own_B = torch.logsumexp(scaled_BG.masked_fill(~own_BG, -torch.inf), dim=1)
-    return _over_held(torch.logsumexp(scaled_BG, dim=1) - own_B, own_BG)
+    return _over_present(torch.logsumexp(scaled_BG, dim=1) - own_B, own_BG)
 
 
 def sparse_correction(similarity_BG: Tensor, own_BG: Tensor, mean: bool = False) -> Tensor:
@@ -33,17 +33,17 @@ def sparse_correction(similarity_BG: Tensor, own_BG: Tensor, mean: bool = False)
     With ``mean`` divided by C_y: by the letter, the term and its gradient grow with the number of prototypes.
     """
     short_B = ((similarity_BG - 1) * own_BG).sum(dim=1).abs()
-    return _over_held(short_B / own_BG.sum(dim=1).clamp(min=1) if mean else short_B, own_BG)
+    return _over_present(short_B / own_BG.sum(dim=1).clamp(min=1) if mean else short_B, own_BG)
 
 
 def centre_correction(features_BD: Tensor, prototypes_GD: Tensor, own_BG: Tensor) -> Tensor:
     """2 (cos(z, mean of G^y) − 1)², averaged; a scalar. So the authors' code has it, without α (867b5f1)."""
     centres_BD = own_BG.to(prototypes_GD.dtype) @ prototypes_GD / own_BG.sum(dim=1, keepdim=True).clamp(min=1)
     cosine_B = torch.nn.functional.cosine_similarity(features_BD, centres_BD)
-    return _over_held(2 * (cosine_B - 1).square(), own_BG)
+    return _over_present(2 * (cosine_B - 1).square(), own_BG)
 
 
-def _over_held(loss_B: Tensor, own_BG: Tensor) -> Tensor:
+def _over_present(loss_B: Tensor, own_BG: Tensor) -> Tensor:
     """The mean over the batch, counting 0 for samples whose class has no prototype."""
-    held_B = own_BG.any(dim=1)
-    return torch.where(held_B, loss_B, 0.0).sum() / len(loss_B)
+    present_B = own_BG.any(dim=1)
+    return torch.where(present_B, loss_B, 0.0).sum() / len(loss_B)

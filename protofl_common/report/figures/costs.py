@@ -1,4 +1,4 @@
-"""What a run costs: bytes on the wire, and seconds."""
+"""The cost of a run: bytes on the wire, and seconds."""
 
 from __future__ import annotations
 

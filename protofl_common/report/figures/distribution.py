@@ -1,4 +1,4 @@
-"""What clients have: training samples of each class (FedTGP, Figures 7 to 11), similarities of backbones (FedPCL)."""
+"""The clients' data: training samples of each class (FedTGP, Figures 7 to 11), similarities of backbones (FedPCL)."""
 
 from __future__ import annotations
 

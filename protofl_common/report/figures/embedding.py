@@ -28,26 +28,28 @@ def prototypes(run: Run) -> list[Drawing]:
         return []
     chosen = _chosen(merged.labels, MOST_POINTS // 3)
     merged = Vectors(merged.values[chosen], merged.labels[chosen], merged.owners[chosen])
-    kept = _chosen(own.labels, MOST_POINTS - len(merged.labels))
-    places = _tsne(np.concatenate([own.values[kept], merged.values]))
-    clients, server = places[: len(kept)], places[len(kept) :]
+    shown = _chosen(own.labels, MOST_POINTS - len(merged.labels))
+    places = _tsne(np.concatenate([own.values[shown], merged.values]))
+    clients, server = places[: len(shown)], places[len(shown) :]
     with canvas(WIDTH, 4.3) as (figure, axes):
         axes.scatter(
-            *clients.T, s=16, c=_colours(own.labels[kept]), alpha=0.75, linewidths=0, label="client prototypes"
+            *clients.T, s=16, c=_colours(own.labels[shown]), alpha=0.75, linewidths=0, label="client prototypes"
         )
         axes.scatter(
             *server.T, s=60, marker="^", c=_colours(merged.labels), edgecolors=INK, linewidths=0.9, label="global ones"
         )
         _name_classes(run, axes, server, merged.labels)
         _bare(figure, axes)
-        some = f" {len(kept)} of {len(own.labels)} client prototypes are shown." if len(kept) < len(own.labels) else ""
+        some = (
+            f" {len(shown)} of {len(own.labels)} client prototypes are shown." if len(shown) < len(own.labels) else ""
+        )
         after = f" after round {own.round}" if own.round else ""
         caption = (
             f"t-SNE of the prototypes{after} (FedTGP, Figure 5): a circle for each client and class, a triangle "
             f"for each global prototype, coloured and named by class.{some}"
         )
-        owners = [*_owners(own, kept), *["global"] * len(merged.labels)]
-        columns = _columns(run, places, owners, np.concatenate([own.labels[kept], merged.labels]))
+        owners = [*_owners(own, shown), *["global"] * len(merged.labels)]
+        columns = _columns(run, places, owners, np.concatenate([own.labels[shown], merged.labels]))
         return [draw(figure, "prototypes-tsne", "Prototypes of clients and server", caption, columns=columns)]
 
 
@@ -56,9 +58,9 @@ def test_features(run: Run) -> list[Drawing]:
     features = run.test_features
     if features is None or len(features.labels) < 5:
         return []
-    kept = _chosen(features.labels, MOST_POINTS)
-    labels = features.labels[kept]
-    places = _tsne(features.values[kept])
+    shown = _chosen(features.labels, MOST_POINTS)
+    labels = features.labels[shown]
+    places = _tsne(features.values[shown])
     with canvas(WIDTH, 4.3) as (figure, axes):
         axes.scatter(*places.T, s=11, c=_colours(labels), alpha=0.8, linewidths=0)
         present = np.unique(labels)
@@ -66,10 +68,10 @@ def test_features(run: Run) -> list[Drawing]:
         _name_classes(run, axes, middles, present)
         _bare(figure, axes, legend=False)
         caption = (
-            f"t-SNE of {len(kept)} test samples' features from {len(np.unique(features.owners))} clients (FedTGP, "
+            f"t-SNE of {len(shown)} test samples' features from {len(np.unique(features.owners))} clients (FedTGP, "
             "Figure 6), coloured by class and named at the median of each."
         )
-        columns = _columns(run, places, _owners(features, kept), labels)
+        columns = _columns(run, places, _owners(features, shown), labels)
         return [draw(figure, "features-tsne", "Test features", caption, columns=columns)]
 
 
@@ -98,9 +100,9 @@ def _columns(run: Run, places_N2: Floats, owners: list[str], labels: Ints) -> Co
     }
 
 
-def _owners(vectors: Vectors, kept: Ints) -> list[str]:
+def _owners(vectors: Vectors, shown: Ints) -> list[str]:
     """Their names, as far as they are known."""
-    return [vectors.sites[owner] if owner < len(vectors.sites) else "" for owner in vectors.owners[kept].tolist()]
+    return [vectors.sites[owner] if owner < len(vectors.sites) else "" for owner in vectors.owners[shown].tolist()]
 
 
 def _chosen(labels: Ints, most: int) -> Ints:

@@ -1,4 +1,4 @@
-"""What is known of the clients' samples: accuracy for the privacy spent, and images made from prototypes."""
+"""Privacy: accuracy for the privacy spent, and images made from prototypes."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def parser_of(command: str) -> argparse.ArgumentParser:
-    """What a subcommand takes."""
+    """A subcommand."""
     module = _module(command)
     parser = argparse.ArgumentParser(
         prog=f"protofl {command}", description=module.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter

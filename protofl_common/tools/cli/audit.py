@@ -1,4 +1,4 @@
-"""What the messages of a finished simulation say of single training samples: membership inference, and inversion.
+"""Attack the messages of a finished simulation: membership inference, and inversion.
 
   protofl audit runs/20261121-103501-fedproto-mnist-4711
   protofl audit runs/20261121-103501-fedproto-mnist-4711 --inversion

@@ -80,7 +80,7 @@ def check_cluster(address: str, settings: Settings) -> None:
 
 
 def seen(note: str, data: DataSettings) -> dict[str, str]:
-    """What a machine sees: the content of the file ``note``, its code and packages, and the data set's key."""
+    """Return what a machine sees: the content of the file ``note``, its code and packages, and the data set's key."""
     facts = {"code": code_version(), **{name: version(name) for name in ("flwr", "torch")}}
     try:
         facts["out-dir"] = Path(note).read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""What is wrong with this machine for simulations, and what to do about it; exits with 1 where something is.
+"""Check this machine for simulations, and say what to do; exits with 1 where something is wrong.
 
   protofl doctor
   protofl doctor dataset=image-folder data-dir=photos device=cuda --clients 20      # as for protofl run
@@ -47,7 +47,7 @@ RAY_NOTE = Path("/tmp/ray/ray_current_cluster")
 
 @dataclass(frozen=True)
 class Finding:
-    """What was found, and what to do where it is not well."""
+    """A finding, and what to do about it."""
 
     level: str
     topic: str
@@ -57,7 +57,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Asked:
-    """What the machine shall be fit for."""
+    """The work that the machine shall be fit for."""
 
     settings: dict[str, Scalar]
     ports: list[int]
@@ -224,13 +224,13 @@ def _clock(asked: Asked) -> Iterator[Finding]:
 
 
 def _processes(asked: Asked) -> Iterator[Finding]:
-    """Whose parent has ended: nobody will end them. A SuperLink that simulates nothing may be a service."""
+    """List processes whose parent has ended. A SuperLink that simulates nothing may be a service."""
     listed = subprocess.run(["ps", "-eo", "pid=,ppid=,args="], capture_output=True, text=True, check=True).stdout
     for line in listed.splitlines():
         pid, parent, command = line.split(None, 2)
         for name in ("flower-superlink", "raylet", "gcs_server"):
-            kept = name == "flower-superlink" and "--simulation" not in command
-            if parent == "1" and not kept and any(word.endswith(name) for word in command.split()[:2]):
+            service = name == "flower-superlink" and "--simulation" not in command
+            if parent == "1" and not service and any(word.endswith(name) for word in command.split()[:2]):
                 yield Finding(WARNING, "processes", f"{name} ({pid}) is left of an earlier run", f"kill {pid}")
     if "RAY_ADDRESS" in os.environ:
         text = f"RAY_ADDRESS = {os.environ['RAY_ADDRESS']!r}: simulations use that cluster, and wait where it is gone"

@@ -88,7 +88,7 @@ def _run(named: Path) -> Path:
 
 
 def _where(run: Path) -> str:
-    """Where the models of ``run`` are to be found, which has none."""
+    """Say where the models of ``run`` are, which has none."""
     summary = RunFolder(run).summary()
     if summary is None:
         return "give the folder of a finished run (it has clients/)"

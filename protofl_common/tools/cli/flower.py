@@ -21,7 +21,7 @@ from protofl_common.tools.cli.screen import FAILED
 from protofl_common.tools.cli.superlink import BIN, SuperLink
 
 COMPLETED = "finished:completed"
-KEPT_LINES = 60
+TAIL_LINES = 60
 RESULTS = "results: "
 STOP_SECONDS = 30.0
 
@@ -40,12 +40,12 @@ class Ended:
 
     @property
     def well(self) -> bool:
-        """Whether it reached its end."""
+        """Return whether it reached its end."""
         return self.status == COMPLETED
 
     @property
     def reason(self) -> str:
-        """What went wrong, in one line: what our ServerApp said, else the last line."""
+        """Say what went wrong in one line: the ServerApp's message, else the last line."""
         lines = [line for line in map(_plain, self.tail) if line]
         reasons = [lines[i + 1] for i, line in enumerate(lines[:-1]) if line.startswith(FAILED)]
         return reasons[-1] if reasons else f"{self.status}: {lines[-1] if lines else 'it said nothing'}"
@@ -76,7 +76,7 @@ def here(run_config: Mapping[str, Scalar], federation: Mapping[str, Scalar], on_
     """Run a federation in processes of this one (`protofl_common/tools/local.py`); its lines go to ``on_line``."""
     from protofl_common.tools.local import simulate, workers_for  # PyTorch and Flower, two seconds
 
-    tail: deque[str] = deque(maxlen=KEPT_LINES)
+    tail: deque[str] = deque(maxlen=TAIL_LINES)
 
     def note(line: str) -> None:
         tail.append(line)
@@ -109,7 +109,7 @@ def follow(command: list[str], superlink: SuperLink, on_line: Callable[[str], No
 
     ``command`` is that of `flwr_run`; the app that Flower packs is the SuperLink's copy.
     """
-    tail: deque[str] = deque(maxlen=KEPT_LINES)
+    tail: deque[str] = deque(maxlen=TAIL_LINES)
     reason: list[str] = []
     run_id = ""
     process = subprocess.Popen(

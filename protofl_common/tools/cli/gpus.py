@@ -1,4 +1,4 @@
-"""What part of a GPU each simulated client gets where nobody says: as many share one as fit."""
+"""Choose the share of a GPU for each simulated client: as many share one as fit."""
 
 from __future__ import annotations
 

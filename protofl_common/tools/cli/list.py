@@ -1,4 +1,4 @@
-"""What the settings can name: algorithms, data sets, partitions, model groups, architectures, backbones.
+"""List what the settings can name: algorithms, data sets, partitions, model groups, architectures, backbones.
 
 protofl list
 protofl list partitions

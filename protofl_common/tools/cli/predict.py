@@ -1,4 +1,4 @@
-"""What a model that was exported says of inputs: their class, with probability, and the nearest prototype.
+"""Predict by an exported model: the class of each input, with probability, and the nearest prototype.
 
 protofl predict model photo.jpg
 protofl predict model photos/ --out classes.csv
@@ -109,7 +109,7 @@ def _with_progress(batches: Iterator[Samples], files: int, *, quiet: bool) -> It
 
 
 def _width(predictor: Predictor) -> int:
-    """Of the widest class."""
+    """Width of the widest class."""
     return max(len(name) for name in predictor.card.classes) + len(f"{UNKNOWN} (?)")
 
 

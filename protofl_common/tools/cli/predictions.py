@@ -1,4 +1,4 @@
-"""What every client's model of a simulated run says of the client's test samples: a row per sample, in one file.
+"""Write the predictions of every client's model on its test samples: a row per sample, in one file.
 
 protofl predictions runs/mine
 protofl predictions mine --out mine.parquet      # a name in runs/

@@ -76,7 +76,7 @@ def add_engine(parser: argparse.ArgumentParser) -> None:
 
 
 def add_resources(parser: argparse.ArgumentParser) -> None:
-    """What each client at work gets of this machine; the same for every command that simulates."""
+    """Arguments for the share of this machine that a client at work gets; the same for every command that simulates."""
     parser.add_argument("--cpus", type=int, metavar="N", help="CPUs per client at work (the recipe's, else 1)")
     parser.add_argument(
         "--gpus", type=float, metavar="F", help="part of a GPU per client at work (the recipe's, else as suits it)"

@@ -104,7 +104,7 @@ def _marked(best: Best) -> str:
 
 
 def _table(runs: list[KnownRun]) -> Table:
-    """What was run and how far it is, and a line for each way to predict."""
+    """Describe the run and its progress, with a line for each way to predict."""
     table = Table("run", "final", "best", box=SIMPLE, pad_edge=False, caption=NOTE, caption_justify="left")
     for known in runs:
         summary = known.summary()
@@ -138,7 +138,7 @@ def _prune(runs: list[KnownRun], arguments: argparse.Namespace) -> int:
 
 
 def _parts(run: KnownRun, whole: bool) -> Iterator[Path]:
-    """What would be removed of a finished run; no link, which may lead anywhere."""
+    """List what would be removed of a finished run; no link, which may lead anywhere."""
     if run.path.is_symlink() or not run.finished or run.goes_on:
         return
     for part in [run.path] if whole else [run.path / name for name in HEAVY]:
@@ -154,7 +154,7 @@ def _agreed(out: Any) -> bool:
 
 
 def _removed(run: KnownRun, parts: list[Path]) -> bool:
-    """Whether nobody else was at work on it."""
+    """Return whether nobody else was at work on it."""
     lock = FileLock(run.lock)
     with suppress(Timeout):
         with lock.acquire(timeout=0):

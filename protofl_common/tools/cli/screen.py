@@ -1,4 +1,4 @@
-"""What a person sees of a run: what our ServerApp says, one live line for its rounds, and a box at the end.
+"""The screen of a run: the ServerApp's lines, one live line for its rounds, and a box at the end.
 
 On a terminal only; elsewhere plain lines. Flower's and Ray's own lines are left out of a good run (``--verbose`` shows
 them), and what Flower adds below our own message of a failed one.
@@ -68,7 +68,7 @@ class Screen:
 
     @property
     def explained(self) -> bool:
-        """Whether our own message has said why the run failed."""
+        """Return whether our own message has said why the run failed."""
         return self.verbose or bool(self._failure)
 
     def conclude(self, following: str) -> None:

@@ -38,7 +38,7 @@ def describe(parser: argparse.ArgumentParser) -> None:
 
 
 def parse(parser: argparse.ArgumentParser, arguments: list[str]) -> argparse.Namespace:
-    """What the command line says; ``supernode`` is what this command does not know."""
+    """Read the command line; ``supernode`` gets what this command does not know."""
     known, rest = parser.parse_known_args(arguments)
     return argparse.Namespace(**vars(known), supernode=rest)
 
@@ -86,8 +86,8 @@ def status(arguments: argparse.Namespace) -> int:
 
     node = node_config(supernode_options(arguments.supernode).node_config)
     if arguments.json:
-        kept = [{"name": one.name, "bytes": one.bytes, "paths": [*map(str, one.paths)]} for one in stored_at(node)]
-        print_json("site status", {"kept": kept})
+        stored = [{"name": one.name, "bytes": one.bytes, "paths": [*map(str, one.paths)]} for one in stored_at(node)]
+        print_json("site status", {"kept": stored})
     else:
         print(*stored_at(node), *ledgers_at(node), free_space(node), sep="\n")
     return 0

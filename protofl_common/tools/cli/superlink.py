@@ -92,7 +92,7 @@ class SuperLink:
 
     @property
     def alive(self) -> bool:
-        """Whether its process goes on."""
+        """Return whether its process goes on."""
         return self._process.poll() is None
 
     def __enter__(self) -> SuperLink:

@@ -193,7 +193,7 @@ def show_plan(planned: list[tuple[TableFile, list[Cell]]], runs: Runs, console: 
 
 
 def _planned(cell: Cell, cells: list[Cell], runs: Runs) -> tuple[str, ...]:
-    """What `show_plan` says of a cell."""
+    """Return what `show_plan` prints for a cell."""
     finished = {seed for seed, run in cell.runs.items() if runs.finished(run)}
     seeds = [", ".join(str(seed) for seed in cell.runs if (seed in finished) == done) or "–" for done in (False, True)]
     configs = [next(iter(other.runs.values())).config for other in cells if other.runs]

@@ -13,7 +13,7 @@ from protofl_common.models.trained import ModelCard, TrainedModel
 from protofl_common.runs.folder import Summary
 
 NAME = "README.md"
-TOLD = ("format", "algorithm", "dataset", "partition", "clients", "accuracy-of-clients", "versions", "settings")
+SHOWN = ("format", "algorithm", "dataset", "partition", "clients", "accuracy-of-clients", "versions", "settings")
 """Entries of a summary that the card tells in words of its own, or not at all; it lists all others."""
 
 
@@ -75,7 +75,7 @@ def _figures(card: ModelCard, unknown_above: float, summary: Summary | None) -> 
         yield "What was chosen on test data makes these figures a little too high."
     if summary:
         yield from ("", "Of the whole run (shares in [0, 1], over its clients):", "")
-        yield from _table(dict(_flat({key: value for key, value in summary.items() if key not in TOLD})))
+        yield from _table(dict(_flat({key: value for key, value in summary.items() if key not in SHOWN})))
     yield ""
 
 

@@ -28,7 +28,7 @@ from protofl_common.tools import UNKNOWN_SHARE
 
 @dataclass(frozen=True)
 class Prediction:
-    """What is said of a sample."""
+    """The prediction for a sample."""
 
     label: int
     """Index of the class."""
@@ -45,7 +45,7 @@ class Prediction:
 
 @dataclass(frozen=True)
 class Outputs:
-    """Of N samples, on the CPU."""
+    """Predictions for N samples, on the CPU."""
 
     logits_NC: Tensor
     """Of the head."""
@@ -164,7 +164,7 @@ class Predictor:
         return Outputs(self.model.head(features).cpu(), distances_NP)
 
     def values(self, inputs: Inputs) -> Tensor:
-        """What the model is given: inputs [N, …] normalised, or features of frozen backbones."""
+        """Return the model's input: inputs [N, …] normalised, or features of frozen backbones."""
         card = self.card
         casting: Literal["no", "same_kind"] = "no" if card.input_type == "uint8" else "same_kind"
         if not np.can_cast(inputs.dtype, card.input_type, casting) or inputs.shape[1:] != card.input_shape:

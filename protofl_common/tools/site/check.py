@@ -50,7 +50,7 @@ class Finding:
 
 
 def findings(supernode: list[str], asked: Mapping[str, Scalar]) -> list[Finding]:
-    """What there is to say, worst first.
+    """List the findings, worst first.
 
     ``supernode`` are the options of the SuperNode, ``asked`` the settings of a run that
     this site should take part in: its data are then read as that run would have them read. Nothing is written.
@@ -71,7 +71,7 @@ def findings(supernode: list[str], asked: Mapping[str, Scalar]) -> list[Finding]
 
 
 def wrong_on_the_way(options: argparse.Namespace) -> list[Finding]:
-    """What would have the SuperLink refuse this site, or this site the SuperLink."""
+    """Find what would have the SuperLink refuse this site, or this site the SuperLink."""
     return [one for one in _network(options) if one.level == WRONG]
 
 
@@ -97,7 +97,7 @@ def _network(options: argparse.Namespace) -> Iterator[Finding]:
 
 
 def _superlink(address: str, root_certificates: str) -> Iterator[Finding]:
-    """Whether it answers, and what of its certificate and of this machine's clock would have this site refused."""
+    """Check that it answers, and that neither its certificate nor this machine's clock stands in the way."""
     try:
         shown = shown_by(address, os.path.expanduser(root_certificates))
     except ssl.SSLCertVerificationError as error:
@@ -134,7 +134,7 @@ def _key(path: Path) -> Finding:
 
 
 def _folders(node: Mapping[str, Scalar]) -> Iterator[Finding]:
-    """What a run has read and written; `Path` of each as the client resolves it."""
+    """List what a run reads and writes; `Path` of each as the client resolves it."""
     if data := str(node.get("data-dir", "")):
         yield from _folder("reads", "data-dir", Path(data).expanduser(), others=0o007)
         if "partition-id" in node:
@@ -187,7 +187,7 @@ def _permissions(node: Mapping[str, Scalar]) -> Iterator[Finding]:
 
 
 def _algorithms(node: Mapping[str, Scalar]) -> Iterator[Finding]:
-    """What may leave this machine, by the catalog's declarations."""
+    """List what may leave this machine, by the catalog's declarations."""
     names = names_in(allowed_by(node)["allow-algorithms"])
     chosen = CATALOG if "all" in names else {name: CATALOG[name] for name in names if name in CATALOG}
     by_upload: dict[str, list[str]] = {}
@@ -209,7 +209,7 @@ def _algorithms(node: Mapping[str, Scalar]) -> Iterator[Finding]:
 
 
 def _device(node: Mapping[str, Scalar]) -> Iterator[Finding]:
-    """Whether PyTorch can use it, where the node config names one."""
+    """Return whether PyTorch can use it, where the node config names one."""
     if name := str(node.get("device", "")):
         try:
             open_device(name, "fp32")

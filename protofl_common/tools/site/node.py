@@ -26,7 +26,7 @@ from protofl_common.experiment.settings import (
 
 
 def supernode_options(words: list[str]) -> argparse.Namespace:
-    """Those of flower-supernode's options that matter here; SettingsError for settings among them."""
+    """Read flower-supernode's options that matter here; SettingsError for settings among them."""
     parser = argparse.ArgumentParser(prog="protofl site", allow_abbrev=False)
     for name in ("--node-config", "--superlink", "--root-certificates", "--auth-supernode-private-key"):
         parser.add_argument(name, default="")

@@ -24,7 +24,7 @@ _ENTRY = re.compile(r".+-[0-9a-f]{16}(\.\w+)*")
 
 @dataclass(frozen=True)
 class Stored:
-    """What belongs to one run, or to the caches."""
+    """Files of one run, or of the caches."""
 
     name: str
     paths: tuple[Path, ...]
@@ -37,7 +37,7 @@ class Stored:
 
     @property
     def bytes(self) -> int:
-        """Of all files."""
+        """Bytes of all files."""
         return sum(file.stat().st_size for file in self.files)
 
     def __str__(self) -> str:
@@ -97,7 +97,7 @@ def _blank_secrets(folder: Path) -> None:
 
 
 def free_space(node: Mapping[str, Scalar]) -> str:
-    """Of the disks of both folders, in a line."""
+    """Describe the disks of both folders in a line."""
     found = {key: folder.absolute() for key, folder in zip(("state-dir", "cache-dir"), site_folders(node), strict=True)}
     there = {key: next(one for one in (path, *path.parents) if one.exists()) for key, path in found.items()}
     return "\n".join(f"{key} {found[key]}: {shutil.disk_usage(there[key]).free / 1e9:.1f} GB free" for key in found)

@@ -52,7 +52,7 @@ def settings_of(bundle: bytes, run: Run) -> dict[str, Scalar]:
 
 
 class Pauses:
-    """What the SuperNode sleeps: at first a tenth of what Flower would, later a tenth of what it has waited.
+    """Shorten the SuperNode's sleep: at first to a tenth of Flower's, later to a tenth of what it has waited.
 
     Flower asks for work every 3 seconds and looks for the reply every 0.5, which each round waits for. So a site that
     waits long asks as seldom as Flower's own, and what a round waits for a site is at most a tenth of what it did wait.

@@ -36,15 +36,15 @@ class Runs:
         self.failed: dict[str, str] = {}
 
     def folder_of(self, run: Run) -> Path:
-        """Where ``run`` leaves its results."""
+        """Return the folder of ``run``'s results."""
         return self.folder / run.name
 
     def finished(self, run: Run) -> bool:
-        """Whether it need not run (again)."""
+        """Return whether it need not run (again)."""
         return run.finished(self.folder_of(run))
 
     def execute(self, run: Run, launch: Launch, on_round: Callable[[int], None]) -> None:
-        """Run it, unless it is finished; a failure is kept in `failed`."""
+        """Run it, unless it is finished; a failure is running in `failed`."""
         if self.finished(run):
             return
         folder = self.folder_of(run)
@@ -72,14 +72,14 @@ def launcher(resources: Callable[[Federation], Federation], engine: str) -> Iter
     ``resources`` says what a client gets of this machine, ``engine`` is what the command line says. The log of each run
     is in ``logs/NAME.log`` beside the runs.
     """
-    kept: list[SuperLink] = []
+    running: list[SuperLink] = []
 
     def superlink() -> SuperLink:
-        if kept and not kept[0].alive:
-            kept.pop().stop()
-        if not kept:
-            kept.append(SuperLink().__enter__())
-        return kept[0]
+        if running and not running[0].alive:
+            running.pop().stop()
+        if not running:
+            running.append(SuperLink().__enter__())
+        return running[0]
 
     def launch(run: Run, folder: Path, resume: bool, on_round: Callable[[int], None]) -> str:
         config = run.config | {"out-dir": str(folder), "run-name": run.name} | ({"resume": True} if resume else {})
@@ -105,5 +105,5 @@ def launcher(resources: Callable[[Federation], Federation], engine: str) -> Iter
     try:
         yield launch
     finally:
-        for one in kept:
+        for one in running:
             one.stop()

@@ -1,4 +1,4 @@
-"""Which figure of a run stands in a cell, and how it is read from the run's folder.
+"""The figure of a cell, and how it is read from the run's folder.
 
 A figure has four parts; a table, its columns and its rows each name some of them:
 

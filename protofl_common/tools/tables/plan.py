@@ -38,7 +38,7 @@ class Run:
     settings: Settings
 
     def finished(self, folder: Path) -> bool:
-        """Whether ``folder`` holds a finished run with these settings and as many clients."""
+        """Return whether ``folder`` holds a finished run with these settings and as many clients."""
         summary = RunFolder(folder).summary()
         if summary is None:
             return False

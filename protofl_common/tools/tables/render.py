@@ -27,7 +27,7 @@ DIFFERENCES = (
 
 @dataclass(frozen=True)
 class Result:
-    """What stands in a cell."""
+    """The content of a cell."""
 
     values: dict[int, float]
     """Seed -> figure."""
@@ -128,7 +128,7 @@ def _beyond_against(table: TableFile, row: str, column: str, results: Results) -
 
 
 def _searches(table: TableFile, results: Results) -> Iterator[str]:
-    """What ``--search`` has found."""
+    """The result of ``--search``."""
     if not any(result.found for result in results.values()):
         return
     seeds = ", ".join(map(str, table.trial_seeds))

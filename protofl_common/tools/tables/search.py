@@ -82,7 +82,7 @@ class Search:
 
     @property
     def made(self) -> list[Trial]:
-        """Those with a value."""
+        """Trials with a value."""
         return [trial for trial in self.trials[: self.table.trials] if trial["value"] is not None]
 
     def tuned(self) -> Cell:
@@ -114,7 +114,7 @@ class Search:
 
 
 def check_search(table: TableFile, cells: list[Cell]) -> None:
-    """Whether the table says what is to be searched, and how; SettingsError with a line for each problem."""
+    """Return whether the table says what is to be searched, and how; SettingsError with a line for each problem."""
     searched = [cell for cell in cells if cell.runs and cell.spaces]
     problems = [] if table.trials else ["trials: missing: how many settings does --search try for each cell?"]
     if not any(cell.spaces for cell in cells):

@@ -148,7 +148,7 @@ def _row(said: dict[str, Any], columns: list[str]) -> Row:
 
 
 def _runs(said: dict[str, Any]) -> bool:
-    """Whether there is more in a row than numbers; one with nothing in it has the table's settings."""
+    """Return whether there is more in a row than numbers; one with nothing in it has the table's settings."""
     return said.get("minus") is None and ("paper" not in said or any(key in said for key in COLUMN_KEYS))
 
 
@@ -229,7 +229,7 @@ def _unknown(where: str, said: dict[str, Any], legal: tuple[str, ...]) -> list[s
 
 
 def _problems_of_values(said: dict[str, Any]) -> Iterator[str]:
-    """Of ``grid`` and ``search``."""
+    """Read ``grid`` and ``search``."""
     for part in ("grid", "search"):
         values = said.get(part, {})
         for key, among in values.items() if isinstance(values, dict) else ():

@@ -26,7 +26,7 @@ from protofl_common.wire.schema import vectors_in
 from protofl_common.wire.statistics import ClientStatistics
 
 
-def outgoing(upload: Payload, site: Site, number: int) -> Payload:
+def protected(upload: Payload, site: Site, number: int) -> Payload:
     """The upload of the round ``number`` as it may leave.
 
     SettingsError where prototypes without counts would leave under ``min-class-samples``.
