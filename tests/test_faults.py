@@ -290,7 +290,7 @@ def test_a_full_disk_is_a_failed_reply_and_costs_that_round_only(
     found = run_federation(run_config(tmp_path, **SMALL))
     assert [row["valid"] for row in found.rows] == [4, 3, 4, 4, 4]
     said = found.rows[1]["failed"]["site-1"]
-    assert "round 2 is lost on this client, which keeps the state after round 1" in said
+    assert "round 2 is lost on this client, which has the state after round 1" in said
     assert "No space left on device" in said
     rounds = [reply for message, reply in found.grid.log if message.metadata.dst_node_id == 1001]
     assert [reply.has_error() for reply in rounds] == [False, False, True, False, False, False]

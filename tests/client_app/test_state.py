@@ -174,7 +174,7 @@ def test_a_full_disk_leaves_the_old_state(where: str, tmp_path: Path, monkeypatc
     states.save(some_state(2))
     states.save(some_state(3))
     monkeypatch.setattr(where, full_disk)
-    said = r"round 4 is lost .* keeps the state after round 3: .*site-1.* could not be written.*No space left"
+    said = r"round 4 is lost .* has the state after round 3: .*site-1.* could not be written.*No space left"
     with pytest.raises(StateError, match=said):
         states.save(some_state(4))
     monkeypatch.undo()

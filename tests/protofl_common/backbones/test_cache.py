@@ -101,9 +101,9 @@ def test_files_of_other_content_are_made_anew(
 
 
 def test_memory_is_bounded(images: Images, runs: list[int], tmp_path: Path) -> None:
-    for start in range(256, 256 - 2 * cache.KEPT, -1):
+    for start in range(256, 256 - 2 * cache.MOST_IN_MEMORY, -1):
         cached_features(images[:1] + np.uint8(start % 256), NAMES[:1], CPU, tmp_path, "x")
-        assert len(cache._memory) <= cache.KEPT
+        assert len(cache._memory) <= cache.MOST_IN_MEMORY
 
 
 def test_a_folder_that_cannot_be_written_is_named(images: Images, runs: list[int], tmp_path: Path) -> None:
