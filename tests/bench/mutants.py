@@ -86,25 +86,31 @@ MUTANTS = [
         "if site != peer else stream",
         SUMS,
     ),
-    Mutant("counts weigh nothing", f"{P}/wire/payloads.py", "if value.counts is None else", "if True else", SUMS),
+    Mutant(
+        "counts weigh nothing",
+        f"{P}/wire/payloads.py",
+        "torch.ones(len(value)) if value.counts is None",
+        "torch.ones(len(value)) if True",
+        SUMS,
+    ),
     Mutant(
         "a second upload under one secret",
         "client_app/secagg.py",
-        "(kept.run_id, kept.sum, kept.stage) != (self.run_id, self.sum, stage)",
-        "kept.sum != self.sum",
+        "(progress.run_id, progress.sum, progress.stage) != (self.run_id, self.sum, stage)",
+        "progress.sum != self.sum",
         f"{SECAGG} tries",
     ),
     Mutant(
         "keys for a second upload",
         "client_app/secagg.py",
-        "STAGES.index(kept.stage) > 1",
-        "STAGES.index(kept.stage) > 3",
+        "STAGES.index(progress.stage) > 1",
+        "STAGES.index(progress.stage) > 3",
         f"{SECAGG} tries",
     ),
     Mutant(
         "unmasking a site alone",
         "client_app/secagg.py",
-        "or len(sent) < self._threshold(kept)",
+        "or len(sent) < self._threshold(progress)",
         "",
         f"{SECAGG} tries",
     ),
@@ -148,7 +154,7 @@ MUTANTS = [
     Mutant(
         "an absent class is lost",
         f"{P}/maths/aggregation.py",
-        "Prototypes.joined([kept, merged])",
+        "Prototypes.joined([absent, merged])",
         "merged",
         "tests/protofl_common/maths/test_prototypes.py",
     ),
@@ -170,8 +176,8 @@ MUTANTS = [
     Mutant(
         "classes without a prototype count",
         f"{P}/maths/losses/alignment.py",
-        "(apart_B * held_C[labels_B]).sum()",
-        "apart_B.sum()",
+        "(distances_B * present_C[labels_B]).sum()",
+        "distances_B.sum()",
         "tests/protofl_common/maths/test_losses.py",
     ),
     Mutant(
@@ -191,8 +197,8 @@ MUTANTS = [
     Mutant(
         "FedPCL's A(y) with y",
         f"{P}/maths/losses/prototype_contrast.py",
-        "if with_own else held_BMC & ~own_B1C",
-        "if with_own else held_BMC",
+        "if with_own else present_BMC & ~own_B1C",
+        "if with_own else present_BMC",
         "tests/protofl_common/maths/losses",
     ),
     Mutant(
@@ -429,8 +435,8 @@ MUTANTS = [
     Mutant(
         "FedNH: ρ reversed",
         f"{S}/fednh.py",
-        "rho * kept_PD + (1 - rho) *",
-        "(1 - rho) * kept_PD + rho *",
+        "rho * previous_PD + (1 - rho) *",
+        "(1 - rho) * previous_PD + rho *",
         f"{REFERENCE}/test_fednh.py",
     ),
     Mutant(
