@@ -22,6 +22,7 @@ MAX_SETS = 10_000
 """Clients whose prototypes a message may carry."""
 NOT_NEGATIVE = ("running_var", "num_batches_tracked")
 """Buffers of batch normalisation; a negative variance makes every feature NaN."""
+NORMALISATION = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm)
 ONE = torch.ones(())
 MOST_SAMPLES, LARGEST = 2.0**20, 2.0**16
 """As how many samples a client, or a class of it, may weigh in a sum; the magnitude of a number of its model or
@@ -123,10 +124,12 @@ def payload_bytes(content: RecordDict) -> int:
 
 def part_of(module: nn.Module, entry: Weights) -> StateDict:
     """The parameters and buffers of ``module`` that ``entry`` declares, as references."""
-    layers = [f"{name}." for name, one in module.named_modules() if any(True for _ in one.parameters(recurse=False))]
-    out = tuple(layers[max(0, len(layers) - entry.without_last) :])
+    layers = [f"{name}." for name, part in module.named_modules() if any(True for _ in part.parameters(recurse=False))]
+    out = layers[max(0, len(layers) - entry.without_last) :]
+    if not entry.normalisation:
+        out += [f"{name}." for name, part in module.named_modules() if isinstance(part, NORMALISATION)]
     named = {name: value for name, value in module.state_dict().items() if name.startswith(entry.parts)}
-    return {name: value for name, value in named.items() if not name.startswith(out)} if out else named
+    return {name: value for name, value in named.items() if not name.startswith(tuple(out))} if out else named
 
 
 def template_of(weights: StateDict) -> Template:

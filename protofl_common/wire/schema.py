@@ -76,18 +76,24 @@ class Weights(Entry):
     """``("body.",)``, ``("head.",)``; the default is all of it."""
     without_last: int = 0
     """Layers with weights, counted from the end, that are left out."""
+    normalisation: bool = True
+    """False leaves out normalisation layers, with their statistics (FedBN)."""
 
     @property
     def words(self) -> str:
         names = " and ".join(part.strip(".") for part in self.parts)
         parts = f"the {names} weights" if names else "all weights"
         model = "model" if self.of == "model" else f"{self.of} model"
-        return f"{parts} of the {model}{' but its last layers' if self.without_last else ''}"
+        left_out = ["its last layers"] if self.without_last else []
+        left_out += [] if self.normalisation else ["its normalisation layers"]
+        return f"{parts} of the {model}{' but ' if left_out else ''}{' and '.join(left_out)}"
 
     @property
     def qualities(self) -> list[str]:
         module = [] if self.of == "model" else [f"of {self.of}"]
-        return [*module, *filter(None, self.parts), *(["without the last layers"] if self.without_last else [])]
+        left_out = ["without the last layers"] if self.without_last else []
+        left_out += [] if self.normalisation else ["without normalisation layers"]
+        return [*module, *filter(None, self.parts), *left_out]
 
     @property
     def needs_one_architecture(self) -> bool:
