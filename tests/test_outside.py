@@ -118,7 +118,9 @@ def test_it_is_found_by_its_entry_point(site_packages: Path) -> None:
 
 
 def test_another_name_is_told_with_the_nearest() -> None:
-    with pytest.raises(SettingsError, match=r"algo = 'mooon': choose one of local, .*, moon, fedbn \(did you mean moon\?\)"):
+    with pytest.raises(
+        SettingsError, match=r"algo = 'mooon': choose one of local, .*, moon, fedbn \(did you mean moon\?\)"
+    ):
         Settings.from_run_config(default_run_config() | {"algo": "mooon"})
 
 

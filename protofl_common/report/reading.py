@@ -58,7 +58,7 @@ class Run:
     audit: list[dict[str, Any]] = field(default_factory=list)
     """What ``protofl audit`` found, if it was asked."""
     inversions: tuple[list[dict[str, Any]], NDArray[np.uint8]] | None = None
-    """The images that it made from prototypes [n, 3, channels, H, W], and what each is of (`tools/audit.py`)."""
+    """Images that it made from prototypes [n, 3, channels, H, W], and what each is of (`tools/attacks/audit.py`)."""
     compared: list[Compared] = field(default_factory=list)
     """The run's baselines and itself, where it has any and is finished."""
     reference: Run | None = None

@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from protofl_common.config.options import SettingsError
-from protofl_common.privacy import inversion
-from protofl_common.privacy.membership import Candidates, finding
 from protofl_common.report.page import write_report
 from protofl_common.report.reading import INVERSION, read_run
 from protofl_common.runs.folder import SITES, RunFolder
-from protofl_common.tools.audit import audit
+from protofl_common.tools.attacks import inversion
+from protofl_common.tools.attacks.audit import audit
+from protofl_common.tools.attacks.membership import Candidates, finding
 from protofl_common.tools.cli import main
 from tests.harness import run_config, run_federation
 from tests.report.pages import Page

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from protofl_common.report.page import AUDIT_HEADS, audit_rows
-from protofl_common.tools.audit import audit
+from protofl_common.tools.attacks.audit import audit
 from protofl_common.tools.cli.assignments import add_allow_python
 from protofl_common.tools.cli.recipes import run_named
 

@@ -35,10 +35,10 @@ from protofl_common.data.raw import Images, Inputs
 from protofl_common.experiment.settings import Settings, default_run_config
 from protofl_common.maths.prototypes import Prototypes, distances
 from protofl_common.models.trained import TrainedModel
-from protofl_common.privacy.inversion import correlations, inverted
-from protofl_common.privacy.membership import Candidates, Floats, finding
 from protofl_common.report.reading import AUDIT, INVERSION, Run, read_run
 from protofl_common.runs.folder import WEIGHTS
+from protofl_common.tools.attacks.inversion import correlations, inverted
+from protofl_common.tools.attacks.membership import Candidates, Floats, finding
 from protofl_common.tools.inference.predictor import Predictor
 from protofl_common.wire.schema import weights_in
 

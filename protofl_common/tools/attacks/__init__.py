@@ -1,0 +1,1 @@
+"""Attacks on the messages of one's own runs: `protofl audit`."""
