@@ -20,7 +20,8 @@ from protofl_common.backbones.network import BackboneError
 from protofl_common.basics.text import LONGEST_IN_LOG, is_site_name, printable, without_paths
 from protofl_common.config.options import SettingsError
 from protofl_common.data import DataError
-from protofl_common.experiment.settings import NODE_KEYS, is_site, known_keys
+from protofl_common.experiment.node import is_site, site_name
+from protofl_common.experiment.settings import NODE_KEYS, known_keys
 from protofl_common.wire.limits import RefusedMessage
 
 OPEN = (SettingsError, TrainingError, RefusedMessage)
@@ -66,8 +67,7 @@ def log(level: str, text: str) -> None:
 
 def called(node: Mapping[str, object]) -> str:
     """``site NAME:`` before a reason; "" for a simulated client, and for a name that is none."""
-    name = str(node.get("site-name", f"site-{node.get('partition-id', 0)}"))
-    return f"site {name}: " if is_site(node) and is_site_name(name) else ""
+    return f"site {name}: " if is_site(node) and is_site_name(name := site_name(node)) else ""
 
 
 def _of_a_site(error: Exception) -> str:

@@ -49,8 +49,8 @@ class ClientState:
 class StateFolder:
     """The states of one client in one run."""
 
-    def __init__(self, folder: Path, site: str, run_history: RunHistory, *, wary: bool = False, use: str = "") -> None:
-        self.folder = folder / site
+    def __init__(self, folder: Path, name: str, run_history: RunHistory, *, wary: bool = False, use: str = "") -> None:
+        self.folder = folder / name
         self.run_history = run_history
         self.wary = wary
         """Whether only states of the present Flower run may be removed, and never its newest."""

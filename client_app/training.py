@@ -145,16 +145,16 @@ class Proximal:
                 parameter.grad.add_(parameter - centre, alpha=self.strength)
 
 
-def in_round(settings: Settings, number: int) -> Settings:
-    """The settings with the learning rate of round ``number``, counted from 1 (``lr-schedule``)."""
+def in_round(settings: Settings, number: int) -> TrainingSettings:
+    """The settings of training with the learning rate of round ``number``, counted from 1 (``lr-schedule``)."""
     training, passed = settings.training, max(0, number - 1)
     if training.lr_schedule == "constant":
-        return settings
+        return training
     if training.lr_schedule == "cosine":
         factor = (1 + math.cos(math.pi * passed / settings.run.rounds)) / 2
     else:
         factor = training.lr_decay ** (passed // training.lr_step)
-    return replace(settings, training=replace(training, lr=training.lr * factor))
+    return replace(training, lr=training.lr * factor)
 
 
 def make_optimizer(modules: Sequence[nn.Module], settings: TrainingSettings) -> torch.optim.Optimizer:

@@ -1,8 +1,8 @@
 """Secure aggregation at the server: four exchanges, after which it knows the sum of figures and uploads and no more.
 
-The client's half is `client_app/secagg.py`. A site that is lost on the way costs only itself, as long as the threshold
-of sites stays: before its upload the sum goes on without it, and afterwards the others' shares reveal its mask. A site
-that is caught lying is asked nothing more in the run.
+The client's half is `client_app/protections/secure_sum.py`. A site that is lost on the way costs only itself, as long
+as the threshold of sites stays: before its upload the sum goes on without it, and afterwards the others' shares reveal
+its mask. A site that is caught lying is asked nothing more in the run.
 """
 
 from __future__ import annotations

@@ -13,7 +13,8 @@ import pytest
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.common.constant import ErrorCode
 
-from protofl_common.experiment.settings import default_run_config, is_site
+from protofl_common.experiment.node import is_site
+from protofl_common.experiment.settings import default_run_config
 from protofl_common.tools import local
 from server_app.app import main as server_main
 from server_app.network.membership import FederationError

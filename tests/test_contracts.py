@@ -24,7 +24,7 @@ TOOLS = COMMON / "tools"
 HALVES = ("client_app/algorithms", "server_app/strategies")
 GRADIENTS = re.compile(r"\.backward\(|\bautograd\s*\.\s*(grad|backward)\b|\bimport\s+(\w+\s*,\s*)*(grad|backward)\b")
 """Where a loop of training takes them."""
-OWN_RULE = ("private_training.py",)
+OWN_RULE = ("protections/private_step.py",)
 """Update rules of their own, a `Step` that asks for gradients itself: files of client_app."""
 
 
@@ -65,9 +65,9 @@ def test_a_row_names_both_halves_and_twins_point_to_each_other(algo: str) -> Non
     ("path", "said"),
     [
         ("no_such_module:Nothing", "ModuleNotFoundError"),
-        ("client_app.site:Nothing", "AttributeError"),
-        ("client_app.site:Site", "Site is no subclass of ClientAlgorithm"),
-        ("client_app.site", "is no subclass|AttributeError|ValueError"),
+        ("client_app.client:Nothing", "AttributeError"),
+        ("client_app.client:Client", "Client is no subclass of ClientAlgorithm"),
+        ("client_app.client", "is no subclass|AttributeError|ValueError"),
     ],
 )
 def test_a_row_that_names_no_half_is_refused(path: str, said: str) -> None:

@@ -18,8 +18,7 @@ import pytest
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
 
-import client_app.disclosure
-import client_app.private_training
+from client_app.protections import differential_privacy, private_step
 from protofl_common.experiment.settings import default_run_config
 from tests.harness import RUN_ID, LocalGrid
 from tests.test_wire_fuzz import raw
@@ -224,8 +223,8 @@ class Noiseless:
 
 
 PLANTED: dict[str, tuple[int, Any, str, Any]] = {
-    "right predictions without noise": (1, client_app.disclosure, "private_hits", exact_hits),
-    "gradients without noise": (0, client_app.private_training, "fresh_draw", Noiseless),
+    "right predictions without noise": (1, differential_privacy, "private_hits", exact_hits),
+    "gradients without noise": (0, private_step, "fresh_draw", Noiseless),
 }
 """A failure -> (the part that the patient is in, the object to patch, its attribute, the value to put there)."""
 

@@ -22,7 +22,7 @@ from safetensors.torch import load_file
 
 from client_app.algorithms import client_half
 from client_app.algorithms.base import ClientAlgorithm
-from client_app.site import Site
+from client_app.client import Client
 from client_app.training import Batch, Step
 from protofl_common.basics.files import digest
 from protofl_common.config.options import SettingsError, option
@@ -101,7 +101,7 @@ def row() -> Algorithm:
 
 def half_of(config: dict[str, Any], number: int = 2) -> ClientAlgorithm[Any]:
     """A client's half in a round, of the first of four clients."""
-    site = Site(Context(RUN_ID, 1, {"partition-id": 0, "num-partitions": 4}, RecordDict(), config))
+    site = Client(Context(RUN_ID, 1, {"partition-id": 0, "num-partitions": 4}, RecordDict(), config))
     return client_half(site.settings.row)(site, number)
 
 
@@ -145,7 +145,7 @@ def test_its_loss_by_hand(tmp_path: Path) -> None:
     shape = {"input_shape": (1, 28, 28), "num_classes": 3, "feature_dim": 64}
     moon.model, moon.received, moon.previous = (build_model(VIT, **shape, seed=seed).double() for seed in (1, 2, 3))
     moon.last_round = 1
-    inputs, labels = moon.site.train_set.inputs[:7].double(), moon.site.train_set.labels[:7]
+    inputs, labels = moon.client.train_set.inputs[:7].double(), moon.client.train_set.labels[:7]
     z = moon.model.body(inputs)
     batch = Batch(inputs, labels, torch.arange(7), z, moon.model.head(z))
     terms = moon.loss(batch)
@@ -393,7 +393,7 @@ def test_its_model_is_exported_and_predicts(tmp_path: Path) -> None:
     card = json.loads((tmp_path / "model" / "model.json").read_text())
     assert (card["algorithm"], card["arch"]) == ("moon", VIT)
     assert card["classes"] == ["horizontal", "rising", "falling"]
-    data = half_of(config).site.data
+    data = half_of(config).client.data
     found = [one.label for one in Predictor.load(tmp_path / "model").predict(data.test_inputs)]
     assert np.mean(found == data.test_labels) == run.summary["accuracy-of-clients"]["site-0"]["head"]
 
@@ -439,7 +439,7 @@ def test_its_hooks_exist_and_are_called_in_its_order(tmp_path: Path, monkeypatch
         function = original.fget if isinstance(original, property) else original
 
         def noted(self: Any, *rest: Any) -> Any:
-            if self.site.name == "site-0" and self.round == 2 and name not in calls:
+            if self.client.name == "site-0" and self.round == 2 and name not in calls:
                 calls.append(name)
             return function(self, *rest)
 

@@ -11,7 +11,7 @@ import pytest
 from flwr.app import Context, RecordDict
 from torch import nn
 
-from client_app.site import Site
+from client_app.client import Client
 from protofl_common.config.options import SettingsError
 from protofl_common.experiment.settings import Settings, default_run_config
 from protofl_common.models.trained import TrainedModel
@@ -116,7 +116,7 @@ def test_weights_are_averaged_exported_and_predict(
     run = run_federation(config, clients=3)
     out = tmp_path / "model"
     assert main(["export", str(run.folder), "--site", "site-1", "--out", str(out)]) == 0
-    site = Site(Context(RUN_ID, 1, {"partition-id": 1, "num-partitions": 3}, RecordDict(), config))
+    site = Client(Context(RUN_ID, 1, {"partition-id": 1, "num-partitions": 3}, RecordDict(), config))
     found = Predictor.load(out).predict(site.data.test_inputs)
     right = np.mean([one.label == label for one, label in zip(found, site.data.test_labels, strict=True)])
     assert right == run.summary["accuracy-of-clients"]["site-1"]["head"]
@@ -155,7 +155,7 @@ def test_onnx_computes_the_same(tmp_path: Path, series: str, texts: str, kind: s
     run = run_federation(config, clients=3)
     out = tmp_path / "model"
     assert main(["export", str(run.folder), "--site", "site-1", "--out", str(out), "--onnx"]) == 0
-    site = Site(Context(RUN_ID, 1, {"partition-id": 1, "num-partitions": 3}, RecordDict(), config))
+    site = Client(Context(RUN_ID, 1, {"partition-id": 1, "num-partitions": 3}, RecordDict(), config))
     inputs = np.asarray(site.data.test_inputs[:5])
     given = inputs.astype(np.float32) if kind == "image" else inputs
     logits, *distances = runtime.InferenceSession(str(out / "model.onnx")).run(None, {"inputs": given})

@@ -21,8 +21,9 @@ from client_app.algorithms.base import ClientAlgorithm
 from client_app.algorithms.fedavg import FedAvg
 from client_app.algorithms.fedproto import FedProto
 from client_app.app import app as client_app
-from client_app.private_training import PrivateStep
-from client_app.site import Site
+from client_app.client import Client
+from client_app.protections.differential_privacy import DifferentialPrivacy
+from client_app.protections.private_step import PrivateStep
 from client_app.training import FusedStep, Step
 from protofl_common.basics.files import digest
 from protofl_common.basics.run_history import RunHistory
@@ -31,7 +32,6 @@ from protofl_common.experiment.catalog import CATALOG
 from protofl_common.experiment.settings import Settings
 from protofl_common.models.trained import TrainedModel
 from protofl_common.privacy.accountant import Mechanism, epsilon
-from protofl_common.privacy.plan import Plan
 from protofl_common.privacy.words import protections
 from protofl_common.report.figures.privacy import spent as spent_on_page
 from protofl_common.report.reading import read_run
@@ -126,7 +126,7 @@ class PlainLoop(FedAvg[Any]):
     def fit(self) -> dict[str, float]:
         with torch.no_grad():
             for weight in self.model.parameters():
-                weight += self.site.train_set.in_memory.mean()
+                weight += self.client.train_set.in_memory.mean()
         return {}
 
 
@@ -177,19 +177,20 @@ def test_a_covered_algorithm_takes_exactly_the_private_steps_and_tables_of_its_p
 ) -> None:
     """As often as each client's ledger was charged, and no class means without noise."""
     taken, tables = list[str](), list[str]()
-    one_step, one_table = PrivateStep.__call__, ClientAlgorithm._table_noise
+    one_step, one_table = PrivateStep.__call__, DifferentialPrivacy._table_noise
 
     def step(self: PrivateStep, *batch: Tensor) -> Any:
         taken.append("step")
         return one_step(self, *batch)
 
-    def table(self: ClientAlgorithm[Any], its: Plan) -> float:
+    def table(self: DifferentialPrivacy, round_number: int) -> float:
         tables.append("table")
-        return one_table(self, its)
+        return one_table(self, round_number)
 
     monkeypatch.setattr(PrivateStep, "__call__", step)
-    monkeypatch.setattr(ClientAlgorithm, "_table_noise", table)
+    monkeypatch.setattr(DifferentialPrivacy, "_table_noise", table)
     monkeypatch.setattr("client_app.algorithms.base.class_means", None)
+    monkeypatch.setattr("client_app.protections.differential_privacy.class_means", None)
     outcome = private(tmp_path, algo, rounds=2)
     settings = Settings.from_run_config(outcome.grid.run_config)
     plan = settings.plan(20)
@@ -226,7 +227,9 @@ def test_batch_normalisation_is_refused_when_a_client_introduces_itself(tmp_path
 @pytest.mark.parametrize(("dp", "kind"), [("none", FusedStep), ("sample", PrivateStep)])
 def test_no_fused_step_where_gradients_of_single_samples_are_needed(dp: str, kind: type, tmp_path: Path) -> None:
     for algo in ("fedavg", "fedproto"):
-        site = Site(Context(1, 1, {"partition-id": 0, "num-partitions": 2}, RecordDict(), _config(tmp_path, algo, dp)))
+        site = Client(
+            Context(1, 1, {"partition-id": 0, "num-partitions": 2}, RecordDict(), _config(tmp_path, algo, dp))
+        )
         assert type(client_half(site.settings.row)(site, 1).step()) is kind
 
 
@@ -237,7 +240,7 @@ def _config(folder: Path, algo: str, dp: str) -> dict[str, Any]:
 def test_the_noise_of_a_paper_on_gradients_is_dp_sgd_and_is_called_no_protection(tmp_path: Path) -> None:
     """FedPLVM, Table 11."""
     config = run_config(tmp_path, **SMALL | {"algo": "fedplvm", "dp": "none", "gradient_noise": 4.0})
-    site = Site(Context(1, 1, {"partition-id": 0, "num-partitions": 2}, RecordDict(), config))
+    site = Client(Context(1, 1, {"partition-id": 0, "num-partitions": 2}, RecordDict(), config))
     step = client_half(site.settings.row)(site, 1).step()
     assert isinstance(step, PrivateStep)
     assert site.plan is None
@@ -408,7 +411,7 @@ def test_a_site_does_not_say_of_which_kind_an_unexpected_error_is(
     def evaluate(*arguments: Any, **options: Any) -> None:
         raise ZeroDivisionError("sample 7")
 
-    monkeypatch.setattr("client_app.app.evaluate", evaluate)
+    monkeypatch.setattr("client_app.visit.evaluate", evaluate)
     config = run_config(tmp_path, algo="fedproto", **SMALL | {"rounds": 1})
     (row,) = rows_without_a_reply(config, nodes=nodes(tmp_path))
     assert set(row["failed"].values()) == {"an unexpected error; the log of the site says more"}

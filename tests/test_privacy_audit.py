@@ -21,11 +21,11 @@ import torch
 from flwr.app import Context, Message, MessageType, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
-from client_app import disclosure
 from client_app.algorithms import client_half
 from client_app.app import app as client_app
-from client_app.private_training import PrivateStep
-from client_app.site import Site
+from client_app.client import Client
+from client_app.protections import differential_privacy
+from client_app.protections.private_step import PrivateStep
 from protofl_common.basics.run_history import RunHistory
 from protofl_common.data import ClientData
 from protofl_common.experiment.settings import Settings
@@ -53,9 +53,9 @@ class Victim:
         dp = {"dp": "sample", "dp_epsilon": EPSILON, "dp_delta": DELTA}
         self.config = run_config(folder, **settings, **training, **dp)
         self.part, self.number, self.errors, self.data = part, 0, 0, neighbours(part)[0]
-        monkeypatch.setattr("client_app.site.open_client_data", lambda settings, **of_client: self.data)
+        monkeypatch.setattr("client_app.client.open_client_data", lambda settings, **of_client: self.data)
         torch.manual_seed(1)
-        algorithm = client_half(self.site.settings.row)(self.site, 1)
+        algorithm = client_half(self.client.settings.row)(self.client, 1)
         model, canary = algorithm.model, torch.tensor([CANARY])
         with torch.no_grad():
             for weight in model.parameters():
@@ -66,11 +66,11 @@ class Victim:
             predicted = model.body(canary)
             prototypes = Prototypes(torch.cat([predicted + 9, predicted]), torch.tensor([0, 1]))
         down = Payload(weights=model.state_dict(), prototypes=prototypes)
-        self.sent = pack_payload(down, self.site.settings.exchange.down)
+        self.sent = pack_payload(down, self.client.settings.exchange.down)
 
     @property
-    def site(self) -> Site:
-        return Site(self._context())
+    def client(self) -> Client:
+        return Client(self._context())
 
     def _context(self) -> Context:
         return Context(1, 7, {"partition-id": 0, "num-partitions": 2}, RecordDict(), self.config)
@@ -143,7 +143,7 @@ def test_everything_that_leaves_says_no_more_of_a_sample_than_epsilon_allows(
 
 def multiply_noise(monkeypatch: pytest.MonkeyPatch, factor: float) -> None:
     """Make all noise ``factor`` times as large, and let the ledger accept it."""
-    monkeypatch.setattr("client_app.app.charge", lambda *costs, **kinds: None)
+    monkeypatch.setattr("client_app.protections.differential_privacy.charge", lambda *costs, **kinds: None)
     planned = Settings.plan
 
     def plan(settings: Settings, samples: int) -> Plan | None:
@@ -164,7 +164,7 @@ def a_tenth(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def exact_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     """Numbers of right predictions as they are."""
-    monkeypatch.setattr(disclosure, "private_hits", lambda correct, *noise: correct)
+    monkeypatch.setattr(differential_privacy, "private_hits", lambda correct, *noise: correct)
 
 
 def no_guard_of_tables(monkeypatch: pytest.MonkeyPatch) -> None:

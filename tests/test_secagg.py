@@ -17,8 +17,8 @@ from flwr.app import Context, Message, MessageType, RecordDict
 from safetensors.torch import load_file
 from scipy.stats import chisquare
 
-from client_app import secagg as client_secagg
 from client_app.app import app as client_app
+from client_app.protections import secure_sum as client_secagg
 from protofl_common.config.options import SettingsError
 from protofl_common.experiment.catalog import CATALOG
 from protofl_common.experiment.settings import Settings, default_run_config

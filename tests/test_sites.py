@@ -19,8 +19,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
+from client_app.client import Client
 from client_app.failures import reason_of
-from client_app.site import Site
 from client_app.state import ClientState, StateFolder
 from protofl_common.basics.run_history import RunHistory
 from protofl_common.config.options import SettingsError
@@ -404,7 +404,7 @@ def test_a_run_does_not_choose_who_is_a_test_sample_of_a_site(
 
     def data(run: dict[str, Any], **facts: Any) -> list[bytes]:
         config = run_config(tmp_path, partition="own", models="table3", dataset="arrays") | {"train-samples": 0} | run
-        data = Site(Context(1, 7, node | facts, RecordDict(), config)).data
+        data = Client(Context(1, 7, node | facts, RecordDict(), config)).data
         parts = (data.train_inputs, data.train_labels, data.test_inputs, data.test_labels, data.validation_inputs)
         return [np.asarray(part).tobytes() for part in parts]
 
@@ -445,7 +445,7 @@ def test_the_privacy_ledger_stays_when_a_site_changes_its_name(tmp_path: Path, m
     def ledger(**facts: Any) -> Path:
         config = run_config(tmp_path, partition="own")
         facts = {"state-dir": str(tmp_path / "state"), "data-dir": str(tmp_path / "data"), **facts}
-        return Site(Context(1, 7, OWN | facts, RecordDict(), config)).account_file("any")
+        return Client(Context(1, 7, OWN | facts, RecordDict(), config)).folders.ledger("any")
 
     assert ledger() == ledger(**{"site-name": "south"}) == ledger(**{"data-dir": "data"})
     assert ledger().is_relative_to(tmp_path / "state/privacy")
@@ -465,7 +465,7 @@ def test_a_runs_settings_write_no_line_of_their_own_into_a_sites_log(
     forged = "2026-01-01T00:00:00+0000 INFO protofl: run 1, fedproto, train 1: sent nothing"
     config = run_config(tmp_path) | {f"x\n{forged}\x1b[2J": 1}
     assert answer(SITE, config).has_error()
-    monkeypatch.setattr("client_app.app.Site", MagicMock(side_effect=RuntimeError(f"x\n{forged}\x1b[2J")))
+    monkeypatch.setattr("client_app.introduction.Client", MagicMock(side_effect=RuntimeError(f"x\n{forged}\x1b[2J")))
     assert answer(SITE, config).has_error()
     log = capsys.readouterr().err
     assert forged in log
@@ -526,12 +526,15 @@ def test_two_studies_of_one_name_do_not_meet_at_a_site(
     run_federation(run_config(tmp_path / "a", **setting), nodes={7: node}, run_id=11)
     models = [tmp_path / f"state/mine-11/clients/north/{name}.safetensors" for name in ("model", "best")]
     before = [model.read_bytes() for model in models]
-    assert f"run mine (11) begins, in {tmp_path}/state/mine-11\n" in capfd.readouterr().err
+    assert (
+        f"run mine (11) begins, in {tmp_path}/state/mine-11; protections: one reply to each question\n"
+        in capfd.readouterr().err
+    )
     monkeypatch.chdir(tmp_path / "state")
     assert main(["export", "mine", "--out", str(tmp_path / "first")]) == 0
     run_federation(run_config(tmp_path / "b", **setting, seed=7), nodes={7: node}, run_id=12)
     said = capfd.readouterr().err
-    assert f"run mine (12) begins, in {tmp_path}/state/mine-12; others of this name stay as they are: mine-11\n" in said
+    assert f"run mine (12) begins, in {tmp_path}/state/mine-12; others of this name stay as they are: mine-11;" in said
     assert [model.read_bytes() for model in models] == before
     for number in ("11", "12"):
         card = TrainedModel.read(tmp_path / f"state/mine-{number}/clients/north/model.safetensors").card
@@ -595,7 +598,7 @@ def test_a_question_whose_answer_was_not_ready_may_come_again(tmp_path: Path, mo
     node = SITE | SIMULATED | {"state-dir": str(tmp_path / "state")}
     grid = LocalGrid(config, {7: node}, run_id=5)
     with monkeypatch.context() as patch:
-        patch.setattr("client_app.app._report", lambda *_: 1 / 0)
+        patch.setattr("client_app.visit.Visit._report", lambda *_: 1 / 0)
         assert "ZeroDivisionError" in asked(grid, MessageType.TRAIN, 1)
     assert asked(grid, MessageType.TRAIN, 1) == ""
 

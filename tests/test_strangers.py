@@ -11,7 +11,7 @@ import pytest
 import torch
 from flwr.app import Context, RecordDict
 
-from client_app.site import Site
+from client_app.client import Client
 from protofl_common.config.options import SettingsError
 from protofl_common.config.python_names import allow, is_python_name, load
 from protofl_common.models.trained import ModelCard, TrainedModel
@@ -137,5 +137,5 @@ def test_a_site_lends_no_object_of_another_module(precious: Path, tmp_path: Path
     node = {"site-name": "north", "data-dir": str(precious), "allow-python": "planted", "cache-dir": str(tmp_path)}
     node["dataset"] = "planted.vision:rmtree"
     with pytest.raises(SettingsError, match="it lies in shutil"):
-        _ = Site(Context(1, 1, node, RecordDict(), config)).data
+        _ = Client(Context(1, 1, node, RecordDict(), config)).data
     assert precious.exists()

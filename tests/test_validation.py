@@ -12,9 +12,9 @@ import pytest
 import torch
 from flwr.app import MessageType
 
-from client_app import app
-from client_app.evaluation import Evaluation, Evaluations
-from client_app.site import Site
+from client_app.data import Samples
+from client_app.evaluation import Evaluation
+from client_app.visit import Visit
 from protofl_common.config.options import SettingsError
 from protofl_common.experiment.catalog import CATALOG
 from protofl_common.models.trained import TrainedModel
@@ -133,13 +133,14 @@ def test_the_best_round_early_stopping_and_the_kept_model_follow_validation_data
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """On planted data, and with planted numbers of right predictions on validation data after each round."""
-    evaluate = app._evaluate
+    evaluated = Visit._evaluated
 
-    def right(site: Site, algorithm: Any, prototypes: Any) -> Evaluations:
-        return evaluate(site, algorithm, prototypes)[0], Evaluation({"head": scripted[algorithm.round - 1]})
+    def right(self: Visit, data: Samples) -> Evaluation:
+        planted = data is self.client.validation_set
+        return Evaluation({"head": scripted[self.algorithm.round - 1]}) if planted else evaluated(self, data)
 
     if scripted:
-        monkeypatch.setattr(app, "_evaluate", right)
+        monkeypatch.setattr(Visit, "_evaluated", right)
     whole = run_federation(*at(planted(tmp_path / "whole", algo=algo)))
     best = best_of_run(whole, "validation")
     assert best_of_run(whole, "accuracy") > best + 2

@@ -25,9 +25,12 @@ from flwr.proto import recorddict_pb2 as proto
 from safetensors.torch import load_file
 
 from client_app import app as client_module
+from client_app import introduction, visit
 from client_app.algorithms.base import ClientAlgorithm
-from client_app.site import Site
+from client_app.client import Client
+from client_app.introduction import card_of
 from client_app.state import StateError
+from client_app.statistics import statistics_level
 from protofl_common.backbones.network import BackboneError
 from protofl_common.config.options import SettingsError
 from protofl_common.data import DataError
@@ -88,7 +91,7 @@ def _trained(monkeypatch: pytest.MonkeyPatch) -> None:
         modules = {name: getattr(self, name).state_dict() for name in sent}
         if declared.since:
             modules["since"] = getattr(self, declared.since)
-        TRAINED[self.site.name] = {
+        TRAINED[self.client.name] = {
             name: {key: value.clone() for key, value in one.items()} for name, one in modules.items()
         }
         return packed_state(self)
@@ -216,7 +219,7 @@ def kept_by(outcome: Outcome, algo: str, index: int) -> tuple[np.ndarray, np.nda
     The weights that it sends, where it sends any.
     """
     node = outcome.grid.nodes[1000 + index]
-    site = Site(Context(1, 1, node, RecordDict(), outcome.grid.run_config))
+    site = Client(Context(1, 1, node, RecordDict(), outcome.grid.run_config))
     state, sent = TRAINED[site.name]["model"], TRAINED[site.name][DECLARED[algo].of]
     own = DECLARED[algo].own
     files = list(Path(str(node["state-dir"])).rglob("0*.safetensors"))
@@ -424,7 +427,8 @@ def test_an_error_says_its_kind_and_nothing_of_the_data(
         def broken(*_: object, error: type[Exception] = error) -> None:
             raise error(SECRET)
 
-        monkeypatch.setattr(client_module, "Site", broken)
+        for module in (client_module, introduction, visit):
+            monkeypatch.setattr(module, "Client", broken)
         reply = client_module.app(Message(RecordDict(), 7, kind, group_id="1"), context)
         assert not reply.has_content()
         called = "site north: " if kind == MessageType.QUERY else ""
@@ -456,7 +460,7 @@ def test_nothing_is_told_of_classes_with_few_samples(algo: str, tmp_path: Path) 
     assert not any(outcome.summary["trouble"].values())
     for message, reply in outcome.grid.log:
         node = outcome.grid.nodes[message.metadata.dst_node_id]
-        labels = Site(Context(1, 1, node, RecordDict(), outcome.grid.run_config)).data.train_labels
+        labels = Client(Context(1, 1, node, RecordDict(), outcome.grid.run_config)).data.train_labels
         counts = np.bincount(labels, minlength=10)
         large = np.flatnonzero(counts >= least).tolist()
         assert (counts[counts < least] > 0).any()
@@ -481,7 +485,7 @@ def test_a_site_may_raise_the_least_number_and_never_lower_it(tmp_path: Path) ->
         context = Context(
             1, 1, {"site-name": "north", **node}, RecordDict(), run_config(tmp_path, min_class_samples=run)
         )
-        return Site(context).settings.privacy.min_class_samples
+        return Client(context).settings.privacy.min_class_samples
 
     assert least({"min-class-samples": 5}, 1) == 5
     assert least({"min-class-samples": 5}, 9) == 9
@@ -497,7 +501,8 @@ def test_a_client_without_a_class_of_enough_samples_says_so_at_once(tmp_path: Pa
 
 def test_features_of_single_samples_are_not_told_where_classes_must_have_several(tmp_path: Path) -> None:
     config = run_config(tmp_path, statistics="features", min_class_samples=2)
-    assert Site(Context(1, 1, {"partition-id": 0, "num-partitions": 3}, RecordDict(), config)).statistics == "none"
+    client = Client(Context(1, 1, {"partition-id": 0, "num-partitions": 3}, RecordDict(), config))
+    assert statistics_level(client) == "none"
 
 
 @pytest.mark.parametrize("least", [3, 25])
@@ -508,7 +513,7 @@ def test_recalls_of_classes_with_few_test_samples_do_not_leave(least: int, tmp_p
     found = []
     for message, reply in outcome.grid.log[CLIENTS:]:
         node = outcome.grid.nodes[message.metadata.dst_node_id]
-        tested = Site(Context(1, 1, node, RecordDict(), outcome.grid.run_config)).data.test_labels
+        tested = Client(Context(1, 1, node, RecordDict(), outcome.grid.run_config)).data.test_labels
         names = {name.rpartition("/")[2] for name in reply.content["report"] if "/recall/" in name}
         assert names == {str(label) for label in range(10) if (tested == label).sum() >= max(least, 20)}
         assert "metrics.head/auc" in reply.content["report"]
@@ -558,7 +563,7 @@ def test_an_statistics_is_told_once_after_the_last_round_and_has_what_its_level_
     assert len(finals) == CLIENTS
     for message, reply in finals:
         node = outcome.grid.nodes[message.metadata.dst_node_id]
-        data = Site(Context(1, 1, node, RecordDict(), small_config(tmp_path, algo))).data
+        data = Client(Context(1, 1, node, RecordDict(), small_config(tmp_path, algo))).data
         (record,) = [item for item in recorddict_to_proto(reply.content).items if item.key == "statistics"]
         told = arrays_anew(record.array_record)[1]
         assert told["counts"].tolist() == np.bincount(data.train_labels, minlength=10).tolist()
@@ -604,13 +609,13 @@ def test_nobody_tells_what_the_run_does_not_ask_for(tmp_path: Path) -> None:
 )
 def test_what_counts_as_data_of_its_own(node: dict[str, Any], partition: str, told: str, tmp_path: Path) -> None:
     config = run_config(tmp_path, statistics="features", partition=partition)
-    assert Site(Context(1, 1, node, RecordDict(), config)).statistics == told
+    assert statistics_level(Client(Context(1, 1, node, RecordDict(), config))) == told
 
 
 def test_statistics_of_a_node_must_be_true_or_false(tmp_path: Path) -> None:
     node = {"partition-id": 0, "num-partitions": 3, "statistics": "features"}
     with pytest.raises(SettingsError, match="node-config: statistics = 'features' must be true or false"):
-        Site(Context(1, 1, node, RecordDict(), run_config(tmp_path)))
+        Client(Context(1, 1, node, RecordDict(), run_config(tmp_path)))
 
 
 def test_the_table_of_this_test_covers_the_catalog() -> None:
@@ -619,10 +624,12 @@ def test_the_table_of_this_test_covers_the_catalog() -> None:
 
 def test_classes_are_told_at_joining_only_where_uploads_will_tell_them(tmp_path: Path) -> None:
     for algo, declared in DECLARED.items():
-        site = Site(Context(1, 1, {"partition-id": 1, "num-partitions": 3}, RecordDict(), small_config(tmp_path, algo)))
+        site = Client(
+            Context(1, 1, {"partition-id": 1, "num-partitions": 3}, RecordDict(), small_config(tmp_path, algo))
+        )
         held = sorted(set(site.data.train_labels.tolist()))
         assert len(held) == 5
-        assert list(site.card(1, "").holds) == (held if declared.prototypes or declared.label_counts else [])
+        assert list(card_of(site, 1, "").holds) == (held if declared.prototypes or declared.label_counts else [])
 
 
 def test_an_error_names_no_file_of_a_site_and_no_folder_of_a_simulation(
@@ -715,7 +722,7 @@ def tells_a_path(honest: Pack) -> Pack:
 def sends_a_sample(honest: Pack) -> Pack:
     def local_prototypes(self: ClientAlgorithm[Any]) -> Prototypes:
         found: Prototypes = honest(self)
-        sample = self.model.body(self.site.train_set.inputs[self.site.train_set.labels == found.labels[0]][:1])
+        sample = self.model.body(self.client.train_set.inputs[self.client.train_set.labels == found.labels[0]][:1])
         means = torch.cat([sample.detach(), found.means[1:]])
         return Prototypes(means, found.labels, found.counts)
 
@@ -723,12 +730,12 @@ def sends_a_sample(honest: Pack) -> Pack:
 
 
 MORE: dict[str, tuple[Any, str, Callable[[Pack], Pack], str]] = {
-    "a record": (client_module, "pack_payload", adds_record, "bytes beyond the declared values"),
-    "an array": (client_module, "pack_payload", adds_array, "an undeclared array"),
-    "bytes after an array": (client_module, "pack_payload", adds_bytes, "bytes beyond the shape"),
-    "a text": (client_module, "pack_payload", adds_text, "bytes beyond the declared values"),
-    "a number": (client_module, "pack_report", adds_number, "an undeclared number losses.first-feature"),
-    "a list in place of a number": (client_module, "pack_report", adds_list, "not a single number"),
+    "a record": (visit, "pack_payload", adds_record, "bytes beyond the declared values"),
+    "an array": (visit, "pack_payload", adds_array, "an undeclared array"),
+    "bytes after an array": (visit, "pack_payload", adds_bytes, "bytes beyond the shape"),
+    "a text": (visit, "pack_payload", adds_text, "bytes beyond the declared values"),
+    "a number": (visit, "pack_report", adds_number, "an undeclared number losses.first-feature"),
+    "a list in place of a number": (visit, "pack_report", adds_list, "not a single number"),
     "a path in the introduction": (client_module, "pack_site_card", tells_a_path, "a path"),
     "a sample in place of a mean": (ClientAlgorithm, "local_prototypes", sends_a_sample, "of a single sample"),
 }
@@ -751,9 +758,11 @@ def test_a_client_that_sends_more_is_found_out(what: str, tmp_path: Path, monkey
 
 
 def test_a_further_field_of_the_introduction_is_found_out(tmp_path: Path) -> None:
-    site = Site(Context(1, 1, {"partition-id": 1, "num-partitions": 3}, RecordDict(), small_config(tmp_path, "local")))
+    site = Client(
+        Context(1, 1, {"partition-id": 1, "num-partitions": 3}, RecordDict(), small_config(tmp_path, "local"))
+    )
     honest, more = (
-        RecordDict({"site": pack(site.card(1, ""))}) for pack in (pack_site_card, adds_field(pack_site_card))
+        RecordDict({"site": pack(card_of(site, 1, ""))}) for pack in (pack_site_card, adds_field(pack_site_card))
     )
     assert_only_declared("local", MessageType.QUERY, 0, bytes_of(honest))
     with pytest.raises(AssertionError, match="an undeclared field"):

@@ -15,20 +15,18 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from client_app.client import Client
 from client_app.data import Samples
 from client_app.evaluation import local_features
 from client_app.few_labels import labelled_loss, training_set
-from client_app.private_training import PrivateStep
-from client_app.site import Site
+from client_app.protections import protected_step
+from client_app.protections.differential_privacy import DifferentialPrivacy
 from client_app.training import Batch, Correction, FusedStep, Loss, LossTerms, Step, in_round, make_optimizer, train
 from protofl_common.basics.seeding import derive_seed
 from protofl_common.config.architectures import ARCHITECTURES
-from protofl_common.config.options import SettingsError
 from protofl_common.experiment.catalog import CATALOG, Hparams
 from protofl_common.maths.prototypes import Prototypes, class_means
 from protofl_common.models.split import SplitModel
-from protofl_common.privacy.plan import Plan
-from protofl_common.privacy.release import fresh_draw, private_class_means, private_counts
 from protofl_common.runs.attributes import pack_attributes, restore_attributes
 from protofl_common.wire.limits import Template
 from protofl_common.wire.payloads import Payload, StateDict, part_of, template_of
@@ -54,17 +52,15 @@ class ClientAlgorithm(Generic[H]):
     """What the server sent, on the device; None where it sent none."""
     last_round: int | None = None
     """The client's last round before this one; None if it has no state: it has not taken part before."""
-    has_trained = False
-    """True after `train`, which the privacy ledger covers once a round."""
-    tables_made = 0
-    """Number of private tables of classes that this round has made."""
 
-    def __init__(self, site: Site, round_number: int) -> None:
-        self.site = site
+    def __init__(self, client: Client, round_number: int) -> None:
+        self.client = client
         self.round = round_number
-        self.settings = in_round(site.settings, round_number)
-        self.hparams = cast(H, site.settings.hparams)
-        self.model: SplitModel = site.model
+        self.settings = client.settings
+        self.training = in_round(client.settings, round_number)
+        self.hparams = cast(H, client.settings.hparams)
+        self.model: SplitModel = client.model
+        self.privacy = DifferentialPrivacy(client)
 
     # -- before training -----------------------------------------------------------------------------------------
 
@@ -77,7 +73,7 @@ class ClientAlgorithm(Generic[H]):
         """Take in what the server sent, of which the base keeps prototypes; in some first rounds that is nothing."""
         prototypes = payload.vectors() if "prototypes" in payload.entries else None
         if prototypes is not None:
-            self.global_prototypes = prototypes.to(self.site.device)
+            self.global_prototypes = prototypes.to(self.client.device)
 
     def evaluation_model(self) -> SplitModel:
         """The model that is evaluated, and left for use after the run."""
@@ -102,7 +98,7 @@ class ClientAlgorithm(Generic[H]):
     @cached_property
     def optimizer(self) -> torch.optim.Optimizer:
         """A new one each round; with ``keep-optimizer`` it goes on as it was."""
-        return make_optimizer(self.modules, self.settings.training)
+        return make_optimizer(self.modules, self.training)
 
     def loss(self, batch: Batch) -> LossTerms:
         """Named scalar terms of a batch of labelled samples, whose sum is minimised."""
@@ -111,31 +107,28 @@ class ClientAlgorithm(Generic[H]):
     @property
     def labelled_loss(self) -> Loss:
         """`loss` as a step needs it: where labels are few, with FedPU's term for the rest."""
-        return labelled_loss(self.loss, self.site.train_set, self.settings.training, self.site.num_classes)
+        return labelled_loss(self.loss, self.client.train_set, self.training, self.client.num_classes)
 
     def step(self, correction: Correction | None = None) -> Step:
-        """The update by one batch: DP-SGD's where what is sent must be private, or is noised as in a paper.
+        """The update by one batch: a protection's, where one acts on steps.
 
         The fused one is used where it is known to be right: with parts of the catalog, and without a correction.
         """
-        if (plan := self.site.step_plan) is not None:
-            return PrivateStep(self.modules, self.optimizer, self.labelled_loss, plan, correction)
         kind = FusedStep if self.of_catalog and not self.needs_gradients and correction is None else Step
-        return kind(self.modules, self.optimizer, self.labelled_loss, correction)
+        return protected_step(self.client, kind(self.modules, self.optimizer, self.labelled_loss, correction))
 
     @property
     def of_catalog(self) -> bool:
         """Return whether algorithm and network are this project's, whose losses and layers are known."""
-        return self.settings.run.algo in CATALOG and self.site.arch in ARCHITECTURES
+        return self.settings.run.algo in CATALOG and self.client.arch in ARCHITECTURES
 
     @property
     def replayable(self) -> bool:
         """Return whether a GPU may replay the steps (`protofl_common/basics/cuda_graph.py`).
 
-        Not with few labels, for a batch's labelled samples are chosen by a mask, nor with DP-SGD.
+        Not with few labels, for a batch's labelled samples are chosen by a mask; nor are private steps (`train`).
         """
-        alike = self.of_catalog and not self.steps_differ
-        return alike and self.site.train_set.unlabelled is None and self.site.step_plan is None
+        return self.of_catalog and not self.steps_differ and self.client.train_set.unlabelled is None
 
     def fit(self) -> dict[str, float]:
         """Train for a round; the mean of each loss term, which the catalog's row names."""
@@ -144,7 +137,7 @@ class ClientAlgorithm(Generic[H]):
     def fit_covered(self) -> dict[str, float]:
         """`fit`, as the app calls it: SettingsError under differential privacy where that bypasses `train`."""
         losses = self.fit()
-        self._check_covered(self.has_trained)
+        self.privacy.check_covered(self.privacy.has_trained)
         return losses
 
     def train(
@@ -154,13 +147,11 @@ class ClientAlgorithm(Generic[H]):
 
         SettingsError where differential privacy is asked for, and this is not what its ledger was charged for.
         """
-        as_charged = isinstance(step, PrivateStep) and epochs is batch_size is None and not self.has_trained
-        self.has_trained = True
-        self._check_covered(as_charged)
-        seed = derive_seed(self.settings.run.seed, purpose, self.site.name, self.round)
-        data = training_set(self.site.train_set, self.settings.training)
-        step.replayable = self.replayable
-        return train(step, data, self.settings.training, seed, epochs, batch_size)
+        self.privacy.check_training(step, as_charged=epochs is batch_size is None)
+        seed = derive_seed(self.settings.run.seed, purpose, self.client.name, self.round)
+        data = training_set(self.client.train_set, self.training)
+        step.replayable = self.replayable and not step.private
+        return train(step, data, self.training, seed, epochs, batch_size)
 
     # -- after training ------------------------------------------------------------------------------------------
 
@@ -168,7 +159,7 @@ class ClientAlgorithm(Generic[H]):
         """Return what goes to the server after training. By default, as far as the row declares them, this client's
         prototypes, from one pass over the training data, and weights.
 
-        Prototypes come with their counts, which `disclosure.py` needs, and takes away where the row declares none.
+        Prototypes come with their counts, which protections need; they do not leave where the row declares none.
         """
         declared = self.settings.exchange.up
         return Payload(
@@ -183,48 +174,29 @@ class ClientAlgorithm(Generic[H]):
 
     def exact_prototypes(self) -> Prototypes:
         """The class means of this client's training data under its model as it is now: one pass (FedProto Eq. 1)."""
-        self._check_covered(False)
-        data = self.site.train_set
-        return class_means(self.features(data), data.labels.cpu(), self.site.num_classes)
+        self.privacy.check_covered(False)
+        data = self.client.train_set
+        return class_means(self.features(data), data.labels.cpu(), self.client.num_classes)
 
     def local_prototypes(self) -> Prototypes:
         """The same as they may be sent: with noise where they must be private. Each call costs ε then."""
-        if (plan := self.site.plan) is None:
-            return self.exact_prototypes()
-        data, clip = self.site.train_set, self.settings.privacy.dp_feature_clip
-        noise = self._table_noise(plan)
-        return private_class_means(
-            self.features(data), data.labels.cpu(), self.site.num_classes, clip, noise, fresh_draw()
-        )
+        data = self.client.train_set
+        return self.privacy.class_means(self.features(data), data.labels.cpu(), self.round)
 
     def class_counts(self) -> Tensor:
         """[C] int64: training samples of each class, as they may be sent."""
-        counts_C = self.site.train_set.labels.cpu().bincount(minlength=self.site.num_classes)
-        plan = self.site.plan
-        return private_counts(counts_C, self._table_noise(plan), fresh_draw()) if plan else counts_C
-
-    def _table_noise(self, plan: Plan) -> float:
-        """σ of a further table; SettingsError where the ledger was charged for fewer."""
-        self.tables_made += 1
-        self._check_covered(self.tables_made <= plan.tables[self.round - 1])
-        return plan.table_noise
-
-    def _check_covered(self, covered: bool) -> None:
-        """SettingsError under differential privacy, unless it covers what this client is about to do."""
-        if self.site.plan is not None and not covered:
-            does = f"{self.settings.run.algo} makes use of training data that the privacy ledger does not cover"
-            raise SettingsError(f"dp = 'sample': {does}")
+        return self.privacy.class_counts(self.client.train_set.labels.cpu(), self.round)
 
     def features(self, data: Samples) -> Tensor:
         """The features [N, D] of ``data`` of which prototypes are means, on the CPU."""
-        return local_features(self.model, data, self.settings.training.eval_batch_size)
+        return local_features(self.model, data, self.training.eval_batch_size)
 
     # -- what the app asks ---------------------------------------------------------------------------------------
 
     @property
     def lasting(self) -> tuple[str, ...]:
         """All attributes that live on."""
-        return (*self.state, "optimizer") if self.settings.training.keep_optimizer else self.state
+        return (*self.state, "optimizer") if self.training.keep_optimizer else self.state
 
     def packed_state(self) -> dict[str, Tensor]:
         """The attributes that live on, as tensors of a file."""

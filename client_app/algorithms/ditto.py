@@ -23,7 +23,7 @@ from typing import TypeVar
 from torch import nn
 
 from client_app.algorithms.fedavg import FedAvg
-from client_app.site import Site
+from client_app.client import Client
 from client_app.training import Proximal, Step
 from protofl_common.experiment.catalog import DittoHparams
 from protofl_common.models.split import SplitModel
@@ -37,8 +37,8 @@ class Ditto(FedAvg[P]):
 
     state: tuple[str, ...] = ("personal",)
 
-    def __init__(self, site: Site, round_number: int) -> None:
-        super().__init__(site, round_number)
+    def __init__(self, client: Client, round_number: int) -> None:
+        super().__init__(client, round_number)
         self.personal = deepcopy(self.model)
 
     def receive(self, payload: Payload) -> None:

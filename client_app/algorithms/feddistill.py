@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.nn.functional import one_hot, softmax
 
 from client_app.algorithms.base import ClientAlgorithm
-from client_app.site import Site
+from client_app.client import Client
 from client_app.training import Batch, LossTerms
 from protofl_common.experiment.catalog import FedDistillHparams
 from protofl_common.maths.losses.alignment import prototype_alignment
@@ -38,17 +38,17 @@ class FedDistill(ClientAlgorithm[FedDistillHparams]):
     teacher: tuple[Tensor, Tensor] | None = None
     """F̂ by class [C, C], and which classes have one [C]; None in the first round."""
 
-    def __init__(self, site: Site, round_number: int) -> None:
-        super().__init__(site, round_number)
-        self.sums_CC = torch.zeros(site.num_classes, site.num_classes, dtype=torch.float64, device=site.device)
-        self.counts_C = torch.zeros(site.num_classes, dtype=torch.int64, device=site.device)
-        self.seen_N = torch.zeros(len(site.train_set), dtype=torch.bool, device=site.device)
+    def __init__(self, client: Client, round_number: int) -> None:
+        super().__init__(client, round_number)
+        self.sums_CC = torch.zeros(client.num_classes, client.num_classes, dtype=torch.float64, device=client.device)
+        self.counts_C = torch.zeros(client.num_classes, dtype=torch.int64, device=client.device)
+        self.seen_N = torch.zeros(len(client.train_set), dtype=torch.bool, device=client.device)
 
     def receive(self, payload: Payload) -> None:
         """Keep F̂."""
         super().receive(payload)
         if (outputs := payload.vectors("outputs")) is not None:
-            self.teacher = by_class(outputs.to(self.site.device), self.site.num_classes)
+            self.teacher = by_class(outputs.to(self.client.device), self.client.num_classes)
 
     def loss(self, batch: Batch) -> LossTerms:
         """The loss of Alg. 1; it also adds the batch to F̄, as the algorithm does."""
@@ -76,5 +76,5 @@ class FedDistill(ClientAlgorithm[FedDistillHparams]):
         """F̄ of the classes seen in training."""
         labels_P = torch.nonzero(self.counts_C).flatten()
         means_PC = self.sums_CC[labels_P] / self.counts_C[labels_P].unsqueeze(1)
-        samples_C = self.site.train_set.labels[self.seen_N].bincount(minlength=len(self.counts_C))
+        samples_C = self.client.train_set.labels[self.seen_N].bincount(minlength=len(self.counts_C))
         return Payload(outputs=Prototypes(means_PC.float().cpu(), labels_P.cpu(), samples_C[labels_P].cpu()))

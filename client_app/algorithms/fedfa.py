@@ -19,7 +19,7 @@ authors' code the averages go on from those of all clients.
 from __future__ import annotations
 
 from client_app.algorithms.fedavg import FedAvg
-from client_app.site import Site
+from client_app.client import Client
 from protofl_common.config.options import SettingsError
 from protofl_common.experiment.catalog import FedFAHparams
 from protofl_common.models.augmentation import Augmentation
@@ -31,12 +31,12 @@ class FedFA(FedAvg[FedFAHparams]):
 
     steps_differ = True
 
-    def __init__(self, site: Site, round_number: int) -> None:
-        super().__init__(site, round_number)
+    def __init__(self, client: Client, round_number: int) -> None:
+        super().__init__(client, round_number)
         body, probability = self.model.body, self.hparams.probability
-        self.augmentation = Augmentation(body, site.input_shape, probability).to(site.device)
+        self.augmentation = Augmentation(body, client.input_shape, probability).to(client.device)
         if not len(self.augmentation.averages):
-            lacks = f"arch = {site.arch!r} has no convolution with maps of several pixels"
+            lacks = f"arch = {client.arch!r} has no convolution with maps of several pixels"
             raise SettingsError(f"{lacks}, whose statistics algo = 'fedfa' augments; choose another of the two")
 
     def receive(self, payload: Payload) -> None:

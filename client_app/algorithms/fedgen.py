@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from client_app.algorithms.fedavg import FedAvg
-from client_app.site import Site
+from client_app.client import Client
 from client_app.training import Batch, LossTerms
 from protofl_common.experiment.catalog import FedGenHparams
 from protofl_common.models.generator import build_generator
@@ -38,11 +38,12 @@ class FedGen(FedAvg[FedGenHparams]):
     steps_differ = True
     label_counts: Tensor | None = None
 
-    def __init__(self, site: Site, round_number: int) -> None:
-        super().__init__(site, round_number)
+    def __init__(self, client: Client, round_number: int) -> None:
+        super().__init__(client, round_number)
         self.needs_gradients = self.hparams.lambda_ > 0  # the head is then used twice
         dim = self.settings.model.feature_dim
-        self.generator = build_generator(site.num_classes, dim, self.hparams.noise_dim, seed=0).to(site.device).eval()
+        generator = build_generator(client.num_classes, dim, self.hparams.noise_dim, seed=0)
+        self.generator = generator.to(client.device).eval()
 
     def receive(self, payload: Payload) -> None:
         """Take in the head and, from the second round on, the generator and the sum of the label counts."""
@@ -50,14 +51,14 @@ class FedGen(FedAvg[FedGenHparams]):
         if (weights := payload.weights("generator")) is not None:
             self.generator.load_state_dict(weights)
         if (counts := payload.counts("label_counts")) is not None:
-            self.label_counts = counts.to(self.site.device)
+            self.label_counts = counts.to(self.client.device)
 
     def loss(self, batch: Batch) -> LossTerms:
         """Both terms; the second is λ · CE."""
         terms = super().loss(batch)
         if self.label_counts is not None and self.hparams.lambda_ > 0:
             with torch.no_grad():
-                features_BD, labels_B = self.generator.sample(self.label_counts, self.settings.training.batch_size)
+                features_BD, labels_B = self.generator.sample(self.label_counts, self.training.batch_size)
             terms["generated"] = self.hparams.lambda_ * cross_entropy(self.model.head(features_BD), labels_B)
         return terms
 

@@ -29,7 +29,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy, mse_loss
 
 from client_app.algorithms.base import ClientAlgorithm
-from client_app.site import Site
+from client_app.client import Client
 from client_app.state import StateError
 from client_app.training import Batch, LossTerms
 from protofl_common.basics.seeding import derive_seed
@@ -45,29 +45,30 @@ class FedKD(ClientAlgorithm[FedKDHparams]):
 
     state: tuple[str, ...] = ("model", "projection", "received")
 
-    def __init__(self, site: Site, round_number: int) -> None:
-        super().__init__(site, round_number)
+    def __init__(self, client: Client, round_number: int) -> None:
+        super().__init__(client, round_number)
         model, seed = self.settings.model, self.settings.run.seed
         arch = self.settings.architecture(0, self.hparams.student)
-        self.student = initial_model(arch, site.input_shape, site.num_classes, model, seed, "global").to(site.device)
+        student = initial_model(arch, client.input_shape, client.num_classes, model, seed, "global")
+        self.student = student.to(client.device)
         self.trained = {name for name, _ in self.student.named_parameters()}
         self.received: StateDict = {}
         with torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(derive_seed(seed, "fedkd", site.name))
+            torch.default_generator.manual_seed(derive_seed(seed, "fedkd", client.name))
             self.projection = nn.Linear(model.feature_dim, model.feature_dim, bias=False)
-        self.projection.to(site.device)
+        self.projection.to(client.device)
 
     def receive(self, payload: Payload) -> None:
         """Take in the student, or its update."""
         super().receive(payload)
         weights, update = payload.weights(), payload.weights("update")
         if weights is not None:
-            self.received = {name: value.to(self.site.device) for name, value in weights.items()}
+            self.received = {name: value.to(self.client.device) for name, value in weights.items()}
         elif update is not None and self.received:
-            update = {name: value.to(self.site.device) for name, value in update.items()}
+            update = {name: value.to(self.client.device) for name, value in update.items()}
             self.received = applied(self.received, update, self.trained)
         elif update is not None:
-            raise StateError(f"{self.site.name} is sent an update of the student, and has lost the student itself")
+            raise StateError(f"{self.client.name} is sent an update of the student, and has lost the student itself")
         if self.received:
             self.student.load_state_dict(self.received)
 
@@ -78,7 +79,7 @@ class FedKD(ClientAlgorithm[FedKDHparams]):
 
     def loss(self, batch: Batch) -> LossTerms:
         """L_t and L_s."""
-        few_labels = self.site.train_set.unlabelled is not None
+        few_labels = self.client.train_set.unlabelled is not None
         self.student.train(not few_labels or len(batch.labels) > 1)  # batch normalisation needs more than one
         hidden_BD = self.student.body(batch.inputs)
         student_BC = self.student.head(hidden_BD)

@@ -17,12 +17,14 @@ and no bias: W z is largest where the cosine is. It has no dropout.
 
 from __future__ import annotations
 
+from copy import deepcopy
+
 from torch import Tensor
 from torch.nn.functional import normalize
 
 from client_app.algorithms.fedavg import FedAvg
+from client_app.client import Client
 from client_app.data import Samples
-from client_app.site import Site
 from protofl_common.experiment.catalog import FedNHHparams
 from protofl_common.maths.prototypes import by_class
 from protofl_common.models.heads import CosineHead
@@ -35,22 +37,23 @@ class FedNH(FedAvg[FedNHHparams]):
 
     similarity = "cosine"
 
-    def __init__(self, site: Site, round_number: int) -> None:
-        super().__init__(site, round_number)
-        self.head = CosineHead(site.num_classes, self.settings.model.feature_dim, self.hparams.scale).to(site.device)
-        self.model = SplitModel(site.model.body, self.head)
+    def __init__(self, client: Client, round_number: int) -> None:
+        super().__init__(client, round_number)
+        head = CosineHead(client.num_classes, self.settings.model.feature_dim, self.hparams.scale)
+        self.head = head.to(client.device)
+        self.model = SplitModel(client.model.body, self.head)
 
     def receive(self, payload: Payload) -> None:
         """Become the global body, with W as the head."""
         super().receive(payload)
         if self.global_prototypes is not None:
-            self.head.weight, _ = by_class(self.global_prototypes, self.site.num_classes)
+            self.head.weight, _ = by_class(self.global_prototypes, self.client.num_classes)
 
     def evaluation_model(self) -> SplitModel:
         """The body with W as a linear head, which any other tool can build."""
-        bias_C = self.head.weight.new_zeros(self.site.num_classes)
-        self.site.model.head.load_state_dict({"weight": self.head.weight, "bias": bias_C})
-        return self.site.model
+        head, bias_C = deepcopy(self.client.model.head), self.head.weight.new_zeros(self.client.num_classes)
+        head.load_state_dict({"weight": self.head.weight, "bias": bias_C})
+        return SplitModel(self.model.body, head)
 
     def features(self, data: Samples) -> Tensor:
         """z / ‖z‖."""

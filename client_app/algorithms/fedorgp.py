@@ -32,7 +32,7 @@ class FedORGP(ClientAlgorithm[FedORGPHparams]):
         """Keep the global prototypes, and a table of them by class."""
         super().receive(payload)
         if self.global_prototypes is not None:
-            self.global_CD, self.mask_C = by_class(self.global_prototypes, self.site.num_classes)
+            self.global_CD, self.mask_C = by_class(self.global_prototypes, self.client.num_classes)
 
     def loss(self, batch: Batch) -> LossTerms:
         """L, its terms already weighted."""

@@ -52,10 +52,10 @@ class FedPCL(ClientAlgorithm[FedPCLHparams]):
 
     def prototypes_for_prediction(self) -> Prototypes | None:
         """Its own prototypes of large classes, under its model as it is now; under differential privacy the global."""
-        if self.site.plan is not None:
+        if self.client.plan is not None:
             return super().prototypes_for_prediction()
-        large_K = torch.from_numpy(self.site.large_classes)
-        return chosen(self.exact_prototypes(), large_K).to(self.site.device)
+        large_K = torch.from_numpy(self.client.large_classes)
+        return chosen(self.exact_prototypes(), large_K).to(self.client.device)
 
     def loss(self, batch: Batch) -> LossTerms:
         """Eq. 10, or the loss of an ablation."""
@@ -88,7 +88,7 @@ class FedPCL(ClientAlgorithm[FedPCLHparams]):
 
     def _table(self, sets: tuple[Prototypes, ...]) -> tuple[Tensor, Tensor]:
         """Sets of prototypes -> unit vectors [M, C, D] and which of them exist [M, C]; no set: one empty one."""
-        classes, dim, device = self.site.num_classes, self.settings.model.feature_dim, self.site.device
+        classes, dim, device = self.client.num_classes, self.settings.model.feature_dim, self.client.device
         if not sets:
             nothing = torch.zeros(1, classes, dim), torch.zeros(1, classes, dtype=torch.bool)
             return nothing[0].to(device), nothing[1].to(device)

@@ -59,7 +59,7 @@ class FedPLVM(FedAvg[FedPLVMHparams]):
 
     def upload(self) -> Payload:
         """The model, and the local clusters (Eq. 3)."""
-        data, hparams = self.site.train_set, self.hparams
+        data, hparams = self.client.train_set, self.hparams
         clusters = cluster_classes(
             self.features(data), data.labels.cpu(), hparams.local_clusters, hparams.kmeans_clusters
         )

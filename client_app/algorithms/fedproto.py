@@ -40,7 +40,7 @@ class FedProto(ClientAlgorithm[A]):
         """Keep the global prototypes, which also predict (Eq. 2), and a table of them by class."""
         super().receive(payload)
         if self.global_prototypes is not None:
-            self.global_CD, self.mask_C = by_class(self.global_prototypes, self.site.num_classes)
+            self.global_CD, self.mask_C = by_class(self.global_prototypes, self.client.num_classes)
 
     def loss(self, batch: Batch) -> LossTerms:
         """Eq. 5; the second term is λ · L_R."""

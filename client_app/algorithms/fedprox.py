@@ -16,7 +16,7 @@ from __future__ import annotations
 import torch
 
 from client_app.algorithms.fedavg import FedAvg
-from client_app.site import Site
+from client_app.client import Client
 from client_app.training import Batch, LossTerms
 from protofl_common.experiment.catalog import FedProxHparams
 from protofl_common.wire.payloads import Payload
@@ -25,8 +25,8 @@ from protofl_common.wire.payloads import Payload
 class FedProx(FedAvg[FedProxHparams]):
     """Cross-entropy plus the proximal term."""
 
-    def __init__(self, site: Site, round_number: int) -> None:
-        super().__init__(site, round_number)
+    def __init__(self, client: Client, round_number: int) -> None:
+        super().__init__(client, round_number)
         self.needs_gradients = self.hparams.mu > 0
 
     def receive(self, payload: Payload) -> None:

@@ -41,19 +41,19 @@ class FedRep(FedAvg[FedRepHparams]):
     @cached_property
     def optimizer(self) -> torch.optim.Optimizer:
         """The body's."""
-        return make_optimizer((self.model.body,), self.settings.training)
+        return make_optimizer((self.model.body,), self.training)
 
     @cached_property
     def head_optimizer(self) -> torch.optim.Optimizer | None:
         """The head's; None where nothing of the head trains (setting ``head``)."""
         head = self.model.head
         trains = any(one.requires_grad for one in head.parameters())
-        return make_optimizer((head,), self.settings.training) if trains else None
+        return make_optimizer((head,), self.training) if trains else None
 
     @property
     def lasting(self) -> tuple[str, ...]:
         """Both optimizers, with ``keep-optimizer``."""
-        return (*super().lasting, "head_optimizer") if self.settings.training.keep_optimizer else super().lasting
+        return (*super().lasting, "head_optimizer") if self.training.keep_optimizer else super().lasting
 
     def fit(self) -> dict[str, float]:
         """Train the head on the received body, and then the body."""
@@ -63,10 +63,10 @@ class FedRep(FedAvg[FedRepHparams]):
     def _fit_head(self) -> None:
         if (optimizer := self.head_optimizer) is None:
             return
-        settings, data = self.settings, training_set(self.site.train_set, self.settings.training)
-        features_ND = local_features(self.model, data, settings.training.eval_batch_size).to(self.site.device)
+        data = training_set(self.client.train_set, self.training)
+        features_ND = local_features(self.model, data, self.training.eval_batch_size).to(self.client.device)
         step = Step((SplitModel(nn.Identity(), self.model.head),), optimizer, self.labelled_loss)
         step.replayable = self.replayable
-        seed = derive_seed(settings.run.seed, "head", self.site.name, self.round)
+        seed = derive_seed(self.settings.run.seed, "head", self.client.name, self.round)
         data = replace(data, inputs=features_ND, augment=None)  # of images as they are
-        train(step, data, settings.training, seed, self.hparams.head_epochs)
+        train(step, data, self.training, seed, self.hparams.head_epochs)

@@ -43,7 +43,7 @@ class FedSA(ClientAlgorithm[FedSAHparams]):
         """Keep the global prototypes, which predict, the anchors and the margin."""
         super().receive(payload)
         if (anchors := payload.vectors("anchors")) is not None:
-            self.anchors_CD, _ = by_class(anchors.to(self.site.device), self.site.num_classes)
+            self.anchors_CD, _ = by_class(anchors.to(self.client.device), self.client.num_classes)
             own = 0.0 if self.own_prototypes is None else mean_nearest_distance(self.own_prototypes.means)
             self.margin = max(mean_nearest_distance(self.anchors_CD), own)
 

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from client_app.algorithms.base import ClientAlgorithm
-from client_app.site import Site
+from client_app.client import Client
 from client_app.training import Batch, LossTerms
 from protofl_common.experiment.catalog import FMLHparams
 from protofl_common.maths.losses.distillation import divergence
@@ -33,11 +33,11 @@ from protofl_common.wire.payloads import Payload
 class FML(ClientAlgorithm[FMLHparams]):
     """Two models with one optimizer."""
 
-    def __init__(self, site: Site, round_number: int) -> None:
-        super().__init__(site, round_number)
+    def __init__(self, client: Client, round_number: int) -> None:
+        super().__init__(client, round_number)
         model, seed = self.settings.model, self.settings.run.seed
         arch = self.settings.architecture(0, self.hparams.meme)
-        self.meme = initial_model(arch, site.input_shape, site.num_classes, model, seed, "global").to(site.device)
+        self.meme = initial_model(arch, client.input_shape, client.num_classes, model, seed, "global").to(client.device)
 
     def receive(self, payload: Payload) -> None:
         """Take in the meme model."""
@@ -52,7 +52,7 @@ class FML(ClientAlgorithm[FMLHparams]):
 
     def loss(self, batch: Batch) -> LossTerms:
         """L_p and L_q."""
-        few_labels = self.site.train_set.unlabelled is not None
+        few_labels = self.client.train_set.unlabelled is not None
         self.meme.train(not few_labels or len(batch.labels) > 1)  # one labelled sample: batch normalisation needs more
         own_BC, meme_BC, hparams = batch.logits, self.meme(batch.inputs), self.hparams
         terms = {

@@ -36,8 +36,8 @@ class FPL(FedAvg[FPLHparams]):
         """Become the global model; keep P, and U (Eq. 6) as a table by class."""
         super().receive(payload)
         if (clusters := self.global_prototypes) is not None:
-            unbiased = class_means(clusters.means, clusters.labels, self.site.num_classes).to(self.site.device)
-            self.unbiased_CD, self.mask_C = by_class(unbiased, self.site.num_classes)
+            unbiased = class_means(clusters.means, clusters.labels, self.client.num_classes).to(self.client.device)
+            self.unbiased_CD, self.mask_C = by_class(unbiased, self.client.num_classes)
 
     def loss(self, batch: Batch) -> LossTerms:
         """Eq. 12, its terms already weighted."""

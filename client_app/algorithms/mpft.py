@@ -30,5 +30,5 @@ class MPFT(FedAvg[MPFTHparams]):
 
     def upload(self) -> Payload:
         """The clusters' centres in the space of the frozen features, which no training changes."""
-        data, ratio = self.site.train_set, self.hparams.sample_ratio
+        data, ratio = self.client.train_set, self.hparams.sample_ratio
         return Payload(prototypes=cluster_classes(data.in_memory.cpu(), data.labels.cpu(), "kmeans", ratio=ratio))

@@ -70,7 +70,7 @@ class PerFedAvg(FedAvg[PerFedAvgHparams]):
 
     def fit(self) -> dict[str, float]:
         """Train by `MetaStep`, two passes for each epoch."""
-        training = self.settings.training
+        training = self.training
         step = MetaStep(self.modules, self.optimizer, self.labelled_loss, self.hparams.alpha)
         passes = None if training.local_steps else 2 * training.local_epochs
         return self.train(step, passes, 2 * training.batch_size)
@@ -81,10 +81,10 @@ class PerFedAvg(FedAvg[PerFedAvgHparams]):
 
     @cached_property
     def _adapted(self) -> SplitModel:
-        model, training = deepcopy(self.model).train(), self.settings.training
-        seed = derive_seed(self.settings.run.seed, "adapt", self.site.name, self.round)
+        model, training = deepcopy(self.model).train(), self.training
+        seed = derive_seed(self.settings.run.seed, "adapt", self.client.name, self.round)
         generator = torch.Generator().manual_seed(seed)
-        batch = next(shuffled_batches(self.site.train_set, training.batch_size, generator))
+        batch = next(shuffled_batches(self.client.train_set, training.batch_size, generator))
         torch.manual_seed(seed)  # dropout
         MetaStep((model,), make_optimizer((model,), training), self.labelled_loss, self.hparams.alpha).adapt(*batch)
         return model

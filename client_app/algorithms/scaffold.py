@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from client_app.algorithms.fedavg import FedAvg
-from client_app.site import Site
+from client_app.client import Client
 from protofl_common.experiment.catalog import SCAFFOLDHparams
 from protofl_common.models.control import control_variate
 from protofl_common.wire.payloads import Payload
@@ -32,8 +32,8 @@ class SCAFFOLD(FedAvg[SCAFFOLDHparams]):
 
     state: tuple[str, ...] = ("own",)
 
-    def __init__(self, site: Site, round_number: int) -> None:
-        super().__init__(site, round_number)
+    def __init__(self, client: Client, round_number: int) -> None:
+        super().__init__(client, round_number)
         self.own, self.common, self.control = (control_variate(self.model) for _ in range(3))
 
     def receive(self, payload: Payload) -> None:

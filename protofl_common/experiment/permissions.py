@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from protofl_common.config.datasets import OWN_FORMATS, is_own
 from protofl_common.config.options import Scalar
 from protofl_common.config.python_names import allow, check_allowed, is_inside, is_python_name, module_of
 from protofl_common.experiment.catalog import CATALOG
+from protofl_common.experiment.node import has_own_data, required_dp
 from protofl_common.experiment.plugins import installed
 
 PERMISSIONS: dict[str, Scalar] = {
@@ -48,9 +48,6 @@ DIVISION = ("test-from", "train-fraction", "validation-fraction")
 """Settings by which a site with data of its own divides them: its node config's, else the defaults, never the run's."""
 UNDIVIDED: dict[str, Scalar] = {"total-samples": 0, "train-samples": 0, "test-samples": 0, "positive-rate": 1.0}
 """Settings that would leave samples or labels out; at a site with data of its own they have these values."""
-_DP = re.compile(r"epsilon<=(\d+\.?\d*)( delta<=(\d*\.?\d+(?:e-\d+)?))?")
-DELTA = 1e-5
-"""δ of a site that demands ε alone."""
 STRICT = (*DEMANDS, "require-secagg")
 """Demands under which a run must not try out names of classes: whether a site accepts them tells which it has."""
 AT_THE_SERVER = ("callback", "dataset")
@@ -64,11 +61,6 @@ def allowed_by(node: Mapping[str, Scalar]) -> dict[str, Scalar]:
     return defaults | {key: node[key] for key in defaults if key in node}
 
 
-def has_own_data(node: Mapping[str, object]) -> bool:
-    """Return whether a site brings data of its own, not a share of a data set that several clients divide."""
-    return "partition-id" not in node and bool(node.get("data-dir") or node.get("dataset"))
-
-
 def demanded(node: Mapping[str, Scalar], config: dict[str, Scalar]) -> list[str]:
     """Raise ``config`` to what the site demands; a line for each demand that is none, or that the run does not meet."""
     least = node.get("min-class-samples", 1)
@@ -78,12 +70,6 @@ def demanded(node: Mapping[str, Scalar], config: dict[str, Scalar]) -> list[str]
     if type(asked) is int:
         config["min-class-samples"] = max(asked, least)
     return list(_dp_demanded(node, config))
-
-
-def required_dp(node: Mapping[str, Scalar]) -> tuple[float, float] | None:
-    """(ε, δ) that this site lets all runs together spend, of ``require-dp``; None without."""
-    found = _DP.fullmatch(str(node.get("require-dp")))
-    return (float(found[1]), float(found[3] or DELTA)) if found else None
 
 
 def _dp_demanded(node: Mapping[str, Scalar], config: Mapping[str, Scalar]) -> Iterator[str]:

@@ -38,6 +38,7 @@ from protofl_common.config.sections import (
     TrainingSettings,
 )
 from protofl_common.experiment.catalog import CATALOG, Algorithm, Hparams
+from protofl_common.experiment.node import PARTITION_KEYS, has_own_data, is_site
 from protofl_common.experiment.permissions import (
     DEMANDS,
     DIVISION,
@@ -45,7 +46,6 @@ from protofl_common.experiment.permissions import (
     PERMISSIONS,
     UNDIVIDED,
     demanded,
-    has_own_data,
     permission_problems,
 )
 from protofl_common.experiment.plugins import algorithm_named, read_hparams
@@ -54,13 +54,11 @@ from protofl_common.runs.evaluation_metrics import metric_names
 from protofl_common.runs.folder import KINDS
 from protofl_common.wire.schema import Exchange, vectors_in, weights_in
 
-PARTITION_KEYS = ("partition-id", "num-partitions")
-"""All that the node config of a simulated client has."""
 READING = ("dataset", "classes", "image-size", "text-length")
 """How a site's files are read."""
 NODE_OVERRIDES = ("data-dir", *READING, *DIVISION, "arch", "device", "state-dir", "cache-dir")
 NODE_KEYS = ("site-name", *PARTITION_KEYS, "domain", "statistics", *NODE_OVERRIDES, *DEMANDS, *PERMISSIONS, *LIMITS)
-"""The keys of a site's ``--node-config``; ``statistics`` is true or false there (`client_app/site.py`)."""
+"""The keys of a site's ``--node-config``; ``statistics`` is true or false there (`client_app/statistics.py`)."""
 SITE_FOLDERS: dict[str, Scalar] = {"data-dir": "", "cache-dir": "", "state-dir": "", "out-dir": "runs"}
 """The folders of a site whose node config does not say otherwise; what the run config says of them is ignored."""
 WITH_SECAGG: dict[str, tuple[Scalar, str]] = {
@@ -231,11 +229,6 @@ def own_division(node: Mapping[str, Scalar]) -> dict[str, Scalar]:
     if not has_own_data(node):
         return {}
     return UNDIVIDED | {key: node.get(key, _defaults()[key]) for key in DIVISION}
-
-
-def is_site(node_config: Mapping[str, object]) -> bool:
-    """Return whether a node config is that of a machine with an operator, not of a simulated client."""
-    return bool(node_config.keys() - set(PARTITION_KEYS))
 
 
 def _run_problems(run: RunSettings | None) -> list[str]:

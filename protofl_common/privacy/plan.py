@@ -1,8 +1,8 @@
 """The noise that the messages of a run need under differential privacy, and their cost after each round.
 
-In a round a client evaluates what it has received, trains by DP-SGD (`client_app/private_training.py`), and sends a
-table of class sums or counts. Noise is added to the numbers of right predictions, to the gradients and to the table
-(`release.py`); all rounds and the final evaluation are composed (`accountant.py`).
+In a round a client evaluates what it has received, trains by DP-SGD (`client_app/protections/private_step.py`), and
+sends a table of class sums or counts. Noise is added to the numbers of right predictions, to the gradients and to the
+table (`release.py`); all rounds and the final evaluation are composed (`accountant.py`).
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ with_halves()
 
 from client_app.algorithms.base import ClientAlgorithm  # noqa: E402
 from client_app.algorithms.fedavg import FedAvg as FedAvgClient  # noqa: E402
-from client_app.site import Site  # noqa: E402
+from client_app.client import Client  # noqa: E402
 from client_app.training import Batch, LossTerms, Step  # noqa: E402
 from protofl_common.config.options import option  # noqa: E402
 from protofl_common.experiment.catalog import Algorithm, Hparams  # noqa: E402
@@ -22,6 +22,7 @@ from server_app.validation.replies import Upload  # noqa: E402
 __all__ = [
     "Algorithm",
     "Batch",
+    "Client",
     "ClientAlgorithm",
     "Counts",
     "Exchange",
@@ -32,7 +33,6 @@ __all__ = [
     "Payload",
     "Prototypes",
     "ServerStrategy",
-    "Site",
     "Step",
     "Update",
     "Upload",

@@ -113,11 +113,11 @@ def try_method(
     with_halves()
     from flwr.app import Context, RecordDict
 
-    from client_app.site import Site
+    from client_app.client import Client
 
     config = _config(data, settings | {"algo": like, "rounds": 1, "local-steps": 1, "state-dir": mkdtemp()})
     node: dict[str, Scalar] = {"partition-id": 0, "num-partitions": 1}
-    site = Site(Context(1, 1, node, RecordDict(), config))
+    site = Client(Context(1, 1, node, RecordDict(), config))
     site.settings = replace(site.settings, hparams=own or site.settings.hparams)
     algorithm = client(site, 1)
     return Tried(algorithm.fit(), algorithm.upload())

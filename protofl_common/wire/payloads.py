@@ -15,7 +15,17 @@ from protofl_common.maths.low_rank import LEFT, RIGHT, largest_rank, product
 from protofl_common.maths.prototypes import Prototypes
 from protofl_common.wire.arrays import DTYPES, array_record, decoded, dtype_name, rows_of
 from protofl_common.wire.limits import Limits, RefusedMessage, Template
-from protofl_common.wire.schema import Counts, Declared, Entry, Statistics, Update, Vectors, VectorSets, Weights
+from protofl_common.wire.schema import (
+    Counts,
+    Declared,
+    Entry,
+    Statistics,
+    Update,
+    Vectors,
+    VectorSets,
+    Weights,
+    vectors_in,
+)
 from protofl_common.wire.statistics import ClientStatistics, bytes_of_statistics, pack_statistics, unpack_statistics
 
 MAX_SETS = 10_000
@@ -50,6 +60,15 @@ class Payload:
         if self.declared is not None and name not in self.declared:
             raise KeyError(f"{name} is not declared for this direction; declared: {', '.join(self.declared)}")
         return self.entries.get(name)
+
+    def without_undeclared_counts(self, declared: Declared) -> Payload:
+        """Drop the counts of prototypes for which ``declared`` has none: only protections needed them."""
+        counted = {name for name, entry in vectors_in(declared).items() if entry.counts}
+        entries = {
+            name: value.without_counts() if isinstance(value, Prototypes) and name not in counted else value
+            for name, value in self.entries.items()
+        }
+        return Payload(**entries)
 
     def vectors(self, name: str = "prototypes") -> Prototypes | None:
         """The entry, declared as `Vectors`; None where it was not sent."""

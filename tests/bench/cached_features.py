@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-import client_app.site
+import client_app.client
 from protofl_common.backbones.extract import extract_features
 from protofl_common.experiment.settings import flatten
 from tests.harness import run_config, run_federation
@@ -61,7 +61,7 @@ def main() -> None:
     torch.set_num_threads(1)
     cached = seconds_per_round(options.data_dir, options.rounds, options.backbones)
     print(f"cached: {cached:.3f} s a round of {CLIENTS} clients")
-    client_app.site.cached_features = computed_anew
+    client_app.client.cached_features = computed_anew
     anew = seconds_per_round(options.data_dir, options.rounds, options.backbones)
     print(f"computed anew: {anew:.3f} s a round; {anew / cached:.1f} times as long")
 

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 from client_app.algorithms import client_half
 from client_app.algorithms.base import ClientAlgorithm
-from client_app.site import Site
+from client_app.client import Client
 from client_app.training import FusedStep, Step
 from protofl_common.experiment.catalog import CATALOG
 from protofl_common.wire.payloads import Payload
@@ -26,7 +26,7 @@ SMALL: dict[str, Any] = {"train_samples": 20, "test_samples": 20}
 
 def algorithm(tmp_path: Path, algo: str = "local", client: int = 1, **changes: Any) -> ClientAlgorithm[Any]:
     config = run_config(tmp_path, algo=algo, **changes)
-    site = Site(Context(1, 7, {"partition-id": client, "num-partitions": 5}, RecordDict(), config))
+    site = Client(Context(1, 7, {"partition-id": client, "num-partitions": 5}, RecordDict(), config))
     return client_half(CATALOG[algo])(site, 2)
 
 
@@ -44,7 +44,7 @@ def test_the_hooks_come_in_their_order_and_a_newcomer_has_no_last_round(
         original = getattr(ClientAlgorithm, name)
 
         def noted(self: ClientAlgorithm[Any], *rest: Any) -> Any:
-            calls.append((self.site.name, name, self.round, self.last_round))
+            calls.append((self.client.name, name, self.round, self.last_round))
             return original(self, *rest)
 
         monkeypatch.setattr(ClientAlgorithm, name, noted)
@@ -90,7 +90,7 @@ def test_with_few_clients_a_round_the_last_round_is_the_clients_own(
     fit = ClientAlgorithm.fit
 
     def noted(self: ClientAlgorithm[Any]) -> dict[str, float]:
-        seen.setdefault(self.site.name, []).append((self.round, self.last_round))
+        seen.setdefault(self.client.name, []).append((self.round, self.last_round))
         return fit(self)
 
     monkeypatch.setattr(ClientAlgorithm, "fit", noted)
@@ -104,7 +104,7 @@ def test_with_few_clients_a_round_the_last_round_is_the_clients_own(
 
 def test_settings_are_the_runs_and_hparams_the_algorithms(tmp_path: Path) -> None:
     found = algorithm(tmp_path, "fedtgp", fedtgp__lambda=0.7)
-    assert found.settings is found.site.settings
+    assert found.settings is found.client.settings
     assert found.hparams is found.settings.hparams
     assert isinstance(found.hparams, CATALOG["fedtgp"].hparams)
     assert found.hparams.lambda_ == 0.7
@@ -115,8 +115,9 @@ def test_every_optimizer_has_the_learning_rate_of_its_round(algo: str, tmp_path:
     """In the second round half of the first one's, for an optimizer that lives on too."""
     schedule = {"lr_schedule": "step", "lr_step": 1, "lr_decay": 0.5, "lr": 0.3, "keep_optimizer": True}
     found = algorithm(tmp_path, algo, **schedule, momentum=0.9, **SMALL)
-    assert found.settings.training.lr == 0.15
-    earlier = client_half(CATALOG[algo])(found.site, 1)
+    assert found.training.lr == 0.15
+    assert found.settings is found.client.settings
+    earlier = client_half(CATALOG[algo])(found.client, 1)
     for parameter in earlier.optimizer.param_groups[0]["params"]:
         parameter.grad = torch.ones_like(parameter)
     earlier.optimizer.step()
@@ -208,7 +209,7 @@ def test_so_do_projection_networks_behind_frozen_backbones(tmp_path: Path) -> No
 
 
 def test_a_loss_that_needs_gradients_gets_the_plain_step_with_all_of_them(tmp_path: Path) -> None:
-    site = algorithm(tmp_path, models="htcnn-1", feature_dim=512).site
+    site = algorithm(tmp_path, models="htcnn-1", feature_dim=512).client
     plain = Own(site, 1)
     step = plain.step()
     assert type(step) is Step
@@ -228,7 +229,7 @@ def test_a_loss_that_needs_gradients_gets_the_plain_step_with_all_of_them(tmp_pa
 def test_an_architecture_that_is_not_of_the_catalog_gets_the_plain_step(arch: str, tmp_path: Path) -> None:
     found = algorithm(tmp_path)
     _ = found.model
-    found.site.arch = arch
+    found.client.arch = arch
     assert type(found.step()) is Step
 
 

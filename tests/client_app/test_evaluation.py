@@ -57,7 +57,7 @@ def test_own_prototypes_are_those_of_the_training_classes(tmp_path: Path, monkey
         seen.append((data, known))
         return evaluate(model, data, batch_size, known, **rest)
 
-    monkeypatch.setattr("client_app.app.evaluate", noted)
+    monkeypatch.setattr("client_app.visit.evaluate", noted)
     few: dict[str, Any] = {
         "partition": "pathological",
         "classes_per_client": 4,

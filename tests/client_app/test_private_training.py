@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional
 
 from client_app.data import Samples
-from client_app.private_training import PrivateStep
+from client_app.protections.private_step import PrivateStep
 from client_app.training import Batch, LossTerms, train
 from protofl_common.config.options import SettingsError
 from protofl_common.models.layers import with_group_norm
@@ -68,7 +68,7 @@ def test_the_sum_is_that_of_samples_taken_one_by_one(
         gradients = torch.autograd.grad(loss, list(model.parameters()))
         length = torch.cat([one.flatten() for one in gradients]).norm()
         sums = [total + one * min(1.0, 0.5 / length) for total, one in zip(sums, gradients, strict=True)]
-    monkeypatch.setattr("client_app.private_training.AT_ONCE", at_once)
+    monkeypatch.setattr("client_app.protections.private_step.AT_ONCE", at_once)
     step(model, 1e-9, samples=7, loss=entropy, dp_clip=0.5)(inputs, labels, torch.arange(7))
     for before, after, total in zip(start, model.parameters(), sums, strict=True):
         torch.testing.assert_close(before - after, total / 7, atol=1e-6, rtol=0)

@@ -12,8 +12,8 @@ from flwr.app import Context, RecordDict
 
 from client_app.algorithms import client_half
 from client_app.algorithms.base import ClientAlgorithm
+from client_app.client import Client
 from client_app.few_labels import labelled_loss, training_set
-from client_app.site import Site
 from client_app.training import Batch, LossTerms, train
 from protofl_common.experiment.catalog import CATALOG
 from protofl_common.maths.losses.positive_unlabelled import positive_unlabelled_risk
@@ -28,7 +28,7 @@ FEW: dict[str, Any] = {"positive_rate": 0.34, "models": "htcnn-1", "feature_dim"
 def algorithm(tmp_path: Path, algo: str = "fedproto", **changes: Any) -> ClientAlgorithm[Any]:
     """Site 1 of 5 in round 2, with global prototypes of classes 0 … 4."""
     config = run_config(tmp_path, algo=algo, **{**FEW, **changes})
-    site = Site(Context(1, 7, {"partition-id": 1, "num-partitions": 5}, RecordDict(), config))
+    site = Client(Context(1, 7, {"partition-id": 1, "num-partitions": 5}, RecordDict(), config))
     found = client_half(CATALOG[algo])(site, 2)
     if "prototypes" in site.settings.row.exchange.down:
         generator = torch.Generator().manual_seed(0)
@@ -38,7 +38,7 @@ def algorithm(tmp_path: Path, algo: str = "fedproto", **changes: Any) -> ClientA
 
 def batch(client: ClientAlgorithm[Any], rows: slice = slice(None)) -> Batch:
     """Rows of the labelled (0 … 9) and unlabelled (10 … 29) training samples, as the training loop gives them."""
-    data = client.site.train_set.with_unlabelled()
+    data = client.client.train_set.with_unlabelled()
     features = client.model.body(data.inputs[rows])
     index = torch.arange(len(data))[rows]
     return Batch(data.inputs[rows], data.labels[rows], index, features, client.model.head(features))
@@ -46,7 +46,7 @@ def batch(client: ClientAlgorithm[Any], rows: slice = slice(None)) -> Batch:
 
 def batch_loss(client: ClientAlgorithm[Any], of: Batch) -> LossTerms:
     """What the training loop asks for: the client's step has it, and `labelled_loss` makes it."""
-    site = client.site
+    site = client.client
     made = labelled_loss(client.loss, site.train_set, site.settings.training, site.num_classes)(of)
     found = client.step().loss(of)
     assert list(found) == list(made)
@@ -56,12 +56,12 @@ def batch_loss(client: ClientAlgorithm[Any], of: Batch) -> LossTerms:
 
 def test_the_training_set_is_what_is_labelled(tmp_path: Path) -> None:
     client = algorithm(tmp_path)
-    assert client.site.train_set.labels.sort().values.tolist() == list(range(10))
-    assert client.site.train_set.unlabelled is not None
-    assert len(client.site.train_set.unlabelled) == 20
-    assert len(client.site.data.train_labels) == client.site.card(1, "").train_samples == 30
-    assert (client.site.test_set.labels >= 0).all()
-    assert client.site.test_set.unlabelled is None
+    assert client.client.train_set.labels.sort().values.tolist() == list(range(10))
+    assert client.client.train_set.unlabelled is not None
+    assert len(client.client.train_set.unlabelled) == 20
+    assert len(client.client.data.train_labels) == client.client.stated_samples == 30
+    assert (client.client.test_set.labels >= 0).all()
+    assert client.client.test_set.unlabelled is None
 
 
 @pytest.mark.parametrize("algo", ["local", "fedavg", "fedproto", "fedtgp", "protofed"])
@@ -109,7 +109,7 @@ def test_a_batch_without_any_label(tmp_path: Path) -> None:
 def test_training_on_many_batches_without_labels_stays_finite(weight: float, tmp_path: Path) -> None:
     client = algorithm(tmp_path, positive_rate=1e-6, batch_size=2, local_epochs=2, pu_weight=weight)
     before = {name: value.clone() for name, value in client.model.state_dict().items()}
-    data = client.site.train_set.with_unlabelled()
+    data = client.client.train_set.with_unlabelled()
     losses = train(client.step(), data, client.settings.training, seed=1)
     assert np.isfinite(list(losses.values())).all()
     assert set(losses) == {"cross-entropy", "prototype", "total"} | ({"unlabelled"} if weight else set())
@@ -144,8 +144,8 @@ def test_few_labels_in_front_of_a_frozen_backbone(algo: str, weight: float, tmp_
 def test_when_all_is_labelled_the_loss_is_the_algorithms_own(algo: str, tmp_path: Path) -> None:
     """Whatever the weight: to the last bit, and in the same order of samples."""
     client = algorithm(tmp_path, algo, positive_rate=1.0, pu_weight=1.0)
-    assert client.site.train_set.with_unlabelled() is client.site.train_set
-    assert training_set(client.site.train_set, client.settings.training) is client.site.train_set
+    assert client.client.train_set.with_unlabelled() is client.client.train_set
+    assert training_set(client.client.train_set, client.settings.training) is client.client.train_set
     assert client.step().loss == client.loss
     everything = batch(client)
     own = client.loss(everything)
@@ -160,7 +160,7 @@ def test_prototypes_and_their_counts_are_those_of_the_labelled_samples(tmp_path:
     assert sent is not None
     assert sent.counts is not None
     assert sent.counts.tolist() == [2] * 10
-    images, labels = client.site.train_set.inputs, client.site.train_set.labels
+    images, labels = client.client.train_set.inputs, client.client.train_set.labels
     with torch.no_grad():
         for label, mean in zip(sent.labels.tolist(), sent.means, strict=True):
             torch.testing.assert_close(mean, client.model.body(images[labels == label]).mean(0))

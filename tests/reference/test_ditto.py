@@ -101,7 +101,7 @@ def test_a_client_that_joins_later_begins_with_the_global_model(tmp_path: Path) 
 
     def noted(self: Ditto) -> dict[str, float]:
         pairs = zip(self.personal.state_dict().values(), self.model.state_dict().values(), strict=True)
-        begun.setdefault(self.site.name, (self.round, all(torch.equal(*pair) for pair in pairs)))
+        begun.setdefault(self.client.name, (self.round, all(torch.equal(*pair) for pair in pairs)))
         return fit(self)
 
     with pytest.MonkeyPatch.context() as patch:

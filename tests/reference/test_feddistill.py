@@ -10,7 +10,7 @@ import torch
 from flwr.app import Context, MessageType, RecordDict
 
 from client_app.algorithms.feddistill import FedDistill
-from client_app.site import Site
+from client_app.client import Client
 from client_app.training import Batch
 from protofl_common.experiment.settings import Settings
 from tests.harness import run_config, run_federation
@@ -107,7 +107,7 @@ def assert_equal(found: Outputs, wanted: Outputs) -> None:
 def test_outputs_are_summed_up_without_their_graphs(tmp_path: Path) -> None:
     """Which would hold every batch of the round in memory."""
     config = run_config(tmp_path, liars=0, algo="feddistill", models="htcnn-1")
-    site = Site(Context(1, 7, {"partition-id": 1, "num-partitions": 5}, RecordDict(), config))
+    site = Client(Context(1, 7, {"partition-id": 1, "num-partitions": 5}, RecordDict(), config))
     client, data = FedDistill(site, 1), site.train_set
     features = client.model.body(data.inputs)
     client.loss(Batch(data.inputs, data.labels, torch.arange(len(data)), features, client.model.head(features)))

@@ -130,7 +130,7 @@ def test_all_that_take_part_start_from_one_student(tmp_path: Path, monkeypatch: 
     fit = FedKD.fit
 
     def noted(self: FedKD) -> dict[str, float]:
-        started.setdefault(self.round, {})[self.site.name] = {k: v.clone() for k, v in self.received.items()}
+        started.setdefault(self.round, {})[self.client.name] = {k: v.clone() for k, v in self.received.items()}
         return fit(self)
 
     def tamper(message: Message, reply: Message) -> Message | None:

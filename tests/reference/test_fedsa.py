@@ -120,7 +120,7 @@ def test_two_rounds_equal_an_independent_script(
 
 def test_the_margin_is_the_larger_of_the_anchors_and_the_own_prototypes() -> None:
     client, labels = FedSA.__new__(FedSA), torch.arange(3)
-    client.site = SimpleNamespace(device=torch.device("cpu"), num_classes=3)  # type: ignore[assignment]
+    client.client = SimpleNamespace(device=torch.device("cpu"), num_classes=3)  # type: ignore[assignment]
     for own, margin_wanted in ((None, 2**0.5), (0.1, 2**0.5), (9.0, 9 * 2**0.5)):
         client.own_prototypes = None if own is None else Prototypes(own * torch.eye(3), labels)
         client.receive(Payload(anchors=Prototypes(torch.eye(3), labels)))

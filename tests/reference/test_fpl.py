@@ -13,7 +13,7 @@ from flwr.app import Context, MessageType, RecordDict
 from safetensors.torch import load_file
 
 from client_app.algorithms import client_half
-from client_app.site import Site
+from client_app.client import Client
 from client_app.training import Batch
 from protofl_common.experiment.catalog import CATALOG
 from protofl_common.experiment.settings import Settings
@@ -109,7 +109,7 @@ def test_two_rounds_equal_an_independent_script(partition: str, tau: float, cons
 def test_cosines_below_zero_count_as_they_are(tmp_path: Path) -> None:
     """Features behind a projection have signs; Eq. 8 clamps none, so each prototype pushes or pulls (Eq. 8 and 10)."""
     config = run_config(tmp_path, algo="fpl", feature_dim=4, models="htcnn-1", fpl__temperature=0.5, fpl__lambda=1.0)
-    site = Site(Context(1, 7, {"partition-id": 0, "num-partitions": SITES}, RecordDict(), config))
+    site = Client(Context(1, 7, {"partition-id": 0, "num-partitions": SITES}, RecordDict(), config))
     algorithm = client_half(CATALOG["fpl"])(site, 2)
     means = torch.tensor([[1.0, 0, 0, 0], [-1, 1, 0, 0], [0, 0, -1, 1]])
     algorithm.receive(Payload(prototypes=Prototypes(means, torch.tensor([0, 1, 1]))))

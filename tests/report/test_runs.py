@@ -12,7 +12,7 @@ import pytest
 from flwr.app import Context, MessageType, RecordDict
 from safetensors.numpy import load_file
 
-from client_app.site import Site
+from client_app.client import Client
 from protofl_common.runs.metrics import human_bytes
 from tests.attacks import by, scaled, values_of
 from tests.harness import Outcome, run_config, run_federation
@@ -155,7 +155,7 @@ def test_a_bubble_for_each_client_and_class_that_has_samples(fedtgp: Outcome) ->
     held = 0
     for index in range(4):
         node = {"partition-id": index, "num-partitions": 4}
-        data = Site(Context(1, 1, node, RecordDict(), fedtgp.grid.run_config)).data
+        data = Client(Context(1, 1, node, RecordDict(), fedtgp.grid.run_config)).data
         assert sites[f"site-{index}"]["train-classes"] == np.bincount(data.train_labels, minlength=10).tolist()
         held += len(np.unique(data.train_labels))
     assert read(fedtgp).marks("distribution")[0] == held == 12

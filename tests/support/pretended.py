@@ -91,7 +91,7 @@ def called(function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 def pretended_gpu() -> Iterator[None]:
     """While this lasts, clients and server find the GPU."""
     with pytest.MonkeyPatch.context() as patch, Mode():
-        for room in ("client_app.site", "server_app.training"):
+        for room in ("client_app.client", "server_app.training"):
             patch.setattr(f"{room}.open_device", lambda name, precision: GPU)
         patch.setattr("torch.__future__._overwrite_module_params_on_conversion", True)
         patch.setattr("torch.inference_mode.__enter__", torch.no_grad.__enter__)  # which such tensors cannot

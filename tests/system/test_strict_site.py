@@ -10,7 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from protofl_common.experiment.settings import NODE_KEYS, PARTITION_KEYS
+from protofl_common.experiment.node import PARTITION_KEYS
+from protofl_common.experiment.settings import NODE_KEYS
 from protofl_common.tools.site.node import node_config
 from tests.system.processes import BIN, environment, superlink, supernode
 

@@ -84,7 +84,7 @@ def test_of_classes_below_the_least_number_there_is_nothing_to_name(tmp_path: Pa
 def test_under_epsilon_1_it_falls_to_chance(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Prototypes of the same frozen features, with noise and without; of a seed, as an attack may win by chance."""
     draw = np.random.default_rng(1)
-    monkeypatch.setattr("client_app.algorithms.base.fresh_draw", lambda: draw)
+    monkeypatch.setattr("client_app.protections.differential_privacy.fresh_draw", lambda: draw)
     _, open_ = findings(tmp_path / "open", "fedproto", train_samples=20)
     _, closed = findings(tmp_path / "closed", "fedproto", train_samples=20, dp="sample", dp_epsilon=1.0)
     assert open_["prototypes", "all"]["above_chance"]

@@ -13,7 +13,7 @@ import torch
 from flwr.app import Context, RecordDict
 from PIL import Image
 
-from client_app.site import Site
+from client_app.client import Client
 from protofl_common.basics.tensorfile import read_tensors, write_tensors
 from protofl_common.data import DataError
 from protofl_common.data.images import read_image
@@ -33,9 +33,9 @@ def trained(tmp_path: Path, **settings: Any) -> Outcome:
     return run_federation(run_config(tmp_path, **settings), CLIENTS)
 
 
-def site(run: Outcome, number: int) -> Site:
+def site(run: Outcome, number: int) -> Client:
     node = {"partition-id": number, "num-partitions": CLIENTS}
-    return Site(Context(RUN_ID, 1, node, RecordDict(), run.grid.run_config))
+    return Client(Context(RUN_ID, 1, node, RecordDict(), run.grid.run_config))
 
 
 def write_images(folder: Path, images: Any) -> Path:

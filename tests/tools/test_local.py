@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from flwr.app import Context, Message
 
 import client_app.app
+from client_app.visit import Visit
 from protofl_common.tools import local
 from protofl_common.tools.cli.flower import here, is_local
 from tests.bench.golden import tensors_of
@@ -54,10 +54,10 @@ def test_a_process_that_dies_ends_the_run_and_it_can_be_resumed(
 ) -> None:
     fit = client_app.app._train_round
 
-    def dying(message: Message, context: Context) -> Any:
-        if context.node_config["partition-id"] == 1 and message.metadata.group_id == "2":
+    def dying(visit: Visit) -> Any:
+        if visit.client.node.partition == 1 and visit.message.metadata.group_id == "2":
             os.kill(os.getpid(), signal.SIGKILL)
-        return fit(message, context)
+        return fit(visit)
 
     whole = results(tmp_path / "whole", 2, algo="fedproto", models="cnn4")
     for process in active_children():

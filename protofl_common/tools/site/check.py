@@ -28,7 +28,7 @@ from protofl_common.basics.text import names_in
 from protofl_common.config.options import Scalar, SettingsError
 from protofl_common.experiment.catalog import CATALOG
 from protofl_common.experiment.permissions import DEMANDS, LIMITS, allowed_by
-from protofl_common.experiment.settings import app_folder, default_run_config, digest_of
+from protofl_common.experiment.settings import Settings, app_folder, default_run_config, digest_of
 from protofl_common.tools.site.node import node_config, site_folders, site_settings, supernode_options
 from protofl_common.tools.superlink_tls import shown_by
 from protofl_common.wire.records import pack_settings, unpack_site_card
@@ -61,11 +61,12 @@ def findings(supernode: list[str], asked: Mapping[str, Scalar]) -> list[Finding]
     node = node_config(options.node_config)
     found = [*_code_and_user(), *_network(options)]
     try:
-        site_settings(node, asked)
+        settings = site_settings(node, asked)
     except SettingsError as error:
         found += [Finding(WRONG, "settings", line) for line in str(error).splitlines()]
     else:
         found += [*_folders(node), *_permissions(node), *_algorithms(node), *_device(node), *_data(node, asked)]
+        found += [_protections(settings)]
     levels = (WRONG, WARNING, FACT)
     return sorted(found, key=lambda finding: levels.index(finding.level))
 
@@ -184,6 +185,15 @@ def _permissions(node: Mapping[str, Scalar]) -> Iterator[Finding]:
     for key in (key for key in DEMANDS if key in node):
         yield Finding(FACT, "demands", f"{key} {node[key]}")
     yield Finding(FACT, "limits", ", ".join(f"{key} {allowed[key]}" for key in LIMITS))
+
+
+def _protections(settings: Settings) -> Finding:
+    """List what acts on a message of a run with these settings, in order."""
+    from client_app.protections import PROTECTIONS
+
+    acting = [kind.name for kind in PROTECTIONS if kind.acts(settings, is_site=True)]
+    secure = ["secure aggregation"] if settings.privacy.secagg else []
+    return Finding(FACT, "protections", ", ".join(acting + secure))
 
 
 def _algorithms(node: Mapping[str, Scalar]) -> Iterator[Finding]:

@@ -13,7 +13,7 @@ from pathlib import Path
 from protofl_common.basics.files import remove, replacing
 from protofl_common.basics.text import in_order, numbered
 from protofl_common.config.options import Scalar, SettingsError
-from protofl_common.experiment.permissions import DELTA, required_dp
+from protofl_common.experiment.node import DELTA, required_dp, site_name
 from protofl_common.tools.site.node import site_folders
 
 CACHES = "caches/"
@@ -49,15 +49,14 @@ class Stored:
 def stored_at(node: Mapping[str, Scalar]) -> list[Stored]:
     """The runs of which this site keeps a model, and its caches, which are last."""
     states, cache = site_folders(node)
-    own = str(node.get("site-name", f"site-{node.get('partition-id', 0)}"))  # as `client_app.site` names it
-    models = {path.parents[1].name: path for path in states.glob("*/clients/*") if path.name == own}
+    models = {path.parents[1].name: path for path in states.glob("*/clients/*") if path.name == site_name(node)}
     runs = [Stored(name, (models[name],)) for name in in_order(models)]
     return [*runs, Stored(CACHES, tuple(_entries(cache)))]
 
 
 def ledgers_at(node: Mapping[str, Scalar]) -> Iterator[str]:
     """Yield a line for each privacy ledger of this site: how much of ``require-dp`` is spent."""
-    from client_app.account import spent
+    from client_app.protections.ledger import spent
 
     most, delta = required_dp(node) or (None, DELTA)
     for file in sorted((site_folders(node)[0] / "privacy").glob("*.json")):

@@ -18,7 +18,7 @@ import torch
 from torch.nn.functional import cosine_similarity, cross_entropy
 
 from client_app.algorithms.fedavg import FedAvg
-from client_app.site import Site
+from client_app.client import Client
 from client_app.training import Batch, LossTerms
 from protofl_common.config.options import option
 from protofl_common.experiment.catalog import Algorithm, Hparams
@@ -39,8 +39,8 @@ class Moon(FedAvg[MoonHparams]):
 
     state = ("previous",)
 
-    def __init__(self, site: Site, round_number: int) -> None:
-        super().__init__(site, round_number)
+    def __init__(self, client: Client, round_number: int) -> None:
+        super().__init__(client, round_number)
         self.previous = deepcopy(self.model)
 
     def receive(self, payload: Payload) -> None:

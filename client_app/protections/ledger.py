@@ -11,7 +11,7 @@ import json
 from collections import Counter
 from pathlib import Path
 
-from client_app.site import Site
+from client_app.client import Client
 from client_app.state import LedgerError
 from protofl_common.basics.files import locked, write_text
 from protofl_common.config.options import SettingsError
@@ -24,32 +24,32 @@ name from message to message: what either has spent counts."""
 CURE = "; what earlier runs spent does not come back: a run of smaller dp-epsilon may still fit"
 
 
-def charge(site: Site, instructions: Instructions, *, trains: bool) -> None:
+def charge(client: Client, instructions: Instructions, *, trains: bool) -> None:
     """Enter what the answer to ``instructions`` will cost: a round if it ``trains``, else a final evaluation.
 
     SettingsError if it would exceed the run's ``dp-epsilon``, or what this site lets all runs together spend.
     LedgerError if the ledger cannot be locked, read or written.
     """
-    if (plan := site.plan) is None:
+    if (plan := client.plan) is None:
         return
     costs = plan.of_round(instructions.round, instructions.evaluate) if trains else plan.of_evaluation()
-    file = site.account_file(instructions.run_name)
+    file = client.folders.ledger(instructions.run_name)
     try:
         with locked(file):  # another run's client may be at work on this machine
-            _charge(site, instructions.run_name, costs, file)
+            _charge(client, instructions.run_name, costs, file)
     except OSError as error:
         raise LedgerError(f"the privacy ledger {file} cannot be written: {error}") from error
 
 
-def check_affordable(site: Site) -> None:
+def check_affordable(client: Client) -> None:
     """Raise SettingsError where not even one round fits in what this site lets all runs together spend.
 
     So a run that this site can only refuse hears of it before the first round, not in each.
     """
-    if site.plan is None or site.required_dp is None:
+    if client.plan is None or client.node.required_dp is None:
         return
-    used = sum(read_ledger(site.account_file("")).values(), Counter())
-    _check(used + _entries(site.plan.of_round(1, True)), *site.required_dp, "require-dp, over all runs,", CURE)
+    used = sum(read_ledger(client.folders.ledger("")).values(), Counter())
+    _check(used + _entries(client.plan.of_round(1, True)), *client.node.required_dp, "require-dp, over all runs,", CURE)
 
 
 def spent(file: Path, delta: float) -> float:
@@ -57,14 +57,14 @@ def spent(file: Path, delta: float) -> float:
     return _epsilon(sum(read_ledger(file).values(), Counter()), delta)
 
 
-def _charge(site: Site, run: str, costs: list[Mechanism], file: Path) -> None:
+def _charge(client: Client, run: str, costs: list[Mechanism], file: Path) -> None:
     account = read_ledger(file)
-    account.setdefault(f"{run} {site.run_id}", Counter()).update(_entries(costs))
-    privacy = site.settings.privacy
-    alike = [used for key, used in account.items() if key.startswith(f"{run} ") or key.endswith(f" {site.run_id}")]
+    account.setdefault(f"{run} {client.run_id}", Counter()).update(_entries(costs))
+    privacy = client.settings.privacy
+    alike = [used for key, used in account.items() if key.startswith(f"{run} ") or key.endswith(f" {client.run_id}")]
     _check(sum(alike, Counter()), privacy.dp_epsilon, privacy.dp_delta, "dp-epsilon")
-    if site.required_dp is not None:
-        _check(sum(account.values(), Counter()), *site.required_dp, "require-dp, over all runs,", CURE)
+    if client.node.required_dp is not None:
+        _check(sum(account.values(), Counter()), *client.node.required_dp, "require-dp, over all runs,", CURE)
     rows = {name: [[*key, times] for key, times in used.items() if times] for name, used in account.items()}
     write_text(file, json.dumps(rows) + "\n")
 

@@ -22,9 +22,9 @@ import torch
 from cryptography.exceptions import InvalidTag
 from flwr.app import RecordDict
 
-from client_app.site import Site
+from client_app.client import Client
 from protofl_common.basics.files import replacing
-from protofl_common.privacy.figures import figure_names, weighted_figures
+from protofl_common.privacy.figures import figure_names, weighted_figures, without_figures
 from protofl_common.privacy.masks import KEY, OWN, PAIR, SEALED, masked, new_secret, opened, part, public_of, seal
 from protofl_common.privacy.shamir import FEWEST, SHARE, needed, points_of, split
 from protofl_common.privacy.sums import MASKED, to_sums, to_whole
@@ -33,7 +33,9 @@ from protofl_common.wire.payloads import Payload, pack_payload
 from protofl_common.wire.records import Instructions, Report
 from protofl_common.wire.secagg import unpack_by_site
 
-STAGES = ("advertise", "share", "mask", "unmask")
+STAGES = ("advertise", "share", "unmask")
+"""The messages of a sum beside the one with the masked vector, which is a round's or the final evaluation's."""
+_ORDER = ("advertise", "share", "mask", "unmask")
 
 
 @dataclass(frozen=True)
@@ -52,15 +54,20 @@ class _Progress:
     """Site -> this one's shares of its PAIR and of its OWN key, one after the other."""
 
 
-class SecureUpload:
+class SecureSum:
     """One site in one sum. RefusedMessage for a stage out of turn, and for what would reveal an upload."""
 
-    def __init__(self, site: Site, instructions: Instructions, final: bool) -> None:
-        self.site, self.name = site, site.name
+    def __init__(self, client: Client, instructions: Instructions, final: bool) -> None:
+        self.client, self.name = client, client.name
         self.run_id, self.final = instructions.run_history.run_id, final
         self.sum = 2 * instructions.round + self.final
-        site.states(instructions)  # refuses another run's instructions
-        self.path = site.secret_file(instructions.run_name)
+        client.folders.states(instructions)  # refuses another run's instructions
+        self.path = client.folders.secret(instructions.run_name)
+
+    @classmethod
+    def of(cls, client: Client, instructions: Instructions, final: bool) -> SecureSum | None:
+        """The client's part in the sum of a round or of the final evaluation; None without secure aggregation."""
+        return cls(client, instructions, final) if client.settings.privacy.secagg else None
 
     def advertise(self, content: RecordDict) -> dict[str, bytes]:
         """Own public keys. A sum that never came to `mask` may begin anew."""
@@ -68,7 +75,7 @@ class SecureUpload:
         if (
             progress
             and progress.run_id == self.run_id
-            and (progress.sum, STAGES.index(progress.stage) > 1) > (self.sum, False)
+            and (progress.sum, _ORDER.index(progress.stage) > 1) > (self.sum, False)
         ):
             raise RefusedMessage(
                 f"keys asked for {_called(self.sum)}, after the upload of {_called(progress.sum)} was sent"
@@ -84,7 +91,7 @@ class SecureUpload:
             raise RefusedMessage("keys of which this site's are not its own, or two sites' are the same")
         if len(keys) < FEWEST:
             raise RefusedMessage(f"{len(keys)} sites for a sum, fewer than {FEWEST}")
-        threshold, points = needed(len(keys), self.site.settings.privacy.secagg_threshold), points_of(keys)
+        threshold, points = needed(len(keys), self.client.settings.privacy.secagg_threshold), points_of(keys)
         pair, own = (split(part(progress.secret, which), threshold, points.values()) for which in (PAIR, OWN))
         shares = {peer: pair[point] + own[point] for peer, point in points.items()}
         mine = {self.name: shares.pop(self.name)}
@@ -107,19 +114,19 @@ class SecureUpload:
                 shares[peer] = b""
         self._progress = replace(progress, shares=shares)
 
-    def mask(self, upload: Payload, report: Report, limits: Limits) -> RecordDict:
-        """The figures of the report and the upload, masked."""
-        progress, settings, samples = self._progress, self.site.settings, len(self.site.data.train_labels)
+    def mask(self, upload: Payload, report: Report, limits: Limits) -> tuple[RecordDict, Report]:
+        """The figures of the report and the upload, masked; and the part of the report that stays in the clear."""
+        progress, settings, samples = self._progress, self.client.settings, len(self.client.data.train_labels)
         declared = {name: entry for name, entry in settings.exchange.up.items() if name in upload.entries}
         bounded = replace(limits, max_norm=settings.bounds.max_prototype_norm)
-        figures = weighted_figures(report, samples, figure_names(settings.row.reported_losses, self.site.metrics))
+        figures = weighted_figures(report, samples, figure_names(settings.row.reported_losses, self.client.metrics))
         parts = to_whole(figures, len(progress.keys)), to_sums(upload, declared, bounded, samples, len(progress.keys))
         vector = np.concatenate(parts)
         peers = {site: keys for site, keys in progress.keys.items() if site in progress.shares}
         sent = masked(vector, progress.secret, self.name, peers).view(np.int64)
         content = pack_payload(Payload(masked={"sum": torch.from_numpy(sent)}), MASKED)
         self._write(replace(progress, stage="mask", secret=b""))
-        return content
+        return content, without_figures(report)
 
     def unmask(self, content: RecordDict) -> dict[str, bytes]:
         """Send one share for each site in the sum: of its own mask if it has sent its upload, else of its key."""
@@ -127,13 +134,13 @@ class SecureUpload:
         if not {self.name} <= sent <= progress.shares.keys() or len(sent) < self._threshold(progress):
             raise RefusedMessage(f"an unmasking for {len(sent)} sites: not this one, too few, or not all of the sum")
         self._write(_Progress(self.run_id, self.sum, "unmask"))
-        if self.final and not self.site.real:  # a site keeps the number, lest the server ask for that sum once more
+        if self.final and not self.client.node.is_site:  # a site must know that sum, lest it be asked for it again
             self.path.unlink()
         halves = {site: (share[:SHARE], share[SHARE:]) for site, share in progress.shares.items() if share}
         return {site: own if site in sent else pair for site, (pair, own) in halves.items()}
 
     def _threshold(self, progress: _Progress) -> int:
-        return needed(len(progress.keys), self.site.settings.privacy.secagg_threshold)
+        return needed(len(progress.keys), self.client.settings.privacy.secagg_threshold)
 
     def _passed(self, stage: str) -> _Progress:
         """Return what this site stored after ``stage`` of this sum."""

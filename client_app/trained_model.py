@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from client_app.algorithms.base import ClientAlgorithm
+from client_app.client import Client
 from client_app.data import Samples
 from client_app.evaluation import Evaluations, local_features
 from client_app.failures import log
-from client_app.site import Site
 from client_app.state import StateFolder
 from protofl_common.basics.tensorfile import TensorFileError
 from protofl_common.config.options import SettingsError
@@ -30,8 +30,8 @@ from protofl_common.runs.folder import BEST, WEIGHTS
 from protofl_common.wire.records import Instructions
 
 
-def hand_over(
-    site: Site,
+def leave_model(
+    client: Client,
     algorithm: ClientAlgorithm[Any],
     states: StateFolder,
     prototypes: Prototypes | None,
@@ -46,25 +46,26 @@ def hand_over(
     """
     model, own_distances, temperature = algorithm.evaluation_model(), torch.empty(0), 1.0
     prototypes = prototypes if prototypes is not None and len(prototypes) else None
-    own, right = (site.validation_set, evaluations[1]) if len(site.validation_set) else (site.test_set, evaluations[0])
+    validated = len(client.validation_set) > 0
+    own, right = (client.validation_set, evaluations[1]) if validated else (client.test_set, evaluations[0])
     if prototypes is not None and len(own):
-        own_distances, temperature = _calibrated(site, model, prototypes, algorithm.similarity, own)
-    tested = len(site.test_set)
-    data, settings = site.data, site.settings
+        own_distances, temperature = _calibrated(client, model, prototypes, algorithm.similarity, own)
+    tested = len(client.test_set)
+    data, settings = client.data, client.settings
     card = ModelCard(
         run=instructions.run_name,
-        flower_run=str(site.run_id),
-        site=site.name,
+        flower_run=str(client.run_id),
+        site=client.name,
         domain=data.domain,
         algorithm=settings.run.algo,
         round=instructions.round if after is None else after,
-        arch=site.arch,
+        arch=client.arch,
         input_shape=tuple(data.test_inputs.shape[1:]),
         input_type=str(data.test_inputs.dtype),
         mean=tuple(data.mean),
         std=tuple(data.std),
         backbones=settings.backbones,
-        features_in=site.input_shape[0] if settings.backbones else 0,
+        features_in=client.input_shape[0] if settings.backbones else 0,
         feature_dim=settings.model.feature_dim,
         classes=data.classes,
         inference="prototype" if right.correct.get("prototype", -1) >= right.correct.get("head", -1) else "head",
@@ -72,14 +73,14 @@ def hand_over(
         accuracy=evaluations[0].accuracies(tested),
         test_samples=tested,
         temperature=temperature,
-        calibrated_on="validation" if len(site.validation_set) else "test",
+        calibrated_on="validation" if validated else "test",
         chosen_on="",
     )
     trained = TrainedModel(card, model.state_dict(), prototypes, own_distances)
     try:
         file = states.folder / (WEIGHTS if after is None else _evaluated(after))
-        if site.real:
-            _keep_former(file, site.run_id)
+        if client.node.is_site:
+            _keep_former(file, client.run_id)
         trained.write(file)
     except (TensorFileError, OSError) as error:
         log("ERROR", f"the trained model was not left for use: {error}")
@@ -93,19 +94,19 @@ def _keep_former(path: Path, run_id: int) -> None:
         log("WARNING", f"the model that was there stays, as {aside}")
 
 
-def forget_all_but(site: Site, states: StateFolder, best: int) -> None:
+def forget_all_but(client: Client, states: StateFolder, best: int) -> None:
     """Remove the models kept after earlier rounds of this run, but that of the ``best``.
 
     What an earlier run has left as its best stays, at a real site, under another name.
     """
-    if site.real:
-        _keep_former(states.folder / BEST, site.run_id)
+    if client.node.is_site:
+        _keep_former(states.folder / BEST, client.run_id)
     for file in (*states.folder.glob(_evaluated("*")), states.folder / BEST):
         if file.name != _evaluated(best):
             file.unlink(missing_ok=True)
 
 
-def keep_only(states: StateFolder, best: int, on: str) -> None:
+def choose_best(states: StateFolder, best: int, on: str) -> None:
     """Name the model of the ``best`` round, chosen ``on`` which data, and remove the others that were kept for that."""
     chosen = [states.folder / name for name in (_evaluated(best), WEIGHTS)]
     for file in chosen:
@@ -127,10 +128,10 @@ def _evaluated(after: int | str) -> str:
 
 
 def _calibrated(
-    site: Site, model: SplitModel, prototypes: Prototypes, similarity: str, own: Samples
+    client: Client, model: SplitModel, prototypes: Prototypes, similarity: str, own: Samples
 ) -> tuple[Tensor, float]:
     """Distances [n] of ``own`` samples from their nearest prototypes, ascending, and T of the probabilities."""
-    features = local_features(model, own, site.settings.training.eval_batch_size).to(site.device)
+    features = local_features(model, own, client.settings.training.eval_batch_size).to(client.device)
     distances_NP = distances(features, prototypes, similarity).cpu()
-    scores = class_scores(distances_NP, prototypes.labels.cpu(), site.num_classes)
+    scores = class_scores(distances_NP, prototypes.labels.cpu(), client.num_classes)
     return distances_NP.amin(1).sort().values, fit_temperature(scores, own.labels.cpu())

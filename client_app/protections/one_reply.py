@@ -10,9 +10,11 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from client_app.site import Site
+from client_app.client import Client
+from client_app.protections.base import Protection
 from client_app.state import StateError
 from protofl_common.basics.files import locked, replacing
+from protofl_common.experiment.settings import Settings
 from protofl_common.wire.limits import RefusedMessage
 from protofl_common.wire.records import Instructions
 
@@ -22,42 +24,42 @@ MOST = 1000
 """Entries in the file; the oldest go. A server that starts as many runs gets more answers from those."""
 
 
-def check_unanswered(site: Site, instructions: Instructions, training: bool) -> None:
-    """Refuse a question that this site has answered, and training after the final evaluation.
+class OneReply(Protection):
+    """RefusedMessage for a question that has been answered; StateError if the record cannot be read or written."""
 
-    RefusedMessage if it has been answered: the rounds of a Flower run rise. StateError if the record cannot be read.
-    """
-    if site.real:
-        _check(_read(site.answers_file), site, instructions, training)
+    name = "one reply to each question"
 
+    @staticmethod
+    def acts(settings: Settings, is_site: bool) -> bool:
+        """At real sites."""
+        return is_site
 
-def note_answer(site: Site, instructions: Instructions, training: bool) -> None:
-    """Record that the reply to this question is ready; the errors are those of `check_unanswered`.
+    def before(self, instructions: Instructions, training: bool) -> None:
+        """Refuse a question that this site has answered, and training after the final evaluation."""
+        _check(_read(self.client.folders.answers), self.client, instructions, training)
 
-    It is checked once more: the same question may have come twice at the same time.
-    """
-    if not site.real:
-        return
-    file = site.answers_file
-    try:
-        with locked(file):
-            answers = _read(file)
-            last, final = _check(answers, site, instructions, training)
-            answers.pop(key := _key(site), None)
-            answers[key] = (instructions.round, final) if training else (last, max(1, instructions.round))
-            with replacing(file, private=True) as beside:
-                beside.write_text(json.dumps(dict(list(answers.items())[-MOST:])) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise StateError(f"state-dir: {file} cannot be written: {error}") from error
-
-
-def _key(site: Site) -> str:
-    return f"{site.run_id} {site.settings.run.algo}"
+    def after(self, instructions: Instructions, training: bool) -> None:
+        """Record the answer. It is checked once more: the same question may have come twice at the same time."""
+        file = self.client.folders.answers
+        try:
+            with locked(file):
+                answers = _read(file)
+                last, final = _check(answers, self.client, instructions, training)
+                answers.pop(key := _key(self.client), None)
+                answers[key] = (instructions.round, final) if training else (last, max(1, instructions.round))
+                with replacing(file, private=True) as beside:
+                    beside.write_text(json.dumps(dict(list(answers.items())[-MOST:])) + "\n", encoding="utf-8")
+        except OSError as error:
+            raise StateError(f"state-dir: {file} cannot be written: {error}") from error
 
 
-def _check(answers: Answers, site: Site, instructions: Instructions, training: bool) -> tuple[int, int]:
+def _key(client: Client) -> str:
+    return f"{client.run_id} {client.settings.run.algo}"
+
+
+def _check(answers: Answers, client: Client, instructions: Instructions, training: bool) -> tuple[int, int]:
     """The entry of this run, if the question is new."""
-    last, final = answers.get(_key(site), (0, 0))
+    last, final = answers.get(_key(client), (0, 0))
     if final or (training and instructions.round <= last):
         asked = f"training in round {instructions.round}" if training else "the final evaluation"
         answered = "the final evaluation" if final else f"round {last}"

@@ -1,0 +1,200 @@
+"""One client: its settings, its data and its model."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import cached_property
+
+import numpy as np
+import torch
+from flwr.app import Context
+
+from client_app.augment import Augment, augment_of
+from client_app.data import Samples, split_unlabelled, to_device
+from client_app.failures import log
+from client_app.folders import Folders
+from protofl_common.backbones.cache import cached_features
+from protofl_common.backbones.extract import feature_widths
+from protofl_common.basics.devices import open_device
+from protofl_common.basics.seeding import derive_seed
+from protofl_common.basics.text import names_in
+from protofl_common.config.datasets import is_own
+from protofl_common.config.options import SettingsError
+from protofl_common.config.python_names import allow
+from protofl_common.config.sections import MachineSettings
+from protofl_common.data import UNLABELLED, ClientData, open_client_data
+from protofl_common.data.raw import Ints
+from protofl_common.data.store import cache_root
+from protofl_common.experiment.node import NodeConfig, is_site
+from protofl_common.experiment.permissions import allow_named
+from protofl_common.experiment.settings import Settings, baseline_config
+from protofl_common.models.initial import initial_model
+from protofl_common.models.split import SplitModel
+from protofl_common.privacy.plan import Plan
+from protofl_common.privacy.release import noised_images
+from protofl_common.runs.evaluation_metrics import declared_metrics
+from protofl_common.wire.limits import Limits, RefusedMessage, Template
+
+OWN_SEED = 0
+"""The seed with which a site with data of its own divides them: no run draws another division."""
+
+
+class Client:
+    """Built anew for every message from Flower's context; nothing is read before it is needed.
+
+    SettingsError if the run configuration or this node's ``--node-config`` is wrong. RefusedMessage for a ``baseline``
+    that the run configuration does not name.
+    """
+
+    def __init__(self, context: Context, baseline: str = "") -> None:
+        node = context.node_config
+        self.settings = Settings.from_run_config(context.run_config, node)
+        allow_named(node if is_site(node) else context.run_config)
+        allow(names_in(node.get("allow-python")))
+        if baseline:
+            if baseline not in self.settings.baselines:
+                raise RefusedMessage(f"baseline is {baseline!r}, which the run's settings do not name")
+            self.settings = Settings.from_run_config(baseline_config(context.run_config, baseline), node)
+        self.node, self.run_id = NodeConfig.of(node), context.run_id
+        self.name = self.node.name
+        self.folders = Folders(self.settings, self.node, self.run_id)
+        alike = self.settings.exchange.needs_one_architecture
+        self.arch = self.settings.architecture(0 if alike else self.node.partition, self.settings.model.arch)
+        self.device = _device(self.settings.machine)
+        if self.settings.machine.threads:
+            torch.set_num_threads(min(self.settings.machine.threads, os.cpu_count() or 1))
+
+    @cached_property
+    def data(self) -> ClientData:
+        """This site's share of the data, as it is stored; with ``image-noise``, its training images with noise.
+
+        SettingsError for classes of a site's own data that neither the node config nor the run names: names of folders
+        or the values of a column may be anything, so only this site's own log has them.
+        """
+        data = open_client_data(
+            self.settings.data,
+            seed=OWN_SEED if self.node.has_own_data else self.settings.run.seed,
+            partition=self.node.partition,
+            num_partitions=max(1, self.node.num_partitions),
+            domain=self.node.domain,
+        )
+        if self.node.has_own_data and is_own(self.settings.data.dataset) and not self.settings.data.classes:
+            names = f'classes="{",".join(data.classes)}"'
+            log("WARNING", f"if these names may leave this site, add {names} to its node config")
+            many = f"this site's data have {len(data.classes)} classes that nobody named"
+            raise SettingsError(f"classes = '': {many}; set classes, in label order, in its node config, or in the run")
+        if self.node.has_own_data and self.settings.privacy.dp != "none" and data.mean:
+            data = with_public_scale(data)
+        self._augment(data)  # refuses what are no images
+        noise, seed = self.settings.noise.image_noise, derive_seed(self.settings.run.seed, "image-noise", self.name)
+        if noise == "none":
+            return data
+        return replace(data, train_inputs=noised_images(np.asarray(data.train_inputs), noise, seed))
+
+    def _augment(self, data: ClientData) -> Augment | None:
+        return augment_of(self.settings.training.augment, data, self.device)
+
+    @cached_property
+    def train_set(self) -> Samples:
+        """Training inputs, or their features, and labels on the device."""
+        samples = self._on_device(self.data.train_inputs, self.data.train_labels)
+        return replace(samples, augment=self._augment(self.data))
+
+    @cached_property
+    def test_set(self) -> Samples:
+        """Test inputs, or their features, and labels on the device."""
+        return self._on_device(self.data.test_inputs, self.data.test_labels)
+
+    @cached_property
+    def validation_set(self) -> Samples:
+        """Validation inputs, or their features, and labels on the device; there may be none."""
+        return self._on_device(self.data.validation_inputs, self.data.validation_labels)
+
+    def _on_device(self, inputs: np.ndarray, labels: np.ndarray) -> Samples:
+        names = self.settings.backbones
+        if not names:
+            return to_device(inputs, labels, self.data, self.device)
+        key = f"{self.settings.data.dataset}-{self.name}"
+        features_NF = cached_features(np.asarray(inputs), names, self.device, cache_root(self.settings.data), key)
+        labels_N = torch.from_numpy(labels.astype(np.int64)).to(self.device)
+        return split_unlabelled(features_NF.to(self.device), labels_N)
+
+    @cached_property
+    def input_shape(self) -> tuple[int, ...]:
+        """The shape of a sample of `train_set`: the input's own, or the number of backbone features."""
+        if self.settings.backbones:
+            return (sum(feature_widths(self.settings.backbones)),)
+        return tuple(self.data.train_inputs.shape[1:])
+
+    @cached_property
+    def model(self) -> SplitModel:
+        """A freshly initialised model: everybody's first weights or this site's own (``initial-weights``)."""
+        owner = "global" if self.settings.starts_alike else self.name
+        model = initial_model(
+            self.arch, self.input_shape, self.num_classes, self.settings.model, self.settings.run.seed, owner
+        )
+        return model.to(self.device)
+
+    @cached_property
+    def plan(self) -> Plan | None:
+        """How what this site sends is made private; None where it is not."""
+        return self.settings.plan(len(self.data.train_labels))
+
+    @cached_property
+    def plan_of_paper(self) -> Plan | None:
+        """The noise of training steps in a paper, which protects nothing; None without."""
+        return self.settings.plan_of_paper(len(self.data.train_labels))
+
+    @property
+    def num_classes(self) -> int:
+        """C, of the whole data set."""
+        return len(self.data.classes)
+
+    @property
+    def metrics(self) -> set[str]:
+        """Names of the metrics that a report may carry beside accuracy."""
+        return declared_metrics(self.settings.metrics, self.num_classes)
+
+    def limits(self, weights: Mapping[str, Template]) -> Limits:
+        """Return the limits of a payload from the server; ``weights``: the arrays of each declared entry of weights."""
+        federation = self.settings.federation
+        clients = max(10, self.node.num_partitions, federation.num_clients)
+        many = clients * self.settings.bounds.max_prototypes_per_class  # the server may hand on all that clients sent
+        return Limits(self.num_classes, self.settings.model.feature_dim, weights=weights, max_per_class=many)
+
+    @property
+    def stated_samples(self) -> int:
+        """Its training samples, as it tells them: 0 where they are only in a sum."""
+        return 0 if self.settings.hides_samples else len(self.data.train_labels)
+
+    @property
+    def large_classes(self) -> Ints:
+        """Labels of the classes with ``min-class-samples`` training samples: nothing that leaves may name others."""
+        labels_N = self.data.train_labels
+        labels, counts = np.unique(labels_N[labels_N != UNLABELLED], return_counts=True)
+        return np.asarray(labels[counts >= self.settings.privacy.min_class_samples])
+
+
+def with_public_scale(data: ClientData) -> ClientData:
+    """Return the data with a mean and deviation for each channel or feature that no sample has a part in.
+
+    The data's own are made of every sample: whoever changes one changes what the model is given of all others, which
+    differential privacy does not cover. Images are centred; numbers stay as they are, so their owner scales them by
+    limits that are known without the data.
+    """
+    middle, spread = (0.5, 0.25) if data.train_inputs.dtype == np.uint8 else (0.0, 1.0)
+    channels = len(data.mean)
+    return replace(data, mean=(middle,) * channels, std=(spread,) * channels)
+
+
+def _device(machine: MachineSettings) -> torch.device:
+    try:
+        return open_device(machine.device, machine.precision)
+    except (RuntimeError, AssertionError) as error:
+        name, reason = machine.device, str(error).splitlines()[0]
+        hint = "; a simulated client sees a GPU only if it asks for a part of one: client-resources-num-gpus=0.25"
+        raise SettingsError(
+            f"device = {name!r}: not usable here ({reason}){hint if name.startswith('cuda') else ''}"
+        ) from error

@@ -1,0 +1,126 @@
+"""Before the first round: a client says who it is, and finds out whether it can take part."""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from flwr.app import Context, Message
+from torch import Tensor
+
+from client_app.algorithms import client_half
+from client_app.client import Client
+from client_app.failures import log
+from client_app.protections.ledger import check_affordable
+from protofl_common.backbones.extract import check_images
+from protofl_common.basics.files import digest
+from protofl_common.config.architectures import ARCHITECTURES
+from protofl_common.config.options import SettingsError
+from protofl_common.experiment.catalog import CATALOG
+from protofl_common.experiment.settings import own_division
+from protofl_common.models.build import check_model
+from protofl_common.wire.records import SiteCard, check_settings, unpack_baseline
+
+_KNOWN_MODELS: dict[str, tuple[int, str]] = {}
+"""Cache of `_about_model`, by what a model depends on."""
+
+
+def introduction(message: Message, context: Context) -> SiteCard:
+    """Check that this client can train, and describe it. What is wrong with its data shows now."""
+    client = Client(context, unpack_baseline(message.content))
+    check_settings(message.content, client.settings.digest)
+    if client.node.has_own_data:
+        own, asked = own_division(context.node_config), context.run_config
+        ignored = ", ".join(["seed", *(key for key, value in own.items() if asked.get(key) != value)])
+        log("INFO", f"run {client.run_id}: this site divides its own data; the run's {ignored} do not act on that")
+    client.folders.check()
+    parameters, weights = _about_model(client)
+    _check_batches(client)
+    check_affordable(client)
+    return card_of(client, parameters, weights)
+
+
+def card_of(client: Client, parameters: int, weights: str) -> SiteCard:
+    """Describe a client; ``weights``: a digest of all weights that it exchanges, "" for none."""
+    data, hidden, tells = client.data, client.settings.privacy.secagg, client.settings.row.tells_classes
+    return SiteCard(
+        name=client.name,
+        partition=client.node.partition,
+        num_partitions=client.node.num_partitions,
+        domain=client.node.domain if client.node.has_own_data else data.domain,
+        arch=client.arch,
+        input_shape=client.input_shape,
+        parameters=parameters,
+        train_samples=client.stated_samples,
+        test_samples=0 if hidden else len(data.test_labels),
+        classes=data.classes,
+        holds=_classes_present(client) if tells and not hidden else (),
+        weights=weights,
+        device=str(client.device),
+        found=0 if hidden else data.found,
+        validation_samples=0 if hidden else len(data.validation_labels),
+        real=client.node.is_site,
+    )
+
+
+def _about_model(client: Client) -> tuple[int, str]:
+    """How many parameters the client's model has, and a digest of all weights that it exchanges ("" for none).
+
+    A model of the catalog is built once for all simulated clients of this process that have the like.
+    """
+    settings = client.settings
+    of_model = settings.model, client.arch, client.input_shape, client.num_classes
+    kind = repr((settings.run.algo, settings.hparams, *of_model, settings.privacy.dp, settings.noise.gradient_noise))
+    if kind in _KNOWN_MODELS:
+        return _KNOWN_MODELS[kind]
+    _check_model(client)
+    algorithm, exchange = client_half(settings.row)(client, 0), settings.exchange
+    if settings.privacy.dp != "none" or settings.noise.gradient_noise:
+        algorithm.step()  # refuses what DP-SGD cannot train
+    weights = {**algorithm.templates(exchange.down), **algorithm.templates(exchange.up)}
+    parameters = sum(parameter.numel() for parameter in client.model.parameters())
+    about = parameters, digest(weights) if weights else ""
+    if settings.run.algo in CATALOG and client.arch in ARCHITECTURES:
+        _KNOWN_MODELS[kind] = about
+    return about
+
+
+def _check_model(client: Client) -> None:
+    """SettingsError where this client's model, or a frozen backbone before it, does not take its data."""
+    if client.settings.backbones:
+        check_images(client.data.train_inputs, client.settings.backbones)
+        return
+    try:
+        _ = client.model
+    except ValueError as error:
+        raise SettingsError(str(error)) from error
+    check_model(client.model, client.arch, _zeros(client, 2), client.settings.model.feature_dim)
+
+
+def _check_batches(client: Client) -> None:
+    """SettingsError where a batch is of one sample, and the model's batch normalisation cannot train on it."""
+    size, samples = client.settings.training.batch_size, len(client.data.train_labels)
+    if min(size, samples) > 1:
+        return
+    try:
+        with torch.no_grad():
+            copy.deepcopy(client.model).train().body(_zeros(client, 1))
+    except ValueError as error:
+        why = "batch normalisation cannot train on a batch of one sample; set norm = 'group', or bring more samples"
+        raise SettingsError(f"batch-size = {size}, and there are {samples} training samples: {why}") from error
+
+
+def _zeros(client: Client, number: int) -> Tensor:
+    """Return inputs to try a network on: its error goes to the server, and may quote what it was given."""
+    dtype = torch.float32 if client.data.mean or client.settings.backbones else torch.int64
+    return torch.zeros(number, *client.input_shape, dtype=dtype, device=client.device)
+
+
+def _classes_present(client: Client) -> tuple[int, ...]:
+    """Labels of the training samples, as its prototypes or label counts will show them; SettingsError for none."""
+    if client.plan is not None:
+        return tuple(range(client.num_classes))  # which of them it has shows with noise only
+    if not len(large := client.large_classes):
+        least = client.settings.privacy.min_class_samples
+        raise SettingsError(f"min-class-samples = {least}: this client has no class of as many training samples")
+    return tuple(large.tolist())

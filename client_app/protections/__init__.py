@@ -1,0 +1,28 @@
+"""Protections stand between an algorithm and the wire, a file each; no algorithm knows them.
+
+`PROTECTIONS` is their order. Secure aggregation is not among them: its sum takes four messages (`secure_sum.py`).
+"""
+
+from __future__ import annotations
+
+from client_app.client import Client
+from client_app.protections.base import Protection
+from client_app.protections.differential_privacy import DifferentialPrivacy
+from client_app.protections.one_reply import OneReply
+from client_app.protections.paper_noise import PaperNoise
+from client_app.protections.small_classes import SmallClasses
+from client_app.training import Step
+
+PROTECTIONS: tuple[type[Protection], ...] = (OneReply, SmallClasses, PaperNoise, DifferentialPrivacy)
+
+
+def protections_of(client: Client) -> list[Protection]:
+    """Return the protections that act on this client's messages."""
+    return [kind(client) for kind in PROTECTIONS if kind.acts(client.settings, client.node.is_site)]
+
+
+def protected_step(client: Client, step: Step) -> Step:
+    """Return the step to train with in the place of ``step``."""
+    for protection in protections_of(client):
+        step = protection.step(step)
+    return step

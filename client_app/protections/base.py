@@ -1,0 +1,48 @@
+"""The seam between an algorithm and the wire: what a protection may do to a client's messages."""
+
+from __future__ import annotations
+
+from client_app.client import Client
+from client_app.evaluation import Evaluation
+from client_app.training import Step
+from protofl_common.data.raw import Ints
+from protofl_common.experiment.settings import Settings
+from protofl_common.wire.payloads import Payload
+from protofl_common.wire.records import Instructions, Report
+
+
+class Protection:
+    """One protection, for one message; the hooks stand in the order in which they are called, and change nothing."""
+
+    name = ""
+    """For a site's log, and for ``protofl site check``."""
+
+    def __init__(self, client: Client) -> None:
+        self.client = client
+
+    @staticmethod
+    def acts(settings: Settings, is_site: bool) -> bool:
+        """Return whether it does anything in a run with these settings."""
+        raise NotImplementedError
+
+    def before(self, instructions: Instructions, training: bool) -> None:
+        """Refuse, or charge for, the answer to ``instructions``; ``training``: a round, not the final evaluation."""
+
+    def evaluation(self, evaluation: Evaluation, labels_N: Ints) -> Evaluation:
+        """Return the part of an evaluation on samples with ``labels_N`` that may leave."""
+        return evaluation
+
+    def step(self, step: Step) -> Step:
+        """Return the step to train with, in the place of an algorithm's own."""
+        return step
+
+    def upload(self, upload: Payload, round_number: int) -> Payload:
+        """Return the part of what an algorithm sends that may leave."""
+        return upload
+
+    def report(self, report: Report) -> Report:
+        """Return the part of a report that may leave; its evaluations have passed `evaluation`."""
+        return report
+
+    def after(self, instructions: Instructions, training: bool) -> None:
+        """Record that the answer is ready."""

@@ -1,0 +1,75 @@
+"""``min-class-samples``: a client says nothing of classes of which it has few samples.
+
+Whatever a message says of classes passes here: prototypes, clusters, outputs and counts; so do the figures of an
+evaluation, and losses. Weights do not.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from client_app.evaluation import Evaluation
+from client_app.protections.base import Protection
+from protofl_common.config.options import SettingsError
+from protofl_common.config.sections import FEWEST_TESTED
+from protofl_common.data.raw import Ints
+from protofl_common.experiment.settings import Settings
+from protofl_common.maths.prototypes import Prototypes
+from protofl_common.privacy.release import large_enough
+from protofl_common.runs.evaluation_metrics import RECALL
+from protofl_common.wire.payloads import Payload, Value
+from protofl_common.wire.records import Report
+from protofl_common.wire.statistics import ClientStatistics
+
+
+class SmallClasses(Protection):
+    """Nothing leaves of a class with fewer than k samples, and no figure of fewer than max(k, 20) samples."""
+
+    name = "small classes"
+
+    @staticmethod
+    def acts(settings: Settings, is_site: bool) -> bool:
+        """With k above 1."""
+        return settings.privacy.min_class_samples > 1
+
+    @property
+    def least(self) -> int:
+        """k."""
+        return self.client.settings.privacy.min_class_samples
+
+    def evaluation(self, evaluation: Evaluation, labels_N: Ints) -> Evaluation:
+        """Drop the recall of small classes, and all figures of few samples."""
+        fewest = max(self.least, FEWEST_TESTED)
+        if len(labels_N) < fewest:
+            return Evaluation()
+        small = np.bincount(labels_N, minlength=self.client.num_classes) < fewest
+        few = {f"{RECALL}/{label}" for label in small.nonzero()[0]}
+        metrics = {name: value for name, value in evaluation.metrics.items() if name.partition("/")[2] not in few}
+        return Evaluation(evaluation.correct, metrics)
+
+    def upload(self, upload: Payload, round_number: int) -> Payload:
+        """Drop small classes; SettingsError for prototypes that do not come with their counts."""
+        return Payload(**{name: self._of_large_classes(name, value) for name, value in upload.entries.items()})
+
+    def report(self, report: Report) -> Report:
+        """Drop the losses: a server may ask for the loss of one class."""
+        return replace(report, losses={})
+
+    def _of_large_classes(self, name: str, value: Value) -> Value:
+        if isinstance(value, Tensor):
+            return self._without_small(value)
+        if isinstance(value, ClientStatistics):
+            return replace(value, counts=self._without_small(value.counts))
+        if not isinstance(value, Prototypes):
+            return value
+        if value.counts is None:
+            lacks = f"{self.client.settings.run.algo} does not say how many samples stand behind its {name}"
+            raise SettingsError(f"min-class-samples = {self.least}: {lacks}")
+        return large_enough(value, self.least)
+
+    def _without_small(self, counts_C: Tensor) -> Tensor:
+        return torch.where(counts_C < self.least, 0, counts_C)
