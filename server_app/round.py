@@ -21,7 +21,7 @@ from protofl_common.wire.secagg import pack_by_site
 from server_app.network.membership import AT_ONCE
 from server_app.result import RoundResult
 from server_app.sampling import sample_sites
-from server_app.secagg import BySite, SecureSum
+from server_app.secagg import BySite, channel_of
 from server_app.strategies.base import Strategy
 from server_app.validation.replies import Expected, Upload, bounded, in_proportion, take, vectors_of, voted
 
@@ -44,24 +44,19 @@ def train_round(
     start = time.monotonic()
     losses = strategy.row.reported_losses
     expected = Expected(number, strategy.expected_up(number), _limits(strategy), losses, _metrics(strategy))
-    secure = SecureSum(strategy, instructions, send, expected, result) if strategy.settings.privacy.secagg else None
-    shares = secure.share_keys(sites) if secure else {}
-    messages = _messages(
-        strategy, result, MessageType.TRAIN, instructions, list(shares) if secure else sites, shares, best
-    )
+    channel = channel_of(strategy, instructions, send, expected, result)
+    messages = _messages(strategy, result, MessageType.TRAIN, instructions, channel.opened_for(sites), best)
     replies = send(messages, settings.round_timeout)
     arrived = time.monotonic()
-    uploads = take(replies, secure.masked if secure else expected, federation, result)
+    uploads = take(replies, channel.expected, federation, result)
     federation.note_silence(number, result.missing, {*result.reports, *result.failed, *result.refused})
-    uploads = in_proportion(uploads, federation.bounds.max_norm_ratio, result)
-    uploads = uploads if secure else bounded(uploads, federation, result)
+    uploads = bounded(in_proportion(uploads, federation.bounds.max_norm_ratio, result), federation, result)
     result.prototypes = vectors_of(uploads)
     if len(uploads) < settings.min_replies:
-        result.not_merged = (
-            result.not_merged or f"{len(uploads)} valid replies, fewer than min-replies = {settings.min_replies}"
-        )
+        few = f"{len(uploads)} valid replies, fewer than min-replies = {settings.min_replies}"
+        result.not_merged = result.not_merged or few
     else:
-        uploads = secure.unmasked(uploads) if secure else uploads
+        uploads = channel.received(uploads)
         arrived = time.monotonic()
         if uploads:
             _merge(strategy, voted(uploads, federation), result)
@@ -102,18 +97,15 @@ def final_evaluation(strategy: Strategy, run_name: str, number: int, send: Send)
     result = RoundResult(number, final=True, asked=in_order(federation.answering(number)))
     declared = statistics_declared(settings.run.statistics)
     expected = Expected(number, declared, _limits(strategy), metrics=_metrics(strategy), training=False)
-    secure = SecureSum(strategy, instructions, send, expected, result) if strategy.settings.privacy.secagg else None
-    shares = secure.share_keys(result.asked) if secure else {}
-    asked, uploads = list(shares) if secure else result.asked, []
-    for start in range(0, len(asked), AT_ONCE):
-        messages = _messages(
-            strategy, result, MessageType.EVALUATE, instructions, asked[start : start + AT_ONCE], shares
-        )
+    channel = channel_of(strategy, instructions, send, expected, result)
+    sites, uploads = list(channel.opened_for(result.asked).items()), list[Upload]()
+    for start in range(0, len(sites), AT_ONCE):
+        some = dict(sites[start : start + AT_ONCE])
+        messages = _messages(strategy, result, MessageType.EVALUATE, instructions, some)
         replies = send(messages, settings.federation.round_timeout)
-        uploads += take(replies, secure.masked if secure else expected, federation, result)
-    if secure:
-        secure.unmasked(uploads)
-    if declared and not secure:
+        uploads += take(replies, channel.expected, federation, result)
+    uploads = channel.received(uploads)
+    if declared:
         sent = {upload.site: upload.payload.statistics() for upload in uploads}
         result.statistics = {site: shown for site, shown in sent.items() if shown is not None}
     return result
@@ -140,19 +132,18 @@ def _messages(
     result: RoundResult,
     kind: str,
     instructions: Instructions,
-    sites: list[str],
-    shares: Mapping[str, BySite],
+    sites: Mapping[str, BySite],
     best: BestRound | None = None,
 ) -> list[Message]:
-    """A message to each site, with its ``shares`` if there are any; the payload that all share is packed once."""
+    """A message to each of the ``sites``, with what its channel has for it; the payload of all is packed once."""
     down, common = strategy.settings.exchange.down, strategy.payload_down()
     shared, baseline = pack_payload(common, down), strategy.federation.baseline
     records = {"round": pack_instructions(instructions), **pack_baseline(baseline), **pack_best(best)}
     messages = []
-    for site in sites:
+    for site, shares in sites.items():
         own = strategy.payload_for(site, common)
         packed = shared if own is common else pack_payload(own, down)
-        content = RecordDict({**packed, **records, **(pack_by_site(shares[site]) if shares else {})})
+        content = RecordDict({**packed, **records, **(pack_by_site(shares) if shares else {})})
         result.bytes_down += payload_bytes(content)
         messages.append(Message(content, strategy.federation.node_of[site], kind, group_id=str(instructions.round)))
     return messages

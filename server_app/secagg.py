@@ -29,7 +29,36 @@ from server_app.validation.replies import Expected, Upload
 BySite = Mapping[str, bytes]
 
 
-class SecureSum:
+class Channel:
+    """The way of one exchange's uploads to the server: here each site's own, as it was sent."""
+
+    def __init__(self, expected: Expected) -> None:
+        self.expected = expected
+        """The content of a valid reply."""
+
+    def opened_for(self, sites: Sequence[str]) -> Mapping[str, BySite]:
+        """Return the sites that are asked for an upload, each with what its message must hold for that."""
+        return {site: {} for site in sites}
+
+    def received(self, uploads: list[Upload]) -> list[Upload]:
+        """Return the uploads as the server may read them; [] where it may not."""
+        return uploads
+
+
+def channel_of(
+    strategy: Strategy,
+    instructions: Instructions,
+    send: Callable[..., list[Message]],
+    expected: Expected,
+    result: RoundResult,
+) -> Channel:
+    """The channel that the settings of the run ask for."""
+    if strategy.settings.privacy.secagg:
+        return SecureSum(strategy, instructions, send, expected, result)
+    return Channel(expected)
+
+
+class SecureSum(Channel):
     """One sum of what is ``expected`` of each site; the ``result`` says what goes wrong, or why there is none."""
 
     def __init__(
@@ -41,14 +70,15 @@ class SecureSum:
         result: RoundResult,
     ) -> None:
         self.federation, self.settings, self.result = strategy.federation, strategy.settings, result
-        self.instructions, self.send, self.expected = instructions, send, expected
+        self.instructions, self.send, self.summed = instructions, send, expected
         self.figures = figure_names(self.settings.row.reported_losses, expected.metrics)
         self.size = 2 * len(self.figures) + length(expected.declared, expected.limits)
+        super().__init__(Expected(expected.server_round, MASKED, with_masked(expected.limits, self.size)))
         self.keys: dict[str, bytes] = {}
         self.threshold = 0
 
-    def share_keys(self, sites: Sequence[str]) -> dict[str, dict[str, bytes]]:
-        """Each site that may train -> the shares that the others have sealed for it; {} where too few are left."""
+    def opened_for(self, sites: Sequence[str]) -> Mapping[str, BySite]:
+        """Each site that may send -> the shares that the others have sealed for it; {} where too few are left."""
         self.threshold = needed(len(sites), self.settings.privacy.secagg_threshold)
         given = self._exchange("advertise", {site: {} for site in sites}, 3 * KEY)
         self.keys = {site: one[site] for site, one in given.items() if set(one) == {site} and are_keys(one[site])}
@@ -62,12 +92,7 @@ class SecureSum:
         self.shared = [] if self._too_few(shared, "shares of their keys") else list(shared)
         return {site: {peer: shared[peer][site] for peer in self.shared if peer != site} for site in self.shared}
 
-    @property
-    def masked(self) -> Expected:
-        """The valid reply: the masked vector, and a report without figures."""
-        return Expected(self.expected.server_round, MASKED, with_masked(self.expected.limits, self.size))
-
-    def unmasked(self, uploads: Sequence[Upload]) -> list[Upload]:
+    def received(self, uploads: list[Upload]) -> list[Upload]:
         """The mean of the masked ``uploads`` as one upload, and of their figures; [] where it cannot be had."""
         sent = {
             upload.site: (upload.payload.weights("masked") or {})["sum"].numpy().view(np.uint64) for upload in uploads
@@ -80,7 +105,7 @@ class SecureSum:
         try:
             sums = np.add.reduce(list(sent.values())) - self._masks(sent, shares)
             start, sites = 2 * len(self.figures), len(self.keys)
-            payload, samples = from_sums(sums[start:], self.expected.declared, self.expected.limits, sites)
+            payload, samples = from_sums(sums[start:], self.summed.declared, self.summed.limits, sites)
             self.result.means = means_of(from_whole(sums[:start], sites), self.figures)
         except RefusedMessage as refusal:
             self.result.not_merged = f"secure aggregation: {refusal}"
@@ -118,7 +143,7 @@ class SecureSum:
         """Send each site its contents; return the answers, with ``size`` bytes of every site."""
         federation, about = self.federation, self.instructions
         records = {"round": pack_instructions(about), **pack_baseline(federation.baseline)}
-        kind = f"query.{stage}" if self.expected.training else f"query.{stage}{FINAL}"
+        kind = f"query.{stage}" if self.summed.training else f"query.{stage}{FINAL}"
         messages = []
         for site, own in contents.items():
             content = RecordDict({**records, **(pack_by_site(own) if own else {})})
