@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from client_app.data import Samples
 from protofl_common.basics.cuda_graph import replaying, steps_alike
+from protofl_common.basics.devices import seed_torch
 from protofl_common.config.sections import TrainingSettings
 from protofl_common.experiment.settings import Settings
 from protofl_common.models.fused_linear import fused_linears
@@ -181,7 +182,7 @@ def train(
     Returns the mean over all samples seen of each loss term and of their ``total``. Raises TrainingError if a weight
     stops being finite, or the loss of a step that is not private.
     """
-    torch.manual_seed(seed)  # dropout
+    seed_torch(seed)  # dropout
     generator = torch.Generator().manual_seed(seed)
     parts = [module for one in step.modules for module in one.modules()]
     joined = any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in parts)

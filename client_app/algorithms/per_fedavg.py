@@ -25,6 +25,7 @@ from torch import Tensor, nn
 
 from client_app.algorithms.fedavg import FedAvg
 from client_app.training import Loss, LossTerms, Step, make_optimizer, shuffled_batches
+from protofl_common.basics.devices import seed_torch
 from protofl_common.basics.seeding import derive_seed
 from protofl_common.experiment.catalog import PerFedAvgHparams
 from protofl_common.models.split import SplitModel
@@ -85,6 +86,6 @@ class PerFedAvg(FedAvg[PerFedAvgHparams]):
         seed = derive_seed(self.settings.run.seed, "adapt", self.client.name, self.round)
         generator = torch.Generator().manual_seed(seed)
         batch = next(shuffled_batches(self.client.train_set, training.batch_size, generator))
-        torch.manual_seed(seed)  # dropout
+        seed_torch(seed)  # dropout
         MetaStep((model,), make_optimizer((model,), training), self.labelled_loss, self.hparams.alpha).adapt(*batch)
         return model

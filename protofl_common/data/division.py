@@ -7,8 +7,10 @@ validation part aside.
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field, replace
+from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -55,10 +57,7 @@ def client_share(
         raise DataError(f"num-partitions = {clients}: must say among how many clients the data are divided")
     if not 0 <= client < clients:
         raise DataError(f"partition-id = {client}: must be from 0 to num-partitions - 1 = {clients - 1}")
-    of_the_result = keys_affecting(type(settings), "result")  # the data's own key stands in the file's name
-    shaping = {name: value for name, value in asdict(settings).items() if key_of(name) in of_the_result}
-    key = digest(FORMAT, seed, clients, domain, shaping)
-    file = cache_root(settings) / f"{data.key}-division-{key}.npy"
+    file = _file_of(data.key, settings, seed, clients, domain)
     share = _opened(file, client)
     if share is None:
         with locked(cache_root(settings) / data.key):
@@ -68,6 +67,15 @@ def client_share(
     if share is None:
         raise DataError(f"cache-dir: {file} cannot be read back after writing it; is the disk full?")
     return share
+
+
+@lru_cache(maxsize=16)
+def _file_of(data_key: str, settings: DataSettings, seed: int, clients: int, domain: str) -> Path:
+    """The file of a division in the cache."""
+    of_the_result = keys_affecting(type(settings), "result")  # the data's own key stands in the file's name
+    shaping = {name: value for name, value in asdict(settings).items() if key_of(name) in of_the_result}
+    key = digest(FORMAT, seed, clients, domain, shaping)
+    return cache_root(settings) / f"{data_key}-division-{key}.npy"
 
 
 def placed(settings: DataSettings, client: int, clients: int, domain: str) -> tuple[int, int]:
@@ -255,12 +263,19 @@ class _Division:
 def _opened(file: Path, client: int) -> Share | None:
     """The client's share from the cache file, which is not read whole; None when there is none or it is damaged."""
     try:
-        saved = np.load(file, mmap_mode="r")
+        state = file.stat()
+        saved = _mapped(file, state.st_size, state.st_mtime_ns)
         width = 2 * len(PARTS)
         bounds = saved[width * client : width * (client + 1)].reshape(len(PARTS), 2)
         return Share(*(np.array(saved[start:end]) for start, end in bounds))
     except (OSError, ValueError, IndexError, EOFError):
         return None
+
+
+@lru_cache(maxsize=4)
+def _mapped(file: Path, size: int, changed: int) -> NDArray[np.int64]:
+    """The file as it was at that size and time, opened once per process."""
+    return cast(NDArray[np.int64], np.load(file, mmap_mode="r"))
 
 
 def _write(file: Path, shares: list[Share]) -> None:

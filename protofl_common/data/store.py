@@ -114,7 +114,21 @@ def _stamp(file: os.PathLike[str], stat: os.stat_result) -> tuple[str, int, int]
 
 
 def _opened(folder: Path) -> StoredData | None:
-    """The cache entry, or None when there is none or it is damaged."""
+    """The cache entry, or None when there is none or it is damaged; opened once per process while its files stay."""
+    try:
+        return _mapped(folder, tuple(_stamp(file, file.stat()) for file in _files(folder)))
+    except OSError:
+        return None
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    yield folder / "meta.json"
+    yield from (folder / f"{name}.npy" for name in ARRAYS)
+
+
+@lru_cache(maxsize=4)
+def _mapped(folder: Path, stamps: tuple[tuple[str, int, int], ...]) -> StoredData | None:
+    """The cache entry of which the files have these ``stamps``; None when it is damaged."""
     try:
         meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
         arrays = {name: np.load(folder / f"{name}.npy", mmap_mode="r") for name in ARRAYS}

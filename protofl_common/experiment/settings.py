@@ -13,7 +13,7 @@ import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +79,8 @@ WITH_DP: dict[str, tuple[Scalar, str]] = {
     "baselines": ("", "each baseline would spend ε once more on the same samples; make it a run of its own"),
 }
 """Settings that differential privacy cannot cover: the value that they must have with it, and why."""
+Typed = tuple[tuple[str, type, Scalar], ...]
+"""A configuration that can be compared: 1, 1.0 and true are different values."""
 DEVICES = re.compile(r"auto|cpu|mps|(cuda|xpu)(:\d+)?")
 
 
@@ -168,7 +170,7 @@ class Settings:
     def from_run_config(
         cls, run_config: Mapping[str, Scalar], node_config: Mapping[str, Scalar] | None = None
     ) -> Settings:
-        """Check every key of ``run_config`` (and a node's overrides of it) and build the settings.
+        """Check every key of ``run_config`` (and a node's overrides of it) and build the settings, once per process.
 
         Raises
         ------
@@ -176,15 +178,28 @@ class Settings:
             With one line for each unknown key (of the node's, too), missing key, wrong type, and value out of range
             or not among its choices.
         """
-        config = dict(run_config)
-        node = node_config or {}
-        if is_site(node):
+        node = node_config if node_config and is_site(node_config) else {}  # numbers of partitions change nothing
+        if run_config.get("algo") not in CATALOG:  # a row of another package may change while it is developed
+            return cls._read(run_config, node)
+        return cls._read_once(
+            *(tuple((key, type(value), value) for key, value in each.items()) for each in (run_config, node))
+        )
+
+    @classmethod
+    @lru_cache(maxsize=16)
+    def _read_once(cls, run_config: Typed, node_config: Typed) -> Settings:
+        return cls._read(*({key: value for key, _, value in each} for each in (run_config, node_config)))
+
+    @classmethod
+    def _read(cls, given: Mapping[str, Scalar], node: Mapping[str, Scalar]) -> Settings:
+        config = dict(given)
+        if node:
             config |= SITE_FOLDERS
         config |= own_division(node) | {key: node[key] for key in NODE_OVERRIDES if key in node}
         choices = f"choose from {', '.join(NODE_KEYS)}"
         problems = [f"node-config: {line}; {choices}" for line in unknown_keys(node, NODE_KEYS)]
         problems += unknown_keys(config, _likely_first(str(config.get("algo"))))
-        denied = demanded(node, config) + (permission_problems(node, config) if is_site(node) else [])
+        denied = demanded(node, config) + (permission_problems(node, config) if node else [])
         late = list[str]()
         tables = {name: read_section(row.hparams, config, late, prefix=f"{name}.") for name, row in CATALOG.items()}
         hparams = None if denied else _hparams(config, tables, problems)
@@ -195,7 +210,7 @@ class Settings:
         problems += _secagg_problems(config, hparams)
         if problems:
             raise SettingsError("\n".join(problems))
-        return cls(**sections, hparams=hparams, given=run_config)  # type: ignore[arg-type]
+        return cls(**sections, hparams=hparams, given=given)  # type: ignore[arg-type]
 
 
 def digest_of(run_config: Mapping[str, Scalar]) -> str:

@@ -141,3 +141,16 @@ def test_every_recipe_parses(recipe: Path) -> None:
     overrides = flatten(tomllib.loads(recipe.read_text(encoding="utf-8")))
     assert overrides
     Settings.from_run_config(default_run_config() | overrides)
+
+
+def test_a_configuration_is_read_once_and_no_value_is_taken_for_an_equal_one_of_another_type() -> None:
+    config = default_run_config() | {"rounds": 1}
+    settings = Settings.from_run_config(config, {"partition-id": 0, "num-partitions": 2})
+    assert Settings.from_run_config(dict(config), {"partition-id": 1, "num-partitions": 2}) is settings
+    for rounds in (True, 1.0):
+        with pytest.raises(SettingsError, match="rounds = "):
+            Settings.from_run_config(config | {"rounds": rounds})
+    site = {"site-name": "north", "max-rounds": 1}
+    assert Settings.from_run_config(config, site).run.rounds == 1
+    with pytest.raises(SettingsError, match="rounds = 2"):
+        Settings.from_run_config(config | {"rounds": 2}, site)
