@@ -59,7 +59,7 @@ def leave_model(
         domain=data.domain,
         algorithm=settings.run.algo,
         round=instructions.round if after is None else after,
-        arch=client.arch,
+        arch=algorithm.evaluation_arch,
         input_shape=tuple(data.test_inputs.shape[1:]),
         input_type=str(data.test_inputs.dtype),
         mean=tuple(data.mean),

@@ -26,6 +26,8 @@ class Declared:
     """A class may have several prototypes."""
     frozen: bool = False
     """Its prototypes are of the inputs of its model, which are features of frozen backbones."""
+    trains: bool = True
+    """Clients train a model, or have one to keep."""
     of: str = "model"
     """Whose weights: the attribute of the client's algorithm that is the module."""
     since: str = ""
@@ -52,6 +54,11 @@ class Declared:
         return {name for name, there in sent.items() if there} | set(self.beside)
 
     @property
+    def tells_classes(self) -> bool:
+        """Its upload shows which classes a client has."""
+        return bool(self.prototypes) or self.label_counts or "moments" in self.beside
+
+    @property
     def averages_models(self) -> bool:
         """Clients must have one architecture."""
         return (self.weights or self.frozen) and self.of == "model" and "body." not in self.stays
@@ -59,6 +66,8 @@ class Declared:
     @property
     def keeps_model(self) -> bool:
         """The client's own model, or a part of it, comes from nobody else, so it must be kept."""
+        if not self.trains:
+            return False
         return not self.averages_models or self.own != self.of or bool(self.stays)
 
     @property
@@ -99,6 +108,12 @@ DECLARED: dict[str, Declared] = {
         frozen=True,
         losses=(),
         acts={"server-epochs": 3, "server-lr": 0.1, "server-batch-size": 4},
+    ),
+    "gaussian": Declared(
+        beside={"moments": "moments"},
+        trains=False,
+        losses=(),
+        acts={"head": "naive-bayes", "shrinkage": 1.0},
     ),
     "fedplvm": Declared(PLAIN, weights=True, several=True, losses=("cross-entropy", "contrast", "correction")),
     "fpl": Declared(

@@ -93,6 +93,7 @@ CASES: dict[str, tuple[dict[str, Any], Any]] = {
     "min-class-samples": (UNEQUAL, 9),
     "prototype-noise": ({}, "laplace 0.05 0.1"),
     "image-noise": ({}, "gaussian 0.2 0.1"),
+    "gaussian.priors": (UNEQUAL | {"algo": "gaussian"}, "personal"),
     "mpft.sample-ratio": ({"algo": "mpft", "train_samples": 30}, 0.9),
     "fedproto.lambda": ({}, 3.0),
     "fedproto.weighting": (UNEQUAL, "uniform"),

@@ -19,9 +19,10 @@ from hypothesis import event, example, given
 from hypothesis import strategies as st
 
 from protofl_common.experiment.catalog import CATALOG
+from protofl_common.maths.gaussian import ClassMoments
 from protofl_common.wire.arrays import RAW
 from protofl_common.wire.limits import Limits, RefusedMessage
-from protofl_common.wire.payloads import Payload, check_size, unpack_payload
+from protofl_common.wire.payloads import Payload, check_size, template_of, unpack_payload
 from protofl_common.wire.records import Report, SiteCard, unpack_instructions, unpack_report, unpack_site_card
 from protofl_common.wire.schema import statistics_declared
 from server_app.validation.outliers import check_claims
@@ -30,8 +31,9 @@ from tests.declared import DECLARED, INFERENCES, SITE, STATISTICS, report_names
 CLASSES, DIM, ROUND, MAX_NORM, MANY = 6, 3, 5, 100.0, 3
 HOLDS, SAMPLES = (0, 1, 2, 4), 40
 MODEL = {"body.weight": ("float32", (2, DIM)), "body.seen": ("int64", ())}
-MODULES = ("weights", *dict.fromkeys(name for one in DECLARED.values() for name in one.beside))
-LIMITS = Limits(CLASSES, DIM, MAX_NORM, dict.fromkeys(MODULES, MODEL), MANY, backbones=2)
+MODULES = ("weights", *dict.fromkeys(name for one in DECLARED.values() for name in one.beside if name != "moments"))
+TEMPLATES = dict.fromkeys(MODULES, MODEL) | {"moments": template_of(ClassMoments(CLASSES, DIM, "lda").state_dict())}
+LIMITS = Limits(CLASSES, DIM, MAX_NORM, TEMPLATES, MANY, backbones=2)
 CARD = SiteCard(
     "north", 0, 3, "", "cnn4", (1, 8, 8), 99, SAMPLES, SAMPLES, tuple("abcdef"), HOLDS, "", "cpu", 0, SAMPLES
 )
@@ -92,6 +94,10 @@ def replies(draw: st.DrawFn, algo: str, training: bool, level: str = "none") -> 
             shapes = {":left": (2, 1), ":right": (1, DIM)}
             matrix = {f"body.weight{side}": raw(floats(draw, shape)) for side, shape in shapes.items()}
         content[record] = ArrayRecord({**matrix, "body.seen": raw(np.array(4, np.int64))})
+    if training and "moments" in declared.records:
+        moments, rows = ClassMoments(CLASSES, DIM, "lda"), torch.from_numpy(floats(draw, (SAMPLES, DIM)))
+        moments.measure(rows.nan_to_num(0, 0, 0), torch.tensor(HOLDS).repeat(SAMPLES // len(HOLDS)))
+        content["moments"] = ArrayRecord({name: raw(value.numpy()) for name, value in moments.state_dict().items()})
     if training and declared.label_counts:
         counts = [draw(st.integers(0, 12)) if label in HOLDS else 0 for label in range(CLASSES)]
         content["label_counts"] = ArrayRecord({"counts": raw(np.array(counts, np.int64))})

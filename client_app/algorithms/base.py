@@ -79,6 +79,11 @@ class ClientAlgorithm(Generic[H]):
         """The model that is evaluated, and left for use after the run."""
         return self.model
 
+    @property
+    def evaluation_arch(self) -> str:
+        """The architecture of that model."""
+        return self.client.arch
+
     def prototypes_for_prediction(self) -> Prototypes | None:
         """Prototypes to predict with by nearest prototype, on the device; None: the head alone predicts."""
         return self.global_prototypes

@@ -90,6 +90,9 @@ ARCHITECTURES: dict[str, str] = BODIES | {
 GROUPS: dict[str, tuple[str, ...]] = _PAPERS | {name: (name,) for name in ARCHITECTURES}
 """Every architecture is also a group of one."""
 
+GAUSSIAN_HEADS = ("naive-bayes", "lda", "qda")
+"""Classifiers in closed form (`maths/gaussian.py`); ``gaussian-lda`` … is such a head on frozen features."""
+
 HEADS: dict[str, str] = {
     "trainable": "trains like the body",
     "orthogonal-frozen": "last layer fixed: orthogonal directions of length 1, no bias (FedProto-UH)",

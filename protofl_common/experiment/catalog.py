@@ -11,10 +11,20 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Literal, TypeVar
 
-from protofl_common.config.architectures import ARCHITECTURES
+from protofl_common.config.architectures import ARCHITECTURES, GAUSSIAN_HEADS
 from protofl_common.config.options import SettingsError, option
 from protofl_common.config.python_names import PYTHON_NAME
-from protofl_common.wire.schema import Counts, Exchange, Update, Vectors, VectorSets, Weights, sets_in, vectors_in
+from protofl_common.wire.schema import (
+    Counts,
+    Exchange,
+    Moments,
+    Update,
+    Vectors,
+    VectorSets,
+    Weights,
+    sets_in,
+    vectors_in,
+)
 
 DISTANCES = ("l2", "squared-l2", "l1", "mse")
 GRANULARITIES = ("class", "class-mean", "sample")
@@ -118,6 +128,15 @@ class MPFTHparams(ServerTrainingHparams):
     """``[tool.flwr.app.config.mpft]``."""
 
     sample_ratio: float = option(above=0, maximum=1)
+
+
+@dataclass(frozen=True)
+class GaussianHparams(Hparams):
+    """``[tool.flwr.app.config.gaussian]``."""
+
+    head: str = option(choices=GAUSSIAN_HEADS)
+    shrinkage: float = option(minimum=-1, maximum=1)
+    priors: str = option(choices=("global", "personal"))
 
 
 @dataclass(frozen=True)
@@ -317,6 +336,8 @@ class Algorithm:
     private: tuple[str, ...] = ()
     """Entries of the upload that differential privacy covers: weights that `PrivateStep` alone has trained, and tables
     of classes with noise. An algorithm that sends any other is refused under ``dp``."""
+    one_shot: bool = False
+    """A client trains nothing, so its upload is the same in every round."""
     frozen_backbones: bool = False
     """Made for features of frozen backbones: they are used unless the settings say otherwise."""
 
@@ -425,6 +446,18 @@ CATALOG: dict[str, Algorithm] = {
         losses=(),
         frozen_backbones=True,
         supports=("merging",),
+    ),
+    "gaussian": Algorithm(
+        title="Gaussian head",
+        paper="FedCGS, Guan et al., AAAI 2025",
+        client="client_app.algorithms.gaussian:Gaussian",
+        server="server_app.strategies.gaussian:Gaussian",
+        hparams=GaussianHparams,
+        exchange=Exchange(down={"moments": Moments(), "counts": Counts()}, up={"moments": Moments()}),
+        losses=(),
+        one_shot=True,
+        frozen_backbones=True,
+        supports=("secagg",),
     ),
     "fedplvm": Algorithm(
         title="FedPLVM",

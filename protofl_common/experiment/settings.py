@@ -334,6 +334,9 @@ def _secagg_problems(config: Mapping[str, Scalar], hparams: Hparams | None) -> l
     if config.get("local-epochs") == config.get("local-steps") == 0 and config.get("rounds") != 1:
         same = "without training a client sends the same in every round, and the sums' differences show single uploads"
         problems.append(f"local-epochs = 0: {same}; with secagg = true choose at least 1, or rounds = 1")
+    if row.one_shot and config.get("rounds") != 1:
+        same = f"{algo} sends the same in every round, and the sums' differences show single uploads"
+        problems.append(f"rounds = {config.get('rounds')}: {same}; with secagg = true choose 1")
     if "recall" in names_in(config.get("metrics")):
         problems.append("metrics = 'recall': it tells which classes a client has, and secagg = true hides that")
     if why := row.needs_single_uploads(hparams.exchange(row.exchange)):
@@ -354,10 +357,10 @@ def _able(config: Mapping[str, Scalar]) -> str:
 
 
 def _frozen_problems(algo: str, row: Algorithm, config: Mapping[str, Scalar]) -> list[str]:
-    sent = [entry for entry in vectors_in(row.exchange.up).values() if entry.width == "backbones"]
+    sent = [entry.words for entry in row.exchange.up.values() if entry.of_frozen]
     backbones, augment, found = config.get("backbones"), config.get("augment"), []
     if sent and backbones == "none":
-        found += [f"backbones = 'none': {algo} sends cluster centres of their features; choose auto, or name backbones"]
+        found += [f"backbones = 'none': {algo} sends {sent[0]}; choose auto, or name backbones"]
     if augment != "none" and _frozen(backbones, row):
         found += [f"augment = {augment!r}: frozen backbones see every image once, as it is; set augment to none"]
     return found

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from protofl_common.config.architectures import ARCHITECTURES, HEADS, PROJECTION, body_and_hidden
 from protofl_common.config.options import SettingsError
 from protofl_common.config.python_names import is_python_name, load
+from protofl_common.maths.gaussian import GaussianHead
 from protofl_common.models.cnn import CNN_PLANS, build_cnn
 from protofl_common.models.compact import COMPACT
 from protofl_common.models.heads import LinearHead, build_head, freeze_orthogonally
@@ -16,6 +17,8 @@ from protofl_common.models.split import SplitModel
 from protofl_common.models.vectors import MLP_PLANS, SIGNAL, TEXT, build_mlp, build_projection
 
 SMALLEST_IMAGE = 8
+GAUSSIAN = "gaussian-"
+"""The architecture of a Gaussian head behind frozen backbones, before the kind of head."""
 HINT = "models = table3 is for tables, signal3 for signals, text3 for texts, small3 and most others for images"
 
 
@@ -37,6 +40,8 @@ def build_model(
 
     Raises ValueError for an unknown architecture or kind of head, and for inputs and sizes that it cannot have.
     """
+    if arch.startswith(GAUSSIAN):
+        return SplitModel(nn.Identity(), GaussianHead(num_classes, input_shape[0], arch.removeprefix(GAUSSIAN)))
     _check(arch, head, num_classes, feature_dim)
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)  # unlike torch.manual_seed, leaves the GPUs' generators alone

@@ -14,7 +14,11 @@ from torch import Tensor
 from protofl_common.wire.limits import RefusedMessage
 
 RAW = "raw-little-endian"
-DTYPES: dict[str, np.dtype[Any]] = {"float32": np.dtype("<f4"), "int64": np.dtype("<i8")}
+DTYPES: dict[str, np.dtype[Any]] = {
+    "float32": np.dtype("<f4"),
+    "float64": np.dtype("<f8"),
+    "int64": np.dtype("<i8"),
+}
 
 
 def array_record(arrays: Mapping[str, Tensor]) -> ArrayRecord:
@@ -41,7 +45,7 @@ def decoded(array: Array, what: str, dtype: str, shape: tuple[int | None, ...]) 
     if len(array.data) != math.prod(array.shape) * DTYPES[dtype].itemsize:
         raise RefusedMessage(f"{what}: {len(array.data)} bytes do not fill the shape {tuple(array.shape)}")
     values = np.frombuffer(array.data, dtype=DTYPES[dtype]).reshape(array.shape)
-    if dtype == "float32" and not np.isfinite(values).all():
+    if dtype != "int64" and not np.isfinite(values).all():
         raise RefusedMessage(f"{what}: NaN or infinity")
     return torch.from_numpy(values.astype(DTYPES[dtype].newbyteorder("="), copy=True))
 

@@ -11,6 +11,7 @@ import torch
 from flwr.app import ArrayRecord, RecordDict
 from torch import Tensor, nn
 
+from protofl_common.maths.gaussian import ClassMoments
 from protofl_common.maths.low_rank import LEFT, RIGHT, largest_rank, product
 from protofl_common.maths.prototypes import Prototypes
 from protofl_common.wire.arrays import DTYPES, array_record, decoded, dtype_name, rows_of
@@ -19,6 +20,7 @@ from protofl_common.wire.schema import (
     Counts,
     Declared,
     Entry,
+    Moments,
     Statistics,
     Update,
     Vectors,
@@ -311,6 +313,13 @@ def _unpack_update(name: str, record: ArrayRecord, entry: Update, limits: Limits
     return {key: found[key] for key in template}
 
 
+def _unpack_moments(name: str, record: ArrayRecord, entry: Moments, limits: Limits) -> StateDict:
+    found = _unpack_weights(name, record, entry, limits)
+    if wrong := ClassMoments.of(found).problem():
+        raise RefusedMessage(f"{name}: {wrong}")
+    return found
+
+
 def _product(what: str, record: ArrayRecord, key: str, shape: tuple[int, ...]) -> Tensor:
     rank = rows_of(record[key + RIGHT], f"factors of {what}", largest_rank(shape))
     left = decoded(record[key + LEFT], f"{what}{LEFT}", "float32", (shape[0], rank))
@@ -380,6 +389,7 @@ _CODECS: dict[type[Entry], Codec] = {
     VectorSets: Codec(_pack_sets, _unpack_sets, _bytes_of_sets),
     Weights: Codec(_pack_weights, _unpack_weights, _bytes_of_weights, *_SUMS_OF_WEIGHTS),
     Update: Codec(_pack_weights, _unpack_update, _bytes_of_weights, *_SUMS_OF_WEIGHTS),
+    Moments: Codec(_pack_weights, _unpack_moments, _bytes_of_weights, *_SUMS_OF_WEIGHTS),
     Counts: Codec(
         _pack_counts, _unpack_counts, _bytes_of_counts, _shapes_of_counts, _addends_of_counts, _mean_of_counts
     ),

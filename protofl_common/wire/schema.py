@@ -19,6 +19,11 @@ class Entry:
     """It shows which classes a client has, so it is noised or refused under differential privacy."""
 
     @property
+    def of_frozen(self) -> bool:
+        """Return whether it is made of the features of frozen backbones, which then must be there."""
+        return False
+
+    @property
     def words(self) -> str:
         """The entry in a sentence for a site's operator."""
         return ""
@@ -43,6 +48,10 @@ class Vectors(Entry):
     """A class may have several vectors, up to ``max-prototypes-per-class``."""
     probabilities: bool = False
     """Each vector is one of class probabilities: no number is below 0, and their sum is 1."""
+
+    @property
+    def of_frozen(self) -> bool:
+        return self.width == "backbones"
 
     @property
     def words(self) -> str:
@@ -115,6 +124,26 @@ class Update(Weights):
     @property
     def qualities(self) -> list[str]:
         return [*super().qualities, "changes, matrices in factors"]
+
+
+@dataclass(frozen=True)
+class Moments(Weights):
+    """Class moments of frozen features (`maths/gaussian.py`): shares of the classes, class means, second moments."""
+
+    of_classes = True
+    of: str = "moments"
+
+    @property
+    def of_frozen(self) -> bool:
+        return True
+
+    @property
+    def words(self) -> str:
+        return "the share of each class, its mean of frozen features, and their second moments"
+
+    @property
+    def qualities(self) -> list[str]:
+        return ["class moments of frozen features"]
 
 
 @dataclass(frozen=True)

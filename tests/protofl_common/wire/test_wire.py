@@ -14,6 +14,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
 from protofl_common.basics.run_history import RunHistory
 from protofl_common.experiment.catalog import CATALOG
+from protofl_common.maths.gaussian import ClassMoments
 from protofl_common.maths.prototypes import Prototypes
 from protofl_common.models.build import build_model
 from protofl_common.runs.folder import BestRound
@@ -47,6 +48,7 @@ from protofl_common.wire.schema import (
     Declared,
     Entry,
     Exchange,
+    Moments,
     Update,
     Vectors,
     VectorSets,
@@ -78,6 +80,10 @@ def some_value(entry: Entry) -> Value:
             return Prototypes(means.softmax(dim=1) if entry.probabilities else means, labels, counts)
         case VectorSets():
             return tuple(Prototypes(torch.randn(rows, 3), torch.arange(rows)) for rows in (2, 1, 3))
+        case Moments():
+            moments = ClassMoments(10, 4, "lda")
+            moments.measure(torch.randn(30, 4), torch.arange(30) % 7)
+            return moments.state_dict()
         case Weights():
             names, values = ("head.weight", "body.1.num_batches_tracked"), (torch.randn(10, 3), torch.tensor(4))
             return {entry.parts[0] + name: value for name, value in zip(names, values, strict=True)}

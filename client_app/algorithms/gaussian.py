@@ -1,0 +1,73 @@
+"""Gaussian heads of frozen features in one round, client half: class moments go up, a classifier is solved for.
+
+Other half: `server_app/strategies/gaussian.py`.
+Sources: FedCGS (Guan et al., "Capture Global Feature Statistics for One-Shot Federated Learning", AAAI 2025,
+arXiv 2503.06962) for ``lda``; Gaussian heads (GH-OFL, arXiv 2602.01186) for all three.
+Symbols: x = r(x) features of frozen backbones, side by side; π_c, m_c, S as in `protofl_common/maths/gaussian.py`.
+
+Upload         π_c, m_c and S of this client's training samples, as means over them
+Head           argmax_c log π_c − ½ log |Σ_c| − ½ (x − μ_c)ᵀ Σ_c⁻¹ (x − μ_c), of the moments of all clients together
+
+Down: moments of all clients, and how many samples of each class these are. Up: moments. Stays: the data; a client
+trains nothing. Moments are means, so the head is that of all features in one place, however the classes are divided.
+
+Deviations: covariances are shrunk by a formula (OAS) or by the setting, not by a search on validation data; there is no
+refinement on samples drawn from the Gaussians (FisherMix), and no random projection.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from client_app.algorithms.base import ClientAlgorithm
+from client_app.client import Client
+from protofl_common.experiment.catalog import GaussianHparams
+from protofl_common.maths.gaussian import ClassMoments, GaussianHead
+from protofl_common.models.split import SplitModel
+from protofl_common.wire.payloads import Payload
+
+
+class Gaussian(ClientAlgorithm[GaussianHparams]):
+    """Solves for the head anew whenever it receives moments; before that all classes are as likely."""
+
+    state: tuple[str, ...] = ()
+
+    def __init__(self, client: Client, round_number: int) -> None:
+        super().__init__(client, round_number)
+        sizes = client.num_classes, client.input_shape[0], self.hparams.head
+        self.moments, self.head = ClassMoments(*sizes), GaussianHead(*sizes)
+        self.model = SplitModel(nn.Identity(), self.head).to(client.device)
+
+    @property
+    def evaluation_arch(self) -> str:
+        """An identity, and the head."""
+        return f"gaussian-{self.hparams.head}"
+
+    def receive(self, payload: Payload) -> None:
+        """Become the classifier of all clients' moments."""
+        received, counts_C = payload.weights("moments"), payload.counts("counts")
+        if received is None or counts_C is None:
+            return
+        moments = ClassMoments(self.client.num_classes, self.client.input_shape[0], self.hparams.head)
+        moments.load_state_dict(received)
+        priors_C = moments.shares if self.hparams.priors == "global" else self._own_moments().shares
+        self.head.cpu().fit(moments, counts_C, priors_C, self.hparams.shrinkage)
+        self.head.to(self.client.device)
+
+    def fit(self) -> dict[str, float]:
+        """Nothing: the head follows from the moments."""
+        return {}
+
+    def upload(self) -> Payload:
+        """The moments of the training samples, without those of small classes (``min-class-samples``)."""
+        self.moments = self._own_moments()
+        return Payload(moments=self.moments.state_dict())
+
+    def _own_moments(self) -> ClassMoments:
+        self.privacy.check_covered(False)
+        data, large = self.client.train_set, torch.from_numpy(self.client.large_classes)
+        chosen_N = torch.isin(data.labels.cpu(), large)
+        moments = ClassMoments(self.client.num_classes, self.client.input_shape[0], self.hparams.head)
+        moments.measure(data.in_memory.cpu()[chosen_N], data.labels.cpu()[chosen_N])
+        return moments

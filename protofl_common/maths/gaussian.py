@@ -1,0 +1,183 @@
+"""Class moments of features, and the Gaussian classifiers that follow from them in closed form.
+
+Symbols: x [F] features of a sample; π_c the share of the samples that are of class c; m_c = (1/n) Σ_{i of c} x_i;
+S second moments, as the head needs them:
+
+    naive-bayes   S_c = (1/n) Σ_{i of c} x_i²          [C, F]
+    lda           S = (1/n) Σ_i x_i x_iᵀ               [F (F + 1) / 2], the upper half by rows
+    qda           S_c = (1/n) Σ_{i of c} x_i x_iᵀ      [C, F (F + 1) / 2]
+
+All are means over n samples, so the mean of several clients' moments, weighted by their n, is that of all samples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+TOLERANCE = 1e-6
+"""Of rounding, relative to the trace, within which a covariance counts as positive semi-definite."""
+LEAST_VARIANCE = 1e-9
+
+
+class ClassMoments(nn.Module):
+    """π [C], m [C, F] and S, float64; a class without samples has zeros."""
+
+    shares: Tensor
+    first: Tensor
+    second: Tensor
+
+    def __init__(self, num_classes: int, width: int, head: str) -> None:
+        super().__init__()
+        half = width * (width + 1) // 2
+        shapes = {"naive-bayes": (num_classes, width), "lda": (half,), "qda": (num_classes, half)}
+        zeros = {"shares": (num_classes,), "first": (num_classes, width), "second": shapes[head]}
+        for name, shape in zeros.items():
+            self.register_buffer(name, torch.zeros(shape, dtype=torch.float64))
+
+    @classmethod
+    def of(cls, state: Mapping[str, Tensor]) -> ClassMoments:
+        """The moments with these tensors, of which the shapes say the kind."""
+        num_classes, width = state["first"].shape
+        moments = cls(num_classes, width, "lda")
+        for name, value in state.items():
+            moments.register_buffer(name, value)
+        return moments
+
+    def measure(self, features_NF: Tensor, labels_N: Tensor) -> None:
+        """Set all three to those of N samples."""
+        x_NF, n = features_NF.double().cpu(), len(labels_N)
+        one_hot_NC = nn.functional.one_hot(labels_N.cpu(), len(self.shares)).double()
+        self.shares.copy_(one_hot_NC.mean(0))
+        self.first.copy_(one_hot_NC.T @ x_NF / n)
+        if self.second.shape == self.first.shape:
+            self.second.copy_(one_hot_NC.T @ x_NF.square() / n)
+        elif self.second.dim() == 1:
+            self.second.copy_(_half(x_NF.T @ x_NF / n))
+        else:
+            for label in labels_N.unique().tolist():
+                of_class_NF = x_NF[labels_N.cpu() == label]
+                self.second[label] = _half(of_class_NF.T @ of_class_NF / n)
+
+    def means(self) -> Tensor:
+        """μ_c = m_c / π_c, [C, F]."""
+        return self.first / self.shares.clamp(min=1e-300)[:, None]
+
+    def covariances(self) -> Tensor:
+        """Σ: of each class [C, F] or [C, F, F], or within the classes [F, F]; a class without samples has zeros."""
+        means_CF, shares_C = self.means(), self.shares
+        if self.second.shape == self.first.shape:
+            return (self.second / shares_C.clamp(min=1e-300)[:, None] - means_CF.square()).clamp(min=0)
+        second = _whole(self.second, self.first.shape[1])
+        if self.second.dim() == 1:
+            return second - self.first.T @ means_CF
+        return second / shares_C.clamp(min=1e-300)[:, None, None] - means_CF[:, :, None] * means_CF[:, None, :]
+
+    def problem(self) -> str:
+        """Say why no samples can have these moments; "" if some can."""
+        if bool((self.shares < 0).any()) or abs(float(self.shares.sum()) - 1) > TOLERANCE:
+            return "shares of classes that are none"
+        absent = self.shares == 0
+        second_C = self.second[absent] if self.second.dim() > 1 else self.first[absent]
+        if bool(self.first[absent].any()) or bool(second_C.any()):
+            return "moments of a class without samples"
+        if self.second.shape == self.first.shape:
+            spread = self.second * self.shares[:, None] - self.first.square()
+            least, size = spread.amin(), (self.second * self.shares[:, None]).abs().amax()
+        else:
+            covariances = self.covariances()
+            if not covariances.isfinite().all():
+                return "moments too large to be added"
+            size = covariances.diagonal(dim1=-2, dim2=-1).sum(-1).abs().amax() + self.second.abs().amax()
+            least = torch.linalg.eigvalsh(covariances).amin()
+        return "" if float(least) >= -TOLERANCE * float(size) else "second moments that are none: a variance below 0"
+
+
+class GaussianHead(nn.Module):
+    """log π_c − ½ log |Σ_c| − ½ (x − μ_c)ᵀ Σ_c⁻¹ (x − μ_c): features [B, F] to logits [B, C]; linear for ``lda``."""
+
+    weight: Tensor
+    bias: Tensor
+    mean: Tensor
+    precision: Tensor
+
+    def __init__(self, num_classes: int, width: int, head: str) -> None:
+        super().__init__()
+        shapes: dict[str, tuple[int, ...]] = {"bias": (num_classes,)}
+        if head == "lda":
+            shapes["weight"] = (num_classes, width)
+        else:
+            shapes["mean"] = (num_classes, width)
+            shapes["precision"] = (num_classes, width) if head == "naive-bayes" else (num_classes, width, width)
+        for name, shape in shapes.items():
+            self.register_buffer(name, torch.zeros(shape))
+        self.kind = head
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [B, F] -> logits [B, C]."""
+        if self.kind == "lda":
+            return x @ self.weight.T + self.bias
+        away_BCF = x[:, None, :] - self.mean
+        if self.kind == "naive-bayes":
+            return self.bias - (away_BCF.square() * self.precision).sum(2) / 2
+        return self.bias - torch.einsum("bcf,cfg,bcg->bc", away_BCF, self.precision, away_BCF) / 2
+
+    def fit(self, moments: ClassMoments, counts_C: Tensor, priors_C: Tensor, shrinkage: float) -> None:
+        """Become the classifier of these moments, which are of ``counts_C`` samples.
+
+        Covariances are `shrunk`. Those of classes have the one within all classes as one more sample, since a class may
+        have too few of its own.
+        """
+        means_CF, covariances = moments.means(), moments.covariances()
+        log_priors_C = priors_C.double().log().masked_fill(moments.shares == 0, -torch.inf)
+        if self.kind == "lda":
+            within = shrunk(covariances, float(counts_C.sum()), shrinkage)
+            weight_CF = torch.linalg.solve(within, means_CF.T).T
+            self.weight.copy_(weight_CF)
+            self.bias.copy_(log_priors_C - (weight_CF * means_CF).sum(1) / 2)
+            return
+        shape, n_C = (-1, *[1] * (covariances.dim() - 1)), counts_C.double()
+        within = (moments.shares.reshape(shape) * covariances).sum(0)
+        smoothed = (n_C.reshape(shape) * covariances + within) / (n_C.reshape(shape) + 1)
+        of_classes = torch.stack([shrunk(one, float(n), shrinkage) for one, n in zip(smoothed, n_C, strict=True)])
+        diagonal = self.kind == "naive-bayes"
+        log_volume_C = of_classes.log().sum(1) if diagonal else torch.logdet(of_classes)
+        self.mean.copy_(means_CF)
+        self.precision.copy_(1 / of_classes if diagonal else torch.linalg.inv(of_classes))
+        self.bias.copy_(log_priors_C - log_volume_C / 2)
+
+
+def shrunk(covariance: Tensor, samples: float, shrinkage: float) -> Tensor:
+    """(1 − ρ) Σ + ρ (tr Σ / F) I of a covariance [F, F], or of variances [F]; ρ = ``shrinkage``.
+
+    Below 0, ρ is the oracle approximating shrinkage of so many samples (Chen et al., "Shrinkage Algorithms for MMSE
+    Covariance Estimation", IEEE TSP 2010, Eq. 23): ρ = min(1, ((1 − 2/F) tr Σ² + tr² Σ) / ((n + 1 − 2/F) (tr Σ² −
+    tr² Σ / F))). A millionth of the mean variance is added, for features that never vary.
+    """
+    width, diagonal = len(covariance), covariance.dim() == 1
+    trace = covariance.sum() if diagonal else covariance.trace()
+    if shrinkage < 0:
+        squares = covariance.square().sum()
+        rest = (samples + 1 - 2 / width) * (squares - trace.square() / width)
+        above = (1 - 2 / width) * squares + trace.square()
+        shrinkage = min(1.0, float(above / rest)) if float(rest) > 0 else 1.0
+    even = torch.full_like(covariance[0] if not diagonal else covariance, shrinkage * float(trace) / width)
+    even = even + LEAST_VARIANCE + TOLERANCE * float(trace) / width
+    return (1 - shrinkage) * covariance + (even if diagonal else torch.diag(even))
+
+
+def _half(symmetric: Tensor) -> Tensor:
+    """The upper half of [F, F], by rows."""
+    rows, columns = torch.triu_indices(*symmetric.shape)
+    return symmetric[rows, columns]
+
+
+def _whole(half: Tensor, width: int) -> Tensor:
+    """[…, F (F + 1) / 2] -> the symmetric [..., F, F]."""
+    rows, columns = torch.triu_indices(width, width)
+    whole = half.new_zeros(*half.shape[:-1], width, width)
+    whole[..., rows, columns] = half
+    whole[..., columns, rows] = half
+    return whole

@@ -1,0 +1,51 @@
+"""Gaussian heads of frozen features, server half: the moments of all clients together.
+
+Other half: `client_app/algorithms/gaussian.py`.
+
+    π, m, S ← Σ_i (n_i / Σ n) · (π, m, S)_i      n_i training samples of client i
+
+Nothing here depends on how the samples are divided, but for bounds on single clients: with ``liars`` a client weighs at
+most as ``max-samples-ratio`` and ``max-samples-lead`` say.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from protofl_common.experiment.catalog import GaussianHparams
+from protofl_common.maths.aggregation import merge_weights
+from protofl_common.maths.gaussian import ClassMoments
+from protofl_common.wire.limits import Template
+from protofl_common.wire.payloads import Payload, StateDict, template_of
+from server_app.network.membership import Federation
+from server_app.strategies.base import ServerStrategy
+from server_app.validation.replies import Upload
+
+
+class Gaussian(ServerStrategy[GaussianHparams]):
+    """Keeps the moments of the last round's clients; each round asks for them anew."""
+
+    state: tuple[str, ...] = ("moments", "counts_C")
+
+    def __init__(self, federation: Federation) -> None:
+        super().__init__(federation)
+        sizes = self.num_classes, self.card.input_shape[0], self.hparams.head
+        self.template = template_of(ClassMoments(*sizes).state_dict())
+        self.moments: StateDict = {}
+        self.counts_C: Tensor | None = None
+
+    def payload_down(self) -> Payload:
+        """Moments and counts, once there are any."""
+        return Payload(moments=self.moments or None, counts=self.counts_C)
+
+    def templates(self) -> dict[str, Template]:
+        """The arrays of the moments."""
+        return {"moments": self.template}
+
+    def merge(self, uploads: list[Upload]) -> dict[str, float]:
+        """The mean of the moments by training samples."""
+        samples = sum(upload.train_samples for upload in uploads)
+        shares = [upload.train_samples / samples for upload in uploads]
+        self.moments = merge_weights([upload.payload.weights("moments") or {} for upload in uploads], shares, "mean", 0)
+        self.counts_C = (self.moments["shares"] * samples).round().long()
+        return {"samples": float(samples)}
