@@ -201,7 +201,8 @@ class ClientAlgorithm(Generic[H]):
     @property
     def lasting(self) -> tuple[str, ...]:
         """All attributes that live on."""
-        return (*self.state, "optimizer") if self.training.keep_optimizer else self.state
+        trains = not self.settings.row.one_shot
+        return (*self.state, "optimizer") if self.training.keep_optimizer and trains else self.state
 
     def packed_state(self) -> dict[str, Tensor]:
         """The attributes that live on, as tensors of a file."""

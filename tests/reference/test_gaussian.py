@@ -116,6 +116,11 @@ def test_sums_under_secure_aggregation_are_the_same(tmp_path: Path) -> None:
     )
 
 
+def test_an_optimizer_to_keep_is_none(tmp_path: Path) -> None:
+    outcome, *_ = federation(tmp_path, 3, partition="iid", total_samples=200, keep_optimizer=True, optimizer="adam")
+    assert outcome.summary["accuracy"]["head"]["mean"] > 0.3
+
+
 def test_a_clients_own_priors_and_a_fixed_shrinkage(tmp_path: Path) -> None:
     """A client of one class of ten predicts that class only, with its own priors."""
     settings = {"partition": "pathological", "classes_per_client": 1, "total_samples": 500}
