@@ -12,7 +12,6 @@ import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from scipy.special import stdtr, stdtrit
 
@@ -47,12 +46,6 @@ class Estimate:
         t = abs(mean) / error if error else math.inf if mean else 0.0
         return cls(n, mean, float(stdtrit(n - 1, (1 + CONFIDENCE) / 2)) * error, float(2 * stdtr(n - 1, -t)))
 
-    @classmethod
-    def from_dict(cls, told: dict[str, Any]) -> Estimate:
-        """From what `as_dict` gave, and the p of a difference."""
-        low, high = told["interval"] or (math.nan, math.nan)
-        return cls(told["n"], told["mean"], (high - low) / 2, math.nan if told.get("p") is None else told["p"])
-
     @property
     def interval(self) -> str:
         """``"47.65 … 63.35"``."""
@@ -63,7 +56,7 @@ class Estimate:
         """``"0.014"``."""
         return "–" if self.n == 1 else "< 0.001" if self.p < 0.001 else f"{self.p:.3f}"
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, object]:
         """For JSON; None where one figure tells nothing."""
         interval = None if math.isnan(self.half) else [self.mean - self.half, self.mean + self.half]
         return {"n": self.n, "mean": self.mean, "interval": interval}
@@ -131,15 +124,10 @@ def grouped(folders: Sequence[Path], figure: Figure | None) -> list[Group]:
         except NoFigure as error:
             raise SettingsError(f"{folder}: {error}; --each shows what there is") from None
         group.runs[seed] = folder
-    return named(list(groups.values()))
+    return [replace(one, name=_name(one, groups.values())) for one in groups.values()]
 
 
-def named(groups: Sequence[Group]) -> list[Group]:
-    """The same, each by what it differs in from the others."""
-    return [replace(one, name=_name(one, groups)) for one in groups]
-
-
-def _name(group: Group, groups: Sequence[Group]) -> str:
+def _name(group: Group, groups: Iterable[Group]) -> str:
     """Its algorithm, and the settings in which it differs from others that have them."""
     differing = [
         f"{key}={value}"

@@ -1,7 +1,6 @@
-"""The runs in a folder: how far they are, how good, how large; what old ones keep removed; a page over them and tables.
+"""The runs in a folder: how far they are, how good, how large; what old ones keep removed.
 
   protofl runs                                       # those in runs/, the latest first
-  protofl runs --html index.html                     # a leaderboard of tables, and of groups of seeds by data set
   protofl runs --prune --keep-last 5                 # remove clients/ and checkpoints/ of finished runs but the last 5
   protofl runs --prune --older-than 30 --whole       # remove finished runs of which the last round is 30 days ago
 
@@ -39,7 +38,6 @@ NOTE = "Mean test accuracy over the clients, %; @ after which round.\n* chosen o
 def describe(parser: argparse.ArgumentParser) -> None:
     """The arguments."""
     parser.add_argument("folder", nargs="?", type=Path, default=RUNS, metavar="DIR", help="the folder of runs (runs)")
-    parser.add_argument("--html", type=Path, metavar="FILE", help="write an index page over finished runs and tables")
     parser.add_argument("--prune", action="store_true", help="remove what finished runs can do without")
     parser.add_argument("--keep-last", type=int, metavar="N", help="prune: leave the last N runs as they are")
     parser.add_argument("--older-than", type=float, metavar="DAYS", help="prune: only runs that ended before")
@@ -49,18 +47,13 @@ def describe(parser: argparse.ArgumentParser) -> None:
 
 
 def act(arguments: argparse.Namespace) -> int:
-    """List, prune, or write the page."""
+    """List, or prune."""
     if not arguments.folder.is_dir():
         raise SettingsError(f"{arguments.folder}: no such folder; runs are in {RUNS} unless out-dir says otherwise")
     rules = ("keep_last", "older_than", "whole", "yes")
     if not arguments.prune and any(getattr(arguments, rule) not in (None, False) for rule in rules):
         raise SettingsError("--keep-last, --older-than, --whole and --yes say how to prune: give --prune, too")
     runs = runs_in(arguments.folder)
-    if arguments.html:
-        from protofl_common.tools.index_page import write_index  # matplotlib takes seconds
-
-        print(write_index(arguments.html, [run.path for run in runs if run.finished], arguments.folder))
-        return 0
     freed = _prune(runs, arguments) if arguments.prune else 0
     if arguments.json:
         known = [_as_dict(run, run.summary()) for run in runs if run.path.exists()]
