@@ -84,12 +84,12 @@ def framed(title: str, sub: str, shown: Sequence[tuple[str, str]], note: str, fo
     )
 
 
-def _drawn(function: Callable[[Run], list[Drawing]], run: Run) -> list[str]:
+def _drawn(function: Callable[[Run], Iterable[Drawing]], run: Run) -> list[str]:
     """A function's figures; what cannot be drawn is named in its place and costs nothing else."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # letters that matplotlib's own font lacks: the browser's have them
-            found = function(run)
+            found = list(function(run))
     except Exception as error:
         what = f"{function.__module__.rpartition('.')[2]}.{function.__name__}: {type(error).__name__}: {error}"
         return [f'<p class="note failed">A figure could not be drawn ({escape(what)}).</p>']
