@@ -170,6 +170,14 @@ Summary = TypedDict(
 )
 
 
+def troubles(row: RoundRow) -> Iterator[tuple[Trouble, str, str]]:
+    """What became of each reply that is not used: kind, site and reason."""
+    for kind in TROUBLE:
+        reasons = row[kind]
+        for site in reasons:
+            yield kind, site, str(reasons[site]) if isinstance(reasons, dict) else "no answer in time"
+
+
 def baseline_folder(run: Path, algo: str) -> Path:
     """The folder of a run's baseline: beside the run's."""
     return run.with_name(f"{run.name}-{algo}")

@@ -1,20 +1,37 @@
-"""The screen: the clients, a line for each round with what went wrong in it, and the final table."""
+"""What a run shows as it goes on and at its end: clients, a line for each round, tables; and it draws the page."""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Collection
+from pathlib import Path
 
 from protofl_common.basics.text import in_order
-from protofl_common.experiment.settings import to_run_config
+from protofl_common.config.sections import DataSettings
+from protofl_common.experiment.settings import Settings, to_run_config
 from protofl_common.maths.aggregation import FEWEST
 from protofl_common.privacy.words import protections
-from protofl_common.runs.comparison import counted
-from protofl_common.runs.folder import TROUBLE, RoundRow
+from protofl_common.runs.comparison import compared, counted, sentence, side_by_side
+from protofl_common.runs.figures import (
+    HIDDEN,
+    MEASURES,
+    Table,
+    accuracy_rows,
+    chosen,
+    lost_text,
+    metric_rows,
+    short_best,
+)
+from protofl_common.runs.folder import KINDS, SITES, TROUBLE, RoundRow, Sites, Summary
+from protofl_common.runs.metrics import human_bytes, human_seconds
+from protofl_common.wire.records import SiteCard
 from server_app.callbacks.base import Callback, Run
-from server_app.callbacks.console import class_strip, final_table, least_line, round_line, samples_line
 from server_app.log import say
 from server_app.result import RoundResult
 
+BARS = " ▁▂▃▄▅▆▇█"
+MOST_LINES, MOST_CLASSES = 20, 60
+"""Of clients and classes that are shown before the first round."""
 MOST_NAMED = 20
 """Clients that are named in one line."""
 RECENT = 3
@@ -100,3 +117,125 @@ def _shares(samples: dict[str, int]) -> str:
 def _first(texts: list[str], others: str = " others") -> str:
     """As many as are named in one line, and how many more there are."""
     return ", ".join(texts[:MOST_NAMED]) + (f", and {len(texts) - MOST_NAMED}{others}" if texts[MOST_NAMED:] else "")
+
+
+def class_strip(sites: Sites) -> str:
+    """A line per client with a bar per class, its training samples; "" for many clients, or classes not known here."""
+    known = {site: facts for site, facts in sites.get("sites", {}).items() if "train-classes" in facts}
+    if not known or len(known) > MOST_LINES or len(sites["classes"]) > MOST_CLASSES:
+        return ""
+    most, wide = max(max(facts["train-classes"]) for facts in known.values()), max(map(len, known))
+    lines = [
+        f"  {site:<{wide}}  {_bars(known[site]['train-classes'], most)}  {known[site]['domain']}".rstrip()
+        for site in in_order(known)
+    ]
+    return "\n".join([f"training samples of each class, █ = {most}", *lines])
+
+
+def _bars(counts: list[int], most: int) -> str:
+    return "".join(BARS[-(-count * (len(BARS) - 1) // max(1, most))] for count in counts)
+
+
+def samples_line(cards: Collection[SiteCard], data: DataSettings) -> str:
+    """Say where all samples went, and which settings left some out.
+
+    Sites that divide one data set have found the same samples, all others samples of their own.
+    """
+    divided = [card.found for card in cards if card.num_partitions and data.partition != "own"]
+    found = sum(card.found for card in cards) - sum(divided) + max(divided, default=0)
+    train, test = sum(card.train_samples for card in cards), sum(card.test_samples for card in cards)
+    validation = sum(card.validation_samples for card in cards)
+    capped = f" (train-samples = {data.train_samples} a client)" if data.train_samples else ""
+    between = f" · {validation:,} for validation" if validation else ""
+    left = found - train - validation - test
+    if left > 0:
+        rest = f"{left:,} left out ({', '.join(_selecting(data)) or 'of clients that are not here'})"
+    else:
+        rest = "some of them used by several clients" if left else "none left out"
+    return f"samples: {found:,} found · {train:,} for training{capped}{between} · {test:,} for testing · {rest}"
+
+
+def least_line(cards: Collection[SiteCard], data: DataSettings) -> str:
+    """How many clients have the fewest samples that a Dirichlet partition leaves any; "" for one, or other partitions.
+
+    With a cap on their samples, or test samples in common, the cards do not tell.
+    """
+    sizes = [card.train_samples + card.test_samples for card in cards]
+    if "dirichlet" not in data.partition or data.test_from != "split" or data.test_samples:
+        return ""
+    number, least = sizes.count(min(sizes)), min(sizes)
+    why = f"filled up where Dir({data.alpha:g}) gave them less"
+    return f"{number} clients have the fewest samples, {least}: {why}" if number > 1 else ""
+
+
+def _selecting(data: DataSettings) -> list[str]:
+    """``key = value`` of each setting that may leave samples out."""
+    values: dict[str, str | int] = {"total-samples": data.total_samples, "test-samples": data.test_samples}
+    if data.test_from != "split":  # else what train-samples leaves over is tested on
+        values |= {"train-samples": data.train_samples, "test-from": data.test_from}
+    if data.partition not in ("iid", "dirichlet", "balanced-dirichlet", "label-shift", "own"):
+        values |= {"partition": data.partition, "clients-per-domain": data.clients_per_domain}
+    return [f"{key} = {value}" for key, value in values.items() if value]
+
+
+def round_line(row: RoundRow, rounds: int, seconds_left: float) -> str:
+    """One round in one line, from its row in ``metrics.jsonl``."""
+    parts = [f"round {row['round']:>{len(str(rounds))}}/{rounds}"]
+    if "total" in row["losses"]:
+        parts.append(f"loss {row['losses']['total']:.3f}")
+    parts += _accuracy_texts(row)
+    if "epsilon" in row:
+        parts.append(f"ε ≤ {row['epsilon']:.2f}")
+    parts.append(f"↑{human_bytes(row['bytes']['up'])} ↓{human_bytes(row['bytes']['down'])}")
+    parts.append(f"{human_seconds(row['seconds']['total'])}, {human_seconds(seconds_left)} to go")
+    return "  ".join(parts)
+
+
+def _accuracy_texts(row: RoundRow) -> list[str]:
+    texts = [f"{kind} {100 * figures['mean']:.1f}%" for kind, figures in row["accuracy"].items()]
+    validated = {kind: figures for kind, figures in row.get("validation", {}).items() if kind in KINDS}
+    texts += [f"validation {kind} {100 * figures['mean']:.1f}%" for kind, figures in validated.items()]
+    first = next(iter(row["accuracy"].values()), {})
+    return [*texts, f"worst {100 * first['worst-10%']:.1f}%"] if "worst-10%" in first else texts
+
+
+def final_table(summary: Summary) -> str:
+    """The accuracies after the last round; below, how the best round was chosen, traffic, time and lost replies."""
+    early = ", stopped early" if summary.get("stopped-early") else ""
+    data = "the sites' own data" if summary["partition"] == "own" else summary["dataset"]
+    best, sizes = summary["best-accuracy"], summary["bytes"]
+    rows = accuracy_rows(
+        summary["accuracy"], {kind: short_best(one) for kind, one in best.items()}, summary.get("validation", {})
+    )
+    private = f"ε ≤ {summary['epsilon']:.2f} · " if "epsilon" in summary else ""
+    note = (
+        f"{HIDDEN + chr(10) if summary['settings'].get('secagg') else ''}best mean: test accuracy of the round "
+        f"{chosen(best.values())}\n{private}{human_bytes(sizes['up'])} up, {human_bytes(sizes['down'])} down · "
+        f"{human_seconds(summary['seconds'])} · lost replies: {lost_text({**summary['trouble'], 'late': 0})}"
+    )
+    title = f"{summary['algorithm']} on {data} after {summary['rounds']} rounds{early}"
+    heads = ("accuracy of", *MEASURES.values(), "best mean")
+    return Table(heads, [*rows, *metric_rows(summary.get("metrics", {}), 3)], note, title).as_text()
+
+
+def conclude(settings: Settings, folder: Path) -> None:
+    """After the run and its baselines: how they compare, where the results are, and the page."""
+    runs = compared(folder, settings.baselines)
+    if len(runs) > 1:
+        say(side_by_side(runs).as_text())
+    if runs:
+        say(f"result: {sentence(runs)}")
+    say(f"results: {folder}")
+    draw(settings, folder)
+
+
+def draw(settings: Settings, folder: Path) -> None:
+    """The page with the run's figures, if the settings want it; a failure to draw it is said and fails nothing."""
+    if not settings.run.report or not (folder / SITES).exists():
+        return
+    from protofl_common.report.page import write_report  # takes seconds: when all else is done
+
+    try:
+        say(f"report: {write_report(folder)}")
+    except Exception as error:
+        say(f"report: not drawn, {type(error).__name__}: {error}")

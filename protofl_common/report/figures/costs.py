@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from typing import Literal
 
 import numpy as np
 
@@ -35,8 +36,9 @@ def traffic(run: Run) -> Iterator[Drawing]:
         lines = {name: [row["bytes"][way] / scale for row in rows] for name, way in ways.items()}
         caption = "Payload of all messages of a round: prototypes and weights, without Flower's own overhead."
         rounds, unit = [row["round"] for row in rows], f"{unit} a round, all clients"
-        look = {"below": "round", "legend": 2}
-        yield line_chart("traffic", "Bytes on the wire", caption, rounds, lines, unit, from_zero=True, **look)
+        yield line_chart(
+            "traffic", "Bytes on the wire", caption, rounds, lines, unit, below="round", legend=2, from_zero=True
+        )
 
 
 def time(run: Run) -> Iterator[Drawing]:
@@ -44,9 +46,13 @@ def time(run: Run) -> Iterator[Drawing]:
     rows = [row for row in run.rounds if row["seconds"].get("clients") and row["valid"]]
     if not rows:
         return
-    rounds, seconds = [row["round"] for row in rows], [dict[str, float](row["seconds"]) for row in rows]
-    parts = {"whole round": "total", "messages and clients": "exchange", "merging": "aggregate"}
-    lines = {name: [one.get(key, math.nan) for one in seconds] for name, key in parts.items()}
+    rounds = [row["round"] for row in rows]
+    parts: dict[str, Literal["total", "exchange", "aggregate"]] = {
+        "whole round": "total",
+        "messages and clients": "exchange",
+        "merging": "aggregate",
+    }
+    lines = {name: [row["seconds"].get(key, math.nan) for row in rows] for name, key in parts.items()}
     caption = (
         "A round as the server sees it: sending, the clients' work (which may take turns on one machine) and "
         "waiting for replies; and the server's own merging."

@@ -7,7 +7,6 @@ suits a light and a dark page. Text stays text.
 
 from __future__ import annotations
 
-import csv
 import io
 import math
 import re
@@ -24,6 +23,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from protofl_common.report.reading import Floats
+from protofl_common.runs.figures import as_csv
 
 Columns = Mapping[str, Sequence[object]]
 """Name, with its unit -> texts and numbers, all of one length."""
@@ -166,10 +166,7 @@ def _of_lines(axes: Any) -> Columns:
 
 
 def _as_tsv(columns: Columns) -> str:
-    text = io.StringIO()
-    rows = [list(columns), *zip(*columns.values(), strict=True)]
-    csv.writer(text, "excel-tab", lineterminator="\n").writerows(map(_cell, row) for row in rows)
-    return text.getvalue()
+    return as_csv((map(_cell, row) for row in [list(columns), *zip(*columns.values(), strict=True)]), "excel-tab")
 
 
 def _cell(value: object) -> str:

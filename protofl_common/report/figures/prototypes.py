@@ -82,8 +82,8 @@ def margins_over_rounds(run: Run) -> Iterator[Drawing]:
             "clients is the “margin shrink” that FedTGP describes (Figure 1)."
         )
         title, rounds = "Prototype margins over the rounds", [row["round"] for row in run.margins]
-        look = {"from_zero": True, "styles": (0, 5, 3)}
-        yield line_chart("margins-over-rounds", title, caption, rounds, lines, "margin (Euclidean)", **look)
+        unit, styles = "margin (Euclidean)", (0, 5, 3)
+        yield line_chart("margins-over-rounds", title, caption, rounds, lines, unit, from_zero=True, styles=styles)
 
 
 def _margins(row: MarginRow) -> tuple[Floats, Floats]:

@@ -25,8 +25,9 @@ from rich.table import Table
 
 from protofl_common.basics.files import remove
 from protofl_common.config.options import SettingsError
+from protofl_common.runs.figures import best_text, short_best
 from protofl_common.runs.folder import Best, Summary
-from protofl_common.runs.metrics import best_text, human_bytes, short_best
+from protofl_common.runs.metrics import human_bytes
 from protofl_common.tools.cli.as_json import add_json, print_json
 from protofl_common.tools.cli.recipes import RUNS
 from protofl_common.tools.cli.screen import plain

@@ -40,7 +40,7 @@ from protofl_common.tools.cli.run import add_engine, add_resources, with_resourc
 from protofl_common.tools.tables.execute import Launch, Runs, launcher
 from protofl_common.tools.tables.metrics import NoFigure
 from protofl_common.tools.tables.plan import Cell, Run, plan, runs_of
-from protofl_common.tools.tables.render import as_csv, as_dict, as_long_csv, collect, drawn, markdown
+from protofl_common.tools.tables.render import as_dict, collect, csv_of_cells, csv_of_seeds, drawn, markdown
 from protofl_common.tools.tables.search import Search, check_search
 from protofl_common.tools.tables.spec import TableFile, read_table
 
@@ -219,10 +219,14 @@ def _one(run: Run, runs: Runs, *, launch: Launch, progress: Progress) -> bool:
 
 def _write(table: TableFile, cells: list[Cell], runs: Runs, out: Path, overrides: dict[str, Scalar]) -> None:
     results = collect(table, cells, runs)
-    write_text(out / f"{table.name}.json", json.dumps(as_dict(table, results), indent=2, ensure_ascii=False) + "\n")
-    (out / f"{table.name}.md").write_text(markdown(table, results, overrides), encoding="utf-8")
-    (out / f"{table.name}.csv").write_text(as_csv(table, results), encoding="utf-8")
-    (out / f"{table.name}.long.csv").write_text(as_long_csv(results), encoding="utf-8")
+    files = {
+        ".json": json.dumps(as_dict(table, results), indent=2, ensure_ascii=False) + "\n",
+        ".md": markdown(table, results, overrides),
+        ".csv": csv_of_cells(table, results),
+        ".long.csv": csv_of_seeds(results),
+    }
+    for suffix, text in files.items():
+        write_text(out / f"{table.name}{suffix}", text)
 
 
 def _seeds(text: str) -> tuple[int, ...]:

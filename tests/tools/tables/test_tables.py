@@ -254,7 +254,7 @@ Somebody et al., Table 1
 A note.
 
 |  | all | paper | first | paper | few | paper |
-| --- | ---: | ---: | ---: | ---: | ---: | ---: |
+|---|---:|---:|---:|---:|---:|---:|
 | Local | 51.50 ± 0.71 | 98.26 ± 0.40 | 51.50 ± 0.71 |  | 51.50 ± 0.71 | 90 |
 | FedRep | – | 97.5 | – |  | – |  |
 | FedProto | 76.00 (1 of 2 seeds, others failed) |  | 76.00 (1 of 2 seeds, others failed) |  \
