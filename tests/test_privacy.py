@@ -39,7 +39,7 @@ from protofl_common.runs.folder import WEIGHTS
 from protofl_common.wire.payloads import Payload
 from protofl_common.wire.records import Instructions, pack_instructions
 from protofl_common.wire.schema import Counts
-from server_app.callbacks.budget import Budget
+from server_app.callbacks.stopping import Budget
 from server_app.network.membership import FederationError
 from tests.attacks import values_of
 from tests.harness import CACHE, RUN_ID, Outcome, rows_without_a_reply, run_config, run_federation

@@ -21,6 +21,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -141,13 +142,12 @@ def _fits(card: SiteCard, share: ShareCounts) -> bool:
 
 def _facts(card: SiteCard) -> SiteFacts:
     facts: SiteFacts = {"arch": card.arch, "domain": card.domain, "parameters": card.parameters}
-    if card.train_samples:
-        facts["train-samples"] = card.train_samples
-    if card.test_samples:
-        facts["test-samples"] = card.test_samples
-    if card.validation_samples:
-        facts["validation-samples"] = card.validation_samples
-    return facts
+    sizes: SiteFacts = {
+        "train-samples": card.train_samples,
+        "test-samples": card.test_samples,
+        "validation-samples": card.validation_samples,
+    }
+    return cast(SiteFacts, {**facts, **{key: number for key, number in sizes.items() if number}})
 
 
 def _numbers(values: Tensor) -> list[float | None]:
