@@ -70,7 +70,6 @@ def write_report(folder: Path, against: Path | None = None) -> Path:
 
 
 def page(run: Run) -> str:
-    """The whole page."""
     sections = {"Result": _result(run), "Privacy": _privacy(run)}
     for name, functions in FIGURES.items():
         if drawn := Markup("").join(_drawn(function, run) for function in functions):
@@ -147,7 +146,6 @@ def _privacy(run: Run) -> Markup:
 
 
 def audit_table(findings: Sequence[dict[str, Any]]) -> Table:
-    """A row for each attack and size of class."""
     heads = ("attack", "samples of a class", "classes", "advantage", "likeliest is a member")
     rows = [
         (
@@ -169,7 +167,6 @@ def audit_table(findings: Sequence[dict[str, Any]]) -> Table:
 
 
 def _against(run: Run) -> Markup:
-    """A sentence on the reference."""
     if (other := run.reference) is None:
         return Markup("")
     figures = []
@@ -207,7 +204,6 @@ def _accuracies(run: Run) -> Markup:
 
 
 def _hidden(run: Run) -> str:
-    """A sentence on figures that no single client has told."""
     return f" {HIDDEN}" if run.hides_clients else ""
 
 
@@ -236,7 +232,6 @@ def _troubles(run: Run) -> Markup:
 
 
 def _clients(run: Run) -> Markup:
-    """Who took part, with the last accuracies."""
     last = {kind: run.evaluations(kind)[-1]["clients"] for kind in run.kinds}
     sizes = [key for key in SIZES if key != "validation-samples" or any(key in one for one in run.sites.values())]
     rows = []

@@ -28,8 +28,6 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Vectors:
-    """Labelled vectors of several sites."""
-
     values: Floats
     """[P, D]."""
     labels: Ints
@@ -43,8 +41,6 @@ class Vectors:
 
 @dataclass(frozen=True)
 class Run:
-    """One run, as its files tell it."""
-
     name: str
     settings: dict[str, Scalar]
     rows: list[RoundRow]
@@ -66,14 +62,12 @@ class Run:
 
     @cached_property
     def sites(self) -> dict[str, SiteFacts]:
-        """Every site that took part, with what is known of it."""
         known = self.facts.get("sites") or (self.summary["clients"] if self.summary else {})
         every = known | {site: {} for row in self.rows for site in row["clients"] if site not in known}
         return {site: every[site] for site in in_order(every)}
 
     @property
     def hides_clients(self) -> bool:
-        """Return whether its figures are over all clients together, and of no single one."""
         return any("std" not in figures for row in self.rows for figures in row["accuracy"].values())
 
     @cached_property
@@ -87,21 +81,17 @@ class Run:
 
     @property
     def rounds(self) -> list[RoundRow]:
-        """The rows of training rounds."""
         return [row for row in self.rows if row["kind"] == "round"]
 
     @property
     def finished(self) -> bool:
-        """Return whether the final evaluation has been made."""
         return self.summary is not None
 
     def evaluations(self, kind: str) -> list[RoundRow]:
-        """The rows that tell accuracies of this kind."""
         return [row for row in self.rows if kind in row["accuracy"]]
 
     @cached_property
     def kinds(self) -> list[str]:
-        """Ways to predict that the run measured."""
         return [kind for kind in KINDS if self.evaluations(kind)]
 
     @cached_property
@@ -111,7 +101,6 @@ class Run:
 
     @property
     def algorithm(self) -> str:
-        """Its title."""
         algo = str(self.settings.get("algo", ""))
         return str(self.facts.get("algorithm") or (CATALOG[algo].title if algo in CATALOG else algo))
 
@@ -122,7 +111,6 @@ class Run:
 
     @property
     def title(self) -> str:
-        """Algorithm and data set."""
         return f"{self.algorithm} on {self.settings.get('dataset', 'unknown data')}"
 
 
@@ -176,7 +164,6 @@ def _global(folder: Path) -> Vectors | None:
 
 
 def _vectors(path: Path, name: str, labels_name: str = "labels") -> Vectors | None:
-    """The vectors of a file; None where it has none of this name."""
     try:
         with safe_open(path, framework="numpy") as file:
             names, facts = set(file.keys()), dict(file.metadata() or {})

@@ -77,7 +77,6 @@ def sentence(runs: Sequence[Compared]) -> str:
 
 
 def side_by_side(runs: Sequence[Compared]) -> Table:
-    """A row for each run."""
     alone = next((run.accuracy for run in runs if run.algo == "local"), None)
     rows = []
     for run in runs:

@@ -77,7 +77,6 @@ def best_evaluation(rows: Sequence[RoundRow], kind: str) -> RoundRow | None:
 
 
 def chosen_on(rows: Sequence[RoundRow], kind: str) -> Literal["validation", "test"]:
-    """By which data the best round of a run is chosen."""
     return "validation" if any(kind in row.get("validation", {}) for row in of_all_sites(rows)) else "test"
 
 

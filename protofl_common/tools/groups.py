@@ -29,8 +29,6 @@ ESTIMATED = ("n", "mean", "95 % interval", "difference", "95 % interval", "p")
 
 @dataclass(frozen=True)
 class Estimate:
-    """The mean of n figures."""
-
     n: int
     mean: float
     half: float
@@ -78,8 +76,6 @@ def paired(more: Mapping[int, float], less: Mapping[int, float]) -> dict[int, fl
 
 @dataclass(frozen=True)
 class Group:
-    """Runs of the same settings but for the seed."""
-
     settings: dict[str, Scalar]
     clients: int
     runs: dict[int, Path]

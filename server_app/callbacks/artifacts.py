@@ -44,8 +44,6 @@ FEW, EVERY = 2000, 10
 
 
 class Artifacts(Callback):
-    """Writes the files of the module as the run goes on."""
-
     def __init__(self) -> None:
         self._write: Callable[[], None] | None = None
 

@@ -196,5 +196,4 @@ def _mean_losses(reports: dict[str, Report]) -> dict[str, float]:
 
 
 def _sums(tables: list[dict[str, float]]) -> dict[str, float]:
-    """The sum of each entry."""
     return {key: sum(table.get(key, 0.0) for table in tables) for key in dict.fromkeys(chain(*tables))}

@@ -70,7 +70,6 @@ def _curve(axes: Any, rows: list[RoundRow], shares: list[float], dashes: str, **
 
 
 def of_domains(run: Run) -> Iterator[Drawing]:
-    """The mean over each domain's clients."""
     if run.domains and run.better and not run.hides_clients:
         rows = run.evaluations(run.better)
         lines = {

@@ -140,12 +140,10 @@ def _columns(run: Run, places_N2: Floats, owners: list[str], labels: Ints) -> di
 
 
 def _owners(vectors: Vectors, shown: Ints) -> list[str]:
-    """Their names, as far as they are known."""
     return [vectors.sites[owner] if owner < len(vectors.sites) else "" for owner in vectors.owners[shown].tolist()]
 
 
 def _chosen(labels: Ints, most: int) -> Ints:
-    """Positions of at most ``most`` points, in order."""
     if len(labels) <= most:
         return np.arange(len(labels))
     return np.sort(np.random.default_rng(SEED).choice(len(labels), most, replace=False))

@@ -28,7 +28,6 @@ UNITS = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "bytes"))
 
 
 def traffic(run: Run) -> Iterator[Drawing]:
-    """Bytes up and down, round by round."""
     rows = run.rounds
     if largest := max((max(row["bytes"].values()) for row in rows), default=0):
         scale, unit = next((scale, unit) for scale, unit in UNITS if largest >= scale)

@@ -54,8 +54,6 @@ STYLE: Any = {
 
 @dataclass(frozen=True)
 class Drawing:
-    """A figure of the page."""
-
     name: str
     """Of the figure, in a word or two with hyphens: its anchor in the page."""
     title: str
@@ -202,7 +200,6 @@ def class_columns(axes: Any, names: Sequence[str]) -> None:
 
 
 def finite_mean(values: Floats) -> float:
-    """The mean of the numbers among ``values``; NaN where there are none."""
     there = values[np.isfinite(values)]
     return float(there.mean()) if there.size else math.nan
 
@@ -215,13 +212,11 @@ def legend_below(axes: Any, columns: int) -> None:
 
 
 def round_axis(axes: Any, label: str = "after round") -> None:
-    """Whole numbers under the axes."""
     axes.set_xlabel(label)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8))
 
 
 def short(text: str, longest: int = 14) -> str:
-    """A name that fits beside an axis."""
     return text if len(text) <= longest else text[: longest - 1] + "…"
 
 

@@ -139,7 +139,6 @@ def _rows_with_numbers(run: Run) -> list[RoundRow]:
 
 
 def _groups(run: Run) -> dict[str, list[str]]:
-    """Domains, or a few single clients, or all of them together."""
     few = {site: [site] for site in run.sites} if len(run.sites) <= 8 else {"all clients": list(run.sites)}
     return run.domains or few
 

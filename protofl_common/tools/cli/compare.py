@@ -40,7 +40,6 @@ from protofl_common.tools.tables.metrics import LEGAL, Figure
 
 
 def describe(parser: argparse.ArgumentParser) -> None:
-    """The arguments."""
     parser.add_argument(
         "runs", nargs="+", metavar="RUN", help="folder of a run, its name in runs/, or a folder of runs"
     )
@@ -56,7 +55,6 @@ def describe(parser: argparse.ArgumentParser) -> None:
 
 
 def act(arguments: argparse.Namespace) -> int:
-    """Print the table, and write the files."""
     folders = run_folders([run_named(run) for run in arguments.runs])
     if arguments.each:
         if arguments.csv or arguments.figure or arguments.json:
@@ -92,7 +90,6 @@ def act(arguments: argparse.Namespace) -> int:
 
 
 def _first(run: Path, groups: list[Group]) -> list[Group]:
-    """The groups, that of ``run`` first."""
     chosen = [group for group in groups if run.resolve() in {folder.resolve() for folder in group.runs.values()}]
     if not chosen:
         raise SettingsError(f"--against {run}: must be one of the runs that are compared")

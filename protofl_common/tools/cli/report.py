@@ -15,13 +15,11 @@ from protofl_common.tools.cli.recipes import run_named
 
 
 def describe(parser: argparse.ArgumentParser) -> None:
-    """The arguments."""
     parser.add_argument("runs", nargs="+", metavar="RUN", help="folder of a run, or its name in runs/")
     parser.add_argument("--against", metavar="RUN", help="another run, as a curve beside those of each page")
 
 
 def act(arguments: argparse.Namespace) -> int:
-    """Draw the pages and print where they are."""
     against = run_named(arguments.against) if arguments.against else None
     for run in arguments.runs:
         folder = run_named(run)

@@ -37,7 +37,6 @@ NOTE = "Mean test accuracy over the clients, %; @ after which round.\n* chosen o
 
 
 def describe(parser: argparse.ArgumentParser) -> None:
-    """The arguments."""
     parser.add_argument("folder", nargs="?", type=Path, default=RUNS, metavar="DIR", help="the folder of runs (runs)")
     parser.add_argument("--prune", action="store_true", help="remove what finished runs can do without")
     parser.add_argument("--keep-last", type=int, metavar="N", help="prune: leave the last N runs as they are")
@@ -48,7 +47,6 @@ def describe(parser: argparse.ArgumentParser) -> None:
 
 
 def act(arguments: argparse.Namespace) -> int:
-    """List, or prune."""
     if not arguments.folder.is_dir():
         raise SettingsError(f"{arguments.folder}: no such folder; runs are in {RUNS} unless out-dir says otherwise")
     rules = ("keep_last", "older_than", "whole", "yes")
@@ -84,7 +82,6 @@ def _as_dict(run: KnownRun, summary: Summary | None) -> dict[str, Any]:
 
 
 def _best(summary: Summary | None, text: Callable[[Best], str]) -> list[str]:
-    """For each way to predict."""
     return [f"{kind} {text(best)}" for kind, best in summary["best-accuracy"].items()] if summary else []
 
 

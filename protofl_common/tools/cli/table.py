@@ -46,7 +46,6 @@ from protofl_common.tools.tables.spec import TableFile, read_table
 
 
 def describe(parser: argparse.ArgumentParser) -> None:
-    """The arguments."""
     parser.add_argument("what", nargs="+", metavar="TABLE.yaml|KEY=VALUE", help="tables, and settings of all runs")
     parser.add_argument(
         "--data-dir", default="", metavar="D", help="instead of the leading data in the recipes' data-dir"
@@ -193,7 +192,6 @@ def show_plan(planned: list[tuple[TableFile, list[Cell]]], runs: Runs, console: 
 
 
 def _planned(cell: Cell, cells: list[Cell], runs: Runs) -> tuple[str, ...]:
-    """Return what `show_plan` prints for a cell."""
     finished = {seed for seed, run in cell.runs.items() if runs.finished(run)}
     seeds = [", ".join(str(seed) for seed in cell.runs if (seed in finished) == done) or "–" for done in (False, True)]
     configs = [next(iter(other.runs.values())).config for other in cells if other.runs]

@@ -42,8 +42,6 @@ class NoFigure(ValueError):
 
 @dataclass(frozen=True)
 class Figure:
-    """See the module."""
-
     when: str = "final"
     what: str = "head"
     domain: str = ""

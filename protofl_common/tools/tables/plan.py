@@ -49,8 +49,6 @@ class Run:
 
 @dataclass(frozen=True)
 class Found:
-    """The best settings of a search."""
-
     settings: dict[str, Scalar]
     value: float
     """Of the figure on validation data, the mean over the trials' seeds."""
@@ -60,8 +58,6 @@ class Found:
 
 @dataclass(frozen=True)
 class Cell:
-    """One cell: a run per seed, or the reason why there is none."""
-
     row: str
     column: str
     figure: Figure
@@ -79,7 +75,6 @@ class Cell:
 
 
 def experiment(config: dict[str, Scalar]) -> dict[str, Scalar]:
-    """The settings that make the experiment."""
     return {key: value for key, value in config.items() if key not in NO_PART_OF_A_RUN}
 
 
@@ -116,7 +111,6 @@ def plan(
 
 
 def runs_of(cells: list[Cell]) -> list[Run]:
-    """Each run once, row by row."""
     return list({run.name: run for cell in cells for run in cell.runs.values()}.values())
 
 

@@ -25,8 +25,6 @@ DIFFERENCES = (
 
 @dataclass(frozen=True)
 class Result:
-    """The content of a cell."""
-
     values: dict[int, float]
     """Seed -> figure."""
     wanted: int
@@ -43,7 +41,6 @@ class Result:
 
     @property
     def numbers(self) -> list[float]:
-        """The figures, seed by seed."""
         return list(self.values.values())
 
     @property
@@ -98,7 +95,6 @@ def _result(cell: Cell, runs: Runs) -> Result:
 
 
 def markdown(table: TableFile, results: Results, overrides: dict[str, Scalar]) -> str:
-    """The whole document."""
     notes: dict[tuple[str, str], list[str]] = {}
     beside = ("paper",) if any(row.paper for row in table.rows.values()) else ()
     rows = []
@@ -145,7 +141,6 @@ def _beyond(table: TableFile, row: str, column: str, results: Results) -> Estima
 
 
 def _searches(table: TableFile, results: Results) -> Iterator[str]:
-    """The result of ``--search``."""
     rows = []
     for place, result in results.items():
         if found := result.found:
@@ -181,7 +176,6 @@ def _cell_as_dict(table: TableFile, row: str, column: str, results: Results) -> 
 
 
 def csv_of_cells(table: TableFile, results: Results) -> str:
-    """A line per row and column."""
     rows = [["row", "column", "state", "mean", "std", "seeds", "paper", "figure", "values", "reason", "chosen"]]
     for name, row in table.rows.items():
         for column in table.columns:
