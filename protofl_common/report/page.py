@@ -14,14 +14,13 @@ from typing import Any, Literal, get_args
 from markupsafe import Markup
 
 from protofl_common.basics.files import write_text
-from protofl_common.config.options import Scalar, keys_of
-from protofl_common.config.sections import DataSettings, keys_that_change
+from protofl_common.config.options import Scalar
 from protofl_common.experiment.settings import default_run_config
 from protofl_common.privacy.words import protections
 from protofl_common.report.figures import FIGURES
 from protofl_common.report.figures.drawing import Drawing
 from protofl_common.report.markdown import as_markdown
-from protofl_common.report.reading import Run, read_run
+from protofl_common.report.reading import Run
 from protofl_common.report.style import CSS, POLICY, SCRIPT
 from protofl_common.runs.comparison import sentence, side_by_side
 from protofl_common.runs.figures import HIDDEN, MEASURES, Table, accuracy_rows, chosen, metric_rows, short_best, totals
@@ -57,13 +56,12 @@ def each(template: str, rows: Iterable[Sequence[object]]) -> Markup:
     return Markup("").join(html(template, *row) for row in rows)
 
 
-def write_report(folder: Path, against: Path | None = None) -> Path:
+def write_report(folder: Path) -> Path:
     """Draw ``report.html`` of the run in ``folder``, finished or not, and ``report.md`` beside it; the page's path.
 
-    ``against``: the folder of another run, whose curve is drawn beside it. SettingsError when a folder holds no run,
-    OSError when the page cannot be written.
+    SettingsError when the folder holds no run, OSError when the page cannot be written.
     """
-    path, run = folder / "report.html", read_run(folder, against)
+    path, run = folder / "report.html", Run(folder)
     write_text(folder / "report.md", as_markdown(run))
     write_text(path, page(run))
     return path
@@ -132,7 +130,7 @@ def _result(run: Run) -> Markup:
         tiles.append((f"ε ≤ {run.rows[-1]['epsilon']:.2f}", costs))
     beside = [_note(sentence(run.compared), "note gain"), table(side_by_side(run.compared))] if run.compared else []
     shown = html('<div class="tiles">{}</div>', each("<div><b>{}</b><span>{}</span></div>", tiles))
-    return Markup("").join([*beside, _against(run), shown, _accuracies(run), _metrics(run)])
+    return Markup("").join([*beside, shown, _accuracies(run), _metrics(run)])
 
 
 def _privacy(run: Run) -> Markup:
@@ -164,21 +162,6 @@ def audit_table(findings: Sequence[dict[str, Any]]) -> Table:
         "samples, and with the class's test samples. Other attacks may find more."
     )
     return Table((*heads, "likeness of image (others)"), rows, note)
-
-
-def _against(run: Run) -> Markup:
-    if (other := run.reference) is None:
-        return Markup("")
-    figures = []
-    for kind in (kind for kind in run.kinds if kind in other.kinds):
-        mine, its = (100 * one.evaluations(kind)[-1]["accuracy"][kind]["mean"] for one in (run, other))
-        figures.append(f"{kind} {mine:.1f} % here, {its:.1f} % there")
-    data = {*keys_of(DataSettings), "seed"} - keys_that_change("machine")
-    differs = [key for key in sorted(data) if run.settings.get(key) != other.settings.get(key)]
-    differs += ["number of clients"] if len(run.sites) != len(other.sites) else []
-    same = f"not on the same data: {', '.join(differs)}" if differs else "the same data"
-    text = f"Beside {other.name} ({other.title}): {'; '.join(figures) or 'no figure that both have'}; {same}."
-    return _note(f"{text} One run each: a difference may be chance.")
 
 
 def _accuracies(run: Run) -> Markup:

@@ -56,8 +56,6 @@ class Screen(Callback):
         say(f"{len(cards)} clients · {run.strategy.num_classes} classes · partition {settings.data.partition}")
         if not settings.privacy.secagg:
             say(samples_line(cards, settings.data))
-            if line := least_line(cards, settings.data):
-                say(line)
         introduced = {} if settings.privacy.secagg else by_name
         without = [name for name, card in introduced.items() if not card.validation_samples]
         if without and (settings.data.validation_fraction or len(without) < len(cards)):
@@ -153,19 +151,6 @@ def samples_line(cards: Collection[SiteCard], data: DataSettings) -> str:
     else:
         rest = "some of them used by several clients" if left else "none left out"
     return f"samples: {found:,} found · {train:,} for training{capped}{between} · {test:,} for testing · {rest}"
-
-
-def least_line(cards: Collection[SiteCard], data: DataSettings) -> str:
-    """How many clients have the fewest samples that a Dirichlet partition leaves any; "" for one, or other partitions.
-
-    With a cap on their samples, or test samples in common, the cards do not tell.
-    """
-    sizes = [card.train_samples + card.test_samples for card in cards]
-    if "dirichlet" not in data.partition or data.test_from != "split" or data.test_samples:
-        return ""
-    number, least = sizes.count(min(sizes)), min(sizes)
-    why = f"filled up where Dir({data.alpha:g}) gave them less"
-    return f"{number} clients have the fewest samples, {least}: {why}" if number > 1 else ""
 
 
 def _selecting(data: DataSettings) -> list[str]:

@@ -45,11 +45,6 @@ def curves(run: Run) -> Iterator[Drawing]:
             if validated := [row for row in rows if kind in row.get("validation", {})]:
                 values = [row["validation"][kind]["mean"] for row in validated]
                 _curve(axes, validated, values, ":", color=colour, label=f"{kind}, validation")
-        if other := run.reference:
-            for index, kind in enumerate(kind for kind in other.kinds if kind in run.kinds):
-                values = [row["accuracy"][kind]["mean"] for row in other.evaluations(kind)]
-                look = {"color": "#888888", "label": f"{kind}, other run", "zorder": 1}
-                _curve(axes, other.evaluations(kind), values, ("-", "--")[index], **look)
         validation = any("validation" in row for row in run.rows)
         axes.set_ylabel("accuracy, %" if validation else "test accuracy, %")
         round_axis(axes)
@@ -61,7 +56,6 @@ def curves(run: Run) -> Iterator[Drawing]:
             "Measured with what the clients received, after the round that stands below."
         )
         caption += " Dotted: the mean on the clients' validation data." if validation else ""
-        caption += f" Grey: the mean of {other.name} ({other.title})." if other else ""
         yield draw(figure, "accuracy-curves", "Mean and worst clients", caption)
 
 

@@ -70,7 +70,7 @@ SHAPES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "paper": (lambda value: isinstance(value, list | dict), "a number for each column, [1.0, …]"),
 }
 """Key -> whether a value is right, and what it must be."""
-AMONG = {
+AMONG: dict[str, tuple[Callable[[Any], bool], str]] = {
     "grid": (lambda value: isinstance(value, list) and bool(value), "a list of values"),
     "search": (
         lambda value: _is_range(value) or (isinstance(value, list) and bool(value)),
@@ -185,8 +185,9 @@ def _runs(said: dict[str, Any]) -> bool:
 
 def _wrong_shapes(content: dict[str, Any]) -> Iterator[str]:
     """A line for each key that is unknown, and for each value that is not what `SHAPES` wants."""
-    parts = {"": (content, TABLE_KEYS)}
-    for kind, legal in (("column", COLUMN_KEYS), ("row", ROW_KEYS)):
+    parts: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {"": (content, TABLE_KEYS)}
+    of_kinds: dict[str, tuple[str, ...]] = {"column": COLUMN_KEYS, "row": ROW_KEYS}
+    for kind, legal in of_kinds.items():
         members = content.get(f"{kind}s", {})
         for name, part in members.items() if isinstance(members, dict) else ():
             if not isinstance(part, dict | None):
