@@ -43,7 +43,6 @@ class Metrics(Callback):
         say(f"resuming {run.folder.name} after round {start.round} of {rounds}; {then}")
 
     def on_round(self, run: Run, row: RoundRow, result: RoundResult) -> None:
-        """Write the row."""
         run.rows.append({**row, "clients": {}})
         run.files.add(METRICS, row)
 

@@ -22,7 +22,7 @@ from protofl_common.runs.figures import (
     metric_rows,
     short_best,
 )
-from protofl_common.runs.folder import KINDS, SITES, TROUBLE, RoundRow, Sites, Summary
+from protofl_common.runs.folder import KINDS, SITES, RoundRow, Sites, Summary, troubles
 from protofl_common.runs.metrics import human_bytes, human_seconds
 from protofl_common.wire.records import SiteCard
 from server_app.callbacks.base import Callback, Run
@@ -46,9 +46,8 @@ class Screen(Callback):
 
     def on_start(self, run: Run) -> None:
         """Show who takes part; for a baseline, only what is different."""
-        settings, federation = run.settings, run.federation
-        by_name = federation.cards
-        cards = by_name.values()
+        settings, federation, introduced = run.settings, run.federation, run.federation.cards
+        cards = introduced.values()
         archs, devices = counted(card.arch for card in cards), counted(card.device for card in cards)
         if federation.baseline:
             say(f"baseline · models: {archs}")
@@ -56,60 +55,48 @@ class Screen(Callback):
         say(f"{len(cards)} clients · {run.strategy.num_classes} classes · partition {settings.data.partition}")
         if not settings.privacy.secagg:
             say(samples_line(cards, settings.data))
-        introduced = {} if settings.privacy.secagg else by_name
-        without = [name for name, card in introduced.items() if not card.validation_samples]
-        if without and (settings.data.validation_fraction or len(without) < len(cards)):
-            names = _first(without)
-            say(f"too small for validation samples, or without any marked, so that all stay for training: {names}")
+            without = [name for name, card in introduced.items() if not card.validation_samples]
+            if without and (settings.data.validation_fraction or len(without) < len(cards)):
+                why = "too small for validation samples, or without any marked, so that all stay for training"
+                say(f"{why}: {_first(without)}")
         say(f"models: {archs} · devices: {devices}")
         if strip := class_strip(run.files.sites()):
             say(strip)
         if not settings.hides_samples:
-            shares = _shares({name: card.train_samples for name, card in by_name.items()})
-            say(f"shares of the training samples: {shares}")
+            samples = {name: introduced[name].train_samples for name in in_order(introduced)}
+            shares = [(name, 100 * samples[name] / max(1, sum(samples.values()))) for name in samples]
+            texts = [f"{name} {share:.1f} %" for name, share in sorted(shares, key=lambda one: -one[1])]
+            say(f"shares of the training samples: {_first(texts, ' with less')}")
         holders = Counter(label for card in cards for label in card.holds)
-        bounds = federation.bounds
-        few, merging = sum(number < FEWEST for number in holders.values()), bounds.prototypes[0]
+        few, merging = sum(number < FEWEST for number in holders.values()), federation.bounds.prototypes[0]
         if few and merging != "mean":
             say(f"warning: fewer than {FEWEST} clients hold {few} classes, where merging = {merging!r} outvotes nobody")
-        if bounds.liars or not federation.simulated:
-            say(f"{bounds}")
+        if federation.bounds.liars or not federation.simulated:
+            say(f"{federation.bounds}")
         for line in protections(to_run_config(settings)):
             say(line)
         say("accuracies of a round are those of what the clients received at its start, before its training")
 
     def on_round(self, run: Run, row: RoundRow, result: RoundResult) -> None:
         """Show what went wrong, and the round in a line."""
-        missing = dict.fromkeys(result.missing, f"no answer in {result.waited:.0f} s")
-        troubles = {"failed": result.failed, "refused": result.refused, "missing": missing, "late": result.late}
-        for kind in TROUBLE:
-            for site, reason in troubles[kind].items():
-                say(f"  {kind}: {site}: {reason}")
+        for kind, site, reason in troubles(row):
+            why = f"no answer in {result.waited:.0f} s" if kind == "missing" else reason
+            say(f"  {kind}: {site}: {why}")
         for reason in in_order(result.bounded - self.warned):
             say(f"  warning: {reason}")
         self.warned |= result.bounded
         if result.not_merged:
             say(f"  void: {result.not_merged}; nothing was merged")
-        if result.final:
-            return
-        rounds = run.settings.run.rounds
-        recent = [past["seconds"]["total"] for past in run.rows[-RECENT:]]  # the clients' start-up is not in them
-        rounds_left = rounds - result.number + run.runs_later * rounds
-        line = round_line(row, rounds, sum(recent) / len(recent) * rounds_left)
-        several = run.settings.baselines or run.federation.baseline
-        say(f"{run.strategy.row.title}: {line}" if several else line)
+        if not result.final:
+            rounds = run.settings.run.rounds
+            recent = [past["seconds"]["total"] for past in run.rows[-RECENT:]]  # the clients' start-up is not in them
+            rounds_left = rounds - result.number + run.runs_later * rounds
+            title = f"{run.strategy.row.title}: " if run.settings.baselines or run.federation.baseline else ""
+            say(title + round_line(row, rounds, sum(recent) / len(recent) * rounds_left))
 
     def on_end(self, run: Run, row: RoundRow, result: RoundResult) -> None:
-        """Show the final table."""
         if not run.federation.baseline:
             say(final_table(run.files.finished_summary()))
-
-
-def _shares(samples: dict[str, int]) -> str:
-    """The largest first, and how many others there are."""
-    largest = sorted(in_order(samples), key=samples.__getitem__, reverse=True)
-    total = max(1, sum(samples.values()))
-    return _first([f"{name} {100 * samples[name] / total:.1f} %" for name in largest], " with less")
 
 
 def _first(texts: list[str], others: str = " others") -> str:
