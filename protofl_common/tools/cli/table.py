@@ -124,11 +124,12 @@ def execute(
             cells = _searched(table, planned_cells, trials, partial(_one, launch=launch, progress=progress))
             todo = runs_of(cells)
             cells = _with_other_rows(table, cells, trials, options or {})
-            _write(table, cells, runs, out, overrides)
+            write = partial(_write, table, cells, runs, out, overrides)
+            write()
             whole = progress.add_task(table.name, total=len(todo))
             for run in todo:
                 if _one(run, runs, launch=launch, progress=progress):
-                    _write(table, cells, runs, out, overrides)
+                    write()
                 progress.advance(whole)
         console.print(Markdown((out / f"{table.name}.md").read_text(encoding="utf-8")))
         if figure:

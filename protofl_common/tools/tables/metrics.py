@@ -112,9 +112,8 @@ class Figure:
             if (samples := client["test-samples"] if self.what == self._kind else client["validation-samples"])
         ]
         if not chosen:
-            raise NoFigure(
-                f"no client of domain {self.domain!r}; there are {', '.join(sorted(set(map(str, domains.values()))))}"
-            )
+            there = ", ".join(sorted(set(map(str, domains.values()))))
+            raise NoFigure(f"no client of domain {self.domain!r}; there are {there}")
         shares, numbers = zip(*chosen, strict=True)
         if self.over in ("mean", "by-samples", "std"):
             return over_clients(shares, numbers)["weighted" if self.over == "by-samples" else self.over]
