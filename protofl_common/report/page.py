@@ -27,8 +27,7 @@ from protofl_common.runs.figures import HIDDEN, MEASURES, Table, accuracy_rows, 
 from protofl_common.runs.folder import troubles
 from protofl_common.runs.metrics import best_of, fairness, human_bytes, human_seconds
 
-MOST_TROUBLES = 300
-"""Rows of the table of lost replies; the rest is counted."""
+MOST_TROUBLES = 300  # rows of the table of lost replies; the rest is counted
 Size = Literal["parameters", "train-samples", "validation-samples", "test-samples"]
 SIZES: tuple[Size, ...] = get_args(Size)
 SPREAD = {"worst-20%": "worst 20 %", "worst-40%": "worst 40 %", "best-10%": "best 10 %", "variance": "variance"}

@@ -14,8 +14,7 @@ from protofl_common.runs.evaluation_metrics import RECALL
 from protofl_common.runs.folder import RoundRow
 
 MEANING = {"head": "the classifier", "prototype": "the nearest prototype"}
-MOST_ROWS = 200
-"""Clients of a heat map; with more it shows the first ones."""
+MOST_ROWS = 200  # clients of a heat map; with more it shows the first ones
 
 
 def curves(run: Run) -> Iterator[plot.Drawing]:

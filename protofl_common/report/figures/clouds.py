@@ -15,12 +15,9 @@ from protofl_common.report.figures import drawing as plot
 from protofl_common.report.reading import Floats, Ints, Run, Vectors
 
 CLASS_COLOURS = (*plot.COLOURS[:6], "#C9B400", "#7F7F7F", "#8C510A", "#7E5BBF")
-MOST_CLIENTS = 100
-"""Of the figure of training samples; with more it shows the first ones."""
-MOST_POINTS = 500
-"""Of one t-SNE, which takes a second."""
-NAMED_CLASSES = 40
-"""With more classes the global prototypes carry no names."""
+MOST_CLIENTS = 100  # of the figure of training samples; with more it shows the first ones
+MOST_POINTS = 500  # of one t-SNE, which takes a second
+NAMED_CLASSES = 40  # with more classes the global prototypes carry no names
 SEED = 0
 
 

@@ -11,8 +11,7 @@ import numpy as np
 from protofl_common.report.figures import drawing as plot
 from protofl_common.report.reading import Run
 
-MOST_BARS = 200
-"""Of more rounds areas are drawn: bars would be thinner than a pixel, and thousands of shapes."""
+MOST_BARS = 200  # of more rounds areas are drawn: bars would be thinner than a pixel, and thousands of shapes
 UNITS = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "bytes"))
 
 
