@@ -165,7 +165,7 @@ Summary = TypedDict(
 
 
 def troubles(row: RoundRow) -> Iterator[tuple[Trouble, str, str]]:
-    """What became of each reply that is not used: kind, site and reason."""
+    """List the replies that are not used: kind, site and reason."""
     for kind in TROUBLE:
         reasons = row[kind]
         for site in reasons:

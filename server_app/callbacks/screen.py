@@ -1,4 +1,4 @@
-"""What a run shows as it goes on and at its end: clients, a line for each round, tables; and it draws the page."""
+"""The screen of a run: its clients, a line for each round, tables at the end; the page is drawn from here, too."""
 
 from __future__ import annotations
 

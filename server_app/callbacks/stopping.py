@@ -1,4 +1,4 @@
-"""What ends a run before its last round: figures that no longer get better, or a spent privacy budget."""
+"""Ends of a run before its last round: figures that no longer get better, or a spent privacy budget."""
 
 from __future__ import annotations
 

@@ -18,7 +18,6 @@ import argparse
 import json
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -38,7 +37,6 @@ from protofl_common.tools.cli.gpus import with_gpu
 from protofl_common.tools.cli.recipes import found
 from protofl_common.tools.cli.run import add_engine, add_resources, with_resources
 from protofl_common.tools.tables.execute import Launch, Runs, launcher
-from protofl_common.tools.tables.metrics import NoFigure
 from protofl_common.tools.tables.plan import Cell, Run, plan, runs_of
 from protofl_common.tools.tables.render import as_dict, collect, csv_of_cells, csv_of_seeds, drawn, markdown
 from protofl_common.tools.tables.search import Search, check_search
@@ -154,22 +152,7 @@ def _searched(
     table: TableFile, cells: list[Cell], trials: Runs | None, make: Callable[[Run, Runs], bool] | None
 ) -> list[Cell]:
     """The cells with the settings that are the best on validation data; ``make`` None: of finished searches only."""
-    return [
-        _tuned(Search(table, cell, trials), make) if trials and cell.runs and cell.spaces else cell for cell in cells
-    ]
-
-
-def _tuned(search: Search, make: Callable[[Run, Runs], bool] | None) -> Cell:
-    try:
-        for number, settings in search.todo():
-            if make is None:
-                raise NoFigure(f"{search.table.trials - number} of {search.table.trials} trials are to be made first")
-            for run in search.runs_of(settings):
-                make(run, search.runs)
-            search.add(number, settings)
-        return search.tuned()
-    except (NoFigure, SettingsError) as error:
-        return replace(search.cell, runs={}, skipped=f"search: {error}")
+    return [Search(table, cell, trials).tuned(make) if trials and cell.runs and cell.spaces else cell for cell in cells]
 
 
 def show_plan(planned: list[tuple[TableFile, list[Cell]]], runs: Runs, console: Console) -> None:

@@ -31,8 +31,7 @@ class Runs:
     """
 
     def __init__(self, folder: Path, keep_models: bool = False) -> None:
-        self.folder = folder.resolve()
-        self.keep_models = keep_models
+        self.folder, self.keep_models = folder.resolve(), keep_models
         self.failed: dict[str, str] = {}
 
     def folder_of(self, run: Run) -> Path:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import math
 import statistics
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Any, TypedDict
 
@@ -21,7 +21,7 @@ from protofl_common.config.sections import DataSettings
 from protofl_common.experiment.settings import to_run_config
 from protofl_common.tools.cli.assignments import declared_types
 from protofl_common.tools.tables.execute import Runs
-from protofl_common.tools.tables.metrics import COUNTS
+from protofl_common.tools.tables.metrics import COUNTS, NoFigure
 from protofl_common.tools.tables.plan import Cell, Found, Run
 from protofl_common.tools.tables.spec import TableFile
 
@@ -53,32 +53,41 @@ class Search:
         alone: dict[str, Scalar] = {"report": False, "baselines": ""}
         return list(self.cell.runs_with(settings | alone, self.table.trial_seeds).values())
 
-    def todo(self) -> Iterator[tuple[int, dict[str, Scalar]]]:
-        """Number and settings of each trial that is left, those that failed earlier among them; `add` its value."""
-        earlier = len(self.trials)
-        for number in range(self.table.trials):
-            if number >= earlier:
-                yield number, self._suggested(number)
-            elif self.trials[number]["value"] is None:
-                yield number, self.trials[number]["settings"]
+    def tuned(self, make: Callable[[Run, Runs], object] | None) -> Cell:
+        """The cell with the best settings, the first of several, once ``make`` has made the runs of all trials.
 
-    def add(self, number: int, settings: dict[str, Scalar]) -> None:
-        """Keep a trial whose runs have been made; NoFigure where these have none on validation data."""
+        Trials that failed earlier are made again. ``make`` None: trials that are left skip the cell.
+        """
+        try:
+            for number in range(self.table.trials):
+                earlier = self.trials[number] if number < len(self.trials) else None
+                if earlier and earlier["value"] is not None:
+                    continue
+                if make is None:
+                    left = f"{self.table.trials - number} of {self.table.trials} trials"
+                    raise NoFigure(f"{left} are to be made first")
+                settings = earlier["settings"] if earlier else self._suggested(number)
+                for run in self.runs_of(settings):
+                    make(run, self.runs)
+                self._add(number, settings)
+            return self._best()
+        except (NoFigure, SettingsError) as error:
+            return replace(self.cell, runs={}, skipped=f"search: {error}")
+
+    def _add(self, number: int, settings: dict[str, Scalar]) -> None:
+        """Store a trial whose runs have been made; NoFigure where these have none on validation data."""
         runs = self.runs_of(settings)
         reasons = [self.runs.failed[run.name] for run in runs if run.name in self.runs.failed]
         found = [] if reasons else [self.figure.read(self.runs.folder_of(run)) for run in runs]
-        self.trials[number:] = [
-            {"settings": settings, "value": statistics.fmean(found) if found else None, "reason": "; ".join(reasons)},
-            *self.trials[number + 1 :],
-        ]
+        value = statistics.fmean(found) if found else None
+        self.trials[number : number + 1] = [{"settings": settings, "value": value, "reason": "; ".join(reasons)}]
         write_text(self.file, "".join(json.dumps(trial) + "\n" for trial in self.trials))
 
     @property
     def made(self) -> list[Trial]:
         return [trial for trial in self.trials[: self.table.trials] if trial["value"] is not None]
 
-    def tuned(self) -> Cell:
-        """The cell with the best settings so far, the first of several; SettingsError where no trial has a value."""
+    def _best(self) -> Cell:
         if not self.made:
             raise SettingsError(f"none of {self.table.trials} trials ended well: {self.trials[-1]['reason']}")
         best = max(self.made, key=lambda trial: trial["value"] or 0.0)
