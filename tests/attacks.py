@@ -70,12 +70,13 @@ def both(first: Change, then: Change) -> Change:
     return lambda message, reply: then(message, first(message, reply))
 
 
-def weights_scaled(factor: float) -> Change:
+def weights_scaled(factor: float, record_name: str = "weights") -> Change:
     def change(message: Message, reply: Message) -> Message:
-        record = reply.content.array_records["weights"]
+        record = reply.content.array_records[record_name]
         for name, array in record.items():
-            if array.dtype == "float32":
-                record[name] = raw((values_of(array) * np.float32(factor)).astype(np.float32))
+            if array.dtype != "int64":
+                values = values_of(array)
+                record[name] = raw((values * factor).astype(values.dtype))
         return reply
 
     return change
