@@ -36,12 +36,11 @@ from protofl_common.tools.cli.as_json import add_json, print_json
 from protofl_common.tools.cli.assignments import add_allow_python, read_assignments
 from protofl_common.tools.cli.recipes import DEFAULT_FEDERATION, read_recipe
 from protofl_common.tools.cli.run import check_data_are_here
-from protofl_common.tools.cli.superlink import BIN
 
 WRONG, WARNING, FACT = "wrong", "warning", "ok"
 OF_A_CLIENT, FEW_BYTES, FEW_SHARED = 700e6, 2e9, 500e6
 """Memory that a simulated client at work takes, with PyTorch; space, and shared memory, of which less is too little."""
-PROC = Path("/proc")
+PROC, BIN = Path("/proc"), Path(sys.executable).parent
 RAY_NOTE = Path("/tmp/ray/ray_current_cluster")
 
 
@@ -120,9 +119,8 @@ def _versions(asked: Asked) -> Iterator[Finding]:
     if not (BIN / "flower-superlink").exists():
         cure = f"{sys.executable} -m pip install --force-reinstall flwr"
         yield Finding(WRONG, "versions", f"flower-superlink is not in {BIN}, beside this Python", cure)
-    yield Finding(
-        FACT, "versions", f"Python {sys.version.split()[0]}, flwr {version('flwr')}, {len(bounds)} packages looked at"
-    )
+    found = f"Python {sys.version.split()[0]}, flwr {version('flwr')}, {len(bounds)} packages looked at"
+    yield Finding(FACT, "versions", f"{found}; the app is in {app_folder()}")
 
 
 def _torch(asked: Asked) -> Iterator[Finding]:
@@ -150,7 +148,7 @@ def _memory(asked: Asked) -> Iterator[Finding]:
     cure = f"end other programs, or have fewer clients at work at once: --cpus {max(2, cpus)}"
     yield Finding(WRONG, "memory", text, cure) if free < needed else Finding(FACT, "memory", text)
     if Path("/dev/shm").exists() and (shared := shutil.disk_usage("/dev/shm").total) < FEW_SHARED:
-        text = f"{shared / 1e6:.0f} MB of shared memory (/dev/shm), through which Ray passes models"
+        text = f"{shared / 1e6:.0f} MB of shared memory (/dev/shm), through which `flwr run` passes models"
         yield Finding(WARNING, "memory", text, "docker run --shm-size=1g, or mount -o remount,size=1g /dev/shm")
 
 
@@ -160,7 +158,7 @@ def _cores(asked: Asked) -> Iterator[Finding]:
     if not threads.isdigit() or int(threads) > cores:
         yield Finding(WARNING, "cores", f"OMP_NUM_THREADS = {threads!r} on {cores} cores", "unset OMP_NUM_THREADS")
     if usable < cores:
-        text = f"this process may use {usable} of {cores} cores; Ray starts a client on each"
+        text = f"this process may use {usable} of {cores} cores; protofl run starts a client on each"
         yield Finding(WARNING, "cores", text, f"protofl run --cpus {-(-cores // usable)}")
     yield Finding(FACT, "cores", f"{usable} cores")
 
@@ -233,7 +231,7 @@ def _processes(asked: Asked) -> Iterator[Finding]:
             if parent == "1" and not service and any(word.endswith(name) for word in command.split()[:2]):
                 yield Finding(WARNING, "processes", f"{name} ({pid}) is left of an earlier run", f"kill {pid}")
     if "RAY_ADDRESS" in os.environ:
-        text = f"RAY_ADDRESS = {os.environ['RAY_ADDRESS']!r}: simulations use that cluster, and wait where it is gone"
+        text = f"RAY_ADDRESS = {os.environ['RAY_ADDRESS']!r}: `flwr run` uses that cluster, and waits where it is gone"
         yield Finding(WARNING, "processes", text, "unset RAY_ADDRESS")
     if RAY_NOTE.exists():
         text = f"{RAY_NOTE}: plain `flwr run` waits for the Ray that it names, even when that is gone"
