@@ -36,7 +36,8 @@ from protofl_common.experiment.permissions import permission_problems
 from protofl_common.experiment.settings import NODE_KEYS, app_folder, default_run_config, digest_of
 from protofl_common.privacy.accountant import Mechanism, epsilon
 from protofl_common.tools.cli import main
-from protofl_common.tools.site.check import Finding, findings
+from protofl_common.tools.findings import Finding
+from protofl_common.tools.site.check import findings
 from protofl_common.tools.site.client_process import installed_code
 from protofl_common.tools.site.executor import Executor
 from protofl_common.tools.site.node import node_config, site_settings

@@ -13,7 +13,6 @@ machines with data of their own.
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import os
 import shutil
 import socket
@@ -22,59 +21,33 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 
 from packaging.requirements import Requirement
 
-from protofl_common.config.options import Scalar, SettingsError
+from protofl_common.config.options import SettingsError
 from protofl_common.data import DataError, check_data_settings
 from protofl_common.data.store import cache_root
 from protofl_common.experiment.settings import Settings, app_folder, baselines_of, default_run_config
-from protofl_common.tools.cli.as_json import add_json, print_json
+from protofl_common.tools.cli.as_json import add_json
 from protofl_common.tools.cli.assignments import add_allow_python, read_assignments
 from protofl_common.tools.cli.recipes import DEFAULT_FEDERATION, read_recipe
 from protofl_common.tools.cli.run import check_data_are_here
+from protofl_common.tools.findings import FACT, WARNING, WRONG, Finding, existing, show
 
-WRONG, WARNING, FACT = "wrong", "warning", "ok"
 OF_A_CLIENT, FEW_BYTES, FEW_SHARED = 700e6, 2e9, 500e6
 """Memory that a simulated client at work takes, with PyTorch; space, and shared memory, of which less is too little."""
 PROC, BIN = Path("/proc"), Path(sys.executable).parent
 RAY_NOTE = Path("/tmp/ray/ray_current_cluster")
-
-
-@dataclass(frozen=True)
-class Finding:
-    """A finding, and what to do about it."""
-
-    level: str
-    topic: str
-    text: str
-    cure: str = ""
-
-
-@dataclass(frozen=True)
-class Asked:
-    """The work that the machine shall be fit for."""
-
-    settings: dict[str, Scalar]
-    ports: list[int]
-    clients: int
-
-    @property
-    def at_once(self) -> int:
-        """Clients at work: one per core, as `protofl run` has it."""
-        return max(1, min(self.clients, os.cpu_count() or 1))
+CLIENTS = DEFAULT_FEDERATION["num-supernodes"]
 
 
 def describe(parser: argparse.ArgumentParser) -> None:
     """The arguments."""
     parser.add_argument("settings", nargs="*", metavar="KEY=VALUE", help="settings of the run that shall work")
     parser.add_argument("--recipe", metavar="NAME", help="a TOML file, or one of configs/recipes, below these")
-    parser.add_argument(
-        "--clients", type=int, default=DEFAULT_FEDERATION["num-supernodes"], metavar="N", help="its clients"
-    )
+    parser.add_argument("--clients", type=int, default=CLIENTS, metavar="N", help="its clients")
     parser.add_argument("--port", type=int, action="append", default=[], metavar="N", help="a port that shall be free")
     add_allow_python(parser, "the recipe")
     add_json(parser)
@@ -86,28 +59,18 @@ def act(arguments: argparse.Namespace) -> int:
         raise SettingsError(f"--port {odd[0]}: must be from 1 to 65535")
     if arguments.clients < 1:
         raise SettingsError(f"--clients {arguments.clients}: must be at least 1")
-    recipe = read_recipe(arguments.recipe).settings
-    asked = Asked(recipe | read_assignments(arguments.settings), arguments.port, arguments.clients)
-    found = sorted((one for check in CHECKS for one in _safely(check, asked)), key=lambda one: LEVELS.index(one.level))
-    if arguments.json:
-        print_json("doctor", {"findings": [dataclasses.asdict(one) for one in found]})
-    else:
-        for one in found:
-            print(f"{one.level:8}{one.topic:10}{one.text}" + (f"\n{'':18}do: {one.cure}" if one.cure else ""))
-    return int(any(one.level == WRONG for one in found))
+    arguments.settings = read_recipe(arguments.recipe).settings | read_assignments(arguments.settings)
+    return show("doctor", (one for check in CHECKS for one in _safely(check, arguments)), arguments.json)
 
 
-LEVELS = (WRONG, WARNING, FACT)
-
-
-def _safely(check: Callable[[Asked], Iterator[Finding]], asked: Asked) -> list[Finding]:
+def _safely(check: Callable[[argparse.Namespace], Iterator[Finding]], asked: argparse.Namespace) -> list[Finding]:
     try:
         return list(check(asked))
     except Exception as error:  # one odd thing must not hide the others
         return [Finding(FACT, check.__name__.strip("_"), f"cannot be told here ({error!r})")]
 
 
-def _versions(asked: Asked) -> Iterator[Finding]:
+def _versions(asked: argparse.Namespace) -> Iterator[Finding]:
     bounds = [Requirement(line) for line in requires("protofl") or () if "extra ==" not in line]
     for bound in bounds:
         cure = f"{sys.executable} -m pip install '{bound}'"
@@ -123,7 +86,7 @@ def _versions(asked: Asked) -> Iterator[Finding]:
     yield Finding(FACT, "versions", f"{found}; the app is in {app_folder()}")
 
 
-def _torch(asked: Asked) -> Iterator[Finding]:
+def _torch(asked: argparse.Namespace) -> Iterator[Finding]:
     try:
         import torch
     except (ImportError, OSError) as error:
@@ -139,12 +102,13 @@ def _torch(asked: Asked) -> Iterator[Finding]:
     yield Finding(FACT, "torch", f"PyTorch {torch.__version__}, {gpus}")
 
 
-def _memory(asked: Asked) -> Iterator[Finding]:
-    told = dict(line.split(":") for line in (PROC / "meminfo").read_text().splitlines())
-    free = int(told["MemAvailable"].split()[0]) * 1024
-    needed = asked.at_once * OF_A_CLIENT
-    text = f"{free / 1e9:.1f} GB free; {asked.at_once} clients at work at once take {needed / 1e9:.1f} GB"
-    cpus = -(-(os.cpu_count() or 1) // max(1, int(free / OF_A_CLIENT)))
+def _memory(asked: argparse.Namespace) -> Iterator[Finding]:
+    facts = dict(line.split(":") for line in (PROC / "meminfo").read_text().splitlines())
+    free, cores = int(facts["MemAvailable"].split()[0]) * 1024, os.cpu_count() or 1
+    at_once = min(asked.clients, cores)  # one per core, as `protofl run` has it
+    needed = at_once * OF_A_CLIENT
+    text = f"{free / 1e9:.1f} GB free; {at_once} clients at work at once take {needed / 1e9:.1f} GB"
+    cpus = -(-cores // max(1, int(free / OF_A_CLIENT)))
     cure = f"end other programs, or have fewer clients at work at once: --cpus {max(2, cpus)}"
     yield Finding(WRONG, "memory", text, cure) if free < needed else Finding(FACT, "memory", text)
     if Path("/dev/shm").exists() and (shared := shutil.disk_usage("/dev/shm").total) < FEW_SHARED:
@@ -152,7 +116,7 @@ def _memory(asked: Asked) -> Iterator[Finding]:
         yield Finding(WARNING, "memory", text, "docker run --shm-size=1g, or mount -o remount,size=1g /dev/shm")
 
 
-def _cores(asked: Asked) -> Iterator[Finding]:
+def _cores(asked: argparse.Namespace) -> Iterator[Finding]:
     cores, usable = os.cpu_count() or 1, len(os.sched_getaffinity(0))
     threads = os.environ.get("OMP_NUM_THREADS", "1")
     if not threads.isdigit() or int(threads) > cores:
@@ -163,8 +127,8 @@ def _cores(asked: Asked) -> Iterator[Finding]:
     yield Finding(FACT, "cores", f"{usable} cores")
 
 
-def _ports(asked: Asked) -> Iterator[Finding]:
-    for port in asked.ports:
+def _ports(asked: argparse.Namespace) -> Iterator[Finding]:
+    for port in asked.port:
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
@@ -176,12 +140,12 @@ def _ports(asked: Asked) -> Iterator[Finding]:
                 yield Finding(FACT, "ports", f"{port}: free")
 
 
-def _folders(asked: Asked) -> Iterator[Finding]:
+def _folders(asked: argparse.Namespace) -> Iterator[Finding]:
     settings = default_run_config() | asked.settings
     cache = cache_root(Settings.from_run_config(default_run_config() | {"cache-dir": settings["cache-dir"]}).data)
     places = {"out-dir": Path(str(settings["out-dir"])), "cache-dir": cache, "TMPDIR": Path(tempfile.gettempdir())}
     for name, path in places.items():
-        there = next(one for one in (path.absolute(), *path.absolute().parents) if one.exists())
+        there = existing(path)
         free = shutil.disk_usage(there).free
         text, other = f"{name} {path}", f"{name}=FOLDER" if "-" in name else "export TMPDIR=FOLDER"
         try:
@@ -196,7 +160,7 @@ def _folders(asked: Asked) -> Iterator[Finding]:
             yield Finding(FACT, "folders", f"{text}: {free / 1e9:.0f} GB free")
 
 
-def _data(asked: Asked) -> Iterator[Finding]:
+def _data(asked: argparse.Namespace) -> Iterator[Finding]:
     try:
         config = default_run_config() | asked.settings
         settings = Settings.from_run_config(config)
@@ -205,14 +169,13 @@ def _data(asked: Asked) -> Iterator[Finding]:
         check_data_are_here(settings.data)
     except (SettingsError, DataError) as error:
         topic = "data" if isinstance(error, DataError) else "settings"
-        yield Finding(
-            WRONG, topic, str(error).replace("\n", f"\n{'':18}"), "correct that setting; protofl list shows choices"
-        )
+        text = str(error).replace("\n", f"\n{'':22}")
+        yield Finding(WRONG, topic, text, "correct that setting; protofl list shows choices")
     else:
         yield Finding(FACT, "data", f"{settings.data.dataset}: found")
 
 
-def _clock(asked: Asked) -> Iterator[Finding]:
+def _clock(asked: argparse.Namespace) -> Iterator[Finding]:
     newest = max(file.stat().st_mtime for file in app_folder().glob("*/*.py"))
     if time.time() < newest - 86400:
         text = f"{time.ctime()}, but this code is of {time.ctime(newest)}: certificates will seem not yet valid"
@@ -221,7 +184,7 @@ def _clock(asked: Asked) -> Iterator[Finding]:
         yield Finding(FACT, "clock", time.ctime())
 
 
-def _processes(asked: Asked) -> Iterator[Finding]:
+def _processes(asked: argparse.Namespace) -> Iterator[Finding]:
     """List processes whose parent has ended. A SuperLink that simulates nothing may be a service."""
     listed = subprocess.run(["ps", "-eo", "pid=,ppid=,args="], capture_output=True, text=True, check=True).stdout
     for line in listed.splitlines():

@@ -67,16 +67,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 def check(arguments: argparse.Namespace) -> int:
     """Print what there is to say of this machine, worst first; 1 if something is wrong."""
-    from protofl_common.tools.site.check import WRONG, findings
+    from protofl_common.tools.findings import show
+    from protofl_common.tools.site.check import findings
 
-    found = findings(arguments.supernode, read_assignments(arguments.words))
-    if arguments.json:
-        rows = [{"level": (one.level or "ok").lower(), "topic": one.topic, "text": one.text} for one in found]
-        print_json("site check", {"findings": rows})
-    else:
-        for one in found:
-            print(f"{one.level:8}{one.topic:14}{one.text}")
-    return int(any(one.level == WRONG for one in found))
+    return show("site check", findings(arguments.supernode, read_assignments(arguments.words)), arguments.json)
 
 
 def status(arguments: argparse.Namespace) -> int:

@@ -14,6 +14,7 @@ from protofl_common.basics.files import remove, replacing
 from protofl_common.basics.text import in_order, numbered
 from protofl_common.config.options import Scalar, SettingsError
 from protofl_common.experiment.node import DELTA, required_dp, site_name
+from protofl_common.tools.findings import existing
 from protofl_common.tools.site.node import site_folders
 
 CACHES = "caches/"
@@ -97,9 +98,11 @@ def _blank_secrets(folder: Path) -> None:
 
 def free_space(node: Mapping[str, Scalar]) -> str:
     """Describe the disks of both folders in a line."""
-    found = {key: folder.absolute() for key, folder in zip(("state-dir", "cache-dir"), site_folders(node), strict=True)}
-    there = {key: next(one for one in (path, *path.parents) if one.exists()) for key, path in found.items()}
-    return "\n".join(f"{key} {found[key]}: {shutil.disk_usage(there[key]).free / 1e9:.1f} GB free" for key in found)
+    folders = zip(("state-dir", "cache-dir"), site_folders(node), strict=True)
+    return "\n".join(
+        f"{key} {folder.absolute()}: {shutil.disk_usage(existing(folder)).free / 1e9:.1f} GB free"
+        for key, folder in folders
+    )
 
 
 def _entries(cache: Path) -> Iterator[Path]:

@@ -62,7 +62,7 @@ def test_what_a_site_keeps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
 
 def test_predictions_line_by_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = run_federation(run_config(tmp_path, models="table3", dataset="wine", partition="iid"), 2).folder
-    assert told(capsys, "predictions", str(folder))["rows"] > 0
+    assert told(capsys, "predict", str(folder))["rows"] > 0
     assert main(["export", str(folder), "--site", "site-0", "--out", str(tmp_path / "model")]) == 0
     (tmp_path / "good.csv").write_text(",".join("abcdefghijklm") + "\n" + ",".join(["1"] * 13) + "\n")
     (tmp_path / "bad.csv").write_text("a\n1\n")
