@@ -56,10 +56,9 @@ class LocalGrid(Grid):
         threads: int = 1,
     ) -> None:
         TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, run_id, 1
-        self.run_id, self.run_config, self.nodes = run_id, dict(run_config), dict(nodes)
-        self.threads = threads
+        self.run_id, self.run_config, self.nodes, self.threads = run_id, dict(run_config), dict(nodes), threads
         self._pool = pool(workers) if workers > 1 else None
-        self._replies: dict[str, Message | Future[Message]] = {}
+        self._replies: dict[str, Future[Message]] = {}
 
     def set_run(self, run: Any) -> None:
         """Do nothing: there is one run only."""
@@ -79,18 +78,16 @@ class LocalGrid(Grid):
 
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
         """Hand each message to its client."""
-        keys = []
+        messages = list(messages)
         for message in messages:
-            key = str(uuid.uuid4())
-            message.metadata.__dict__["_message_id"] = key
+            message.metadata.__dict__["_message_id"] = key = str(uuid.uuid4())
             task = message, self.run_id, self.nodes[message.metadata.dst_node_id], self.run_config, self.threads
-            self._replies[key] = self._pool.submit(answer, *task) if self._pool else answer(*task)
-            keys.append(key)
-        return keys
+            self._replies[key] = self._pool.submit(answer, *task) if self._pool else _done(answer(*task))
+        return [message.metadata.message_id for message in messages]
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
         """Return the replies that are there; RuntimeError where a process that simulates clients has died."""
-        ready = [key for key in message_ids if _is_ready(self._replies.get(key))]
+        ready = [key for key in message_ids if key in self._replies and self._replies[key].done()]
         return [_reply(self._replies.pop(key)) for key in ready]
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
@@ -98,13 +95,15 @@ class LocalGrid(Grid):
         return [_reply(self._replies.pop(key)) for key in self.push_messages(messages)]
 
 
-def _is_ready(reply: Message | Future[Message] | None) -> bool:
-    return reply.done() if isinstance(reply, Future) else reply is not None
+def _done(reply: Message) -> Future[Message]:
+    future = Future[Message]()
+    future.set_result(reply)
+    return future
 
 
-def _reply(reply: Message | Future[Message]) -> Message:
+def _reply(reply: Future[Message]) -> Message:
     try:
-        return reply.result() if isinstance(reply, Future) else reply
+        return reply.result()
     except BrokenProcessPool as error:
         pool.cache_clear()
         raise OSError(

@@ -31,6 +31,7 @@ def _no_process_is_left() -> Any:
     yield
     for process in active_children():
         process.kill()
+        process.join()
     pool.cache_clear()
 
 

@@ -14,10 +14,8 @@ FORMAT = 1
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:
-    """The option."""
     parser.add_argument("--json", action="store_true", help="the same as an object of JSON, for programs")
 
 
 def print_json(command: str, content: Mapping[str, Any]) -> None:
-    """Print it."""
     print(json.dumps({"command": command, "format": FORMAT, **content}, indent=2, ensure_ascii=False))

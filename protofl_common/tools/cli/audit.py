@@ -21,7 +21,6 @@ from protofl_common.tools.cli.recipes import run_named
 
 
 def describe(parser: argparse.ArgumentParser) -> None:
-    """The arguments."""
     parser.add_argument("run", metavar="RUN", help="folder of a run, or its name in runs/")
     parser.add_argument("--inversion", action="store_true", help="make images from the prototypes; takes minutes")
     add_allow_python(parser, "the run")

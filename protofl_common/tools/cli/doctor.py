@@ -44,7 +44,6 @@ CLIENTS = DEFAULT_FEDERATION["num-supernodes"]
 
 
 def describe(parser: argparse.ArgumentParser) -> None:
-    """The arguments."""
     parser.add_argument("settings", nargs="*", metavar="KEY=VALUE", help="settings of the run that shall work")
     parser.add_argument("--recipe", metavar="NAME", help="a TOML file, or one of configs/recipes, below these")
     parser.add_argument("--clients", type=int, default=CLIENTS, metavar="N", help="its clients")

@@ -24,7 +24,6 @@ from protofl_common.tools.cli.recipes import run_named
 
 
 def describe(parser: argparse.ArgumentParser) -> None:
-    """The arguments."""
     parser.add_argument("run", type=Path, metavar="RUN", help="folder of a run, or of a run in a site's state-dir")
     parser.add_argument("--site", default="", help="whose model; needless where there is but one")
     parser.add_argument("--best", action="store_true", help="the model of the best round, of a run with keep-best=true")

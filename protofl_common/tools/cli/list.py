@@ -23,7 +23,6 @@ from protofl_common.wire.schema import Declared
 
 
 def describe(parser: argparse.ArgumentParser) -> None:
-    """The arguments."""
     parser.add_argument("what", nargs="?", choices=tuple(lists()), metavar="WHAT", help=", ".join(lists()))
     add_json(parser)
 

@@ -39,7 +39,7 @@ from protofl_common.tools.cli.as_json import print_json
 from protofl_common.tools.cli.assignments import add_allow_python
 from protofl_common.tools.cli.export import models_in
 from protofl_common.tools.cli.recipes import read_recipe, run_named
-from protofl_common.tools.reading import FILES, Samples, input_of, read_ahead
+from protofl_common.tools.reading import FILES, Samples, read_ahead
 from protofl_common.tools.rows import Row, rows_file
 
 if TYPE_CHECKING:
@@ -53,7 +53,6 @@ CLOSE = 0.005
 
 
 def describe(parser: argparse.ArgumentParser) -> None:
-    """The arguments."""
     parser.add_argument("model", type=Path, metavar="MODEL", help="folder that protofl export wrote, or of a run")
     parser.add_argument("files", type=Path, nargs="*", metavar="FILE", help=_FILES)
     parser.add_argument("--by", default="", help="head or prototype (default: what was right more often)")
@@ -76,12 +75,15 @@ def act(arguments: argparse.Namespace) -> int:
     """Show or write a row per sample."""
     if not arguments.files:
         return _of_a_run(arguments)
+    if (folder := arguments.model / "clients").is_dir():
+        run = folder.parent
+        raise SettingsError(f"{run} is a run; first take a model out of it: protofl export {run} --out model")
+    from protofl_common.tools.inference.predictor import Predictor  # PyTorch, seconds
+
     files = _files(arguments.files)
     warnings.filterwarnings("ignore", module="PIL")  # of odd metadata: what matters is whether pixels can be read
-    batches = read_ahead(files, *input_of(arguments.model), fast=arguments.fast)
-    from protofl_common.tools.inference.predictor import Predictor  # seconds, in which files are decoded already
-
     predictor = Predictor.load(arguments.model, arguments.device, arguments.allow_backbones)
+    batches = read_ahead(files, predictor.card.input_shape, predictor.card.input_type, fast=arguments.fast)
     by = predictor.way(arguments.by)
     problems: dict[str, str] = {}
     with ExitStack() as stack:

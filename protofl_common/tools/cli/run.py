@@ -37,7 +37,6 @@ _CLIENTS = "number of clients (the recipe's, else 10, or as many as your data na
 
 
 def describe(parser: argparse.ArgumentParser) -> None:
-    """The arguments."""
     parser.add_argument("settings", nargs="*", metavar="KEY=VALUE", help="settings of the run")
     parser.add_argument(
         "--recipe", default="", metavar="NAME", help="configs/recipes/NAME.toml, or a TOML file, below the settings"

@@ -5,7 +5,7 @@ message that unpacks and imports the app bundle that the run brought: the code o
 
     flower-supernode --isolation process   talks to the SuperLink, keeps messages and bundles, starts nothing; in the
                                            process of the command, which shortens its waiting for work
-    executor.py                            asks it for work, and starts for each message
+    supernode.py                           its executor: asks it for work, and starts for each message
     client_process.py                      which runs the code that is installed at the site
 
 node.py reads the options and the node config, check.py says what they allow, stored.py what a site keeps.

@@ -28,9 +28,9 @@ from protofl_common.config.options import Scalar, SettingsError
 from protofl_common.experiment.catalog import CATALOG
 from protofl_common.experiment.permissions import DEMANDS, LIMITS, allowed_by
 from protofl_common.experiment.settings import Settings, app_folder, default_run_config, digest_of
+from protofl_common.tools.federation import shown_by
 from protofl_common.tools.findings import FACT, WARNING, WRONG, Finding, existing, worst_first
-from protofl_common.tools.site.node import node_config, site_folders, site_settings, supernode_options
-from protofl_common.tools.superlink_tls import shown_by
+from protofl_common.tools.site.node import site_folders, site_settings
 from protofl_common.wire.records import pack_settings, unpack_site_card
 
 MOST_SECONDS = TIMESTAMP_TOLERANCE
@@ -39,16 +39,12 @@ FEW_DAYS, FEW_BYTES = 30, 2**30
 """Of a certificate that is left, and of a disk that is free: less is worth a warning."""
 
 
-def findings(supernode: list[str], asked: Mapping[str, Scalar]) -> list[Finding]:
-    """List the findings, worst first.
+def findings(options: argparse.Namespace, node: Mapping[str, Scalar], asked: Mapping[str, Scalar]) -> list[Finding]:
+    """List the findings, worst first; nothing is written.
 
-    ``supernode`` are the options of the SuperNode, ``asked`` the settings of a run that
-    this site should take part in: its data are then read as that run would have them read. Nothing is written.
-
-    SettingsError if an option or the node config cannot be read.
+    ``options`` are those of the SuperNode, ``asked`` the settings of a run that this site should take part in: its data
+    are then read as that run would have them read.
     """
-    options = supernode_options(supernode)
-    node = node_config(options.node_config)
     found = [*_code_and_user(), *_network(options)]
     try:
         settings = site_settings(node, asked)

@@ -6,9 +6,9 @@ import json
 import re
 import shutil
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
+from typing import NamedTuple
 
 from protofl_common.basics.files import remove, replacing
 from protofl_common.basics.text import in_order, numbered
@@ -23,8 +23,7 @@ _ENTRY = re.compile(r".+-[0-9a-f]{16}(\.\w+)*")
 """Names in a cache folder; whatever else lies there is not ours to remove."""
 
 
-@dataclass(frozen=True)
-class Stored:
+class Stored(NamedTuple):
     """Files of one run, or of the caches."""
 
     name: str
@@ -42,8 +41,8 @@ class Stored:
         return sum(file.stat().st_size for file in self.files)
 
     def __str__(self) -> str:
-        last = max((file.stat().st_mtime for file in self.files), default=0)
-        when = f"{datetime.fromtimestamp(last):%Y-%m-%d %H:%M}" if self.files else "-"
+        last = max((file.stat().st_mtime for file in self.files), default=None)
+        when = "-" if last is None else f"{datetime.fromtimestamp(last):%Y-%m-%d %H:%M}"
         return f"{self.name:40} {self.bytes / 1e6:10.1f} MB  {when}"
 
 
@@ -81,8 +80,9 @@ def purge(node: Mapping[str, Scalar], names: list[str]) -> Iterator[str]:
         text = f"removed {there[name]}"
         for path in there[name].paths:
             remove(path)
-            if name != CACHES:
-                _remove_if_empty(path.parent, path.parents[1])
+            for folder in () if name == CACHES else (path.parent, path.parents[1]):
+                if not any(folder.iterdir()):
+                    folder.rmdir()
         yield text
     _blank_secrets(site_folders(node)[0] / "privacy")
 
@@ -96,22 +96,13 @@ def _blank_secrets(folder: Path) -> None:
             beside.write_text(json.dumps(rows), encoding="utf-8")
 
 
-def free_space(node: Mapping[str, Scalar]) -> str:
-    """Describe the disks of both folders in a line."""
-    folders = zip(("state-dir", "cache-dir"), site_folders(node), strict=True)
-    return "\n".join(
-        f"{key} {folder.absolute()}: {shutil.disk_usage(existing(folder)).free / 1e9:.1f} GB free"
-        for key, folder in folders
-    )
+def free_space(node: Mapping[str, Scalar]) -> Iterator[str]:
+    """Describe the disk of each folder in a line."""
+    for key, folder in zip(("state-dir", "cache-dir"), site_folders(node), strict=True):
+        yield f"{key} {folder.absolute()}: {shutil.disk_usage(existing(folder)).free / 1e9:.1f} GB free"
 
 
 def _entries(cache: Path) -> Iterator[Path]:
     for folder in (cache, cache / "features"):
         if folder.is_dir():
             yield from sorted(path for path in folder.iterdir() if _ENTRY.fullmatch(path.name))
-
-
-def _remove_if_empty(*folders: Path) -> None:
-    for folder in folders:
-        if not any(folder.iterdir()):
-            folder.rmdir()
