@@ -19,27 +19,22 @@ if TYPE_CHECKING:
     from flwr.proto.node_pb2 import NodeInfo
     from flwr.supercore.run import Run
 
-SUBMISSIONS = 10
-"""The latest, of which a line is shown."""
-PATIENCE = 10.0
-"""Seconds."""
+SUBMISSIONS = 10  # the latest, of which a line is shown
+PATIENCE = 10.0  # seconds
 
 
 class Shown(NamedTuple):
     """At one address."""
 
-    days: int | None
-    """Until the certificate ends; None without TLS."""
-    ahead: float
-    """Seconds that this machine's clock is ahead of its."""
+    days: int | None  # until the certificate ends; None without TLS
+    ahead: float  # seconds that this machine's clock is ahead of its
 
 
 class Federation(NamedTuple):
     """The answers of a SuperLink."""
 
     nodes: list[NodeInfo]
-    submissions: list[Run]
-    """The latest first."""
+    submissions: list[Run]  # the latest first
     shown: Shown
 
 

@@ -34,14 +34,12 @@ from flwr.supercore.task_identity import TaskIdentity
 from protofl_common.config.options import Scalar
 from protofl_common.experiment.settings import app_folder
 
-PR_SET_PDEATHSIG = 1
-"""Linux: the signal that a process gets when its parent has died."""
+PR_SET_PDEATHSIG = 1  # Linux: the signal that a process gets when its parent has died
 CPUS, GPUS = "client-resources-num-cpus", "client-resources-num-gpus"
 """Flower's names for what a simulated client gets of a machine."""
 MEGABYTES = 3000
 """Of a GPU's free memory for each client at work: 500 are CUDA's own, the rest do for a ResNet on small images."""
-AT_MOST = 8
-"""Clients at a time on one GPU: it has enough to do then."""
+AT_MOST = 8  # clients at a time on one GPU: it has enough to do then
 
 
 class LocalGrid(Grid):
@@ -73,11 +71,9 @@ class LocalGrid(Grid):
         raise NotImplementedError
 
     def get_node_ids(self) -> Iterable[int]:
-        """Return the clients."""
         return list(self.nodes)
 
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
-        """Hand each message to its client."""
         messages = list(messages)
         for message in messages:
             message.metadata.__dict__["_message_id"] = key = str(uuid.uuid4())
@@ -86,12 +82,10 @@ class LocalGrid(Grid):
         return [message.metadata.message_id for message in messages]
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
-        """Return the replies that are there; RuntimeError where a process that simulates clients has died."""
         ready = [key for key in message_ids if key in self._replies and self._replies[key].done()]
         return [_reply(self._replies.pop(key)) for key in ready]
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
-        """Return all replies to the messages."""
         return [_reply(self._replies.pop(key)) for key in self.push_messages(messages)]
 
 
@@ -164,7 +158,6 @@ class _Lines(TextIOBase):
         self.on_line, self._before, self._rest = on_line, sys.stdout, ""
 
     def write(self, text: str) -> int:
-        """Take in text, of which a last line may be unfinished."""
         *lines, self._rest = (self._rest + text).split("\n")
         with redirect_stdout(self._before):
             for line in lines:

@@ -16,19 +16,15 @@ from protofl_common.data.images import read_image
 from protofl_common.data.raw import DataError, Images, Inputs
 
 ARRAYS = (".npy", ".npz")
-FILES = 256
-"""Of a batch; the next one is decoded ahead."""
+FILES = 256  # of a batch; the next one is decoded ahead
 
 
 class Samples(NamedTuple):
     """Read one file, or several."""
 
-    names: list[str]
-    """Of each: an image's file, or ``FILE:ROW``."""
-    inputs: Inputs | None
-    """[N, …]; None where no file could be read."""
-    problems: dict[str, str]
-    """File that could not be read -> why."""
+    names: list[str]  # of each: an image's file, or ``FILE:ROW``
+    inputs: Inputs | None  # [N, …]; None where no file could be read
+    problems: dict[str, str]  # file that could not be read -> why
 
 
 def read_ahead(files: Sequence[Path], shape: tuple[int, ...], kind: str, *, fast: bool = False) -> Iterator[Samples]:

@@ -33,8 +33,7 @@ COMMANDS = {
     "site": "a machine with data of its own: its SuperNode, with code that its operator chose",
 }
 """The name of each file beside this one, and what it does."""
-STOPPED = 130
-"""Exit status after Ctrl-C, as shells have it."""
+STOPPED = 130  # exit status after Ctrl-C, as shells have it
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -71,7 +70,6 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def parser_of(command: str) -> argparse.ArgumentParser:
-    """A subcommand."""
     module = _module(command)
     parser = argparse.ArgumentParser(
         prog=f"protofl {command}", description=module.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter

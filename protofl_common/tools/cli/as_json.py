@@ -9,8 +9,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-FORMAT = 1
-"""To be increased when an entry changes its meaning, or goes."""
+FORMAT = 1  # to be increased when an entry changes its meaning, or goes
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:

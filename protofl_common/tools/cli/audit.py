@@ -27,7 +27,6 @@ def describe(parser: argparse.ArgumentParser) -> None:
 
 
 def act(arguments: argparse.Namespace) -> int:
-    """Attack, and print what was found; above chance in red."""
     findings = audit(run_named(arguments.run), arguments.inversion)
     table = Table(title="what the messages tell", caption="± three deviations of guessing")
     for number, name in enumerate(AUDIT_HEADS):

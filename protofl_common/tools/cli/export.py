@@ -37,7 +37,6 @@ _UNKNOWN = f"share of inputs like the site's own that may be called unknown (def
 
 
 def act(arguments: argparse.Namespace) -> int:
-    """Write the files and say what they are."""
     from protofl_common.models.calibration import unknown_above
     from protofl_common.models.trained import TrainedModel
     from protofl_common.tools.inference import card as about
@@ -109,7 +108,6 @@ def models_in(run: Path, name: str = WEIGHTS) -> dict[str, Path]:
 
 
 def _chosen(run: Path, site: str, name: str) -> Path:
-    """The file of the site's model."""
     files = models_in(run, name)
     names = ", ".join(in_order(files))
     if not site and len(files) > 1:

@@ -28,7 +28,6 @@ def describe(parser: argparse.ArgumentParser) -> None:
 
 
 def act(arguments: argparse.Namespace) -> int:
-    """Print all lists, or one."""
     if arguments.json:
         print_json(
             "list", {name: dict(found) for name, (_, found) in lists().items() if arguments.what in (None, name)}

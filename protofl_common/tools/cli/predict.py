@@ -46,10 +46,8 @@ if TYPE_CHECKING:
     from protofl_common.tools.inference.predictor import Predictor
 
 UNKNOWN = "unknown"
-SOME_LEFT_OUT = 3
-"""Exit status."""
-CLOSE = 0.005
-"""Another processor's rounding may change a prediction or two of hundreds."""
+SOME_LEFT_OUT = 3  # exit status
+CLOSE = 0.005  # another processor's rounding may change a prediction or two of hundreds
 
 
 def describe(parser: argparse.ArgumentParser) -> None:
@@ -72,7 +70,6 @@ _FILES = "image files, or folders of them; .npy, or .npz with inputs; for models
 
 
 def act(arguments: argparse.Namespace) -> int:
-    """Show or write a row per sample."""
     if not arguments.files:
         return _of_a_run(arguments)
     if (folder := arguments.model / "clients").is_dir():
@@ -119,7 +116,6 @@ def _rows(predictor: Predictor, samples: Samples, by: str) -> list[Row]:
 
 
 def _of_a_run(arguments: argparse.Namespace) -> int:
-    """Write the file of a run's predictions."""
     if (arguments.model / CARD).exists():
         raise SettingsError("FILE: which files? Images, folders of them, .npy, .npz or CSV")
     run = run_named(str(arguments.model))
@@ -181,7 +177,6 @@ def _with_progress(batches: Iterator[Samples], files: int, *, quiet: bool) -> It
 
 
 def _width(predictor: Predictor) -> int:
-    """Width of the widest class."""
     return max(len(name) for name in predictor.card.classes) + len(f"{UNKNOWN} (?)")
 
 

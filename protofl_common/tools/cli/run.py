@@ -78,7 +78,6 @@ def with_resources(
 
 
 def act(arguments: argparse.Namespace) -> int:
-    """Check the settings, run, and tell whether it went well."""
     recipe = read_recipe(arguments.recipe)
     config = default_run_config() | recipe.settings | read_assignments(arguments.settings)
     settings = Settings.from_run_config(config)

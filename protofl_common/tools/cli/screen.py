@@ -42,7 +42,6 @@ class Screen:
             self._live.stop()
 
     def __call__(self, line: str) -> None:
-        """Show a line, or not."""
         if RESULT.match(line):
             self.results.append(line.replace(f"{Path.cwd()}/", ""))
             if self._live:

@@ -77,7 +77,6 @@ def check(arguments: argparse.Namespace) -> int:
 
 
 def status(arguments: argparse.Namespace) -> int:
-    """Print what is kept."""
     from protofl_common.tools.site.stored import free_space, ledgers_at, stored_at
 
     stored = stored_at(arguments.node)
@@ -90,7 +89,6 @@ def status(arguments: argparse.Namespace) -> int:
 
 
 def purge(arguments: argparse.Namespace) -> int:
-    """Remove what is named."""
     from protofl_common.tools.site.stored import purge
 
     for line in purge(arguments.node, arguments.words):

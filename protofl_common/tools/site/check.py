@@ -33,10 +33,8 @@ from protofl_common.tools.findings import FACT, WARNING, WRONG, Finding, existin
 from protofl_common.tools.site.node import site_folders, site_settings
 from protofl_common.wire.records import pack_settings, unpack_site_card
 
-MOST_SECONDS = TIMESTAMP_TOLERANCE
-"""That a clock may be wrong."""
-FEW_DAYS, FEW_BYTES = 30, 2**30
-"""Of a certificate that is left, and of a disk that is free: less is worth a warning."""
+MOST_SECONDS = TIMESTAMP_TOLERANCE  # that a clock may be wrong
+FEW_DAYS, FEW_BYTES = 30, 2**30  # of a certificate that is left, and of a disk that is free: less is worth a warning
 
 
 def findings(options: argparse.Namespace, node: Mapping[str, Scalar], asked: Mapping[str, Scalar]) -> list[Finding]:

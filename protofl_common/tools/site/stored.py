@@ -17,8 +17,7 @@ from protofl_common.experiment.node import DELTA, required_dp, site_name
 from protofl_common.tools.findings import existing
 from protofl_common.tools.site.node import site_folders
 
-CACHES = "caches/"
-"""What decoded data and features are called beside the names of runs, which have no slash."""
+CACHES = "caches/"  # what decoded data and features are called beside the names of runs, which have no slash
 _ENTRY = re.compile(r".+-[0-9a-f]{16}(\.\w+)*")
 """Names in a cache folder; whatever else lies there is not ours to remove."""
 
@@ -31,13 +30,11 @@ class Stored(NamedTuple):
 
     @property
     def files(self) -> list[Path]:
-        """All of them."""
         found = [file for path in self.paths for file in ([path] if path.is_file() else path.rglob("*"))]
         return [file for file in found if file.is_file()]
 
     @property
     def bytes(self) -> int:
-        """Bytes of all files."""
         return sum(file.stat().st_size for file in self.files)
 
     def __str__(self) -> str:

@@ -100,7 +100,6 @@ class Executor(SubprocessExecutor):
         self.forking: subprocess.Popen[str] | None = None
 
     def get_eligible_capacity(self, *_: Any, **__: Any) -> tuple[set[TaskType], set[str]]:
-        """The kinds of tasks to ask for."""
         return {TaskType.CLIENT_APP}, set()
 
     def reconcile(self) -> None:
