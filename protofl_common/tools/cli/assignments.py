@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterable
-from typing import get_type_hints
 
-from protofl_common.config.options import Scalar, SettingsError, key_of
-from protofl_common.config.sections import SECTIONS
-from protofl_common.experiment.catalog import CATALOG
+from protofl_common.config.options import Scalar, SettingsError
 from protofl_common.experiment.permissions import allow_named
+from protofl_common.experiment.settings import default_run_config
 
 
 def add_allow_python(parser: argparse.ArgumentParser, source: str) -> None:
@@ -23,14 +21,8 @@ def add_allow_python(parser: argparse.ArgumentParser, source: str) -> None:
 
 
 def declared_types() -> dict[str, type]:
-    """Every run-config key with its type."""
-    sections = [("", section) for section in SECTIONS.values()]
-    sections += [(f"{name}.", row.hparams) for name, row in CATALOG.items()]
-    return {
-        prefix + key_of(field): wanted
-        for prefix, section in sections
-        for field, wanted in get_type_hints(section).items()
-    }
+    """Every run-config key with its type, which its default has."""
+    return {key: type(value) for key, value in default_run_config().items()}
 
 
 def read_assignments(words: Iterable[str]) -> dict[str, Scalar]:

@@ -27,13 +27,13 @@ from pathlib import Path
 from packaging.requirements import Requirement
 
 from protofl_common.config.options import SettingsError
-from protofl_common.data import DataError, check_data_settings
+from protofl_common.data import DataError
 from protofl_common.data.store import cache_root
-from protofl_common.experiment.settings import Settings, app_folder, baselines_of, default_run_config
+from protofl_common.experiment.settings import Settings, app_folder, default_run_config
 from protofl_common.tools.cli.as_json import add_json
 from protofl_common.tools.cli.assignments import add_allow_python, read_assignments
 from protofl_common.tools.cli.recipes import DEFAULT_FEDERATION, read_recipe
-from protofl_common.tools.cli.run import check_data_are_here
+from protofl_common.tools.cli.run import checked
 from protofl_common.tools.findings import FACT, WARNING, WRONG, Finding, existing, show
 
 OF_A_CLIENT, FEW_BYTES, FEW_SHARED = 700e6, 2e9, 500e6
@@ -159,11 +159,7 @@ def _folders(asked: argparse.Namespace) -> Found:
 
 def _settings(asked: argparse.Namespace) -> Found:
     try:
-        config = default_run_config() | asked.settings
-        settings = Settings.from_run_config(config)
-        baselines_of(settings, config)
-        check_data_settings(settings.data)
-        check_data_are_here(settings.data)
+        settings = checked(default_run_config() | asked.settings)
         yield FACT, f"right; the data set {settings.data.dataset} is here", ""
     except (SettingsError, DataError) as error:
         text = str(error).replace("\n", f"\n{'':22}")

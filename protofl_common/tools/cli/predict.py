@@ -20,13 +20,12 @@ import argparse
 import json
 import sys
 import warnings
-from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console
-from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import track
 
 from protofl_common.basics.text import in_order
 from protofl_common.config.options import SettingsError
@@ -77,33 +76,30 @@ def act(arguments: argparse.Namespace) -> int:
         raise SettingsError(f"{run} is a run; first take a model out of it: protofl export {run} --out model")
     from protofl_common.tools.inference.predictor import Predictor  # PyTorch, seconds
 
-    files = _files(arguments.files)
+    files, console = _files(arguments.files), Console(stderr=True)
     warnings.filterwarnings("ignore", module="PIL")  # of odd metadata: what matters is whether pixels can be read
     predictor = Predictor.load(arguments.model, arguments.device, arguments.allow_backbones)
     batches = read_ahead(files, predictor.card.input_shape, predictor.card.input_type, fast=arguments.fast)
-    by = predictor.way(arguments.by)
-    problems: dict[str, str] = {}
-    with ExitStack() as stack:
-        add = stack.enter_context(rows_file(arguments.out)) if arguments.out else None
-        if not arguments.json and add is None:
-            print(_line(f"class (by {by})", "probability", "nearest", "distance", "file", _width(predictor)))
-        for samples in _with_progress(batches, len(files), quiet=add is None and sys.stdout.isatty()):
+    by, width = predictor.way(arguments.by), max(map(len, predictor.card.classes)) + len(f"{UNKNOWN} (?)")
+    shows_rows, problems = not (arguments.json or arguments.out), dict[str, str]()
+    hidden = not console.is_terminal or (not arguments.out and sys.stdout.isatty())
+    with rows_file(arguments.out) if arguments.out else nullcontext() as add:
+        if shows_rows:
+            print(_line(f"class (by {by})", "probability", "nearest", "distance", "file", width))
+        for samples in track(batches, "files", -(-len(files) // FILES), console=console, disable=hidden):
             rows = _rows(predictor, samples, by)
             problems |= samples.problems
-            if add is not None:
+            if add:
                 add(rows)
-            if arguments.json:
-                for row in [*rows, *({"file": file, "error": reason} for file, reason in samples.problems.items())]:
-                    print(json.dumps(row, ensure_ascii=False))
-            elif add is None:
-                for row in rows:
-                    print(_text(row, _width(predictor)))
+            left_out = [{"file": file, "error": reason} for file, reason in samples.problems.items()]
+            for row in [*rows, *left_out] if arguments.json else rows if shows_rows else ():
+                print(json.dumps(row, ensure_ascii=False) if arguments.json else _text(row, width))
         for file, reason in problems.items():
             print(f"left out: {_one_line(file)}: {_one_line(reason.removeprefix(f'{file} '))}", file=sys.stderr)
         if len(problems) == len(files):
             raise SettingsError(f"none of the {len(files)} files could be read")
-    if problems or add is not None:
-        where = f"; {arguments.out}" if add is not None else ""
+    if problems or arguments.out:
+        where = f"; {arguments.out}" if arguments.out else ""
         print(f"{len(files) - len(problems):,} files read, {len(problems):,} left out{where}", file=sys.stderr)
     return SOME_LEFT_OUT if problems else 0
 
@@ -163,21 +159,6 @@ def _rows_of(file: Path, settings: Settings, clients: int, device: str) -> list[
             row[way] = label
             row |= {f"{way}-{c}": score if score > float("-inf") else None for c, score in enumerate(scores_C)}
     return rows
-
-
-def _with_progress(batches: Iterator[Samples], files: int, *, quiet: bool) -> Iterator[Samples]:
-    """The batches; on a terminal that shows no rows, with a bar of the files."""
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, disable=quiet or not console.is_terminal) as progress:
-        bar = progress.add_task("files", total=files)
-        for samples in batches:
-            yield samples
-            progress.advance(bar, FILES)
-
-
-def _width(predictor: Predictor) -> int:
-    return max(len(name) for name in predictor.card.classes) + len(f"{UNKNOWN} (?)")
 
 
 def _text(row: Row, width: int) -> str:

@@ -80,12 +80,7 @@ def with_resources(
 def act(arguments: argparse.Namespace) -> int:
     recipe = read_recipe(arguments.recipe)
     config = default_run_config() | recipe.settings | read_assignments(arguments.settings)
-    settings = Settings.from_run_config(config)
-    baselines_of(settings, config)
-    check_named(config)
-    check_data_settings(settings.data)
-    check_data_are_here(settings.data)
-    clients = arguments.clients
+    settings, clients = checked(config), arguments.clients
     if own_data := is_own(settings.data.dataset):
         data = open_data(settings.data)  # wrong ones are named now, and images are decoded while nobody waits for them
         if settings.data.partition == "natural" and clients is None and not arguments.recipe:
@@ -118,6 +113,16 @@ def _resumable(out_dir: Path, since: float) -> Path | None:
     files = [file for file in out_dir.glob("*/resume.toml") if file.stat().st_mtime >= since]
     finished = [file for file in files if any((file.parent / "checkpoints").glob("*"))]
     return max(finished, key=lambda file: file.stat().st_mtime, default=None)
+
+
+def checked(config: dict[str, Scalar]) -> Settings:
+    """Return the settings of a run; SettingsError or DataError where one is wrong, or the data are not here."""
+    settings = Settings.from_run_config(config)
+    baselines_of(settings, config)
+    check_named(config)
+    check_data_settings(settings.data)
+    check_data_are_here(settings.data)
+    return settings
 
 
 def check_data_are_here(settings: DataSettings) -> None:

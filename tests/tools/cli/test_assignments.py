@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+from typing import get_type_hints
+
 import pytest
 
-from protofl_common.config.options import SettingsError
+from protofl_common.config.options import SettingsError, key_of
+from protofl_common.config.sections import SECTIONS
+from protofl_common.experiment.catalog import CATALOG
 from protofl_common.experiment.settings import Settings, default_run_config, known_keys
 from protofl_common.tools.cli.assignments import declared_types, read_assignments
 
 
-def test_every_key_has_a_declared_type_that_its_default_has() -> None:
-    types, defaults = declared_types(), default_run_config()
-    assert list(types) == known_keys()
-    assert {key: type(defaults[key]) for key in types} == types
+def test_every_key_has_the_type_that_its_field_declares() -> None:
+    types = declared_types()
+    assert set(types) == set(known_keys())
+    for prefix, section in [
+        *(("", one) for one in SECTIONS.values()),
+        *((f"{k}.", v.hparams) for k, v in CATALOG.items()),
+    ]:
+        for field, wanted in get_type_hints(section).items():
+            assert types[prefix + key_of(field)] is wanted
 
 
 def test_the_declared_type_decides_how_a_value_is_read() -> None:
