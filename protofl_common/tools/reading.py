@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+from PIL import Image
 
 from protofl_common.data.files import Rows, tokens
 from protofl_common.data.images import read_image
@@ -50,8 +51,8 @@ def _read(file: Path, shape: tuple[int, ...], kind: str, fast: bool) -> Samples:
     name = os.fsencode(file).decode(errors="backslashreplace")  # a name need not be text
     try:
         if kind == "uint8" and file.suffix not in ARRAYS:
-            colour = read_image(file, shape[1], fast=fast)[None]  # stretched to the model's size
-            return Samples([name], colour if shape[0] == 3 else _grey(colour), {})
+            colour = read_image(file, shape[1], fast=fast)  # stretched to the model's size
+            return Samples([name], (colour if shape[0] == 3 else _grey(colour))[None], {})
         rows = _rows(file, shape, kind)
         if rows.shape[1:] != shape:
             raise DataError(f"a sample is {list(rows.shape[1:])}; the model takes {list(shape)}")
@@ -79,6 +80,5 @@ def _rows(file: Path, shape: tuple[int, ...], kind: str) -> Inputs:
 
 
 def _grey(colour: Images) -> Images:
-    """[N, 3, H, W] -> [N, 1, H, W]: luma as PIL computes it (ITU-R 601-2), so that a grey file stays as it is."""
-    weights = np.array([19595, 38470, 7471], dtype=np.int64)
-    return np.asarray((np.tensordot(weights, colour, axes=(0, 1)) + 0x8000) >> 16, dtype=np.uint8)[:, None]
+    """[3, H, W] -> [1, H, W]; a grey file stays as it is."""
+    return np.asarray(Image.fromarray(colour.transpose(1, 2, 0)).convert("L"))[None]

@@ -54,22 +54,9 @@ class Outputs:
 
 
 class Predictor:
-    """A model in use.
+    """A model in use: ``Predictor.load("model").predict(inputs)[0].name``.
 
-    Parameters
-    ----------
-    trained
-        The model.
-    threshold
-        Distance above which a sample is unknown; None: as 5 % of the site's own test samples are.
-    device
-        Where it computes.
-
-    Example
-    -------
-    >>> predictor = Predictor.load("model")                    # doctest: +SKIP
-    >>> predictor.predict(inputs)[0].name                      # doctest: +SKIP
-    'zebra'
+    ``threshold``: the distance above which a sample is unknown; None: as 5 % of the site's own test samples are.
     """
 
     def __init__(self, trained: TrainedModel, threshold: float | None = None, device: str = "cpu") -> None:
@@ -88,11 +75,8 @@ class Predictor:
         ``allow_backbones``: frozen backbones that it may read or download, beside the embedded ones; names with commas.
         ``allow_python``: modules, with commas, whose code may run here, for a network of the model's makers' own.
 
-        Raises
-        ------
-        SettingsError
-            If it is not all there, does not fit together, or asks for a backbone or a module that is not
-            allowed; for a device that is not there.
+        SettingsError if it is not all there, does not fit together, or asks for a backbone or a module that is not
+        allowed; for a device that is not there.
         """
         folder = Path(folder)
         try:
@@ -126,12 +110,7 @@ class Predictor:
     def predict(self, inputs: Inputs, by: str | None = None, batch_size: int = 256) -> list[Prediction]:
         """Predictions for inputs [N, …] of the model's own type and shape, not normalised; ``by``: head or prototype.
 
-        Raises
-        ------
-        SettingsError
-            If this model cannot predict that way.
-        DataError
-            If the inputs are not of that type and shape.
+        SettingsError if this model cannot predict that way, DataError if the inputs are not of that type and shape.
         """
         by = self.way(by)
         return [one for outputs in self._batches(inputs, batch_size) for one in self._read(outputs, by)]

@@ -79,23 +79,12 @@ def run(
     on_line: Callable[[str], None] | None = None,
     **settings: Scalar,
 ) -> Run:
-    """Run a federation in this process and return its results.
+    """Run a federation in this process and return its results; SettingsError with a line for each wrong setting.
 
-    Parameters
-    ----------
-    data
-        A folder or file for ``data-dir``, or inputs [N, …] and labels [N]; None: what ``dataset`` names.
-    clients
-        How many clients divide the data.
-    workers
-        Processes among which the clients are divided; more than 1 only before this process has computed with PyTorch.
-    on_line
-        Called with each line that ``protofl run`` would show; nothing is shown by default.
-
-    Raises
-    ------
-    SettingsError
-        With a line for each wrong setting.
+    ``data`` is a folder or file for ``data-dir``, or inputs [N, …] and labels [N]; None: what ``dataset`` names.
+    So many ``clients`` divide it, and ``workers`` are the processes among which the clients are divided; more than 1
+    only before this process has computed with PyTorch. ``on_line`` is called with each line that ``protofl run`` would
+    show; nothing is shown by default.
     """
     config = _config(data, settings)
     Settings.from_run_config(config)

@@ -3,7 +3,9 @@
     python -m protofl_common.tools.site.supernode ADDRESS fork|spawn SUPERNODE-PID    the secret on standard input
 
 is the executor: ``flower-superexec``, with processes of our own. Flower's own would start whatever kind of task a run
-asks for; this one knows messages for a ClientApp only. The SuperNode is Flower's, in the process of the command.
+asks for, and for a message a process that imports the bundle that the run brought: the code of whoever submitted it.
+This one knows messages for a ClientApp only, and its processes (`client_process`) run the code that is installed here.
+The SuperNode is Flower's, in the process of the command, with ``--isolation process``: it starts nothing.
 """
 
 from __future__ import annotations
