@@ -11,8 +11,7 @@ from typing import Any
 from protofl_common.basics.files import replacing
 from protofl_common.config.options import SettingsError
 
-Row = dict[str, Any]
-"""Column -> text, number, truth value, or None."""
+Row = dict[str, Any]  # column -> text, number, truth value, or None
 Add = Callable[[Sequence[Row]], None]
 
 

@@ -36,11 +36,12 @@ from protofl_common.experiment.permissions import permission_problems
 from protofl_common.experiment.settings import NODE_KEYS, app_folder, default_run_config, digest_of
 from protofl_common.privacy.accountant import Mechanism, epsilon
 from protofl_common.tools.cli import main
-from protofl_common.tools.site.check import Finding, findings
+from protofl_common.tools.federation import Shown
+from protofl_common.tools.findings import Finding
+from protofl_common.tools.site.check import findings
 from protofl_common.tools.site.client_process import installed_code
-from protofl_common.tools.site.executor import Executor
-from protofl_common.tools.site.node import node_config, site_settings
-from protofl_common.tools.superlink_tls import Shown
+from protofl_common.tools.site.node import node_config, site_settings, supernode_options
+from protofl_common.tools.site.supernode import Executor
 from protofl_common.wire.records import pack_settings
 from tests.harness import LocalGrid, run_config, run_federation
 from tests.test_sites import images
@@ -226,7 +227,8 @@ NODE += 'cache-dir="cache" state-dir="state" allow-algorithms="fedproto"'
 
 
 def found(*options: str, node: str = NODE, **asked: str | int) -> list[Finding]:
-    return findings(["--node-config", node, *options], {key.replace("_", "-"): asked[key] for key in asked})
+    supernode = supernode_options(["--node-config", node, *options])
+    return findings(supernode, node_config(supernode.node_config), {key.replace("_", "-"): asked[key] for key in asked})
 
 
 def level_of(said: list[Finding], text: str) -> str:
@@ -461,11 +463,11 @@ def test_the_code_that_runs_is_that_of_the_check_not_of_the_working_directory(
     monkeypatch.setattr("sys.argv", [])
     assert main(["site", "run", "--insecure", "--node-config", NODE]) == 0
     (command,), options = started.call_args
-    asking = [*command[: command.index("protofl_common.tools.site.executor") + 1]]
+    asking = [*command[: command.index("protofl_common.tools.site.supernode") + 1]]
     with popen(asking, cwd=tmp_path, env=options["env"], stderr=subprocess.PIPE, text=True) as executor:
         _, said = executor.communicate(timeout=120)
     assert "ValueError: not enough values to unpack" in said  # it was imported, and asks for its arguments
-    assert f'File "{app_folder()}/protofl_common/tools/site/executor.py"' in said
+    assert f'File "{app_folder()}/protofl_common/tools/site/supernode.py"' in said
     assert not (tmp_path / "was-here").exists()
 
 

@@ -15,9 +15,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -44,22 +43,18 @@ from protofl_common.wire.schema import weights_in
 
 SIZES = {"1 to 3": (1, 3), "4 to 9": (4, 9), "10 and more": (10, 10**9), "all": (1, 10**9)}
 """Training samples of a class -> the bounds."""
-Scored = tuple[str, int, Candidates]
-"""Attack, training samples of the class, scores."""
+Scored = tuple[str, int, Candidates]  # attack, training samples of the class, scores
 MOST_INVERTED, MOST_SHOWN = 20, 12
 """Prototypes of a client that are inverted, those of the smallest classes first; images on the page."""
 
 
-@dataclass(frozen=True)
-class Inverted:
+class Inverted(NamedTuple):
     """An image made from one prototype."""
 
     site: str
     label: int
-    samples: int
-    """Training samples of the class."""
-    candidates: Candidates
-    """Their scores are correlations with the image."""
+    samples: int  # training samples of the class
+    candidates: Candidates  # their scores are correlations with the image
     images: Images
     """[3, channels, H, W]: the one made, and the training sample and the test sample of its class most like it."""
 
@@ -87,7 +82,7 @@ def audit(folder: Path, invert: bool = False) -> list[dict[str, Any]]:
         for size, (least, most) in SIZES.items():
             found = finding(one for name, samples, one in scored if name == attack and least <= samples <= most)
             if found is not None:
-                row = {"attack": attack, "samples": size, **asdict(found), "above_chance": found.above_chance}
+                row = {"attack": attack, "samples": size, **found._asdict(), "above_chance": found.above_chance}
                 if attack == "inversion":
                     row |= _similarity(one for one in images if least <= one.samples <= most)
                 rows.append(row)
@@ -110,8 +105,7 @@ def _similarity(images: Iterator[Inverted]) -> dict[str, float]:
 def _keep(shown: list[Inverted], file: Path) -> None:
     facts = [{"site": one.site, "label": one.label, "samples": one.samples} for one in shown]
     for fact, one in zip(facts, shown, strict=True):
-        fact |= {"alike": round(float(one.candidates.members.max()), 3)}
-        fact |= {"other": round(float(one.candidates.others.max()), 3)}
+        fact |= {name: round(float(one.candidates[i].max()), 3) for i, name in enumerate(("alike", "other"))}
     images = torch.from_numpy(np.stack([one.images for one in shown]))
     write_tensors(file, {"images": images}, {"rows": json.dumps(facts)})
 
@@ -130,7 +124,6 @@ def _of_site(
 
 
 def _sent(run: Run, site: str) -> Prototypes | None:
-    """The prototypes that a client sent last."""
     stored = run.client_prototypes
     if stored is None or site not in stored.sites:
         return None

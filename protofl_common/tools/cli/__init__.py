@@ -27,15 +27,13 @@ COMMANDS = {
     "report": "the page of a run, with figures: report.html",
     "audit": "what the messages of a run say of single training samples: membership inference",
     "export": "a site's trained model, for use outside of the federation",
-    "predict": "classes of image files, by a model that was exported",
-    "predictions": "what the clients' models of a run say of their test samples, in one file",
+    "predict": "classes of files, by a model that was exported; of a run's test samples, by its clients' models",
     "doctor": "what is wrong with this machine, and what to do about it",
     "status": "a federation of separate machines: who is online, who submitted what, what went wrong",
     "site": "a machine with data of its own: its SuperNode, with code that its operator chose",
 }
 """The name of each file beside this one, and what it does."""
-STOPPED = 130
-"""Exit status after Ctrl-C, as shells have it."""
+STOPPED = 130  # exit status after Ctrl-C, as shells have it
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -72,7 +70,6 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def parser_of(command: str) -> argparse.ArgumentParser:
-    """A subcommand."""
     module = _module(command)
     parser = argparse.ArgumentParser(
         prog=f"protofl {command}", description=module.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter

@@ -9,15 +9,12 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-FORMAT = 1
-"""To be increased when an entry changes its meaning, or goes."""
+FORMAT = 1  # to be increased when an entry changes its meaning, or goes
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:
-    """The option."""
     parser.add_argument("--json", action="store_true", help="the same as an object of JSON, for programs")
 
 
 def print_json(command: str, content: Mapping[str, Any]) -> None:
-    """Print it."""
     print(json.dumps({"command": command, "format": FORMAT, **content}, indent=2, ensure_ascii=False))

@@ -21,14 +21,12 @@ from protofl_common.tools.cli.recipes import run_named
 
 
 def describe(parser: argparse.ArgumentParser) -> None:
-    """The arguments."""
     parser.add_argument("run", metavar="RUN", help="folder of a run, or its name in runs/")
     parser.add_argument("--inversion", action="store_true", help="make images from the prototypes; takes minutes")
     add_allow_python(parser, "the run")
 
 
 def act(arguments: argparse.Namespace) -> int:
-    """Attack, and print what was found; above chance in red."""
     findings = audit(run_named(arguments.run), arguments.inversion)
     table = Table(title="what the messages tell", caption="± three deviations of guessing")
     for number, name in enumerate(AUDIT_HEADS):

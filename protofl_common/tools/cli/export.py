@@ -24,7 +24,6 @@ from protofl_common.tools.cli.recipes import run_named
 
 
 def describe(parser: argparse.ArgumentParser) -> None:
-    """The arguments."""
     parser.add_argument("run", type=Path, metavar="RUN", help="folder of a run, or of a run in a site's state-dir")
     parser.add_argument("--site", default="", help="whose model; needless where there is but one")
     parser.add_argument("--best", action="store_true", help="the model of the best round, of a run with keep-best=true")
@@ -38,7 +37,6 @@ _UNKNOWN = f"share of inputs like the site's own that may be called unknown (def
 
 
 def act(arguments: argparse.Namespace) -> int:
-    """Write the files and say what they are."""
     from protofl_common.models.calibration import unknown_above
     from protofl_common.models.trained import TrainedModel
     from protofl_common.tools.inference import card as about
@@ -110,7 +108,6 @@ def models_in(run: Path, name: str = WEIGHTS) -> dict[str, Path]:
 
 
 def _chosen(run: Path, site: str, name: str) -> Path:
-    """The file of the site's model."""
     files = models_in(run, name)
     names = ", ".join(in_order(files))
     if not site and len(files) > 1:

@@ -23,13 +23,11 @@ from protofl_common.wire.schema import Declared
 
 
 def describe(parser: argparse.ArgumentParser) -> None:
-    """The arguments."""
     parser.add_argument("what", nargs="?", choices=tuple(lists()), metavar="WHAT", help=", ".join(lists()))
     add_json(parser)
 
 
 def act(arguments: argparse.Namespace) -> int:
-    """Print all lists, or one."""
     if arguments.json:
         print_json(
             "list", {name: dict(found) for name, (_, found) in lists().items() if arguments.what in (None, name)}

@@ -24,10 +24,8 @@ class Recipe:
     """One paper setting."""
 
     path: Path
-    settings: dict[str, Scalar]
-    """Its keys, flat."""
-    federation: dict[str, Scalar]
-    """What ``--federation-config`` holds in the comment that says how to run it."""
+    settings: dict[str, Scalar]  # its keys, flat
+    federation: dict[str, Scalar]  # what ``--federation-config`` holds in the comment that says how to run it
 
 
 def read_recipe(name: str) -> Recipe:

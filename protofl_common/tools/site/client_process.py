@@ -74,7 +74,6 @@ def _reap(*_: Any) -> None:
 
 
 def main() -> None:
-    """The command."""
     app, *arguments = sys.argv[1:]
     if arguments:
         handle(app, arguments)
