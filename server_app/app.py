@@ -19,9 +19,9 @@ from protofl_common.experiment.settings import Settings, baselines_of
 from protofl_common.runs.folder import RoundRow, baseline_folder
 from server_app.callbacks import callbacks_of
 from server_app.callbacks.base import Callback, Run
-from server_app.callbacks.budget import Budget
 from server_app.callbacks.metrics import row_of
-from server_app.callbacks.report import conclude, draw
+from server_app.callbacks.screen import conclude, draw
+from server_app.callbacks.stopping import Budget
 from server_app.checkpoint import alone_in, can_be_resumed, check_free, is_complete, starting_point
 from server_app.log import logged, say
 from server_app.network.exchange import MessageExchange

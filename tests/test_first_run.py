@@ -24,7 +24,7 @@ from protofl_common.runs.folder import RunFolder, SiteFacts, Sites, baseline_fol
 from protofl_common.tools.cli import parsed
 from protofl_common.tools.cli.assignments import read_assignments
 from server_app.app import main as server_main
-from server_app.callbacks.console import class_strip
+from server_app.callbacks.screen import class_strip
 from server_app.network.membership import FederationError
 from tests.harness import CACHE, LocalGrid, run_federation
 

@@ -33,13 +33,13 @@ from protofl_common.experiment.settings import Settings
 from protofl_common.models.trained import TrainedModel
 from protofl_common.privacy.accountant import Mechanism, epsilon
 from protofl_common.privacy.words import protections
-from protofl_common.report.figures.privacy import spent as spent_on_page
-from protofl_common.report.reading import read_run
+from protofl_common.report.figures.costs import spent as spent_on_page
+from protofl_common.report.reading import Run
 from protofl_common.runs.folder import WEIGHTS
 from protofl_common.wire.payloads import Payload
 from protofl_common.wire.records import Instructions, pack_instructions
 from protofl_common.wire.schema import Counts
-from server_app.callbacks.budget import Budget
+from server_app.callbacks.stopping import Budget
 from server_app.network.membership import FederationError
 from tests.attacks import values_of
 from tests.harness import CACHE, RUN_ID, Outcome, rows_without_a_reply, run_config, run_federation
@@ -262,7 +262,7 @@ def test_a_run_spends_its_epsilon_and_says_so(tmp_path: Path) -> None:
     assert outcome.summary["rounds"] == 3
     assert spent == sorted(spent)
     assert 7.7 < spent[-1] <= 8
-    (figure,) = spent_on_page(read_run(outcome.folder))
+    (figure,) = spent_on_page(Run(outcome.folder))
     assert "ε of the client that the run costs most" in figure.caption
     assert "<path" in figure.svg
     assert "ε in a line is that of the client that the run costs most" in str(protections(outcome.summary["settings"]))

@@ -24,7 +24,7 @@ from protofl_common.experiment.catalog import CATALOG
 from protofl_common.experiment.settings import Settings, default_run_config
 from protofl_common.privacy.masks import KEY, SEALED
 from protofl_common.privacy.shamir import SHARE
-from protofl_common.runs.metrics import HIDDEN
+from protofl_common.runs.figures import HIDDEN
 from protofl_common.tools.cli import main
 from protofl_common.tools.tables.metrics import Figure, NoFigure
 from protofl_common.wire.secagg import RECORD, pack_by_site

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import tomllib
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
 from protofl_common.basics.text import in_order, names_in
-from protofl_common.config.options import Scalar, SettingsError
+from protofl_common.config.options import SettingsError
 from protofl_common.experiment.catalog import CATALOG
 from protofl_common.experiment.settings import flatten
-from protofl_common.runs.comparison import Compared, compared
-from protofl_common.runs.folder import KINDS, MarginRow, RoundRow, RunFolder, SiteFacts, Sites, Summary
+from protofl_common.runs.comparison import compared
+from protofl_common.runs.folder import KINDS, RoundRow, RunFolder, SiteFacts
 
 AUDIT, INVERSION = "audit.json", "inversion.safetensors"
 """Beside the other files of a run."""
@@ -28,8 +28,6 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Vectors:
-    """Labelled vectors of several sites."""
-
     values: Floats
     """[P, D]."""
     labels: Ints
@@ -41,39 +39,45 @@ class Vectors:
     """After which round; 0: not told."""
 
 
-@dataclass(frozen=True)
 class Run:
-    """One run, as its files tell it."""
+    """One run, as its files tell it; what is not there, or damaged, is left out.
 
-    name: str
-    settings: dict[str, Scalar]
-    rows: list[RoundRow]
-    summary: Summary | None = None
-    """None while the run is not finished."""
-    facts: Sites = field(default_factory=Sites)
-    margins: list[MarginRow] = field(default_factory=list)
-    client_prototypes: Vectors | None = None
-    global_prototypes: Vectors | None = None
-    test_features: Vectors | None = None
-    audit: list[dict[str, Any]] = field(default_factory=list)
-    """What ``protofl audit`` found, if it was asked."""
-    inversions: tuple[list[dict[str, Any]], NDArray[np.uint8]] | None = None
-    """Images that it made from prototypes [n, 3, channels, H, W], and what each is of (`tools/attacks/audit.py`)."""
-    compared: list[Compared] = field(default_factory=list)
-    """The run's baselines and itself, where it has any and is finished."""
-    reference: Run | None = None
-    """Another run, to be seen beside it."""
+    SettingsError when there are not even settings, or the run is of a later version.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        try:
+            settings = flatten(tomllib.loads((folder / "settings.toml").read_text(encoding="utf-8")))
+        except (OSError, ValueError):
+            raise SettingsError(f"{folder}: no settings.toml in it; give the folder of a run") from None
+        files, baselines = RunFolder(folder), names_in(settings.get("baselines"))
+        self.name, self.settings = folder.resolve().name, settings
+        self.rows, self.summary, self.facts, self.margins = (
+            files.rows(),
+            files.summary(),
+            files.sites(),
+            files.margins(),
+        )
+        sent = folder / "client-prototypes.safetensors"  # of the last round, with the global ones after it
+        self.client_prototypes = _vectors(sent, "means")
+        at_the_end = _vectors(folder / "prototypes.safetensors", "means")
+        self.global_prototypes = _vectors(sent, "global-means", "global-labels") or at_the_end
+        self.test_features = _vectors(folder / "test-features.safetensors", "features")
+        self.audit = _audit(folder / AUDIT)
+        """What ``protofl audit`` found, if it was asked."""
+        self.inversions = _inversions(folder / INVERSION)
+        """Images that it made from prototypes [n, 3, channels, H, W], and what each is of (`attacks/audit.py`)."""
+        self.compared = compared(folder.resolve(), baselines) if baselines else []
+        """The run's baselines and itself, where it has any and is finished."""
 
     @cached_property
     def sites(self) -> dict[str, SiteFacts]:
-        """Every site that took part, with what is known of it."""
         known = self.facts.get("sites") or (self.summary["clients"] if self.summary else {})
         every = known | {site: {} for row in self.rows for site in row["clients"] if site not in known}
         return {site: every[site] for site in in_order(every)}
 
     @property
     def hides_clients(self) -> bool:
-        """Return whether its figures are over all clients together, and of no single one."""
         return any("std" not in figures for row in self.rows for figures in row["accuracy"].values())
 
     @cached_property
@@ -87,21 +91,17 @@ class Run:
 
     @property
     def rounds(self) -> list[RoundRow]:
-        """The rows of training rounds."""
         return [row for row in self.rows if row["kind"] == "round"]
 
     @property
     def finished(self) -> bool:
-        """Return whether the final evaluation has been made."""
         return self.summary is not None
 
     def evaluations(self, kind: str) -> list[RoundRow]:
-        """The rows that tell accuracies of this kind."""
         return [row for row in self.rows if kind in row["accuracy"]]
 
     @cached_property
     def kinds(self) -> list[str]:
-        """Ways to predict that the run measured."""
         return [kind for kind in KINDS if self.evaluations(kind)]
 
     @cached_property
@@ -111,7 +111,6 @@ class Run:
 
     @property
     def algorithm(self) -> str:
-        """Its title."""
         algo = str(self.settings.get("algo", ""))
         return str(self.facts.get("algorithm") or (CATALOG[algo].title if algo in CATALOG else algo))
 
@@ -122,35 +121,7 @@ class Run:
 
     @property
     def title(self) -> str:
-        """Algorithm and data set."""
         return f"{self.algorithm} on {self.settings.get('dataset', 'unknown data')}"
-
-
-def read_run(folder: Path, against: Path | None = None) -> Run:
-    """The run in ``folder``; what is not there, or damaged, is left out. ``against``: the folder of its reference.
-
-    SettingsError when there are not even settings, or the run is of a later version.
-    """
-    try:
-        settings = flatten(tomllib.loads((folder / "settings.toml").read_text(encoding="utf-8")))
-    except (OSError, ValueError):
-        raise SettingsError(f"{folder}: no settings.toml in it; give the folder of a run") from None
-    files = RunFolder(folder)
-    return Run(
-        name=folder.resolve().name,
-        settings=settings,
-        rows=files.rows(),
-        summary=files.summary(),
-        facts=files.sites(),
-        margins=files.margins(),
-        client_prototypes=_vectors(folder / "client-prototypes.safetensors", "means"),
-        global_prototypes=_global(folder),
-        test_features=_vectors(folder / "test-features.safetensors", "features"),
-        audit=_audit(folder / AUDIT),
-        inversions=_inversions(folder / INVERSION),
-        compared=compared(folder.resolve(), baselines) if (baselines := names_in(settings.get("baselines"))) else [],
-        reference=read_run(against) if against else None,
-    )
 
 
 def _audit(file: Path) -> list[dict[str, Any]]:
@@ -169,14 +140,7 @@ def _inversions(file: Path) -> tuple[list[dict[str, Any]], NDArray[np.uint8]] | 
         return None
 
 
-def _global(folder: Path) -> Vectors | None:
-    """The global prototypes beside the client prototypes of the last round, else those kept at the end."""
-    stored = _vectors(folder / "client-prototypes.safetensors", "global-means", "global-labels")
-    return stored or _vectors(folder / "prototypes.safetensors", "means")
-
-
 def _vectors(path: Path, name: str, labels_name: str = "labels") -> Vectors | None:
-    """The vectors of a file; None where it has none of this name."""
     try:
         with safe_open(path, framework="numpy") as file:
             names, facts = set(file.keys()), dict(file.metadata() or {})

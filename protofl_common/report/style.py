@@ -20,6 +20,7 @@ main{max-width:1240px;margin:0 auto;padding:12px}
 h1{font-size:1.6rem;line-height:1.2;margin:.3em 0 .1em;overflow-wrap:anywhere}
 h2{font-size:1.2rem;margin:1.6em 0 .6em}
 h3{font-size:1rem;margin:0 0 .4em}
+figure h3{padding-right:7em}
 .sub{color:var(--soft);margin:0 0 .8em;overflow-wrap:anywhere}
 nav{display:flex;flex-wrap:wrap;gap:.3em 1.1em}
 a{color:var(--link)}
@@ -29,14 +30,12 @@ a{color:var(--link)}
 .tiles b{display:block;font-size:1.2rem;font-variant-numeric:tabular-nums}
 .tiles span{color:var(--soft);font-size:.85rem}
 .figures{display:grid;grid-template-columns:minmax(0,1fr);gap:14px}
-figure{margin:0;padding:10px;min-width:0}
+figure{position:relative;margin:0;padding:10px;min-width:0}
 figure svg{display:block;width:100%;height:auto;max-width:560px;margin:0 auto}
 figure.wide svg{max-width:none}
 figure svg text{font-family:system-ui,-apple-system,"Segoe UI",Roboto,sans-serif!important;fill:currentColor}
 figure svg text[style*="fill"]{fill:revert}
 g[id*="class-name"] text{paint-order:stroke;stroke:var(--card);stroke-width:2.5px;stroke-linejoin:round}
-figure{position:relative}
-figure h3{padding-right:7em}
 .copy{position:absolute;top:8px;right:8px;font:inherit;font-size:.82rem;padding:2px 10px;color:var(--link);
 background:none;border:1px solid var(--line);border-radius:6px;cursor:pointer}
 textarea{width:100%;height:8em;background:var(--page);color:var(--ink)}

@@ -7,8 +7,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from protofl_common.runs.figures import HIDDEN, Table
 from protofl_common.runs.folder import RunFolder, Summary, baseline_folder
-from protofl_common.runs.metrics import HIDDEN, human_bytes
+from protofl_common.runs.metrics import human_bytes
 
 HEADS = ("", "accuracy", "against alone", "worst 10 %", "exchanged", "models")
 NOTE = "Mean test accuracy over the clients, after the last round; the same clients and data."
@@ -29,18 +30,19 @@ class Compared:
     """Up and down, in all."""
     models: str
 
+    @property
+    def called(self) -> str:
+        """``alone``, ``FedAvg``, ``FedProto over 3 architectures``."""
+        kinds = self.models.count("×")
+        return "alone" if self.algo == "local" else self.title + (f" over {kinds} architectures" if kinds > 1 else "")
+
 
 def compared(folder: Path, baselines: Iterable[str]) -> list[Compared]:
     """The baselines that have a result, in their order, and at the end the run itself; [] where that has none."""
     folders = [*(baseline_folder(folder, algo) for algo in baselines), folder]
     summaries = [RunFolder(one).summary() for one in folders]
-    found = [one if one and one["accuracy"] else None for one in summaries]
-    return [_compared(one) for one in found if one] if found[-1] else []
-
-
-def note_on(runs: Iterable[Compared]) -> str:
-    """Say which samples the figures are of."""
-    return f"{NOTE} {HIDDEN}" if any(run.worst is None for run in runs) else NOTE
+    runs = [_compared(one) if one and one["accuracy"] else None for one in summaries]
+    return [run for run in runs if run] if runs[-1] else []
 
 
 def _compared(summary: Summary) -> Compared:
@@ -67,33 +69,19 @@ def sentence(runs: Sequence[Compared]) -> str:
 
     Prototypes that predict better than the head by more than a point are named beside it.
     """
-    figures = ", ".join(f"{_called(one)} {one.accuracy:.1f} %{_ahead(one)}" for one in runs)
-    return f"{figures}; {human_bytes(runs[-1].bytes)} exchanged"
+    figures = [f"{run.called} {run.accuracy:.1f} %" for run in runs]
+    for number, run in enumerate(runs):
+        if run.prototype is not None and run.prototype > run.accuracy + 1:
+            figures[number] += f" by its head, {run.prototype:.1f} % by prototypes"
+    return f"{', '.join(figures)}; {human_bytes(runs[-1].bytes)} exchanged"
 
 
-def _ahead(one: Compared) -> str:
-    ahead = one.prototype is not None and one.prototype > one.accuracy + 1
-    return f" by its head, {one.prototype:.1f} % by prototypes" if ahead else ""
-
-
-def _called(one: Compared) -> str:
-    if one.algo == "local":
-        return "alone"
-    kinds = one.models.count("×")
-    return one.title if kinds == 1 else f"{one.title} over {kinds} architectures"
-
-
-def table_rows(runs: Sequence[Compared]) -> list[tuple[str, ...]]:
-    """A line of text per run, under `HEADS`."""
-    alone = next((one.accuracy for one in runs if one.algo == "local"), None)
-    return [
-        (
-            one.title,
-            f"{one.accuracy:.1f} %",
-            "–" if alone is None or one.algo == "local" else f"{one.accuracy - alone:+.1f} points",
-            "–" if one.worst is None else f"{one.worst:.1f} %",
-            human_bytes(one.bytes),
-            one.models,
-        )
-        for one in runs
-    ]
+def side_by_side(runs: Sequence[Compared]) -> Table:
+    alone = next((run.accuracy for run in runs if run.algo == "local"), None)
+    rows = []
+    for run in runs:
+        gain = "–" if alone is None or run.algo == "local" else f"{run.accuracy - alone:+.1f} points"
+        worst = "–" if run.worst is None else f"{run.worst:.1f} %"
+        rows.append([run.title, f"{run.accuracy:.1f} %", gain, worst, human_bytes(run.bytes), run.models])
+    note = f"{NOTE} {HIDDEN}" if any(run.worst is None for run in runs) else NOTE
+    return Table(HEADS, rows, note, "side by side", words=(0, 5))

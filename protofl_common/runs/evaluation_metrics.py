@@ -25,7 +25,6 @@ Metric = Callable[[Scores, Labels], float]
 
 
 def balanced_accuracy(scores_NC: Scores, labels_N: Labels) -> float:
-    """The mean of the recalls of the classes that occur."""
     from sklearn.metrics import recall_score
 
     present = np.unique(labels_N)
@@ -33,7 +32,6 @@ def balanced_accuracy(scores_NC: Scores, labels_N: Labels) -> float:
 
 
 def macro_f1(scores_NC: Scores, labels_N: Labels) -> float:
-    """The mean F1 of the classes that occur or are predicted."""
     from sklearn.metrics import f1_score
 
     return float(f1_score(labels_N, scores_NC.argmax(1), average="macro", zero_division=0.0))

@@ -116,8 +116,6 @@ SiteFacts = TypedDict(
 
 
 class Sites(TypedDict, total=False):
-    """Who takes part, with what is known of each."""
-
     format: int
     algorithm: str
     paper: str
@@ -170,8 +168,15 @@ Summary = TypedDict(
 )
 
 
+def troubles(row: RoundRow) -> Iterator[tuple[Trouble, str, str]]:
+    """What became of each reply that is not used: kind, site and reason."""
+    for kind in TROUBLE:
+        reasons = row[kind]
+        for site in reasons:
+            yield kind, site, str(reasons[site]) if isinstance(reasons, dict) else "no answer in time"
+
+
 def baseline_folder(run: Path, algo: str) -> Path:
-    """The folder of a run's baseline: beside the run's."""
     return run.with_name(f"{run.name}-{algo}")
 
 
@@ -207,18 +212,15 @@ class RunFolder:
         return next(_read(self.path / SUMMARY), None)
 
     def finished_summary(self) -> Summary:
-        """The summary; SettingsError where there is none."""
         if (found := self.summary()) is None:
             raise SettingsError(f"{self.path}: no {SUMMARY} in it; give the folder of a finished run")
         return found
 
     def add(self, file: str, row: RoundRow | MarginRow) -> None:
-        """Append a row to `METRICS` or `MARGINS`."""
         with (self.path / file).open("a", encoding="utf-8") as lines:
             lines.write(json.dumps(row, ensure_ascii=False) + "\n")
 
     def write(self, file: str, content: Sites | Summary, indent: int | None = None) -> None:
-        """Replace `SITES` or `SUMMARY`."""
         text = json.dumps({"format": FORMAT, **content}, indent=indent, ensure_ascii=False)
         write_text(self.path / file, text + "\n")
 

@@ -31,17 +31,6 @@ def over_clients(accuracies: Sequence[float], test_samples: Sequence[int], liars
     return figures | {"trimmed": math.fsum(middle) / len(middle)}
 
 
-COLUMNS = ("mean", "weighted", "worst-10%", "std")
-"""What `over_clients` gives."""
-HIDDEN = "Over all sites' samples together, also as the mean: secure aggregation hides single sites."
-"""Beside figures that are no more than a mean over all samples."""
-
-
-def cells(figures: dict[str, float], names: Sequence[str] = COLUMNS, factor: int = 100, digits: int = 2) -> list[str]:
-    """These figures as text, shares in percent by default; "–" for one that is hidden."""
-    return [f"{factor * figures[name]:.{digits}f}" if name in figures else "–" for name in names]
-
-
 def fairness(accuracies: Sequence[float]) -> dict[str, float]:
     """How accuracies in [0, 1] spread over the clients (FedPCL, Tables 12 and 13).
 
@@ -88,7 +77,6 @@ def best_evaluation(rows: Sequence[RoundRow], kind: str) -> RoundRow | None:
 
 
 def chosen_on(rows: Sequence[RoundRow], kind: str) -> Literal["validation", "test"]:
-    """By which data the best round of a run is chosen."""
     return "validation" if any(kind in row.get("validation", {}) for row in of_all_sites(rows)) else "test"
 
 
@@ -121,16 +109,6 @@ def has_stalled(rows: Sequence[RoundRow], metric: str, patience: int) -> bool:
         return False
     last = max(row["evaluated-after-round"] for row in rows if best["metric"] in row.get("validation", {}))
     return last - best["after"] >= patience
-
-
-def best_text(best: Best) -> str:
-    """``"75.00 @3 (chosen on test data)"``: percent, and after which round."""
-    return f"{short_best(best)} (chosen on {best.get('chosen-on', 'test')} data)"
-
-
-def short_best(best: Best) -> str:
-    """``"75.00 @3"``, where the text beside it says on which data the round was chosen."""
-    return f"{100 * best['mean']:.2f} @{best['after-round']}"
 
 
 def _measured(rows: Sequence[RoundRow]) -> set[str]:

@@ -9,10 +9,9 @@ from __future__ import annotations
 import json
 import math
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from scipy.special import stdtr, stdtrit
 
@@ -24,12 +23,12 @@ from protofl_common.tools.tables.metrics import Figure, NoFigure
 from protofl_common.tools.tables.plan import experiment
 
 CONFIDENCE = 0.95
+ESTIMATED = ("n", "mean", "95 % interval", "difference", "95 % interval", "p")
+"""Heads of `estimated`."""
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """The mean of n figures."""
-
     n: int
     mean: float
     half: float
@@ -38,8 +37,9 @@ class Estimate:
     """Of the t-test that the mean is 0; NaN for one figure."""
 
     @classmethod
-    def of(cls, values: Sequence[float]) -> Estimate:
-        """Groups with at least one figure."""
+    def of(cls, figures: Iterable[float]) -> Estimate:
+        """Of at least one figure."""
+        values = list(figures)
         n, mean = len(values), statistics.fmean(values)
         if n == 1:
             return cls(n, mean, math.nan, math.nan)
@@ -47,32 +47,35 @@ class Estimate:
         t = abs(mean) / error if error else math.inf if mean else 0.0
         return cls(n, mean, float(stdtrit(n - 1, (1 + CONFIDENCE) / 2)) * error, float(2 * stdtr(n - 1, -t)))
 
-    @classmethod
-    def from_dict(cls, told: dict[str, Any]) -> Estimate:
-        """From what `as_dict` gave, and the p of a difference."""
-        low, high = told["interval"] or (math.nan, math.nan)
-        return cls(told["n"], told["mean"], (high - low) / 2, math.nan if told.get("p") is None else told["p"])
-
     @property
     def interval(self) -> str:
         """``"47.65 … 63.35"``."""
         return f"{self.mean - self.half:.2f} … {self.mean + self.half:.2f}" if self.n > 1 else "–"
 
-    @property
-    def p_value(self) -> str:
-        """``"0.014"``."""
-        return "–" if self.n == 1 else "< 0.001" if self.p < 0.001 else f"{self.p:.3f}"
+    def as_dict(self, test: bool = False) -> dict[str, object]:
+        """For JSON, with p if this is a difference to ``test``; None where one figure tells nothing."""
+        interval = [self.mean - self.half, self.mean + self.half] if self.n > 1 else None
+        p = {"p": self.p if self.n > 1 else None} if test else {}
+        return {"n": self.n, "mean": self.mean, "interval": interval, **p}
 
-    def as_dict(self) -> dict[str, Any]:
-        """For JSON; None where one figure tells nothing."""
-        interval = None if math.isnan(self.half) else [self.mean - self.half, self.mean + self.half]
-        return {"n": self.n, "mean": self.mean, "interval": interval}
+
+def estimated(figures: Iterable[float], than: Estimate | None) -> list[str]:
+    """Cells for the mean of ``figures`` and, if there is one, its difference from another."""
+    one = Estimate.of(figures)
+    cells = [str(one.n), f"{one.mean:.2f}", one.interval]
+    if than is None:
+        return [*cells, "–", "–", "–"]
+    p = "–" if than.n == 1 else "< 0.001" if than.p < 0.001 else f"{than.p:.3f}"
+    return [*cells, f"{than.mean:+.2f}", than.interval, p]
+
+
+def paired(more: Mapping[int, float], less: Mapping[int, float]) -> dict[int, float]:
+    """The differences at the seeds that both have."""
+    return {seed: value - less[seed] for seed, value in more.items() if seed in less}
 
 
 @dataclass(frozen=True)
 class Group:
-    """Runs of the same settings but for the seed."""
-
     settings: dict[str, Scalar]
     clients: int
     runs: dict[int, Path]
@@ -86,18 +89,8 @@ class Group:
     @property
     def data(self) -> dict[str, Scalar]:
         """The settings that the division of the data depends on, beside the seed."""
-        return {key: self.settings[key] for key in keys_of(DataSettings) if key in self.settings} | {
-            "clients": self.clients
-        }
-
-
-@dataclass(frozen=True)
-class Difference:
-    """The difference of a group from another."""
-
-    estimate: Estimate | None
-    note: str
-    """Why there is none, or no interval; or which seeds are left out."""
+        settings = {key: self.settings[key] for key in keys_of(DataSettings) if key in self.settings}
+        return settings | {"clients": self.clients}
 
 
 def run_folders(given: Iterable[Path]) -> list[Path]:
@@ -122,24 +115,17 @@ def grouped(folders: Sequence[Path], figure: Figure | None) -> list[Group]:
             settings["data-dir"] = str(Path(str(place)).absolute())  # other files are another experiment
         seed = int(settings.pop("seed", 0))
         chosen = figure or Figure(what="head" if summary["accuracy"].get("head") else "prototype")
-        on = chosen.chosen_on(folder)
-        said = f"{chosen}, its round chosen on {on} data" if on else str(chosen)
-        empty = Group(settings, clients, {}, {}, figure=said)
+        empty = Group(settings, clients, {}, {}, figure=chosen.described(folder))
         group = groups.setdefault(json.dumps([settings, clients], sort_keys=True), empty)
         try:
             group.values[seed] = chosen.read(folder)
         except NoFigure as error:
             raise SettingsError(f"{folder}: {error}; --each shows what there is") from None
         group.runs[seed] = folder
-    return named(list(groups.values()))
+    return [replace(one, name=_name(one, groups.values())) for one in groups.values()]
 
 
-def named(groups: Sequence[Group]) -> list[Group]:
-    """The same, each by what it differs in from the others."""
-    return [replace(one, name=_name(one, groups)) for one in groups]
-
-
-def _name(group: Group, groups: Sequence[Group]) -> str:
+def _name(group: Group, groups: Iterable[Group]) -> str:
     """Its algorithm, and the settings in which it differs from others that have them."""
     differing = [
         f"{key}={value}"
@@ -150,17 +136,16 @@ def _name(group: Group, groups: Sequence[Group]) -> str:
     return " ".join([str(group.settings.get("algo", "")), *differing, *clients])
 
 
-def difference(group: Group, reference: Group) -> Difference:
-    """How much more the figure of ``group`` is, over the seeds that both have."""
+def difference(group: Group, reference: Group) -> tuple[Estimate | None, str]:
+    """How much more the figure of ``group`` is, over the seeds that both have; why not, or which seeds are left out."""
     if group.data != reference.data:
-        return Difference(None, "not paired: other data, or divided otherwise")
-    seeds = sorted(group.values.keys() & reference.values.keys())
-    if not seeds:
-        return Difference(None, "not paired: no seed in common")
-    left = len(group.values.keys() | reference.values.keys()) - len(seeds)
+        return None, "not paired: other data, or divided otherwise"
+    if not (values := paired(group.values, reference.values)):
+        return None, "not paired: no seed in common"
+    left = len(group.values.keys() | reference.values.keys()) - len(values)
     notes = [f"left out, without a partner: {left} of the seeds"] if left else []
-    notes += ["one pair: may be chance"] if len(seeds) == 1 else []
-    return Difference(Estimate.of([group.values[seed] - reference.values[seed] for seed in seeds]), "; ".join(notes))
+    notes += ["one pair: may be chance"] if len(values) == 1 else []
+    return Estimate.of(values.values()), "; ".join(notes)
 
 
 def draw_groups(groups: Sequence[Group], unit: str) -> str:
@@ -169,7 +154,7 @@ def draw_groups(groups: Sequence[Group], unit: str) -> str:
 
     with canvas(6.4, 1.1 + 0.4 * len(groups)) as (figure, axes):
         for row, group in enumerate(groups):
-            one, colour = Estimate.of(list(group.values.values())), COLOURS[row % len(COLOURS)]
+            one, colour = Estimate.of(group.values.values()), COLOURS[row % len(COLOURS)]
             axes.plot(list(group.values.values()), [row] * one.n, "|", color=colour, markersize=9)
             axes.errorbar(one.mean, row, xerr=0 if math.isnan(one.half) else one.half, fmt="o", color=colour, capsize=3)
         axes.set_yticks(range(len(groups)), [short(f"{one.name} (n = {len(one.values)})", 44) for one in groups])

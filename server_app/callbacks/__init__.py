@@ -21,9 +21,9 @@ from __future__ import annotations
 from server_app.callbacks.artifacts import Artifacts
 from server_app.callbacks.base import Callback, Run
 from server_app.callbacks.checkpoints import Checkpoints
-from server_app.callbacks.early_stopping import EarlyStopping
 from server_app.callbacks.metrics import Conclusion, Metrics
 from server_app.callbacks.screen import Screen
+from server_app.callbacks.stopping import EarlyStopping
 from server_app.callbacks.trackers import UserCallback
 
 

@@ -21,6 +21,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -30,7 +31,7 @@ from protofl_common.config.options import SettingsError
 from protofl_common.data import DataError
 from protofl_common.data.clients import ShareCounts, counts_of_shares
 from protofl_common.maths.prototypes import margins
-from protofl_common.runs.folder import MARGINS, SITES, MarginRow, RoundRow, SiteFacts
+from protofl_common.runs.folder import MARGINS, SITES, MarginRow, RoundRow, SiteFacts, Sites
 from protofl_common.wire.records import SiteCard
 from server_app.callbacks.base import Callback, Run
 from server_app.result import RoundResult
@@ -43,15 +44,13 @@ FEW, EVERY = 2000, 10
 
 
 class Artifacts(Callback):
-    """Writes the files of the module as the run goes on."""
-
     def __init__(self) -> None:
         self._write: Callable[[], None] | None = None
 
     def on_start(self, run: Run) -> None:
         """Write who takes part, with the division of the data as far as it is known here."""
         run.folder.mkdir(parents=True, exist_ok=True)
-        _write_sites(run, {site: {"train-classes": counts} for site, counts in _division(run).items()})
+        _write_sites(run, _division(run))
 
     def on_round(self, run: Run, row: RoundRow, result: RoundResult) -> None:
         """Write the margins and the client prototypes of a round, where there were any."""
@@ -75,7 +74,7 @@ class Artifacts(Callback):
     def on_end(self, run: Run, row: RoundRow, result: RoundResult) -> None:
         """Write who took part in the end, and what clients sent for the report."""
         self._write_prototypes()
-        facts: dict[str, SiteFacts] = {site: {"train-classes": counts} for site, counts in _division(run).items()}
+        facts = _division(run)
         for site, statistics in result.statistics.items():
             facts.setdefault(site, {})["train-classes"] = statistics.counts.tolist()
             if statistics.similarity is not None:
@@ -97,21 +96,15 @@ class Artifacts(Callback):
 
 
 def _write_sites(run: Run, facts: Mapping[str, SiteFacts]) -> None:
-    cards = run.federation.cards
-    run.files.write(
-        SITES,
-        {
-            "algorithm": run.strategy.row.title,
-            "paper": run.strategy.row.paper,
-            "classes": list(next(iter(cards.values())).classes),
-            "backbones": list(run.settings.backbones),
-            "sites": {site: {**_facts(card), **facts.get(site, {})} for site, card in cards.items()},
-        },
-    )
+    cards, row = run.federation.cards, run.strategy.row
+    sites: dict[str, SiteFacts] = {site: {**_facts(card), **facts.get(site, {})} for site, card in cards.items()}
+    classes, backbones = list(next(iter(cards.values())).classes), list(run.settings.backbones)
+    whole: Sites = {"algorithm": row.title, "paper": row.paper, "classes": classes, "backbones": backbones}
+    run.files.write(SITES, {**whole, "sites": sites})
 
 
-def _division(run: Run) -> dict[str, list[int]]:
-    """Site -> training samples of each class, by dividing the data set as the clients did.
+def _division(run: Run) -> dict[str, SiteFacts]:
+    """Each site's training samples of each class, by dividing the data set as the clients did.
 
     Left out are sites whose introduction does not fit their share: they have data of their own. With secure
     aggregation all are.
@@ -130,7 +123,7 @@ def _division(run: Run) -> dict[str, list[int]]:
     except (DataError, SettingsError, OSError):  # the server need not have the data, nor a module that reads them
         return {}
     known = {site: shares[partition] for site, partition in of_site.items() if partition in shares}
-    return {site: share.train.tolist() for site, share in known.items() if _fits(cards[site], share)}
+    return {site: {"train-classes": share.train.tolist()} for site, share in known.items() if _fits(cards[site], share)}
 
 
 def _fits(card: SiteCard, share: ShareCounts) -> bool:
@@ -141,13 +134,12 @@ def _fits(card: SiteCard, share: ShareCounts) -> bool:
 
 def _facts(card: SiteCard) -> SiteFacts:
     facts: SiteFacts = {"arch": card.arch, "domain": card.domain, "parameters": card.parameters}
-    if card.train_samples:
-        facts["train-samples"] = card.train_samples
-    if card.test_samples:
-        facts["test-samples"] = card.test_samples
-    if card.validation_samples:
-        facts["validation-samples"] = card.validation_samples
-    return facts
+    sizes: SiteFacts = {
+        "train-samples": card.train_samples,
+        "test-samples": card.test_samples,
+        "validation-samples": card.validation_samples,
+    }
+    return cast(SiteFacts, {**facts, **{key: number for key, number in sizes.items() if number}})
 
 
 def _numbers(values: Tensor) -> list[float | None]:

@@ -20,8 +20,6 @@ from server_app.strategies.base import Strategy
 
 @dataclass
 class Run:
-    """One run, or one baseline of it."""
-
     settings: Settings
     folder: Path
     start: Checkpoint
@@ -41,12 +39,10 @@ class Run:
 
     @property
     def federation(self) -> Federation:
-        """The clients."""
         return self.strategy.federation
 
     @property
     def best(self) -> BestRound | None:
-        """The best round so far."""
         return best_round(self.rows, self.settings.run.early_stopping_metric)
 
 

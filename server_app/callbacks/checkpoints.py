@@ -20,14 +20,11 @@ class Checkpoints(Callback):
 
     def on_start(self, run: Run) -> None:
         """Write the state before the first round, or before the next one of a run that is resumed."""
-        metrics = run.folder / METRICS
-        if not metrics.exists():
-            run.folder.mkdir(parents=True, exist_ok=True)
-            metrics.touch()
+        run.folder.mkdir(parents=True, exist_ok=True)
+        (run.folder / METRICS).touch()
         write_checkpoint(run, run.start.round)
 
     def on_round(self, run: Run, row: RoundRow, result: RoundResult) -> None:
-        """Write the state after the round."""
         if not result.final:
             write_checkpoint(run, result.number)
 

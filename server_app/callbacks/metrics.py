@@ -7,19 +7,24 @@ import platform
 import time
 from importlib.metadata import version
 from itertools import chain
+from typing import TypeVar, cast
 
 from protofl_common.basics.code_version import code_version, commit, machine
 from protofl_common.basics.tensorfile import write_tensors
 from protofl_common.basics.text import in_order
 from protofl_common.config.options import SettingsError
 from protofl_common.experiment.settings import to_run_config
-from protofl_common.runs.folder import KINDS, METRICS, SUMMARY, TROUBLE, Accuracies, ClientRow, RoundRow, Summary
+from protofl_common.runs.figures import totals
+from protofl_common.runs.folder import KINDS, METRICS, SUMMARY, Accuracies, ClientRow, RoundRow, Summary
 from protofl_common.runs.metrics import best_of, over_clients
 from protofl_common.wire.records import Report
 from server_app.callbacks.base import Callback, Run
 from server_app.log import say
 from server_app.result import RoundResult
 from server_app.strategies.base import Strategy
+
+Row = TypeVar("Row", RoundRow, ClientRow)
+OPTIONAL = {*RoundRow.__optional_keys__, *ClientRow.__optional_keys__} - {"epsilon"}
 
 
 class Metrics(Callback):
@@ -38,7 +43,6 @@ class Metrics(Callback):
         say(f"resuming {run.folder.name} after round {start.round} of {rounds}; {then}")
 
     def on_round(self, run: Run, row: RoundRow, result: RoundResult) -> None:
-        """Write the row."""
         run.rows.append({**row, "clients": {}})
         run.files.add(METRICS, row)
 
@@ -59,9 +63,12 @@ class Conclusion(Callback):
 
 def row_of(result: RoundResult, strategy: Strategy) -> RoundRow:
     """Return the line of ``metrics.jsonl`` for a round or the final evaluation."""
-    federation = strategy.federation
     reports = result.reports
-    accuracy, losses, metrics, validation = _figures(result, federation.bounds.liars)
+    accuracy, losses, metrics, validation = _figures(result, strategy.federation.bounds.liars)
+    clients = {site: _client_row(report) for site, report in reports.items()}
+    if strategy.row.several_per_class and not result.final:
+        for site, sent in result.prototypes.items():
+            clients[site]["prototypes-of-classes"] = sent.labels.bincount(minlength=strategy.num_classes).tolist()
     row: RoundRow = {
         "kind": "final" if result.final else "round",
         "round": result.number,
@@ -76,30 +83,27 @@ def row_of(result: RoundResult, strategy: Strategy) -> RoundRow:
         "refused": result.refused,
         "missing": result.missing,
         "late": result.late,
-        "clients": {site: _client_row(report) for site, report in reports.items()},
+        "clients": clients,
         "seconds": {**result.seconds, "clients": _sums([report.seconds for report in reports.values()])},
+        "metrics": metrics,
+        "validation": validation,
+        "void-because": result.not_merged,
+        "bounded": in_order(result.bounded),
+        "server": result.metrics,
     }
-    if metrics:
-        row["metrics"] = metrics
-    if validation:
-        row["validation"] = validation
-    if result.not_merged:
-        row["void-because"] = result.not_merged
-    if result.bounded:
-        row["bounded"] = in_order(result.bounded)
     if result.epsilon is not None:
         row["epsilon"] = result.epsilon
-    if result.metrics:
-        row["server"] = result.metrics
-    if strategy.row.several_per_class and not result.final:
-        for site, sent in result.prototypes.items():
-            per_class = sent.labels.bincount(minlength=strategy.num_classes)
-            row["clients"][site]["prototypes-of-classes"] = per_class.tolist()
-    return row
+    return _without_empty(row)
+
+
+def _without_empty(row: Row) -> Row:
+    """Drop optional entries that say nothing."""
+    return cast(Row, {key: value for key, value in row.items() if value or key not in OPTIONAL})
 
 
 def _summary(run: Run, final: RoundRow) -> Summary:
     rounds = [row for row in run.rows if row["kind"] == "round"]
+    sizes, lost, _ = totals(run.rows)
     spent: Summary = {"epsilon": final["epsilon"]} if "epsilon" in final else {}  # type: ignore[typeddict-item]
     return spent | {
         "algorithm": run.strategy.row.title,
@@ -117,14 +121,18 @@ def _summary(run: Run, final: RoundRow) -> Summary:
         "metrics": final.get("metrics", {}),
         "validation": final.get("validation", {}),
         "accuracy-of-clients": {site: client["accuracy"] for site, client in final["clients"].items()},
-        "bytes": {way: sum(row["bytes"][way] for row in run.rows) for way in ("up", "down")},
-        "trouble": {kind: sum(len(row[kind]) for row in run.rows) for kind in TROUBLE},
+        "bytes": sizes,
+        "trouble": lost,
         "bounded": in_order({reason for row in run.rows for reason in row.get("bounded", [])}),
         "void-rounds": sum(row["void"] for row in rounds),
         "resumed-after-rounds": [last for _, last in run.start.run_history.earlier],
         "seconds": time.monotonic() - run.began,
         "seconds-per-round": sum(row["seconds"]["total"] for row in rounds) / max(1, len(rounds)),
-        "versions": _versions(),
+        "versions": {
+            "protofl": code_version(),
+            "python": platform.python_version(),
+            **{name: version(name) for name in ("flwr", "torch", "numpy")},
+        },
         "commit": commit(),
         "machine": machine(),
         "settings": to_run_config(run.settings),
@@ -132,18 +140,15 @@ def _summary(run: Run, final: RoundRow) -> Summary:
 
 
 def _client_row(report: Report) -> ClientRow:
-    tested = max(1, report.test_samples)
     row: ClientRow = {
-        "accuracy": {kind: correct / tested for kind, correct in report.correct.items()},
+        "accuracy": {kind: correct / max(1, report.test_samples) for kind, correct in report.correct.items()},
         "losses": report.losses,
         "seconds": report.seconds,
+        "test-samples": report.test_samples,
+        "train-samples": report.train_samples,
+        "metrics": report.metrics,
     }
-    if report.test_samples:
-        row["test-samples"] = report.test_samples
-    if report.train_samples:
-        row["train-samples"] = report.train_samples
-    if report.metrics:
-        row["metrics"] = report.metrics
+    row = _without_empty(row)
     if report.validation_samples:
         row |= {"validation-samples": report.validation_samples, "validation": report.validation}
     return row
@@ -190,11 +195,4 @@ def _mean_losses(reports: dict[str, Report]) -> dict[str, float]:
 
 
 def _sums(tables: list[dict[str, float]]) -> dict[str, float]:
-    """The sum of each entry."""
     return {key: sum(table.get(key, 0.0) for table in tables) for key in dict.fromkeys(chain(*tables))}
-
-
-def _versions() -> dict[str, str]:
-    return {"protofl": code_version(), "python": platform.python_version()} | {
-        name: version(name) for name in ("flwr", "torch", "numpy")
-    }

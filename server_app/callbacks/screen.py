@@ -1,20 +1,37 @@
-"""The screen: the clients, a line for each round with what went wrong in it, and the final table."""
+"""What a run shows as it goes on and at its end: clients, a line for each round, tables; and it draws the page."""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Collection
+from pathlib import Path
 
 from protofl_common.basics.text import in_order
-from protofl_common.experiment.settings import to_run_config
+from protofl_common.config.sections import DataSettings
+from protofl_common.experiment.settings import Settings, to_run_config
 from protofl_common.maths.aggregation import FEWEST
 from protofl_common.privacy.words import protections
-from protofl_common.runs.comparison import counted
-from protofl_common.runs.folder import TROUBLE, RoundRow
+from protofl_common.runs.comparison import compared, counted, sentence, side_by_side
+from protofl_common.runs.figures import (
+    HIDDEN,
+    MEASURES,
+    Table,
+    accuracy_rows,
+    chosen,
+    lost_text,
+    metric_rows,
+    short_best,
+)
+from protofl_common.runs.folder import KINDS, SITES, RoundRow, Sites, Summary, troubles
+from protofl_common.runs.metrics import human_bytes, human_seconds
+from protofl_common.wire.records import SiteCard
 from server_app.callbacks.base import Callback, Run
-from server_app.callbacks.console import class_strip, final_table, least_line, round_line, samples_line
 from server_app.log import say
 from server_app.result import RoundResult
 
+BARS = " ▁▂▃▄▅▆▇█"
+MOST_LINES, MOST_CLASSES = 20, 60
+"""Of clients and classes that are shown before the first round."""
 MOST_NAMED = 20
 """Clients that are named in one line."""
 RECENT = 3
@@ -29,9 +46,8 @@ class Screen(Callback):
 
     def on_start(self, run: Run) -> None:
         """Show who takes part; for a baseline, only what is different."""
-        settings, federation = run.settings, run.federation
-        by_name = federation.cards
-        cards = by_name.values()
+        settings, federation, introduced = run.settings, run.federation, run.federation.cards
+        cards = introduced.values()
         archs, devices = counted(card.arch for card in cards), counted(card.device for card in cards)
         if federation.baseline:
             say(f"baseline · models: {archs}")
@@ -39,64 +55,159 @@ class Screen(Callback):
         say(f"{len(cards)} clients · {run.strategy.num_classes} classes · partition {settings.data.partition}")
         if not settings.privacy.secagg:
             say(samples_line(cards, settings.data))
-            if line := least_line(cards, settings.data):
-                say(line)
-        introduced = {} if settings.privacy.secagg else by_name
-        without = [name for name, card in introduced.items() if not card.validation_samples]
-        if without and (settings.data.validation_fraction or len(without) < len(cards)):
-            names = _first(without)
-            say(f"too small for validation samples, or without any marked, so that all stay for training: {names}")
+            without = [name for name, card in introduced.items() if not card.validation_samples]
+            if without and (settings.data.validation_fraction or len(without) < len(cards)):
+                why = "too small for validation samples, or without any marked, so that all stay for training"
+                say(f"{why}: {_first(without)}")
         say(f"models: {archs} · devices: {devices}")
         if strip := class_strip(run.files.sites()):
             say(strip)
         if not settings.hides_samples:
-            shares = _shares({name: card.train_samples for name, card in by_name.items()})
-            say(f"shares of the training samples: {shares}")
+            samples = {name: introduced[name].train_samples for name in in_order(introduced)}
+            shares = [(name, 100 * samples[name] / max(1, sum(samples.values()))) for name in samples]
+            texts = [f"{name} {share:.1f} %" for name, share in sorted(shares, key=lambda one: -one[1])]
+            say(f"shares of the training samples: {_first(texts, ' with less')}")
         holders = Counter(label for card in cards for label in card.holds)
-        bounds = federation.bounds
-        few, merging = sum(number < FEWEST for number in holders.values()), bounds.prototypes[0]
+        few, merging = sum(number < FEWEST for number in holders.values()), federation.bounds.prototypes[0]
         if few and merging != "mean":
             say(f"warning: fewer than {FEWEST} clients hold {few} classes, where merging = {merging!r} outvotes nobody")
-        if bounds.liars or not federation.simulated:
-            say(f"{bounds}")
+        if federation.bounds.liars or not federation.simulated:
+            say(f"{federation.bounds}")
         for line in protections(to_run_config(settings)):
             say(line)
         say("accuracies of a round are those of what the clients received at its start, before its training")
 
     def on_round(self, run: Run, row: RoundRow, result: RoundResult) -> None:
         """Show what went wrong, and the round in a line."""
-        missing = dict.fromkeys(result.missing, f"no answer in {result.waited:.0f} s")
-        troubles = {"failed": result.failed, "refused": result.refused, "missing": missing, "late": result.late}
-        for kind in TROUBLE:
-            for site, reason in troubles[kind].items():
-                say(f"  {kind}: {site}: {reason}")
+        for kind, site, reason in troubles(row):
+            why = f"no answer in {result.waited:.0f} s" if kind == "missing" else reason
+            say(f"  {kind}: {site}: {why}")
         for reason in in_order(result.bounded - self.warned):
             say(f"  warning: {reason}")
         self.warned |= result.bounded
         if result.not_merged:
             say(f"  void: {result.not_merged}; nothing was merged")
-        if result.final:
-            return
-        rounds = run.settings.run.rounds
-        recent = [past["seconds"]["total"] for past in run.rows[-RECENT:]]  # the clients' start-up is not in them
-        rounds_left = rounds - result.number + run.runs_later * rounds
-        line = round_line(row, rounds, sum(recent) / len(recent) * rounds_left)
-        several = run.settings.baselines or run.federation.baseline
-        say(f"{run.strategy.row.title}: {line}" if several else line)
+        if not result.final:
+            rounds = run.settings.run.rounds
+            recent = [past["seconds"]["total"] for past in run.rows[-RECENT:]]  # the clients' start-up is not in them
+            rounds_left = rounds - result.number + run.runs_later * rounds
+            title = f"{run.strategy.row.title}: " if run.settings.baselines or run.federation.baseline else ""
+            say(title + round_line(row, rounds, sum(recent) / len(recent) * rounds_left))
 
     def on_end(self, run: Run, row: RoundRow, result: RoundResult) -> None:
-        """Show the final table."""
         if not run.federation.baseline:
             say(final_table(run.files.finished_summary()))
-
-
-def _shares(samples: dict[str, int]) -> str:
-    """The largest first, and how many others there are."""
-    largest = sorted(in_order(samples), key=samples.__getitem__, reverse=True)
-    total = max(1, sum(samples.values()))
-    return _first([f"{name} {100 * samples[name] / total:.1f} %" for name in largest], " with less")
 
 
 def _first(texts: list[str], others: str = " others") -> str:
     """As many as are named in one line, and how many more there are."""
     return ", ".join(texts[:MOST_NAMED]) + (f", and {len(texts) - MOST_NAMED}{others}" if texts[MOST_NAMED:] else "")
+
+
+def class_strip(sites: Sites) -> str:
+    """A line per client with a bar per class, its training samples; "" for many clients, or classes not known here."""
+    known = {site: facts for site, facts in sites.get("sites", {}).items() if "train-classes" in facts}
+    if not known or len(known) > MOST_LINES or len(sites["classes"]) > MOST_CLASSES:
+        return ""
+    most, wide = max(max(facts["train-classes"]) for facts in known.values()), max(map(len, known))
+    lines = [
+        f"  {site:<{wide}}  {_bars(known[site]['train-classes'], most)}  {known[site]['domain']}".rstrip()
+        for site in in_order(known)
+    ]
+    return "\n".join([f"training samples of each class, █ = {most}", *lines])
+
+
+def _bars(counts: list[int], most: int) -> str:
+    return "".join(BARS[-(-count * (len(BARS) - 1) // max(1, most))] for count in counts)
+
+
+def samples_line(cards: Collection[SiteCard], data: DataSettings) -> str:
+    """Say where all samples went, and which settings left some out.
+
+    Sites that divide one data set have found the same samples, all others samples of their own.
+    """
+    divided = [card.found for card in cards if card.num_partitions and data.partition != "own"]
+    found = sum(card.found for card in cards) - sum(divided) + max(divided, default=0)
+    train, test = sum(card.train_samples for card in cards), sum(card.test_samples for card in cards)
+    validation = sum(card.validation_samples for card in cards)
+    capped = f" (train-samples = {data.train_samples} a client)" if data.train_samples else ""
+    between = f" · {validation:,} for validation" if validation else ""
+    left = found - train - validation - test
+    if left > 0:
+        rest = f"{left:,} left out ({', '.join(_selecting(data)) or 'of clients that are not here'})"
+    else:
+        rest = "some of them used by several clients" if left else "none left out"
+    return f"samples: {found:,} found · {train:,} for training{capped}{between} · {test:,} for testing · {rest}"
+
+
+def _selecting(data: DataSettings) -> list[str]:
+    """``key = value`` of each setting that may leave samples out."""
+    values: dict[str, str | int] = {"total-samples": data.total_samples, "test-samples": data.test_samples}
+    if data.test_from != "split":  # else what train-samples leaves over is tested on
+        values |= {"train-samples": data.train_samples, "test-from": data.test_from}
+    if data.partition not in ("iid", "dirichlet", "balanced-dirichlet", "label-shift", "own"):
+        values |= {"partition": data.partition, "clients-per-domain": data.clients_per_domain}
+    return [f"{key} = {value}" for key, value in values.items() if value]
+
+
+def round_line(row: RoundRow, rounds: int, seconds_left: float) -> str:
+    """One round in one line, from its row in ``metrics.jsonl``."""
+    parts = [f"round {row['round']:>{len(str(rounds))}}/{rounds}"]
+    if "total" in row["losses"]:
+        parts.append(f"loss {row['losses']['total']:.3f}")
+    parts += _accuracy_texts(row)
+    if "epsilon" in row:
+        parts.append(f"ε ≤ {row['epsilon']:.2f}")
+    parts.append(f"↑{human_bytes(row['bytes']['up'])} ↓{human_bytes(row['bytes']['down'])}")
+    parts.append(f"{human_seconds(row['seconds']['total'])}, {human_seconds(seconds_left)} to go")
+    return "  ".join(parts)
+
+
+def _accuracy_texts(row: RoundRow) -> list[str]:
+    texts = [f"{kind} {100 * figures['mean']:.1f}%" for kind, figures in row["accuracy"].items()]
+    validated = {kind: figures for kind, figures in row.get("validation", {}).items() if kind in KINDS}
+    texts += [f"validation {kind} {100 * figures['mean']:.1f}%" for kind, figures in validated.items()]
+    first = next(iter(row["accuracy"].values()), {})
+    return [*texts, f"worst {100 * first['worst-10%']:.1f}%"] if "worst-10%" in first else texts
+
+
+def final_table(summary: Summary) -> str:
+    """The accuracies after the last round; below, how the best round was chosen, traffic, time and lost replies."""
+    early = ", stopped early" if summary.get("stopped-early") else ""
+    data = "the sites' own data" if summary["partition"] == "own" else summary["dataset"]
+    best, sizes = summary["best-accuracy"], summary["bytes"]
+    rows = accuracy_rows(
+        summary["accuracy"], {kind: short_best(one) for kind, one in best.items()}, summary.get("validation", {})
+    )
+    private = f"ε ≤ {summary['epsilon']:.2f} · " if "epsilon" in summary else ""
+    note = (
+        f"{HIDDEN + chr(10) if summary['settings'].get('secagg') else ''}best mean: test accuracy of the round "
+        f"{chosen(best.values())}\n{private}{human_bytes(sizes['up'])} up, {human_bytes(sizes['down'])} down · "
+        f"{human_seconds(summary['seconds'])} · lost replies: {lost_text({**summary['trouble'], 'late': 0})}"
+    )
+    title = f"{summary['algorithm']} on {data} after {summary['rounds']} rounds{early}"
+    heads = ("accuracy of", *MEASURES.values(), "best mean")
+    return Table(heads, [*rows, *metric_rows(summary.get("metrics", {}), 3)], note, title).as_text()
+
+
+def conclude(settings: Settings, folder: Path) -> None:
+    """After the run and its baselines: how they compare, where the results are, and the page."""
+    runs = compared(folder, settings.baselines)
+    if len(runs) > 1:
+        say(side_by_side(runs).as_text())
+    if runs:
+        say(f"result: {sentence(runs)}")
+    say(f"results: {folder}")
+    draw(settings, folder)
+
+
+def draw(settings: Settings, folder: Path) -> None:
+    """The page with the run's figures, if the settings want it; a failure to draw it is said and fails nothing."""
+    if not settings.run.report or not (folder / SITES).exists():
+        return
+    from protofl_common.report.page import write_report  # takes seconds: when all else is done
+
+    try:
+        say(f"report: {write_report(folder)}")
+    except Exception as error:
+        say(f"report: not drawn, {type(error).__name__}: {error}")

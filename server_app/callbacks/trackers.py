@@ -59,12 +59,11 @@ class Tracker:
     def __init__(self, name: str, folder: Path, config: Mapping[str, Scalar], rows: list[RoundRow]) -> None:
         try:
             self.log, self.finish = STARTS[name](import_module(name), folder, dict(config))
-        except ImportError as error:
-            raise SettingsError(
-                f"callback = {name!r}: {error.name} is not installed; pip install 'protofl[{name}]'"
-            ) from error
         except Exception as error:  # of the package, or of the network
-            raise SettingsError(f"callback = {name!r}: it did not start ({type(error).__name__}: {error})") from error
+            why = f"it did not start ({type(error).__name__}: {error})"
+            if isinstance(error, ImportError):
+                why = f"{error.name} is not installed; pip install 'protofl[{name}]'"
+            raise SettingsError(f"callback = {name!r}: {why}") from error
         for row in rows:
             self(row)
 
@@ -81,22 +80,24 @@ def accuracies(row: RoundRow) -> dict[str, float]:
     """``accuracy/prototype/mean`` and the like, in [0, 1]."""
     return {
         f"{group}/{kind}/{name.replace('%', '-percent')}": value
-        for group, found in (("accuracy", row["accuracy"]), ("validation", row.get("validation", {})))
-        for kind, figures in found.items()
+        for group, of_kinds in (("accuracy", row["accuracy"]), ("validation", row.get("validation", {})))
+        for kind, figures in of_kinds.items()
         for name, value in figures.items()
     }
 
 
 def others(row: RoundRow) -> dict[str, float]:
     """Losses, bytes, seconds, and how many replies were valid or lost, and why."""
-    found = {f"metric/{name}": figures["mean"] for name, figures in row.get("metrics", {}).items()}
-    found |= {f"loss/{name}": value for name, value in row["losses"].items()}
-    found |= {f"bytes/{way}": value for way, value in row["bytes"].items()}
-    found |= {f"seconds/{phase}": value for phase, value in row["seconds"].items() if isinstance(value, float)}
-    found |= {f"seconds of clients/{phase}": value for phase, value in row["seconds"].get("clients", {}).items()}
-    found |= {f"replies/{kind}": len(row[kind]) for kind in TROUBLE}
-    found |= {f"server/{name}": value for name, value in row.get("server", {}).items()}
-    return found | {"replies/valid": row["valid"]}
+    groups: dict[str, Mapping[str, float]] = {
+        "metric": {name: figures["mean"] for name, figures in row.get("metrics", {}).items()},
+        "loss": row["losses"],
+        "bytes": row["bytes"],
+        "seconds": {phase: value for phase, value in row["seconds"].items() if isinstance(value, float)},
+        "seconds of clients": row["seconds"].get("clients", {}),
+        "replies": {kind: len(row[kind]) for kind in TROUBLE} | {"valid": row["valid"]},
+        "server": row.get("server", {}),
+    }
+    return {f"{group}/{name}": value for group, figures in groups.items() for name, value in figures.items()}
 
 
 def _mlflow(package: Any, folder: Path, config: dict[str, Scalar]) -> tuple[Log, Callable[[], object]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from server_app.callbacks.console import final_table
+from server_app.callbacks.screen import final_table
 from tests.harness import run_config, run_federation
 
 

@@ -11,7 +11,7 @@ import torch
 
 from protofl_common.config.options import SettingsError
 from protofl_common.report.page import write_report
-from protofl_common.report.reading import INVERSION, read_run
+from protofl_common.report.reading import INVERSION, Run
 from protofl_common.runs.folder import SITES, RunFolder
 from protofl_common.tools.attacks import inversion
 from protofl_common.tools.attacks.audit import audit
@@ -158,7 +158,7 @@ def test_images_are_made_through_frozen_backbones(tmp_path: Path, monkeypatch: p
     shift: dict[str, Any] = {"partition": "pathological", "classes_per_client": 1, "train_samples": 2}
     run, found = findings(tmp_path, "fedpcl", 1, invert=True, backbones="glyphs", **shift)
     assert found["inversion", "all"]["classes"] == 1
-    kept = read_run(run).inversions
+    kept = Run(run).inversions
     assert kept is not None
     assert np.ptp(kept[1][0, 0]) > 100
 

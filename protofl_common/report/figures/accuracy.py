@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,17 +11,16 @@ import numpy as np
 from protofl_common.report.figures.drawing import (
     COLOURS,
     HEIGHT,
-    MARKERS,
     WIDTH,
     Drawing,
     canvas,
     draw,
     finite_mean,
+    heat_map,
     legend_below,
-    plot_lines,
+    line_chart,
+    markers,
     round_axis,
-    round_columns,
-    some_ticks,
 )
 from protofl_common.report.reading import Floats, Run
 from protofl_common.runs.evaluation_metrics import RECALL
@@ -31,155 +31,117 @@ MOST_ROWS = 200
 """Clients of a heat map; with more it shows the first ones."""
 
 
-def curves(run: Run) -> list[Drawing]:
+def curves(run: Run) -> Iterator[Drawing]:
     """Mean and worst tenth of the clients, of each way to predict."""
     if not run.kinds:
-        return []
+        return
     with canvas() as (figure, axes):
         for index, kind in enumerate(run.kinds):
-            rows = run.evaluations(kind)
-            rounds = [row["evaluated-after-round"] for row in rows]
-            few = {"marker": MARKERS[index], "markevery": max(1, len(rounds) // 12)} if len(rounds) <= 60 else {}
-            for name, dashes in (("mean", "-"), ("worst-10%", "--")):
-                if name not in rows[-1]["accuracy"][kind]:  # with secure aggregation
-                    continue
-                values = [100 * row["accuracy"][kind][name] for row in rows]
-                label = f"{kind}, {'mean' if name == 'mean' else 'worst 10 %'}"
-                axes.plot(rounds, values, dashes, color=COLOURS[index], label=label, **few)
-            if with_validation := [row for row in rows if kind in row.get("validation", {})]:
-                values = [100 * row["validation"][kind]["mean"] for row in with_validation]
-                rounds = [row["evaluated-after-round"] for row in with_validation]
-                axes.plot(rounds, values, ":", color=COLOURS[index], label=f"{kind}, validation")
-        if run.reference:
-            _reference(axes, run.reference, run.kinds)
-        dotted = (
-            " Dotted: the mean on the clients' validation data." if any("validation" in row for row in run.rows) else ""
-        )
-        axes.set_ylabel("accuracy, %" if dotted else "test accuracy, %")
+            rows, colour = run.evaluations(kind), COLOURS[index]
+            for name, label, dashes in (("mean", "mean", "-"), ("worst-10%", "worst 10 %", "--")):
+                if name in rows[-1]["accuracy"][kind]:  # with secure aggregation there is only a mean
+                    values, style = [row["accuracy"][kind][name] for row in rows], markers(index, len(rows))
+                    _curve(axes, rows, values, dashes, color=colour, label=f"{kind}, {label}", **style)
+            if validated := [row for row in rows if kind in row.get("validation", {})]:
+                values = [row["validation"][kind]["mean"] for row in validated]
+                _curve(axes, validated, values, ":", color=colour, label=f"{kind}, validation")
+        validation = any("validation" in row for row in run.rows)
+        axes.set_ylabel("accuracy, %" if validation else "test accuracy, %")
         round_axis(axes)
         legend_below(axes, 2)
-        said = " and ".join(f"“{kind}” by {MEANING[kind]}" for kind in run.kinds)
+        ways = " and ".join(f"“{kind}” by {MEANING[kind]}" for kind in run.kinds)
         worst = "" if run.hides_clients else "; dashed: the mean of the worst tenth of the clients"
         caption = (
-            f"Test accuracy over the clients: {said}. Solid: the mean{worst}. "
+            f"Test accuracy over the clients: {ways}. Solid: the mean{worst}. "
             "Measured with what the clients received, after the round that stands below."
         )
-        caption += dotted
-        caption += f" Grey: the mean of {run.reference.name} ({run.reference.title})." if run.reference else ""
-        return [draw(figure, "accuracy-curves", "Mean and worst clients", caption)]
+        caption += " Dotted: the mean on the clients' validation data." if validation else ""
+        yield draw(figure, "accuracy-curves", "Mean and worst clients", caption)
 
 
-def _reference(axes: Any, other: Run, kinds: list[str]) -> None:
-    """The mean curves of another run, in the ways to predict that both have."""
-    for index, kind in enumerate(kind for kind in other.kinds if kind in kinds):
-        rows = other.evaluations(kind)
-        rounds, values = [row["evaluated-after-round"] for row in rows], [row["accuracy"][kind]["mean"] for row in rows]
-        label = f"{kind}, other run"
-        axes.plot(rounds, 100 * np.array(values), ("-", "--")[index], color="#888888", label=label, zorder=1)
+def _curve(axes: Any, rows: list[RoundRow], shares: list[float], dashes: str, **look: Any) -> None:
+    axes.plot(_rounds(rows), [100 * share for share in shares], dashes, **look)
 
 
-def of_domains(run: Run) -> list[Drawing]:
-    """The mean over each domain's clients."""
-    if not run.domains or not run.better or run.hides_clients:
-        return []
-    rows = run.evaluations(run.better)
-    rounds = [row["evaluated-after-round"] for row in rows]
-    with canvas() as (figure, axes):
-        of_domains = {
+def of_domains(run: Run) -> Iterator[Drawing]:
+    if run.domains and run.better and not run.hides_clients:
+        rows = run.evaluations(run.better)
+        lines = {
             domain: [finite_mean(np.array([_accuracy(row, site, run.better) for site in sites])) for row in rows]
             for domain, sites in run.domains.items()
         }
-        plot_lines(axes, rounds, of_domains.items())
-        axes.set_ylabel(f"test accuracy ({run.better}), %")
-        round_axis(axes)
-        legend_below(axes, 3)
         caption = f"Mean test accuracy over the clients of each domain, by {MEANING[run.better]}."
-        return [draw(figure, "accuracy-of-domains", "By domain", caption)]
+        unit = f"test accuracy ({run.better}), %"
+        yield line_chart("accuracy-of-domains", "By domain", caption, _rounds(rows), lines, unit)
 
 
-def of_clients(run: Run) -> list[Drawing]:
+def of_clients(run: Run) -> Iterator[Drawing]:
     """A row per client, a column per evaluation."""
-    found = []
     sites = [] if run.hides_clients else list(run.sites)[:MOST_ROWS]
     shown = f" The first {len(sites)} of {len(run.sites)} clients." if len(sites) < len(run.sites) else ""
     for kind in run.kinds if sites else ():
         rows = run.evaluations(kind)
         values = np.array([[_accuracy(row, site, kind) for row in rows] for site in sites])
-        rounds = [row["evaluated-after-round"] for row in rows]
         caption = (
             f"Test accuracy of every client by {MEANING[kind]}; the lighter, the better. "
             f"Blank: not evaluated then.{shown}"
         )
         title, unit = f"Every client ({kind})", "test accuracy, %"
-        found.append(_heat_map(f"accuracy-of-clients-{kind}", title, caption, unit, sites, rounds, values))
-    return found
+        yield _over_rounds(f"accuracy-of-clients-{kind}", title, caption, unit, sites, _rounds(rows), values)
 
 
-def _heat_map(
+def _over_rounds(
     name: str, title: str, caption: str, unit: str, names: list[str], rounds: list[int], percent_NR: Floats
 ) -> Drawing:
     with canvas(WIDTH, min(max(HEIGHT, 1.2 + 0.17 * len(names)), 8.0)) as (figure, axes):
-        image = axes.imshow(percent_NR, aspect="auto", interpolation="none", cmap="cividis", vmin=0, vmax=100)
-        axes.grid(False)
-        chosen, shown = some_ticks(names, 30, 12)
-        axes.set_yticks(chosen, shown, fontsize=8)
-        round_columns(axes, rounds)
-        figure.colorbar(image, ax=axes, label=unit, pad=0.02)
+        heat_map(axes, percent_NR, names, unit, vmin=0, vmax=100)
+        _round_columns(axes, rounds)
         rows = zip(names, percent_NR.round(2).tolist(), strict=True)
         columns = {"after round": rounds} | {f"{name} ({unit})": values for name, values in rows}
         return draw(figure, name, title, caption, columns=columns)
 
 
-def metrics(run: Run) -> list[Drawing]:
+def _round_columns(axes: Any, rounds: Sequence[int]) -> None:
+    """Some of the rounds, at even distances, under the columns of a heat map."""
+    step = next(step * ten for ten in (1, 10, 100, 1000, 10_000) for step in (1, 2, 5) if len(rounds) <= 8 * step * ten)
+    chosen = [position for position, number in enumerate(rounds) if number % step == 0] or [0]
+    axes.set_xticks(chosen, [str(rounds[position]) for position in chosen])
+    axes.set_xlabel("after round")
+
+
+def metrics(run: Run) -> Iterator[Drawing]:
     """A line for each metric that the run asked for beside accuracy; and the recall of each class."""
     rows = [row for row in run.rows if row.get("metrics")]
-    rounds = [row["evaluated-after-round"] for row in rows]
     names = dict.fromkeys(name for row in rows for name in row["metrics"])
     values = {name: [row["metrics"].get(name, {}).get("mean", math.nan) for row in rows] for name in names}
-    found = []
-    if others := [name for name in names if f"/{RECALL}/" not in name]:
-        with canvas() as (figure, axes):
-            plot_lines(axes, rounds, ((name, values[name]) for name in others))
-            axes.set_ylabel("mean over the clients")
-            round_axis(axes)
-            legend_below(axes, 2)
-            caption = "Metrics that the run asked for: means over the clients."
-            found.append(draw(figure, "metrics", "Other metrics", caption))
+    if others := {name: values[name] for name in names if f"/{RECALL}/" not in name}:
+        caption, unit = "Metrics that the run asked for: means over the clients.", "mean over the clients"
+        yield line_chart("metrics", "Other metrics", caption, _rounds(rows), others, unit, legend=2)
     first = f"{run.better}/{RECALL}/"
-    if of_class := {int(name.removeprefix(first)): name for name in names if name.startswith(first)}:
-        classes = [run.class_name(label) for label in sorted(of_class)]
-        recalls = 100 * np.array([values[of_class[label]] for label in sorted(of_class)])
+    if labels := sorted(int(name.removeprefix(first)) for name in names if name.startswith(first)):
+        recalls = 100 * np.array([values[f"{first}{label}"] for label in labels])
         caption = f"Recall of each class by {MEANING[run.better]}: the mean over the clients with test samples of it."
-        found.append(_heat_map("recall", "Recall of each class", caption, "recall, %", classes, rounds, recalls))
-    return found
+        classes = [run.class_name(label) for label in labels]
+        yield _over_rounds("recall", "Recall of each class", caption, "recall, %", classes, _rounds(rows), recalls)
 
 
-def losses(run: Run) -> list[Drawing]:
+def losses(run: Run) -> Iterator[Drawing]:
     """The clients' loss and its terms, and the server's where it trains."""
     rows = [row for row in run.rounds if row["losses"]]
-    if not rows:
-        return []
-    rounds = [row["round"] for row in rows]
-    lines = {
-        name: [row["losses"].get(name, math.nan) for row in rows]
-        for name in dict.fromkeys(name for row in rows for name in row["losses"])
-    }
-    if list(lines) == ["total", "cross-entropy"]:  # the same numbers twice
-        del lines["total"]
+    names = dict.fromkeys(name for row in rows for name in row["losses"])
+    if list(names) == ["total", "cross-entropy"]:  # the same numbers twice
+        del names["total"]
+    lines = {name: [row["losses"].get(name, math.nan) for row in rows] for name in names}
     if any("server-loss" in row.get("server", {}) for row in rows):
         lines["server's loss"] = [row.get("server", {}).get("server-loss", math.nan) for row in rows]
-    with canvas() as (figure, axes):
-        plot_lines(axes, rounds, lines.items())
-        there = [value for values in lines.values() for value in values if value > 0]
-        if there and max(there) > 50 * min(there):
-            axes.set_yscale("log")
-            axes.yaxis.set_major_formatter("{x:g}")  # the default is a formula, which our figures do not typeset
-            axes.yaxis.set_minor_formatter("")
-        axes.set_ylabel("loss")
-        round_axis(axes, "round")
-        legend_below(axes, 3)
+    if rows:
         caption = "Mean training loss over the clients' samples in each round, and the terms that it is the sum of."
-        return [draw(figure, "losses", "Training losses", caption)]
+        rounds = [row["round"] for row in rows]
+        yield line_chart("losses", "Training losses", caption, rounds, lines, "loss", below="round", powers=True)
+
+
+def _rounds(rows: list[RoundRow]) -> list[int]:
+    return [row["evaluated-after-round"] for row in rows]
 
 
 def _accuracy(row: RoundRow, site: str, kind: str) -> float:

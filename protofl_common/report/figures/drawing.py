@@ -7,11 +7,10 @@ suits a light and a dark page. Text stays text.
 
 from __future__ import annotations
 
-import csv
 import io
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from html import escape
@@ -21,15 +20,16 @@ import matplotlib
 import numpy as np
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from protofl_common.report.reading import Floats
+from protofl_common.runs.figures import as_csv
 
 Columns = Mapping[str, Sequence[object]]
 """Name, with its unit -> texts and numbers, all of one length."""
 INK = "#010203"
 """Stands for the colour of the page's text."""
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#8C6D1F", "#999999")
-CLASS_COLOURS = (*COLOURS[:6], "#C9B400", "#7F7F7F", "#8C510A", "#7E5BBF")
 DASHES = ("-", "--", "-.", ":")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<")
 MANY_POINTS = 1200
@@ -39,24 +39,13 @@ WIDTH, HEIGHT = 4.8, 3.3
 STYLE: Any = {
     "svg.fonttype": "none",
     "svg.hashsalt": "protofl",
-    "font.family": "sans-serif",
     "font.sans-serif": ["DejaVu Sans"],
-    "font.size": 10,
     "text.parse_math": False,
-    "text.color": INK,
-    "axes.edgecolor": INK,
-    "axes.labelcolor": INK,
-    "axes.linewidth": 0.8,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "axes.titlesize": 10,
+    **dict.fromkeys(("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color"), INK),
+    **dict.fromkeys(("axes.spines.top", "axes.spines.right", "legend.frameon"), False),
+    **dict.fromkeys(("axes.grid", "axes.axisbelow"), True),
     "grid.color": "#8884",
     "grid.linewidth": 0.6,
-    "xtick.color": INK,
-    "ytick.color": INK,
-    "legend.frameon": False,
     "legend.fontsize": 9.5,
     "lines.linewidth": 1.8,
     "lines.markersize": 4.5,
@@ -65,8 +54,6 @@ STYLE: Any = {
 
 @dataclass(frozen=True)
 class Drawing:
-    """A figure of the page."""
-
     name: str
     """Of the figure, in a word or two with hyphens: its anchor in the page."""
     title: str
@@ -95,26 +82,76 @@ def draw(
 
     ``columns``: what it shows; None: its lines.
     """
-    figure.patch.set_alpha(0)
-    for axes in figure.axes:
-        axes.patch.set_alpha(0)
+    for part in (figure, *figure.axes):
+        part.patch.set_alpha(0)
     text = io.StringIO()
-    nothing: dict[str, Any] = dict.fromkeys(("Creator", "Date", "Format", "Type"))
-    figure.savefig(text, format="svg", metadata=nothing, dpi=180)
-    svg = text.getvalue()
-    svg = svg[svg.index("<svg") :]
-    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
-    head, body = svg.split(">", 1)
-    box = re.search(r'viewBox="([^"]*)"', head)
-    assert box is not None
-    body = re.sub(r'\bid="', f'id="{name}-', body)
-    body = body.replace("url(#", f"url(#{name}-").replace("xlink:href=", "href=")
-    body = body.replace('href="#', f'href="#{name}-')
-    body = body.replace(INK, "currentColor")
-    alt = escape(f"{title}. {caption}", quote=True)
+    figure.savefig(text, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")), dpi=180)
+    whole = re.sub(r"<metadata>.*?</metadata>", "", text.getvalue(), flags=re.DOTALL)
+    head, body = whole[whole.index("<svg") :].split(">", 1)
+    box = head.partition('viewBox="')[2].partition('"')[0]
+    for old, new in (
+        (r'\bid="', f'id="{name}-'),
+        (r"url\(#", f"url(#{name}-"),
+        ("xlink:href=", "href="),
+        ('href="#', f'href="#{name}-'),
+        (INK, "currentColor"),
+    ):
+        body = re.sub(old, new, body)
     least = f' style="min-width:{70 * figure.get_size_inches()[0]:.0f}px"' if wide else ""
-    svg = f'<svg viewBox="{box[1]}" role="img" aria-label="{alt}"{least}>{body}'
+    alt = escape(f"{title}. {caption}", quote=True)
+    svg = f'<svg viewBox="{box}" role="img" aria-label="{alt}"{least}>{body}'
     return Drawing(name, title, caption, svg, _as_tsv(columns or _of_lines(figure.axes[0])), wide)
+
+
+def line_chart(
+    name: str,
+    title: str,
+    caption: str,
+    rounds: Sequence[int],
+    lines: Mapping[str, Sequence[float]],
+    unit: str,
+    *,
+    below: str = "after round",
+    legend: int = 3,
+    from_zero: bool = False,
+    powers: bool = False,
+    styles: Sequence[int] = (),
+) -> Drawing:
+    """A line per name over the rounds; ``styles``: of each, the next one by default.
+
+    ``powers``: values far apart stand on an axis of powers of ten.
+    """
+    with canvas() as (figure, axes):
+        for index, (label, values) in enumerate(lines.items()):
+            axes.plot(rounds, values, label=label, **line_style(styles[index] if styles else index, len(rounds)))
+        if from_zero:
+            axes.set_ylim(bottom=0)
+        positive = [value for values in lines.values() for value in values if value > 0]
+        if powers and positive and max(positive) > 50 * min(positive):
+            axes.set_yscale("log")
+            axes.yaxis.set_major_formatter("{x:g}")  # the default is a formula, which our figures do not typeset
+            axes.yaxis.set_minor_formatter("")
+        axes.set_ylabel(unit)
+        round_axis(axes, below)
+        legend_below(axes, legend)
+        return draw(figure, name, title, caption)
+
+
+def heat_map(axes: Any, values_RC: Floats, rows: Sequence[str], unit: str, **scale: Any) -> None:
+    """Cells in colours from dark to light, the names of some rows beside them, and the scale."""
+    image = axes.imshow(values_RC, aspect="auto", interpolation="none", cmap="cividis", **scale)
+    axes.grid(False)
+    axes.set_yticks(*some_ticks(rows, 30, 14), fontsize=9)
+    axes.figure.colorbar(image, ax=axes, label=unit, pad=0.02)
+
+
+def number_cells(axes: Any, values_RC: Floats, digits: int, size: float) -> None:
+    """The number in each cell of a heat map, in an ink that stands out; none for NaN."""
+    most = float(np.nanmax(values_RC))
+    for (row, column), value in np.ndenumerate(values_RC):
+        if np.isfinite(value):  # not pure black, which SVG leaves out, so that the page puts its own ink in its place
+            ink = "#111111" if value > 0.55 * most else "#ffffff"
+            axes.text(column, row, f"{value:.{digits}f}", ha="center", va="center", fontsize=size, color=ink)
 
 
 def _of_lines(axes: Any) -> Columns:
@@ -127,11 +164,7 @@ def _of_lines(axes: Any) -> Columns:
 
 
 def _as_tsv(columns: Columns) -> str:
-    text = io.StringIO()
-    writer = csv.writer(text, "excel-tab", lineterminator="\n")
-    writer.writerow(map(_cell, columns))
-    writer.writerows(map(_cell, row) for row in zip(*columns.values(), strict=True))
-    return text.getvalue()
+    return as_csv((map(_cell, row) for row in [list(columns), *zip(*columns.values(), strict=True)]), "excel-tab")
 
 
 def _cell(value: object) -> str:
@@ -144,26 +177,19 @@ def _cell(value: object) -> str:
 
 def as_file(drawing: Drawing) -> str:
     """The figure as a file of its own, dark on white."""
-    return drawing.svg.replace(
-        "<svg ", '<svg xmlns="http://www.w3.org/2000/svg" style="color:#222;background:#fff" ', 1
-    )
+    begin = '<svg xmlns="http://www.w3.org/2000/svg" style="color:#222;background:#fff" '
+    return drawing.svg.replace("<svg ", begin, 1)
 
 
 def line_style(index: int, points: int) -> dict[str, Any]:
     """Colour, dashes and, for few points, a marker of the ``index``-th line."""
-    style: dict[str, Any] = {
-        "color": COLOURS[index % len(COLOURS)],
-        "linestyle": DASHES[(index // len(COLOURS) + index) % len(DASHES)],
-    }
-    if points <= 60:
-        style |= {"marker": MARKERS[index % len(MARKERS)], "markevery": max(1, points // 12)}
-    return style
+    dashes = DASHES[(index // len(COLOURS) + index) % len(DASHES)]
+    return {"color": COLOURS[index % len(COLOURS)], "linestyle": dashes, **markers(index, points)}
 
 
-def plot_lines(axes: Any, rounds: Sequence[int], lines: Iterable[tuple[str, Sequence[float]]]) -> None:
-    """A line per (name, values), values in the order of ``rounds``, each in the next style."""
-    for index, (name, values) in enumerate(lines):
-        axes.plot(rounds, values, label=name, **line_style(index, len(rounds)))
+def markers(index: int, points: int) -> dict[str, Any]:
+    """A dozen markers on a line of few points."""
+    return {"marker": MARKERS[index % len(MARKERS)], "markevery": max(1, points // 12)} if points <= 60 else {}
 
 
 def class_columns(axes: Any, names: Sequence[str]) -> None:
@@ -173,18 +199,9 @@ def class_columns(axes: Any, names: Sequence[str]) -> None:
     axes.set_xlabel("class")
 
 
-def ink_on(share: float) -> str:
-    """The colour of a number on a cell that is ``share`` (0 … 1) up the scale of colours, dark to light.
-
-    Not pure black: that is what SVG leaves out, and the page puts its own ink in its place.
-    """
-    return "#111111" if share > 0.55 else "#ffffff"
-
-
 def finite_mean(values: Floats) -> float:
-    """The mean of the numbers among ``values``; NaN where there are none."""
     there = values[np.isfinite(values)]
-    return float(there.mean()) if there.size else float("nan")
+    return float(there.mean()) if there.size else math.nan
 
 
 def legend_below(axes: Any, columns: int) -> None:
@@ -195,28 +212,15 @@ def legend_below(axes: Any, columns: int) -> None:
 
 
 def round_axis(axes: Any, label: str = "after round") -> None:
-    """Whole numbers under the axes."""
-    from matplotlib.ticker import MaxNLocator
-
     axes.set_xlabel(label)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8))
 
 
-def round_columns(axes: Any, rounds: Sequence[int]) -> None:
-    """Some of the rounds, at even distances, under the columns of a heat map."""
-    step = next(step * ten for ten in (1, 10, 100, 1000, 10_000) for step in (1, 2, 5) if len(rounds) <= 8 * step * ten)
-    chosen = [position for position, number in enumerate(rounds) if number % step == 0] or [0]
-    axes.set_xticks(chosen, [str(rounds[position]) for position in chosen])
-    axes.set_xlabel("after round")
-
-
 def short(text: str, longest: int = 14) -> str:
-    """A name that fits beside an axis."""
     return text if len(text) <= longest else text[: longest - 1] + "…"
 
 
 def some_ticks(names: Sequence[str], most: int, longest: int = 14) -> tuple[list[int], list[str]]:
     """Positions and names of at most ``most`` ticks, evenly chosen."""
-    step = -(-len(names) // most)
-    chosen = list(range(0, len(names), step))
+    chosen = list(range(0, len(names), -(-len(names) // most)))
     return chosen, [short(names[index], longest) for index in chosen]

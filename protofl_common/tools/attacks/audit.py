@@ -34,7 +34,7 @@ from protofl_common.data.raw import Images, Inputs
 from protofl_common.experiment.settings import Settings, default_run_config
 from protofl_common.maths.prototypes import Prototypes, distances
 from protofl_common.models.trained import TrainedModel
-from protofl_common.report.reading import AUDIT, INVERSION, Run, read_run
+from protofl_common.report.reading import AUDIT, INVERSION, Run
 from protofl_common.runs.folder import WEIGHTS
 from protofl_common.tools.attacks.inversion import correlations, inverted
 from protofl_common.tools.attacks.membership import Candidates, Floats, finding
@@ -66,7 +66,7 @@ def audit(folder: Path, invert: bool = False) -> list[dict[str, Any]]:
 
     SettingsError where its clients' models or data are not here, or there is nothing to ``invert``.
     """
-    run = read_run(folder)
+    run = Run(folder)
     settings = Settings.from_run_config(default_run_config() | run.settings)
     if invert and run.client_prototypes is None:
         raise SettingsError(f"{folder}: nothing to invert: the server has received no client's prototypes")

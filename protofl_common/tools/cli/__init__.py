@@ -23,7 +23,7 @@ COMMANDS = {
     "list": "algorithms, data sets, partitions, models that the settings can name",
     "table": "a matrix of runs: a paper's table rebuilt, or a comparison of your own",
     "compare": "finished runs side by side",
-    "runs": "the runs in a folder: how far, how good, how large; old ones pruned; an index page",
+    "runs": "the runs in a folder: how far, how good, how large; old ones pruned",
     "report": "the page of a run, with figures: report.html",
     "audit": "what the messages of a run say of single training samples: membership inference",
     "export": "a site's trained model, for use outside of the federation",

@@ -10,11 +10,11 @@ with the training and test images. The page of the run shows the findings when i
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 
 from rich.console import Console
-from rich.table import Table
 
-from protofl_common.report.page import AUDIT_HEADS, audit_rows
+from protofl_common.report.page import audit_table
 from protofl_common.tools.attacks.audit import audit
 from protofl_common.tools.cli.assignments import add_allow_python
 from protofl_common.tools.cli.recipes import run_named
@@ -28,10 +28,10 @@ def describe(parser: argparse.ArgumentParser) -> None:
 
 def act(arguments: argparse.Namespace) -> int:
     findings = audit(run_named(arguments.run), arguments.inversion)
-    table = Table(title="what the messages tell", caption="± three deviations of guessing")
-    for number, name in enumerate(AUDIT_HEADS):
-        table.add_column(name, justify="right" if number > 1 else "left")
-    for row, one in zip(audit_rows(findings), findings, strict=True):
-        table.add_row(*row, style="red" if one["above_chance"] else "")
-    Console().print(table)
+    table = audit_table(findings)
+    table = replace(table, title="what the messages tell", note="± three deviations of guessing", words=(0, 1))
+    shown = table.on_terminal()
+    for row, one in zip(shown.rows, findings, strict=True):
+        row.style = "red" if one["above_chance"] else None
+    Console().print(shown)
     return 0

@@ -11,28 +11,35 @@ from that of --against: over the seeds that both have, with its interval and the
 from __future__ import annotations
 
 import argparse
-import csv
 import sys
-from collections.abc import Callable
+from collections.abc import Iterator
 from pathlib import Path
 
 from rich.console import Console
-from rich.table import Table
 
-from protofl_common.basics.files import replacing, write_text
+from protofl_common.basics.files import write_text
+from protofl_common.basics.text import printable
 from protofl_common.config.options import SettingsError
 from protofl_common.config.sections import keys_that_change
-from protofl_common.runs.folder import RunFolder, Summary
-from protofl_common.runs.metrics import best_text, cells, human_bytes, human_seconds
+from protofl_common.runs.figures import MEASURES, Table, as_csv, best_text, cells
+from protofl_common.runs.folder import KINDS, RunFolder, Summary
+from protofl_common.runs.metrics import human_bytes, human_seconds
 from protofl_common.tools.cli.as_json import add_json, print_json
 from protofl_common.tools.cli.recipes import run_named
-from protofl_common.tools.cli.screen import plain
-from protofl_common.tools.groups import Estimate, Group, difference, draw_groups, grouped, run_folders
+from protofl_common.tools.groups import (
+    ESTIMATED,
+    Estimate,
+    Group,
+    difference,
+    draw_groups,
+    estimated,
+    grouped,
+    run_folders,
+)
 from protofl_common.tools.tables.metrics import LEGAL, Figure
 
 
 def describe(parser: argparse.ArgumentParser) -> None:
-    """The arguments."""
     parser.add_argument(
         "runs", nargs="+", metavar="RUN", help="folder of a run, its name in runs/, or a folder of runs"
     )
@@ -48,12 +55,11 @@ def describe(parser: argparse.ArgumentParser) -> None:
 
 
 def act(arguments: argparse.Namespace) -> int:
-    """Print the table, and write the files."""
     folders = run_folders([run_named(run) for run in arguments.runs])
     if arguments.each:
         if arguments.csv or arguments.figure or arguments.json:
             raise SettingsError("--each: --csv, --figure and --json are of groups, not of each run; leave it out")
-        Console().print(comparison(folders))
+        Console().print(comparison(folders).on_terminal())
         return 0
     parts = {part: getattr(arguments, part) for part in ("what", "when", "over") if getattr(arguments, part)}
     groups = grouped(folders, Figure.of(parts, "compare") if parts else None)
@@ -63,11 +69,11 @@ def act(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print_json("compare", {"groups": [_as_dict(group, groups[0]) for group in groups]})
     elif len(groups) == len(folders) and not (arguments.against or parts):
-        console.print(comparison(folders))
+        console.print(comparison(folders).on_terminal())
         if len(groups) > 1:
             print("One run each: a difference may be chance. Repeat them with seed=1, seed=2, … to see intervals.")
     else:
-        console.print(table_of(groups))
+        console.print(table_of(groups).on_terminal())
         if extra := len(folders) - sum(len(group.runs) for group in groups):
             print(f"{extra} runs repeat another with the same settings and seed; each such run counts once.")
         if len(groups) > 2:
@@ -75,7 +81,7 @@ def act(arguments: argparse.Namespace) -> int:
                 f"p is of each comparison alone; with {len(groups) - 1} of them, small ones come by chance more often."
             )
     if arguments.csv:
-        _write_csv(arguments.csv, groups)
+        write_text(arguments.csv, as_csv(_csv_rows(groups)))
     if arguments.figure:
         write_text(arguments.figure, draw_groups(groups, str(Figure.of(parts, "")) if parts else "accuracy, %"))
     for file in filter(None, (arguments.csv, arguments.figure)):
@@ -84,7 +90,6 @@ def act(arguments: argparse.Namespace) -> int:
 
 
 def _first(run: Path, groups: list[Group]) -> list[Group]:
-    """The groups, that of ``run`` first."""
     chosen = [group for group in groups if run.resolve() in {folder.resolve() for folder in group.runs.values()}]
     if not chosen:
         raise SettingsError(f"--against {run}: must be one of the runs that are compared")
@@ -95,91 +100,60 @@ def table_of(groups: list[Group]) -> Table:
     """A row per group; differences are from the first."""
     figures = ", ".join(dict.fromkeys(group.figure for group in groups))
     warning = " What was chosen on test data is too good." if "chosen on test" in figures else ""
-    table = Table(caption=f"Over the clients, of test data unless it says otherwise: {plain(figures)}.{warning}")
-    table.add_column("group", overflow="fold")
-    for name in ("n", "mean", "95 % interval", "difference", "95 % interval", "p"):
-        table.add_column(name, justify="right")
-    table.add_column("", overflow="fold")
+    rows = []
     for group in groups:
-        one = Estimate.of(list(group.values.values()))
-        row = [plain(group.name), str(one.n), f"{one.mean:.2f}", one.interval]
+        than, note = difference(group, groups[0])
+        cells = estimated(group.values.values(), than)
         if group is groups[0]:
-            table.add_row(*row, "", "", "", "" if one.n > 1 else "one seed")
-            continue
-        found = difference(group, groups[0])
-        than = found.estimate
-        shown = ["–"] * 3 if than is None else [f"{than.mean:+.2f}", than.interval, than.p_value]
-        table.add_row(*row, *shown, found.note)
-    return table
+            cells[3:], note = [""] * 3, "" if len(group.values) > 1 else "one seed"
+        rows.append([printable(group.name), *cells, note])
+    note = f"Over the clients, of test data unless it says otherwise: {printable(figures)}.{warning}"
+    return Table(("group", *ESTIMATED, ""), rows, note, words=(0, 7))
 
 
 def _as_dict(group: Group, reference: Group) -> dict[str, object]:
-    found = None if group is reference else difference(group, reference)
-    than = found.estimate if found else None
+    than, note = (None, "") if group is reference else difference(group, reference)
     return {
         "name": group.name,
         "settings": group.settings,
         "clients": group.clients,
         "runs": {str(seed): str(folder) for seed, folder in group.runs.items()},
         "values": {str(seed): value for seed, value in group.values.items()},
-        **Estimate.of(list(group.values.values())).as_dict(),
-        "difference": than and {**than.as_dict(), "p": than.p if than.n > 1 else None},
-        "note": found.note if found else "",
+        **Estimate.of(group.values.values()).as_dict(),
+        "difference": than and than.as_dict(test=True),
+        "note": note,
     }
 
 
-def _write_csv(file: Path, groups: list[Group]) -> None:
-    with replacing(file) as beside, beside.open("w", encoding="utf-8", newline="") as opened:
-        writer = csv.writer(opened, lineterminator="\n")
-        writer.writerow(["group", "seed", "value", "difference", "run"])
-        for group in groups:
-            paired = groups[0].values if group is not groups[0] and group.data == groups[0].data else {}
-            for seed, value in group.values.items():
-                than = f"{value - paired[seed]:.6g}" if seed in paired else ""
-                writer.writerow([group.name, seed, f"{value:.6g}", than, group.runs[seed]])
+def _csv_rows(groups: list[Group]) -> Iterator[list[object]]:
+    yield ["group", "seed", "value", "difference", "run"]
+    for group in groups:
+        paired = groups[0].values if group is not groups[0] and group.data == groups[0].data else {}
+        for seed, value in group.values.items():
+            than = f"{value - paired[seed]:.6g}" if seed in paired else ""
+            yield [group.name, seed, f"{value:.6g}", than, group.runs[seed]]
 
 
 def comparison(folders: list[Path]) -> Table:
     """A column per run; figures first, then settings that are not the same everywhere."""
     summaries = [RunFolder(folder).finished_summary() for folder in folders]
-    table = Table(show_lines=False)
-    table.add_column("")
-    for folder in folders:
-        table.add_column(plain(folder.resolve().name), justify="right", overflow="fold")
-    for name, figure in FIGURES.items():
-        table.add_row(name, *(figure(summary) for summary in summaries))
-    table.add_section()
+    figures = [_figures(summary) for summary in summaries]
+    rows = [[name, *(one[name] for one in figures)] for name in figures[0]]
     for key in dict.fromkeys(key for summary in summaries for key in summary["settings"]):
         values = [summary["settings"].get(key) for summary in summaries]
         if key not in keys_that_change("name") and any(value != values[0] for value in values):
-            table.add_row(plain(key), *("–" if value is None else plain(value) for value in values))
-    return table
+            rows.append([printable(key), *("–" if value is None else printable(str(value)) for value in values)])
+    return Table(["", *(printable(folder.resolve().name) for folder in folders)], rows)
 
 
-def _accuracy(kind: str, name: str) -> Callable[[Summary], str]:
-    def text(summary: Summary) -> str:
-        if not summary["accuracy"].get(kind):
-            return "–"
-        best = summary["best-accuracy"][kind]
-        if name == "best":
-            return best_text(best)
-        return cells(summary["accuracy"][kind], [name])[0]
-
-    return text
-
-
-FIGURES: dict[str, Callable[[Summary], str]] = {
-    "algorithm": lambda summary: str(summary["algorithm"]),
-    "clients": lambda summary: str(len(summary["clients"])),
-    "rounds": lambda summary: str(summary["rounds"]),
-    **{
-        f"{kind}: {name.replace('weighted', 'by-samples')}": _accuracy(kind, name)
-        for kind in ("prototype", "head")
-        for name in ("mean", "weighted", "worst-10%", "std", "best")
-    },
-    "bytes up": lambda summary: human_bytes(summary["bytes"]["up"]),
-    "bytes down": lambda summary: human_bytes(summary["bytes"]["down"]),
-    "seconds": lambda summary: human_seconds(summary["seconds"]),
-    "seconds per round": lambda summary: human_seconds(summary["seconds-per-round"]),
-    "lost replies": lambda summary: str(sum(summary["trouble"].values())),
-}
+def _figures(summary: Summary) -> dict[str, str]:
+    found = {name: str(summary[name]) for name in ("algorithm", "rounds")} | {"clients": str(len(summary["clients"]))}
+    for kind in KINDS:
+        texts = cells(summary["accuracy"].get(kind, {}))
+        names = [f"{kind}: {name.replace('weighted', 'by-samples')}" for name in MEASURES]
+        best = summary["best-accuracy"].get(kind)
+        found |= dict(zip(names, texts, strict=True)) | {f"{kind}: best": best_text(best) if best else "–"}
+    found |= {f"bytes {way}": human_bytes(size) for way, size in summary["bytes"].items()}
+    found |= {"seconds": human_seconds(summary["seconds"])}
+    found |= {"seconds per round": human_seconds(summary["seconds-per-round"])}
+    return found | {"lost replies": str(sum(summary["trouble"].values()))}

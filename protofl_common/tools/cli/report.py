@@ -2,7 +2,6 @@
 
 protofl report runs/20261121-103501-fedproto-mnist-4711
 protofl report 20261121-103501-fedproto-mnist-4711 another      (names in runs/)
-protofl report mine --against another                        # with another run's curve, in grey
 """
 
 from __future__ import annotations
@@ -15,18 +14,14 @@ from protofl_common.tools.cli.recipes import run_named
 
 
 def describe(parser: argparse.ArgumentParser) -> None:
-    """The arguments."""
     parser.add_argument("runs", nargs="+", metavar="RUN", help="folder of a run, or its name in runs/")
-    parser.add_argument("--against", metavar="RUN", help="another run, as a curve beside those of each page")
 
 
 def act(arguments: argparse.Namespace) -> int:
-    """Draw the pages and print where they are."""
-    against = run_named(arguments.against) if arguments.against else None
     for run in arguments.runs:
         folder = run_named(run)
         try:
-            print(write_report(folder, against))
+            print(write_report(folder))
         except OSError as error:
             raise SettingsError(f"{folder}: the page cannot be written: {error}") from None
     return 0

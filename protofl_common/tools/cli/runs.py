@@ -1,7 +1,6 @@
-"""The runs in a folder: how far they are, how good, how large; what old ones keep removed; a page over them and tables.
+"""The runs in a folder: how far they are, how good, how large; what old ones keep removed.
 
   protofl runs                                       # those in runs/, the latest first
-  protofl runs --html index.html                     # a leaderboard of tables, and of groups of seeds by data set
   protofl runs --prune --keep-last 5                 # remove clients/ and checkpoints/ of finished runs but the last 5
   protofl runs --prune --older-than 30 --whole       # remove finished runs of which the last round is 30 days ago
 
@@ -13,7 +12,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -21,13 +20,12 @@ from typing import Any
 from filelock import FileLock, Timeout
 from rich.box import SIMPLE
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
 from protofl_common.basics.files import remove
 from protofl_common.config.options import SettingsError
-from protofl_common.runs.folder import Best, Summary
-from protofl_common.runs.metrics import best_text, human_bytes, short_best
+from protofl_common.runs.figures import best_text
+from protofl_common.runs.metrics import human_bytes
 from protofl_common.tools.cli.as_json import add_json, print_json
 from protofl_common.tools.cli.recipes import RUNS
 from protofl_common.tools.cli.screen import plain
@@ -37,9 +35,7 @@ NOTE = "Mean test accuracy over the clients, %; @ after which round.\n* chosen o
 
 
 def describe(parser: argparse.ArgumentParser) -> None:
-    """The arguments."""
     parser.add_argument("folder", nargs="?", type=Path, default=RUNS, metavar="DIR", help="the folder of runs (runs)")
-    parser.add_argument("--html", type=Path, metavar="FILE", help="write an index page over finished runs and tables")
     parser.add_argument("--prune", action="store_true", help="remove what finished runs can do without")
     parser.add_argument("--keep-last", type=int, metavar="N", help="prune: leave the last N runs as they are")
     parser.add_argument("--older-than", type=float, metavar="DAYS", help="prune: only runs that ended before")
@@ -49,30 +45,25 @@ def describe(parser: argparse.ArgumentParser) -> None:
 
 
 def act(arguments: argparse.Namespace) -> int:
-    """List, prune, or write the page."""
     if not arguments.folder.is_dir():
         raise SettingsError(f"{arguments.folder}: no such folder; runs are in {RUNS} unless out-dir says otherwise")
     rules = ("keep_last", "older_than", "whole", "yes")
     if not arguments.prune and any(getattr(arguments, rule) not in (None, False) for rule in rules):
         raise SettingsError("--keep-last, --older-than, --whole and --yes say how to prune: give --prune, too")
     runs = runs_in(arguments.folder)
-    if arguments.html:
-        from protofl_common.tools.index_page import write_index  # matplotlib takes seconds
-
-        print(write_index(arguments.html, [run.path for run in runs if run.finished], arguments.folder))
-        return 0
     freed = _prune(runs, arguments) if arguments.prune else 0
     if arguments.json:
-        known = [_as_dict(run, run.summary()) for run in runs if run.path.exists()]
+        known = [_as_dict(run) for run in runs if run.path.exists()]
         print_json("runs", {"runs": known, "freed": freed})
     elif not arguments.prune:
         Console().print(_table(runs))
     return 0
 
 
-def _as_dict(run: KnownRun, summary: Summary | None) -> dict[str, Any]:
-    settings = run.settings()
-    rounds, wanted = run.rounds
+def _as_dict(run: KnownRun) -> dict[str, Any]:
+    settings, summary, (rounds, wanted) = run.settings(), run.summary(), run.rounds
+    final = summary["accuracy"] if summary else {}
+    best = summary["best-accuracy"] if summary else {}
     return {
         "name": run.path.name,
         "folder": str(run.path),
@@ -82,38 +73,24 @@ def _as_dict(run: KnownRun, summary: Summary | None) -> dict[str, Any]:
         "seed": int(settings.get("seed", 0)),
         "rounds": summary["rounds"] if summary else rounds,
         "wanted": wanted,
-        "best": ", ".join(_best(summary, best_text)),
-        "final": ", ".join(_final(summary)),
+        "best": ", ".join(f"{kind} {best_text(one)}" for kind, one in best.items()),
+        "final": ", ".join(f"{kind} {100 * figures['mean']:.2f}" for kind, figures in final.items()),
         "bytes": run.bytes,
         "days": run.age / 86400,
     }
-
-
-def _best(summary: Summary | None, text: Callable[[Best], str]) -> list[str]:
-    """For each way to predict."""
-    return [f"{kind} {text(best)}" for kind, best in summary["best-accuracy"].items()] if summary else []
-
-
-def _final(summary: Summary | None) -> list[str]:
-    accuracy = summary["accuracy"] if summary else {}
-    return [f"{kind} {100 * figures['mean']:.2f}" for kind, figures in accuracy.items()]
-
-
-def _marked(best: Best) -> str:
-    return short_best(best) + ("" if best.get("chosen-on", "test") == "validation" else "*")
 
 
 def _table(runs: list[KnownRun]) -> Table:
     """Describe the run and its progress, with a line for each way to predict."""
     table = Table("run", "final", "best", box=SIMPLE, pad_edge=False, caption=NOTE, caption_justify="left")
     for known in runs:
-        summary = known.summary()
-        run = _as_dict(known, summary)
+        run = _as_dict(known)
         state = "" if run["state"] == "finished" else f", {run['state']}"
         facts = f"{run['algorithm']} · {run['dataset']} · seed {run['seed']}"
         size = f"{run['rounds']}/{run['wanted']} rounds{state} · {human_bytes(run['bytes'])}"
-        figures = ["\n".join(each) for each in (_final(summary), _best(summary, _marked))]
-        table.add_row(f"{plain(run['name'])}\n[dim]{plain(facts)}\n{size}", *map(escape, figures))
+        best = run["best"].replace(" (chosen on test data)", "*").replace(" (chosen on validation data)", "")
+        figures = (plain(run["final"]).replace(", ", "\n"), plain(best).replace(", ", "\n"))
+        table.add_row(f"{plain(run['name'])}\n[dim]{plain(facts)}\n{size}", *figures)
     return table
 
 

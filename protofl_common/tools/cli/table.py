@@ -38,13 +38,12 @@ from protofl_common.tools.cli.run import add_resources, with_resources
 from protofl_common.tools.tables.execute import Launch, Runs, launcher
 from protofl_common.tools.tables.metrics import NoFigure
 from protofl_common.tools.tables.plan import Cell, Run, plan, runs_of
-from protofl_common.tools.tables.render import as_csv, as_dict, as_long_csv, collect, drawn, markdown
+from protofl_common.tools.tables.render import as_dict, collect, csv_of_cells, csv_of_seeds, drawn, markdown
 from protofl_common.tools.tables.search import Search, check_search
 from protofl_common.tools.tables.spec import TableFile, read_table
 
 
 def describe(parser: argparse.ArgumentParser) -> None:
-    """The arguments."""
     parser.add_argument("what", nargs="+", metavar="TABLE.yaml|KEY=VALUE", help="tables, and settings of all runs")
     parser.add_argument(
         "--data-dir", default="", metavar="D", help="instead of the leading data in the recipes' data-dir"
@@ -122,11 +121,12 @@ def execute(
             cells = _searched(table, planned_cells, trials, partial(_one, launch=launch, progress=progress))
             todo = runs_of(cells)
             cells = _with_other_rows(table, cells, trials, options or {})
-            _write(table, cells, runs, out, overrides)
+            write = partial(_write, table, cells, runs, out, overrides)
+            write()
             whole = progress.add_task(table.name, total=len(todo))
             for run in todo:
                 if _one(run, runs, launch=launch, progress=progress):
-                    _write(table, cells, runs, out, overrides)
+                    write()
                 progress.advance(whole)
         console.print(Markdown((out / f"{table.name}.md").read_text(encoding="utf-8")))
         if figure:
@@ -190,7 +190,6 @@ def show_plan(planned: list[tuple[TableFile, list[Cell]]], runs: Runs, console: 
 
 
 def _planned(cell: Cell, cells: list[Cell], runs: Runs) -> tuple[str, ...]:
-    """Return what `show_plan` prints for a cell."""
     finished = {seed for seed, run in cell.runs.items() if runs.finished(run)}
     seeds = [", ".join(str(seed) for seed in cell.runs if (seed in finished) == done) or "–" for done in (False, True)]
     configs = [next(iter(other.runs.values())).config for other in cells if other.runs]
@@ -216,10 +215,14 @@ def _one(run: Run, runs: Runs, *, launch: Launch, progress: Progress) -> bool:
 
 def _write(table: TableFile, cells: list[Cell], runs: Runs, out: Path, overrides: dict[str, Scalar]) -> None:
     results = collect(table, cells, runs)
-    write_text(out / f"{table.name}.json", json.dumps(as_dict(table, results), indent=2, ensure_ascii=False) + "\n")
-    (out / f"{table.name}.md").write_text(markdown(table, results, overrides), encoding="utf-8")
-    (out / f"{table.name}.csv").write_text(as_csv(table, results), encoding="utf-8")
-    (out / f"{table.name}.long.csv").write_text(as_long_csv(results), encoding="utf-8")
+    files = {
+        ".json": json.dumps(as_dict(table, results), indent=2, ensure_ascii=False) + "\n",
+        ".md": markdown(table, results, overrides),
+        ".csv": csv_of_cells(table, results),
+        ".long.csv": csv_of_seeds(results),
+    }
+    for suffix, text in files.items():
+        write_text(out / f"{table.name}{suffix}", text)
 
 
 def _seeds(text: str) -> tuple[int, ...]:

@@ -31,11 +31,9 @@ class Runs:
         self.failed: dict[str, str] = {}
 
     def folder_of(self, run: Run) -> Path:
-        """Return the folder of ``run``'s results."""
         return self.folder / run.name
 
     def finished(self, run: Run) -> bool:
-        """Return whether it need not run (again)."""
         return run.finished(self.folder_of(run))
 
     def execute(self, run: Run, launch: Launch, on_round: Callable[[int], None]) -> None:

@@ -13,7 +13,6 @@ A figure has four parts; a table, its columns and its rows each name some of the
 
 from __future__ import annotations
 
-import math
 import re
 import statistics
 from dataclasses import dataclass
@@ -22,7 +21,7 @@ from typing import Any
 
 from protofl_common.config.options import SettingsError
 from protofl_common.runs.folder import KINDS, ClientRow, RoundRow, RunFolder
-from protofl_common.runs.metrics import best_evaluation, chosen_on, mean_of_part, of_all_sites
+from protofl_common.runs.metrics import best_evaluation, chosen_on, mean_of_part, of_all_sites, over_clients
 
 COUNTS = ("prototypes-sent", "prototypes-received", "numbers")
 LEGAL = {
@@ -43,8 +42,6 @@ class NoFigure(ValueError):
 
 @dataclass(frozen=True)
 class Figure:
-    """See the module."""
-
     when: str = "final"
     what: str = "head"
     domain: str = ""
@@ -87,10 +84,10 @@ class Figure:
         last = 1 if self.when == "final" else int(self.when.removeprefix("last-"))
         return statistics.fmean(values[-last:])
 
-    def chosen_on(self, folder: Path) -> str:
-        """By which data the round of ``when = best`` is chosen in that run; "" for another figure."""
-        rows = RunFolder(folder).rows()
-        return chosen_on(rows, self._kind) if self.when == "best" and rows else ""
+    def described(self, folder: Path) -> str:
+        """The figure, and by which data its round was chosen in that run, if it is that of the best one."""
+        rows = RunFolder(folder).rows() if self.when == "best" else []
+        return f"{self}, its round chosen on {chosen_on(rows, self._kind)} data" if rows else str(self)
 
     @property
     def _kind(self) -> str:
@@ -115,17 +112,12 @@ class Figure:
             if (samples := client["test-samples"] if self.what == self._kind else client["validation-samples"])
         ]
         if not chosen:
-            raise NoFigure(
-                f"no client of domain {self.domain!r}; there are {', '.join(sorted(set(map(str, domains.values()))))}"
-            )
-        accuracies = [accuracy for accuracy, _ in chosen]
-        if self.over == "by-samples":
-            return math.fsum(a * n for a, n in chosen) / sum(n for _, n in chosen)
-        if self.over == "std":
-            return statistics.pstdev(accuracies)
-        if self.over == "mean":
-            return statistics.fmean(accuracies)
-        return mean_of_part(accuracies, self.over)
+            there = ", ".join(sorted(set(map(str, domains.values()))))
+            raise NoFigure(f"no client of domain {self.domain!r}; there are {there}")
+        shares, numbers = zip(*chosen, strict=True)
+        if self.over in ("mean", "by-samples", "std"):
+            return over_clients(shares, numbers)["weighted" if self.over == "by-samples" else self.over]
+        return mean_of_part(shares, self.over)
 
     def _over_samples(self, row: RoundRow) -> float:
         """The figure of a run with secure aggregation, which hides those of single clients."""

@@ -22,7 +22,7 @@ from protofl_common.runs.folder import RunFolder
 from protofl_common.tools.cli.recipes import read_recipe
 from protofl_common.tools.cli.run import check_data_are_here
 from protofl_common.tools.tables.metrics import Figure
-from protofl_common.tools.tables.spec import Part, TableFile
+from protofl_common.tools.tables.spec import TableFile
 
 NO_PART_OF_A_RUN = keys_that_change("name", "machine", "waiting", "display") - {"min-replies"}
 """Settings that may differ between two runs that are the same experiment."""
@@ -49,8 +49,6 @@ class Run:
 
 @dataclass(frozen=True)
 class Found:
-    """The best settings of a search."""
-
     settings: dict[str, Scalar]
     value: float
     """Of the figure on validation data, the mean over the trials' seeds."""
@@ -60,8 +58,6 @@ class Found:
 
 @dataclass(frozen=True)
 class Cell:
-    """One cell: a run per seed, or the reason why there is none."""
-
     row: str
     column: str
     figure: Figure
@@ -79,7 +75,6 @@ class Cell:
 
 
 def experiment(config: dict[str, Scalar]) -> dict[str, Scalar]:
-    """The settings that make the experiment."""
     return {key: value for key, value in config.items() if key not in NO_PART_OF_A_RUN}
 
 
@@ -101,47 +96,36 @@ def plan(
     runnable = [name for name, row in table.rows.items() if row.part]
     problems = [f"--only {name!r}: choose among {', '.join(runnable)}" for name in only if name not in runnable]
     cells: list[Cell] = []
-    for name, row in table.rows.items():
-        if row.part is None or (only and name not in only):
-            continue
-        for column, part in table.columns.items():
-            where = f"{table.name}: {name} / {column}"
+    for name in runnable:
+        for column in table.columns if name in (only or runnable) else ():
             try:
-                cells.append(_cell(table, name, row.part, column, part, seeds, data_dir, overrides or {}))
+                cells.append(_cell(table, name, column, seeds or table.seeds, data_dir, overrides or {}))
             except (SettingsError, DataError) as error:
-                problems += [f"{where}: {line}" for line in str(error).splitlines()]
+                problems += [f"{table.name}: {name} / {column}: {line}" for line in str(error).splitlines()]
     if problems:
         raise SettingsError("\n".join(problems))
     return cells
 
 
 def runs_of(cells: list[Cell]) -> list[Run]:
-    """Each run once, row by row."""
     return list({run.name: run for cell in cells for run in cell.runs.values()}.values())
 
 
 def _cell(
-    table: TableFile,
-    name: str,
-    row: Part,
-    column_name: str,
-    column: Part,
-    seeds: tuple[int, ...],
-    data_dir: str,
-    overrides: dict[str, Scalar],
+    table: TableFile, row: str, column: str, seeds: Iterable[int], data_dir: str, overrides: dict[str, Scalar]
 ) -> Cell:
-    parts = (table.base, column, row)
+    parts = [part for part in (table.base, table.columns[column], table.rows[row].part) if part]
     figure = Figure.of(_merged(part.figure for part in parts), "figure")
     recipe = read_recipe(next((part.recipe for part in reversed(parts) if part.recipe), ""))
     config = recipe.settings | _merged(part.settings for part in parts) | overrides
     clients = next((part.clients for part in reversed(parts) if part.clients), None)
     federation = recipe.federation | ({"num-supernodes": clients} if clients else {})
-    runs = {seed: _run(config | {"seed": seed}, federation, data_dir) for seed in seeds or table.seeds}
+    runs = {seed: _run(config | {"seed": seed}, federation, data_dir) for seed in seeds}
     try:
         check_data_are_here(next(iter(runs.values())).settings.data)
     except DataError as missing:
-        return Cell(name, column_name, figure, {}, str(missing))
-    return Cell(name, column_name, figure, runs, spaces=_merged(part.search for part in parts))
+        return Cell(row, column, figure, {}, str(missing))
+    return Cell(row, column, figure, runs, spaces=_merged(part.search for part in parts))
 
 
 def _run(config: dict[str, Scalar], federation: dict[str, Scalar], data_dir: str) -> Run:

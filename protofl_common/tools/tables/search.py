@@ -34,8 +34,6 @@ OF_DATA = {"seed", *keys_of(DataSettings)}
 
 
 class Trial(TypedDict):
-    """A line of a search's file."""
-
     settings: dict[str, Scalar]
     value: float | None
     """None: it failed, and is tried again when the search goes on."""
@@ -56,7 +54,6 @@ class Search:
         self.trials: list[Trial] = [json.loads(line) for line in lines]
 
     def runs_of(self, settings: dict[str, Scalar]) -> list[Run]:
-        """A run for each trial seed."""
         alone: dict[str, Scalar] = {"report": False, "baselines": ""}
         return list(self.cell.runs_with(settings | alone, self.table.trial_seeds).values())
 
@@ -82,7 +79,6 @@ class Search:
 
     @property
     def made(self) -> list[Trial]:
-        """Trials with a value."""
         return [trial for trial in self.trials[: self.table.trials] if trial["value"] is not None]
 
     def tuned(self) -> Cell:

@@ -26,7 +26,7 @@ What is nearer to the run wins: recipe, settings of the table, of the column, of
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
@@ -39,17 +39,49 @@ from protofl_common.experiment.settings import known_keys
 
 COLUMN_KEYS = ("recipe", "settings", "figure", "clients", "search")
 ROW_KEYS = (*COLUMN_KEYS, "paper", "minus", "grid")
-NAMED_PARTS = ("settings", "figure", "search", "grid")
 OF_TABLE = ("title", "source", "note", "recipe", "seeds", "figure", "settings", "columns", "rows")
 TABLE_KEYS = (*OF_TABLE, "against", "search", "trials", "trial-seeds")
 TRIAL_SEEDS = (1001,)
-RANGES = ("log", "range")
+
+
+def _is_list_of_whole_numbers(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(isinstance(one, int) and one >= 0 for one in value)
+
+
+def _is_range(value: Any) -> bool:
+    if not isinstance(value, dict) or list(value) not in (["log"], ["range"]):
+        return False
+    ((name, ends),) = value.items()
+    numbers = isinstance(ends, list) and [type(end) in (int, float) for end in ends] == [True, True]
+    return numbers and ends[0] < ends[1] and (name == "range" or ends[0] > 0)
+
+
+def _is_dictionary(value: Any) -> bool:
+    return isinstance(value, dict)
+
+
+SHAPES: dict[str, tuple[Callable[[Any], bool], str]] = {
+    **dict.fromkeys(("settings", "figure", "search", "grid"), (_is_dictionary, "key: value pairs")),
+    **dict.fromkeys(("columns", "rows"), (_is_dictionary, "a name and what it holds for each, NAME: {…}")),
+    **dict.fromkeys(("seeds", "trial-seeds"), (_is_list_of_whole_numbers, "a list of whole numbers, at least 0")),
+    **dict.fromkeys(
+        ("clients", "trials"), (lambda value: isinstance(value, int) and value >= 1, "a whole number, at least 1")
+    ),
+    "paper": (lambda value: isinstance(value, list | dict), "a number for each column, [1.0, …]"),
+}
+"""Key -> whether a value is right, and what it must be."""
+AMONG: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "grid": (lambda value: isinstance(value, list) and bool(value), "a list of values"),
+    "search": (
+        lambda value: _is_range(value) or (isinstance(value, list) and bool(value)),
+        "a list of values, {log: [LOW, HIGH]} or {range: [LOW, HIGH]}",
+    ),
+}
+"""The same of each setting in it."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """A column, or what a row says of its runs."""
-
     recipe: str = ""
     settings: dict[str, Scalar] = field(default_factory=dict)
     figure: dict[str, Any] = field(default_factory=dict)
@@ -68,8 +100,6 @@ class Row:
 
 @dataclass(frozen=True)
 class TableFile:
-    """A whole table."""
-
     name: str
     title: str
     source: str
@@ -104,7 +134,8 @@ def read_table(path: Path) -> TableFile:
         raise SettingsError(f"{path}: not YAML: {error}") from None
     if not isinstance(content, dict) or not isinstance(content.get("columns"), dict):
         raise SettingsError(f"{path}: a table needs title, columns and rows")
-    problems = _wrong_shapes(content) or _problems(content)
+    content = {key: value for key, value in content.items() if value is not None}
+    problems = list(_wrong_shapes(content)) or list(_problems(content))
     if problems:
         raise SettingsError("\n".join(f"{path.name}: {problem}" for problem in problems))
     content["rows"] = dict(_spread(content["rows"]))
@@ -152,100 +183,50 @@ def _runs(said: dict[str, Any]) -> bool:
     return said.get("minus") is None and ("paper" not in said or any(key in said for key in COLUMN_KEYS))
 
 
-def _wrong_shapes(content: dict[str, Any]) -> list[str]:
-    """A line for each thing that is no list or no dictionary and must be one."""
-    problems = []
-    for kind in ("columns", "rows"):
-        members = content.get(kind) or {}
-        if not isinstance(members, dict):
-            problems.append(f"{kind} = {members!r}: must be a name and what it holds for each, NAME: {{…}}")
-            continue
-        for name, said in members.items():
-            if said is not None and not isinstance(said, dict):
-                problems.append(f"{kind[:-1]} {name} = {said!r}: must be key: value pairs")
-            elif said and not isinstance(said.get("paper", []), list | dict):
-                problems.append(f"row {name}: paper = {said['paper']!r}: must be a number for each column, [1.0, …]")
-    return problems
+def _wrong_shapes(content: dict[str, Any]) -> Iterator[str]:
+    """A line for each key that is unknown, and for each value that is not what `SHAPES` wants."""
+    parts: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {"": (content, TABLE_KEYS)}
+    of_kinds: dict[str, tuple[str, ...]] = {"column": COLUMN_KEYS, "row": ROW_KEYS}
+    for kind, legal in of_kinds.items():
+        members = content.get(f"{kind}s", {})
+        for name, part in members.items() if isinstance(members, dict) else ():
+            if not isinstance(part, dict | None):
+                yield f"{kind} {name} = {part!r}: must be key: value pairs"
+            parts[f"{kind} {name}: "] = (part if isinstance(part, dict) else {}, legal)
+    for where, (part, legal) in parts.items():
+        yield from (f"{where}{line}" for line in unknown_keys(part, legal))
+        for key, value in part.items():
+            is_right, wanted = SHAPES.get(key, (lambda _: True, ""))
+            if not is_right(value):
+                yield f"{where}{key} = {value!r}: must be {wanted}"
+            elif key in ("settings", "search", "grid"):
+                yield from (f"{where}{key}: {line}" for line in unknown_keys(value, known_keys()))
+                is_right, wanted = AMONG.get(key, (lambda _: True, ""))
+                wrong = {name: among for name, among in value.items() if not is_right(among)}
+                yield from (f"{where}{key}: {name} = {among!r}: must be {wanted}" for name, among in wrong.items())
 
 
-def _problems(content: dict[str, Any]) -> list[str]:
-    problems = _unknown("", content, TABLE_KEYS)
-    problems += [f"{key}: missing" for key in ("title", "rows") if not content.get(key)]
-    seeds = content.get("seeds", [1])
-    if not _whole_numbers(seeds):
-        problems.append(f"seeds = {seeds!r}: must be a list of whole numbers, at least 0")
-        seeds = []
-    trials, trial_seeds = content.get("trials", 1), content.get("trial-seeds", list(TRIAL_SEEDS))
-    if not _whole_numbers([trials]) or trials < 1:
-        problems.append(f"trials = {trials!r}: must be a whole number, at least 1")
-    if not _whole_numbers(trial_seeds) or set(trial_seeds) & set(seeds):
-        problems.append(
-            f"trial-seeds = {trial_seeds!r}: must be a list of whole numbers, none of them one of the seeds"
-        )
-    rows = content.get("rows") or {}
-    for kind, members, legal in (("column", content["columns"], COLUMN_KEYS), ("row", rows, ROW_KEYS)):
-        for name, said in members.items():
-            problems += _unknown(f"{kind} {name}: ", said or {}, legal)
-    for name, said in rows.items():
-        problems += _problems_of_row(str(name), said or {}, content)
-    if any(
-        "seed" in ((part or {}).get("settings") or ())
-        for part in (content, *content["columns"].values(), *rows.values())
-    ):
-        problems.append("settings: seed: must not be there; list them under seeds")
-    against, names = content.get("against"), [] if problems else [name for name, _ in _spread(rows)]
-    if against and names and against not in names:
-        problems.append(f"against = {against!r}: must be one of {', '.join(names)}")
-    return problems
-
-
-def _problems_of_row(name: str, said: dict[str, Any], content: dict[str, Any]) -> list[str]:
-    problems, columns, numbers = [], content["columns"], said.get("paper", [])
-    if isinstance(numbers, list) and len(numbers) > len(columns):
-        problems.append(f"row {name}: paper has {len(numbers)} numbers for {len(columns)} columns")
-    if isinstance(numbers, dict):
-        problems += [f"row {name}: paper: no column {column!r}" for column in numbers if column not in columns]
-    minus = said.get("minus")
-    if minus is not None:
-        others = {row: other for row, other in content["rows"].items() if row != name and _runs(other or {})}
-        there = [row for row, _ in _spread(others)]
-        if not isinstance(minus, list) or len(minus) != 2 or any(row not in there for row in minus):
-            problems.append(f"row {name}: minus = {minus!r}: must be two of {', '.join(map(str, there))}")
-    return problems
-
-
-def _unknown(where: str, said: dict[str, Any], legal: tuple[str, ...]) -> list[str]:
-    problems = [f"{where}{line}" for line in unknown_keys(said, legal)]
-    for part in NAMED_PARTS:
-        if not isinstance(said.get(part, {}), dict):
-            problems.append(f"{where}{part} = {said[part]!r}: must be key: value pairs")
-        elif part != "figure":
-            problems += [f"{where}{part}: {line}" for line in unknown_keys(said.get(part, {}), known_keys())]
-    problems += [f"{where}{problem}" for problem in _problems_of_values(said)]
-    clients = said.get("clients", 1)
-    if not _whole_numbers([clients]) or clients < 1:
-        problems.append(f"{where}clients = {clients!r}: must be a whole number, at least 1")
-    return problems
-
-
-def _problems_of_values(said: dict[str, Any]) -> Iterator[str]:
-    """Read ``grid`` and ``search``."""
-    for part in ("grid", "search"):
-        values = said.get(part, {})
-        for key, among in values.items() if isinstance(values, dict) else ():
-            if not (isinstance(among, list) and among) and not (part == "search" and _is_range(among)):
-                ranges = ", {log: [LOW, HIGH]} or {range: [LOW, HIGH]}" * (part == "search")
-                yield f"{part}: {key} = {among!r}: must be a list of values{ranges}"
-
-
-def _is_range(said: Any) -> bool:
-    if not isinstance(said, dict) or list(said) not in ([name] for name in RANGES):
-        return False
-    ((name, ends),) = said.items()
-    numbers = isinstance(ends, list) and [type(end) in (int, float) for end in ends] == [True, True]
-    return numbers and ends[0] < ends[1] and (name == "range" or ends[0] > 0)
-
-
-def _whole_numbers(values: Any) -> bool:
-    numbers = isinstance(values, list) and all(isinstance(value, int) and value >= 0 for value in values)
-    return numbers and len(values) > 0
+def _problems(content: dict[str, Any]) -> Iterator[str]:
+    """A line for each thing that does not fit to another."""
+    yield from (f"{key}: missing" for key in ("title", "rows") if not content.get(key))
+    columns, rows, seeds = content["columns"], content.get("rows", {}), content.get("seeds", [1])
+    if set(trial_seeds := content.get("trial-seeds", list(TRIAL_SEEDS))) & set(seeds):
+        yield f"trial-seeds = {trial_seeds!r}: must be a list of whole numbers, none of them one of the seeds"
+    if any("seed" in (part or {}).get("settings", {}) for part in (content, *columns.values(), *rows.values())):
+        yield "settings: seed: must not be there; list them under seeds"
+    for name, row in rows.items():
+        numbers, minus = (row or {}).get("paper", []), (row or {}).get("minus")
+        if isinstance(numbers, list) and len(numbers) > len(columns):
+            yield f"row {name}: paper has {len(numbers)} numbers for {len(columns)} columns"
+        if isinstance(numbers, dict):
+            yield from (f"row {name}: paper: no column {column!r}" for column in numbers if column not in columns)
+        there = [
+            other for other, _ in _spread({one: rows[one] for one in rows if one != name and _runs(rows[one] or {})})
+        ]
+        if minus is not None and not (
+            isinstance(minus, list) and len(minus) == 2 and all(one in there for one in minus)
+        ):
+            yield f"row {name}: minus = {minus!r}: must be two of {', '.join(map(str, there))}"
+    names = [name for name, _ in _spread(rows)]
+    if (against := content.get("against")) and against not in names:
+        yield f"against = {against!r}: must be one of {', '.join(names)}"

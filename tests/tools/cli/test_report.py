@@ -8,7 +8,6 @@ import pytest
 
 from protofl_common.report.figures import accuracy
 from protofl_common.tools.cli import main
-from tests.report.pages import Page
 from tests.report.test_page import row, write
 
 
@@ -46,23 +45,6 @@ def test_a_page_that_cannot_be_written_is_said(tmp_path: Path, capsys: pytest.Ca
     (folder / "report.html").mkdir()
     assert main(["report", str(folder)]) == 1
     assert "the page cannot be written" in capsys.readouterr().err
-
-
-def test_another_run_as_the_reference(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    one = write(tmp_path / "one", [row(number, ["a", "b"]) for number in range(1, 4)], seed=1)
-    two = write(tmp_path / "two", [row(number, ["a"]) for number in range(1, 9)], algo="local", seed=1)
-    other = write(tmp_path / "three", [row(1, ["a", "b"])], seed=2, alpha=0.5)
-    assert main(["report", str(one), "--against", str(two)]) == 0
-    page = Page(one / "report.html")
-    assert "head, other run" in page.figures["accuracy-curves"]
-    assert "Grey: the mean of two (Local on unknown data)." in page.figures["accuracy-curves"]
-    said = "Beside two (Local on unknown data): prototype 3.0 % here, 8.0 % there; head 3.0 % here, 8.0 % there;"
-    assert said in page.source
-    assert "not on the same data: number of clients. One run each: a difference may be chance." in page.source
-    assert main(["report", str(one), "--against", str(other)]) == 0
-    assert "not on the same data: alpha, seed." in (one / "report.html").read_text(encoding="utf-8")
-    assert main(["report", str(one), "--against", "nowhere"]) == 1
-    assert "nowhere: no such folder" in capsys.readouterr().err
 
 
 def test_the_text_for_an_issue(tmp_path: Path) -> None:

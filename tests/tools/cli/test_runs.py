@@ -1,4 +1,4 @@
-"""``protofl runs``: what it lists, what it removes and what it never does, and the index page."""
+"""``protofl runs``: what it lists, what it removes and what it never does."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import pytest
 from filelock import FileLock
 
 from protofl_common.tools.cli import main
-from tests.report.pages import Page
 from tests.tools.cli.test_json import told
 from tests.tools.fakes import write_run
 
@@ -155,45 +154,3 @@ def test_what_cannot_work_is_said(words: list[str], said: str, runs: Path, capsy
     assert main(["runs", *words]) == 1
     assert said in capsys.readouterr().err
     assert heavy(runs)["older"] == BOTH
-
-
-def test_the_index_has_a_table_for_each_division_of_data(
-    tmp_path: Path, runs: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for algo, alpha, seed, accuracy in (
-        *(("<b>fedproto", 0.1, seed, 0.5 + seed / 100) for seed in (1, 2)),
-        *(("local", 0.1, seed, 0.25) for seed in (1, 2)),
-        ("local", 0.5, 1, 0.25),
-    ):
-        settings = {"algo": algo, "dataset": "digits", "partition": "dirichlet", "alpha": alpha, "seed": seed}
-        folder = tmp_path / "runs" / f"{algo.strip('<b>')}-{alpha}-{seed}"
-        write_run(folder, settings, [{"0": {"head": accuracy}}] * 2)
-        (folder / "report.html").write_text("page")
-    assert main(["runs", "--html", "index.html"]) == 0
-    assert capsys.readouterr().out == "index.html\n"
-    page = Page(tmp_path / "index.html")
-    assert (
-        page.sections
-        == [
-            "digits-·-dirichlet-·-1-clients-·-alpha-0.1",
-            "digits-·-dirichlet-·-1-clients-·-alpha-0.5",
-            "digits-·-iid-·-1-clients",
-        ]
-        or len(page.sections) == 3
-    )
-    tables = sorted(table[1:] for table in page.tables)
-    first = next(table for table in tables if table[0][0] == "<b>fedproto")
-    assert [row[:4] for row in first] == [
-        ["<b>fedproto", "2", "51.50", "45.15 … 57.85"],
-        ["local", "2", "25.00", "25.00 … 25.00"],
-    ]
-    assert first[1][4] == "final head"
-    links = [attrs["href"] for tag, attrs in page.tags if tag == "a" and not attrs["href"].startswith("#")]
-    assert "runs/local-0.1-2/report.html" in links
-    assert len(links) == 5
-    assert str(tmp_path) not in page.source
-
-
-def test_an_index_needs_finished_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["runs", str(tmp_path), "--html", str(tmp_path / "index.html")]) == 1
-    assert "--html: there is no finished run to show, and no table" in capsys.readouterr().err

@@ -104,8 +104,8 @@ def test_the_best_round_follows_validation_data(parts: dict[str, Any], value: fl
         for rows in (HEADS, PLANTED)
     )
     figure = Figure.of(parts, "here")
-    chosen = "test" if figure.when == "best" else ""
-    assert figure.chosen_on(folder) == chosen
+    chosen = ", its round chosen on test data" if figure.when == "best" else ""
+    assert figure.described(folder) == f"{figure}{chosen}"
     write_run(folder, {}, tested, domains=DOMAINS, validation=validated)
     assert figure.read(folder) == pytest.approx(value)
-    assert figure.chosen_on(folder) == chosen.replace("test", "validation")
+    assert figure.described(folder) == f"{figure}{chosen.replace('test', 'validation')}"

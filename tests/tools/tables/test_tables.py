@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import asdict
 from io import StringIO
@@ -23,7 +22,6 @@ from protofl_common.tools.tables.execute import Runs
 from protofl_common.tools.tables.plan import Run, plan, runs_of
 from protofl_common.tools.tables.render import Result, drawn
 from protofl_common.tools.tables.spec import read_table
-from tests.report.pages import Page
 from tests.tools.fakes import write_run
 
 TABLES = sorted((ROOT / "configs" / "tables").glob("*.yaml"))
@@ -256,7 +254,7 @@ Somebody et al., Table 1
 A note.
 
 |  | all | paper | first | paper | few | paper |
-| --- | ---: | ---: | ---: | ---: | ---: | ---: |
+|---|---:|---:|---:|---:|---:|---:|
 | Local | 51.50 ± 0.71 | 98.26 ± 0.40 | 51.50 ± 0.71 |  | 51.50 ± 0.71 | 90 |
 | FedRep | – | 97.5 | – |  | – |  |
 | FedProto | 76.00 (1 of 2 seeds, others failed) |  | 76.00 (1 of 2 seeds, others failed) |  \
@@ -270,31 +268,6 @@ two rows; mean ± sample standard deviation over the seeds.
 - FedProto (all, first, few): failed: seed 2: it exploded
 - MNIST (all, first, few): skipped: data-dir = 'data/no': there is no such folder (dataset 'mnist'), or download = true
 """
-
-
-def test_the_index_ranks_the_rows_of_a_table(small: Path) -> None:
-    run_table(small, Launcher())
-    file, index = small.with_suffix(".json"), small.with_name("index.html")
-    content = json.loads(file.read_text())
-    of_all = [cell for cell in content["cells"] if cell["column"] == "all"]
-    content["cells"] = [*of_all, *({**cell, "column": "sent", "figure": "final numbers"} for cell in of_all[:2])]
-    of_all[1]["difference"] = {"n": 2, "mean": 24.5, "interval": [20.0, 29.0], "p": 0.014}
-    of_table = {"title": 'The "small" <table>', "note": "MNIST is <not> like the others.", "against": "Local"}
-    file.write_text(json.dumps(content | of_table))
-    small.with_name("other.json").write_text('{"cells": 1}')
-    assert main(["runs", str(small.parent), "--html", str(index)]) == 0
-    page = Page(index)
-    assert page.sections == ['small:-the-"small"-<table>']
-    assert page.tables[0] == [
-        ["", "n", "mean", "95 % interval", "difference", "95 % interval", "p", "paper"],
-        ["FedProto", "1, failed", "76.00", "–", "+24.50", "20.00 … 29.00", "0.014", "–"],
-        ["Local", "2", "51.50", "45.15 … 57.85", "–", "–", "–", "98.26 ± 0.40"],
-        ["MNIST", "0, skipped", "–", "–", "–", "–", "–", "–"],
-    ]
-    assert [row[0] for row in page.tables[1]] == ["", "Local", "FedProto"]  # of numbers sent, less is better
-    assert {"all: final head", "sent: final numbers", of_table["note"]} <= set(page.texts)
-    links = [attrs["href"] for tag, attrs in page.tags if tag == "a"][1:]
-    assert links == ["small.md", "small.csv", "small.long.csv", "small.json"]
 
 
 def test_a_table_as_a_figure_has_a_line_for_each_row_that_has_results(small: Path) -> None:

@@ -1,11 +1,39 @@
-"""The ε that a run has spent, and the end of its budget."""
+"""What ends a run before its last round: figures that no longer get better, or a spent privacy budget."""
 
 from __future__ import annotations
 
 from protofl_common.basics.run_history import RunHistory
 from protofl_common.config.options import SettingsError
+from protofl_common.runs.metrics import has_stalled
 from server_app.callbacks.base import Callback, Run
 from server_app.network.membership import Federation
+
+
+class EarlyStopping(Callback):
+    """Ends the run after ``early-stopping`` evaluations without a better one on validation data."""
+
+    def why_stop(self, run: Run, number: int) -> str:
+        """Compare the figures; SettingsError for a metric that the run does not measure, or too few that measure it."""
+        chosen = run.settings.run
+        if has_stalled(run.rows, chosen.early_stopping_metric, chosen.early_stopping) and (best := run.best):
+            since = f"{best['metric']} on validation data was the best after round {best['after']}"
+            return f"stopped early after round {number - 1} of {chosen.rounds}: {since} (early-stopping)"
+        if chosen.early_stopping and (why := self._unmeasured(run)):
+            how = "set validation-fraction, or mark a part `validation` in your own data"
+            raise SettingsError(f"early-stopping = {chosen.early_stopping}: {why}; {how}")
+        return ""
+
+    def _unmeasured(self, run: Run) -> str:
+        """With secure aggregation the first evaluation shows who has validation samples, else the introductions."""
+        cards, liars = run.federation.cards, run.federation.bounds.liars
+        if run.settings.privacy.secagg:
+            measured = not any(row["accuracy"] for row in run.rows) or any("validation" in row for row in run.rows)
+            return "" if measured else "no client has validation samples"
+        having = sum(card.validation_samples > 0 for card in cards.values())
+        if not having:
+            return "no client has validation samples"
+        who = f"{having} of {len(cards)} clients {'has' if having == 1 else 'have'} validation samples"
+        return "" if having > 2 * liars else f"{who}, too few for liars = {liars}"
 
 
 class Budget(Callback):
