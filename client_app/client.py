@@ -15,8 +15,7 @@ from client_app.augment import Augment, augment_of
 from client_app.data import Samples, split_unlabelled, to_device
 from client_app.failures import log
 from client_app.folders import Folders
-from protofl_common.backbones.cache import cached_features
-from protofl_common.backbones.extract import feature_widths
+from protofl_common.backbones.features import cached_features, feature_widths
 from protofl_common.basics.devices import open_device
 from protofl_common.basics.seeding import derive_seed
 from protofl_common.basics.text import names_in

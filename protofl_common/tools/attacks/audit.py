@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from protofl_common.backbones.extract import features_of
+from protofl_common.backbones.features import features_of
 from protofl_common.backbones.load import load_backbone
 from protofl_common.basics.files import write_text
 from protofl_common.basics.tensorfile import write_tensors

@@ -20,12 +20,11 @@ from torch import Tensor, nn
 
 from protofl_common.backbones.load import WEIGHTS
 from protofl_common.backbones.network import WIDTH, SmallResNet
-from protofl_common.backbones.weightfile import StoredWeights
 from protofl_common.config.backbones import EMBEDDED
 from protofl_common.data.inputs import channel_statistics
 from tests.bench.pretraining.augment import augmented
 from tests.bench.pretraining.corpus import Corpus, drawn
-from tests.bench.pretraining.weights import write_weights
+from tests.bench.pretraining.weights import StoredWeights, write_weights
 
 BATCH, STEPS = 64, 6000
 MOMENTUM, WEIGHT_DECAY, SMOOTHING = 0.9, 5e-4, 0.1

@@ -1,19 +1,74 @@
-"""Features of frozen backbones: r(x), K backbones side by side (FedPCL, Section 3)."""
+"""Features of frozen backbones: r(x), K backbones side by side (FedPCL, Section 3), computed once per set of images."""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from protofl_common.backbones.load import load_backbone
 from protofl_common.backbones.network import Backbone
+from protofl_common.basics.files import digest, replacing
+from protofl_common.basics.text import as_file_name
 from protofl_common.config.options import SettingsError
 from protofl_common.data.inputs import are_images, described
 from protofl_common.data.raw import Inputs
+from protofl_common.data.store import locked
+
+FORMAT = 1
+"""Raised whenever the same backbones give other features, e.g. after a change of the resizing."""
+FOLDER = "features"
+"""Under ``cache_dir``."""
+MOST_IN_MEMORY = 8
+"""Feature sets kept in memory: in simulation a worker serves many clients in turn."""
+_memory: dict[str, Tensor] = {}
+"""The one used last stands last."""
+
+
+def cached_features(images: Inputs, names: Sequence[str], device: torch.device, cache_dir: Path, key: str) -> Tensor:
+    """`extract_features`, computed once and then read from ``cache_dir``; treat the result as read-only.
+
+    The entry's name is ``key`` (for people: say whose images they are) and a hash of the images' bytes, of the
+    backbones' names and weights, and of the kind of device. A file that is damaged is made anew.
+
+    BackboneError when a backbone cannot be had. DataError when the cache folder cannot be written.
+    """
+    backbones = [load_backbone(name, device) for name in names]
+    content = hashlib.sha256(np.ascontiguousarray(images).data).hexdigest()
+    entry = digest(FORMAT, content, images.shape, [backbone.identity for backbone in backbones], device.type)
+    features = _memory.pop(entry, None)
+    if features is None:
+        file = cache_dir.expanduser().absolute() / FOLDER / f"{as_file_name(key)}-{entry}.safetensors"
+        shape = (len(images), sum(backbone.width for backbone in backbones))
+        features = _opened(file, shape)
+        if features is None:
+            with locked(file):
+                features = _opened(file, shape)
+                if features is None:
+                    features = extract_features(images, names, device)
+                    with replacing(file, private=True) as beside:
+                        save_file({"features": features}, beside)
+    _memory[entry] = features
+    if len(_memory) > MOST_IN_MEMORY:
+        del _memory[next(iter(_memory))]
+    return features
+
+
+def _opened(file: Path, shape: tuple[int, int]) -> Tensor | None:
+    """The features, or None where there are none, or others than expected."""
+    try:
+        features = load_file(file)["features"]
+    except (OSError, SafetensorError, KeyError):
+        return None
+    sound = features.dtype == torch.float32 and features.shape == shape and bool(features.isfinite().all())
+    return features if sound else None
 
 
 def extract_features(images: Inputs, names: Sequence[str], device: torch.device, batch_size: int = 64) -> Tensor:
