@@ -29,7 +29,7 @@ from protofl_common.data.store import cache_root
 from protofl_common.experiment.node import NodeConfig, is_site
 from protofl_common.experiment.permissions import allow_named
 from protofl_common.experiment.settings import Settings, baseline_config
-from protofl_common.models.initial import initial_model
+from protofl_common.models.build import initial_model
 from protofl_common.models.split import SplitModel
 from protofl_common.privacy.plan import Plan
 from protofl_common.privacy.release import noised_images
