@@ -20,7 +20,7 @@ from protofl_common.basics.text import as_file_name
 from protofl_common.config.options import SettingsError
 from protofl_common.data.inputs import are_images, described
 from protofl_common.data.raw import Inputs
-from protofl_common.data.store import locked
+from protofl_common.data.store import cached
 
 FORMAT = 1
 """Raised whenever the same backbones give other features, e.g. after a change of the resizing."""
@@ -47,14 +47,14 @@ def cached_features(images: Inputs, names: Sequence[str], device: torch.device, 
     if features is None:
         file = cache_dir.expanduser().absolute() / FOLDER / f"{as_file_name(key)}-{entry}.safetensors"
         shape = (len(images), sum(backbone.width for backbone in backbones))
-        features = _opened(file, shape)
-        if features is None:
-            with locked(file):
-                features = _opened(file, shape)
-                if features is None:
-                    features = extract_features(images, names, device)
-                    with replacing(file, private=True) as beside:
-                        save_file({"features": features}, beside)
+
+        def build() -> Tensor:
+            computed = extract_features(images, names, device)
+            with replacing(file, private=True) as beside:
+                save_file({"features": computed}, beside)
+            return computed
+
+        features = cached(file, file, lambda: _opened(file, shape), build)
     _memory[entry] = features
     if len(_memory) > MOST_IN_MEMORY:
         del _memory[next(iter(_memory))]

@@ -5,10 +5,7 @@ Images are too large to be made floating point at once.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from contextlib import suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,8 +18,8 @@ if TYPE_CHECKING:
 
 CHUNK = 2048
 """Images handled at a time."""
-ALWAYS_FITS = 2**20
-"""Fewer bytes are loaded without a look at the memory that is left, which takes a while."""
+MOST_IN_MEMORY = 2**32
+"""Bytes of inputs as float32; more stay on the disk (`StoredRows`)."""
 
 
 class StoredRows:
@@ -41,24 +38,6 @@ class StoredRows:
     def __array__(self, *_: Any, **__: Any) -> Inputs:
         """All of them, in memory."""
         return self[:]
-
-
-def too_large(shape: Sequence[int]) -> bool:
-    """True if float32 numbers of this shape would take more than a quarter of the memory that is left."""
-    size = 4 * math.prod(shape)
-    return size > ALWAYS_FITS and size > memory_left() / 4
-
-
-def memory_left() -> float:
-    """Bytes that this machine has left, or this process's container; infinite where Linux does not tell."""
-    left = math.inf
-    with suppress(OSError, ValueError, KeyError):
-        facts = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
-        left = 1024 * float(facts["MemAvailable"].split()[0])
-        group = Path("/sys/fs/cgroup")
-        used = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
-        left = min(left, float((group / "memory.max").read_text()) - float(used["anon"]))
-    return left
 
 
 def described(inputs: Inputs) -> str:
