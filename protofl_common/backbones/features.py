@@ -18,8 +18,7 @@ from protofl_common.backbones.network import Backbone
 from protofl_common.basics.files import digest, replacing
 from protofl_common.basics.text import as_file_name
 from protofl_common.config.options import SettingsError
-from protofl_common.data.inputs import are_images, described
-from protofl_common.data.raw import Inputs
+from protofl_common.data.raw import Inputs, are_images, described
 from protofl_common.data.store import cached
 
 FORMAT = 1

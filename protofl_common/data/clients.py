@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 from protofl_common.basics.seeding import derive_seed
 from protofl_common.config.sections import DataSettings
 from protofl_common.data.division import client_share, placed
-from protofl_common.data.inputs import MOST_IN_MEMORY, StoredRows
-from protofl_common.data.raw import Inputs, Ints
+from protofl_common.data.raw import MOST_IN_MEMORY, Inputs, Ints, StoredRows
 from protofl_common.data.shares import Generator, by_class
 from protofl_common.data.sources import check_data_settings
 from protofl_common.data.store import StoredData, data_if_cached, open_data

@@ -21,8 +21,7 @@ import numpy as np
 from protofl_common.basics.files import cache_folder, digest, locked, replacing
 from protofl_common.basics.text import as_file_name
 from protofl_common.config.sections import DataSettings
-from protofl_common.data.inputs import are_images, resized, statistics
-from protofl_common.data.raw import DataError, RawData
+from protofl_common.data.raw import DataError, RawData, are_images, resized, statistics
 from protofl_common.data.sources import source_of
 
 T = TypeVar("T")

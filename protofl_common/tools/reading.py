@@ -19,8 +19,8 @@ from pathlib import Path
 import numpy as np
 
 from protofl_common.config.options import SettingsError
-from protofl_common.data.files import Rows, tokens
 from protofl_common.data.images import read_image
+from protofl_common.data.own import Rows, tokens
 from protofl_common.data.raw import DataError, Images, Inputs
 from protofl_common.runs.folder import CARD, MOST_NUMBERS
 
