@@ -15,8 +15,7 @@ from torch.nn.functional import affine_grid, grid_sample
 
 from protofl_common.basics.text import names_in
 from protofl_common.data import ClientData
-from protofl_common.data.inputs import are_images, described
-from protofl_common.data.raw import DataError
+from protofl_common.data.raw import DataError, are_images, described
 
 MOST_DEGREES = 30.0
 

@@ -15,8 +15,7 @@ from client_app.augment import Augment, augment_of
 from client_app.data import Samples, split_unlabelled, to_device
 from client_app.failures import log
 from client_app.folders import Folders
-from protofl_common.backbones.cache import cached_features
-from protofl_common.backbones.extract import feature_widths
+from protofl_common.backbones.features import cached_features, feature_widths
 from protofl_common.basics.devices import open_device
 from protofl_common.basics.seeding import derive_seed
 from protofl_common.basics.text import names_in
@@ -30,7 +29,7 @@ from protofl_common.data.store import cache_root
 from protofl_common.experiment.node import NodeConfig, is_site
 from protofl_common.experiment.permissions import allow_named
 from protofl_common.experiment.settings import Settings, baseline_config
-from protofl_common.models.initial import initial_model
+from protofl_common.models.build import initial_model
 from protofl_common.models.split import SplitModel
 from protofl_common.privacy.plan import Plan
 from protofl_common.privacy.release import noised_images

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from client_app.augment import Augment
 from protofl_common.data import UNLABELLED, ClientData
-from protofl_common.data.inputs import StoredRows, normalised
+from protofl_common.data.raw import StoredRows, normalised
 
 
 class StoredInputs:

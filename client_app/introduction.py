@@ -12,7 +12,7 @@ from client_app.algorithms import client_half
 from client_app.client import Client
 from client_app.failures import log
 from client_app.protections.ledger import check_affordable
-from protofl_common.backbones.extract import check_images
+from protofl_common.backbones.features import check_images
 from protofl_common.basics.files import digest
 from protofl_common.config.architectures import ARCHITECTURES
 from protofl_common.config.options import SettingsError

@@ -13,7 +13,7 @@ from torch.nn.functional import cosine_similarity
 from client_app.algorithms.base import ClientAlgorithm
 from client_app.client import Client
 from client_app.data import Samples
-from protofl_common.backbones.extract import feature_widths
+from protofl_common.backbones.features import feature_widths
 from protofl_common.basics.seeding import derive_seed
 from protofl_common.maths.prototypes import class_means
 from protofl_common.wire.statistics import MAX_FEATURES, ClientStatistics

@@ -29,7 +29,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 import client_app.app
-import protofl_common.backbones.cache
+import protofl_common.backbones.features
 import protofl_common.basics.tensorfile
 from client_app.failures import OPEN, reason_of
 from client_app.state import ClientState, StateFolder
@@ -219,8 +219,8 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SiteOnDisk]:
         for module, name, mode in (
             (protofl_common.basics.tensorfile, "safe_open", "r"),
             (protofl_common.basics.tensorfile, "save_file", "w"),
-            (protofl_common.backbones.cache, "load_file", "r"),
-            (protofl_common.backbones.cache, "save_file", "w"),
+            (protofl_common.backbones.features, "load_file", "r"),
+            (protofl_common.backbones.features, "save_file", "w"),
             (safetensors.torch, "load_file", "r"),
         ):
             patch.setattr(module, name, audited(getattr(module, name), mode))

@@ -36,7 +36,7 @@ from protofl_common.basics.seeding import derive_seed
 from protofl_common.experiment.catalog import FedKDHparams
 from protofl_common.maths.losses.distillation import adaptive, divergence
 from protofl_common.maths.low_rank import applied, change, compressed
-from protofl_common.models.initial import initial_model
+from protofl_common.models.build import initial_model
 from protofl_common.wire.payloads import Payload, StateDict
 
 

@@ -26,7 +26,7 @@ from client_app.client import Client
 from client_app.training import Batch, LossTerms
 from protofl_common.experiment.catalog import FMLHparams
 from protofl_common.maths.losses.distillation import divergence
-from protofl_common.models.initial import initial_model
+from protofl_common.models.build import initial_model
 from protofl_common.wire.payloads import Payload
 
 

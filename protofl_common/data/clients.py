@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, cast
@@ -12,8 +13,7 @@ from numpy.typing import NDArray
 from protofl_common.basics.seeding import derive_seed
 from protofl_common.config.sections import DataSettings
 from protofl_common.data.division import client_share, placed
-from protofl_common.data.inputs import StoredRows, too_large
-from protofl_common.data.raw import Inputs, Ints
+from protofl_common.data.raw import MOST_IN_MEMORY, Inputs, Ints, StoredRows
 from protofl_common.data.shares import Generator, by_class
 from protofl_common.data.sources import check_data_settings
 from protofl_common.data.store import StoredData, data_if_cached, open_data
@@ -27,7 +27,7 @@ class ClientData:
     """The samples of one client; the arrays are read-only where they are views into the cache of the data set.
 
     Inputs are as `RawData.inputs`: images, numbers or tokens [n, …]; no sample is in two parts, and for validation
-    there may be none. Inputs that would take much of the memory stay on the disk (`StoredRows`). Labels are int64 [n],
+    there may be none. Inputs above `MOST_IN_MEMORY` stay on the disk (`StoredRows`). Labels are int64 [n],
     indices into ``classes``; with ``positive-rate`` below 1, -1 for the unlabelled training samples.
     """
 
@@ -132,7 +132,7 @@ def hide_labels(labels: Ints, rate: float, rng: Generator) -> Ints:
 
 def _rows(array: NDArray[Any], rows: Ints) -> NDArray[Any]:
     """These rows: copied, or, where they follow one another, as a view that all clients of the machine share."""
-    if array.ndim > 1 and too_large((len(rows), *array.shape[1:])):
+    if array.ndim > 1 and 4 * len(rows) * math.prod(array.shape[1:]) > MOST_IN_MEMORY:
         return cast(NDArray[Any], StoredRows(array, rows))
     if len(rows) and rows[-1] - rows[0] == len(rows) - 1:
         return np.asarray(array)[rows[0] : rows[-1] + 1]

@@ -60,13 +60,6 @@ class CosineHead(nn.Module):
         return self.scale * (F.normalize(input) @ self.weight.T)
 
 
-def build_head(feature_dim: int, hidden: int, num_classes: int, dropout: float = 0.0) -> LinearHead:
-    """A head with ``hidden`` units in a layer before its last; 0: without that layer."""
-    if hidden:
-        return HiddenHead(feature_dim, hidden, num_classes, dropout)
-    return LinearHead(feature_dim, num_classes, dropout)
-
-
 def freeze_orthogonally(head: LinearHead) -> None:
     """Fix the last layer: its weight's rows become ``class_directions``, its bias 0, and neither trains any more."""
     classes, width = head.weight.shape

@@ -19,8 +19,7 @@ from protofl_common.basics.text import LONGEST_NAME, printable
 from protofl_common.config.architectures import ARCHITECTURES, PROJECTION
 from protofl_common.config.options import SettingsError
 from protofl_common.maths.prototypes import Prototypes
-from protofl_common.models.build import build_model
-from protofl_common.models.layers import with_group_norm
+from protofl_common.models.build import build_model, with_group_norm
 from protofl_common.models.split import SplitModel
 from protofl_common.runs.folder import CARD, KINDS, MOST_NUMBERS, WEIGHTS
 

@@ -9,8 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from protofl_common.data.inputs import are_images, described
-from protofl_common.data.raw import DataError, Images, Inputs
+from protofl_common.data.raw import DataError, Images, Inputs, are_images, described
 from protofl_common.maths.prototypes import Prototypes
 
 

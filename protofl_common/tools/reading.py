@@ -12,8 +12,8 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image
 
-from protofl_common.data.files import Rows, tokens
 from protofl_common.data.images import read_image
+from protofl_common.data.own import Rows, tokens
 from protofl_common.data.raw import DataError, Images, Inputs
 
 ARRAYS = (".npy", ".npz")

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from protofl_common.maths.aggregation import clip_updates, merge_weights
-from protofl_common.models.initial import initial_model
+from protofl_common.models.build import initial_model
 from protofl_common.models.split import SplitModel
 from protofl_common.wire.payloads import StateDict, part_of
 from protofl_common.wire.schema import weights_in

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from protofl_common.models.initial import initial_head
+from protofl_common.models.build import initial_head
 from protofl_common.models.split import SplitModel
 from server_app.strategies.base import H
 from server_app.strategies.fedavg import FedAvg

@@ -17,7 +17,7 @@ from torch.nn.functional import cross_entropy
 from protofl_common.basics.seeding import derive_seed
 from protofl_common.experiment.catalog import MPFTHparams
 from protofl_common.maths.prototypes import Prototypes
-from protofl_common.models.initial import initial_model
+from protofl_common.models.build import initial_model
 from protofl_common.wire.payloads import Payload, StateDict
 from server_app.network.membership import Federation
 from server_app.strategies.base import ServerStrategy

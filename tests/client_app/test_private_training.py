@@ -14,7 +14,7 @@ from client_app.data import Samples
 from client_app.protections.private_step import PrivateStep
 from client_app.training import Batch, LossTerms, train
 from protofl_common.config.options import SettingsError
-from protofl_common.models.layers import with_group_norm
+from protofl_common.models.build import with_group_norm
 from protofl_common.models.split import SplitModel
 from protofl_common.privacy.plan import plan_of
 from tests.client_app.test_training import settings, some_data, some_model

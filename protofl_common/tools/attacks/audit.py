@@ -22,15 +22,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from protofl_common.backbones.extract import features_of
+from protofl_common.backbones.features import features_of
 from protofl_common.backbones.load import load_backbone
 from protofl_common.basics.files import write_text
 from protofl_common.basics.tensorfile import write_tensors
 from protofl_common.basics.text import in_order
 from protofl_common.config.options import SettingsError
 from protofl_common.data import ClientData, open_client_data
-from protofl_common.data.inputs import are_images, described
-from protofl_common.data.raw import Images, Inputs
+from protofl_common.data.raw import Images, Inputs, are_images, described
 from protofl_common.experiment.settings import Settings, default_run_config
 from protofl_common.maths.prototypes import Prototypes, distances
 from protofl_common.models.trained import TrainedModel
