@@ -192,11 +192,6 @@ def vectors_in(declared: Declared) -> dict[str, Vectors]:
     return {name: entry for name, entry in declared.items() if isinstance(entry, Vectors)}
 
 
-def sets_in(declared: Declared) -> dict[str, VectorSets]:
-    """The entries that are every client's vectors, by name."""
-    return {name: entry for name, entry in declared.items() if isinstance(entry, VectorSets)}
-
-
 def statistics_declared(level: str) -> Declared:
     """Return what a reply to the final evaluation may carry, at a level of ``statistics``."""
     return {} if level == "none" else {"statistics": Statistics(level)}
