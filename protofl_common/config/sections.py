@@ -14,7 +14,7 @@ from protofl_common.config.options import Affects, keys_affecting, option
 from protofl_common.config.python_names import PYTHON_NAME
 
 STATISTICS_LEVELS = ("none", "summary", "features")
-"""What clients tell for the report (`wire/statistics.py`)."""
+"""What clients tell for the report (`wire/schema.py`)."""
 TRACKERS = ("mlflow", "tensorboard", "trackio", "wandb")
 """Experiment trackers (`server_app/callbacks/trackers.py`)."""
 MERGINGS = ("auto", "mean", "median", "trimmed-mean")

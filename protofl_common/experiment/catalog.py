@@ -15,7 +15,7 @@ from typing import Literal, TypeVar
 from protofl_common.config.architectures import ARCHITECTURES, GAUSSIAN_HEADS
 from protofl_common.config.options import SettingsError, option
 from protofl_common.config.python_names import PYTHON_NAME
-from protofl_common.wire.schema import Counts, Entry, Exchange, Moments, Update, Vectors, VectorSets, Weights, vectors_in
+from protofl_common.wire.schema import Counts, Entry, Exchange, Moments, Update, Vectors, VectorSets, Weights
 
 CLUSTERINGS = ("finch", "kmeans", "average")
 """How `clustering.cluster` makes prototypes of a class's vectors: clusters by FINCH or by k-means, or one mean."""
@@ -277,7 +277,7 @@ class Algorithm:
         """Why sums over the clients are not enough for the server, where it exchanges this; "" if they are."""
         if any(isinstance(entry, VectorSets) for entry in exchange.down.values()):
             return "its clients receive one another's prototypes"
-        if vectors_in(exchange.up) and not self.averages_prototypes:
+        if not self.averages_prototypes and any(isinstance(entry, Vectors) for entry in exchange.up.values()):
             return "its server does more with the clients' prototypes than average them"
         if self.single_uploads or not exchange.up or "secagg" in self.supports:
             return self.single_uploads
@@ -291,7 +291,7 @@ class Algorithm:
     @property
     def several_per_class(self) -> bool:
         """Return whether clients may send several vectors of a class."""
-        return any(entry.several for entry in vectors_in(self.exchange.up).values())
+        return any(entry.several for entry in self.exchange.up.values() if isinstance(entry, Vectors))
 
     @property
     def tells_classes(self) -> bool:
@@ -316,9 +316,7 @@ def half(path: str, kind: type[Half]) -> type[Half]:
     except Exception as error:  # a package's module may raise anything
         raise SettingsError(f"{path!r} in an algorithm's row: {type(error).__name__}: {error}") from error
     if not (isinstance(found, type) and issubclass(found, kind)):
-        raise SettingsError(
-            f"{path!r} in an algorithm's row: {name or 'nothing in it'} is no subclass of {kind.__name__}"
-        )
+        raise SettingsError(f"{path!r} in an algorithm's row: {name or 'nothing'} is no subclass of {kind.__name__}")
     return found
 
 

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from itertools import chain
 
 import numpy as np
 import torch
@@ -26,7 +25,6 @@ from protofl_common.wire.payloads import (
     LARGEST,
     MOST_SAMPLES,
     Payload,
-    StateDict,
     Value,
     codec_of,
     pack_payload,
@@ -50,8 +48,8 @@ def with_masked(limits: Limits, size: int) -> Limits:
 
 def length(declared: Declared, limits: Limits) -> int:
     """L, the numbers of a vector."""
-    shapes = [codec_of(entry).shapes(name, entry, limits) for name, entry in declared.items()]
-    return 1 + sum(math.prod(shape) for _, shape in chain(*shapes))
+    codecs = [codec_of(name, entry, limits) for name, entry in declared.items()]
+    return 1 + sum(math.prod(shape) for codec in codecs for shape in codec.summed().values())
 
 
 def to_sums(payload: Payload, declared: Declared, limits: Limits, samples: int, clients: int) -> np.ndarray:
@@ -59,7 +57,7 @@ def to_sums(payload: Payload, declared: Declared, limits: Limits, samples: int, 
     n = min(samples, MOST_SAMPLES)
     parts = [np.array([n], dtype=np.float64)]
     for name, entry in declared.items():
-        addends = codec_of(entry).addends(name, payload.entries[name], entry, limits, n)
+        addends = codec_of(name, entry, limits).addends(payload.entries[name], n)
         parts += [addend.flatten().numpy() for addend in addends]
     return to_whole(np.concatenate(parts), clients)
 
@@ -87,9 +85,9 @@ def from_sums(sums: np.ndarray, declared: Declared, limits: Limits, clients: int
         raise RefusedMessage(f"sums of {n:g} training samples")
     means: dict[str, Value | None] = {}
     for name, entry in declared.items():
-        arrays: StateDict = {}
-        for key, shape in codec_of(entry).shapes(name, entry, limits):
+        arrays, codec = dict[str, torch.Tensor](), codec_of(name, entry, limits)
+        for key, shape in codec.summed().items():
             size = math.prod(shape)
             arrays[key], start = numbers[start : start + size].reshape(shape), start + size
-        means[name] = codec_of(entry).mean(name, arrays, entry, limits, n, clients)
+        means[name] = codec.mean(arrays, n, clients)
     return unpack_payload(pack_payload(Payload(**means), declared), declared, limits, required=False), round(n)

@@ -33,16 +33,14 @@ def _array(value: Tensor) -> Array:
     return Array(dtype=dtype, shape=tuple(value.shape), stype=RAW, data=data)
 
 
-def decoded(array: Array, what: str, dtype: str, shape: tuple[int | None, ...]) -> Tensor:
-    """Decode one array, whose dtype and shape must be those given (None: any length)."""
+def decoded(array: Array, what: str, dtype: str, shape: tuple[int, ...]) -> Tensor:
+    """Decode one array, whose dtype and shape must be those given."""
     if array.stype != RAW or array.dtype != dtype:
         raise RefusedMessage(f"{what}: {array.stype} {array.dtype} instead of {RAW} {dtype}")
     _check_shape(array, what)
-    fits = len(array.shape) == len(shape) and all(w in (None, g) for g, w in zip(array.shape, shape, strict=True))
-    if not fits or any(length < 0 for length in array.shape):
-        wanted = "×".join("any" if length is None else str(length) for length in shape)
-        raise RefusedMessage(f"{what}: shape {'×'.join(map(str, array.shape))} instead of {wanted}")
-    if len(array.data) != math.prod(array.shape) * DTYPES[dtype].itemsize:
+    if tuple(array.shape) != shape:
+        raise RefusedMessage(f"{what}: shape {'×'.join(map(str, array.shape))} instead of {'×'.join(map(str, shape))}")
+    if len(array.data) != math.prod(shape) * DTYPES[dtype].itemsize:
         raise RefusedMessage(f"{what}: {len(array.data)} bytes do not fill the shape {tuple(array.shape)}")
     values = np.frombuffer(array.data, dtype=DTYPES[dtype]).reshape(array.shape)
     if dtype != "int64" and not np.isfinite(values).all():
@@ -50,12 +48,12 @@ def decoded(array: Array, what: str, dtype: str, shape: tuple[int | None, ...]) 
     return torch.from_numpy(values.astype(DTYPES[dtype].newbyteorder("="), copy=True))
 
 
-def rows_of(array: Array, what: str, largest: int) -> int:
+def rows_of(array: Array, what: str, least: int, most: int) -> int:
     """The length of an array's first axis, checked before any of it is decoded."""
     _check_shape(array, what)
-    rows = array.shape[0] if len(array.shape) else 0
-    if not 1 <= rows <= largest:
-        raise RefusedMessage(f"{rows} {what}, not from 1 to {largest}")
+    rows = array.shape[0] if array.shape else 0
+    if not least <= rows <= most:
+        raise RefusedMessage(f"{rows} {what}, not from {least} to {most}")
     return rows
 
 

@@ -159,7 +159,15 @@ class Counts(Entry):
 
 @dataclass(frozen=True)
 class Statistics(Entry):
-    """Statistics of a client's data for the report, after the last round only (`wire/statistics.py`)."""
+    """Statistics of a client's data for the report, in the reply to the final evaluation only.
+
+    Each ``level`` (setting ``statistics``) has what the one before it has. ``summary``: how many training samples of
+    each class it has; with frozen backbones, how much of its prototypes each backbone alone explains (FedPCL, Figure
+    3). ``features``: some of its test features and their labels (FedTGP, Figure 6). The default is ``none``: several
+    papers promise that no class counts cross the wire. In a simulation the report shows the division of the data all
+    the same: the server divides it once more by itself. A site with data of its own sends nothing, whatever the run
+    asks for, unless its node config says ``statistics=true``.
+    """
 
     level: str
 
