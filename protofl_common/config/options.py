@@ -96,10 +96,16 @@ def _types_of(section: type) -> dict[str, Any]:
 def unknown_keys(config: Mapping[str, Scalar], known: Iterable[str]) -> list[str]:
     """A line for each key of ``config`` that is not known, with the nearest that is."""
     known = dict.fromkeys(known)
-    return [f"{key}: unknown key{_did_you_mean(key, list(known))}" for key in config if key not in known]
+    return [f"{key}: unknown key{_nearest(key, list(known))}" for key in config if key not in known]
 
 
-def _did_you_mean(key: str, known: list[str]) -> str:
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """`` (did you mean …?)`` with the nearest name, or ""."""
+    near = difflib.get_close_matches(name, known, n=1)
+    return f" (did you mean {near[0]}?)" if near else ""
+
+
+def _nearest(key: str, known: list[str]) -> str:
     """The nearest key by its bare name, without a table's; of several with that name the first."""
     bare = {name.rpartition(".")[2]: name for name in reversed(known)}
     named = difflib.get_close_matches(key, known, n=1) if "." in key else []
@@ -128,11 +134,10 @@ def _not_among_choices(value: Scalar, legal: Mapping[str, Any]) -> str:
     wrong = [part for part in parts if part not in choices and not (pattern and pattern.fullmatch(str(part)))]
     if not wrong:
         return ""
-    near = difflib.get_close_matches(str(wrong[0]), choices, n=1)
     which = f"{wrong[0]!r}: " if len(parts) > 1 else ""
     known = ", ".join(choice or repr("") for choice in choices)
     other = f", or {legal['or_words']}" if pattern else ""
-    return f"{which}choose one of {known}{other}{f' (did you mean {near[0]}?)' if near else ''}"
+    return f"{which}choose one of {known}{other}{did_you_mean(str(wrong[0]), choices)}"
 
 
 def _in_range(value: float, legal: Mapping[str, Any]) -> bool:

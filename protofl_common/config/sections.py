@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import get_type_hints
 
 from protofl_common.config.architectures import ARCHITECTURES, GROUPS, HEADS, ORTHOGONAL_SHARED
 from protofl_common.config.datasets import DATASETS, OTHER_DATASETS, PARTITIONS
@@ -23,6 +24,7 @@ follows ``liars`` (`server_app/validation/bounds.py`)."""
 FEWEST_TESTED = 20
 """Samples of a figure under ``min-class-samples``, at least. A figure of few samples says of nearly every one whether
 the model is right on it, and a server may ask again with another model."""
+DEVICE = re.compile(r"cuda:\d+|xpu(:\d+)?")
 NOISE = re.compile(r"(gaussian|laplace) \d*\.?\d+ 0*\.?\d+")
 
 
@@ -171,23 +173,30 @@ class NoiseSettings:
 class MachineSettings:
     """The machine a client runs on."""
 
-    device: str = option(affects="machine")
+    device: str = option(
+        choices=("auto", "cpu", "cuda", "mps"), or_like=DEVICE, or_words="cuda:N, xpu", affects="machine"
+    )
     precision: str = option(choices=("fp32", "tf32"), affects="machine")
     threads: int = option(minimum=0, affects="machine")
     state_dir: str = option(affects="machine")
 
 
-SECTIONS: dict[str, type] = {
-    "run": RunSettings,
-    "federation": FederationSettings,
-    "bounds": BoundsSettings,
-    "data": DataSettings,
-    "model": ModelSettings,
-    "training": TrainingSettings,
-    "privacy": PrivacySettings,
-    "noise": NoiseSettings,
-    "machine": MachineSettings,
-}
+@dataclass(frozen=True)
+class Sections:
+    """The settings of a run that no algorithm owns."""
+
+    run: RunSettings
+    federation: FederationSettings
+    bounds: BoundsSettings
+    data: DataSettings
+    model: ModelSettings
+    training: TrainingSettings
+    privacy: PrivacySettings
+    noise: NoiseSettings
+    machine: MachineSettings
+
+
+SECTIONS: dict[str, type] = get_type_hints(Sections)
 
 
 def keys_that_change(*kinds: Affects) -> frozenset[str]:

@@ -10,13 +10,12 @@ with defaults, and come from the setting ``hparams``, as Flower takes no keys th
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import json
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
-from protofl_common.config.options import Scalar, SettingsError, keys_of, read_section, unknown_keys
+from protofl_common.config.options import Scalar, SettingsError, did_you_mean, keys_of, read_section, unknown_keys
 from protofl_common.experiment.catalog import CATALOG, Algorithm, Hparams
 
 GROUP = "protofl.algorithms"
@@ -37,10 +36,9 @@ def algorithm_named(name: str) -> Algorithm:
         return CATALOG[name]
     found = installed()
     if name not in found:
-        near = difflib.get_close_matches(name, [*CATALOG, *found], n=1)
-        hint = f" (did you mean {near[0]}?)" if near else ""
-        known = ", ".join([*CATALOG, *found])
-        raise SettingsError(f"algo = {name!r}: choose one of {known}{hint}; a package may bring others")
+        known = [*CATALOG, *found]
+        choices = f"{', '.join(known)}{did_you_mean(name, known)}"
+        raise SettingsError(f"algo = {name!r}: choose one of {choices}; a package may bring others")
     try:
         row = found[name].load()
     except Exception as error:

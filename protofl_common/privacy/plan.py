@@ -8,11 +8,12 @@ table (`release.py`); all rounds and the final evaluation are composed (`account
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
 
-from protofl_common.config.sections import PrivacySettings
+from protofl_common.config.options import Scalar
+from protofl_common.config.sections import FEWEST_TESTED, PrivacySettings
 from protofl_common.privacy.accountant import Mechanism, epsilon, least_noise
 
 FIGURES_SHARE, TABLES_SHARE = 0.25, 0.5
@@ -111,3 +112,22 @@ def plan_of(
     """The plan of a client with ``samples`` training samples."""
     batches = max(1, math.ceil(samples / batch_size))
     return Plan(privacy, samples, min(1.0, batch_size / max(1, samples)), batches, epochs, tables, evaluate_every)
+
+
+def protections(settings: Mapping[str, Scalar]) -> list[str]:
+    """A line for people on each protection that the settings ask for; a site may add to them."""
+    lines = []
+    if (least := settings.get("min-class-samples", 1)) != 1:
+        classes = f"nothing is told of classes and clusters of fewer than {least} training samples"
+        figures = f"nor figures of fewer than {max(FEWEST_TESTED, int(least))} test samples"
+        lines.append(f"small classes: {classes}, {figures}")
+    if settings.get("secagg", False):
+        hidden = "the server learns sums over the clients, and no upload, figure or classes of one"
+        lines.append(f"secure aggregation: {hidden}; no bound on single sites (liars) can act")
+    if settings.get("dp", "none") != "none":
+        bound = f"at most ε = {settings['dp-epsilon']}, δ = {settings['dp-delta']} for each sample of a client"
+        covered = "of all that it sends, with noise: weights, prototypes, numbers of right predictions"
+        beside = "not covered: numbers of samples, times of replies"
+        whose = "ε in a line is that of the client that the run costs most"
+        lines.append(f"differential privacy: {bound}, {covered}; {beside}; {whose}")
+    return lines

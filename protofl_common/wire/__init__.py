@@ -11,7 +11,7 @@ Records of a message
                     of `Weights`     the declared part of a module's state dict
                     of `Update`      what became of it in a round, of a matrix possibly two factors
                     of `Counts`      counts [C] int64
-    ``masked``      in their place, with secure aggregation: one vector [L] int64 of figures (`privacy/figures.py`) and
+    ``masked``      in their place, with secure aggregation: one vector [L] int64 of figures (`privacy/sums.py`) and
                     sums (`privacy/sums.py`)
     ``secagg``      keys, shares and sites of secure aggregation (`wire/secagg.py`)
     ``statistics``     client to server, after the last round, where asked for and allowed: :class:`ClientStatistics`

@@ -7,7 +7,7 @@ from collections import Counter
 from protofl_common.basics.text import in_order
 from protofl_common.experiment.settings import to_run_config
 from protofl_common.maths.aggregation import FEWEST
-from protofl_common.privacy.words import protections
+from protofl_common.privacy.plan import protections
 from protofl_common.runs.comparison import counted
 from protofl_common.runs.folder import TROUBLE, RoundRow
 from server_app.callbacks.base import Callback, Run

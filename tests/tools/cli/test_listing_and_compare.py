@@ -62,7 +62,9 @@ def test_a_part_and_another_module_are_named_too(capsys: pytest.CaptureFixture[s
     with mock.patch.dict(CATALOG, {"mine": row}):
         main(["list", "algorithms"])
     out = " ".join(capsys.readouterr().out.split())
-    assert "Down: nothing. Up: weights (the body weights of the model), critic (all weights of the critic model)." in out
+    assert (
+        "Down: nothing. Up: weights (the body weights of the model), critic (all weights of the critic model)." in out
+    )
 
 
 def test_compare_shows_figures_and_the_settings_that_differ(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
