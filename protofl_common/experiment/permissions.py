@@ -61,18 +61,14 @@ def allowed_by(node: Mapping[str, Scalar]) -> dict[str, Scalar]:
     return defaults | {key: node[key] for key in defaults if key in node}
 
 
-def demanded(node: Mapping[str, Scalar], config: dict[str, Scalar]) -> list[str]:
+def demanded(node: Mapping[str, Scalar], config: dict[str, Scalar]) -> Iterator[str]:
     """Raise ``config`` to what the site demands; a line for each demand that is none, or that the run does not meet."""
-    least = node.get("min-class-samples", 1)
+    least, asked = node.get("min-class-samples", 1), config.get("min-class-samples")
     if type(least) is not int or least < 1:
-        return [f"node-config: min-class-samples = {least!r} must be a whole number at least 1"]
-    asked = config.get("min-class-samples")
+        yield f"node-config: min-class-samples = {least!r} must be a whole number at least 1"
+        return
     if type(asked) is int:
         config["min-class-samples"] = max(asked, least)
-    return list(_dp_demanded(node, config))
-
-
-def _dp_demanded(node: Mapping[str, Scalar], config: Mapping[str, Scalar]) -> Iterator[str]:
     if "require-dp" not in node:
         return
     wanted, demand = required_dp(node), f"require-dp = {node['require-dp']!r}"
@@ -94,34 +90,30 @@ def _dp_demanded(node: Mapping[str, Scalar], config: Mapping[str, Scalar]) -> It
 def permission_problems(node: Mapping[str, Scalar], config: Mapping[str, Scalar]) -> list[str]:
     """A line for each value of the run's ``config`` that the site does not allow; or for permissions that are none."""
     allowed = allowed_by(node)
-    if wrong := _wrong_permissions(allowed):
+    if wrong := list(_wrong_permissions(allowed)):
         return wrong
     own_choice = {key: value for key, value in config.items() if key not in node}
     return [*_beyond_limits(allowed, own_choice), *_about_data(node, config), *_not_named(allowed, config, own_choice)]
 
 
-def _wrong_permissions(allowed: Mapping[str, Scalar]) -> list[str]:
+def _wrong_permissions(allowed: Mapping[str, Scalar]) -> Iterator[str]:
     """A line for each permission of the wrong type, and for an algorithm that does not exist."""
     kinds = {bool: "true or false", str: "a string of names, separated by commas", int: "a whole number at least 1"}
-    problems = []
     for key, default in (PERMISSIONS | LIMITS).items():
         value = allowed[key]
         if type(value) is not type(default) or (type(value) is int and value < 1):
-            problems.append(f"node-config: {key} = {value!r} must be {kinds[type(default)]}")
+            yield f"node-config: {key} = {value!r} must be {kinds[type(default)]}"
     for name in names_in(allowed["allow-algorithms"]):
-        if not problems and name not in ("all", *CATALOG) and name not in (others := installed()):
-            known = ", ".join(["all", *CATALOG, *others])
-            problems.append(f"node-config: allow-algorithms: {name!r}: choose from {known}")
-    return problems
+        if name not in ("all", *CATALOG) and name not in (others := installed()):
+            choices = ", ".join(["all", *CATALOG, *others])
+            yield f"node-config: allow-algorithms: {name!r}: choose from {choices}"
 
 
 def _beyond_limits(allowed: Mapping[str, Scalar], config: Mapping[str, Scalar]) -> Iterator[str]:
     for key, limit in LIMITED.items():
-        value, most = config.get(key), allowed[limit]
-        table, dot, _ = key.rpartition(".")
-        if dot and table != config.get("algo"):
-            continue
-        if isinstance(value, (int, float)) and isinstance(most, int) and value > most:
+        value, most, table = config.get(key), allowed[limit], key.rpartition(".")[0]
+        chosen = table in ("", config.get("algo"))
+        if chosen and isinstance(value, (int, float)) and isinstance(most, int) and value > most:
             yield f"{key} = {value}: this site takes at most {most}; its operator may raise {limit} (node config)"
 
 

@@ -171,7 +171,7 @@ class Settings(Sections):
         choices = f"choose from {', '.join(NODE_KEYS)}"
         problems = [f"node-config: {line}; {choices}" for line in unknown_keys(node, NODE_KEYS)]
         problems += unknown_keys(config, _likely_first(str(config.get("algo"))))
-        denied = demanded(node, config) + (permission_problems(node, config) if node else [])
+        denied = [*demanded(node, config), *(permission_problems(node, config) if node else [])]
         late = list[str]()
         tables = {name: read_section(row.hparams, config, late, prefix=f"{name}.") for name, row in CATALOG.items()}
         hparams = None if denied else _hparams(config, tables, problems)  # the package of a denied run is not imported
@@ -293,8 +293,8 @@ def _dp_problems(settings: Settings) -> Iterator[str]:
     if settings.privacy.dp == "none":
         return
     algo, able = settings.run.algo, ", ".join(_able(settings))
-    for key, value, (only, why) in _changed(settings, WITH_DP):
-        yield f"dp = 'sample': {key} = {value!r}: {why}; set {only!r}"
+    for setting, only, why in _changed(settings, WITH_DP):
+        yield f"dp = 'sample': {setting}: {why}; set {only!r}"
     if algo not in CATALOG:  # nobody here has read how it trains, and a row's word for it proves nothing
         yield f"dp = 'sample': {algo} is of another package, whose steps are not covered; choose among {able}"
     elif uncovered := [name for name in settings.exchange.up if name not in settings.row.private]:
@@ -308,8 +308,8 @@ def _secagg_problems(settings: Settings) -> Iterator[str]:
     if not settings.privacy.secagg:
         return
     algo, training, rounds = settings.run.algo, settings.training, settings.run.rounds
-    for key, value, (only, why) in _changed(settings, WITH_SECAGG):
-        yield f"{key} = {value!r}: secagg = true {why}; choose {only!r}"
+    for setting, only, why in _changed(settings, WITH_SECAGG):
+        yield f"{setting}: secagg = true {why}; choose {only!r}"
     same = "the same in every round, and the sums' differences show single uploads"
     if training.local_epochs == training.local_steps == 0 and rounds != 1:
         why = f"without training a client sends {same}"
@@ -335,14 +335,12 @@ RULES = (
 """What values must mean together."""
 
 
-def _changed(
-    settings: Settings, wanted: Mapping[str, tuple[Scalar, str]]
-) -> Iterator[tuple[str, Scalar, tuple[Scalar, str]]]:
-    """The settings that are neither as wanted nor as by default, each with its value."""
+def _changed(settings: Settings, needed: Mapping[str, tuple[Scalar, str]]) -> Iterator[tuple[str, Scalar, str]]:
+    """``key = value``, what is needed and why, of settings that have neither this value nor their default."""
     values = to_run_config(settings)
-    for key, (only, why) in wanted.items():
+    for key, (only, why) in needed.items():
         if values[key] not in (only, _defaults()[key]):
-            yield key, values[key], (only, why)
+            yield f"{key} = {values[key]!r}", only, why
 
 
 def _able(settings: Settings) -> Iterator[str]:

@@ -87,7 +87,6 @@ class Plan:
         return epsilon(self._spent(self.noise, self.table_noise, rounds, final, repeated), self.privacy.dp_delta)
 
     def _evaluations(self, rounds: int) -> int:
-        """Count those of the first ``rounds`` rounds."""
         return math.ceil(rounds / self.evaluate_every) if self.evaluate_every else 0
 
     def _spent(

@@ -6,7 +6,7 @@ import dataclasses
 import math
 from collections.abc import Collection
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_origin, get_type_hints
 
 from flwr.app import ConfigRecord, MetricRecord, RecordDict
 
@@ -171,15 +171,14 @@ def unpack_site_card(content: RecordDict) -> SiteCard:
                 raise RefusedMessage(f"site.{key} with a name that is too long or not printable: {text!r}")
     if not is_site_name(card.name) or not all(isinstance(name, str) for name in card.classes):
         raise RefusedMessage(f"site.name is {card.name!r}, site.classes is {card.classes!r}")
-    labels = list(card.holds)
+    labels, shape = card.holds, card.input_shape
     in_range = all(type(label) is int and 0 <= label < len(card.classes) for label in labels)
-    if not in_range or labels != sorted(set(labels)):
-        raise RefusedMessage(f"site.holds is {labels!r}")
-    shape = tuple(card.input_shape)
+    if not in_range or labels != tuple(sorted(set(labels))):
+        raise RefusedMessage(f"site.holds is {list(labels)!r}")
     positive = all(type(size) is int and size > 0 for size in shape)
     if not positive or not 1 <= len(shape) <= _MOST_DIMENSIONS or math.prod(shape) > _LARGEST_INPUT:
         raise RefusedMessage(f"site.input_shape is {list(shape)!r}")
-    return dataclasses.replace(card, input_shape=shape, classes=tuple(card.classes), holds=tuple(labels))
+    return card
 
 
 def pack_report(report: Report, losses: Collection[str], metrics: Collection[str] = ()) -> MetricRecord:
@@ -257,11 +256,11 @@ def report_names(losses: Collection[str], metrics: Collection[str]) -> dict[str,
 
 def _from_config(kind: type[_Card], content: RecordDict, name: str) -> _Card:
     record = content.config_records.get(name)
-    fields = {field.name: str(field.type) for field in dataclasses.fields(kind)}
-    if record is None or set(record) != set(fields):
+    types = get_type_hints(kind)
+    if record is None or set(record) != set(types):
         raise RefusedMessage(f"no complete record {name!r}; is the other side's ProtoFL of another version?")
-    kinds = {"int": int, "str": str, "bool": bool, "tuple[str, ...]": list, "tuple[int, ...]": list, "RunHistory": str}
     for key, value in record.items():
-        if type(value) is not kinds[fields[key]]:
+        if type(value) is not {RunHistory: str}.get(types[key], list if get_origin(types[key]) else types[key]):
             raise RefusedMessage(f"{name}.{key} is {value!r}")
-    return kind(**record)  # type: ignore[arg-type]
+    values = {key: tuple(value) if isinstance(value, list) else value for key, value in record.items()}
+    return kind(**values)  # type: ignore[arg-type]
