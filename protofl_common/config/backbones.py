@@ -43,15 +43,11 @@ class BackboneName:
 
 
 def parse_backbones(value: str) -> tuple[str, ...]:
-    """The names in a setting's ``value``, in order.
-
-    Raises ValueError for an empty list, an unknown name, and a name given twice.
-    """
+    """The names in a setting's ``value``, in order; ValueError for an unknown or empty name, or one given twice."""
     names = tuple(name.strip() for name in value.split(","))
     for name in names:
         parse_name(name)
-    twice = [name for name in dict.fromkeys(names) if names.count(name) > 1]
-    if twice:
+    if twice := [name for name in names if names.count(name) > 1]:
         raise ValueError(f"backbones {value!r}: {twice[0]!r} is named twice")
     return names
 

@@ -61,10 +61,8 @@ def check_allowed(name: str, what: str) -> None:
 def load(name: str, what: str) -> Any:
     """Return the object that the setting ``what`` names as ``module:name``; the only place that imports by name.
 
-    The module is an installed one, or a file in a folder of ``PYTHONPATH``, on every machine that uses it. The object
-    must be one of an allowed module itself, not one that such a module has imported.
-
-    SettingsError when the module is not allowed or cannot be imported, or has no such object of its own.
+    The object must be one of an allowed module itself, not one that such a module has imported. SettingsError when the
+    module is not allowed or cannot be imported, or has no such object of its own.
     """
     check_allowed(name, what)
     module_name, _, attribute = name.partition(":")

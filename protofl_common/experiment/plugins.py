@@ -28,10 +28,7 @@ def installed() -> dict[str, EntryPoint]:
 
 @cache
 def algorithm_named(name: str) -> Algorithm:
-    """The row of an algorithm: of the catalog, or of an installed package, which is imported now.
-
-    SettingsError if there is none of this name, or it cannot be imported.
-    """
+    """The row of an algorithm: of the catalog, or of a package, which is imported now; SettingsError without any."""
     if name in CATALOG:
         return CATALOG[name]
     found = installed()
@@ -49,10 +46,7 @@ def algorithm_named(name: str) -> Algorithm:
 
 
 def read_hparams(row: Algorithm, text: str) -> Hparams:
-    """The hyper-parameters of a package's algorithm: its defaults, changed by ``hparams`` (``"mu=5.0, margin=none"``).
-
-    SettingsError with a line for each that is unknown, of the wrong type or out of range.
-    """
+    """The hyper-parameters of a package's algorithm: its defaults, and ``hparams`` (``"mu=5.0, margin=none"``)."""
     given: dict[str, Scalar] = {}
     for part in filter(None, (one.strip() for one in text.split(","))):
         key, equals, value = (one.strip() for one in part.partition("="))
@@ -61,9 +55,9 @@ def read_hparams(row: Algorithm, text: str) -> Hparams:
         if key in given:
             raise SettingsError(f"hparams = {text!r}: {key} stands twice")
         given[key] = _parsed(value)
-    keys, fields = keys_of(row.hparams), dataclasses.fields(row.hparams)
-    with_default = [(key, field.default) for key, field in zip(keys, fields, strict=True)]
-    values: dict[str, Any] = {key: value for key, value in with_default if value is not dataclasses.MISSING}
+    keys = keys_of(row.hparams)
+    defaults = zip(keys, (field.default for field in dataclasses.fields(row.hparams)), strict=True)
+    values: dict[str, Any] = {key: value for key, value in defaults if value is not dataclasses.MISSING}
     problems = [f"{line}; it has {', '.join(keys)}" for line in unknown_keys(given, keys)]
     found = read_section(row.hparams, values | given, problems)
     if problems or found is None:

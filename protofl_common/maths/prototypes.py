@@ -47,7 +47,7 @@ class Prototypes:
         return cls(torch.cat(means), torch.cat(labels), torch.cat(told) if len(told) == len(counts) else None)
 
     def without_counts(self) -> Prototypes:
-        """The same prototypes, not telling how many samples stand behind them."""
+        """The same prototypes without how many samples stand behind them."""
         return Prototypes(self.means, self.labels)
 
 

@@ -28,7 +28,6 @@ from numpy.typing import NDArray
 from protofl_common.config.options import SettingsError
 
 ORDERS = (*range(2, 65), 72, 80, 96, 128, 192, 256, 384, 512)
-_Floats = NDArray[Any]
 
 
 class Mechanism(NamedTuple):
@@ -51,10 +50,7 @@ def epsilon(mechanisms: Iterable[Mechanism], delta: float) -> float:
 
 
 def least_noise(spent: Callable[[float], Iterable[Mechanism]], delta: float, most: float, what: str) -> float:
-    """The least σ, to a thousandth, with which what is ``spent`` under it is at most ε = ``most``.
-
-    SettingsError, which begins with ``what``, where no σ up to a million does it.
-    """
+    """The least σ, to a thousandth, with which at most ε = ``most`` is ``spent``; SettingsError on ``what`` if none."""
     low, high = 0.0, 1.0
     while epsilon(spent(high), delta) > most:
         low, high = high, 2 * high
@@ -67,7 +63,7 @@ def least_noise(spent: Callable[[float], Iterable[Mechanism]], delta: float, mos
 
 
 @cache
-def _renyi(rate: float, noise: float) -> _Floats:
+def _renyi(rate: float, noise: float) -> NDArray[Any]:
     """ε_α of one use, for each of `ORDERS`."""
     orders = np.array(ORDERS, dtype=float)
     if rate >= 1:

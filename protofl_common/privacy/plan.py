@@ -17,10 +17,9 @@ from protofl_common.config.sections import FEWEST_TESTED, PrivacySettings
 from protofl_common.privacy.accountant import Mechanism, epsilon, least_noise
 
 FIGURES_SHARE, TABLES_SHARE = 0.25, 0.5
-"""The parts of ε that the evaluations, and the tables, may cost alone where something else is to follow.
-
-Costs do not add up linearly: a quarter of ε for the evaluations makes the noise on gradients 3 to 5 % larger. They are
-added as if a sample could be of the training and of the test part, so nothing depends on who divides the data."""
+"""The parts of ε that the evaluations, and the tables, may cost alone where something else is to follow. A quarter of ε
+for the evaluations makes the noise on gradients 3 to 5 % larger: costs do not add up linearly. They are added as if a
+sample could be of the training and of the test part, so nothing depends on who divides the data."""
 UNPLANNED = 2
 """Evaluations beside those of the rounds: the final one, and one that a run repeats after a stop."""
 
@@ -80,10 +79,7 @@ class Plan:
         return [Mechanism(1.0, self.figure_noise, 1)]
 
     def epsilon(self, rounds: int, final: bool = False, repeated: int = 0) -> float:
-        """ε at ``dp-delta`` after ``rounds`` rounds, with the ``final`` evaluation or without.
-
-        As many rounds were ``repeated`` after a stop, each as dear as the dearest.
-        """
+        """ε at ``dp-delta`` after ``rounds`` rounds, some ``repeated`` after a stop, maybe the ``final`` evaluation."""
         return epsilon(self._spent(self.noise, self.table_noise, rounds, final, repeated), self.privacy.dp_delta)
 
     def _evaluations(self, rounds: int) -> int:
@@ -92,7 +88,7 @@ class Plan:
     def _spent(
         self, noise: float, table_noise: float, rounds: int | None = None, more: int = UNPLANNED, repeated: int = 0
     ) -> list[Mechanism]:
-        """List the costs of all rounds, or the first ``rounds``, of ``more`` evaluations and of ``repeated`` rounds."""
+        """List the costs of all, or the first, ``rounds``, ``more`` evaluations, and ``repeated`` of the dearest."""
         rounds = len(self.tables) if rounds is None else rounds
         evaluations = self._evaluations(rounds) + more + repeated if self.evaluate_every else 0
         training = Mechanism(self.rate, noise, (rounds + repeated) * self.steps)

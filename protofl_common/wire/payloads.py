@@ -54,10 +54,8 @@ Kind = TypeVar("Kind")
 class Payload:
     """Values by the names under which the catalog declares them; one that is None is left out.
 
-    Of a received payload, a name that is not declared is a KeyError.
-
-    >>> Payload(prototypes=None).entries
-    {}
+    Each way to declare an entry has a method that returns it, None (of `VectorSets` ()) where it was not sent; of a
+    received payload, a name that is not declared is a KeyError.
     """
 
     def __init__(self, **entries: Value | None) -> None:
@@ -75,23 +73,19 @@ class Payload:
         return Payload(**entries)
 
     def vectors(self, name: str = "prototypes") -> Prototypes | None:
-        """The entry, declared as `Vectors`; None where it was not sent."""
         return self._get(name, Prototypes)
 
     def weights(self, name: str = "weights") -> StateDict | None:
-        """The entry, declared as `Weights`; None where it was not sent."""
         return self._get(name, dict)
 
     def sets(self, name: str) -> tuple[Prototypes, ...]:
-        """The entry, declared as `VectorSets`, in the order of the sites; () where it was not sent."""
+        """In the order of the sites."""
         return self._get(name, tuple) or ()
 
     def counts(self, name: str) -> Tensor | None:
-        """The entry, declared as `Counts`, [C] int64; None where it was not sent."""
         return self._get(name, Tensor)
 
     def statistics(self, name: str = "statistics") -> ClientStatistics | None:
-        """The entry, declared as `Statistics`; None where it was not sent."""
         return self._get(name, ClientStatistics)
 
     def _get(self, name: str, kind: type[Kind]) -> Kind | None:
@@ -118,16 +112,15 @@ def unpack_payload(content: RecordDict, declared: Declared, limits: Limits, requ
     RefusedMessage for an undeclared or missing record or array, a wrong dtype or shape, NaN or infinity, a label out of
     range or twice, a count below 1, a norm above the limit, probabilities that are none.
     """
-    for name in content.array_records:
+    records, payload = content.array_records, Payload()
+    for name in records:
         if name not in declared:
             raise RefusedMessage(f"an undeclared array record {name!r}")
-    found: dict[str, Value] = {}
     for name, entry in declared.items():
-        if name in content.array_records:
-            found[name] = codec_of(name, entry, limits).unpack(content.array_records[name])
+        if name in records:
+            payload.entries[name] = codec_of(name, entry, limits).unpack(records[name])
         elif required:
             raise RefusedMessage(f"no {name}")
-    payload = Payload(**found)
     payload.declared = declared
     return payload
 

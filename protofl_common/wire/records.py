@@ -136,15 +136,12 @@ def check_settings(content: RecordDict, digest: str) -> None:
 
 
 def pack_best(best: BestRound | None, final: bool = False) -> dict[str, ConfigRecord]:
-    """The record that tells sites the best round so far, or, ``final``, of the whole run; {} before there is one."""
+    """The record of the best round so far, or, ``final``, of the whole run; {} before there is one."""
     return {"best": ConfigRecord({"after": best["after"], "on": best["on"] if final else ""})} if best else {}
 
 
 def unpack_best(content: RecordDict) -> tuple[int, str]:
-    """After which round the model was the best, -1 if not told, and, where this is final, on which data it was chosen.
-
-    RefusedMessage if the record is malformed.
-    """
+    """After which round the model was the best, -1 if not told, and, where this is final, on which data; checked."""
     record = content.config_records.get("best", {"after": -1, "on": ""})
     after, on = record.get("after"), record.get("on")
     if len(record) != 2 or type(after) is not int or on not in ("", "validation", "test"):
@@ -190,12 +187,9 @@ def pack_report(report: Report, losses: Collection[str], metrics: Collection[str
     for group, declared in names.items():
         if odd := sorted(getattr(report, group).keys() - set(declared)):
             raise ValueError(f"{group}.{odd[0]} is not declared; choose from {', '.join(declared)}")
-    flat: dict[str, Any] = {}
-    for name, value in dataclasses.asdict(report).items():
-        if isinstance(value, dict):
-            flat |= {f"{name}.{key}": number for key, number in value.items()}
-        else:
-            flat[name] = value
+    flat: dict[str, Any] = {name: getattr(report, name) for name in COUNTS}
+    for name in names:
+        flat |= {f"{name}.{key}": number for key, number in getattr(report, name).items()}
     return MetricRecord(flat)
 
 
