@@ -16,7 +16,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MessageTy
 from safetensors.torch import load_file
 
 from protofl_common.config.options import SettingsError
-from protofl_common.wire.arrays import RAW
+from protofl_common.wire.payloads import RAW
 from server_app.network.membership import FederationError
 from server_app.strategies.fedavg import FedAvg
 from server_app.validation.replies import Upload

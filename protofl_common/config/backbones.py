@@ -15,23 +15,18 @@ EMBEDDED: dict[str, str] = {
     "scenes": "shaded shapes under many textures, in clutter and changing light",
 }
 """Shipped with the code: small ResNets for 64×64 images, trained on images of a program (`tests/bench/pretraining`)."""
-
 SMALL = "small"
 """The architecture of the embedded backbones, as ``file:`` calls it."""
-
 OTHERS: dict[str, str] = {
     "torchvision:ARCH": "torchvision's ARCH with its default (ImageNet) weights, from torch hub's cache or downloaded",
     "timm:MODEL": "timm's MODEL with its pre-trained weights; needs the package timm",
     "file:ARCH:PATH": "your own weights for ARCH: small (.json, as embedded) or torchvision's (.safetensors, .pth)",
 }
-
 CHOICES = ", ".join([*EMBEDDED, *OTHERS])
 
 
 @dataclass(frozen=True)
 class BackboneName:
-    """A name in parts."""
-
     kind: str
     """``embedded``, ``torchvision``, ``timm`` or ``file``."""
     arch: str

@@ -56,7 +56,6 @@ def key_of(field_name: str) -> str:
 
 
 def keys_of(section: type, prefix: str = "") -> list[str]:
-    """The run-config keys that ``section`` reads, in order."""
     return [prefix + key_of(field.name) for field in dataclasses.fields(section)]
 
 
@@ -107,7 +106,6 @@ def _nearest(key: str, known: list[str]) -> str:
 
 
 def _checked(value: Scalar, wanted: type, legal: Mapping[str, Any]) -> tuple[Any, str]:
-    """``(value, "")`` in the wanted type, or ``(None, what is wrong and what would be right)``."""
     if legal["choices"] is not None and (problem := _not_among_choices(value, legal)):
         return None, problem
     if wanted is float and isinstance(value, int) and not isinstance(value, bool):

@@ -21,12 +21,10 @@ _ALLOWED: ContextVar[frozenset[str]] = ContextVar("modules that may be imported"
 
 
 def is_python_name(text: str) -> bool:
-    """Return whether ``text`` has the form ``module:name``."""
     return PYTHON_NAME.fullmatch(text) is not None
 
 
 def module_of(name: str) -> str:
-    """The module of ``module:name``."""
     return name.partition(":")[0]
 
 
@@ -42,7 +40,6 @@ def allow(modules: Iterable[str]) -> None:
 
 @contextmanager
 def allowing(modules: Iterable[str]) -> Iterator[None]:
-    """`allow` for the time of a ``with`` block."""
     before = _ALLOWED.set(_ALLOWED.get().union(modules))
     try:
         yield

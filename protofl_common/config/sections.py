@@ -14,13 +14,8 @@ from protofl_common.config.datasets import DATASETS, OTHER_DATASETS, PARTITIONS
 from protofl_common.config.options import Affects, keys_affecting, option
 from protofl_common.config.python_names import PYTHON_NAME
 
-STATISTICS_LEVELS = ("none", "summary", "features")
-"""What clients tell for the report (`wire/schema.py`)."""
 TRACKERS = ("mlflow", "tensorboard", "trackio", "wandb")
 """Experiment trackers (`server_app/callbacks/trackers.py`)."""
-MERGINGS = ("auto", "mean", "median", "trimmed-mean")
-"""What a server may do against clients whose prototypes or weights are unlike the others' (`aggregation.py`); ``auto``
-follows ``liars`` (`server_app/validation/bounds.py`)."""
 FEWEST_TESTED = 20
 """Samples of a figure under ``min-class-samples``, at least. A figure of few samples says of nearly every one whether
 the model is right on it, and a server may ask again with another model."""
@@ -44,7 +39,7 @@ class RunSettings:
     out_dir: str = option(affects="name")
     resume: bool = option(affects="name")
     report: bool = option(affects="display")
-    statistics: str = option(choices=STATISTICS_LEVELS, affects="display")
+    statistics: str = option(choices=("none", "summary", "features"), affects="display")
     metrics: str = option(affects="display")
     callback: str = option(affects="display")
 
@@ -76,7 +71,7 @@ class BoundsSettings:
     max_samples_ratio: float = option(minimum=1, or_zero=True)
     max_samples_lead: float = option(minimum=1, or_zero=True)
     max_update_ratio: float = option(minimum=0)
-    merging: str = option(choices=MERGINGS)
+    merging: str = option(choices=("auto", "mean", "median", "trimmed-mean"))
     trim_fraction: float = option(minimum=0, maximum=0.49)
 
 

@@ -245,8 +245,6 @@ class PFedMeHparams(DittoHparams):
 
 @dataclass(frozen=True)
 class Algorithm:
-    """One row."""
-
     title: str
     paper: str
     client: str = ""
@@ -285,7 +283,6 @@ class Algorithm:
 
     @property
     def reported_losses(self) -> tuple[str, ...]:
-        """All loss names of a report: its own terms, their total, and FedPU's term of any algorithm."""
         return ("total", "unlabelled", *self.losses)
 
     @property

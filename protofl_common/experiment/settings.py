@@ -2,7 +2,7 @@
 
 ``Settings.from_run_config`` checks every key at once and raises one :class:`SettingsError` with a line per problem.
 A client's ``--node-config`` may override some of them (`NODE_OVERRIDES`): facts about its own site. On such a site the
-run configuration chooses no folders, and nothing that its operator does not allow (`permissions.py`).
+run configuration chooses no folders, and nothing that its operator does not allow (`node.py`).
 """
 
 from __future__ import annotations
@@ -19,18 +19,28 @@ from protofl_common.basics.files import digest
 from protofl_common.basics.text import is_plain_name, names_in
 from protofl_common.config.architectures import PROJECTION, architecture_of
 from protofl_common.config.backbones import EMBEDDED, parse_backbones
-from protofl_common.config.options import Scalar, SettingsError, did_you_mean, keys_of, read_section, unknown_keys
+from protofl_common.config.options import (
+    Scalar,
+    SettingsError,
+    did_you_mean,
+    key_of,
+    keys_of,
+    read_section,
+    unknown_keys,
+)
 from protofl_common.config.python_names import is_python_name
 from protofl_common.config.sections import SECTIONS, TRACKERS, Sections
 from protofl_common.experiment.catalog import CATALOG, Algorithm, FedPCLHparams, Hparams
-from protofl_common.experiment.node import PARTITION_KEYS, has_own_data, is_site
-from protofl_common.experiment.permissions import (
+from protofl_common.experiment.node import (
     DEMANDS,
     DIVISION,
     LIMITS,
+    PARTITION_KEYS,
     PERMISSIONS,
     UNDIVIDED,
     demanded,
+    has_own_data,
+    is_site,
     permission_problems,
 )
 from protofl_common.experiment.plugins import algorithm_named, read_hparams
@@ -83,12 +93,10 @@ class Settings(Sections):
 
     @property
     def row(self) -> Algorithm:
-        """The catalog's row of the chosen algorithm."""
         return algorithm_named(self.run.algo)
 
     @property
     def exchange(self) -> Exchange:
-        """The exchange of the chosen algorithm under its hyper-parameters."""
         return self.hparams.exchange(self.row.exchange)
 
     @property
@@ -105,12 +113,10 @@ class Settings(Sections):
 
     @property
     def baselines(self) -> tuple[str, ...]:
-        """Names of the algorithms that the run is compared with."""
         return names_in(self.run.baselines)
 
     @property
     def metrics(self) -> tuple[str, ...]:
-        """Names of the metrics that are computed beside accuracy."""
         return metric_names(self.run.metrics)
 
     @property
@@ -200,7 +206,6 @@ def baseline_config(run_config: Mapping[str, Scalar], algo: str) -> dict[str, Sc
 
 
 def baselines_of(settings: Settings, run_config: Mapping[str, Scalar]) -> dict[str, Settings]:
-    """The settings of each baseline of a run; SettingsError names the baseline whose are wrong."""
     found = {}
     for algo in settings.baselines:
         try:
@@ -219,7 +224,6 @@ def own_division(node: Mapping[str, Scalar]) -> dict[str, Scalar]:
 
 
 def _hparams(config: Mapping[str, Scalar], tables: Mapping[str, Hparams | None], problems: list[str]) -> Hparams | None:
-    """The hyper-parameters of the chosen algorithm, whose package is imported if it is not of the catalog."""
     algo, text = str(config.get("algo")), str(config.get("hparams", ""))
     try:
         row = algorithm_named(algo)
@@ -393,11 +397,7 @@ def flatten(table: Mapping[str, Any], prefix: str = "") -> dict[str, Scalar]:
 
 def to_run_config(settings: Settings) -> dict[str, Scalar]:
     """The inverse of ``from_run_config``: the keys of the run, without those of algorithms not chosen."""
-    flat: dict[str, Scalar] = {}
-    for name, section in SECTIONS.items():
-        flat |= dict(zip(keys_of(section), dataclasses.astuple(getattr(settings, name)), strict=True))
-    prefix = f"{settings.run.algo}."
-    if settings.run.algo not in CATALOG:
-        return flat  # its hyper-parameters stand in the setting hparams
-    keys = keys_of(type(settings.hparams), prefix)
-    return flat | dict(zip(keys, dataclasses.astuple(settings.hparams), strict=True))
+    parts = [("", getattr(settings, name)) for name in SECTIONS]
+    if settings.run.algo in CATALOG:  # those of other packages stand in the setting hparams
+        parts.append((f"{settings.run.algo}.", settings.hparams))
+    return {prefix + key_of(name): value for prefix, part in parts for name, value in vars(part).items()}

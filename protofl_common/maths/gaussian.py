@@ -79,12 +79,11 @@ class ClassMoments(nn.Module):
         if bool((self.shares < 0).any()) or abs(float(self.shares.sum()) - 1) > TOLERANCE:
             return "shares of classes that are none"
         absent = self.shares == 0
-        second_C = self.second[absent] if self.second.dim() > 1 else self.first[absent]
-        if bool(self.first[absent].any()) or bool(second_C.any()):
+        if self.first[absent].any() or (self.second.dim() > 1 and self.second[absent].any()):
             return "moments of a class without samples"
         if self.second.shape == self.first.shape:
-            spread = self.second * self.shares[:, None] - self.first.square()
-            least, size = spread.amin(), (self.second * self.shares[:, None]).abs().amax()
+            squares = self.second * self.shares[:, None]
+            least, size = (squares - self.first.square()).amin(), squares.abs().amax()
         else:
             covariances = self.covariances()
             if not covariances.isfinite().all():
@@ -163,7 +162,6 @@ def shrunk(covariance: Tensor, samples: float, shrinkage: float) -> Tensor:
 
 
 def _half(symmetric: Tensor) -> Tensor:
-    """The upper half of [F, F], by rows."""
     rows, columns = torch.triu_indices(*symmetric.shape)
     return symmetric[rows, columns]
 

@@ -31,7 +31,6 @@ class Prototypes:
         return int(self.labels.numel())
 
     def to(self, device: torch.device) -> Prototypes:
-        """The same prototypes on ``device``."""
         counts = None if self.counts is None else self.counts.to(device)
         return Prototypes(self.means.to(device), self.labels.to(device), counts)
 

@@ -34,7 +34,6 @@ SEALING, PAIR, OWN = range(3)
 
 
 def new_secret() -> bytes:
-    """Three private keys."""
     return secrets.token_bytes(3 * KEY)
 
 
@@ -53,7 +52,6 @@ def are_keys(public: bytes) -> bool:
 
 
 def part(keys: bytes, which: int) -> bytes:
-    """One of three keys."""
     return keys[which * KEY : (which + 1) * KEY]
 
 

@@ -38,7 +38,6 @@ def scale(clients: int) -> float:
 
 
 def with_masked(limits: Limits, size: int) -> Limits:
-    """The limits of a masked vector [``size``]."""
     return replace(limits, weights={"masked": {"sum": ("int64", (size,))}})
 
 
@@ -66,7 +65,6 @@ def to_whole(numbers: NDArray[np.float64], clients: int) -> NDArray[np.uint64]:
 
 
 def from_whole(sums: NDArray[np.uint64], clients: int) -> NDArray[np.float64]:
-    """The sums of what `to_whole` has made."""
     return sums.view(np.int64).astype(np.float64) / scale(clients)
 
 

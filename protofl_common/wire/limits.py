@@ -14,8 +14,6 @@ Template = Mapping[str, tuple[str, tuple[int, ...]]]
 
 @dataclass(frozen=True)
 class Limits:
-    """The limits of what a receiver accepts."""
-
     num_classes: int
     feature_dim: int
     max_norm: float = math.inf

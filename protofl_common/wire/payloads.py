@@ -4,21 +4,28 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
-from flwr.app import ArrayRecord, RecordDict
+from flwr.app import Array, ArrayRecord, RecordDict
 from torch import Tensor, nn
 
 from protofl_common.maths.gaussian import ClassMoments
 from protofl_common.maths.low_rank import LEFT, RIGHT, largest_rank, product
 from protofl_common.maths.prototypes import Prototypes
 from protofl_common.wire import schema
-from protofl_common.wire.arrays import DTYPES, array_record, decoded, dtype_name, rows_of
 from protofl_common.wire.limits import Limits, RefusedMessage, Template
 from protofl_common.wire.schema import Declared, Entry, vectors_in
 
+RAW = "raw-little-endian"
+DTYPES: dict[str, np.dtype[Any]] = {
+    "float32": np.dtype("<f4"),
+    "float64": np.dtype("<f8"),
+    "int64": np.dtype("<i8"),
+}
 MAX_SETS = 10_000
 """Clients whose prototypes a message may carry."""
 MAX_FEATURES = 200
@@ -35,8 +42,6 @@ StateDict = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class ClientStatistics:
-    """The statistics of one client for the report (`schema.Statistics`)."""
-
     counts: Tensor
     """[C] int64: labelled training samples of each class."""
     similarity: Tensor | None = None
@@ -79,7 +84,6 @@ class Payload:
         return self._get(name, dict)
 
     def sets(self, name: str) -> tuple[Prototypes, ...]:
-        """In the order of the sites."""
         return self._get(name, tuple) or ()
 
     def counts(self, name: str) -> Tensor | None:
@@ -150,7 +154,6 @@ def part_of(module: nn.Module, entry: schema.Weights) -> StateDict:
 
 
 def template_of(weights: StateDict) -> Template:
-    """Name -> (dtype, shape): what `Limits.weights` compares with."""
     return {name: (dtype_name(value), tuple(value.shape)) for name, value in weights.items()}
 
 
@@ -201,7 +204,6 @@ class Codec(ABC):
         return self.checked(arrays)
 
     def most_bytes(self) -> int:
-        """The bytes of the largest valid record."""
         return sum(abs(math.prod(shape)) * DTYPES[dtype].itemsize for dtype, shape in self.template().values())
 
     def check_vectors(self, vectors_NW: Tensor, labels_N: Tensor, per_class: int) -> None:
@@ -434,5 +436,53 @@ _CODECS: dict[type[Entry], type[Codec]] = {
 
 
 def codec_of(name: str, entry: Entry, limits: Limits) -> Codec:
-    """The codec of an entry; packing needs no limits."""
     return _CODECS[type(entry)](name, entry, limits)
+
+
+# -- arrays of a message: raw little-endian bytes, no pickle ---------------------------------------------------
+
+
+def array_record(arrays: Mapping[str, Tensor]) -> ArrayRecord:
+    return ArrayRecord({name: _array(value) for name, value in arrays.items()})
+
+
+def _array(value: Tensor) -> Array:
+    dtype = dtype_name(value)
+    if dtype not in DTYPES:
+        raise ValueError(f"cannot send {value.dtype}; the wire carries {', '.join(DTYPES)}")
+    data = value.detach().cpu().contiguous().numpy().astype(DTYPES[dtype], copy=False).tobytes()
+    return Array(dtype=dtype, shape=tuple(value.shape), stype=RAW, data=data)
+
+
+def decoded(array: Array, what: str, dtype: str, shape: tuple[int, ...]) -> Tensor:
+    """Decode one array, whose dtype and shape must be those given."""
+    if array.stype != RAW or array.dtype != dtype:
+        raise RefusedMessage(f"{what}: {array.stype} {array.dtype} instead of {RAW} {dtype}")
+    _check_shape(array, what)
+    if tuple(array.shape) != shape:
+        raise RefusedMessage(f"{what}: shape {'×'.join(map(str, array.shape))} instead of {'×'.join(map(str, shape))}")
+    if len(array.data) != math.prod(shape) * DTYPES[dtype].itemsize:
+        raise RefusedMessage(f"{what}: {len(array.data)} bytes do not fill the shape {tuple(array.shape)}")
+    values = np.frombuffer(array.data, dtype=DTYPES[dtype]).reshape(array.shape)
+    if dtype != "int64" and not np.isfinite(values).all():
+        raise RefusedMessage(f"{what}: NaN or infinity")
+    return torch.from_numpy(values.astype(DTYPES[dtype].newbyteorder("="), copy=True))
+
+
+def rows_of(array: Array, what: str, least: int, most: int) -> int:
+    """The length of an array's first axis, checked before any of it is decoded."""
+    _check_shape(array, what)
+    rows = array.shape[0] if array.shape else 0
+    if not least <= rows <= most:
+        raise RefusedMessage(f"{rows} {what}, not from {least} to {most}")
+    return rows
+
+
+def _check_shape(array: Array, what: str) -> None:
+    """Flower hands on whatever stands in the sender's JSON."""
+    if any(type(length) is not int for length in array.shape):
+        raise RefusedMessage(f"{what}: a shape of other things than whole numbers")
+
+
+def dtype_name(value: Tensor) -> str:
+    return str(value.dtype).removeprefix("torch.")

@@ -33,8 +33,6 @@ _Card = TypeVar("_Card", "Instructions", "SiteCard")
 
 @dataclass(frozen=True)
 class Instructions:
-    """The server's instructions to a client."""
-
     round: int
     """From 1; the final evaluation carries the number of the last round."""
     run_name: str
@@ -93,7 +91,6 @@ class SiteCard:
 
 
 def pack_instructions(instructions: Instructions) -> ConfigRecord:
-    """The record ``round`` of a message to a client."""
     return ConfigRecord(dataclasses.asdict(instructions) | {"run_history": instructions.run_history.text})
 
 
@@ -123,7 +120,6 @@ def unpack_baseline(content: RecordDict) -> str:
 
 
 def pack_settings(digest: str) -> dict[str, ConfigRecord]:
-    """The record of an introduction's question: the digest of the server's settings."""
     return {"settings": ConfigRecord({"digest": digest})}
 
 
@@ -150,7 +146,6 @@ def unpack_best(content: RecordDict) -> tuple[int, str]:
 
 
 def pack_site_card(card: SiteCard) -> ConfigRecord:
-    """The record ``site`` of an introduction."""
     values = dataclasses.asdict(card)
     return ConfigRecord({key: list(value) if isinstance(value, tuple) else value for key, value in values.items()})
 

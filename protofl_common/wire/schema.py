@@ -135,8 +135,6 @@ Declared = Mapping[str, Entry]
 
 @dataclass(frozen=True)
 class Exchange:
-    """Both directions of a round."""
-
     down: Declared = field(default_factory=dict)
     up: Declared = field(default_factory=dict)
 
@@ -149,12 +147,10 @@ class Exchange:
 
 
 def weights_in(declared: Declared) -> dict[str, Weights]:
-    """The entries that are weights, by name."""
     return {name: entry for name, entry in declared.items() if isinstance(entry, Weights)}
 
 
 def vectors_in(declared: Declared) -> dict[str, Vectors]:
-    """The entries that are vectors of classes, by name."""
     return {name: entry for name, entry in declared.items() if isinstance(entry, Vectors)}
 
 

@@ -14,7 +14,7 @@ from typing import get_type_hints
 from protofl_common.config.options import Scalar, SettingsError, key_of
 from protofl_common.config.sections import SECTIONS
 from protofl_common.experiment.catalog import CATALOG
-from protofl_common.experiment.permissions import allow_named
+from protofl_common.experiment.node import allow_named
 
 
 def add_allow_python(parser: argparse.ArgumentParser, source: str) -> None:

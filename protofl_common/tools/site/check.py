@@ -27,7 +27,7 @@ from protofl_common.basics.devices import open_device
 from protofl_common.basics.text import names_in
 from protofl_common.config.options import Scalar, SettingsError
 from protofl_common.experiment.catalog import CATALOG
-from protofl_common.experiment.permissions import DEMANDS, LIMITS, allowed_by
+from protofl_common.experiment.node import DEMANDS, LIMITS, allowed_by
 from protofl_common.experiment.settings import Settings, app_folder, default_run_config, digest_of
 from protofl_common.tools.site.node import node_config, site_folders, site_settings, supernode_options
 from protofl_common.tools.superlink_tls import shown_by
