@@ -26,8 +26,7 @@ from protofl_common.config.sections import MachineSettings
 from protofl_common.data import UNLABELLED, ClientData, open_client_data
 from protofl_common.data.raw import Ints
 from protofl_common.data.store import cache_root
-from protofl_common.experiment.node import NodeConfig, is_site
-from protofl_common.experiment.permissions import allow_named
+from protofl_common.experiment.node import NodeConfig, allow_named, is_site
 from protofl_common.experiment.settings import Settings, baseline_config
 from protofl_common.models.build import initial_model
 from protofl_common.models.split import SplitModel

@@ -1,4 +1,4 @@
-"""Statistics for the run's report, where the run asks and the site allows (`protofl_common/wire/statistics.py`)."""
+"""Statistics for the run's report, where the run asks and the site allows (`protofl_common/wire/schema.py`)."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from client_app.data import Samples
 from protofl_common.backbones.features import feature_widths
 from protofl_common.basics.seeding import derive_seed
 from protofl_common.maths.prototypes import class_means
-from protofl_common.wire.statistics import MAX_FEATURES, ClientStatistics
+from protofl_common.wire.payloads import MAX_FEATURES, ClientStatistics
 
 
 def statistics_level(client: Client) -> str:
-    """The level of statistics that this client sends, of what the run asks for (`protofl_common.wire.statistics`).
+    """The level of statistics that this client sends, of what the run asks for (`schema.Statistics`).
 
     A site with data of its own sends none unless its node config says ``statistics=true``; with ``statistics=false`` no
     site does. Features are of single samples: none with ``min-class-samples``.

@@ -14,7 +14,7 @@ from protofl_common.basics.tensorfile import TensorFileError
 from protofl_common.basics.text import as_file_name
 from protofl_common.config.options import SettingsError
 from protofl_common.data import DataError, check_data_settings
-from protofl_common.experiment.permissions import allow_named
+from protofl_common.experiment.node import allow_named
 from protofl_common.experiment.settings import Settings, baselines_of
 from protofl_common.runs.folder import RoundRow, baseline_folder
 from server_app.callbacks import callbacks_of

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from protofl_common.maths.prototypes import Prototypes
-from protofl_common.privacy.figures import Means
+from protofl_common.privacy.sums import Means
 from protofl_common.runs.folder import Seconds
+from protofl_common.wire.payloads import ClientStatistics
 from protofl_common.wire.records import Report
-from protofl_common.wire.statistics import ClientStatistics
 
 
 @dataclass

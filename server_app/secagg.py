@@ -14,10 +14,9 @@ import numpy as np
 from flwr.app import Message, RecordDict
 
 from protofl_common.basics.text import printable
-from protofl_common.privacy.figures import figure_names, means_of
 from protofl_common.privacy.masks import KEY, OWN, PAIR, SEALED, are_keys, own_mask, pair_mask, part, public_of
 from protofl_common.privacy.shamir import SHARE, needed, points_of, recovered
-from protofl_common.privacy.sums import MASKED, from_sums, from_whole, length, with_masked
+from protofl_common.privacy.sums import MASKED, figure_names, from_sums, from_whole, length, means_of, with_masked
 from protofl_common.wire.limits import RefusedMessage
 from protofl_common.wire.payloads import payload_bytes
 from protofl_common.wire.records import Instructions, Report, pack_baseline, pack_instructions

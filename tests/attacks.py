@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MessageType, MetricRecord, RecordDict
 
-from protofl_common.wire.arrays import RAW
+from protofl_common.wire.payloads import RAW
 from tests.harness import Tamper
 
 Change = Callable[[Message, Message], Message]

@@ -24,8 +24,8 @@ from client_app.failures import reason_of
 from client_app.state import ClientState, StateFolder
 from protofl_common.basics.run_history import RunHistory
 from protofl_common.config.options import SettingsError
-from protofl_common.experiment import permissions, plugins
-from protofl_common.experiment.permissions import LIMITED, LIMITS
+from protofl_common.experiment import plugins
+from protofl_common.experiment.node import LIMITED, LIMITS
 from protofl_common.experiment.settings import WITH_SECAGG, Settings, default_run_config, digest_of, flatten
 from protofl_common.models.trained import TrainedModel
 from protofl_common.tools.cli import main
@@ -277,7 +277,7 @@ PYTHON: dict[str, dict[str, Any]] = {
 def test_a_site_imports_what_its_operator_named_only(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing of the package is imported before the operator's word is asked for: there is none, an import fails."""
     points = {"moon": EntryPoint("moon", "absent_moon.method:ROW", plugins.GROUP)}
-    monkeypatch.setattr(permissions, "installed", lambda: points)
+    monkeypatch.setattr("protofl_common.experiment.node.installed", lambda: points)
     monkeypatch.setattr(plugins, "installed", lambda: points)
     plugins.algorithm_named.cache_clear()
     for node in (SITE, SITE | {"allow-python": "absent, absent_moo, moon"}):

@@ -38,9 +38,8 @@ from protofl_common.experiment.catalog import CATALOG
 from protofl_common.maths.prototypes import Prototypes
 from protofl_common.privacy.masks import KEY, SEALED
 from protofl_common.privacy.shamir import SHARE
-from protofl_common.wire.arrays import RAW
 from protofl_common.wire.limits import RefusedMessage
-from protofl_common.wire.payloads import Payload, pack_payload
+from protofl_common.wire.payloads import RAW, Payload, pack_payload
 from protofl_common.wire.records import pack_site_card, unpack_site_card
 from protofl_common.wire.secagg import RECORD as SECAGG
 from tests.attacks import raw, values_of

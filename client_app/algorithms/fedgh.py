@@ -18,10 +18,10 @@ both in evaluation mode. That code evaluates after local training, and clips gra
 from __future__ import annotations
 
 from client_app.algorithms.fedavg import FedAvg
-from protofl_common.experiment.catalog import FedGHHparams
+from protofl_common.experiment.catalog import ServerTrainingHparams
 
 
-class FedGH(FedAvg[FedGHHparams]):
+class FedGH(FedAvg[ServerTrainingHparams]):
     """FedAvg's client, but only the header comes down, and prototypes go up."""
 
     state: tuple[str, ...] = ("model",)

@@ -18,7 +18,7 @@ from __future__ import annotations
 from client_app.algorithms.base import ClientAlgorithm
 from client_app.training import Batch, LossTerms
 from protofl_common.experiment.catalog import FedORGPHparams
-from protofl_common.maths.losses.orthogonality import angular_alignment
+from protofl_common.maths.losses.alignment import angular_alignment
 from protofl_common.maths.prototypes import by_class
 from protofl_common.wire.payloads import Payload
 

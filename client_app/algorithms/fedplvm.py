@@ -13,7 +13,7 @@ Inference           the classifier; the nearest prototype in L2 is reported besi
 Down: weights and G. Up: weights and all P_k^m, never how many samples stand behind them. Stays: nothing but the data.
 
 Deviations: all three losses are means over the batch. ``similarity-floor`` bounds the slope of s_α near 0
-(`maths/losses/sparsity.py`). ``contrast``, ``correction``, ``local-clusters`` and ``kmeans-clusters`` are the paper's
+(`maths/losses/contrast.py`). ``contrast``, ``correction``, ``local-clusters`` and ``kmeans-clusters`` are the paper's
 ablations (Tables 3, 5 and 9). ``correction = "mean"`` divides Eq. 8 by C_y, as the paper's words for it have it
 ("average cosine similarity"); ``"centre"`` is the authors' code, 2 (cos(z, mean of G^y) − 1)², without α. The first
 round has no prototypes, and so only the cross-entropy. A λ as large as the paper's 100 wants ``drop-last``: batch
@@ -26,7 +26,7 @@ from client_app.algorithms.fedavg import FedAvg
 from client_app.training import Batch, LossTerms
 from protofl_common.experiment.catalog import FedPLVMHparams
 from protofl_common.maths.clustering import cluster_classes
-from protofl_common.maths.losses.sparsity import (
+from protofl_common.maths.losses.contrast import (
     centre_correction,
     sparse_contrast,
     sparse_correction,

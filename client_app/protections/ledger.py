@@ -15,7 +15,7 @@ from client_app.client import Client
 from client_app.state import LedgerError
 from protofl_common.basics.files import locked, write_text
 from protofl_common.config.options import SettingsError
-from protofl_common.privacy.accountant import Mechanism, epsilon
+from protofl_common.privacy.plan import Mechanism, epsilon
 from protofl_common.wire.records import Instructions
 
 Account = dict[str, Counter[tuple[float, float]]]

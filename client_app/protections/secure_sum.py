@@ -24,10 +24,9 @@ from flwr.app import RecordDict
 
 from client_app.client import Client
 from protofl_common.basics.files import replacing
-from protofl_common.privacy.figures import figure_names, weighted_figures, without_figures
 from protofl_common.privacy.masks import KEY, OWN, PAIR, SEALED, masked, new_secret, opened, part, public_of, seal
 from protofl_common.privacy.shamir import FEWEST, SHARE, needed, points_of, split
-from protofl_common.privacy.sums import MASKED, to_sums, to_whole
+from protofl_common.privacy.sums import MASKED, figure_names, to_sums, to_whole, weighted_figures, without_figures
 from protofl_common.wire.limits import Limits, RefusedMessage
 from protofl_common.wire.payloads import Payload, pack_payload
 from protofl_common.wire.records import Instructions, Report

@@ -21,9 +21,8 @@ from protofl_common.experiment.settings import Settings
 from protofl_common.maths.prototypes import Prototypes
 from protofl_common.privacy.release import large_enough
 from protofl_common.runs.evaluation_metrics import RECALL
-from protofl_common.wire.payloads import Payload, Value
+from protofl_common.wire.payloads import ClientStatistics, Payload, Value
 from protofl_common.wire.records import Report
-from protofl_common.wire.statistics import ClientStatistics
 
 
 class SmallClasses(Protection):

@@ -1,8 +1,7 @@
 """Clusters of feature vectors, and their means as prototypes (FedPLVM, FPL).
 
-FINCH (Sarfraz et al., CVPR 2019) links every vector to its first neighbour, takes the connected components as
-clusters, and repeats on their means: a hierarchy of partitions without a parameter. The work is finch-clust's; this
-file chooses the partition and says what happens with one vector or two.
+FINCH (Sarfraz et al., CVPR 2019; finch-clust) links every vector to its first neighbour, takes the connected components
+as clusters, and repeats on their means: a hierarchy of partitions without a parameter.
 """
 
 from __future__ import annotations
@@ -31,11 +30,8 @@ def finch_partitions(vectors_ND: np.ndarray) -> list[np.ndarray]:
 def cluster(vectors_ND: Tensor, method: str, clusters: int = 0) -> tuple[Tensor, Tensor]:
     """The means [K, D] of the clusters of ``vectors_ND`` [N, D], and how many vectors are in each, [K].
 
-    Parameters
-    ----------
-    method
-        ``finch``: the partition with the fewest clusters. ``kmeans``: ``clusters`` many, or with 0 as many as FINCH
-        finds (FedPLVM Table 9). ``average``: one.
+    ``method``: ``finch``, the partition with the fewest clusters; ``kmeans``, ``clusters`` many, or with 0 as many as
+    FINCH finds (FedPLVM Table 9); ``average``, one.
     """
     if method == "average" or len(vectors_ND) == 1:
         return vectors_ND.mean(dim=0, keepdim=True), torch.tensor([len(vectors_ND)])

@@ -31,7 +31,6 @@ class Prototypes:
         return int(self.labels.numel())
 
     def to(self, device: torch.device) -> Prototypes:
-        """The same prototypes on ``device``."""
         counts = None if self.counts is None else self.counts.to(device)
         return Prototypes(self.means.to(device), self.labels.to(device), counts)
 
@@ -47,7 +46,7 @@ class Prototypes:
         return cls(torch.cat(means), torch.cat(labels), torch.cat(told) if len(told) == len(counts) else None)
 
     def without_counts(self) -> Prototypes:
-        """The same prototypes, not telling how many samples stand behind them."""
+        """The same prototypes without how many samples stand behind them."""
         return Prototypes(self.means, self.labels)
 
 

@@ -17,7 +17,6 @@ MOST_SITES = 1000
 
 
 def pack_by_site(content: Mapping[str, bytes]) -> dict[str, ConfigRecord]:
-    """The record, by its name."""
     return {RECORD: ConfigRecord(dict(content))}
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from protofl_common.basics.seeding import derive_seed
-from protofl_common.experiment.catalog import FedGHHparams
+from protofl_common.experiment.catalog import ServerTrainingHparams
 from protofl_common.models.build import initial_head
 from protofl_common.wire.payloads import StateDict
 from server_app.network.membership import Federation
@@ -26,7 +26,7 @@ from server_app.training import server_device, train
 from server_app.validation.replies import Upload, together
 
 
-class FedGH(ServerStrategy[FedGHHparams]):
+class FedGH(ServerStrategy[ServerTrainingHparams]):
     """Keeps θ, which is not trained where the setting ``head`` freezes it."""
 
     state: tuple[str, ...] = ("head", "generator")

@@ -15,7 +15,7 @@ from __future__ import annotations
 from functools import partial
 
 from protofl_common.experiment.catalog import FedORGPHparams
-from protofl_common.maths.losses.orthogonality import orthogonality
+from protofl_common.maths.losses.margin import orthogonality
 from server_app.strategies.fedtgp import TrainedPrototypes
 from server_app.validation.replies import Upload, together
 

@@ -189,14 +189,14 @@ MUTANTS = [
     ),
     Mutant(
         "FedPLVM's denominator without the own class",
-        f"{P}/maths/losses/sparsity.py",
+        f"{P}/maths/losses/contrast.py",
         "torch.logsumexp(scaled_BG, dim=1) - own_B",
         "torch.logsumexp(scaled_BG.masked_fill(own_BG, -torch.inf), dim=1) - own_B",
         "tests/protofl_common/maths/losses",
     ),
     Mutant(
         "FedPCL's A(y) with y",
-        f"{P}/maths/losses/prototype_contrast.py",
+        f"{P}/maths/losses/contrast.py",
         "if with_own else present_BMC & ~own_B1C",
         "if with_own else present_BMC",
         "tests/protofl_common/maths/losses",
@@ -441,7 +441,7 @@ MUTANTS = [
     ),
     Mutant(
         "FedORGP: γ's sign",
-        f"{P}/maths/losses/orthogonality.py",
+        f"{P}/maths/losses/margin.py",
         "+ gamma *",
         "- gamma *",
         f"{REFERENCE}/test_fedorgp.py",

@@ -10,7 +10,7 @@ import argparse
 from collections.abc import Iterable
 
 from protofl_common.config.options import Scalar, SettingsError
-from protofl_common.experiment.permissions import allow_named
+from protofl_common.experiment.node import allow_named
 from protofl_common.experiment.settings import default_run_config
 
 

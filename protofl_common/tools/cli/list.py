@@ -68,5 +68,4 @@ def _one_line(row: Algorithm) -> str:
 
 def carries(declared: Declared) -> str:
     """The entries of one direction of an exchange, in words."""
-    qualified = {name: ", ".join(entry.qualities) for name, entry in declared.items()}
-    return ", ".join(f"{name} ({words})" if words else name for name, words in qualified.items()) or "nothing"
+    return ", ".join(f"{name} ({entry.words})" for name, entry in declared.items()) or "nothing"

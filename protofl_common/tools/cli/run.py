@@ -23,7 +23,7 @@ from protofl_common.config.sections import DataSettings
 from protofl_common.data import check_data_settings
 from protofl_common.data.sources import source_of
 from protofl_common.data.store import open_data
-from protofl_common.experiment.permissions import check_named
+from protofl_common.experiment.node import check_named
 from protofl_common.experiment.settings import Settings, baselines_of, default_run_config
 from protofl_common.runs.folder import RunFolder
 from protofl_common.tools.cli.as_json import add_json, print_json

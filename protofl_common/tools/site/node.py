@@ -14,8 +14,7 @@ from protofl_common.basics.text import names_in
 from protofl_common.config.options import Scalar, SettingsError, unknown_keys
 from protofl_common.data.store import cache_root
 from protofl_common.experiment.catalog import CATALOG
-from protofl_common.experiment.node import has_own_data, is_site, required_dp
-from protofl_common.experiment.permissions import LIMITED, allowed_by
+from protofl_common.experiment.node import LIMITED, allowed_by, has_own_data, is_site, required_dp
 from protofl_common.experiment.settings import (
     NODE_KEYS,
     SITE_FOLDERS,
