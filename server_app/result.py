@@ -11,6 +11,10 @@ from protofl_common.wire.records import Report
 from protofl_common.wire.statistics import ClientStatistics
 
 
+class VoidRound(Exception):
+    """A round changes nothing; the text says why."""
+
+
 @dataclass
 class RoundResult:
     """The result of a round, or of the final evaluation."""

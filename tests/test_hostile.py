@@ -18,8 +18,8 @@ from safetensors.torch import load_file
 from protofl_common.config.options import SettingsError
 from protofl_common.wire.arrays import RAW
 from server_app.network.membership import FederationError
+from server_app.replies import Upload
 from server_app.strategies.fedavg import FedAvg
-from server_app.validation.replies import Upload
 from tests.attacks import (
     Change,
     by,

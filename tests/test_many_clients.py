@@ -33,8 +33,8 @@ def test_the_server_remembers_no_figures_of_single_clients(tmp_path: Path, monke
 def test_the_final_evaluation_asks_a_thousand_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     wanted = run_federation(run_config(tmp_path / "at-once", rounds=1, **SMALL), clients=3).rows[-1]
     monkeypatch.setattr(rounds, "AT_ONCE", 2)
-    asked, make = [], rounds._messages
-    monkeypatch.setattr(rounds, "_messages", lambda *args: asked.append(args[4]) or make(*args))  # type: ignore[func-returns-value]
+    asked, make = [], rounds._contents
+    monkeypatch.setattr(rounds, "_contents", lambda *args: asked.append([*args[1]]) or make(*args))  # type: ignore[func-returns-value]
     found = run_federation(run_config(tmp_path / "in-turn", rounds=1, **SMALL), clients=3).rows[-1]
     assert asked == [["site-0", "site-1", "site-2"], ["site-0", "site-1"], ["site-2"]]
     assert found["accuracy"] == wanted["accuracy"]

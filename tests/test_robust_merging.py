@@ -26,7 +26,7 @@ from protofl_common.maths.aggregation import (
 from protofl_common.maths.prototypes import Prototypes
 from protofl_common.wire.records import SiteCard
 from server_app.network.membership import FederationError
-from server_app.validation.bounds import Bounds, bounds_of
+from server_app.protections.bounds import Bounds, bounds_of
 from tests.attacks import Change, both, by, flipped, reversed_update, scaled
 from tests.bench.robust_merging import attacked, honest_accuracy
 from tests.harness import run_config, run_federation

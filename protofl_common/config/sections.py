@@ -19,7 +19,7 @@ TRACKERS = ("mlflow", "tensorboard", "trackio", "wandb")
 """Experiment trackers (`server_app/callbacks/trackers.py`)."""
 MERGINGS = ("auto", "mean", "median", "trimmed-mean")
 """What a server may do against clients whose prototypes or weights are unlike the others' (`aggregation.py`); ``auto``
-follows ``liars`` (`server_app/validation/bounds.py`)."""
+follows ``liars`` (`server_app/protections/bounds.py`)."""
 FEWEST_TESTED = 20
 """Samples of a figure under ``min-class-samples``, at least. A figure of few samples says of nearly every one whether
 the model is right on it, and a server may ask again with another model."""

@@ -6,7 +6,7 @@ import math
 import re
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from flwr.app import Error, Message
@@ -64,8 +64,8 @@ class MessageExchange:
         self._away: dict[str, _Away] = {}
         self._replies: dict[str, Message] = {}
 
-    def __call__(self, messages: Sequence[Message], timeout: float) -> list[Message]:
-        """The replies, in the order of the site names; late ones are left out: after ``timeout``, or `_patience`.
+    def __call__(self, messages: Mapping[str, Message], timeout: float) -> dict[str, Message]:
+        """The replies by site, in the order of the names; late ones are left out: after ``timeout``, or `_patience`.
 
         FederationError where a process that simulates clients has died.
 
@@ -73,14 +73,13 @@ class MessageExchange:
         waited, between 10 and 250 ms.
         """
         start = looked = now = time.monotonic()
-        site_of = {node: site for site, node in self.federation.node_of.items()}
-        alive = {site for node, site in site_of.items() if node in self.federation.online}
-        self.late, self._replies, self._away, self.federation.asked = {}, {}, {}, {}
+        alive = {site for site, node in self.federation.node_of.items() if node in self.federation.online}
+        self.late, self._replies, self._away = {}, {}, {}
         self._pending, took = {}, dict[str, float]()
         # not in the first exchange, which knows nobody, nor where clients divide a data set: simulated ones wait for a
         # processor, and results must not depend on it
         hurried = self.federation.settings.federation.grace and self._longest and not self.federation.num_partitions
-        self._push({site_of[message.metadata.dst_node_id]: message for message in messages})
+        self._push(messages)
         while self._pending or self._away:
             arrived = self._pull(alive)
             now = time.monotonic()
@@ -99,7 +98,7 @@ class MessageExchange:
         self._replies |= {site: away.error for site, away in self._away.items()}
         self._check_workers()
         replies, self._replies = self._replies, {}  # they are the caller's alone: ten thousand are not kept
-        return [replies[site] for site in in_order(replies)]
+        return {site: replies[site] for site in in_order(replies)}
 
     def _check_workers(self) -> None:
         """FederationError where a process that simulates clients has died: Flower would go on giving it clients."""
@@ -123,10 +122,9 @@ class MessageExchange:
         usual = [statistics.median(took.values()), *(self._longest.get(site, 0) for site in self._pending)]
         return max(LEAST_GRACE, settings.grace * max(usual))
 
-    def _push(self, messages: dict[str, Message]) -> None:
+    def _push(self, messages: Mapping[str, Message]) -> None:
         """Send; what Flower does not take is as good as answered with an error."""
         for site, (message, taken) in zip(messages, push_each(self.grid, messages.values()), strict=True):
-            self.federation.asked[_id(message)] = site
             if taken:
                 self._pending[site] = message
             else:

@@ -16,14 +16,12 @@ from protofl_common.basics.text import in_order, is_site_name, printable
 from protofl_common.config.architectures import ARCHITECTURES, members_of
 from protofl_common.experiment.settings import Settings
 from protofl_common.maths.aggregation import FEWEST
-from protofl_common.privacy.shamir import FEWEST as FEWEST_IN_SUM
 from protofl_common.wire.limits import RefusedMessage
 from protofl_common.wire.records import SiteCard, pack_baseline, pack_settings, unpack_site_card
-from protofl_common.wire.secagg import MOST_SITES
 from server_app.log import say
 from server_app.network.transport import pull_each, push_each
+from server_app.protections.bounds import Bounds, bounds_of
 from server_app.sampling import number_asked
-from server_app.validation.bounds import Bounds, bounds_of
 
 AT_ONCE = 1000
 """Sites that are asked at a time who they are, or for the final evaluation: so many messages, and no more, are kept."""
@@ -49,8 +47,6 @@ class Federation:
         self.owners = dict(owners)
         """Site -> the first node that was it; it remains its own, for Flower's authentication ties nodes to keys."""
         self.online: set[int] = set()
-        self.asked: dict[str, str] = {}
-        """Message -> site, of the exchange that goes on."""
         self.problems: dict[int, str] = {}
         """Node -> why it cannot take part."""
         self._introductions: dict[int, str] = {}
@@ -175,9 +171,6 @@ class Federation:
         share = "" if federation.participation == 1 else f" (participation = {federation.participation:g})"
         if asked < federation.min_replies:
             raise FederationError(f"min-replies = {federation.min_replies}: a round asks only {asked} sites{share}")
-        if self.settings.privacy.secagg and not FEWEST_IN_SUM <= asked <= MOST_SITES:
-            why = f"{FEWEST_IN_SUM} are the fewest whose sum hides one from the others, {MOST_SITES} the most"
-            raise FederationError(f"secagg = true: a round asks {asked} sites{share}; {why}")
         liars, merging = self.bounds.liars, self.settings.bounds.merging
         if asked < 2 * liars + 1:
             asks = f"liars = {liars}: a round asks only {asked} sites{share}"

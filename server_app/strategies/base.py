@@ -21,7 +21,7 @@ from protofl_common.wire.limits import Template
 from protofl_common.wire.payloads import Payload, StateDict, template_of
 from protofl_common.wire.schema import Declared, weights_in
 from server_app.network.membership import Federation
-from server_app.validation.replies import Upload, vectors_of
+from server_app.replies import Upload, vectors_of
 
 H = TypeVar("H", bound=Hparams)
 

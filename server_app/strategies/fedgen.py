@@ -23,8 +23,8 @@ from protofl_common.experiment.catalog import FedGenHparams
 from protofl_common.models.generator import build_generator
 from protofl_common.wire.payloads import Payload
 from server_app.network.membership import Federation
+from server_app.replies import Upload
 from server_app.strategies.lg_fedavg import LGFedAvg
-from server_app.validation.replies import Upload
 
 
 class FedGen(LGFedAvg[FedGenHparams]):

@@ -21,9 +21,9 @@ from protofl_common.experiment.catalog import FedGHHparams
 from protofl_common.models.initial import initial_head
 from protofl_common.wire.payloads import StateDict
 from server_app.network.membership import Federation
+from server_app.replies import Upload, together
 from server_app.strategies.base import ServerStrategy
 from server_app.training import server_device, train
-from server_app.validation.replies import Upload, together
 
 
 class FedGH(ServerStrategy[FedGHHparams]):

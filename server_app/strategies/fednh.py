@@ -27,8 +27,8 @@ from protofl_common.models.heads import CosineHead, HiddenHead, class_directions
 from protofl_common.models.split import SplitModel
 from protofl_common.wire.payloads import Payload
 from server_app.network.membership import Federation, FederationError
+from server_app.replies import Upload
 from server_app.strategies.fedavg import FedAvg
-from server_app.validation.replies import Upload
 
 
 class FedNH(FedAvg[FedNHHparams]):

@@ -21,8 +21,8 @@ from protofl_common.experiment.catalog import FedSAHparams
 from protofl_common.maths.prototypes import Prototypes
 from protofl_common.wire.payloads import Payload
 from server_app.network.membership import Federation
+from server_app.replies import Upload
 from server_app.strategies.base import ServerStrategy
-from server_app.validation.replies import Upload
 
 
 class FedSA(ServerStrategy[FedSAHparams]):

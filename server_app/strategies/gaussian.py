@@ -18,8 +18,8 @@ from protofl_common.maths.gaussian import ClassMoments
 from protofl_common.wire.limits import Template
 from protofl_common.wire.payloads import Payload, StateDict, template_of
 from server_app.network.membership import Federation
+from server_app.replies import Upload
 from server_app.strategies.base import ServerStrategy
-from server_app.validation.replies import Upload
 
 
 class Gaussian(ServerStrategy[GaussianHparams]):

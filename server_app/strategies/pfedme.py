@@ -15,8 +15,8 @@ import torch
 
 from protofl_common.experiment.catalog import PFedMeHparams
 from server_app.network.membership import Federation
+from server_app.replies import Upload
 from server_app.strategies.fedavg import FedAvg
-from server_app.validation.replies import Upload
 
 
 class PFedMe(FedAvg[PFedMeHparams]):

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 from protofl_common.experiment.catalog import ProtoFedHparams
 from protofl_common.wire.schema import Declared
+from server_app.replies import Upload
 from server_app.strategies.fedavg import FedAvg
-from server_app.validation.replies import Upload
 
 
 class ProtoFed(FedAvg[ProtoFedHparams]):

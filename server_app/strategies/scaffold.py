@@ -20,8 +20,8 @@ from protofl_common.models.control import control_variate
 from protofl_common.wire.limits import Template
 from protofl_common.wire.payloads import Payload, template_of
 from server_app.network.membership import Federation
+from server_app.replies import Upload
 from server_app.strategies.fedavg import FedAvg
-from server_app.validation.replies import Upload
 
 
 class SCAFFOLD(FedAvg[SCAFFOLDHparams]):
