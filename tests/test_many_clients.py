@@ -15,7 +15,7 @@ from server_app import round as rounds
 from server_app.callbacks import artifacts
 from server_app.callbacks.base import Run
 from server_app.network import membership
-from server_app.network.membership import FederationError
+from server_app.network.admission import FederationError, must_agree
 from tests.harness import run_config, run_federation
 
 SMALL: dict[str, Any] = {"dataset": "digits", "partition": "iid", "train_samples": 10, "test_samples": 10}
@@ -90,6 +90,6 @@ def test_introductions_build_a_model_of_each_kind_once(tmp_path: Path, monkeypat
 def test_what_one_site_says_of_itself_does_not_flood_the_servers_log() -> None:
     said = {"north": "a, b", "south": ", ".join(map(str, range(100_000)))}
     with pytest.raises(FederationError) as error:
-        membership._must_agree("classes", said, "set `classes`")
+        must_agree("classes", said, str, "set `classes`")
     assert "north" in str(error.value)
     assert len(str(error.value)) < 2000

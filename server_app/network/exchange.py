@@ -16,7 +16,7 @@ from protofl_common.wire.payloads import payload_bytes
 from server_app.log import say
 from server_app.network.flower_compat import ErrorCode, is_simulated
 from server_app.network.membership import Federation, FederationError
-from server_app.network.transport import copy_for, pull_each, push_each
+from server_app.network.transport import copy_for, id_of, pull_each, push_each
 
 LOOK_EVERY = 3.0
 """Seconds between two looks around for sites that are new or back, while a round waits."""
@@ -132,31 +132,24 @@ class MessageExchange:
 
     def _pull(self, alive: set[str]) -> bool:
         """Take in what was answered, to this exchange or late to one before; whether anything was."""
-        sites = {_id(message): site for site, message in self._pending.items()}
-        late_sites = {_id(message): site for site, message in self._overdue.items()}
-        asked = time.monotonic()
-        arrived = pull_each(self.grid, [*sites, *late_sites])
-        replies = [answer for _, answer in arrived if not isinstance(answer, str) and answer.has_content()]
-        _tell_silence(asked, sum(payload_bytes(reply.content) for reply in replies))
-        for key, answer in arrived:
-            message = self._overdue[late_sites[key]] if key in late_sites else self._pending[sites[key]]
-            reply = Message(Error(0, answer), reply_to=message) if isinstance(answer, str) else answer
-            if key in late_sites:
-                del self._overdue[late_sites[key]]
+        site_of = {id_of(message): site for asked in (self._pending, self._overdue) for site, message in asked.items()}
+        start = time.monotonic()
+        answered = pull_each(self.grid, [*self._pending.values(), *self._overdue.values()])
+        _tell_silence(start, sum(payload_bytes(reply.content) for _, reply in answered if reply.has_content()))
+        for message, reply in answered:
+            site = site_of[id_of(message)]
+            if self._pending.get(site) is not message:
+                del self._overdue[site]
                 if not reply.has_error():
-                    self.late[late_sites[key]] = f"its reply to round {message.metadata.group_id}"
+                    self.late[site] = f"its reply to round {message.metadata.group_id}"
+                continue
+            del self._pending[site]
+            died = reply.has_error() and reply.error.code == ErrorCode.NODE_UNAVAILABLE
+            if died and self._may_return(site, alive):
+                self._away[site] = _Away(message, reply, time.monotonic() + PATIENCE)
             else:
-                site = sites[key]
-                del self._pending[site]
-                if (
-                    reply.has_error()
-                    and reply.error.code == ErrorCode.NODE_UNAVAILABLE
-                    and self._may_return(site, alive)
-                ):
-                    self._away[site] = _Away(message, reply, time.monotonic() + PATIENCE)
-                else:
-                    self._replies[site] = reply
-        return bool(arrived)
+                self._replies[site] = reply
+        return bool(answered)
 
     def _may_return(self, site: str, alive: set[str]) -> bool:
         """Return whether a dead node may return: not if it was dead before the round, and nobody comes instead."""
@@ -166,9 +159,8 @@ class MessageExchange:
     def _ask_again(self, now: float) -> None:
         """Ask sites that are back; no longer wait for those that were away too long."""
         node_of, online = self.federation.node_of, self.federation.online
-        moved = {
-            site: message for site, message in self._pending.items() if message.metadata.dst_node_id != node_of[site]
-        }
+        pending = self._pending.items()
+        moved = {site: message for site, message in pending if message.metadata.dst_node_id != node_of[site]}
         back = {site: away.message for site, away in self._away.items() if node_of[site] in online}
         self._push({site: copy_for(message, node_of[site]) for site, message in (moved | back).items()})
         for site, away in list(self._away.items()):
@@ -183,7 +175,3 @@ def _tell_silence(since: float, arrived: int = 0) -> None:
     silence = time.monotonic() - since
     if silence > SILENCE + arrived / SLOW_LINK:
         say(f"  the SuperLink did not answer for {silence:.0f} s; going on")
-
-
-def _id(message: Message) -> str:
-    return str(message.metadata.message_id)

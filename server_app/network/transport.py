@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from flwr.app import Message
+from flwr.app import Error, Message
 from flwr.serverapp import Grid
 
 from server_app.log import say
@@ -17,45 +17,46 @@ TRIES = 3
 
 
 def push_each(grid: Grid, messages: Iterable[Message]) -> list[tuple[Message, bool]]:
-    """Send, and yield (message, whether Flower took it) in the order given.
+    """Send, and return (message, whether Flower took it) in the order given.
 
     A SuperLink that is restarted while messages are on their way to it refuses their remaining parts for ever, and
     Flower raises. They are sent again then, as copies: a client that had got its message all the same answers twice,
-    from the same state, and only the reply to the copy is fetched.
-
-    ObjectPushError if that happens `TRIES` times in a row.
+    from the same state, and only the reply to the copy is fetched. ObjectPushError after `TRIES` in a row.
     """
     sent = list(messages)
-    for _ in range(TRIES - 1):
+    for left in reversed(range(TRIES)):
         try:
-            return _push(grid, sent)
+            taken = set(grid.push_messages(sent))
+            break
         except ObjectPushError:
+            if not left:
+                raise
             say("  the SuperLink lost messages that were half sent; sending them again")
             sent = [copy_for(message, int(message.metadata.dst_node_id)) for message in sent]
-    return _push(grid, sent)
+    return [(message, id_of(message) in taken) for message in sent]
 
 
 def copy_for(message: Message, node: int) -> Message:
     """The same message, for a node."""
-    meta = message.metadata
-    return Message(message.content, node, meta.message_type, group_id=meta.group_id)
+    return Message(message.content, node, message.metadata.message_type, group_id=message.metadata.group_id)
 
 
-def _push(grid: Grid, messages: list[Message]) -> list[tuple[Message, bool]]:
-    taken = set(grid.push_messages(messages))
-    return [(message, message.metadata.message_id in taken) for message in messages]
-
-
-def pull_each(grid: Grid, message_ids: Iterable[str]) -> list[tuple[str, Message | str]]:
-    """Yield the answers: (message id, reply), or (message id, why the reply cannot be read).
+def pull_each(grid: Grid, messages: Iterable[Message]) -> list[tuple[Message, Message]]:
+    """Return the messages that have been answered, each with its reply; one that cannot be read is an error.
 
     Flower decodes replies inside ``pull_messages`` and hands over all of one call or none: the exception for one
     garbled reply would end the run and lose the others. So each is asked for in a call of its own.
     """
-    found: list[tuple[str, Message | str]] = []
-    for key in message_ids:
+    answered: list[tuple[Message, Message]] = []
+    for message in messages:
         try:
-            found += [(key, reply) for reply in grid.pull_messages([key])]
+            answered += [(message, reply) for reply in grid.pull_messages([id_of(message)])]
         except UNREADABLE as error:
-            found.append((key, f"a reply that Flower cannot read: {type(error).__name__}: {error}"))
-    return found
+            why = Error(0, f"a reply that Flower cannot read: {type(error).__name__}: {error}")
+            answered.append((message, Message(why, reply_to=message)))
+    return answered
+
+
+def id_of(message: Message) -> str:
+    """The name that Flower gave a message when it was sent."""
+    return str(message.metadata.message_id)
