@@ -22,7 +22,7 @@ from server_app.callbacks.base import Callback, Run
 from server_app.callbacks.budget import Budget
 from server_app.callbacks.metrics import row_of
 from server_app.callbacks.report import conclude, draw
-from server_app.checkpoint import alone_in, can_be_resumed, check_free, is_complete, starting_point
+from server_app.checkpoint import alone_in, check_free, checkpoints, is_complete, starting_point
 from server_app.log import logged, say
 from server_app.network.exchange import MessageExchange
 from server_app.network.flower_compat import find_messages_by_node
@@ -105,7 +105,7 @@ def baseline_run(grid: Grid, settings: Settings, folder: Path, run_id: int, late
     resumed = settings.run.resume
     if resumed and is_complete(folder):
         return
-    settings = replace(settings, run=replace(settings.run, resume=resumed and can_be_resumed(folder)))
+    settings = replace(settings, run=replace(settings.run, resume=resumed and bool(checkpoints(folder))))
     try:
         one_run(grid, settings, folder, run_id, later, baseline=settings.run.algo)
     except EXPECTED as error:

@@ -28,8 +28,7 @@ from protofl_common.runs.folder import SUMMARY, RunFolder
 from server_app.log import say
 
 FORMAT = "protofl-checkpoint-4"
-FOLDER, OLD_NAME = "checkpoints", "checkpoint.safetensors"
-"""Where they are; and the only one of a run of a version before format 3."""
+FOLDER = "checkpoints"
 NEWEST = 3
 """Clients keep their states of as many rounds (`client_app/state.py`)."""
 
@@ -75,15 +74,13 @@ class Checkpoint:
 
     @classmethod
     def read(cls, path: Path) -> Checkpoint:
-        """Read a file; TensorFileError if it is missing or damaged, SettingsError if it is of another version."""
+        """Read a file; TensorFileError if it is damaged, SettingsError if it is of another version."""
         state, facts = read_tensors(path, torch.device("cpu"))
         if facts.get("format") != FORMAT:
             raise SettingsError(f"resume = true: {path} is of the version {facts.get('format')}, not {FORMAT}")
         stored = json.loads(facts["facts"])
-        return cls(
-            **stored
-            | {"run_history": RunHistory.parse(stored["run_history"]), "sites": tuple(stored["sites"]), "state": state}
-        )
+        stored |= {"run_history": RunHistory.parse(stored["run_history"]), "sites": tuple(stored["sites"])}
+        return cls(**stored, state=state)
 
 
 def checkpoints(folder: Path) -> list[Path]:
@@ -93,24 +90,18 @@ def checkpoints(folder: Path) -> list[Path]:
 
 def newest_whole(folder: Path) -> Checkpoint:
     """The newest checkpoint that is not damaged; a line for each that is, and TensorFileError if all are."""
-    for path in (found := checkpoints(folder)):
+    *newer, oldest = checkpoints(folder)
+    for path in newer:
         try:
             return Checkpoint.read(path)
         except TensorFileError as error:
-            if path == found[-1]:
-                raise
             say(f"{error}; going back a round")
-    return Checkpoint.read(folder / OLD_NAME)
+    return Checkpoint.read(oldest)
 
 
 def is_complete(folder: Path) -> bool:
     """Return whether the run in ``folder`` has made its final evaluation."""
     return (folder / SUMMARY).exists()
-
-
-def can_be_resumed(folder: Path) -> bool:
-    """Return whether the run in ``folder`` has a checkpoint."""
-    return bool(checkpoints(folder)) or (folder / OLD_NAME).exists()
 
 
 def check_free(folder: Path) -> None:
@@ -132,23 +123,19 @@ def starting_point(settings: Settings, folder: Path, run_id: int) -> Checkpoint:
         return Checkpoint(wanted, RunHistory(run_id), code=code_version())
     if is_complete(folder):
         raise SettingsError(f"resume = true: nothing to resume, the run {name!r} is complete: {folder}")
-    if not can_be_resumed(folder):
+    if not checkpoints(folder):
         raise SettingsError(f"resume = true: nothing to resume, there is no checkpoint in {folder / FOLDER}")
     found = newest_whole(folder)
-    if lines := _differences(found.settings, wanted):
+    keys = [key for key in {**found.settings, **wanted} if key not in MAY_DIFFER]
+    if changed := [key for key in keys if found.settings.get(key) != wanted.get(key)]:
+        lines = [f"{key} = {_text(wanted, key)}: the run has {key} = {_text(found.settings, key)}" for key in changed]
         raise SettingsError(f"resume = true: the run {name!r} was started with other settings\n" + "\n".join(lines))
     if found.code != code_version():
         say(f"resuming with other code: the run's last round was made by {found.code}, this is {code_version()}")
     return replace(found, code=code_version(), run_history=found.run_history.then(run_id, found.round))
 
 
-def _differences(before: dict[str, Scalar], now: dict[str, Scalar]) -> list[str]:
-    """A line for each setting that must not change and has."""
-    keys = [key for key in {**before, **now} if key not in MAY_DIFFER and before.get(key) != now.get(key)]
-    return [f"{key} = {_as_text(now, key)}: the run has {key} = {_as_text(before, key)}" for key in keys]
-
-
-def _as_text(settings: dict[str, Scalar], key: str) -> str:
+def _text(settings: dict[str, Scalar], key: str) -> str:
     return json.dumps(settings[key], ensure_ascii=False) if key in settings else "(not set)"
 
 

@@ -304,7 +304,7 @@ def test_a_run_that_goes_on_under_other_code_says_so(
 
 def test_a_run_of_an_older_version_is_told(tmp_path: Path) -> None:
     config = run_config(tmp_path, run_name="mine", **SMALL)
-    old = tmp_path / "runs" / "mine" / "checkpoint.safetensors"
+    old = tmp_path / "runs" / "mine" / FOLDER / "000001.safetensors"
     old.parent.mkdir(parents=True)
     save_file({"prototypes:means": torch.zeros(1, 2)}, old, {"format": "protofl-checkpoint-2", "facts": "{}"})
     assert f"{old} is of the version protofl-checkpoint-2, not protofl-checkpoint-4" in refusal(config)

@@ -20,8 +20,11 @@ from protofl_common.runs.attributes import pack_attributes, restore_attributes, 
 from protofl_common.wire.limits import Template
 from protofl_common.wire.payloads import Payload, StateDict, template_of
 from protofl_common.wire.schema import Declared, weights_in
-from server_app.network.membership import Federation
-from server_app.replies import Upload, vectors_of
+from server_app.network.membership import Federation, FederationError
+from server_app.replies import Upload, together, vectors_of
+
+__all__ = ["Federation", "FederationError", "Payload", "ServerStrategy", "StateDict", "Template", "Upload"]
+__all__ += ["template_of", "together", "vectors_of"]
 
 H = TypeVar("H", bound=Hparams)
 

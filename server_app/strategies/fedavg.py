@@ -19,9 +19,7 @@ from protofl_common.models.initial import initial_model
 from protofl_common.models.split import SplitModel
 from protofl_common.wire.payloads import StateDict, part_of
 from protofl_common.wire.schema import weights_in
-from server_app.network.membership import Federation, FederationError
-from server_app.replies import Upload
-from server_app.strategies.base import H, ServerStrategy
+from server_app.strategies.base import Federation, FederationError, H, ServerStrategy, Upload
 
 
 class FedAvg(ServerStrategy[H]):

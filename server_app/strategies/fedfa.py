@@ -15,10 +15,7 @@ import torch
 
 from protofl_common.experiment.catalog import FedFAHparams
 from protofl_common.models.augmentation import Augmentation, fusion_coefficients
-from protofl_common.wire.limits import Template
-from protofl_common.wire.payloads import Payload, StateDict, template_of
-from server_app.network.membership import Federation
-from server_app.replies import Upload
+from server_app.strategies.base import Federation, Payload, StateDict, Template, Upload, template_of
 from server_app.strategies.fedavg import FedAvg
 
 

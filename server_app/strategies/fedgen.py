@@ -21,9 +21,7 @@ from torch.nn.functional import cross_entropy
 from protofl_common.basics.seeding import derive_seed
 from protofl_common.experiment.catalog import FedGenHparams
 from protofl_common.models.generator import build_generator
-from protofl_common.wire.payloads import Payload
-from server_app.network.membership import Federation
-from server_app.replies import Upload
+from server_app.strategies.base import Federation, Payload, Upload
 from server_app.strategies.lg_fedavg import LGFedAvg
 
 

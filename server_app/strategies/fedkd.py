@@ -14,9 +14,7 @@ import torch
 
 from protofl_common.experiment.catalog import FedKDHparams
 from protofl_common.maths.low_rank import applied, compressed, expanded
-from protofl_common.wire.payloads import Payload, StateDict
-from server_app.network.membership import Federation
-from server_app.replies import Upload
+from server_app.strategies.base import Federation, Payload, StateDict, Upload
 from server_app.strategies.fedavg import FedAvg
 
 

@@ -25,9 +25,7 @@ from protofl_common.experiment.catalog import FedNHHparams
 from protofl_common.maths.prototypes import Prototypes
 from protofl_common.models.heads import CosineHead, HiddenHead, class_directions
 from protofl_common.models.split import SplitModel
-from protofl_common.wire.payloads import Payload
-from server_app.network.membership import Federation, FederationError
-from server_app.replies import Upload
+from server_app.strategies.base import Federation, FederationError, Payload, Upload
 from server_app.strategies.fedavg import FedAvg
 
 

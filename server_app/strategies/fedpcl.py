@@ -18,10 +18,7 @@ import torch
 from protofl_common.basics.text import in_order
 from protofl_common.experiment.catalog import FedPCLHparams
 from protofl_common.maths.prototypes import Prototypes
-from protofl_common.wire.payloads import Payload
-from server_app.network.membership import Federation
-from server_app.replies import Upload, vectors_of
-from server_app.strategies.base import ServerStrategy
+from server_app.strategies.base import Federation, Payload, ServerStrategy, Upload, vectors_of
 
 
 class FedPCL(ServerStrategy[FedPCLHparams]):

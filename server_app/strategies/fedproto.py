@@ -14,8 +14,7 @@ left out. A class that nobody sent in a round keeps its prototype.
 from __future__ import annotations
 
 from protofl_common.experiment.catalog import FedProtoHparams
-from server_app.replies import Upload
-from server_app.strategies.base import ServerStrategy
+from server_app.strategies.base import ServerStrategy, Upload
 
 
 class FedProto(ServerStrategy[FedProtoHparams]):

@@ -22,10 +22,7 @@ from sklearn.cluster import KMeans
 
 from protofl_common.basics.seeding import derive_seed
 from protofl_common.experiment.catalog import FeSEMHparams
-from protofl_common.wire.limits import Template
-from protofl_common.wire.payloads import Payload, StateDict, template_of
-from server_app.network.membership import Federation
-from server_app.replies import Upload
+from server_app.strategies.base import Federation, Payload, StateDict, Template, Upload, template_of
 from server_app.strategies.fedavg import FedAvg
 
 

@@ -15,11 +15,7 @@ from torch import Tensor
 from protofl_common.experiment.catalog import GaussianHparams
 from protofl_common.maths.aggregation import merge_weights
 from protofl_common.maths.gaussian import ClassMoments
-from protofl_common.wire.limits import Template
-from protofl_common.wire.payloads import Payload, StateDict, template_of
-from server_app.network.membership import Federation
-from server_app.replies import Upload
-from server_app.strategies.base import ServerStrategy
+from server_app.strategies.base import Federation, Payload, ServerStrategy, StateDict, Template, Upload, template_of
 
 
 class Gaussian(ServerStrategy[GaussianHparams]):

@@ -18,10 +18,7 @@ from protofl_common.basics.seeding import derive_seed
 from protofl_common.experiment.catalog import MPFTHparams
 from protofl_common.maths.prototypes import Prototypes
 from protofl_common.models.initial import initial_model
-from protofl_common.wire.payloads import Payload, StateDict
-from server_app.network.membership import Federation
-from server_app.replies import Upload, vectors_of
-from server_app.strategies.base import ServerStrategy
+from server_app.strategies.base import Federation, Payload, ServerStrategy, StateDict, Upload, vectors_of
 from server_app.training import server_device, train
 
 

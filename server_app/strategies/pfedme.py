@@ -14,8 +14,7 @@ from __future__ import annotations
 import torch
 
 from protofl_common.experiment.catalog import PFedMeHparams
-from server_app.network.membership import Federation
-from server_app.replies import Upload
+from server_app.strategies.base import Federation, Upload
 from server_app.strategies.fedavg import FedAvg
 
 
