@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 from flwr.app import MessageType
 from torch import Tensor
 
 from protofl_common.basics.text import in_order, printable
+from protofl_common.runs.attributes import pack_attributes
 from protofl_common.runs.evaluation_metrics import declared_metrics
 from protofl_common.runs.folder import BestRound
 from protofl_common.wire.limits import Limits, RefusedMessage
 from protofl_common.wire.payloads import pack_payload
-from protofl_common.wire.records import Instructions, pack_best
-from protofl_common.wire.schema import statistics_declared
+from protofl_common.wire.records import pack_best
+from protofl_common.wire.schema import Declared, statistics_declared
 from server_app.network.membership import AT_ONCE, Federation
-from server_app.network.messenger import Messenger, Send
+from server_app.network.messenger import Messenger, Records, Send
 from server_app.protections import outliers, samples, vote
 from server_app.protections.secure_sum import Channel, channel_of
 from server_app.replies import Expected, Upload, vectors_of
@@ -36,22 +36,20 @@ def train_round(
     """
     federation, settings = strategy.federation, strategy.settings.federation
     sites = sample_sites(federation.answering(number), settings.participation, strategy.settings.run.seed, number)
-    evaluate = (number - 1) % settings.evaluate_every == 0
     result, start = RoundResult(number, asked=sites), time.monotonic()
-    declared, losses = strategy.expected_up(number), strategy.row.reported_losses
-    expected = Expected(number, declared, _limits(strategy), losses, _metrics(strategy))
-    messenger = Messenger(federation, Instructions(number, run_name, evaluate, federation.run_history), send, result)
-    channel, sent, arrived = channel_of(messenger, expected), list[Upload](), 0.0
+    messenger = Messenger(federation, run_name, send, result, (number - 1) % settings.evaluate_every == 0)
+    channel = channel_of(messenger, _expected(strategy, number, strategy.expected_up(number), training=True))
+    sent, merging = list[Upload](), 0.0
     try:
         sent = uploads = _uploads(strategy, messenger, channel, MessageType.TRAIN, len(sites), pack_best(best))
         for accept in (outliers.accept, samples.accept, _enough, channel.accept, vote.accept):
             uploads = accept(uploads, federation, result)
-        arrived = time.monotonic()
+        merging = time.monotonic()
         result.metrics = _merge(strategy, uploads, result)
     except VoidRound as reason:
         result.not_merged = str(reason)
     end = time.monotonic()
-    result.seconds = {"exchange": (arrived or end) - start, "aggregate": end - (arrived or end)}
+    result.seconds = {"exchange": (merging or end) - start, "aggregate": end - (merging or end)}
     federation.note_silence(number, result.missing, {*result.reports, *result.failed, *result.refused})
     result.prototypes = vectors_of(upload for upload in sent if upload.site in result.reports)
     return result
@@ -59,40 +57,31 @@ def train_round(
 
 def final_evaluation(strategy: Strategy, run_name: str, number: int, send: Send) -> RoundResult:
     """After round ``number``, the last: all sites evaluate, and say what the report may show."""
-    federation, result = strategy.federation, RoundResult(number, final=True)
-    result.asked = in_order(federation.answering(number))
-    declared, metrics = statistics_declared(strategy.settings.run.statistics), _metrics(strategy)
-    limits = _limits(strategy)
-    expected = Expected(number, declared, limits, metrics=metrics, complete=False, counts_samples=False)
-    messenger = Messenger(federation, Instructions(number, run_name, True, federation.run_history), send, result)
-    channel = channel_of(messenger, expected)
+    federation = strategy.federation
+    result = RoundResult(number, final=True, asked=in_order(federation.answering(number)))
+    messenger = Messenger(federation, run_name, send, result, True)
+    declared = statistics_declared(strategy.settings.run.statistics)
+    channel = channel_of(messenger, _expected(strategy, number, declared, training=False))
     try:
         uploads = _uploads(strategy, messenger, channel, MessageType.EVALUATE, AT_ONCE)
-        uploads = channel.accept(uploads, federation, result)
+        shown = (
+            (one.site, one.payload.statistics()) for one in channel.accept(uploads, federation, result) if declared
+        )
+        result.statistics = {site: statistics for site, statistics in shown if statistics is not None}
     except VoidRound as reason:
         result.not_merged = str(reason)
-    else:
-        shown = ((upload.site, upload.payload.statistics()) for upload in uploads if declared)
-        result.statistics = {site: statistics for site, statistics in shown if statistics is not None}
     return result
 
 
 def tell_best(strategy: Strategy, run_name: str, number: int, send: Send, best: BestRound) -> None:
     """Tell the sites, when all is evaluated, which of their models is the best, and on which data it was chosen."""
-    federation = strategy.federation
-    instructions = Instructions(number, run_name, False, federation.run_history)
-    sites = in_order(federation.answering(number))
-    messenger = Messenger(federation, instructions, send, RoundResult())
+    messenger = Messenger(strategy.federation, run_name, send, RoundResult(number), False)
+    sites = in_order(strategy.federation.answering(number))
     messenger.ask(MessageType.EVALUATE, dict.fromkeys(sites, pack_best(best, True)))
 
 
 def _uploads(
-    strategy: Strategy,
-    messenger: Messenger,
-    channel: Channel,
-    kind: str,
-    at_once: int,
-    more: Mapping[str, Any] | None = None,
+    strategy: Strategy, messenger: Messenger, channel: Channel, kind: str, at_once: int, more: Records | None = None
 ) -> list[Upload]:
     """Ask the round's sites, so many ``at_once``; their reports, and what is wrong with replies, go into the result."""
     result, cards = messenger.result, strategy.federation.cards
@@ -108,11 +97,9 @@ def _uploads(
     return uploads
 
 
-def _contents(
-    strategy: Strategy, sites: Mapping[str, Mapping[str, Any]], more: Mapping[str, Any]
-) -> dict[str, dict[str, Any]]:
+def _contents(strategy: Strategy, sites: Mapping[str, Records], more: Records) -> dict[str, Records]:
     """The records for each of the ``sites``: its channel's, and the payload, which is packed once for all."""
-    down, common, contents = strategy.settings.exchange.down, strategy.payload_down(), dict[str, dict[str, Any]]()
+    down, common, contents = strategy.settings.exchange.down, strategy.payload_down(), dict[str, Records]()
     shared = pack_payload(common, down)
     for site, records in sites.items():
         own = strategy.payload_for(site, common)
@@ -132,7 +119,7 @@ def _merge(strategy: Strategy, uploads: list[Upload], result: RoundResult) -> di
 
     An error among simulated clients is the algorithm's own, and ends the run.
     """
-    before, strategy.reduced = strategy.packed_state(), set()
+    before, strategy.reduced = pack_attributes(strategy, strategy.state), set()
     try:
         metrics = strategy.merge(uploads)
         result.bounded |= strategy.reduced
@@ -148,20 +135,14 @@ def _merge(strategy: Strategy, uploads: list[Upload], result: RoundResult) -> di
     return metrics
 
 
-def _is_finite(value: Tensor) -> bool:
-    """Without NaN and infinity: both show in the smallest or the largest number."""
+def _is_finite(value: Tensor) -> bool:  # NaN and infinity show in the smallest or the largest number
     return not value.numel() or bool(torch.stack(value.aminmax()).isfinite().all())
 
 
-def _metrics(strategy: Strategy) -> set[str]:
-    """Names of the metrics that a report may hold."""
-    return declared_metrics(strategy.settings.metrics, strategy.num_classes)
-
-
-def _limits(strategy: Strategy) -> Limits:
-    """Limits of what a reply may hold."""
+def _expected(strategy: Strategy, number: int, declared: Declared, training: bool) -> Expected:
+    """The content of a valid reply, to a message that asks for training or for the final evaluation."""
     settings = strategy.settings
-    return Limits(
+    limits = Limits(
         num_classes=strategy.num_classes,
         feature_dim=settings.model.feature_dim,
         max_norm=settings.bounds.max_prototype_norm,
@@ -170,3 +151,6 @@ def _limits(strategy: Strategy) -> Limits:
         backbones=len(settings.backbones),
         frozen_dim=strategy.card.input_shape[0] if settings.backbones else 0,
     )
+    losses = strategy.row.reported_losses if training else ()
+    metrics = declared_metrics(settings.metrics, strategy.num_classes)
+    return Expected(number, declared, limits, losses, metrics, complete=training, counts_samples=training)

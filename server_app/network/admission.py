@@ -1,4 +1,4 @@
-"""Which sites fit together, how many a round needs, and the words for those that cannot take part."""
+"""Checks that sites fit together and are enough for a round, and the words for those that cannot take part."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def division_of(cards: Cards) -> int:
 
 
 def model_of(card: SiteCard) -> tuple[object, ...]:
-    """What a server needs to build the model of a site."""
+    """All that the server builds a site's model of."""
     return card.weights, card.arch, card.input_shape
 
 

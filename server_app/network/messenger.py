@@ -14,6 +14,8 @@ from protofl_common.wire.records import Instructions, pack_baseline, pack_instru
 from server_app.network.membership import Federation
 from server_app.result import RoundResult
 
+Records = Mapping[str, Any]
+"""Records of a message, by name."""
 Send = Callable[[Mapping[str, Message], float], dict[str, Message]]
 """(message of each site, timeout in seconds) -> the replies that came, by site."""
 
@@ -23,20 +25,23 @@ class Messenger:
     """Asks the sites of a round, or of the final evaluation."""
 
     federation: Federation
-    instructions: Instructions
+    run_name: str
     send: Send
     result: RoundResult
     """Takes the bytes, and the errors of sites that could not do their work."""
+    evaluate: bool
+    """Whether the sites are to evaluate what they receive."""
 
-    def ask(self, kind: str, contents: Mapping[str, Mapping[str, Any]], stage: str = "") -> dict[str, RecordDict]:
+    def ask(self, kind: str, contents: Mapping[str, Records], stage: str = "") -> dict[str, RecordDict]:
         """Send each site its records, and return what its reply holds; ``stage``: what an error came in."""
         federation, result = self.federation, self.result
-        common = {"round": pack_instructions(self.instructions), **pack_baseline(federation.baseline)}
+        instructions = Instructions(result.number, self.run_name, self.evaluate, federation.run_history)
+        common = {"round": pack_instructions(instructions), **pack_baseline(federation.baseline)}
         messages, answers = dict[str, Message](), dict[str, RecordDict]()
         for site, records in contents.items():
-            content, group = RecordDict({**records, **common}), str(self.instructions.round)
+            content = RecordDict({**records, **common})
             result.bytes_down += payload_bytes(content)
-            messages[site] = Message(content, federation.node_of[site], kind, group_id=group)
+            messages[site] = Message(content, federation.node_of[site], kind, group_id=str(result.number))
         for site, reply in self.send(messages, federation.settings.federation.round_timeout).items():
             if reply.has_error():
                 result.failed[site] = stage + printable(str(reply.error.reason))

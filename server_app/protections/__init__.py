@@ -1,4 +1,4 @@
-"""What stands between the clients' uploads and the algorithm that merges them, a file each.
+"""Protections stand between the clients' uploads and the algorithm that merges them, a file each.
 
 Each has one hook, ``accept(uploads, federation, result)``: it returns the uploads that may go on, and notes in the
 result whom it refused or cut, and why. `server_app/round.py` calls them in this order:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from functools import partial
-from typing import Any
 
 import numpy as np
 
@@ -21,7 +20,7 @@ from protofl_common.wire.limits import RefusedMessage
 from protofl_common.wire.records import Report
 from protofl_common.wire.secagg import FINAL, MOST_SITES, pack_by_site, unpack_by_site
 from server_app.network.membership import Federation, FederationError
-from server_app.network.messenger import Messenger
+from server_app.network.messenger import Messenger, Records
 from server_app.replies import Expected, Upload
 from server_app.result import RoundResult, VoidRound
 from server_app.sampling import number_asked
@@ -37,7 +36,7 @@ class Channel:
         self.expected = expected
         """The content of a valid reply."""
 
-    def opened_for(self, sites: Sequence[str]) -> Mapping[str, Mapping[str, Any]]:
+    def opened_for(self, sites: Sequence[str]) -> Mapping[str, Records]:
         """Return the sites that are asked for an upload, each with the records that its message must hold for that."""
         return {site: {} for site in sites}
 
@@ -77,7 +76,7 @@ class SecureSum(Channel):
         self.shared: list[str] = []
         self.threshold = 0
 
-    def opened_for(self, sites: Sequence[str]) -> Mapping[str, Mapping[str, Any]]:
+    def opened_for(self, sites: Sequence[str]) -> Mapping[str, Records]:
         """Each site that may send, with the shares that the others have sealed for it."""
         self.threshold = needed(len(sites), self.settings.privacy.secagg_threshold)
         given = self._exchange("advertise", {site: {} for site in sites}, 3 * KEY)

@@ -49,7 +49,6 @@ class FedAvg(ServerStrategy[H]):
         return self.card.arch
 
     def merge(self, uploads: list[Upload]) -> dict[str, float]:
-        """The weighted mean of the clients' models."""
         self.weights = self.averaged(uploads)
         return {}
 
@@ -76,5 +75,4 @@ class FedAvg(ServerStrategy[H]):
 
     @property
     def global_weights(self) -> StateDict:
-        """The global model."""
         return self.weights

@@ -30,7 +30,6 @@ class FedDistill(ServerStrategy[FedDistillHparams]):
         self.outputs: dict[str, Prototypes] = {}
 
     def payload_down(self) -> Payload:
-        """The mean over all clients."""
         return self._mean_of(in_order(self.outputs))
 
     def payload_for(self, site: str, common: Payload) -> Payload:
@@ -46,6 +45,5 @@ class FedDistill(ServerStrategy[FedDistillHparams]):
         return Payload(outputs=merge_prototypes(sets, "uniform", None, *self.federation.bounds.prototypes))
 
     def merge(self, uploads: list[Upload]) -> dict[str, float]:
-        """Remember what came."""
         self.outputs |= vectors_of(uploads, "outputs")
         return {}

@@ -52,7 +52,6 @@ class FedGen(LGFedAvg[FedGenHparams]):
         return {"server-loss": self._train_generator(self.label_counts)}
 
     def _train_generator(self, counts_C: torch.Tensor) -> float:
-        """The mean loss over the steps."""
         model, total = self.first_model().requires_grad_(False), 0.0
         model.load_state_dict(self.weights)
         for _ in range(self.hparams.server_steps):

@@ -31,8 +31,11 @@ class FedKD(FedAvg[FedKDHparams]):
 
     @property
     def arch(self) -> str:
-        """Return the arrays of the student."""
+        """The architecture of the student."""
         return self.settings.architecture(0, self.hparams.student)
+
+    def payload_down(self) -> Payload:
+        return Payload(weights=self.weights)
 
     def payload_for(self, site: str, common: Payload) -> Payload:
         """The update for one that has what it changes; once asked, only a reply that counts says what a site has."""
@@ -48,7 +51,6 @@ class FedKD(FedAvg[FedKDHparams]):
         return {"compression": sizes[0] / sizes[1]}
 
     def starting_point(self, site: str) -> StateDict:
-        """No change."""
         return {
             name: torch.zeros_like(value) if name in self.trained else value for name, value in self.weights.items()
         }

@@ -41,7 +41,6 @@ class FedNH(FedAvg[FedNHHparams]):
             self.prototypes_CD = class_directions(self.num_classes, self.settings.model.feature_dim)
 
     def first_model(self) -> SplitModel:
-        """FedAvg's, with the cosine head."""
         model = super().first_model()
         if isinstance(model.head, HiddenHead):
             raise FederationError(f"fednh needs heads of one layer, and that of {self.arch} has two")
@@ -65,5 +64,4 @@ class FedNH(FedAvg[FedNHHparams]):
 
     @property
     def global_prototypes(self) -> Prototypes:
-        """W."""
         return Prototypes(self.prototypes_CD.clone(), torch.arange(self.num_classes))

@@ -38,7 +38,6 @@ class FedPCL(ServerStrategy[FedPCLHparams]):
         return Payload(prototypes=self.prototypes, local_sets=padded or None)
 
     def merge(self, uploads: list[Upload]) -> dict[str, float]:
-        """Eq. 6."""
         self.prototypes = self.merged(uploads, "counts", self.prototypes)
         if "local_sets" in self.settings.exchange.down:
             self.sets |= {site: one.without_counts() for site, one in vectors_of(uploads).items()}

@@ -23,6 +23,5 @@ class FedProto(ServerStrategy[FedProtoHparams]):
     state: tuple[str, ...] = ("prototypes",)
 
     def merge(self, uploads: list[Upload]) -> dict[str, float]:
-        """Eq. 4."""
         self.prototypes = self.merged(uploads, self.hparams.weighting, self.prototypes)
         return {}

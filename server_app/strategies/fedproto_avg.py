@@ -18,5 +18,4 @@ class FedProtoAvg(FedProto, FedAvg[FedProtoHparams]):
     state: tuple[str, ...] = ("weights", "prototypes")
 
     def merge(self, uploads: list[Upload]) -> dict[str, float]:
-        """Both means."""
         return FedAvg.merge(self, uploads) | FedProto.merge(self, uploads)

@@ -39,11 +39,9 @@ class FeSEM(FedAvg[FeSEMHparams]):
         self.cluster_of: dict[str, torch.Tensor] = {}
 
     def payload_down(self) -> Payload:
-        """The first centre."""
         return Payload(weights=self.centres["0"])
 
     def payload_for(self, site: str, common: Payload) -> Payload:
-        """The centre of the client's cluster."""
         return Payload(weights=self.centres[str(int(self.cluster_of.get(site, torch.tensor(0))))])
 
     def merge(self, uploads: list[Upload]) -> dict[str, float]:
@@ -72,7 +70,6 @@ class FeSEM(FedAvg[FeSEMHparams]):
         return [int(k) for k in KMeans(count, n_init=10, random_state=seed).fit_predict(points)]
 
     def templates(self) -> dict[str, Template]:
-        """Return the arrays of one centre."""
         return {"weights": template_of(self.centres["0"])}
 
     @property

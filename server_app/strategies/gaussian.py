@@ -31,15 +31,12 @@ class Gaussian(ServerStrategy[GaussianHparams]):
         self.counts_C: Tensor | None = None
 
     def payload_down(self) -> Payload:
-        """Moments and counts, once there are any."""
         return Payload(moments=self.moments or None, counts=self.counts_C)
 
     def templates(self) -> dict[str, Template]:
-        """The arrays of the moments."""
         return {"moments": self.template}
 
     def merge(self, uploads: list[Upload]) -> dict[str, float]:
-        """The mean of the moments by training samples."""
         samples = sum(upload.train_samples for upload in uploads)
         shares = [upload.train_samples / samples for upload in uploads]
         self.moments = merge_weights([upload.payload.weights("moments") or {} for upload in uploads], shares, "mean", 0)

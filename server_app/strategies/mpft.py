@@ -41,7 +41,6 @@ class MPFT(ServerStrategy[MPFTHparams]):
 
     @property
     def global_weights(self) -> StateDict:
-        """Adapter and classifier."""
         return {name: value.cpu() for name, value in self.model.state_dict().items()}
 
     def merge(self, uploads: list[Upload]) -> dict[str, float]:

@@ -27,6 +27,5 @@ class ProtoFed(FedAvg[ProtoFedHparams]):
         return {name: entry for name, entry in super().expected_up(server_round).items() if due or name != "prototypes"}
 
     def merge(self, uploads: list[Upload]) -> dict[str, float]:
-        """The mean model and Eq. 3."""
         self.prototypes = self.merged(uploads, "uniform", self.prototypes)
         return super().merge(uploads)

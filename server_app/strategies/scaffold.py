@@ -17,7 +17,7 @@ from dataclasses import replace
 from protofl_common.experiment.catalog import SCAFFOLDHparams
 from protofl_common.maths.aggregation import merge_weights
 from protofl_common.models.control import control_variate
-from server_app.strategies.base import Federation, Payload, Template, Upload, template_of
+from server_app.strategies.base import Federation, Upload
 from server_app.strategies.fedavg import FedAvg
 
 
@@ -30,16 +30,7 @@ class SCAFFOLD(FedAvg[SCAFFOLDHparams]):
         super().__init__(federation)
         self.control = dict(control_variate(self.first_model()).state_dict())
 
-    def payload_down(self) -> Payload:
-        """Send x and c."""
-        return Payload(weights=self.weights, control=self.control)
-
-    def templates(self) -> dict[str, Template]:
-        """Return the arrays of y_i and of Δc_i."""
-        return super().templates() | {"control": template_of(self.control)}
-
     def merge(self, uploads: list[Upload]) -> dict[str, float]:
-        """Eq. 5."""
         mean = self.averaged([replace(upload, most=1) for upload in uploads])
         for name, before in self.weights.items():
             if before.is_floating_point():

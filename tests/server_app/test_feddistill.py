@@ -43,7 +43,7 @@ def test_the_others_teach() -> None:
     everybody = teacher(server, "new")
     assert everybody == {0: [pytest.approx(0.5)] * 2, 1: [0.25, 0.75]}
     restored = strategy("probabilities")
-    restored.restore(server.packed_state())
+    restored.restore(server.present_state())
     assert teacher(restored, "site-1") == teacher(server, "site-1")
 
 
