@@ -64,8 +64,8 @@ class Checkpoint:
 
     def write(self, folder: Path) -> None:
         """Keep this checkpoint, and those of the rounds just before it."""
-        facts: dict[str, Any] = {key: value for key, value in vars(self).items() if key != "state"}
-        facts |= {"run_history": self.run_history.text}
+        facts: dict[str, Any] = vars(self) | {"run_history": self.run_history.text}
+        del facts["state"]
         path = folder / FOLDER / f"{self.round:06d}.safetensors"
         write_tensors(path, self.state, {"format": FORMAT, "facts": json.dumps(facts)})
         for other in checkpoints(folder):
@@ -100,12 +100,12 @@ def newest_whole(folder: Path) -> Checkpoint:
 
 
 def is_complete(folder: Path) -> bool:
-    """Return whether the run in ``folder`` has made its final evaluation."""
+    """Return whether the run has made its final evaluation."""
     return (folder / SUMMARY).exists()
 
 
 def check_free(folder: Path) -> None:
-    """SettingsError where ``folder`` has a run, which a new one would be mixed up with."""
+    """SettingsError where ``folder`` has a run."""
     if (folder / "settings.toml").exists():
         hint = "choose another name, or let it go on with resume = true"
         raise SettingsError(f"run-name = {folder.name!r}: {folder} holds a run already; {hint}")
@@ -114,8 +114,7 @@ def check_free(folder: Path) -> None:
 def starting_point(settings: Settings, folder: Path, run_id: int) -> Checkpoint:
     """Return where a run begins: before its first round or, with ``resume``, after the last one that it finished.
 
-    SettingsError if there is a run of that name already, or, with ``resume``, none that could go on with these
-    settings.
+    SettingsError if there is a run of that name, or, with ``resume``, none that could go on with these settings.
     """
     name, wanted = folder.name, to_run_config(settings)
     if not settings.run.resume:

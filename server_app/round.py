@@ -17,8 +17,8 @@ from protofl_common.wire.limits import Limits, RefusedMessage
 from protofl_common.wire.payloads import pack_payload
 from protofl_common.wire.records import pack_best
 from protofl_common.wire.schema import Declared, statistics_declared
+from server_app.network.exchange import MessageExchange, Messenger, Records
 from server_app.network.membership import AT_ONCE, Federation
-from server_app.network.messenger import Messenger, Records, Send
 from server_app.protections import outliers, samples, vote
 from server_app.protections.secure_sum import Channel, channel_of
 from server_app.replies import Expected, Upload, vectors_of
@@ -28,7 +28,7 @@ from server_app.strategies.base import Strategy
 
 
 def train_round(
-    strategy: Strategy, run_name: str, number: int, send: Send, best: BestRound | None = None
+    strategy: Strategy, run_name: str, number: int, send: MessageExchange, best: BestRound | None = None
 ) -> RoundResult:
     """The sites of this round's sample evaluate what they receive, train and upload; the server merges.
 
@@ -55,7 +55,7 @@ def train_round(
     return result
 
 
-def final_evaluation(strategy: Strategy, run_name: str, number: int, send: Send) -> RoundResult:
+def final_evaluation(strategy: Strategy, run_name: str, number: int, send: MessageExchange) -> RoundResult:
     """After round ``number``, the last: all sites evaluate, and say what the report may show."""
     federation = strategy.federation
     result = RoundResult(number, final=True, asked=in_order(federation.answering(number)))
@@ -73,7 +73,7 @@ def final_evaluation(strategy: Strategy, run_name: str, number: int, send: Send)
     return result
 
 
-def tell_best(strategy: Strategy, run_name: str, number: int, send: Send, best: BestRound) -> None:
+def tell_best(strategy: Strategy, run_name: str, number: int, send: MessageExchange, best: BestRound) -> None:
     """Tell the sites, when all is evaluated, which of their models is the best, and on which data it was chosen."""
     messenger = Messenger(strategy.federation, run_name, send, RoundResult(number), False)
     sites = in_order(strategy.federation.answering(number))

@@ -1,4 +1,4 @@
-"""One exchange of messages with the sites: what came in time, what came late, and whom to ask a second time."""
+"""Messages to the sites: what all of a round carry, what came in time, what came late, and whom to ask again."""
 
 from __future__ import annotations
 
@@ -8,15 +8,17 @@ import statistics
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
-from flwr.app import Error, Message
+from flwr.app import Error, Message, RecordDict
 
-from protofl_common.basics.text import in_order
+from protofl_common.basics.text import in_order, printable
 from protofl_common.wire.payloads import payload_bytes
+from protofl_common.wire.records import Instructions, pack_baseline, pack_instructions
 from server_app.log import say
-from server_app.network.flower_compat import ErrorCode, is_simulated
+from server_app.network.flower_compat import ErrorCode, copy_for, id_of, is_simulated, pull_each, push_each
 from server_app.network.membership import Federation, FederationError
-from server_app.network.transport import copy_for, id_of, pull_each, push_each
+from server_app.result import RoundResult
 
 LOOK_EVERY = 3.0
 """Seconds between two looks around for sites that are new or back, while a round waits."""
@@ -31,6 +33,9 @@ LEAST_GRACE = 120.0
 WORKER_DIED = re.compile(r"<class 'ray\.exceptions\.(\w*(?:Died|Unavailable|Crashed|OutOfMemory)\w*)'>")
 """How the error of a simulated client begins whose process is no more."""
 UNREACHABLE = Error(int(ErrorCode.NODE_UNAVAILABLE), "Flower has no node of this site any more")
+
+Records = Mapping[str, Any]
+"""Records of a message, by name."""
 
 
 @dataclass
@@ -50,8 +55,7 @@ class MessageExchange:
     """
 
     def __init__(self, federation: Federation) -> None:
-        self.federation = federation
-        self.grid = federation.grid
+        self.federation, self.grid = federation, federation.grid
         self.waited = 0.0
         """Seconds, of this exchange."""
         self._longest: dict[str, float] = {}
@@ -74,8 +78,8 @@ class MessageExchange:
         """
         start = looked = now = time.monotonic()
         alive = {site for site, node in self.federation.node_of.items() if node in self.federation.online}
-        self.late, self._replies, self._away = {}, {}, {}
-        self._pending, took = {}, dict[str, float]()
+        self.late, self._replies, self._away, self._pending = {}, {}, {}, {}
+        took: dict[str, float] = {}
         # not in the first exchange, which knows nobody, nor where clients divide a data set: simulated ones wait for a
         # processor, and results must not depend on it
         hurried = self.federation.settings.federation.grace and self._longest and not self.federation.num_partitions
@@ -158,16 +162,45 @@ class MessageExchange:
 
     def _ask_again(self, now: float) -> None:
         """Ask sites that are back; no longer wait for those that were away too long."""
-        node_of, online = self.federation.node_of, self.federation.online
-        pending = self._pending.items()
+        node_of, pending = self.federation.node_of, self._pending.items()
         moved = {site: message for site, message in pending if message.metadata.dst_node_id != node_of[site]}
-        back = {site: away.message for site, away in self._away.items() if node_of[site] in online}
+        back = {site: away.message for site, away in self._away.items() if node_of[site] in self.federation.online}
         self._push({site: copy_for(message, node_of[site]) for site, message in (moved | back).items()})
-        for site, away in list(self._away.items()):
-            if site in back or now > away.until:
-                del self._away[site]
-                if site not in back:
-                    self._replies[site] = away.error
+        gone = {site: away.error for site, away in self._away.items() if site not in back and now > away.until}
+        self._replies |= gone
+        for site in back.keys() | gone.keys():
+            del self._away[site]
+
+
+@dataclass(frozen=True)
+class Messenger:
+    """Asks the sites of a round, or of the final evaluation."""
+
+    federation: Federation
+    run_name: str
+    send: MessageExchange
+    result: RoundResult
+    """Takes the bytes, and the errors of sites that could not do their work."""
+    evaluate: bool
+    """Whether the sites are to evaluate what they receive."""
+
+    def ask(self, kind: str, contents: Mapping[str, Records], stage: str = "") -> dict[str, RecordDict]:
+        """Send each site its records, and return what its reply holds; ``stage``: what an error came in."""
+        federation, result = self.federation, self.result
+        instructions = Instructions(result.number, self.run_name, self.evaluate, federation.run_history)
+        common = {"round": pack_instructions(instructions), **pack_baseline(federation.baseline)}
+        messages, answers = dict[str, Message](), dict[str, RecordDict]()
+        for site, records in contents.items():
+            content = RecordDict({**records, **common})
+            result.bytes_down += payload_bytes(content)
+            messages[site] = Message(content, federation.node_of[site], kind, group_id=str(result.number))
+        for site, reply in self.send(messages, federation.settings.federation.round_timeout).items():
+            if reply.has_error():
+                result.failed[site] = stage + printable(str(reply.error.reason))
+            else:
+                result.bytes_up += payload_bytes(reply.content)
+                answers[site] = reply.content
+        return answers
 
 
 def _tell_silence(since: float, arrived: int = 0) -> None:

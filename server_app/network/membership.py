@@ -17,7 +17,7 @@ from protofl_common.wire.records import SiteCard, pack_baseline, pack_settings, 
 from server_app.log import say
 from server_app.network import admission
 from server_app.network.admission import FederationError
-from server_app.network.transport import id_of, pull_each, push_each
+from server_app.network.flower_compat import id_of, pull_each, push_each
 from server_app.protections.bounds import Bounds, bounds_of
 
 __all__ = ["AT_ONCE", "Federation", "FederationError"]
@@ -32,11 +32,8 @@ class Federation:
     def __init__(
         self, grid: Grid, settings: Settings, run_history: RunHistory, owners: Mapping[str, int], baseline: str = ""
     ) -> None:
-        self.grid = grid
-        self.settings = settings
-        self.run_history = run_history
-        self.baseline = baseline
-        """The algorithm, where these rounds are of a run's baseline; "" for the run itself."""
+        self.grid, self.settings, self.run_history, self.baseline = grid, settings, run_history, baseline
+        """``baseline``: the algorithm, where these rounds are of a run's baseline; "" for the run itself."""
         self.cards: dict[str, SiteCard] = {}
         self.node_of: dict[str, int] = {}
         self.owners = dict(owners)

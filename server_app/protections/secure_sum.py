@@ -19,8 +19,8 @@ from protofl_common.privacy.sums import MASKED, from_sums, from_whole, length, w
 from protofl_common.wire.limits import RefusedMessage
 from protofl_common.wire.records import Report
 from protofl_common.wire.secagg import FINAL, MOST_SITES, pack_by_site, unpack_by_site
+from server_app.network.exchange import Messenger, Records
 from server_app.network.membership import Federation, FederationError
-from server_app.network.messenger import Messenger, Records
 from server_app.replies import Expected, Upload
 from server_app.result import RoundResult, VoidRound
 from server_app.sampling import number_asked

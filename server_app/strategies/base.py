@@ -23,8 +23,8 @@ from protofl_common.wire.schema import Declared, weights_in
 from server_app.network.membership import Federation, FederationError
 from server_app.replies import Upload, together, vectors_of
 
-__all__ = ["Federation", "FederationError", "Payload", "ServerStrategy", "StateDict", "Template", "Upload"]
-__all__ += ["template_of", "together", "vectors_of"]
+__all__ = ["Federation", "FederationError", "Payload", "StateDict", "Template", "Upload", "template_of", "together"]
+__all__ += ["ServerStrategy", "vectors_of"]
 
 H = TypeVar("H", bound=Hparams)
 
@@ -82,7 +82,7 @@ class ServerStrategy(Generic[H]):
     @property
     def global_weights(self) -> StateDict | None:
         """The global model, where there is one."""
-        return None
+        return getattr(self, "weights", None)
 
     def templates(self) -> dict[str, Template]:
         """Declared entry -> the arrays that a client must send; the default: those of `entry`."""
@@ -90,8 +90,7 @@ class ServerStrategy(Generic[H]):
 
     def shared(self) -> dict[str, Template]:
         """Declared entry of either direction -> its arrays, as a client counts them; {} where some are unknown."""
-        exchange = self.settings.exchange
-        entries = weights_in({**exchange.down, **exchange.up})
+        entries = weights_in({**self.settings.exchange.down, **self.settings.exchange.up})
         known = {"weights": template_of(self.global_weights or {}), **self.templates()}
         return {name: known[name] for name in entries} if entries.keys() <= known.keys() else {}
 

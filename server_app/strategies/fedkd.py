@@ -51,6 +51,4 @@ class FedKD(FedAvg[FedKDHparams]):
         return {"compression": sizes[0] / sizes[1]}
 
     def starting_point(self, site: str) -> StateDict:
-        return {
-            name: torch.zeros_like(value) if name in self.trained else value for name, value in self.weights.items()
-        }
+        return self.weights | {name: torch.zeros_like(self.weights[name]) for name in self.trained}

@@ -48,11 +48,10 @@ class FeSEM(FedAvg[FeSEMHparams]):
         """E-step and M-step; how many clusters the round's clients are in."""
         points = np.stack([self._vector(upload.payload.weights() or {}) for upload in uploads])
         clusters = self._nearest(points) if self.cluster_of else self._first_clusters(points)
-        members = {
-            k: [one for one, cluster in zip(uploads, clusters, strict=True) if cluster == k] for k in set(clusters)
-        }
-        self.centres |= {str(k): self.averaged(members[k]) for k in sorted(members)}
-        self.cluster_of |= {one.site: torch.tensor(k) for one, k in zip(uploads, clusters, strict=True)}
+        assigned = list(zip(uploads, clusters, strict=True))
+        members = {k: [upload for upload, cluster in assigned if cluster == k] for k in sorted(set(clusters))}
+        self.centres |= {str(k): self.averaged(members[k]) for k in members}
+        self.cluster_of |= {upload.site: torch.tensor(k) for upload, k in assigned}
         return {"clusters": float(len(set(clusters)))}
 
     def _vector(self, weights: StateDict) -> np.ndarray:
