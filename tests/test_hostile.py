@@ -159,7 +159,8 @@ def test_the_same_holds_for_other_algorithms(
 ) -> None:
     factor = 1e6 if attack == "scaled" else float("nan")
     rarely = not DECLARED[algo].prototypes or algo == "protofed"  # only in its last round
-    change = weights_scaled(factor) if rarely else scaled(factor, DECLARED[algo].record)
+    entry = "weights" if DECLARED[algo].weights else next(iter(DECLARED[algo].beside), "")
+    change = weights_scaled(factor, entry) if rarely else scaled(factor, DECLARED[algo].record)
     outcome = federation(tmp_path, change, algo)
     assert outcome.summary["trouble"]["refused"] == ROUNDS
     assert_unharmed(outcome, without(algo))
