@@ -11,6 +11,10 @@ from protofl_common.wire.payloads import ClientStatistics
 from protofl_common.wire.records import Report
 
 
+class VoidRound(Exception):
+    """A round changes nothing; the text says why."""
+
+
 @dataclass
 class RoundResult:
     """The result of a round, or of the final evaluation."""

@@ -65,7 +65,7 @@ def train(
 
 @contextmanager
 def threads_for(multiplications: int) -> Iterator[None]:
-    """One thread while this lasts, if a forward pass of so many multiplications is a small one."""
+    """One thread while this lasts, for a forward pass of less than `SMALL_STEP`."""
     before = torch.get_num_threads()
     torch.set_num_threads(1 if multiplications < SMALL_STEP else before)
     try:

@@ -70,13 +70,13 @@ def both(first: Change, then: Change) -> Change:
     return lambda message, reply: then(message, first(message, reply))
 
 
-def weights_scaled(factor: float, record_name: str = "weights") -> Change:
+def weights_scaled(factor: float, entry: str = "weights") -> Change:
     def change(message: Message, reply: Message) -> Message:
-        record = reply.content.array_records[record_name]
+        record = reply.content.array_records[entry]
         for name, array in record.items():
-            if array.dtype != "int64":
-                values = values_of(array)
-                record[name] = raw((values * factor).astype(values.dtype))
+            if array.dtype.startswith("float"):
+                kind = np.dtype(array.dtype)
+                record[name] = raw((values_of(array) * kind.type(factor)).astype(kind))
         return reply
 
     return change

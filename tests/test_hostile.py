@@ -18,8 +18,8 @@ from safetensors.torch import load_file
 from protofl_common.config.options import SettingsError
 from protofl_common.wire.payloads import RAW
 from server_app.network.membership import FederationError
+from server_app.replies import Upload
 from server_app.strategies.fedavg import FedAvg
-from server_app.validation.replies import Upload
 from tests.attacks import (
     Change,
     by,
@@ -159,8 +159,8 @@ def test_the_same_holds_for_other_algorithms(
 ) -> None:
     factor = 1e6 if attack == "scaled" else float("nan")
     rarely = not DECLARED[algo].prototypes or algo == "protofed"  # only in its last round
-    weights = "moments" if algo == "gaussian" else "weights"
-    change = weights_scaled(factor, weights) if rarely else scaled(factor, DECLARED[algo].record)
+    entry = "weights" if DECLARED[algo].weights else next(iter(DECLARED[algo].beside), "")
+    change = weights_scaled(factor, entry) if rarely else scaled(factor, DECLARED[algo].record)
     outcome = federation(tmp_path, change, algo)
     assert outcome.summary["trouble"]["refused"] == ROUNDS
     assert_unharmed(outcome, without(algo))

@@ -19,11 +19,8 @@ from torch.nn.functional import cross_entropy
 from protofl_common.basics.seeding import derive_seed
 from protofl_common.experiment.catalog import ServerTrainingHparams
 from protofl_common.models.build import initial_head
-from protofl_common.wire.payloads import StateDict
-from server_app.network.membership import Federation
-from server_app.strategies.base import ServerStrategy
+from server_app.strategies.base import Federation, ServerStrategy, StateDict, Upload, together
 from server_app.training import server_device, train
-from server_app.validation.replies import Upload, together
 
 
 class FedGH(ServerStrategy[ServerTrainingHparams]):

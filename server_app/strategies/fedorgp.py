@@ -16,8 +16,8 @@ from functools import partial
 
 from protofl_common.experiment.catalog import FedORGPHparams
 from protofl_common.maths.losses.margin import orthogonality
+from server_app.replies import Upload, together
 from server_app.strategies.fedtgp import TrainedPrototypes
-from server_app.validation.replies import Upload, together
 
 
 class FedORGP(TrainedPrototypes[FedORGPHparams]):

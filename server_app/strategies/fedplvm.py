@@ -19,8 +19,8 @@ from torch import Tensor
 from protofl_common.experiment.catalog import FedPLVMHparams
 from protofl_common.maths.clustering import cluster_classes
 from protofl_common.maths.prototypes import Prototypes
+from server_app.replies import Upload, together
 from server_app.strategies.fedavg import FedAvg
-from server_app.validation.replies import Upload, together
 
 
 class FedPLVM(FedAvg[FedPLVMHparams]):

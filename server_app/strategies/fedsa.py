@@ -19,10 +19,7 @@ from torch import nn
 from protofl_common.basics.seeding import derive_seed
 from protofl_common.experiment.catalog import FedSAHparams
 from protofl_common.maths.prototypes import Prototypes
-from protofl_common.wire.payloads import Payload
-from server_app.network.membership import Federation
-from server_app.strategies.base import ServerStrategy
-from server_app.validation.replies import Upload
+from server_app.strategies.base import Federation, Payload, ServerStrategy, Upload
 
 
 class FedSA(ServerStrategy[FedSAHparams]):

@@ -15,5 +15,5 @@ class FML(FedAvg[FMLHparams]):
 
     @property
     def arch(self) -> str:
-        """Return the arrays of the meme model."""
+        """The architecture of the meme model."""
         return self.settings.architecture(0, self.hparams.meme)

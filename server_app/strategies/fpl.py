@@ -24,5 +24,4 @@ class FPL(FedPLVM):
     """FedPLVM's server, which always takes FINCH."""
 
     def clustered(self, means_PD: Tensor, labels_P: Tensor) -> Prototypes:
-        """P (Eq. 5)."""
         return cluster_classes(means_PD, labels_P, "finch").without_counts()

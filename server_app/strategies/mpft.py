@@ -18,11 +18,8 @@ from protofl_common.basics.seeding import derive_seed
 from protofl_common.experiment.catalog import MPFTHparams
 from protofl_common.maths.prototypes import Prototypes
 from protofl_common.models.build import initial_model
-from protofl_common.wire.payloads import Payload, StateDict
-from server_app.network.membership import Federation
-from server_app.strategies.base import ServerStrategy
+from server_app.strategies.base import Federation, Payload, ServerStrategy, StateDict, Upload, vectors_of
 from server_app.training import server_device, train
-from server_app.validation.replies import Upload, vectors_of
 
 
 class MPFT(ServerStrategy[MPFTHparams]):
@@ -44,7 +41,6 @@ class MPFT(ServerStrategy[MPFTHparams]):
 
     @property
     def global_weights(self) -> StateDict:
-        """Adapter and classifier."""
         return {name: value.cpu() for name, value in self.model.state_dict().items()}
 
     def merge(self, uploads: list[Upload]) -> dict[str, float]:

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 from protofl_common.experiment.catalog import ProtoFedHparams
 from protofl_common.wire.schema import Declared
+from server_app.replies import Upload
 from server_app.strategies.fedavg import FedAvg
-from server_app.validation.replies import Upload
 
 
 class ProtoFed(FedAvg[ProtoFedHparams]):
@@ -27,6 +27,5 @@ class ProtoFed(FedAvg[ProtoFedHparams]):
         return {name: entry for name, entry in super().expected_up(server_round).items() if due or name != "prototypes"}
 
     def merge(self, uploads: list[Upload]) -> dict[str, float]:
-        """The mean model and Eq. 3."""
         self.prototypes = self.merged(uploads, "uniform", self.prototypes)
         return super().merge(uploads)

@@ -17,11 +17,8 @@ from dataclasses import replace
 from protofl_common.experiment.catalog import SCAFFOLDHparams
 from protofl_common.maths.aggregation import merge_weights
 from protofl_common.models.control import control_variate
-from protofl_common.wire.limits import Template
-from protofl_common.wire.payloads import Payload, template_of
-from server_app.network.membership import Federation
+from server_app.strategies.base import Federation, Upload
 from server_app.strategies.fedavg import FedAvg
-from server_app.validation.replies import Upload
 
 
 class SCAFFOLD(FedAvg[SCAFFOLDHparams]):
@@ -33,16 +30,7 @@ class SCAFFOLD(FedAvg[SCAFFOLDHparams]):
         super().__init__(federation)
         self.control = dict(control_variate(self.first_model()).state_dict())
 
-    def payload_down(self) -> Payload:
-        """Send x and c."""
-        return Payload(weights=self.weights, control=self.control)
-
-    def templates(self) -> dict[str, Template]:
-        """Return the arrays of y_i and of Δc_i."""
-        return super().templates() | {"control": template_of(self.control)}
-
     def merge(self, uploads: list[Upload]) -> dict[str, float]:
-        """Eq. 5."""
         mean = self.averaged([replace(upload, most=1) for upload in uploads])
         for name, before in self.weights.items():
             if before.is_floating_point():

@@ -114,7 +114,13 @@ MUTANTS = [
         "",
         f"{SECAGG} tries",
     ),
-    Mutant("lost ones' masks stay", "server_app/secagg.py", "total -= pair_mask", "pair_mask", f"{SECAGG} missed"),
+    Mutant(
+        "lost ones' masks stay",
+        "server_app/protections/secure_sum.py",
+        "total -= pair_mask",
+        "pair_mask",
+        f"{SECAGG} missed",
+    ),
     Mutant(
         "held classes are told",
         "client_app/introduction.py",

@@ -26,6 +26,6 @@ from protofl_common.wire.schema import Update as Update
 from protofl_common.wire.schema import Vectors as Vectors
 from protofl_common.wire.schema import VectorSets as VectorSets
 from protofl_common.wire.schema import Weights as Weights
+from server_app.replies import Upload as Upload
 from server_app.strategies.base import ServerStrategy as ServerStrategy
 from server_app.strategies.fedavg import FedAvg as FedAvgServer
-from server_app.validation.replies import Upload as Upload

@@ -51,7 +51,10 @@ class Bounds:
 
 def bounds_of(settings: Settings, cards: Collection[SiteCard]) -> Bounds:
     """The bounds in a federation of these sites."""
-    liars, given = liars_among(settings, cards), settings.bounds
+    liars, given = settings.federation.liars, settings.bounds
+    if liars < 0:  # one, where enough with operators take part, unless the server sees only their sum
+        asked = number_asked(len(cards), settings.federation.participation)
+        liars = int(any(card.real for card in cards) and asked >= FEWEST and not settings.privacy.secagg)
     mean, merging = ("mean", 0.0), (given.merging, given.trim_fraction)
     trimmed = ("trimmed-mean", float(liars)) if liars and _comparable(settings, cards) else mean
     return Bounds(
@@ -63,14 +66,6 @@ def bounds_of(settings: Settings, cards: Collection[SiteCard]) -> Bounds:
         mean if given.merging == "auto" else merging,
         trimmed if given.merging == "auto" else merging,
     )
-
-
-def liars_among(settings: Settings, cards: Collection[SiteCard]) -> int:
-    """Count the sites that may lie: ``liars``, else one where enough with operators take part, unless summed."""
-    if settings.federation.liars >= 0:
-        return settings.federation.liars
-    asked = number_asked(len(cards), settings.federation.participation)
-    return int(any(card.real for card in cards) and asked >= FEWEST and not settings.privacy.secagg)
 
 
 def _comparable(settings: Settings, cards: Collection[SiteCard]) -> bool:
