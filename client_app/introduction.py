@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import copy
+from tempfile import TemporaryFile
 
 import torch
 from flwr.app import Context, Message
 from torch import Tensor
 
 from client_app.algorithms import client_half
+from client_app.answers import log
 from client_app.client import Client
-from client_app.failures import log
-from client_app.protections.ledger import check_affordable
+from client_app.protections.differential_privacy import check_affordable
+from client_app.state import StateError
 from protofl_common.backbones.extract import check_images
-from protofl_common.basics.files import digest
+from protofl_common.basics.files import digest, make_private
 from protofl_common.config.architectures import ARCHITECTURES
 from protofl_common.config.options import SettingsError
 from protofl_common.experiment.catalog import CATALOG
@@ -33,7 +35,7 @@ def introduction(message: Message, context: Context) -> SiteCard:
         own, asked = own_division(context.node_config), context.run_config
         ignored = ", ".join(["seed", *(key for key, value in own.items() if asked.get(key) != value)])
         log("INFO", f"run {client.run_id}: this site divides its own data; the run's {ignored} do not act on that")
-    client.folders.check()
+    _check_storage(client)
     parameters, weights = _about_model(client)
     _check_batches(client)
     check_affordable(client)
@@ -61,6 +63,18 @@ def card_of(client: Client, parameters: int, weights: str) -> SiteCard:
         validation_samples=0 if hidden else len(data.validation_labels),
         real=client.node.is_site,
     )
+
+
+def _check_storage(client: Client) -> None:
+    """StateError if a site could not store a model: it must show before the first round, not after its training."""
+    if not client.node.is_site:
+        return
+    try:
+        make_private(client.root)
+        with TemporaryFile(dir=client.root) as probe:
+            probe.write(bytes(2**16))  # a full disk takes the name of a file, and nothing in it
+    except OSError as error:
+        raise StateError(f"state-dir: {client.root.absolute()} cannot be written ({error})") from error
 
 
 def _about_model(client: Client) -> tuple[int, str]:

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from client_app import app as client
-from client_app import site as sites
+from client_app import introduction
 from protofl_common.basics.tensorfile import read_tensors
 from server_app import round as rounds
 from server_app.callbacks import artifacts
@@ -77,12 +76,12 @@ def test_introductions_build_a_model_of_each_kind_once(tmp_path: Path, monkeypat
             reply.content["site"] for message, reply in outcome.grid.log if message.metadata.message_type == "query"
         ]
 
-    check, checked = sites.check_model, []
-    monkeypatch.setattr(sites, "check_model", lambda *args: (checked.append(args[1]), check(*args)))
-    monkeypatch.setattr(client, "_KNOWN_MODELS", {})
+    check, checked = introduction.check_model, []
+    monkeypatch.setattr(introduction, "check_model", lambda *args: (checked.append(args[1]), check(*args)))
+    monkeypatch.setattr(introduction, "_KNOWN_MODELS", {})
     found = cards("once")
     assert checked == ["cnn4"]
-    monkeypatch.setattr(client, "_KNOWN_MODELS", type("Never", (dict,), {"__contains__": lambda *_: False})())
+    monkeypatch.setattr(introduction, "_KNOWN_MODELS", type("Never", (dict,), {"__contains__": lambda *_: False})())
     assert cards("each") == found
     assert len(checked) == 5
 

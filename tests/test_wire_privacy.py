@@ -25,10 +25,11 @@ from flwr.proto import recorddict_pb2 as proto
 from safetensors.torch import load_file
 
 from client_app import app as client_module
-from client_app import introduction, visit
+from client_app import introduction
 from client_app.algorithms.base import ClientAlgorithm
 from client_app.client import Client
 from client_app.introduction import card_of
+from client_app.protections import secure_sum
 from client_app.state import StateError
 from client_app.statistics import statistics_level
 from protofl_common.backbones.network import BackboneError
@@ -428,7 +429,7 @@ def test_an_error_says_its_kind_and_nothing_of_the_data(
         def broken(*_: object, error: type[Exception] = error) -> None:
             raise error(SECRET)
 
-        for module in (client_module, introduction, visit):
+        for module in (client_module, introduction, secure_sum):
             monkeypatch.setattr(module, "Client", broken)
         reply = client_module.app(Message(RecordDict(), 7, kind, group_id="1"), context)
         assert not reply.has_content()
@@ -731,12 +732,12 @@ def sends_a_sample(honest: Pack) -> Pack:
 
 
 MORE: dict[str, tuple[Any, str, Callable[[Pack], Pack], str]] = {
-    "a record": (visit, "pack_payload", adds_record, "bytes beyond the declared values"),
-    "an array": (visit, "pack_payload", adds_array, "an undeclared array"),
-    "bytes after an array": (visit, "pack_payload", adds_bytes, "bytes beyond the shape"),
-    "a text": (visit, "pack_payload", adds_text, "bytes beyond the declared values"),
-    "a number": (visit, "pack_report", adds_number, "an undeclared number losses.first-feature"),
-    "a list in place of a number": (visit, "pack_report", adds_list, "not a single number"),
+    "a record": (client_module, "pack_payload", adds_record, "bytes beyond the declared values"),
+    "an array": (client_module, "pack_payload", adds_array, "an undeclared array"),
+    "bytes after an array": (client_module, "pack_payload", adds_bytes, "bytes beyond the shape"),
+    "a text": (client_module, "pack_payload", adds_text, "bytes beyond the declared values"),
+    "a number": (client_module, "pack_report", adds_number, "an undeclared number losses.first-feature"),
+    "a list in place of a number": (client_module, "pack_report", adds_list, "not a single number"),
     "a path in the introduction": (client_module, "pack_site_card", tells_a_path, "a path"),
     "a sample in place of a mean": (ClientAlgorithm, "local_prototypes", sends_a_sample, "of a single sample"),
 }

@@ -15,17 +15,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from client_app import training
 from client_app.client import Client
 from client_app.data import Samples
-from client_app.evaluation import local_features
-from client_app.few_labels import labelled_loss, training_set
+from client_app.evaluation import features_of
 from client_app.protections import protected_step
 from client_app.protections.differential_privacy import DifferentialPrivacy
-from client_app.training import Batch, Correction, FusedStep, Loss, LossTerms, Step, in_round, make_optimizer, train
+from client_app.training import Batch, Correction, FusedStep, Loss, LossTerms, Step
 from protofl_common.basics.seeding import derive_seed
 from protofl_common.config.architectures import ARCHITECTURES
 from protofl_common.experiment.catalog import CATALOG, Hparams
-from protofl_common.maths.prototypes import Prototypes, class_means
+from protofl_common.maths.prototypes import Prototypes
 from protofl_common.models.split import SplitModel
 from protofl_common.runs.attributes import pack_attributes, restore_attributes
 from protofl_common.wire.limits import Template
@@ -48,16 +48,17 @@ class ClientAlgorithm(Generic[H]):
     """True where the loss draws lots or looks at single numbers: a GPU cannot replay one step as the next."""
     similarity = "l2"
     """How prediction compares with prototypes: ``l2`` or ``cosine``."""
+    predicts_with_head = True
+    """Whether the head is trained, so that its accuracy is worth reporting."""
     global_prototypes: Prototypes | None = None
     """What the server sent, on the device; None where it sent none."""
     last_round: int | None = None
     """The client's last round before this one; None if it has no state: it has not taken part before."""
 
     def __init__(self, client: Client, round_number: int) -> None:
-        self.client = client
-        self.round = round_number
+        self.client, self.round = client, round_number
         self.settings = client.settings
-        self.training = in_round(client.settings, round_number)
+        self.training = training.in_round(client.settings, round_number)
         self.hparams = cast(H, client.settings.hparams)
         self.model: SplitModel = client.model
         self.privacy = DifferentialPrivacy(client)
@@ -88,11 +89,6 @@ class ClientAlgorithm(Generic[H]):
         """Prototypes to predict with by nearest prototype, on the device; None: the head alone predicts."""
         return self.global_prototypes
 
-    @property
-    def predicts_with_head(self) -> bool:
-        """Return whether the head is trained, so that its accuracy is worth reporting."""
-        return True
-
     # -- training ------------------------------------------------------------------------------------------------
 
     @property
@@ -103,7 +99,7 @@ class ClientAlgorithm(Generic[H]):
     @cached_property
     def optimizer(self) -> torch.optim.Optimizer:
         """A new one each round; with ``keep-optimizer`` it goes on as it was."""
-        return make_optimizer(self.modules, self.training)
+        return training.make_optimizer(self.modules, self.training)
 
     def loss(self, batch: Batch) -> LossTerms:
         """Named scalar terms of a batch of labelled samples, whose sum is minimised."""
@@ -112,7 +108,7 @@ class ClientAlgorithm(Generic[H]):
     @property
     def labelled_loss(self) -> Loss:
         """`loss` as a step needs it: where labels are few, with FedPU's term for the rest."""
-        return labelled_loss(self.loss, self.client.train_set, self.training, self.client.num_classes)
+        return training.labelled_loss(self.loss, self.client.train_set, self.training, self.client.num_classes)
 
     def step(self, correction: Correction | None = None) -> Step:
         """The update by one batch: a protection's, where one acts on steps.
@@ -124,15 +120,12 @@ class ClientAlgorithm(Generic[H]):
 
     @property
     def of_catalog(self) -> bool:
-        """Return whether algorithm and network are this project's, whose losses and layers are known."""
+        """True where algorithm and network are this project's, whose losses and layers are known."""
         return self.settings.run.algo in CATALOG and self.client.arch in ARCHITECTURES
 
     @property
     def replayable(self) -> bool:
-        """Return whether a GPU may replay the steps (`protofl_common/basics/cuda_graph.py`).
-
-        Not with few labels, for a batch's labelled samples are chosen by a mask; nor are private steps (`train`).
-        """
+        """True where a GPU may replay the steps: not those of few labels, whose batches are chosen by a mask."""
         return self.of_catalog and not self.steps_differ and self.client.train_set.unlabelled is None
 
     def fit(self) -> dict[str, float]:
@@ -145,18 +138,30 @@ class ClientAlgorithm(Generic[H]):
         self.privacy.check_covered(self.privacy.has_trained)
         return losses
 
-    def train(
-        self, step: Step, epochs: int | None = None, batch_size: int | None = None, purpose: str = "train"
-    ) -> dict[str, float]:
-        """The training loop over this client's data; a second one in a round needs another ``purpose`` (its seed).
+    @property
+    def training_set(self) -> Samples:
+        """The samples of batches: with few labels the labelled ones and, with ``pu-weight``, the unlabelled."""
+        data = self.client.train_set
+        return data.with_unlabelled() if self.training.pu_weight > 0 else data
 
-        SettingsError where differential privacy is asked for, and this is not what its ledger was charged for.
+    def train(
+        self,
+        step: Step,
+        epochs: int | None = None,
+        batch_size: int | None = None,
+        purpose: str = "train",
+        data: Samples | None = None,
+    ) -> dict[str, float]:
+        """The training loop over `training_set`, or over ``data`` made of it.
+
+        A second one in a round needs another ``purpose`` (its seed). SettingsError where differential privacy is asked
+        for, and this is not what its ledger was charged for.
         """
-        self.privacy.check_training(step, as_charged=epochs is batch_size is None)
+        self.privacy.check_training(step, as_charged=epochs is None and batch_size is None and data is None)
         seed = derive_seed(self.settings.run.seed, purpose, self.client.name, self.round)
-        data = training_set(self.client.train_set, self.training)
         step.replayable = self.replayable and not step.private
-        return train(step, data, self.training, seed, epochs, batch_size)
+        samples = self.training_set if data is None else data
+        return training.train(step, samples, self.training, seed, epochs, batch_size)
 
     # -- after training ------------------------------------------------------------------------------------------
 
@@ -177,24 +182,17 @@ class ClientAlgorithm(Generic[H]):
         entry = weights_in(self.settings.exchange.up)[name]
         return part_of(getattr(self, entry.of), entry)
 
-    def exact_prototypes(self) -> Prototypes:
-        """The class means of this client's training data under its model as it is now: one pass (FedProto Eq. 1)."""
-        self.privacy.check_covered(False)
-        data = self.client.train_set
-        return class_means(self.features(data), data.labels.cpu(), self.client.num_classes)
-
     def local_prototypes(self) -> Prototypes:
-        """The same as they may be sent: with noise where they must be private. Each call costs ε then."""
+        """The class means of this client's training data under its model as it is now (FedProto Eq. 1), in one pass.
+
+        Under differential privacy they have noise, and each call costs ε.
+        """
         data = self.client.train_set
         return self.privacy.class_means(self.features(data), data.labels.cpu(), self.round)
 
-    def class_counts(self) -> Tensor:
-        """[C] int64: training samples of each class, as they may be sent."""
-        return self.privacy.class_counts(self.client.train_set.labels.cpu(), self.round)
-
     def features(self, data: Samples) -> Tensor:
         """The features [N, D] of ``data`` of which prototypes are means, on the CPU."""
-        return local_features(self.model, data, self.training.eval_batch_size)
+        return features_of(self.model, data, self.training.eval_batch_size)
 
     # -- what the app asks ---------------------------------------------------------------------------------------
 

@@ -48,7 +48,6 @@ class Ditto(FedAvg[P]):
             self.personal.load_state_dict(self.model.state_dict())
 
     def evaluation_model(self) -> SplitModel:
-        """v_k."""
         return self.personal
 
     @property

@@ -45,7 +45,6 @@ class FedDistill(ClientAlgorithm[FedDistillHparams]):
         self.seen_N = torch.zeros(len(client.train_set), dtype=torch.bool, device=client.device)
 
     def receive(self, payload: Payload) -> None:
-        """Keep F̂."""
         super().receive(payload)
         if (outputs := payload.vectors("outputs")) is not None:
             self.teacher = by_class(outputs.to(self.client.device), self.client.num_classes)
@@ -73,7 +72,6 @@ class FedDistill(ClientAlgorithm[FedDistillHparams]):
         self.seen_N[batch.index] = True
 
     def upload(self) -> Payload:
-        """F̄ of the classes seen in training."""
         labels_P = torch.nonzero(self.counts_C).flatten()
         means_PC = self.sums_CC[labels_P] / self.counts_C[labels_P].unsqueeze(1)
         samples_C = self.client.train_set.labels[self.seen_N].bincount(minlength=len(self.counts_C))

@@ -40,11 +40,9 @@ class FedFA(FedAvg[FedFAHparams]):
             raise SettingsError(f"{lacks}, whose statistics algo = 'fedfa' augments; choose another of the two")
 
     def receive(self, payload: Payload) -> None:
-        """Become the global model, and take in γ."""
         super().receive(payload)
         if (coefficients := payload.weights("coefficients")) is not None:
             self.augmentation.load_state_dict(self.augmentation.state_dict() | coefficients)
 
     def upload(self) -> Payload:
-        """The model, and μ̄, σ̄."""
         return Payload(weights=self.weights(), averages=self.weights("averages"))

@@ -46,7 +46,6 @@ class FedGen(FedAvg[FedGenHparams]):
         self.generator = generator.to(client.device).eval()
 
     def receive(self, payload: Payload) -> None:
-        """Take in the head and, from the second round on, the generator and the sum of the label counts."""
         super().receive(payload)
         if (weights := payload.weights("generator")) is not None:
             self.generator.load_state_dict(weights)
@@ -54,7 +53,6 @@ class FedGen(FedAvg[FedGenHparams]):
             self.label_counts = counts.to(self.client.device)
 
     def loss(self, batch: Batch) -> LossTerms:
-        """Both terms; the second is λ · CE."""
         terms = super().loss(batch)
         if self.label_counts is not None and self.hparams.lambda_ > 0:
             with torch.no_grad():
@@ -63,5 +61,5 @@ class FedGen(FedAvg[FedGenHparams]):
         return terms
 
     def upload(self) -> Payload:
-        """The head and the label counts."""
-        return Payload(weights=self.weights(), label_counts=self.class_counts())
+        counts_C = self.privacy.class_counts(self.client.train_set.labels.cpu(), self.round)
+        return Payload(weights=self.weights(), label_counts=counts_C)

@@ -44,7 +44,6 @@ class FedNH(FedAvg[FedNHHparams]):
         self.model = SplitModel(client.model.body, self.head)
 
     def receive(self, payload: Payload) -> None:
-        """Become the global body, with W as the head."""
         super().receive(payload)
         if self.global_prototypes is not None:
             self.head.weight, _ = by_class(self.global_prototypes, self.client.num_classes)

@@ -29,13 +29,11 @@ class FedORGP(ClientAlgorithm[FedORGPHparams]):
     similarity = "cosine"
 
     def receive(self, payload: Payload) -> None:
-        """Keep the global prototypes, and a table of them by class."""
         super().receive(payload)
         if self.global_prototypes is not None:
             self.global_CD, self.mask_C = by_class(self.global_prototypes, self.client.num_classes)
 
     def loss(self, batch: Batch) -> LossTerms:
-        """L, its terms already weighted."""
         terms = super().loss(batch)
         if self.global_prototypes is not None and self.hparams.lambda_ > 0:
             distance = angular_alignment(batch.features, batch.labels, self.global_CD, self.mask_C)

@@ -39,9 +39,7 @@ class FedPLVM(FedAvg[FedPLVMHparams]):
     """Cross-entropy plus λ times the α-sparsity prototype loss; uploads clusters of features."""
 
     def loss(self, batch: Batch) -> LossTerms:
-        """Eq. 10, its terms already weighted."""
-        terms = super().loss(batch)
-        hparams = self.hparams
+        terms, hparams = super().loss(batch), self.hparams
         if self.global_prototypes is None or hparams.lambda_ == 0:
             return terms
         prototypes_GD, labels_G = self.global_prototypes.means, self.global_prototypes.labels
@@ -52,15 +50,12 @@ class FedPLVM(FedAvg[FedPLVMHparams]):
         if hparams.correction == "centre":
             terms["correction"] = hparams.lambda_ * centre_correction(batch.features, prototypes_GD, own_BG)
         elif hparams.correction != "none":
-            terms["correction"] = hparams.lambda_ * sparse_correction(
-                similarity_BG, own_BG, mean=hparams.correction == "mean"
-            )
+            correction = sparse_correction(similarity_BG, own_BG, mean=hparams.correction == "mean")
+            terms["correction"] = hparams.lambda_ * correction
         return terms
 
     def upload(self) -> Payload:
-        """The model, and the local clusters (Eq. 3)."""
         data, hparams = self.client.train_set, self.hparams
-        clusters = cluster_classes(
-            self.features(data), data.labels.cpu(), hparams.local_clusters, hparams.kmeans_clusters
-        )
+        kind = hparams.local_clusters, hparams.kmeans_clusters
+        clusters = cluster_classes(self.features(data), data.labels.cpu(), *kind)
         return Payload(prototypes=clusters, weights=self.weights())

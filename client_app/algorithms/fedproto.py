@@ -16,7 +16,7 @@ sample's feature. Eq. 6 by the letter (``"class"``, ``"l2"``) overpowers the cro
 The first round has no global prototypes, and so no second term.
 
 Few labels (``positive-rate`` below 1; our text, Section 5.4): both terms, and the prototypes, are of the labelled
-samples alone; the unlabelled ones have FedPU's term of weight ``pu-weight`` (`client_app/few_labels.py`).
+samples alone; the unlabelled ones have FedPU's term of weight ``pu-weight`` (`client_app/training.py`).
 """
 
 from __future__ import annotations
@@ -37,13 +37,11 @@ class FedProto(ClientAlgorithm[A]):
     """Cross-entropy plus λ times the distance to the global prototypes."""
 
     def receive(self, payload: Payload) -> None:
-        """Keep the global prototypes, which also predict (Eq. 2), and a table of them by class."""
         super().receive(payload)
         if self.global_prototypes is not None:
             self.global_CD, self.mask_C = by_class(self.global_prototypes, self.client.num_classes)
 
     def loss(self, batch: Batch) -> LossTerms:
-        """Eq. 5; the second term is λ · L_R."""
         terms = super().loss(batch)
         if self.global_prototypes is not None and self.hparams.lambda_ > 0:
             measure = self.hparams.distance, self.hparams.granularity

@@ -26,7 +26,6 @@ from client_app.client import Client
 from client_app.training import Batch, LossTerms
 from protofl_common.experiment.catalog import FMLHparams
 from protofl_common.maths.losses.distillation import divergence
-from protofl_common.models.initial import initial_model
 from protofl_common.wire.payloads import Payload
 
 
@@ -35,25 +34,20 @@ class FML(ClientAlgorithm[FMLHparams]):
 
     def __init__(self, client: Client, round_number: int) -> None:
         super().__init__(client, round_number)
-        model, seed = self.settings.model, self.settings.run.seed
-        arch = self.settings.architecture(0, self.hparams.meme)
-        self.meme = initial_model(arch, client.input_shape, client.num_classes, model, seed, "global").to(client.device)
+        self.meme = client.new_model(self.settings.architecture(0, self.hparams.meme), "global")
 
     def receive(self, payload: Payload) -> None:
-        """Take in the meme model."""
         super().receive(payload)
         if (weights := payload.weights()) is not None:
             self.meme.load_state_dict(weights)
 
     @property
     def modules(self) -> Sequence[nn.Module]:
-        """Both models."""
         return (self.model, self.meme)
 
     def loss(self, batch: Batch) -> LossTerms:
-        """L_p and L_q."""
-        few_labels = self.client.train_set.unlabelled is not None
-        self.meme.train(not few_labels or len(batch.labels) > 1)  # one labelled sample: batch normalisation needs more
+        # batch normalisation needs more than one labelled sample
+        self.meme.train(self.client.train_set.unlabelled is None or len(batch.labels) > 1)
         own_BC, meme_BC, hparams = batch.logits, self.meme(batch.inputs), self.hparams
         terms = {
             "cross-entropy": hparams.alpha * cross_entropy(own_BC, batch.labels),

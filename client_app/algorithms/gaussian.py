@@ -41,11 +41,9 @@ class Gaussian(ClientAlgorithm[GaussianHparams]):
 
     @property
     def evaluation_arch(self) -> str:
-        """An identity, and the head."""
         return f"gaussian-{self.hparams.head}"
 
     def receive(self, payload: Payload) -> None:
-        """Become the classifier of all clients' moments."""
         received, counts_C = payload.weights("moments"), payload.counts("counts")
         if received is None or counts_C is None:
             return
@@ -56,7 +54,6 @@ class Gaussian(ClientAlgorithm[GaussianHparams]):
         self.head.to(self.client.device)
 
     def fit(self) -> dict[str, float]:
-        """Nothing: the head follows from the moments."""
         return {}
 
     def upload(self) -> Payload:

@@ -25,7 +25,6 @@ class MPFT(FedAvg[MPFTHparams]):
     """Takes in adapter and classifier as FedAvg does its model, and summarises its features for the server."""
 
     def fit(self) -> dict[str, float]:
-        """Nothing: the server trains."""
         return {}
 
     def upload(self) -> Payload:

@@ -37,7 +37,6 @@ class SCAFFOLD(FedAvg[SCAFFOLDHparams]):
         self.own, self.common, self.control = (control_variate(self.model) for _ in range(3))
 
     def receive(self, payload: Payload) -> None:
-        """Become x, and take c."""
         super().receive(payload)
         if (common := payload.weights("control")) is not None:
             self.common.load_state_dict(common)
@@ -53,7 +52,6 @@ class SCAFFOLD(FedAvg[SCAFFOLDHparams]):
         return losses
 
     def upload(self) -> Payload:
-        """Send y_i and Δc_i."""
         return Payload(weights=self.weights(), control=self.weights("control"))
 
 
@@ -67,7 +65,6 @@ class Controlled:
         """K so far: a tensor, for a GPU replays the steps without Python."""
 
     def __call__(self) -> None:
-        """Correct the gradients in place."""
         self.steps.add_(1)
         for parameter, total, (own, common) in zip(self.parameters, self.sums, self.pairs, strict=True):
             if parameter.grad is not None:

@@ -15,12 +15,13 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from cryptography.exceptions import InvalidTag
-from flwr.app import RecordDict
+from flwr.app import Context, Message, MessageType, RecordDict
 
 from client_app.client import Client
 from protofl_common.basics.files import replacing
@@ -30,11 +31,9 @@ from protofl_common.privacy.shamir import FEWEST, SHARE, needed, points_of, spli
 from protofl_common.privacy.sums import MASKED, to_sums, to_whole
 from protofl_common.wire.limits import Limits, RefusedMessage
 from protofl_common.wire.payloads import Payload, pack_payload
-from protofl_common.wire.records import Instructions, Report
-from protofl_common.wire.secagg import unpack_by_site
+from protofl_common.wire.records import Instructions, Report, unpack_baseline, unpack_instructions
+from protofl_common.wire.secagg import FINAL, pack_by_site, unpack_by_site
 
-STAGES = ("advertise", "share", "unmask")
-"""The messages of a sum beside the one with the masked vector, which is a round's or the final evaluation's."""
 _ORDER = ("advertise", "share", "mask", "unmask")
 
 
@@ -61,25 +60,27 @@ class SecureSum:
         self.client, self.name = client, client.name
         self.run_id, self.final = instructions.run_history.run_id, final
         self.sum = 2 * instructions.round + self.final
-        client.folders.states(instructions)  # refuses another run's instructions
-        self.path = client.folders.secret(instructions.run_name)
+        client.states(instructions)  # refuses another run's instructions
+        self.path = client.own_file(instructions.run_name, "secagg.json")
+        if client.node.is_site:  # whatever the server calls the run
+            self.path = client.root / "privacy" / f"{self.name}-{self.run_id}-{client.settings.run.algo}.secagg"
 
     @classmethod
-    def of(cls, client: Client, instructions: Instructions, final: bool) -> SecureSum | None:
-        """The client's part in the sum of a round or of the final evaluation; None without secure aggregation."""
-        return cls(client, instructions, final) if client.settings.privacy.secagg else None
+    def joined(cls, client: Client, instructions: Instructions, message: Message) -> SecureSum | None:
+        """The sum that a message with the peers' shares belongs to; None without secure aggregation."""
+        if not client.settings.privacy.secagg:
+            return None
+        its_sum = cls(client, instructions, message.metadata.message_type == MessageType.EVALUATE)
+        its_sum.peers(message.content)
+        return its_sum
 
     def advertise(self, content: RecordDict) -> dict[str, bytes]:
         """Own public keys. A sum that never came to `mask` may begin anew."""
-        progress = self._read()
-        if (
-            progress
-            and progress.run_id == self.run_id
-            and (progress.sum, _ORDER.index(progress.stage) > 1) > (self.sum, False)
-        ):
-            raise RefusedMessage(
-                f"keys asked for {_called(self.sum)}, after the upload of {_called(progress.sum)} was sent"
-            )
+        last = self._read()
+        reached = (last.sum, _ORDER.index(last.stage) > 1) if last and last.run_id == self.run_id else (-1, False)
+        if last and reached > (self.sum, False):
+            asked, sent = _called(self.sum), _called(last.sum)
+            raise RefusedMessage(f"keys asked for {asked}, after the upload of {sent} was sent")
         secret = new_secret()
         self._write(_Progress(self.run_id, self.sum, "advertise", secret))
         return {self.name: public_of(secret)}
@@ -102,10 +103,8 @@ class SecureSum:
         """Before the work: whose masks are in the sum, those who shared; who sealed badly has no share here."""
         progress, sealed = self._passed("share"), unpack_by_site(content, SEALED)
         sites = {self.name, *sealed}
-        if not sites <= progress.keys.keys() or len(sites) < self._threshold(progress):
-            raise RefusedMessage(
-                f"shares of {len(sites)} sites, fewer than {self._threshold(progress)}, or of unknown ones"
-            )
+        if not sites <= progress.keys.keys() or len(sites) < (fewest := self._threshold(progress)):
+            raise RefusedMessage(f"shares of {len(sites)} sites, fewer than {fewest}, or of unknown ones")
         shares = dict(progress.shares)
         for peer, text in sealed.items():
             try:
@@ -166,3 +165,20 @@ class SecureSum:
 def _called(number: int) -> str:
     """Name a sum of a run in words."""
     return f"{'the final evaluation after ' if number % 2 else ''}round {number // 2}"
+
+
+def _stage(name: str, final: bool, message: Message, context: Context) -> RecordDict:
+    """A stage without training, in a round or in the final evaluation."""
+    client = Client(context, unpack_baseline(message.content))
+    if not client.settings.privacy.secagg:
+        raise RefusedMessage("a stage of secure aggregation, which the run's settings do not ask for")
+    its_sum = SecureSum(client, unpack_instructions(message.content), final)
+    return RecordDict({**pack_by_site(getattr(its_sum, name)(message.content))})
+
+
+STAGES = {
+    name + FINAL * final: partial(_stage, name, final)
+    for name in ("advertise", "share", "unmask")
+    for final in (False, True)
+}
+"""The messages of a sum beside the one with the masked vector, which is a round's or the final evaluation's."""

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from client_app.client import Client
 from client_app.evaluation import Evaluation
 from client_app.protections.base import Protection
 from protofl_common.config.options import SettingsError
@@ -31,15 +32,13 @@ class SmallClasses(Protection):
 
     name = "small classes"
 
+    def __init__(self, client: Client) -> None:
+        super().__init__(client)
+        self.least = client.settings.privacy.min_class_samples
+
     @staticmethod
     def acts(settings: Settings, is_site: bool) -> bool:
-        """With k above 1."""
         return settings.privacy.min_class_samples > 1
-
-    @property
-    def least(self) -> int:
-        """k."""
-        return self.client.settings.privacy.min_class_samples
 
     def evaluation(self, evaluation: Evaluation, labels_N: Ints) -> Evaluation:
         """Drop the recall of small classes, and all figures of few samples."""
@@ -61,15 +60,12 @@ class SmallClasses(Protection):
 
     def _of_large_classes(self, name: str, value: Value) -> Value:
         if isinstance(value, Tensor):
-            return self._without_small(value)
+            return torch.where(value < self.least, 0, value)
         if isinstance(value, ClientStatistics):
-            return replace(value, counts=self._without_small(value.counts))
+            return replace(value, counts=torch.where(value.counts < self.least, 0, value.counts))
         if not isinstance(value, Prototypes):
             return value
         if value.counts is None:
             lacks = f"{self.client.settings.run.algo} does not say how many samples stand behind its {name}"
             raise SettingsError(f"min-class-samples = {self.least}: {lacks}")
         return large_enough(value, self.least)
-
-    def _without_small(self, counts_C: Tensor) -> Tensor:
-        return torch.where(counts_C < self.least, 0, counts_C)

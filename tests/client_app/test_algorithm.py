@@ -198,7 +198,7 @@ class Own(ClientAlgorithm[Any]):
     needs_gradients = True
 
 
-@pytest.mark.parametrize("algo", CATALOG)
+@pytest.mark.parametrize("algo", [algo for algo in CATALOG if algo != "gaussian"])  # which trains nothing
 def test_the_algorithms_of_the_catalog_train_by_the_fused_step(algo: str, tmp_path: Path) -> None:
     """But those whose loss looks at the weights, or uses the head twice, do not."""
     assert type(algorithm(tmp_path, algo).step()) is (Step if algo in ("fedprox", "fedgen", "fedsa") else FusedStep)
