@@ -17,12 +17,12 @@ from client_app.data import Samples
 from client_app.evaluation import Evaluation, Evaluations, evaluate
 from client_app.introduction import introduction
 from client_app.protections import protections_of
-from client_app.protections.secure_sum import STAGES, SecureSum
+from client_app.protections.secure_sum import STAGES, channel_of
 from client_app.state import ClientState
 from client_app.statistics import statistics_of
 from client_app.trained_model import choose_best, leave_model
 from protofl_common.maths.prototypes import Prototypes, chosen
-from protofl_common.wire.payloads import Payload, pack_payload, unpack_payload
+from protofl_common.wire.payloads import Payload, unpack_payload
 from protofl_common.wire.records import (
     Report,
     pack_report,
@@ -45,7 +45,7 @@ def introduce(message: Message, context: Context) -> RecordDict:
 
 @app.train()
 @answered
-def train(message: Message, context: Context) -> RecordDict:
+def train_round(message: Message, context: Context) -> RecordDict:
     """A round: evaluate what was received, train, upload."""
     visit = Visit(message, context)
     if visit.instructions.evaluate:
@@ -89,7 +89,7 @@ class Visit:
             self.protections = protections_of(client)
             self._restore()
             self._receive()
-            self.sum = SecureSum.joined(client, self.instructions, message)
+            self.channel = channel_of(client, self.instructions, message)
             _ = client.test_set, client.validation_set, self.training and client.train_set  # read now
         for protection in self.protections:
             protection.before(self.instructions, self.training)
@@ -176,11 +176,7 @@ class Visit:
         for protection in self.protections:
             upload = protection.upload(upload, self.instructions.round)
         upload, report = upload.without_undeclared_counts(declared), self._report(losses)
-        if self.sum:
-            limits = self.client.limits(self.algorithm.templates(declared))
-            content, report = self.sum.mask(upload, report, limits)
-        else:
-            content = pack_payload(upload, declared)
+        content, report = self.channel.pack(upload, report, declared, self.algorithm.templates)
         content["report"] = pack_report(report, self.client.settings.row.reported_losses, self.client.metrics)
         for protection in self.protections:
             protection.after(self.instructions, self.training)

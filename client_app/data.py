@@ -31,7 +31,6 @@ class StoredInputs:
         self.rows, self.data, self.device = rows, data, device
 
     def __getitem__(self, index: Tensor) -> Tensor:
-        """Rows ``index`` [B], int64."""
         return normalised(self.rows[index.cpu().numpy()], self.data.mean, self.data.std, self.device)
 
     def split(self, size: int) -> Iterator[Tensor]:
@@ -42,7 +41,7 @@ class StoredInputs:
 
 @dataclass(frozen=True)
 class Augment:
-    """The changes of a batch."""
+    """Images of a batch are changed; all randomness comes from the ``generator``, of the CPU."""
 
     kinds: frozenset[str]
     """``flip``: left and right exchanged, for one image in two. ``rotate``: turned by up to 30° to either side, by the
@@ -51,7 +50,6 @@ class Augment:
     """Black after normalisation, [channels, 1, 1]."""
 
     def __call__(self, images: Tensor, generator: torch.Generator) -> Tensor:
-        """[B, channels, H, W] -> the same shape; all randomness comes from ``generator``, of the CPU."""
         many = len(images)
         if "flip" in self.kinds:
             chosen = (torch.rand(many, generator=generator) < 0.5).to(images.device)

@@ -84,7 +84,6 @@ class Step:
 
     @property
     def model(self) -> nn.Module:
-        """The first module."""
         return self.modules[0]
 
     def __call__(self, inputs: Tensor, labels: Tensor, index: Tensor) -> LossTerms:
@@ -120,7 +119,7 @@ class Step:
     def batches(
         self, data: Samples, batch_size: int, generator: torch.Generator, *, no_single: bool, drop_last: bool
     ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """Yield the batches of an epoch, as `shuffled_batches` gives them."""
+        """The batches of an epoch."""
         return shuffled_batches(data, batch_size, generator, no_single=no_single, drop_last=drop_last)
 
     def session(self) -> AbstractContextManager[object]:
@@ -136,7 +135,6 @@ class FusedStep(Step):
     """
 
     def session(self) -> AbstractContextManager[object]:
-        """While this lasts, the layers are replaced."""
         return fused_linears(self.model, self.optimizer)
 
 
@@ -152,7 +150,6 @@ class Proximal:
         self.strength = strength
 
     def __call__(self) -> None:
-        """Correct the gradients in place."""
         for parameter, centre in self.pairs:
             if parameter.grad is not None:
                 parameter.grad.add_(parameter - centre, alpha=self.strength)
@@ -203,10 +200,9 @@ def make_optimizer(modules: Sequence[nn.Module], settings: TrainingSettings) -> 
 
 
 def _without_compiler() -> None:
-    """Let optimizers find a stand-in for PyTorch's compiler, unless it has been imported already.
+    """Give optimizers a stand-in for PyTorch's compiler, which they import only to tell it where to stop: 1.4 s of CPU.
 
-    Every optimizer imports it, only to tell it where to stop: 1.4 s of CPU in each new process that trains, whether
-    anything is compiled or not. Whoever asks for more gets the compiler, which then takes its place.
+    Whoever asks for more gets the compiler, which then takes its place.
     """
 
     def of_compiler(attribute: str) -> Any:
@@ -239,19 +235,16 @@ def train(
     """
     seed_torch(seed)  # dropout
     generator = torch.Generator().manual_seed(seed)
-    parts = [module for one in step.modules for module in one.modules()]
-    joined = any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in parts)
+    joined = any(isinstance(part, nn.modules.batchnorm._BatchNorm) for part in nn.ModuleList(step.modules).modules())
     sums: dict[str, Tensor] = {}
     seen = taken = 0
     limit = settings.local_steps if epochs is None else 0
     passes = count() if limit and len(data) else range(settings.local_epochs if epochs is None else epochs)
-    for module in step.modules:
-        module.train()
+    nn.ModuleList(step.modules).train()
     with step.session(), replaying(step, data.labels.device, step.replayable and steps_alike(step.optimizer)) as update:
         for epoch in passes:
-            batches = step.batches(
-                data, batch_size or settings.batch_size, generator, no_single=joined, drop_last=settings.drop_last
-            )
+            size, drop_last = batch_size or settings.batch_size, settings.drop_last
+            batches = step.batches(data, size, generator, no_single=joined, drop_last=drop_last)
             for inputs, labels, index in islice(batches, limit - taken if limit else None):
                 seen, taken = seen + len(labels), taken + 1
                 for name, value in update(inputs, labels, index).items():
@@ -281,8 +274,8 @@ def shuffled_batches(
     ``drop_last`` leaves out a smaller last batch, unless it is the only one. ``no_single`` joins a last batch of one
     sample to the one before it: batch normalisation cannot use it alone.
     """
-    sizes = [batch_size] * (len(data) // batch_size)
-    rest = len(data) % batch_size
+    whole, rest = divmod(len(data), batch_size)
+    sizes = [batch_size] * whole
     if rest and not (drop_last and sizes):
         if rest == 1 and no_single and sizes:
             sizes[-1] += 1

@@ -732,10 +732,10 @@ def sends_a_sample(honest: Pack) -> Pack:
 
 
 MORE: dict[str, tuple[Any, str, Callable[[Pack], Pack], str]] = {
-    "a record": (client_module, "pack_payload", adds_record, "bytes beyond the declared values"),
-    "an array": (client_module, "pack_payload", adds_array, "an undeclared array"),
-    "bytes after an array": (client_module, "pack_payload", adds_bytes, "bytes beyond the shape"),
-    "a text": (client_module, "pack_payload", adds_text, "bytes beyond the declared values"),
+    "a record": (secure_sum, "pack_payload", adds_record, "bytes beyond the declared values"),
+    "an array": (secure_sum, "pack_payload", adds_array, "an undeclared array"),
+    "bytes after an array": (secure_sum, "pack_payload", adds_bytes, "bytes beyond the shape"),
+    "a text": (secure_sum, "pack_payload", adds_text, "bytes beyond the declared values"),
     "a number": (client_module, "pack_report", adds_number, "an undeclared number losses.first-feature"),
     "a list in place of a number": (client_module, "pack_report", adds_list, "not a single number"),
     "a path in the introduction": (client_module, "pack_site_card", tells_a_path, "a path"),

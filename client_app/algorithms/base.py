@@ -41,6 +41,8 @@ class ClientAlgorithm(Generic[H]):
     state: tuple[str, ...] = ("model",)
     """Attributes that live on until the client's next round: modules, tensors, prototypes, optimizers, generators, and
     dictionaries of these. A model that the server overwrites need not be among them."""
+    trains: tuple[str, ...] = ("model",)
+    """The modules that `fit` trains with one optimizer; the first makes the features and logits of the batch."""
     needs_gradients = False
     """True where the loss or the step looks at weights or gradients (proximal terms, clipping) or uses a layer twice:
     every gradient is then left in place until the optimizer's step."""
@@ -93,8 +95,8 @@ class ClientAlgorithm(Generic[H]):
 
     @property
     def modules(self) -> Sequence[nn.Module]:
-        """The modules that `fit` trains with one optimizer; the first makes the features and logits of the batch."""
-        return (self.model,)
+        """Those that `trains` names."""
+        return tuple(getattr(self, name) for name in self.trains)
 
     @cached_property
     def optimizer(self) -> torch.optim.Optimizer:
@@ -199,8 +201,8 @@ class ClientAlgorithm(Generic[H]):
     @property
     def lasting(self) -> tuple[str, ...]:
         """All attributes that live on."""
-        trains = not self.settings.row.one_shot
-        return (*self.state, "optimizer") if self.training.keep_optimizer and trains else self.state
+        with_optimizer = self.training.keep_optimizer and not self.settings.row.one_shot
+        return (*self.state, "optimizer") if with_optimizer else self.state
 
     def packed_state(self) -> dict[str, Tensor]:
         """The attributes that live on, as tensors of a file."""

@@ -22,8 +22,6 @@ classes too.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy, mse_loss
@@ -43,6 +41,7 @@ class FedKD(ClientAlgorithm[FedKDHparams]):
     """Teacher, student and W^h, with one optimizer; ``received`` is the student of the round's start."""
 
     state: tuple[str, ...] = ("model", "projection", "received")
+    trains: tuple[str, ...] = ("model", "student", "projection")
 
     def __init__(self, client: Client, round_number: int) -> None:
         super().__init__(client, round_number)
@@ -66,10 +65,6 @@ class FedKD(ClientAlgorithm[FedKDHparams]):
             raise StateError(f"{self.client.name} is sent an update of the student, and has lost the student itself")
         if self.received:
             self.student.load_state_dict(self.received)
-
-    @property
-    def modules(self) -> Sequence[nn.Module]:
-        return (self.model, self.student, self.projection)
 
     def loss(self, batch: Batch) -> LossTerms:
         self.student.train(self.client.train_set.unlabelled is None or len(batch.labels) > 1)  # for batch normalisation

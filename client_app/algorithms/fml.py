@@ -16,9 +16,7 @@ divergence is a mean over samples and classes, which makes it C times weaker.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from client_app.algorithms.base import ClientAlgorithm
@@ -32,6 +30,8 @@ from protofl_common.wire.payloads import Payload
 class FML(ClientAlgorithm[FMLHparams]):
     """Two models with one optimizer."""
 
+    trains: tuple[str, ...] = ("model", "meme")
+
     def __init__(self, client: Client, round_number: int) -> None:
         super().__init__(client, round_number)
         self.meme = client.new_model(self.settings.architecture(0, self.hparams.meme), "global")
@@ -40,10 +40,6 @@ class FML(ClientAlgorithm[FMLHparams]):
         super().receive(payload)
         if (weights := payload.weights()) is not None:
             self.meme.load_state_dict(weights)
-
-    @property
-    def modules(self) -> Sequence[nn.Module]:
-        return (self.model, self.meme)
 
     def loss(self, batch: Batch) -> LossTerms:
         # batch normalisation needs more than one labelled sample

@@ -17,11 +17,10 @@ weight decay). Batch-normalisation statistics are θ's, and go up as w_i's.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from client_app.algorithms.ditto import Ditto
 from client_app.training import LossTerms, Proximal, Step
@@ -52,10 +51,7 @@ class EnvelopeStep(Step):
 class PFedMe(Ditto[PFedMeHparams]):
     """Ditto's two models, of which the global one learns from the personal one."""
 
-    @property
-    def modules(self) -> Sequence[nn.Module]:
-        """θ; w_i has no optimizer."""
-        return (self.personal,)
+    trains: tuple[str, ...] = ("personal",)  # w_i has no optimizer
 
     def fit(self) -> dict[str, float]:
         self.personal.load_state_dict(self.model.state_dict())

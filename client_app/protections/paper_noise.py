@@ -27,9 +27,7 @@ class PaperNoise(Protection):
     def step(self, step: Step) -> Step:
         """DP-SGD's, with the paper's ε."""
         plan = self.client.settings.plan_of_paper(len(self.client.data.train_labels))
-        return (
-            step if plan is None else PrivateStep(step.modules, step.optimizer, step.loss, step.correction, plan=plan)
-        )
+        return step if plan is None else PrivateStep.of(step, plan)
 
     def upload(self, upload: Payload, round_number: int) -> Payload:
         """Add noise to all prototypes."""

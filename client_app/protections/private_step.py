@@ -49,10 +49,9 @@ class PrivateStep(Step):
         return cls(step.modules, step.optimizer, step.loss, step.correction, plan=plan)
 
     def __post_init__(self) -> None:
-        parts = [part for module in self.modules for part in module.modules()]
-        if any(isinstance(part, nn.modules.batchnorm._BatchNorm) for part in parts):
-            raise SettingsError("norm = 'batch': this network has batch normalisation, which mixes samples; set group")
         self.draw, self.alone = fresh_draw(), nn.ModuleList(self.modules)
+        if any(isinstance(part, nn.modules.batchnorm._BatchNorm) for part in self.alone.modules()):
+            raise SettingsError("norm = 'batch': this network has batch normalisation, which mixes samples; set group")
         # `functional_call` takes modules only: what this one gives is the loss of a single sample
         self.alone.forward = lambda *sample: self.terms(self.model, *(one[None] for one in sample))["total"]
 

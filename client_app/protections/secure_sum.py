@@ -14,6 +14,7 @@ what they hide. The symbols, and what is added, stand in `privacy/masks.py`.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -29,11 +30,14 @@ from protofl_common.privacy.figures import figure_names, weighted_figures, witho
 from protofl_common.privacy.masks import KEY, OWN, PAIR, SEALED, masked, new_secret, opened, part, public_of, seal
 from protofl_common.privacy.shamir import FEWEST, SHARE, needed, points_of, split
 from protofl_common.privacy.sums import MASKED, to_sums, to_whole
-from protofl_common.wire.limits import Limits, RefusedMessage
+from protofl_common.wire.limits import RefusedMessage, Template
 from protofl_common.wire.payloads import Payload, pack_payload
 from protofl_common.wire.records import Instructions, Report, unpack_baseline, unpack_instructions
+from protofl_common.wire.schema import Declared
 from protofl_common.wire.secagg import FINAL, pack_by_site, unpack_by_site
 
+Arrays = Callable[[Declared], dict[str, Template]]
+"""The arrays of declared weights (`ClientAlgorithm.templates`)."""
 _ORDER = ("advertise", "share", "mask", "unmask")
 
 
@@ -64,15 +68,6 @@ class SecureSum:
         self.path = client.own_file(instructions.run_name, "secagg.json")
         if client.node.is_site:  # whatever the server calls the run
             self.path = client.root / "privacy" / f"{self.name}-{self.run_id}-{client.settings.run.algo}.secagg"
-
-    @classmethod
-    def joined(cls, client: Client, instructions: Instructions, message: Message) -> SecureSum | None:
-        """The sum that a message with the peers' shares belongs to; None without secure aggregation."""
-        if not client.settings.privacy.secagg:
-            return None
-        its_sum = cls(client, instructions, message.metadata.message_type == MessageType.EVALUATE)
-        its_sum.peers(message.content)
-        return its_sum
 
     def advertise(self, content: RecordDict) -> dict[str, bytes]:
         """Own public keys. A sum that never came to `mask` may begin anew."""
@@ -113,13 +108,13 @@ class SecureSum:
                 shares[peer] = b""
         self._progress = replace(progress, shares=shares)
 
-    def mask(self, upload: Payload, report: Report, limits: Limits) -> tuple[RecordDict, Report]:
+    def pack(self, upload: Payload, report: Report, declared: Declared, arrays: Arrays) -> tuple[RecordDict, Report]:
         """The figures of the report and the upload, masked; and the part of the report that stays in the clear."""
         progress, settings, samples = self._progress, self.client.settings, len(self.client.data.train_labels)
-        declared = {name: entry for name, entry in settings.exchange.up.items() if name in upload.entries}
-        bounded = replace(limits, max_norm=settings.bounds.max_prototype_norm)
+        summed = {name: entry for name, entry in settings.exchange.up.items() if name in upload.entries}
+        bounded = replace(self.client.limits(arrays(declared)), max_norm=settings.bounds.max_prototype_norm)
         figures = weighted_figures(report, samples, figure_names(settings.row.reported_losses, self.client.metrics))
-        parts = to_whole(figures, len(progress.keys)), to_sums(upload, declared, bounded, samples, len(progress.keys))
+        parts = to_whole(figures, len(progress.keys)), to_sums(upload, summed, bounded, samples, len(progress.keys))
         vector = np.concatenate(parts)
         peers = {site: keys for site, keys in progress.keys.items() if site in progress.shares}
         sent = masked(vector, progress.secret, self.name, peers).view(np.int64)
@@ -165,6 +160,23 @@ class SecureSum:
 def _called(number: int) -> str:
     """Name a sum of a run in words."""
     return f"{'the final evaluation after ' if number % 2 else ''}round {number // 2}"
+
+
+class Plain:
+    """The other channel: the upload as it is."""
+
+    def pack(self, upload: Payload, report: Report, declared: Declared, arrays: Arrays) -> tuple[RecordDict, Report]:
+        """Return the record of ``upload``, and the report."""
+        return pack_payload(upload, declared), report
+
+
+def channel_of(client: Client, instructions: Instructions, message: Message) -> SecureSum | Plain:
+    """How an upload leaves: in the sum to which a message has the peers' shares, or plainly."""
+    if not client.settings.privacy.secagg:
+        return Plain()
+    its_sum = SecureSum(client, instructions, message.metadata.message_type != MessageType.TRAIN)
+    its_sum.peers(message.content)
+    return its_sum
 
 
 def _stage(name: str, final: bool, message: Message, context: Context) -> RecordDict:
