@@ -10,7 +10,7 @@ import torch
 from flwr.app import Context, Message, MessageType, RecordDict
 from flwr.clientapp import ClientApp
 
-from client_app.algorithms import client_half
+from client_app.algorithms.base import client_half
 from client_app.answers import answered, log
 from client_app.client import Client
 from client_app.data import Samples

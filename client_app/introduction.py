@@ -9,7 +9,7 @@ import torch
 from flwr.app import Context, Message
 from torch import Tensor
 
-from client_app.algorithms import client_half
+from client_app.algorithms.base import client_half
 from client_app.answers import log
 from client_app.client import Client
 from client_app.protections.differential_privacy import check_affordable

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import Generic, TypeVar, cast
+from typing import Any, Generic, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +24,7 @@ from client_app.protections.differential_privacy import DifferentialPrivacy
 from client_app.training import Batch, Correction, FusedStep, Loss, LossTerms, Step
 from protofl_common.basics.seeding import derive_seed
 from protofl_common.config.architectures import ARCHITECTURES
-from protofl_common.experiment.catalog import CATALOG, Hparams
+from protofl_common.experiment.catalog import CATALOG, Algorithm, Hparams, half
 from protofl_common.maths.prototypes import Prototypes
 from protofl_common.models.split import SplitModel
 from protofl_common.runs.attributes import pack_attributes, restore_attributes
@@ -73,10 +73,17 @@ class ClientAlgorithm(Generic[H]):
         self.last_round = last_round
 
     def receive(self, payload: Payload) -> None:
-        """Take in what the server sent, of which the base keeps prototypes; in some first rounds that is nothing."""
+        """Take in what the server sent; in some first rounds that is nothing.
+
+        Weights go where the row says (`Weights.of`), and prototypes into `global_prototypes`.
+        """
         prototypes = payload.vectors() if "prototypes" in payload.entries else None
         if prototypes is not None:
             self.global_prototypes = prototypes.to(self.client.device)
+        for name, entry in weights_in(self.settings.exchange.down).items():
+            if (weights := payload.weights(name)) is not None:
+                module: nn.Module = getattr(self, entry.of)
+                module.load_state_dict(module.state_dict() | weights)
 
     def evaluation_model(self) -> SplitModel:
         """The model that is evaluated, and left for use after the run."""
@@ -168,16 +175,15 @@ class ClientAlgorithm(Generic[H]):
     # -- after training ------------------------------------------------------------------------------------------
 
     def upload(self) -> Payload:
-        """Return what goes to the server after training. By default, as far as the row declares them, this client's
-        prototypes, from one pass over the training data, and weights.
+        """Return what goes to the server after training: as far as the row declares them, this client's prototypes, in
+        the rounds in which they are due, and weights.
 
         Prototypes come with their counts, which protections need; they do not leave where the row declares none.
         """
         declared = self.settings.exchange.up
-        return Payload(
-            prototypes=self.local_prototypes() if "prototypes" in declared else None,
-            weights=self.weights() if "weights" in declared else None,
-        )
+        due = "prototypes" in declared and self.hparams.due(self.round, self.settings.run.rounds)
+        prototypes = self.local_prototypes() if due else None
+        return Payload(prototypes=prototypes, **{name: self.weights(name) for name in weights_in(declared)})
 
     def weights(self, name: str = "weights") -> StateDict:
         """Return the weights that the row declares under ``name`` for the upload."""
@@ -212,3 +218,8 @@ class ClientAlgorithm(Generic[H]):
         """Name, dtype and shape of every array of the declared weights."""
         entries = weights_in(declared).items()
         return {name: template_of(part_of(getattr(self, entry.of), entry)) for name, entry in entries}
+
+
+def client_half(row: Algorithm) -> type[ClientAlgorithm[Any]]:
+    """The class that a row of the catalog names."""
+    return half(row.client, ClientAlgorithm)

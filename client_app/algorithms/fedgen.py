@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from client_app.algorithms.fedavg import FedAvg
+from client_app.algorithms.base import ClientAlgorithm
 from client_app.client import Client
 from client_app.training import Batch, LossTerms
 from protofl_common.experiment.catalog import FedGenHparams
@@ -31,10 +31,9 @@ from protofl_common.models.generator import build_generator
 from protofl_common.wire.payloads import Payload
 
 
-class FedGen(FedAvg[FedGenHparams]):
+class FedGen(ClientAlgorithm[FedGenHparams]):
     """FedAvg's client, but only the head is shared, and learns from the generator too."""
 
-    state: tuple[str, ...] = ("model",)
     steps_differ = True
     label_counts: Tensor | None = None
 
@@ -47,8 +46,6 @@ class FedGen(FedAvg[FedGenHparams]):
 
     def receive(self, payload: Payload) -> None:
         super().receive(payload)
-        if (weights := payload.weights("generator")) is not None:
-            self.generator.load_state_dict(weights)
         if (counts := payload.counts("label_counts")) is not None:
             self.label_counts = counts.to(self.client.device)
 

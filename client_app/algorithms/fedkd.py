@@ -54,7 +54,6 @@ class FedKD(ClientAlgorithm[FedKDHparams]):
         self.projection.to(client.device)
 
     def receive(self, payload: Payload) -> None:
-        super().receive(payload)
         weights, update = payload.weights(), payload.weights("update")
         if weights is not None:
             self.received = {name: value.to(self.client.device) for name, value in weights.items()}

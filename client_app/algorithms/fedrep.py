@@ -24,17 +24,15 @@ from functools import cached_property
 import torch
 from torch import nn
 
-from client_app.algorithms.fedavg import FedAvg
+from client_app.algorithms.base import ClientAlgorithm
 from client_app.evaluation import features_of
 from client_app.training import Step, make_optimizer
 from protofl_common.experiment.catalog import FedRepHparams
 from protofl_common.models.split import SplitModel
 
 
-class FedRep(FedAvg[FedRepHparams]):
+class FedRep(ClientAlgorithm[FedRepHparams]):
     """First the head, then the body."""
-
-    state: tuple[str, ...] = ("model",)
 
     @cached_property
     def optimizer(self) -> torch.optim.Optimizer:

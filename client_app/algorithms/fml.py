@@ -24,7 +24,6 @@ from client_app.client import Client
 from client_app.training import Batch, LossTerms
 from protofl_common.experiment.catalog import FMLHparams
 from protofl_common.maths.losses.distillation import divergence
-from protofl_common.wire.payloads import Payload
 
 
 class FML(ClientAlgorithm[FMLHparams]):
@@ -35,11 +34,6 @@ class FML(ClientAlgorithm[FMLHparams]):
     def __init__(self, client: Client, round_number: int) -> None:
         super().__init__(client, round_number)
         self.meme = client.new_model(self.settings.architecture(0, self.hparams.meme), "global")
-
-    def receive(self, payload: Payload) -> None:
-        super().receive(payload)
-        if (weights := payload.weights()) is not None:
-            self.meme.load_state_dict(weights)
 
     def loss(self, batch: Batch) -> LossTerms:
         # batch normalisation needs more than one labelled sample

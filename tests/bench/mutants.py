@@ -103,8 +103,8 @@ MUTANTS = [
     Mutant(
         "keys for a second upload",
         "client_app/protections/secure_sum.py",
-        "_ORDER.index(progress.stage) > 1",
-        "_ORDER.index(progress.stage) > 3",
+        "_ORDER.index(last.stage) > 1",
+        "_ORDER.index(last.stage) > 3",
         f"{SECAGG} tries",
     ),
     Mutant(
@@ -289,9 +289,9 @@ MUTANTS = [
     ),
     Mutant(
         "the averaged model is not loaded",
-        f"{C}/fedavg.py",
-        "if (weights := payload.weights()) is not None:",
-        "if (weights := payload.weights()) is not None and not payload.vectors():",
+        f"{C}/base.py",
+        "module.load_state_dict(module.state_dict() | weights)",
+        "module.load_state_dict(module.state_dict())",
         f"{REFERENCE}/test_fedavg.py",
     ),
     Mutant(

@@ -10,8 +10,7 @@ import pytest
 import torch
 from flwr.app import Context, RecordDict
 
-from client_app.algorithms import client_half
-from client_app.algorithms.base import ClientAlgorithm
+from client_app.algorithms.base import ClientAlgorithm, client_half
 from client_app.client import Client
 from client_app.training import Batch, LossTerms, labelled_loss, train
 from protofl_common.experiment.catalog import CATALOG
