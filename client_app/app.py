@@ -22,15 +22,8 @@ from client_app.state import ClientState
 from client_app.statistics import statistics_of
 from client_app.trained_model import choose_best, leave_model
 from protofl_common.maths.prototypes import Prototypes, chosen
+from protofl_common.wire import records
 from protofl_common.wire.payloads import Payload, unpack_payload
-from protofl_common.wire.records import (
-    Report,
-    pack_report,
-    pack_site_card,
-    unpack_baseline,
-    unpack_best,
-    unpack_instructions,
-)
 from protofl_common.wire.schema import Declared
 
 app = ClientApp()
@@ -40,7 +33,7 @@ app = ClientApp()
 @answered
 def introduce(message: Message, context: Context) -> RecordDict:
     """Before the first round: who this client is. Prepares the data, so that what is wrong with them shows now."""
-    return RecordDict({"site": pack_site_card(introduction(message, context))})
+    return RecordDict({"site": records.pack_site_card(introduction(message, context))})
 
 
 @app.train()
@@ -58,10 +51,10 @@ def train_round(message: Message, context: Context) -> RecordDict:
 @answered
 def final_evaluation(message: Message, context: Context) -> RecordDict:
     """After the last round: evaluate only, and send what the report may show; then hear which round was the best."""
-    best, chosen_on = unpack_best(message.content)
+    best, chosen_on = records.unpack_best(message.content)
     if chosen_on:
-        client = Client(context, unpack_baseline(message.content))
-        choose_best(client.states(unpack_instructions(message.content)), best, chosen_on)
+        client = Client(context, records.unpack_baseline(message.content))
+        choose_best(client.states(records.unpack_instructions(message.content)), best, chosen_on)
         return RecordDict()
     visit = Visit(message, context)
     visit.evaluate()
@@ -82,8 +75,8 @@ class Visit:
         self.message, self.training = message, message.metadata.message_type == MessageType.TRAIN
         self.seconds: dict[str, float] = {}
         with self.timed("load"):
-            self.client = client = Client(context, unpack_baseline(message.content))
-            self.instructions = unpack_instructions(message.content)
+            self.client = client = Client(context, records.unpack_baseline(message.content))
+            self.instructions = records.unpack_instructions(message.content)
             self.states = client.states(self.instructions)
             self.algorithm = client_half(client.settings.row)(client, self.instructions.round)
             self.protections = protections_of(client)
@@ -133,7 +126,7 @@ class Visit:
             validated = self._evaluated(client.validation_set) if len(client.validation_set) else Evaluation()
             self.evaluations = self._evaluated(client.test_set), validated
             if self.training:
-                best, _ = unpack_best(self.message.content)
+                best, _ = records.unpack_best(self.message.content)
                 leave_model(client, self.algorithm, self.instructions, self.prototypes, self.evaluations, best)
 
     def _evaluated(self, data: Samples) -> Evaluation:
@@ -177,17 +170,17 @@ class Visit:
             upload = protection.upload(upload, self.instructions.round)
         upload, report = upload.without_undeclared_counts(declared), self._report(losses)
         content, report = self.channel.pack(upload, report, declared, self.algorithm.templates)
-        content["report"] = pack_report(report, self.client.settings.row.reported_losses, self.client.metrics)
+        content["report"] = records.pack_report(report, self.client.settings.row.reported_losses, self.client.metrics)
         for protection in self.protections:
             protection.after(self.instructions, self.training)
         return content
 
-    def _report(self, losses: dict[str, float]) -> Report:
+    def _report(self, losses: dict[str, float]) -> records.Report:
         (tested, validated), data = self.evaluations, self.client.data
         for protection in self.protections:
             tested = protection.evaluation(tested, data.test_labels)
             validated = protection.evaluation(validated, data.validation_labels)
-        report = Report(
+        report = records.Report(
             round=self.instructions.round,
             train_samples=self.client.stated_samples,
             test_samples=len(data.test_labels),

@@ -39,6 +39,7 @@ from protofl_common.experiment.catalog import CATALOG
 from protofl_common.maths.prototypes import Prototypes
 from protofl_common.privacy.masks import KEY, SEALED
 from protofl_common.privacy.shamir import SHARE
+from protofl_common.wire import records
 from protofl_common.wire.arrays import RAW
 from protofl_common.wire.limits import RefusedMessage
 from protofl_common.wire.payloads import Payload, pack_payload
@@ -736,9 +737,9 @@ MORE: dict[str, tuple[Any, str, Callable[[Pack], Pack], str]] = {
     "an array": (secure_sum, "pack_payload", adds_array, "an undeclared array"),
     "bytes after an array": (secure_sum, "pack_payload", adds_bytes, "bytes beyond the shape"),
     "a text": (secure_sum, "pack_payload", adds_text, "bytes beyond the declared values"),
-    "a number": (client_module, "pack_report", adds_number, "an undeclared number losses.first-feature"),
-    "a list in place of a number": (client_module, "pack_report", adds_list, "not a single number"),
-    "a path in the introduction": (client_module, "pack_site_card", tells_a_path, "a path"),
+    "a number": (records, "pack_report", adds_number, "an undeclared number losses.first-feature"),
+    "a list in place of a number": (records, "pack_report", adds_list, "not a single number"),
+    "a path in the introduction": (records, "pack_site_card", tells_a_path, "a path"),
     "a sample in place of a mean": (ClientAlgorithm, "local_prototypes", sends_a_sample, "of a single sample"),
 }
 UNSEEN = ("a path in the introduction", "a sample in place of a mean")

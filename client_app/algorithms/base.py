@@ -25,7 +25,7 @@ from client_app.training import Batch, Correction, FusedStep, Loss, LossTerms, S
 from protofl_common.basics.seeding import derive_seed
 from protofl_common.config.architectures import ARCHITECTURES
 from protofl_common.experiment.catalog import CATALOG, Algorithm, Hparams, half
-from protofl_common.maths.prototypes import Prototypes
+from protofl_common.maths.prototypes import Prototypes, by_class
 from protofl_common.models.split import SplitModel
 from protofl_common.runs.attributes import pack_attributes, restore_attributes
 from protofl_common.wire.limits import Template
@@ -84,6 +84,12 @@ class ClientAlgorithm(Generic[H]):
             if (weights := payload.weights(name)) is not None:
                 module: nn.Module = getattr(self, entry.of)
                 module.load_state_dict(module.state_dict() | weights)
+
+    @cached_property
+    def global_table(self) -> tuple[Tensor, Tensor]:
+        """The global prototypes by class [C, D], and which classes have one [C]."""
+        assert self.global_prototypes is not None
+        return by_class(self.global_prototypes, self.client.num_classes)
 
     def evaluation_model(self) -> SplitModel:
         """The model that is evaluated, and left for use after the run."""

@@ -54,13 +54,12 @@ class FedDistill(ClientAlgorithm[FedDistillHparams]):
         self._note(batch)
         terms = super().loss(batch)
         if self.teacher is not None and self.hparams.gamma > 0:
-            terms["distillation"] = self.hparams.gamma * self._distance(batch.logits, batch.labels, *self.teacher)
+            if self.hparams.outputs == "logits":
+                distance = prototype_alignment(batch.logits, batch.labels, *self.teacher, "mse", "sample")
+            else:
+                distance = class_distillation(batch.logits, batch.labels, *self.teacher)
+            terms["distillation"] = self.hparams.gamma * distance
         return terms
-
-    def _distance(self, logits_BC: Tensor, labels_B: Tensor, targets_CC: Tensor, known_C: Tensor) -> Tensor:
-        if self.hparams.outputs == "logits":
-            return prototype_alignment(logits_BC, labels_B, targets_CC, known_C, "mse", "sample")
-        return class_distillation(logits_BC, labels_B, targets_CC, known_C)
 
     def _note(self, batch: Batch) -> None:
         outputs_BC = batch.logits.detach().double()

@@ -26,13 +26,8 @@ from client_app.algorithms.fedavg import FedAvg
 from client_app.training import Batch, LossTerms
 from protofl_common.experiment.catalog import FedPLVMHparams
 from protofl_common.maths.clustering import cluster_classes
-from protofl_common.maths.losses.sparsity import (
-    centre_correction,
-    sparse_contrast,
-    sparse_correction,
-    sparse_similarity,
-)
-from protofl_common.wire.payloads import Payload
+from protofl_common.maths.losses import sparsity
+from protofl_common.maths.prototypes import Prototypes
 
 
 class FedPLVM(FedAvg[FedPLVMHparams]):
@@ -43,19 +38,18 @@ class FedPLVM(FedAvg[FedPLVMHparams]):
         if self.global_prototypes is None or hparams.lambda_ == 0:
             return terms
         prototypes_GD, labels_G = self.global_prototypes.means, self.global_prototypes.labels
-        similarity_BG = sparse_similarity(batch.features, prototypes_GD, hparams.alpha, hparams.similarity_floor)
+        power = hparams.alpha, hparams.similarity_floor
+        similarity_BG = sparsity.sparse_similarity(batch.features, prototypes_GD, *power)
         own_BG = batch.labels.unsqueeze(1) == labels_G
         if hparams.contrast:
-            terms["contrast"] = hparams.lambda_ * sparse_contrast(similarity_BG, own_BG, hparams.temperature)
+            terms["contrast"] = hparams.lambda_ * sparsity.sparse_contrast(similarity_BG, own_BG, hparams.temperature)
         if hparams.correction == "centre":
-            terms["correction"] = hparams.lambda_ * centre_correction(batch.features, prototypes_GD, own_BG)
+            terms["correction"] = hparams.lambda_ * sparsity.centre_correction(batch.features, prototypes_GD, own_BG)
         elif hparams.correction != "none":
-            correction = sparse_correction(similarity_BG, own_BG, mean=hparams.correction == "mean")
+            correction = sparsity.sparse_correction(similarity_BG, own_BG, mean=hparams.correction == "mean")
             terms["correction"] = hparams.lambda_ * correction
         return terms
 
-    def upload(self) -> Payload:
-        data, hparams = self.client.train_set, self.hparams
-        kind = hparams.local_clusters, hparams.kmeans_clusters
-        clusters = cluster_classes(self.features(data), data.labels.cpu(), *kind)
-        return Payload(prototypes=clusters, weights=self.weights())
+    def local_prototypes(self) -> Prototypes:
+        data, kind = self.client.train_set, (self.hparams.local_clusters, self.hparams.kmeans_clusters)
+        return cluster_classes(self.features(data), data.labels.cpu(), *kind)

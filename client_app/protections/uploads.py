@@ -1,8 +1,4 @@
-"""``min-class-samples``: a client says nothing of classes of which it has few samples.
-
-Whatever a message says of classes passes here: prototypes, clusters, outputs and counts; so do the figures of an
-evaluation, and losses. Weights do not.
-"""
+"""Changes of an upload on its way out: ``min-class-samples``, and the noise of papers."""
 
 from __future__ import annotations
 
@@ -15,12 +11,15 @@ from torch import Tensor
 from client_app.client import Client
 from client_app.evaluation import Evaluation
 from client_app.protections.base import Protection
+from client_app.protections.private_step import PrivateStep
+from client_app.training import Step
+from protofl_common.basics.seeding import derive_seed
 from protofl_common.config.options import SettingsError
 from protofl_common.config.sections import FEWEST_TESTED
 from protofl_common.data.raw import Ints
 from protofl_common.experiment.settings import Settings
 from protofl_common.maths.prototypes import Prototypes
-from protofl_common.privacy.release import large_enough
+from protofl_common.privacy.release import large_enough, noised
 from protofl_common.runs.evaluation_metrics import RECALL
 from protofl_common.wire.payloads import Payload, Value
 from protofl_common.wire.records import Report
@@ -28,7 +27,11 @@ from protofl_common.wire.statistics import ClientStatistics
 
 
 class SmallClasses(Protection):
-    """Nothing leaves of a class with fewer than k samples, and no figure of fewer than max(k, 20) samples."""
+    """Nothing leaves of a class with fewer than k samples, and no figure of fewer than max(k, 20) samples.
+
+    Whatever a message says of classes passes here: prototypes, clusters, outputs and counts; so do the figures of an
+    evaluation, and losses. Weights do not.
+    """
 
     name = "small classes"
 
@@ -69,3 +72,34 @@ class SmallClasses(Protection):
             lacks = f"{self.client.settings.run.algo} does not say how many samples stand behind its {name}"
             raise SettingsError(f"min-class-samples = {self.least}: {lacks}")
         return large_enough(value, self.least)
+
+
+class PaperNoise(Protection):
+    """``gradient-noise`` and ``prototype-noise``; images get theirs where they are read (`Client.data`).
+
+    Its ε, where a paper says one, holds for nothing sent.
+    """
+
+    name = "a paper's noise"
+
+    @staticmethod
+    def acts(settings: Settings, is_site: bool) -> bool:
+        return bool(settings.noise.gradient_noise) or settings.noise.prototype_noise != "none"
+
+    def step(self, step: Step) -> Step:
+        """DP-SGD's, with the paper's ε."""
+        plan = self.client.settings.plan_of_paper(len(self.client.data.train_labels))
+        return step if plan is None else PrivateStep.of(step, plan)
+
+    def upload(self, upload: Payload, round_number: int) -> Payload:
+        """Add noise to all prototypes."""
+        kind = self.client.settings.noise.prototype_noise
+        if kind == "none":
+            return upload
+        entries = dict(upload.entries)
+        for name, value in entries.items():
+            if isinstance(value, Prototypes):
+                of_entry = "prototype-noise", self.client.name, round_number, name
+                seed = derive_seed(self.client.settings.run.seed, *of_entry)
+                entries[name] = replace(value, means=noised(value.means, kind, seed))
+        return Payload(**entries)
