@@ -84,7 +84,7 @@ def _finite(scores_NC: Tensor) -> np.ndarray:
 
 
 @torch.inference_mode()
-def local_features(model: SplitModel, data: Samples, batch_size: int) -> Tensor:
+def features_of(model: SplitModel, data: Samples, batch_size: int) -> Tensor:
     """The features [N, D] of all of ``data``, in its order, on the CPU."""
     model.eval()
     return torch.cat([model.body(inputs) for inputs in data.inputs.split(batch_size)]).cpu()

@@ -17,6 +17,7 @@ from protofl_common.backbones.features import feature_widths
 from protofl_common.basics.seeding import derive_seed
 from protofl_common.maths.prototypes import class_means
 from protofl_common.wire.payloads import MAX_FEATURES, ClientStatistics
+from protofl_common.wire.schema import Declared, statistics_declared
 
 
 def statistics_level(client: Client) -> str:
@@ -33,14 +34,21 @@ def statistics_level(client: Client) -> str:
     return "none" if single else level
 
 
-def statistics_of(client: Client, algorithm: ClientAlgorithm[Any], level: str) -> ClientStatistics:
-    """Class counts and, with frozen backbones, their similarities; at level ``features`` test features too."""
+def statistics_of(client: Client, algorithm: ClientAlgorithm[Any]) -> tuple[ClientStatistics | None, Declared]:
+    """Class counts and, with frozen backbones, their similarities; at level ``features`` test features too.
+
+    Also how they are declared: at the level that this client sends.
+    """
+    level = statistics_level(client)
+    if level == "none":
+        return None, statistics_declared(level)
     counts_C = client.train_set.labels.cpu().bincount(minlength=client.num_classes)
     similarity_K = backbone_similarity(client, algorithm) if client.settings.backbones else None
-    if level != "features":
-        return ClientStatistics(counts_C, similarity_K)
-    some = _some(client.test_set, derive_seed(client.settings.run.seed, "statistics", client.name))
-    return ClientStatistics(counts_C, similarity_K, algorithm.features(some).float(), some.labels.cpu())
+    features_ND = labels_N = None
+    if level == "features":
+        some = _some(client.test_set, derive_seed(client.settings.run.seed, "statistics", client.name))
+        features_ND, labels_N = algorithm.features(some).float(), some.labels.cpu()
+    return ClientStatistics(counts_C, similarity_K, features_ND, labels_N), statistics_declared(level)
 
 
 def backbone_similarity(client: Client, algorithm: ClientAlgorithm[Any]) -> Tensor:

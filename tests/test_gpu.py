@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from client_app.algorithms import client_half
+from client_app.algorithms.base import client_half
 from protofl_common.basics import cuda_graph, devices
 from protofl_common.experiment.catalog import CATALOG
 from tests.harness import run_config, run_federation

@@ -20,8 +20,7 @@ import torch
 from flwr.app import Context, MessageType, RecordDict
 from safetensors.torch import load_file
 
-from client_app.algorithms import client_half
-from client_app.algorithms.base import ClientAlgorithm
+from client_app.algorithms.base import ClientAlgorithm, client_half
 from client_app.client import Client
 from client_app.training import Batch, Step
 from protofl_common.basics.files import digest

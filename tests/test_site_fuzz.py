@@ -31,7 +31,8 @@ from PIL import Image
 import client_app.app
 import protofl_common.backbones.features
 import protofl_common.basics.tensorfile
-from client_app.failures import OPEN, reason_of
+from client_app import answers
+from client_app.answers import OPEN, reason_of
 from client_app.state import ClientState, StateFolder
 from protofl_common.basics.run_history import RunHistory
 from protofl_common.config.options import keys_of
@@ -170,7 +171,7 @@ class SiteOnDisk:
         """Neither names nor content of files, by whatever way."""
         if reply.has_error():
             reason = str(reply.error.reason)
-            assert reply.error.code == client_app.app.ERROR_CODE
+            assert reply.error.code == answers.ERROR_CODE
             assert reason.isprintable()
             assert len(reason) <= 600
             if not isinstance(errors[-1], OPEN):
@@ -252,7 +253,7 @@ def errors(monkeypatch: pytest.MonkeyPatch) -> list[Exception]:
         found.append(error)
         return reason_of(error, at_site, asked, private)
 
-    monkeypatch.setattr(client_app.app, "reason_of", noted)
+    monkeypatch.setattr(answers, "reason_of", noted)
     return found
 
 

@@ -19,8 +19,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
+from client_app.answers import reason_of
 from client_app.client import Client
-from client_app.failures import reason_of
+from client_app.protections.differential_privacy import ledger_of
 from client_app.state import ClientState, StateFolder
 from protofl_common.basics.run_history import RunHistory
 from protofl_common.config.options import SettingsError
@@ -445,7 +446,7 @@ def test_the_privacy_ledger_stays_when_a_site_changes_its_name(tmp_path: Path, m
     def ledger(**facts: Any) -> Path:
         config = run_config(tmp_path, partition="own")
         facts = {"state-dir": str(tmp_path / "state"), "data-dir": str(tmp_path / "data"), **facts}
-        return Client(Context(1, 7, OWN | facts, RecordDict(), config)).folders.ledger("any")
+        return ledger_of(Client(Context(1, 7, OWN | facts, RecordDict(), config)), "any")
 
     assert ledger() == ledger(**{"site-name": "south"}) == ledger(**{"data-dir": "data"})
     assert ledger().is_relative_to(tmp_path / "state/privacy")
@@ -598,7 +599,7 @@ def test_a_question_whose_answer_was_not_ready_may_come_again(tmp_path: Path, mo
     node = SITE | SIMULATED | {"state-dir": str(tmp_path / "state")}
     grid = LocalGrid(config, {7: node}, run_id=5)
     with monkeypatch.context() as patch:
-        patch.setattr("client_app.visit.Visit._report", lambda *_: 1 / 0)
+        patch.setattr("client_app.app.Visit._report", lambda *_: 1 / 0)
         assert "ZeroDivisionError" in asked(grid, MessageType.TRAIN, 1)
     assert asked(grid, MessageType.TRAIN, 1) == ""
 

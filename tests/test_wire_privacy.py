@@ -25,10 +25,11 @@ from flwr.proto import recorddict_pb2 as proto
 from safetensors.torch import load_file
 
 from client_app import app as client_module
-from client_app import introduction, visit
+from client_app import introduction
 from client_app.algorithms.base import ClientAlgorithm
 from client_app.client import Client
 from client_app.introduction import card_of
+from client_app.protections import secure_sum
 from client_app.state import StateError
 from client_app.statistics import statistics_level
 from protofl_common.backbones.network import BackboneError
@@ -38,6 +39,7 @@ from protofl_common.experiment.catalog import CATALOG
 from protofl_common.maths.prototypes import Prototypes
 from protofl_common.privacy.masks import KEY, SEALED
 from protofl_common.privacy.shamir import SHARE
+from protofl_common.wire import records
 from protofl_common.wire.limits import RefusedMessage
 from protofl_common.wire.payloads import RAW, Payload, pack_payload
 from protofl_common.wire.records import pack_site_card, unpack_site_card
@@ -427,7 +429,7 @@ def test_an_error_says_its_kind_and_nothing_of_the_data(
         def broken(*_: object, error: type[Exception] = error) -> None:
             raise error(SECRET)
 
-        for module in (client_module, introduction, visit):
+        for module in (client_module, introduction, secure_sum):
             monkeypatch.setattr(module, "Client", broken)
         reply = client_module.app(Message(RecordDict(), 7, kind, group_id="1"), context)
         assert not reply.has_content()
@@ -730,13 +732,13 @@ def sends_a_sample(honest: Pack) -> Pack:
 
 
 MORE: dict[str, tuple[Any, str, Callable[[Pack], Pack], str]] = {
-    "a record": (visit, "pack_payload", adds_record, "bytes beyond the declared values"),
-    "an array": (visit, "pack_payload", adds_array, "an undeclared array"),
-    "bytes after an array": (visit, "pack_payload", adds_bytes, "bytes beyond the shape"),
-    "a text": (visit, "pack_payload", adds_text, "bytes beyond the declared values"),
-    "a number": (visit, "pack_report", adds_number, "an undeclared number losses.first-feature"),
-    "a list in place of a number": (visit, "pack_report", adds_list, "not a single number"),
-    "a path in the introduction": (client_module, "pack_site_card", tells_a_path, "a path"),
+    "a record": (secure_sum, "pack_payload", adds_record, "bytes beyond the declared values"),
+    "an array": (secure_sum, "pack_payload", adds_array, "an undeclared array"),
+    "bytes after an array": (secure_sum, "pack_payload", adds_bytes, "bytes beyond the shape"),
+    "a text": (secure_sum, "pack_payload", adds_text, "bytes beyond the declared values"),
+    "a number": (records, "pack_report", adds_number, "an undeclared number losses.first-feature"),
+    "a list in place of a number": (records, "pack_report", adds_list, "not a single number"),
+    "a path in the introduction": (records, "pack_site_card", tells_a_path, "a path"),
     "a sample in place of a mean": (ClientAlgorithm, "local_prototypes", sends_a_sample, "of a single sample"),
 }
 UNSEEN = ("a path in the introduction", "a sample in place of a mean")

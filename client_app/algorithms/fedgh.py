@@ -17,11 +17,9 @@ both in evaluation mode. That code evaluates after local training, and clips gra
 
 from __future__ import annotations
 
-from client_app.algorithms.fedavg import FedAvg
+from client_app.algorithms.base import ClientAlgorithm
 from protofl_common.experiment.catalog import ServerTrainingHparams
 
 
-class FedGH(FedAvg[ServerTrainingHparams]):
+class FedGH(ClientAlgorithm[ServerTrainingHparams]):
     """FedAvg's client, but only the header comes down, and prototypes go up."""
-
-    state: tuple[str, ...] = ("model",)

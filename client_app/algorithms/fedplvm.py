@@ -26,41 +26,30 @@ from client_app.algorithms.fedavg import FedAvg
 from client_app.training import Batch, LossTerms
 from protofl_common.experiment.catalog import FedPLVMHparams
 from protofl_common.maths.clustering import cluster_classes
-from protofl_common.maths.losses.contrast import (
-    centre_correction,
-    sparse_contrast,
-    sparse_correction,
-    sparse_similarity,
-)
-from protofl_common.wire.payloads import Payload
+from protofl_common.maths.losses import contrast
+from protofl_common.maths.prototypes import Prototypes
 
 
 class FedPLVM(FedAvg[FedPLVMHparams]):
     """Cross-entropy plus λ times the α-sparsity prototype loss; uploads clusters of features."""
 
     def loss(self, batch: Batch) -> LossTerms:
-        """Eq. 10, its terms already weighted."""
-        terms = super().loss(batch)
-        hparams = self.hparams
+        terms, hparams = super().loss(batch), self.hparams
         if self.global_prototypes is None or hparams.lambda_ == 0:
             return terms
         prototypes_GD, labels_G = self.global_prototypes.means, self.global_prototypes.labels
-        similarity_BG = sparse_similarity(batch.features, prototypes_GD, hparams.alpha, hparams.similarity_floor)
+        power = hparams.alpha, hparams.similarity_floor
+        similarity_BG = contrast.sparse_similarity(batch.features, prototypes_GD, *power)
         own_BG = batch.labels.unsqueeze(1) == labels_G
         if hparams.contrast:
-            terms["contrast"] = hparams.lambda_ * sparse_contrast(similarity_BG, own_BG, hparams.temperature)
+            terms["contrast"] = hparams.lambda_ * contrast.sparse_contrast(similarity_BG, own_BG, hparams.temperature)
         if hparams.correction == "centre":
-            terms["correction"] = hparams.lambda_ * centre_correction(batch.features, prototypes_GD, own_BG)
+            terms["correction"] = hparams.lambda_ * contrast.centre_correction(batch.features, prototypes_GD, own_BG)
         elif hparams.correction != "none":
-            terms["correction"] = hparams.lambda_ * sparse_correction(
-                similarity_BG, own_BG, mean=hparams.correction == "mean"
-            )
+            correction = contrast.sparse_correction(similarity_BG, own_BG, mean=hparams.correction == "mean")
+            terms["correction"] = hparams.lambda_ * correction
         return terms
 
-    def upload(self) -> Payload:
-        """The model, and the local clusters (Eq. 3)."""
-        data, hparams = self.client.train_set, self.hparams
-        clusters = cluster_classes(
-            self.features(data), data.labels.cpu(), hparams.local_clusters, hparams.kmeans_clusters
-        )
-        return Payload(prototypes=clusters, weights=self.weights())
+    def local_prototypes(self) -> Prototypes:
+        data, kind = self.client.train_set, (self.hparams.local_clusters, self.hparams.kmeans_clusters)
+        return cluster_classes(self.features(data), data.labels.cpu(), *kind)

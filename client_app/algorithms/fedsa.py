@@ -48,12 +48,10 @@ class FedSA(ClientAlgorithm[FedSAHparams]):
             self.margin = max(mean_nearest_distance(self.anchors_CD), own)
 
     def loss(self, batch: Batch) -> LossTerms:
-        """L, its terms already weighted."""
         terms, hparams, anchors_CD = super().loss(batch), self.hparams, self.anchors_CD
         if hparams.regularization > 0:
-            terms["regularization"] = (
-                hparams.regularization * (batch.features - anchors_CD[batch.labels]).square().mean()
-            )
+            distance = (batch.features - anchors_CD[batch.labels]).square().mean()
+            terms["regularization"] = hparams.regularization * distance
         if hparams.contrast > 0:
             contrast = margin_contrast(batch.features, batch.labels, anchors_CD, self.margin)
             terms["contrast"] = hparams.contrast * contrast

@@ -40,7 +40,6 @@ class FPL(FedAvg[FPLHparams]):
             self.unbiased_CD, self.mask_C = by_class(unbiased, self.client.num_classes)
 
     def loss(self, batch: Batch) -> LossTerms:
-        """Eq. 12, its terms already weighted."""
         terms, hparams = super().loss(batch), self.hparams
         if self.global_prototypes is None or hparams.lambda_ == 0:
             return terms

@@ -15,11 +15,9 @@ start from the same untrained weights. Ensembles for clients that never trained 
 
 from __future__ import annotations
 
-from client_app.algorithms.fedavg import FedAvg
+from client_app.algorithms.base import ClientAlgorithm
 from protofl_common.experiment.catalog import Hparams
 
 
-class LGFedAvg(FedAvg[Hparams]):
+class LGFedAvg(ClientAlgorithm[Hparams]):
     """FedAvg of the heads; the bodies live on."""
-
-    state: tuple[str, ...] = ("model",)

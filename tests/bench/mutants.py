@@ -103,8 +103,8 @@ MUTANTS = [
     Mutant(
         "keys for a second upload",
         "client_app/protections/secure_sum.py",
-        "_ORDER.index(progress.stage) > 1",
-        "_ORDER.index(progress.stage) > 3",
+        "_ORDER.index(last.stage) > 1",
+        "_ORDER.index(last.stage) > 3",
         f"{SECAGG} tries",
     ),
     Mutant(
@@ -238,16 +238,16 @@ MUTANTS = [
     ),
     Mutant(
         "evaluated after training",
-        "client_app/visit.py",
+        "client_app/app.py",
         "        self.evaluations: Evaluations = Evaluation(), Evaluation()\n",
         "        self.algorithm.fit()\n        self.evaluations: Evaluations = Evaluation(), Evaluation()\n",
         "tests/test_federation.py -k began_with",
     ),
     Mutant(
         "predict-among = own looks at test labels",
-        "client_app/visit.py",
-        "torch.from_numpy(self.client.large_classes).to(self.client.device)",
-        "self.client.test_set.labels.unique()",
+        "client_app/app.py",
+        "torch.from_numpy(client.large_classes).to(client.device)",
+        "client.test_set.labels.unique()",
         "tests/client_app/test_evaluation.py",
     ),
     Mutant(
@@ -295,9 +295,9 @@ MUTANTS = [
     ),
     Mutant(
         "the averaged model is not loaded",
-        f"{C}/fedavg.py",
-        "if (weights := payload.weights()) is not None:",
-        "if (weights := payload.weights()) is not None and not payload.vectors():",
+        f"{C}/base.py",
+        "module.load_state_dict(module.state_dict() | weights)",
+        "module.load_state_dict(module.state_dict())",
         f"{REFERENCE}/test_fedavg.py",
     ),
     Mutant(
@@ -364,8 +364,8 @@ MUTANTS = [
     Mutant(
         "FedPCL predicts by global prototypes",
         f"{C}/fedpcl.py",
-        "return chosen(self.exact_prototypes(), large_K).to(self.client.device)",
-        "return self.global_prototypes or self.exact_prototypes()",
+        "return chosen(self.local_prototypes(), large_K).to(self.client.device)",
+        "return self.global_prototypes or self.local_prototypes()",
         f"{REFERENCE}/test_fedpcl.py",
     ),
     Mutant(

@@ -11,8 +11,7 @@ import torch
 from flwr.app import Context, RecordDict
 from safetensors.torch import load_file
 
-from client_app.algorithms import client_half
-from client_app.algorithms.base import ClientAlgorithm
+from client_app.algorithms.base import ClientAlgorithm, client_half
 from client_app.client import Client
 from client_app.training import FusedStep, Step
 from protofl_common.experiment.catalog import CATALOG

@@ -14,13 +14,11 @@ import re, resource, sys
 from pathlib import Path
 import torch
 from client_app.data import to_device
-from client_app.eager import without_compiler
 from client_app.training import Step, make_optimizer, train
 from protofl_common.data import clients, open_client_data
 from protofl_common.models.split import SplitModel
 from protofl_common.experiment.settings import Settings, default_run_config
 
-without_compiler()
 folder, limit = sys.argv[1], int(sys.argv[2])
 given = {"dataset": "arrays", "partition": "own", "data-dir": folder, "cache-dir": folder + "/cache"}
 settings = Settings.from_run_config(default_run_config() | given | {"local-epochs": 1, "batch-size": 256})

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 import client_app.app
-from client_app.visit import Visit
+from client_app.app import Visit
 from protofl_common.tools import local
 from protofl_common.tools.local import CPUS, GPUS, attempt
 from tests.bench.golden import tensors_of
@@ -56,9 +56,9 @@ def test_figures_do_not_depend_on_the_number_of_processes(algo: str, tmp_path: P
 def test_a_process_that_dies_ends_the_run_and_it_can_be_resumed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fit = client_app.app._train_round
+    fit = Visit.fit
 
-    def dying(visit: Visit) -> Any:
+    def dying(visit: Visit) -> dict[str, float]:
         if visit.client.node.partition == 1 and visit.message.metadata.group_id == "2":
             os.kill(os.getpid(), signal.SIGKILL)
         return fit(visit)
@@ -69,7 +69,7 @@ def test_a_process_that_dies_ends_the_run_and_it_can_be_resumed(
     local.pool.cache_clear()
     changes: dict[str, Any] = {"algo": "fedproto", "models": "cnn4", "dataset": "digits", "partition": "iid"}
     config = run_config(tmp_path / "cut", run_name="mine", **changes)
-    monkeypatch.setattr(client_app.app, "_train_round", dying)
+    monkeypatch.setattr(Visit, "fit", dying)
     with pytest.raises(OSError, match="a process that simulates clients has died"):
         local.simulate(config, 3, lambda line: None, 2)
     monkeypatch.undo()

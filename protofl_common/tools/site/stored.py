@@ -53,7 +53,7 @@ def stored_at(node: Mapping[str, Scalar]) -> list[Stored]:
 
 def ledgers_at(node: Mapping[str, Scalar]) -> Iterator[str]:
     """Yield a line for each privacy ledger of this site: how much of ``require-dp`` is spent."""
-    from client_app.protections.ledger import spent
+    from client_app.protections.differential_privacy import spent
 
     most, delta = required_dp(node) or (None, DELTA)
     for file in sorted((site_folders(node)[0] / "privacy").glob("*.json")):
