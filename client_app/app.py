@@ -66,10 +66,11 @@ for name in STAGES:
 
 
 def _train_round(visit: Visit) -> RecordDict:
-    if visit.instructions.evaluate:
-        visit.evaluate()
-    upload, losses = visit.train()
-    return visit.reply(upload, losses, visit.client.settings.exchange.up)
+    with visit.answered():
+        if visit.instructions.evaluate:
+            visit.evaluate()
+        upload, losses = visit.train()
+        return visit.reply(upload, losses, visit.client.settings.exchange.up)
 
 
 def _final_evaluation(message: Message, context: Context) -> RecordDict:
@@ -79,13 +80,14 @@ def _final_evaluation(message: Message, context: Context) -> RecordDict:
         choose_best(client.folders.states(unpack_instructions(message.content)), best, chosen_on)
         return RecordDict()
     visit = Visit(message, context)
-    visit.evaluate()
-    level = statistics_level(visit.client)
-    statistics = None if level == "none" else statistics_of(visit.client, visit.algorithm, level)
-    with visit.clock("save"):
-        visit.leave_model()
-        visit.states.finish(visit.instructions.round)
-    return visit.reply(Payload(statistics=statistics), {}, statistics_declared(level))
+    with visit.answered():
+        visit.evaluate()
+        level = statistics_level(visit.client)
+        statistics = None if level == "none" else statistics_of(visit.client, visit.algorithm, level)
+        with visit.clock("save"):
+            visit.leave_model()
+            visit.states.finish(visit.instructions.round)
+        return visit.reply(Payload(statistics=statistics), {}, statistics_declared(level))
 
 
 def _stage(name: str, final: bool, message: Message, context: Context) -> RecordDict:

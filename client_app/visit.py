@@ -97,9 +97,21 @@ class Visit:
         else:
             content = pack_payload(upload, declared)
         content["report"] = pack_report(report, self.client.settings.row.reported_losses, self.client.metrics)
+        return content
+
+    @contextmanager
+    def answered(self) -> Iterator[None]:
+        """Around the work on the answer: an error is one too, for it tells of the samples that caused it."""
+        try:
+            yield
+        except Exception:
+            self._record()
+            raise
+        self._record()
+
+    def _record(self) -> None:
         for protection in self.protections:
             protection.after(self.instructions, self.training)
-        return content
 
     def _restore(self) -> None:
         client, algorithm, instructions = self.client, self.algorithm, self.instructions

@@ -36,7 +36,7 @@ from protofl_common.experiment.permissions import permission_problems
 from protofl_common.experiment.settings import NODE_KEYS, app_folder, default_run_config, digest_of
 from protofl_common.privacy.accountant import Mechanism, epsilon
 from protofl_common.tools.cli import main
-from protofl_common.tools.site.check import Finding, findings
+from protofl_common.tools.site.check import Finding, _algorithms, findings
 from protofl_common.tools.site.client_process import installed_code
 from protofl_common.tools.site.executor import Executor
 from protofl_common.tools.site.node import node_config, site_settings
@@ -270,6 +270,25 @@ def test_what_is_wrong_or_worth_a_warning_comes_first(options: list[str], node: 
     said = found(*options, node=node)
     assert level_of(said, text) == level
     assert said[0].level == level
+
+
+NAMED = "always: its name, network and device, the names of classes that you or the run gave, "
+FIGURES = "numbers of samples, numbers of right predictions"
+
+
+@pytest.mark.parametrize(
+    ("demand", "told"),
+    [
+        ("", f"{FIGURES}, which classes it has, metrics, losses, seconds"),
+        (" min-class-samples=5", f"{FIGURES}, which classes it has, metrics, seconds"),
+        (' require-dp="epsilon<=8"', FIGURES),
+        (" require-secagg=true", "seconds"),
+        (' require-secagg=true require-dp="epsilon<=8"', "the number of training samples"),
+    ],
+)
+def test_what_always_leaves_follows_from_the_demands(demand: str, told: str) -> None:
+    said = [one.text for one in _algorithms(node_config(NODE + demand)) if one.text.startswith("always")]
+    assert said == [NAMED + told]
 
 
 @pytest.mark.usefixtures("site")
