@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Self
 
 import torch
 from flwr.app import Context, Message, MessageType, RecordDict
@@ -40,11 +41,11 @@ def introduce(message: Message, context: Context) -> RecordDict:
 @answered
 def train_round(message: Message, context: Context) -> RecordDict:
     """A round: evaluate what was received, train, upload."""
-    visit = Visit(message, context)
-    if visit.instructions.evaluate:
-        visit.evaluate()
-    losses = visit.fit()
-    return visit.reply(visit.upload(), losses, visit.client.settings.exchange.up)
+    with Visit(message, context) as visit:
+        if visit.instructions.evaluate:
+            visit.evaluate()
+        losses = visit.fit()
+        return visit.reply(visit.upload(), losses, visit.client.settings.exchange.up)
 
 
 @app.evaluate()
@@ -56,9 +57,9 @@ def final_evaluation(message: Message, context: Context) -> RecordDict:
         client = Client(context, records.unpack_baseline(message.content))
         choose_best(client.states(records.unpack_instructions(message.content)), best, chosen_on)
         return RecordDict()
-    visit = Visit(message, context)
-    visit.evaluate()
-    return visit.reply(*visit.finish())
+    with Visit(message, context) as visit:
+        visit.evaluate()
+        return visit.reply(*visit.finish())
 
 
 for name, stage in STAGES.items():
@@ -68,6 +69,7 @@ for name, stage in STAGES.items():
 class Visit:
     """One message: the client and its algorithm as before this round, with what the server sent taken in.
 
+    Within its context an error counts as the answer, too: it tells of the samples that caused it.
     RefusedMessage, SettingsError, StateError or LedgerError where the client does not answer.
     """
 
@@ -88,6 +90,14 @@ class Visit:
             protection.before(self.instructions, self.training)
         self.evaluations: Evaluations = Evaluation(), Evaluation()
         self.prototypes: Prototypes | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is None or isinstance(error, Exception):
+            for protection in self.protections:
+                protection.after(self.instructions, self.training)
 
     @contextmanager
     def timed(self, phase: str) -> Iterator[None]:
@@ -171,8 +181,6 @@ class Visit:
         upload, report = upload.without_undeclared_counts(declared), self._report(losses)
         content, report = self.channel.pack(upload, report, declared, self.algorithm.templates)
         content["report"] = records.pack_report(report, self.client.settings.row.reported_losses, self.client.metrics)
-        for protection in self.protections:
-            protection.after(self.instructions, self.training)
         return content
 
     def _report(self, losses: dict[str, float]) -> records.Report:

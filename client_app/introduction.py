@@ -43,6 +43,8 @@ def introduction(message: Message, context: Context) -> SiteCard:
 def card_of(client: Client, parameters: int, weights: str) -> SiteCard:
     """Describe a client; ``weights``: a digest of all weights that it exchanges, "" for none."""
     data, hidden, tells = client.data, client.settings.privacy.secagg, client.settings.row.tells_classes
+    if hidden and client.settings.row.one_shot:
+        _classes_present(client)  # moments of no class are no numbers, which nobody can sum
     return SiteCard(
         name=client.name,
         partition=client.node.partition,

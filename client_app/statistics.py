@@ -54,13 +54,14 @@ def statistics_of(client: Client, algorithm: ClientAlgorithm[Any]) -> tuple[Clie
 def backbone_similarity(client: Client, algorithm: ClientAlgorithm[Any]) -> Tensor:
     """How alike a client's prototypes from one backbone alone and from all of them are, [K] (FedPCL, Figure 3).
 
-    The inner product of unit vectors, averaged over the client's classes. "Alone" means that the features of the other
-    backbones are put to their mean over the client's training samples, in front of the same projection. The paper
+    The inner product of unit vectors, averaged over the client's large classes. "Alone" means that the features of the
+    other backbones are put to their mean over the client's training samples, in front of the same projection. The paper
     leaves open how its single-backbone prototypes are made and how the scores are normalised.
     """
     data, widths = client.train_set, feature_widths(client.settings.backbones)
     labels_N = data.labels.cpu()
-    fused_PD = class_means(algorithm.features(data), labels_N, client.num_classes).means
+    fused = class_means(algorithm.features(data), labels_N, client.num_classes)
+    large_P = torch.isin(fused.labels, torch.from_numpy(client.large_classes))
     usual_F = data.in_memory.mean(dim=0, keepdim=True)
     scores, start = [], 0
     for width in widths:
@@ -68,7 +69,7 @@ def backbone_similarity(client: Client, algorithm: ClientAlgorithm[Any]) -> Tens
         alone_NF[:, start : start + width] = data.in_memory[:, start : start + width]
         alone = algorithm.features(dataclasses.replace(data, inputs=alone_NF))
         alone_PD = class_means(alone, labels_N, client.num_classes).means
-        scores.append(cosine_similarity(alone_PD, fused_PD, dim=1).mean())
+        scores.append(cosine_similarity(alone_PD, fused.means, dim=1)[large_P].mean().nan_to_num())
         start += width
     return torch.stack(scores).float()
 

@@ -599,9 +599,25 @@ def test_a_question_whose_answer_was_not_ready_may_come_again(tmp_path: Path, mo
     node = SITE | SIMULATED | {"state-dir": str(tmp_path / "state")}
     grid = LocalGrid(config, {7: node}, run_id=5)
     with monkeypatch.context() as patch:
-        patch.setattr("client_app.app.Visit._report", lambda *_: 1 / 0)
-        assert "ZeroDivisionError" in asked(grid, MessageType.TRAIN, 1)
+        patch.setattr("client_app.app.Visit._report", killed)
+        with pytest.raises(KeyboardInterrupt):
+            asked(grid, MessageType.TRAIN, 1)
     assert asked(grid, MessageType.TRAIN, 1) == ""
+
+
+def killed(*_: Any) -> None:
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("kind", [MessageType.TRAIN, MessageType.EVALUATE])
+def test_an_error_is_an_answer(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights that fail on some samples only would else ask as many questions as a server likes."""
+    config = run_config(tmp_path, dataset="digits", partition="iid", train_samples=10)
+    grid = LocalGrid(config, {7: SITE | SIMULATED | {"state-dir": str(tmp_path / "state")}}, run_id=5)
+    with monkeypatch.context() as patch:
+        patch.setattr("client_app.visit.Visit.evaluate", lambda *_: 1 / 0)
+        assert "ZeroDivisionError" in asked(grid, kind, 1)
+    assert "this Flower run has had the reply to" in asked(grid, kind, 1)
 
 
 @pytest.mark.parametrize("changes", [{"algo": "fedper"}, {"algo": "fedproto", "fedproto__lambda": 2.0}])

@@ -12,6 +12,7 @@ import json
 import math
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -26,12 +27,12 @@ from safetensors.torch import load_file
 
 from client_app import app as client_module
 from client_app import introduction
-from client_app.algorithms.base import ClientAlgorithm
+from client_app.algorithms.base import ClientAlgorithm, client_half
 from client_app.client import Client
 from client_app.introduction import card_of
 from client_app.protections import secure_sum
 from client_app.state import StateError
-from client_app.statistics import statistics_level
+from client_app.statistics import backbone_similarity, statistics_level
 from protofl_common.backbones.network import BackboneError
 from protofl_common.config.options import SettingsError
 from protofl_common.data import DataError
@@ -505,6 +506,21 @@ def test_features_of_single_samples_are_not_told_where_classes_must_have_several
     config = run_config(tmp_path, statistics="features", min_class_samples=2)
     client = Client(Context(1, 1, {"partition-id": 0, "num-partitions": 3}, RecordDict(), config))
     assert statistics_level(client) == "none"
+
+
+def test_the_similarity_of_backbones_says_nothing_of_small_classes(tmp_path: Path) -> None:
+    """It is the same where a sample of one small class is of another."""
+    facts = {"dataset": "digits", "partition": "dirichlet", "alpha": 0.5, "total_samples": 150, "train_samples": 0}
+    config = run_config(tmp_path, algo="fedpcl", min_class_samples=6, backbones="glyphs,scenes", **facts)
+    client = Client(Context(1, 1, {"partition-id": 0, "num-partitions": 3}, RecordDict(), config))
+    labels = client.train_set.labels.clone()
+    small = [label for label in labels.unique().tolist() if label not in client.large_classes]
+    algorithm = client_half(client.settings.row)(client, 1)
+    told = backbone_similarity(client, algorithm)
+    labels[(labels == small[0]).nonzero()[0]] = small[1]
+    client.__dict__["train_set"] = replace(client.train_set, labels=labels)
+    assert len(client.large_classes)
+    assert torch.equal(backbone_similarity(client, algorithm), told)
 
 
 @pytest.mark.parametrize("least", [3, 25])

@@ -45,4 +45,4 @@ class Protection:
         return report
 
     def after(self, instructions: Instructions, training: bool) -> None:
-        """Record that the answer is ready."""
+        """Record that the answer is ready, or the error that is sent in its place."""

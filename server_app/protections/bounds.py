@@ -18,7 +18,8 @@ from protofl_common.wire.schema import vectors_in
 from server_app.sampling import number_asked
 
 NORM_RATIO, UPDATE_RATIO, SAMPLES_RATIO, SAMPLES_LEAD = 5.0, 2.0, 8.0, 2.0
-"""The bounds with liars; an honest site's largest prototype is at most 2.6 times as long as the median."""
+"""The bounds with liars; an honest site's largest prototype is at most 2.9 times as long as the median, but up to 5.9
+times in the first round of unlike networks."""
 WIDE_NORM_RATIO = 1000.0
 """Without liars: what only a broken client sends."""
 

@@ -10,7 +10,7 @@ w ← Σ_i (n_i / Σ n) · w_i over the round's clients, n_i their training samp
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from torch import Tensor
 
@@ -52,17 +52,26 @@ class FedAvg(ServerStrategy[H]):
 
     def averaged(self, uploads: list[Upload]) -> StateDict:
         """The weights of these clients as one: Σ_i (n_i / Σ n) · w_i, or what ``merging`` puts in its place."""
-        bounds, sent = self.federation.bounds, [upload for upload in uploads if upload.payload.weights()]
+        sent = [upload for upload in uploads if upload.payload.weights()]
         total = sum(upload.train_samples for upload in sent)
         sets: list[Mapping[str, Tensor]] = [upload.payload.weights() or {} for upload in sent]
-        if bounds.max_update_ratio < math.inf:
-            before, received = sets, [self.starting_point(upload.site) for upload in sent]
-            sets = clip_updates(before, received, bounds.max_update_ratio)
-            limit = f"{bounds.max_update_ratio:g} times the median length (max-update-ratio)"
-            cut = [one.site for one, old, new in zip(sent, before, sets, strict=True) if new is not old]
-            self.reduced |= {f"{site}: its change of the weights is cut to {limit}" for site in cut}
+        sets = self.cut(sent, sets, self.starting_point)
         shares = [upload.train_samples / total for upload in sent]
-        return merge_weights(sets, shares, *bounds.weights)
+        return merge_weights(sets, shares, *self.federation.bounds.weights)
+
+    def cut(
+        self, uploads: list[Upload], sets: list[Mapping[str, Tensor]], start: Callable[[str], StateDict]
+    ) -> list[Mapping[str, Tensor]]:
+        """The ``sets`` of these uploads, no farther from each site's ``start`` than ``max-update-ratio`` allows."""
+        ratio = self.federation.bounds.max_update_ratio
+        if ratio == math.inf:
+            return sets
+        nearer = clip_updates(sets, [start(upload.site) for upload in uploads], ratio)
+        for upload, before, after in zip(uploads, sets, nearer, strict=True):
+            if after is not before:
+                limit = f"{ratio:g} times the median length (max-update-ratio)"
+                self.reduced.add(f"{upload.site}: its change of the weights is cut to {limit}")
+        return nearer
 
     def starting_point(self, site: str) -> StateDict:
         """Return the weights that ``site`` would have sent without training."""

@@ -6,13 +6,16 @@ Symbols: x the global model; c the server's control variate; S the round's clien
 Model (Eq. 5)       x ← x + (η_g / |S|) Σ_{i ∈ S} (y_i − x)
 Variate (Eq. 5)     c ← c + (1/N) Σ_{i ∈ S} Δc_i
 
-Every client weighs alike, as in the paper; ``merging`` may put a median or trimmed mean in place of both means.
+Every client weighs alike, as in the paper; ``merging`` may put a median or trimmed mean in place of both means, and
+``max-update-ratio`` bound each y_i − x and Δc_i.
 Buffers (batch-normalisation statistics) are averaged and have no variate.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
+
+import torch
 
 from protofl_common.experiment.catalog import SCAFFOLDHparams
 from protofl_common.maths.aggregation import merge_weights
@@ -35,7 +38,8 @@ class SCAFFOLD(FedAvg[SCAFFOLDHparams]):
         for name, before in self.weights.items():
             if before.is_floating_point():
                 mean[name] = before + self.hparams.server_lr * (mean[name] - before)
-        changes = [upload.payload.weights("control") or {} for upload in uploads]
+        zeros = {name: torch.zeros_like(value) for name, value in self.control.items()}
+        changes = self.cut(uploads, [upload.payload.weights("control") or {} for upload in uploads], lambda _: zeros)
         change = merge_weights(changes, [1 / len(changes)] * len(changes), *self.federation.bounds.weights)
         part = len(changes) / len(self.federation.cards)
         self.weights = mean

@@ -129,6 +129,27 @@ MUTANTS = [
         f"{SECAGG} every_byte",
     ),
     Mutant(
+        "an error is no answer",
+        "client_app/visit.py",
+        "self._record()\n            raise",
+        "raise",
+        "tests/test_sites.py -k error_is_an_answer",
+    ),
+    Mutant(
+        "a similarity of small classes",
+        "client_app/statistics.py",
+        "[large_P].mean()",
+        ".mean()",
+        "tests/test_wire_privacy.py -k similarity",
+    ),
+    Mutant(
+        "control variates are not cut",
+        "server_app/strategies/scaffold.py",
+        "self.cut(uploads, ",
+        "(lambda _, sets, start: sets)(uploads, ",
+        "tests/test_robust_merging.py -k scaffolds",
+    ),
+    Mutant(
         "figures in the clear",
         "client_app/protections/secure_sum.py",
         "return content, without_figures(report)",

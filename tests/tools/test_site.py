@@ -38,7 +38,7 @@ from protofl_common.privacy.plan import Mechanism, epsilon
 from protofl_common.tools.cli import main
 from protofl_common.tools.federation import Shown
 from protofl_common.tools.findings import Finding
-from protofl_common.tools.site.check import findings
+from protofl_common.tools.site.check import _algorithms, findings
 from protofl_common.tools.site.client_process import installed_code
 from protofl_common.tools.site.node import node_config, site_settings, supernode_options
 from protofl_common.tools.site.supernode import Executor
@@ -272,6 +272,25 @@ def test_what_is_wrong_or_worth_a_warning_comes_first(options: list[str], node: 
     said = found(*options, node=node)
     assert level_of(said, text) == level
     assert said[0].level == level
+
+
+NAMED = "always: its name, network and device, the names of classes that you or the run gave, "
+FIGURES = "numbers of samples, numbers of right predictions"
+
+
+@pytest.mark.parametrize(
+    ("demand", "told"),
+    [
+        ("", f"{FIGURES}, which classes it has, metrics, losses, seconds"),
+        (" min-class-samples=5", f"{FIGURES}, which classes it has, metrics, seconds"),
+        (' require-dp="epsilon<=8"', FIGURES),
+        (" require-secagg=true", "seconds"),
+        (' require-secagg=true require-dp="epsilon<=8"', "the number of training samples"),
+    ],
+)
+def test_what_always_leaves_follows_from_the_demands(demand: str, told: str) -> None:
+    said = [one.text for one in _algorithms(node_config(NODE + demand)) if one.text.startswith("always")]
+    assert said == [NAMED + told]
 
 
 @pytest.mark.usefixtures("site")

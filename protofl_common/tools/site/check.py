@@ -189,13 +189,16 @@ def _algorithms(node: Mapping[str, Scalar]) -> Iterator[Finding]:
     others = [name for name in names if name not in {"all", *CATALOG}]
     if others:
         yield Finding(WARNING, "sends", f"whatever packages of others declare: {', '.join(others)}")
-    figures = "numbers of samples, which classes it has, losses, numbers of right predictions"
+    private, always = "require-dp" in node, ["numbers of samples", "numbers of right predictions"]
+    if not private:
+        losses = ["losses"] if node.get("min-class-samples", 1) == 1 else []
+        always += ["which classes it has", "metrics", *losses, "seconds"]
     if allowed_by(node)["require-secagg"]:
         masks = "all this, and all figures, under masks that cancel in the sum of several sites (require-secagg)"
         yield Finding(FACT, "sends", masks)
-        figures = "seconds"
-    named = "the names of classes that you or the run gave"
-    yield Finding(FACT, "sends", f"always: {named}, {figures}")
+        always = ["the number of training samples" if private else "seconds"]
+    named = "its name, network and device, the names of classes that you or the run gave"
+    yield Finding(FACT, "sends", f"always: {', '.join([named, *always])}")
 
 
 def _device(node: Mapping[str, Scalar]) -> Iterator[Finding]:
