@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ Add = Callable[[Sequence[Row]], None]
 
 @contextmanager
 def rows_file(path: Path) -> Iterator[Add]:
-    """Yield a function for rows of equal columns. In the end they replace ``path``; an error leaves it as it was.
+    """Yield a function for rows of equal columns, at least one. In the end, but for an error, they replace ``path``.
 
     SettingsError for a name that ends in neither ``.csv`` nor ``.parquet``, and where a package or the folder is
     missing.
@@ -28,9 +28,8 @@ def rows_file(path: Path) -> Iterator[Add]:
         with replacing(path) as beside, (_csv if path.suffix == ".csv" else _parquet)(beside) as add:
             yield add
     except ImportError as error:
-        raise SettingsError(
-            f"--out {path}: {error.name} is not installed; pip install pyarrow, or name a .csv"
-        ) from error
+        cure = f"{error.name} is not installed; pip install pyarrow, or name a .csv"
+        raise SettingsError(f"--out {path}: {cure}") from error
     except OSError as error:
         raise SettingsError(f"--out {path}: cannot be written ({error})") from error
 
@@ -41,7 +40,7 @@ def _csv(path: Path) -> Iterator[Add]:
         writer = csv.writer(file, lineterminator="\n")
 
         def add(rows: Sequence[Row]) -> None:
-            if rows and not file.tell():
+            if not file.tell():
                 writer.writerow(rows[0])
             writer.writerows(row.values() for row in rows)
 
@@ -54,17 +53,12 @@ def _parquet(path: Path) -> Iterator[Add]:
     from pyarrow import parquet
 
     writers: list[Any] = []
+    with ExitStack() as stack:
 
-    def add(rows: Sequence[Row]) -> None:
-        if not rows:
-            return
-        table = pyarrow.Table.from_pylist(list(rows), schema=writers[0].schema if writers else None)
-        if not writers:
-            writers.append(parquet.ParquetWriter(path, table.schema))
-        writers[0].write_table(table)
+        def add(rows: Sequence[Row]) -> None:
+            table = pyarrow.Table.from_pylist(list(rows), schema=writers[0].schema if writers else None)
+            if not writers:
+                writers.append(stack.enter_context(parquet.ParquetWriter(path, table.schema)))
+            writers[0].write_table(table)
 
-    try:
         yield add
-    finally:
-        for writer in writers:
-            writer.close()

@@ -89,7 +89,7 @@ def act(arguments: argparse.Namespace) -> int:
         for samples in track(batches, "files", -(-len(files) // FILES), console=console, disable=hidden):
             rows = _rows(predictor, samples, by)
             problems |= samples.problems
-            if add:
+            if add and rows:
                 add(rows)
             left_out = [{"file": file, "error": reason} for file, reason in samples.problems.items()]
             for row in [*rows, *left_out] if arguments.json else rows if shows_rows else ():
@@ -120,7 +120,8 @@ def _of_a_run(arguments: argparse.Namespace) -> int:
     settings = Settings.from_run_config(default_run_config() | recipe.settings)
     with rows_file(out) as add:
         for site in in_order(files):
-            add(rows := _rows_of(files[site], settings, int(recipe.federation["num-supernodes"]), arguments.device))
+            if rows := _rows_of(files[site], settings, int(recipe.federation["num-supernodes"]), arguments.device):
+                add(rows)
             count += len(rows)
     if arguments.json:
         print_json("predict", {"file": str(out), "rows": count, "clients": in_order(files)})
