@@ -38,8 +38,7 @@ from protofl_common.tools.cli.as_json import print_json
 from protofl_common.tools.cli.assignments import add_allow_python
 from protofl_common.tools.cli.export import models_in
 from protofl_common.tools.cli.recipes import read_recipe, run_named
-from protofl_common.tools.reading import FILES, Samples, read_ahead
-from protofl_common.tools.rows import Row, rows_file
+from protofl_common.tools.reading import FILES, Row, Samples, read_ahead, rows_file
 
 if TYPE_CHECKING:
     from protofl_common.tools.inference.predictor import Predictor
