@@ -70,9 +70,8 @@ class KnownRun(RunFolder):
 
     def known_sites(self) -> dict[str, KnownSite]:
         """All that have taken part, by name."""
-        newest = max(self._checkpoints(), default=None)
         found = dict[str, KnownSite]()
-        if newest:
+        if newest := max(self._checkpoints(), default=None):
             with safe_open(newest, framework="numpy") as file:
                 owners = json.loads(file.metadata()["facts"])["owners"]
             found = {site: KnownSite(node) for site, node in owners.items()}

@@ -34,6 +34,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from protofl_common.config.options import Scalar
 from protofl_common.experiment.settings import app_folder
 
+Values = Mapping[str, Scalar]
 PR_SET_PDEATHSIG = 1  # Linux: the signal that a process gets when its parent has died
 CPUS, GPUS = "client-resources-num-cpus", "client-resources-num-gpus"
 """Flower's names for what a simulated client gets of a machine."""
@@ -46,12 +47,7 @@ class LocalGrid(Grid):
     """Flower's grid of messages where every client is handled on this machine: here, or by ``workers`` processes."""
 
     def __init__(
-        self,
-        run_config: Mapping[str, Scalar],
-        nodes: Mapping[int, Mapping[str, Scalar]],
-        run_id: int,
-        workers: int = 1,
-        threads: int = 1,
+        self, run_config: Values, nodes: Mapping[int, Values], run_id: int, workers: int = 1, threads: int = 1
     ) -> None:
         TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, run_id, 1
         self.run_id, self.run_config, self.nodes, self.threads = run_id, dict(run_config), dict(nodes), threads
@@ -106,9 +102,7 @@ def _reply(reply: Future[Message]) -> Message:
         ) from error
 
 
-def answer(
-    message: Message, run_id: int, node: Mapping[str, Scalar], run_config: Mapping[str, Scalar], threads: int = 1
-) -> Message:
+def answer(message: Message, run_id: int, node: Values, run_config: Values, threads: int = 1) -> Message:
     """Return a client's reply, computed with so many threads, on the GPU of this process where there are several."""
     from client_app.app import app
 
@@ -166,7 +160,7 @@ class _Lines(TextIOBase):
 
 
 def simulate(
-    run_config: Mapping[str, Scalar], clients: int, on_line: Callable[[str], None], workers: int = 1, threads: int = 1
+    run_config: Values, clients: int, on_line: Callable[[str], None], workers: int = 1, threads: int = 1
 ) -> Path:
     """Run a federation of ``clients`` clients; return the folder of its results.
 
@@ -177,9 +171,7 @@ def simulate(
     with_halves()
     from server_app.app import federate
 
-    nodes: dict[int, dict[str, Scalar]] = {
-        1 + client: {"partition-id": client, "num-partitions": clients} for client in range(clients)
-    }
+    nodes: dict[int, Values] = {i + 1: {"partition-id": i, "num-partitions": clients} for i in range(clients)}
     run_id = secrets.randbits(63)
     grid = LocalGrid(run_config, nodes, run_id, workers, threads)
     try:
@@ -198,9 +190,7 @@ def with_halves() -> None:
         sys.path.append(folder)
 
 
-def attempt(
-    run_config: Mapping[str, Scalar], federation: Mapping[str, Scalar], on_line: Callable[[str], None]
-) -> tuple[Path | None, str]:
+def attempt(run_config: Values, federation: Values, on_line: Callable[[str], None]) -> tuple[Path | None, str]:
     """Run a federation and return the folder of its results, or None and why it failed, which its lines say too.
 
     ``federation``: Flower's federation config.
@@ -219,7 +209,7 @@ def attempt(
         return None, f"failed: {type(error).__name__}: {error}"
 
 
-def workers_for(federation: Mapping[str, Scalar], device: str) -> int:
+def workers_for(federation: Values, device: str) -> int:
     """Start the processes that simulate clients, as many as processors and GPUs have room for, and return their number.
 
     Where ``federation`` names no part of a GPU for each client, as many share one as fit. ``device``: the setting.

@@ -1,23 +1,30 @@
-"""Files as a model wants them, decoded by threads while it computes."""
+"""Files that `protofl predict` reads, decoded by threads while the model computes, and those that it writes."""
 
 from __future__ import annotations
 
+import csv
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from PIL import Image
 
+from protofl_common.basics.files import replacing
+from protofl_common.config.options import SettingsError
 from protofl_common.data.images import read_image
 from protofl_common.data.own import Rows, tokens
 from protofl_common.data.raw import DataError, Images, Inputs
 
 ARRAYS = (".npy", ".npz")
 FILES = 256  # of a batch; the next one is decoded ahead
+
+Row = dict[str, Any]  # column -> text, number, truth value, or None
+Add = Callable[[Sequence[Row]], None]
 
 
 class Samples(NamedTuple):
@@ -82,3 +89,52 @@ def _rows(file: Path, shape: tuple[int, ...], kind: str) -> Inputs:
 def _grey(colour: Images) -> Images:
     """[3, H, W] -> [1, H, W]; a grey file stays as it is."""
     return np.asarray(Image.fromarray(colour.transpose(1, 2, 0)).convert("L"))[None]
+
+
+@contextmanager
+def rows_file(path: Path) -> Iterator[Add]:
+    """Yield a function for rows of equal columns, at least one. In the end, but for an error, they replace ``path``.
+
+    SettingsError for a name that ends in neither ``.csv`` nor ``.parquet``, and where a package or the folder is
+    missing.
+    """
+    if path.suffix not in (".csv", ".parquet"):
+        raise SettingsError(f"--out {path}: must end in .csv or .parquet")
+    try:
+        with replacing(path) as beside, (_csv if path.suffix == ".csv" else _parquet)(beside) as add:
+            yield add
+    except ImportError as error:
+        cure = f"{error.name} is not installed; pip install pyarrow, or name a .csv"
+        raise SettingsError(f"--out {path}: {cure}") from error
+    except OSError as error:
+        raise SettingsError(f"--out {path}: cannot be written ({error})") from error
+
+
+@contextmanager
+def _csv(path: Path) -> Iterator[Add]:
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+
+        def add(rows: Sequence[Row]) -> None:
+            if not file.tell():
+                writer.writerow(rows[0])
+            writer.writerows(row.values() for row in rows)
+
+        yield add
+
+
+@contextmanager
+def _parquet(path: Path) -> Iterator[Add]:
+    import pyarrow
+    from pyarrow import parquet
+
+    writers: list[Any] = []
+    with ExitStack() as stack:
+
+        def add(rows: Sequence[Row]) -> None:
+            table = pyarrow.Table.from_pylist(list(rows), schema=writers[0].schema if writers else None)
+            if not writers:
+                writers.append(stack.enter_context(parquet.ParquetWriter(path, table.schema)))
+            writers[0].write_table(table)
+
+        yield add

@@ -1,8 +1,7 @@
 """The command ``protofl``. One file per subcommand; each has `describe` and `act`, `site` also `parse`.
 
-It adds nothing that Flower's own commands cannot do: it writes their arguments, starts a SuperLink of its own and
-reads the files that a run leaves behind. It imports only the chosen subcommand, and no Flower but for `site` and
-`status`.
+It simulates runs in processes of its own, and reads the files that runs leave behind. It imports only the chosen
+subcommand, and no Flower but for `run`, `table`, `site` and `status`.
 """
 
 from __future__ import annotations
@@ -91,5 +90,5 @@ def parsed(command: str, arguments: list[str]) -> argparse.Namespace:
 
 
 def _as_interrupt(number: int, frame: FrameType | None) -> None:
-    """A killed `protofl` ends its SuperLink and its run, as one stopped with Ctrl-C does."""
+    """A killed `protofl` ends its run, as one stopped with Ctrl-C does."""
     raise KeyboardInterrupt

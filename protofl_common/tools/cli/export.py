@@ -61,12 +61,9 @@ def act(arguments: argparse.Namespace) -> int:
     print(f"{card.site}: {card.arch}, {card.algorithm}, {card.run}{flower}, after round {card.round}{best}")
     print(f"  right of its {card.test_samples} test samples: {ways}; predicts by {card.inference}")
     if model.prototypes is not None:
-        few = (
-            f"nothing: its {len(model.distances)} samples are too few to find a limit"
-            if arguments.unknown
-            else "nothing"
-        )
-        print(f"  unknown: {f'farther than {limit:.4g} from every prototype' if math.isfinite(limit) else few}")
+        few = f": its {len(model.distances)} samples are too few to find a limit" if arguments.unknown else ""
+        far = f"farther than {limit:.4g} from every prototype" if math.isfinite(limit) else f"nothing{few}"
+        print(f"  unknown: {far}")
     print(f"{arguments.out}: {', '.join(written)}")
     own = f" --allow-python {module_of(card.arch)}" if is_python_name(card.arch) else ""
     print(f"try: protofl predict {arguments.out} FILE…{own}")

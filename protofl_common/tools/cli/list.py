@@ -28,22 +28,20 @@ def describe(parser: argparse.ArgumentParser) -> None:
 
 
 def act(arguments: argparse.Namespace) -> int:
+    chosen = {name: entry for name, entry in lists().items() if arguments.what in (None, name)}
     if arguments.json:
-        print_json(
-            "list", {name: dict(found) for name, (_, found) in lists().items() if arguments.what in (None, name)}
-        )
+        print_json("list", {name: dict(entries) for name, (_, entries) in chosen.items()})
         return 0
     console = Console()
-    for name, (setting, entries) in lists().items():
-        if arguments.what in (None, name):
-            console.print(f"[bold]{name}[/bold] ({escape(setting)})")
-            grid = Table.grid(padding=(0, 2))
-            grid.add_column(no_wrap=True)
-            grid.add_column()
-            for choice, explanation in entries.items():
-                grid.add_row(f"  {escape(choice)}", escape(explanation))
-            console.print(grid)
-            console.print()
+    for name, (setting, entries) in chosen.items():
+        console.print(f"[bold]{name}[/bold] ({escape(setting)})")
+        grid = Table.grid(padding=(0, 2))
+        grid.add_column(no_wrap=True)
+        grid.add_column()
+        for choice, explanation in entries.items():
+            grid.add_row(f"  {escape(choice)}", escape(explanation))
+        console.print(grid)
+        console.print()
     return 0
 
 

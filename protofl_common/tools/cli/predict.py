@@ -38,8 +38,7 @@ from protofl_common.tools.cli.as_json import print_json
 from protofl_common.tools.cli.assignments import add_allow_python
 from protofl_common.tools.cli.export import models_in
 from protofl_common.tools.cli.recipes import read_recipe, run_named
-from protofl_common.tools.reading import FILES, Samples, read_ahead
-from protofl_common.tools.rows import Row, rows_file
+from protofl_common.tools.reading import FILES, Row, Samples, read_ahead, rows_file
 
 if TYPE_CHECKING:
     from protofl_common.tools.inference.predictor import Predictor
@@ -89,7 +88,7 @@ def act(arguments: argparse.Namespace) -> int:
         for samples in track(batches, "files", -(-len(files) // FILES), console=console, disable=hidden):
             rows = _rows(predictor, samples, by)
             problems |= samples.problems
-            if add:
+            if add and rows:
                 add(rows)
             left_out = [{"file": file, "error": reason} for file, reason in samples.problems.items()]
             for row in [*rows, *left_out] if arguments.json else rows if shows_rows else ():
@@ -120,7 +119,8 @@ def _of_a_run(arguments: argparse.Namespace) -> int:
     settings = Settings.from_run_config(default_run_config() | recipe.settings)
     with rows_file(out) as add:
         for site in in_order(files):
-            add(rows := _rows_of(files[site], settings, int(recipe.federation["num-supernodes"]), arguments.device))
+            if rows := _rows_of(files[site], settings, int(recipe.federation["num-supernodes"]), arguments.device):
+                add(rows)
             count += len(rows)
     if arguments.json:
         print_json("predict", {"file": str(out), "rows": count, "clients": in_order(files)})

@@ -134,14 +134,12 @@ def _folders(node: Mapping[str, Scalar]) -> Iterator[Finding]:
 def _folder(topic: str, key: str, folder: Path, others: int) -> Iterator[Finding]:
     """One folder: whether it can be used, who else may look in (``others``: their bits), and the space."""
     there, name, writes = existing(folder), f"{key} {folder.absolute()}", topic == "writes"
+    mode = stat.S_IMODE(there.stat().st_mode)
     if not writes and there != folder.absolute():
         yield Finding(WRONG, topic, f"{name}: there is none")
-        return
-    if not os.access(there, (os.W_OK if writes else os.R_OK) | (os.X_OK if there.is_dir() else 0)):
+    elif not os.access(there, (os.W_OK if writes else os.R_OK) | (os.X_OK if there.is_dir() else 0)):
         yield Finding(WRONG, topic, f"{name}: cannot be {'written' if writes else 'read'}")
-        return
-    mode = stat.S_IMODE(there.stat().st_mode)
-    if there != folder.absolute():
+    elif there != folder.absolute():
         yield Finding(FACT, topic, f"{name}: will be made, for this user only")
     elif mode & others:
         yield Finding(WARNING, topic, f"{name}: other users of this machine may look in (mode {mode:04o})")
@@ -157,13 +155,11 @@ def _permissions(node: Mapping[str, Scalar]) -> Iterator[Finding]:
         yield Finding(WARNING, "downloads", "a run may have data sets downloaded (allow-download)")
     if modules := names_in(allowed["allow-python"]):
         yield Finding(WARNING, "modules", f"a run may have these imported and called: {', '.join(modules)}")
-    backbones = names_in(allowed["allow-backbones"])
-    yield Finding(FACT, "backbones", ", ".join(["the embedded ones", *backbones]))
+    yield Finding(FACT, "backbones", ", ".join(["the embedded ones", *names_in(allowed["allow-backbones"])]))
     if node.get("statistics"):
         what = "numbers of samples per class and up to 200 test features may leave, if asked"
         yield Finding(WARNING, "statistics", what)
-    for key in (key for key in DEMANDS if key in node):
-        yield Finding(FACT, "demands", f"{key} {node[key]}")
+    yield from (Finding(FACT, "demands", f"{key} {node[key]}") for key in DEMANDS if key in node)
     yield Finding(FACT, "limits", ", ".join(f"{key} {allowed[key]}" for key in LIMITS))
 
 
@@ -186,8 +182,7 @@ def _algorithms(node: Mapping[str, Scalar]) -> Iterator[Finding]:
         by_upload.setdefault(sent, []).append(name)
     for sent, those in by_upload.items():
         yield Finding(WARNING if "weights" in sent else FACT, "sends", f"{sent}: {', '.join(those)}")
-    others = [name for name in names if name not in {"all", *CATALOG}]
-    if others:
+    if others := [name for name in names if name not in {"all", *CATALOG}]:
         yield Finding(WARNING, "sends", f"whatever packages of others declare: {', '.join(others)}")
     private, always = "require-dp" in node, ["numbers of samples", "numbers of right predictions"]
     if not private:

@@ -33,8 +33,7 @@ def supernode_options(words: list[str]) -> argparse.Namespace:
     parser.add_argument("--port", default="9094")
     parser.add_argument("--insecure", action="store_true")
     options, others = parser.parse_known_args(words)
-    odd = [word for word in others if not word.startswith("-") and "=" in word]
-    if odd:
+    if odd := [word for word in others if not word.startswith("-") and "=" in word]:
         raise SettingsError(f"{odd[0]}: settings of a run come before the options")
     return options
 
@@ -72,9 +71,8 @@ def site_settings(node: Mapping[str, Scalar], asked: Mapping[str, Scalar] | None
 
 def _check_is_site(node: Mapping[str, Scalar]) -> None:
     if not is_site(node):
-        raise SettingsError(
-            "node config without a site-name: taken for a simulated client, whose folders every run chooses"
-        )
+        simulated = "taken for a simulated client, whose folders every run chooses"
+        raise SettingsError(f"node config without a site-name: {simulated}")
 
 
 def _modest(node: Mapping[str, Scalar]) -> dict[str, Scalar]:
