@@ -18,7 +18,7 @@ from client_app.algorithms.base import ClientAlgorithm
 from client_app.answers import log
 from client_app.client import Client
 from client_app.data import Samples
-from client_app.evaluation import Evaluations, features_of
+from client_app.evaluation import Evaluation, features_of
 from client_app.state import StateFolder
 from protofl_common.basics.tensorfile import TensorFileError
 from protofl_common.config.options import SettingsError
@@ -35,10 +35,10 @@ def leave_model(
     algorithm: ClientAlgorithm[Any],
     instructions: Instructions,
     prototypes: Prototypes | None,
-    evaluations: Evaluations,
+    evaluations: tuple[Evaluation, Evaluation],
     best: int | None = None,
 ) -> None:
-    """Leave the model, and the ``prototypes`` that predict, as the one to use.
+    """Leave the model as it was evaluated on test and validation samples, and the ``prototypes`` that predict.
 
     In a round, for which ``best`` names the best so far: with ``keep-best``, leave it as that after the round before,
     and remove all others but the best. How a model predicts, T and when an input is unknown are chosen on validation
