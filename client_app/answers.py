@@ -41,10 +41,9 @@ KINDS: dict[type[Exception], str] = {
 }
 """What a site says instead of the text."""
 UNEXPECTED = "an unexpected error"
-Handler = Callable[[Message, Context], Message]
 
 
-def answered(work: Callable[[Message, Context], RecordDict]) -> Handler:
+def answered(work: Callable[[Message, Context], RecordDict]) -> Callable[[Message, Context], Message]:
     """Make a handler that replies with what ``work`` returns, or with the reason why it did not."""
 
     @wraps(work)

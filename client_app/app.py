@@ -15,7 +15,7 @@ from client_app.algorithms.base import client_half
 from client_app.answers import answered, log
 from client_app.client import Client
 from client_app.data import Samples
-from client_app.evaluation import Evaluation, Evaluations, evaluate
+from client_app.evaluation import Evaluation, evaluate
 from client_app.introduction import introduction
 from client_app.protections import protections_of
 from client_app.protections.secure_sum import STAGES, channel_of
@@ -44,8 +44,7 @@ def train_round(message: Message, context: Context) -> RecordDict:
     with Visit(message, context) as visit:
         if visit.instructions.evaluate:
             visit.evaluate()
-        losses = visit.fit()
-        return visit.reply(visit.upload(), losses, visit.client.settings.exchange.up)
+        return visit.reply(*visit.fit())
 
 
 @app.evaluate()
@@ -83,12 +82,14 @@ class Visit:
             self.algorithm = client_half(client.settings.row)(client, self.instructions.round)
             self.protections = protections_of(client)
             self._restore()
-            self._receive()
+            declared = client.settings.exchange.down
+            limits = client.limits(self.algorithm.templates(declared))
+            self.algorithm.receive(unpack_payload(message.content, declared, limits, required=False))
             self.channel = channel_of(client, self.instructions, message)
             _ = client.test_set, client.validation_set, self.training and client.train_set  # read now
         for protection in self.protections:
             protection.before(self.instructions, self.training)
-        self.evaluations: Evaluations = Evaluation(), Evaluation()
+        self.evaluations = Evaluation(), Evaluation()
         self.prototypes: Prototypes | None = None
 
     def __enter__(self) -> Self:
@@ -121,11 +122,6 @@ class Visit:
         elif first_without > 1 and client.node.is_site:
             log("WARNING", f"run {client.run_id}: no model of an earlier round in state-dir; it begins with a new one")
 
-    def _receive(self) -> None:
-        declared = self.client.settings.exchange.down
-        limits = self.client.limits(self.algorithm.templates(declared))
-        self.algorithm.receive(unpack_payload(self.message.content, declared, limits, required=False))
-
     def evaluate(self) -> None:
         """Evaluate the model on the test and the validation samples."""
         client = self.client
@@ -152,22 +148,19 @@ class Visit:
             num_classes=self.client.num_classes,
         )
 
-    def fit(self) -> dict[str, float]:
-        """Train for a round; the mean of each loss term."""
+    def fit(self) -> tuple[Payload, dict[str, float], Declared]:
+        """Train for a round, and store the algorithm's state; what `reply` sends."""
         with self.timed("train"):
-            return self.algorithm.fit_covered()
-
-    def upload(self) -> Payload:
-        """Return what the algorithm sends, and store its state."""
+            losses = self.algorithm.fit_covered()
         with self.timed("prototypes"):
             upload = self.algorithm.upload()
         with self.timed("save"):
             if tensors := self.algorithm.packed_state():
                 self.states.save(ClientState(self.instructions.round, self.client.arch, tensors))
-        return upload
+        return upload, losses, self.client.settings.exchange.up
 
     def finish(self) -> tuple[Payload, dict[str, float], Declared]:
-        """Leave the evaluated model for ``protofl export``; what `reply` sends after the last round."""
+        """Leave the evaluated model for ``protofl export``, and end the run; what `reply` sends."""
         statistics, declared = statistics_of(self.client, self.algorithm)
         with self.timed("save"):
             leave_model(self.client, self.algorithm, self.instructions, self.prototypes, self.evaluations)

@@ -61,10 +61,7 @@ class Augment:
 
 @dataclass(frozen=True)
 class Samples:
-    """Inputs [N, …] as the model takes them and labels [N] int64, on the device.
-
-    Inputs are normalised images or numbers, tokens, or features of frozen backbones.
-    """
+    """Labels [N] int64 and inputs [N, …] on the device: images or numbers, normalised, tokens, or features."""
 
     inputs: Tensor | StoredInputs
     labels: Tensor
@@ -92,8 +89,8 @@ class Samples:
         if self.unlabelled is None:
             return self
         nothing = self.labels.new_full((len(self.unlabelled),), UNLABELLED)
-        inputs, labels = torch.cat([self.in_memory, self.unlabelled]), torch.cat([self.labels, nothing])
-        return Samples(inputs, labels, augment=self.augment)
+        inputs = torch.cat([self.in_memory, self.unlabelled])
+        return Samples(inputs, torch.cat([self.labels, nothing]), augment=self.augment)
 
 
 def to_device(inputs: np.ndarray, labels: np.ndarray, data: ClientData, device: torch.device) -> Samples:
@@ -113,16 +110,12 @@ def split_unlabelled(inputs: Tensor, labels: Tensor) -> Samples:
 
 
 def augment_of(named: str, data: ClientData, device: torch.device) -> Augment | None:
-    """Return the augmentation that the setting names, for data as they are stored; None for ``none``.
-
-    DataError where the inputs are no images.
-    """
+    """Return the augmentation that the setting names; None for ``none``. DataError for inputs that are no images."""
     if not (kinds := frozenset(names_in(named)) - {"none"}):
         return None
     if not are_images(data.train_inputs):
-        raise DataError(
-            f"augment = {named!r}: only images take it; a sample is {described(data.train_inputs)}; set none"
-        )
+        sample = described(data.train_inputs)
+        raise DataError(f"augment = {named!r}: only images take it; a sample is {sample}; set none")
     black_C = -torch.tensor(data.mean, device=device) / torch.tensor(data.std, device=device)
     return Augment(kinds, black_C.view(-1, 1, 1))
 

@@ -30,10 +30,6 @@ class Evaluation:
         return {kind: right / max(1, samples) for kind, right in self.correct.items()}
 
 
-Evaluations = tuple[Evaluation, Evaluation]
-"""Of the test samples, and of the validation samples, where there are any."""
-
-
 @torch.inference_mode()
 def evaluate(
     model: SplitModel,

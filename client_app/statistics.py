@@ -29,16 +29,12 @@ def statistics_level(client: Client) -> str:
     settings, allowed = client.settings, client.node.statistics
     if allowed is None:
         allowed = settings.data.partition != "own"
-    level = settings.run.statistics if allowed else "none"
-    single = level == "features" and settings.privacy.min_class_samples > 1
-    return "none" if single else level
+    single = settings.run.statistics == "features" and settings.privacy.min_class_samples > 1
+    return settings.run.statistics if allowed and not single else "none"
 
 
 def statistics_of(client: Client, algorithm: ClientAlgorithm[Any]) -> tuple[ClientStatistics | None, Declared]:
-    """Class counts and, with frozen backbones, their similarities; at level ``features`` test features too.
-
-    Also how they are declared: at the level that this client sends.
-    """
+    """Class counts and, with frozen backbones, similarities; at level ``features`` test features; and how declared."""
     level = statistics_level(client)
     if level == "none":
         return None, statistics_declared(level)
@@ -46,7 +42,11 @@ def statistics_of(client: Client, algorithm: ClientAlgorithm[Any]) -> tuple[Clie
     similarity_K = backbone_similarity(client, algorithm) if client.settings.backbones else None
     features_ND = labels_N = None
     if level == "features":
-        some = _some(client.test_set, derive_seed(client.settings.run.seed, "statistics", client.name))
+        some, seed = client.test_set, derive_seed(client.settings.run.seed, "statistics", client.name)
+        if len(some) > MAX_FEATURES:  # drawn at random, in their order
+            drawn = np.sort(np.random.default_rng(seed).choice(len(some), MAX_FEATURES, replace=False))
+            rows = torch.from_numpy(drawn).to(some.labels.device)
+            some = Samples(some.inputs[rows], some.labels[rows])
         features_ND, labels_N = algorithm.features(some).float(), some.labels.cpu()
     return ClientStatistics(counts_C, similarity_K, features_ND, labels_N), statistics_declared(level)
 
@@ -72,12 +72,3 @@ def backbone_similarity(client: Client, algorithm: ClientAlgorithm[Any]) -> Tens
         scores.append(cosine_similarity(alone_PD, fused.means, dim=1)[large_P].mean().nan_to_num())
         start += width
     return torch.stack(scores).float()
-
-
-def _some(data: Samples, seed: int) -> Samples:
-    """At most `MAX_FEATURES` samples, drawn at random, in their order."""
-    if len(data) <= MAX_FEATURES:
-        return data
-    chosen = np.sort(np.random.default_rng(seed).choice(len(data), MAX_FEATURES, replace=False))
-    rows = torch.from_numpy(chosen).to(data.labels.device)
-    return Samples(data.inputs[rows], data.labels[rows])

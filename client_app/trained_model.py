@@ -18,7 +18,7 @@ from client_app.algorithms.base import ClientAlgorithm
 from client_app.answers import log
 from client_app.client import Client
 from client_app.data import Samples
-from client_app.evaluation import Evaluations, features_of
+from client_app.evaluation import Evaluation, features_of
 from client_app.state import StateFolder
 from protofl_common.basics.tensorfile import TensorFileError
 from protofl_common.config.options import SettingsError
@@ -35,30 +35,28 @@ def leave_model(
     algorithm: ClientAlgorithm[Any],
     instructions: Instructions,
     prototypes: Prototypes | None,
-    evaluations: Evaluations,
+    evaluations: tuple[Evaluation, Evaluation],
     best: int | None = None,
 ) -> None:
-    """Leave the model, and the ``prototypes`` that predict, as the one to use.
+    """Leave the model as it was evaluated on test and validation samples, and the ``prototypes`` that predict.
 
     In a round, for which ``best`` names the best so far: with ``keep-best``, leave it as that after the round before,
     and remove all others but the best. How a model predicts, T and when an input is unknown are chosen on validation
     samples, where there are any, else on test samples.
     """
-    folder, after, name = client.states(instructions).folder, instructions.round, WEIGHTS
+    if best is not None and not client.settings.run.keep_best:
+        return
+    folder, after = client.states(instructions).folder, instructions.round - (best is not None)
+    name = WEIGHTS if best is None else _evaluated(after)
     if best is not None:
-        if not client.settings.run.keep_best:
-            return
         _forget_all_but(client, folder, best)
-        after -= 1
-        name = _evaluated(after)
     model, own_distances, temperature = algorithm.evaluation_model(), torch.empty(0), 1.0
     prototypes = prototypes if prototypes is not None and len(prototypes) else None
     validated = len(client.validation_set) > 0
     own, right = (client.validation_set, evaluations[1]) if validated else (client.test_set, evaluations[0])
     if prototypes is not None and len(own):
         own_distances, temperature = _calibrated(client, model, prototypes, algorithm.similarity, own)
-    tested = len(client.test_set)
-    data, settings = client.data, client.settings
+    tested, data, settings = len(client.test_set), client.data, client.settings
     card = ModelCard(
         run=instructions.run_name,
         flower_run=str(client.run_id),
@@ -83,11 +81,10 @@ def leave_model(
         calibrated_on="validation" if validated else "test",
         chosen_on="",
     )
-    trained = TrainedModel(card, model.state_dict(), prototypes, own_distances)
     try:
         if client.node.is_site:
             _keep_former(folder / name, client.run_id)
-        trained.write(folder / name)
+        TrainedModel(card, model.state_dict(), prototypes, own_distances).write(folder / name)
     except (TensorFileError, OSError) as error:
         log("ERROR", f"the trained model was not left for use: {error}")
 

@@ -108,7 +108,7 @@ class ClientAlgorithm(Generic[H]):
 
     @property
     def modules(self) -> Sequence[nn.Module]:
-        """Those that `trains` names."""
+        """The modules that `trains` names."""
         return tuple(getattr(self, name) for name in self.trains)
 
     @cached_property

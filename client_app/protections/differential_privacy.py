@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -135,9 +135,9 @@ def charge(client: Client, run_name: str, costs: Sequence[Mechanism]) -> None:
         with locked(file):  # another run's client may be at work on this machine
             ledger = read_ledger(file)
             ledger.setdefault(run_name + run_id, Counter()).update(_spending(costs))
-            of_run = [name for name in ledger if name.startswith(f"{run_name} ") or name.endswith(run_id)]
-            _check(_total(ledger, of_run), privacy.dp_epsilon, privacy.dp_delta, "dp-epsilon")
-            _check_all_runs(client, _total(ledger, ledger))
+            of_run = [used for name, used in ledger.items() if name.startswith(f"{run_name} ") or name.endswith(run_id)]
+            _check(sum(of_run, Counter()), privacy.dp_epsilon, privacy.dp_delta, "dp-epsilon")
+            _check_all_runs(client, sum(ledger.values(), Counter()))
             rows = {name: [[*key, times] for key, times in used.items() if times] for name, used in ledger.items()}
             write_text(file, json.dumps(rows) + "\n")
     except OSError as error:
@@ -150,14 +150,13 @@ def check_affordable(client: Client) -> None:
     So a run that this site can only refuse hears of it before the first round, not in each.
     """
     if client.plan is not None and client.node.required_dp is not None:
-        ledger = read_ledger(ledger_of(client, ""))
-        _check_all_runs(client, _total(ledger, ledger) + _spending(client.plan.of_round(1, True)))
+        used = sum(read_ledger(ledger_of(client, "")).values(), Counter())
+        _check_all_runs(client, used + _spending(client.plan.of_round(1, True)))
 
 
 def spent(file: Path, delta: float) -> float:
     """Return ε at ``delta`` of all that a ledger contains."""
-    ledger = read_ledger(file)
-    return _epsilon(_total(ledger, ledger), delta)
+    return _epsilon(sum(read_ledger(file).values(), Counter()), delta)
 
 
 def read_ledger(file: Path) -> Ledger:
@@ -187,7 +186,3 @@ def _epsilon(used: Spending, delta: float) -> float:
 
 def _spending(costs: Sequence[Mechanism]) -> Spending:
     return sum((Counter({(rate, noise): times}) for rate, noise, times in costs), Counter())
-
-
-def _total(ledger: Ledger, names: Iterable[str]) -> Spending:
-    return sum((ledger[name] for name in names), Counter())

@@ -260,8 +260,8 @@ MUTANTS = [
     Mutant(
         "evaluated after training",
         "client_app/app.py",
-        "        self.evaluations: Evaluations = Evaluation(), Evaluation()\n",
-        "        self.algorithm.fit()\n        self.evaluations: Evaluations = Evaluation(), Evaluation()\n",
+        "        self.evaluations = Evaluation(), Evaluation()\n",
+        "        self.algorithm.fit()\n        self.evaluations = Evaluation(), Evaluation()\n",
         "tests/test_federation.py -k began_with",
     ),
     Mutant(
