@@ -28,17 +28,18 @@ from protofl_common.basics.files import write_text
 from protofl_common.basics.tensorfile import write_tensors
 from protofl_common.basics.text import in_order
 from protofl_common.config.options import SettingsError
-from protofl_common.data import ClientData, open_client_data
+from protofl_common.data import UNLABELLED, ClientData, open_client_data
 from protofl_common.data.raw import Images, Inputs, are_images, described
 from protofl_common.experiment.settings import Settings, default_run_config
-from protofl_common.maths.prototypes import Prototypes, distances
+from protofl_common.maths.prototypes import Prototypes, class_means, distances
 from protofl_common.models.trained import TrainedModel
+from protofl_common.privacy.release import large_enough
 from protofl_common.report.reading import AUDIT, INVERSION, Run
 from protofl_common.runs.folder import WEIGHTS
 from protofl_common.tools.attacks.inversion import correlations, inverted
 from protofl_common.tools.attacks.membership import Candidates, Floats, finding
 from protofl_common.tools.inference.predictor import Predictor
-from protofl_common.wire.schema import weights_in
+from protofl_common.wire.schema import Moments, weights_in
 
 SIZES = {"1 to 3": (1, 3), "4 to 9": (4, 9), "10 and more": (10, 10**9), "all": (1, 10**9)}
 """Training samples of a class -> the bounds."""
@@ -119,7 +120,18 @@ def _of_site(
     data = open_client_data(settings.data, seed=settings.run.seed, partition=number, num_partitions=len(run.sites))
     if len(data.train_labels) != run.sites[site].get("train-samples"):
         raise SettingsError(f"{folder}: {site} has other data here than in the run")
-    return data, Predictor(TrainedModel.read(file)), _sent(run, site)
+    predictor = Predictor(TrainedModel.read(file))
+    return data, predictor, _sent(run, site) or _class_means(settings, data, predictor)
+
+
+def _class_means(settings: Settings, data: ClientData, predictor: Predictor) -> Prototypes | None:
+    """The class means among the moments of frozen features that a client sent, of which a run keeps only the mean."""
+    if not any(isinstance(entry, Moments) for entry in settings.exchange.up.values()):
+        return None
+    features_NF, labels_N = predictor.values(data.train_inputs).cpu(), torch.from_numpy(data.train_labels)
+    labelled = labels_N != UNLABELLED
+    means = class_means(features_NF[labelled], labels_N[labelled].long(), len(data.classes))
+    return large_enough(means, settings.privacy.min_class_samples)
 
 
 def _sent(run: Run, site: str) -> Prototypes | None:
@@ -137,7 +149,7 @@ def _scores(data: ClientData, predictor: Predictor, sent: Prototypes | None, set
     values = [predictor.values(part) for part in (data.train_inputs, data.test_inputs)]
     features_ND = torch.cat([predictor.model.body(part) for part in values]).cpu()
     logits_NC = predictor.model.head(features_ND)
-    sends_weights = bool(weights_in(settings.exchange.up))
+    sends_weights = any(not isinstance(entry, Moments) for entry in weights_in(settings.exchange.up).values())
     for label in np.unique(data.train_labels[data.train_labels >= 0]).tolist():
         chosen = torch.from_numpy(np.flatnonzero(labels_N == label))
         scores: dict[str, Tensor] = {}
