@@ -283,7 +283,7 @@ class Algorithm:
 
     @property
     def reported_losses(self) -> tuple[str, ...]:
-        return ("total", "unlabelled", *self.losses)
+        return ("total", "unlabelled", *self.losses)  # FedPU's term, of any algorithm
 
     @property
     def several_per_class(self) -> bool:
