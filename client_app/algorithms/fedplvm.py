@@ -25,13 +25,13 @@ from __future__ import annotations
 from client_app.algorithms.fedavg import FedAvg
 from client_app.training import Batch, LossTerms
 from protofl_common.experiment.catalog import FedPLVMHparams
-from protofl_common.maths.clustering import cluster_classes
 from protofl_common.maths.losses.contrast import (
     centre_correction,
     sparse_contrast,
     sparse_correction,
     sparse_similarity,
 )
+from protofl_common.maths.prototypes import cluster_classes
 from protofl_common.wire.payloads import Payload
 
 
