@@ -25,9 +25,8 @@ from __future__ import annotations
 from client_app.algorithms.fedavg import FedAvg
 from client_app.training import Batch, LossTerms
 from protofl_common.experiment.catalog import FedPLVMHparams
-from protofl_common.maths.clustering import cluster_classes
 from protofl_common.maths.losses import contrast
-from protofl_common.maths.prototypes import Prototypes
+from protofl_common.maths.prototypes import Prototypes, cluster_classes
 
 
 class FedPLVM(FedAvg[FedPLVMHparams]):

@@ -17,8 +17,7 @@ from __future__ import annotations
 
 from client_app.algorithms.fedavg import FedAvg
 from protofl_common.experiment.catalog import MPFTHparams
-from protofl_common.maths.clustering import cluster_classes
-from protofl_common.maths.prototypes import Prototypes
+from protofl_common.maths.prototypes import Prototypes, cluster_classes
 
 
 class MPFT(FedAvg[MPFTHparams]):

@@ -18,7 +18,7 @@ from protofl_common.config.python_names import PYTHON_NAME
 from protofl_common.wire.schema import Counts, Entry, Exchange, Moments, Update, Vectors, VectorSets, Weights
 
 CLUSTERINGS = ("finch", "kmeans", "average")
-"""How `clustering.cluster` makes prototypes of a class's vectors: clusters by FINCH or by k-means, or one mean."""
+"""How `prototypes.cluster` makes prototypes of a class's vectors: clusters by FINCH or by k-means, or one mean."""
 
 
 @dataclass(frozen=True)
@@ -283,7 +283,7 @@ class Algorithm:
 
     @property
     def reported_losses(self) -> tuple[str, ...]:
-        return ("total", "unlabelled", *self.losses)
+        return ("total", "unlabelled", *self.losses)  # FedPU's term, of any algorithm
 
     @property
     def several_per_class(self) -> bool:

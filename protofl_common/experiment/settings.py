@@ -1,6 +1,5 @@
 """The settings of a run: one frozen dataclass per section, built from Flower's flat ``run_config``.
 
-``Settings.from_run_config`` checks every key at once and raises one :class:`SettingsError` with a line per problem.
 A client's ``--node-config`` may override some of them (`NODE_OVERRIDES`): facts about its own site. On such a site the
 run configuration chooses no folders, and nothing that its operator does not allow (`node.py`).
 """
@@ -176,7 +175,9 @@ class Settings(Sections):
         config |= own_division(node) | {key: node[key] for key in NODE_OVERRIDES if key in node}
         choices = f"choose from {', '.join(NODE_KEYS)}"
         problems = [f"node-config: {line}; {choices}" for line in unknown_keys(node, NODE_KEYS)]
-        problems += unknown_keys(config, _likely_first(str(config.get("algo"))))
+        # those of other algorithms last: a key that nobody knows was rather meant for the chosen one
+        likely_first = sorted(known_keys(), key=lambda key: "." in key and not key.startswith(f"{config.get('algo')}."))
+        problems += unknown_keys(config, likely_first)
         denied = [*demanded(node, config), *(permission_problems(node, config) if node else [])]
         late = list[str]()
         tables = {name: read_section(row.hparams, config, late, prefix=f"{name}.") for name, row in CATALOG.items()}
@@ -197,10 +198,7 @@ def digest_of(run_config: Mapping[str, Scalar]) -> str:
 
 
 def baseline_config(run_config: Mapping[str, Scalar], algo: str) -> dict[str, Scalar]:
-    """The run configuration of a run's baseline: another algorithm, and all else alike.
-
-    The user's ``callback`` hears of the run itself only; ``merging`` has no part where clients send nothing.
-    """
+    """The run configuration of a run's baseline: another algorithm, no ``callback``, all else that applies alike."""
     merging = {} if CATALOG[algo].exchange.up else {"merging": "mean"}
     return {**run_config, "algo": algo, "hparams": "", "baselines": "", "callback": "", **merging}
 
@@ -360,11 +358,6 @@ def known_keys() -> list[str]:
     """Every key that the run configuration holds, algorithm tables included, in the order of ``pyproject.toml``."""
     general = [key for section in SECTIONS.values() for key in keys_of(section)]
     return general + [key for name, row in CATALOG.items() for key in keys_of(row.hparams, f"{name}.")]
-
-
-def _likely_first(algo: str) -> list[str]:
-    """`known_keys`, those of other algorithms last: a key that nobody knows was rather meant for the chosen one."""
-    return sorted(known_keys(), key=lambda key: "." in key and not key.startswith(f"{algo}."))
 
 
 def default_run_config() -> dict[str, Scalar]:

@@ -21,11 +21,7 @@ from protofl_common.wire.limits import Limits, RefusedMessage, Template
 from protofl_common.wire.schema import Declared, Entry, vectors_in
 
 RAW = "raw-little-endian"
-DTYPES: dict[str, np.dtype[Any]] = {
-    "float32": np.dtype("<f4"),
-    "float64": np.dtype("<f8"),
-    "int64": np.dtype("<i8"),
-}
+DTYPES: dict[str, np.dtype[Any]] = {"float32": np.dtype("<f4"), "float64": np.dtype("<f8"), "int64": np.dtype("<i8")}
 MAX_SETS = 10_000
 """Clients whose prototypes a message may carry."""
 MAX_FEATURES = 200

@@ -17,8 +17,7 @@ import torch
 from torch import Tensor
 
 from protofl_common.experiment.catalog import FedPLVMHparams
-from protofl_common.maths.clustering import cluster_classes
-from protofl_common.maths.prototypes import Prototypes
+from protofl_common.maths.prototypes import Prototypes, cluster_classes
 from server_app.replies import Upload, together
 from server_app.strategies.fedavg import FedAvg
 

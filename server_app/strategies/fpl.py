@@ -15,8 +15,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from protofl_common.maths.clustering import cluster_classes
-from protofl_common.maths.prototypes import Prototypes
+from protofl_common.maths.prototypes import Prototypes, cluster_classes
 from server_app.strategies.fedplvm import FedPLVM
 
 

@@ -194,7 +194,7 @@ MUTANTS = [
     ),
     Mutant(
         "FINCH by L2",
-        f"{P}/maths/clustering.py",
+        f"{P}/maths/prototypes.py",
         'distance="cosine"',
         'distance="euclidean"',
         "tests/protofl_common/maths/test_clustering.py",
@@ -525,7 +525,7 @@ MUTANTS = [
     ),
     Mutant(
         "MPFT rounds the number of clusters down",
-        f"{P}/maths/clustering.py",
+        f"{P}/maths/prototypes.py",
         "math.ceil(ratio * len(rows_ND))",
         "int(ratio * len(rows_ND))",
         f"{REFERENCE}/test_mpft.py",
