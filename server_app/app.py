@@ -41,7 +41,6 @@ MOST_IDLE_ROUNDS = 3
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Flower calls this for each run."""
     federate(grid, context)
 
 

@@ -54,7 +54,6 @@ class Checkpoint:
     metrics_bytes: int = 0
     """Length of ``metrics.jsonl``; what it holds beyond that is of a round that does not count."""
     code: str = ""
-    """Which code wrote it."""
     state: dict[str, Tensor] = field(default_factory=dict)
 
     @property
@@ -100,7 +99,6 @@ def newest_whole(folder: Path) -> Checkpoint:
 
 
 def is_complete(folder: Path) -> bool:
-    """Return whether the run has made its final evaluation."""
     return (folder / SUMMARY).exists()
 
 

@@ -58,9 +58,8 @@ class Expected:
     declared: Declared
     limits: Limits
     losses: tuple[str, ...] = ()
-    """Names of the losses that the report holds."""
     metrics: Collection[str] = ()
-    """Names of the metrics that the report may hold."""
+    """Names of the losses that the report holds, and of the metrics that it may hold."""
     complete: bool = True
     """Whether everything in ``declared`` must be there."""
     counts_samples: bool = True

@@ -113,7 +113,6 @@ def division_of(cards: Cards) -> int:
 
 
 def model_of(card: SiteCard) -> tuple[object, ...]:
-    """All that the server builds a site's model of."""
     return card.weights, card.arch, card.input_shape
 
 

@@ -35,7 +35,6 @@ WORKER_DIED = re.compile(r"<class 'ray\.exceptions\.(\w*(?:Died|Unavailable|Cras
 UNREACHABLE = Error(int(ErrorCode.NODE_UNAVAILABLE), "Flower has no node of this site any more")
 
 Records = Mapping[str, Any]
-"""Records of a message, by name."""
 
 
 @dataclass

@@ -84,7 +84,6 @@ def push_each(grid: Grid, messages: Iterable[Message]) -> list[tuple[Message, bo
 
 
 def copy_for(message: Message, node: int) -> Message:
-    """The same message, for a node."""
     return Message(message.content, node, message.metadata.message_type, group_id=message.metadata.group_id)
 
 
@@ -105,5 +104,4 @@ def pull_each(grid: Grid, messages: Iterable[Message]) -> list[tuple[Message, Me
 
 
 def id_of(message: Message) -> str:
-    """The name that Flower gave a message when it was sent."""
     return str(message.metadata.message_id)

@@ -46,9 +46,7 @@ class Federation:
         self._asked: set[int] = set()
         """Nodes that were asked who they are."""
         self._waiting: dict[str, Message] = {}
-        """The questions that have no answer yet."""
         self._card_of: dict[int, SiteCard] = {}
-        """Node -> how it introduced itself."""
         self._silent: Counter[str] = Counter()
         self._rests_until: dict[str, int] = {}
         """Site -> the last round in which it is not asked."""
@@ -69,7 +67,6 @@ class Federation:
 
     @property
     def bounds(self) -> Bounds:
-        """Return the bounds on what a single site may do to the aggregate."""
         return bounds_of(self.settings, self.cards.values())
 
     @property

@@ -39,7 +39,6 @@ class Bounds:
     """The same for what they send of classes."""
 
     def __str__(self) -> str:
-        """The bounds in words, for the first lines of a run."""
         if not self.liars:
             return "liars = 0: no site may lie; one that does can spoil the result"
         return (
@@ -51,7 +50,6 @@ class Bounds:
 
 
 def bounds_of(settings: Settings, cards: Collection[SiteCard]) -> Bounds:
-    """The bounds in a federation of these sites."""
     liars, given = settings.federation.liars, settings.bounds
     if liars < 0:  # one, where enough with operators take part, unless the server sees only their sum
         asked = number_asked(len(cards), settings.federation.participation)

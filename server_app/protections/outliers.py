@@ -1,7 +1,7 @@
 """Refuse uploads that are out of all proportion to the others of the round (``max-norm-ratio``).
 
-The measure is the largest norm of a prototype, and the norm of the model; usual is the median over the replies, which
-is that of an honest client while more than half of them are.
+The measure is the largest norm of a prototype, and the norm of the model. Usual is the median over the replies, that of
+an honest client while more than half of them are.
 """
 
 from __future__ import annotations

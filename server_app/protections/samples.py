@@ -23,7 +23,14 @@ from server_app.result import RoundResult
 def accept(uploads: list[Upload], federation: Federation, result: RoundResult) -> list[Upload]:
     """Return the uploads, of which none weighs as more samples than `most_samples` of all sites."""
     most, why = most_samples([card.train_samples for card in federation.cards.values()], federation.bounds)
-    return [upload if upload.train_samples <= most else _cut(upload, most, why, result) for upload in uploads]
+    bounded = []
+    for upload in uploads:
+        if (claimed := upload.train_samples) > most:
+            result.bounded.add(f"{upload.site}: {claimed:g} training samples weigh as {most:g} ({why})")
+            entries = {name: _with_counts(value, most / claimed) for name, value in upload.payload.entries.items()}
+            upload = replace(upload.having(**entries), most=most)
+        bounded.append(upload)
+    return bounded
 
 
 def most_samples(claims: Sequence[int], bounds: Bounds) -> tuple[float, str]:
@@ -38,13 +45,6 @@ def most_samples(claims: Sequence[int], bounds: Bounds) -> tuple[float, str]:
         limits.append((bounds.max_samples_lead * sorted(claims)[-1 - rank], "max-samples-lead"))
     most, why = min(limits)
     return max(1.0, most), why
-
-
-def _cut(upload: Upload, most: float, why: str, result: RoundResult) -> Upload:
-    claimed = upload.train_samples
-    result.bounded.add(f"{upload.site}: {claimed:g} training samples weigh as {most:g} ({why})")
-    entries = {name: _with_counts(value, most / claimed) for name, value in upload.payload.entries.items()}
-    return replace(upload.having(**entries), most=most)
 
 
 def _with_counts(value: Value, factor: float) -> Value:

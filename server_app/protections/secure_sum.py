@@ -25,7 +25,6 @@ from server_app.result import RoundResult, VoidRound
 from server_app.sampling import number_asked
 
 BySite = Mapping[str, Mapping[str, bytes]]
-"""Site -> other sites -> bytes."""
 
 
 class Channel:
@@ -33,7 +32,6 @@ class Channel:
 
     def __init__(self, expected: Expected) -> None:
         self.expected = expected
-        """The content of a valid reply."""
 
     def opened_for(self, sites: Sequence[str]) -> Mapping[str, Records]:
         """Return the sites that are asked for an upload, each with the records that its message must hold for that."""
@@ -45,7 +43,6 @@ class Channel:
 
 
 def channel_of(messenger: Messenger, expected: Expected) -> Channel:
-    """The channel that the settings of the run ask for."""
     secure = messenger.federation.settings.privacy.secagg
     return SecureSum(messenger, expected) if secure else Channel(expected)
 

@@ -31,5 +31,4 @@ def built(federation: Federation) -> ServerStrategy[Any]:
 
 
 def server_half(row: Algorithm) -> type[ServerStrategy[Any]]:
-    """The class that ``row`` names."""
     return half(row.server, ServerStrategy)

@@ -117,4 +117,3 @@ class ServerStrategy(Generic[H]):
 
 
 Strategy = ServerStrategy[Any]
-"""The server half of whatever algorithm."""
