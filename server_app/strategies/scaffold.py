@@ -16,7 +16,7 @@ from dataclasses import replace
 
 from protofl_common.experiment.catalog import SCAFFOLDHparams
 from protofl_common.maths.aggregation import merge_weights
-from protofl_common.models.control import control_variate
+from protofl_common.models.split import control_variate
 from protofl_common.wire.limits import Template
 from protofl_common.wire.payloads import Payload, template_of
 from server_app.network.membership import Federation
