@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from client_app.algorithms.fedavg import FedAvg
 from client_app.client import Client
 from protofl_common.experiment.catalog import SCAFFOLDHparams
-from protofl_common.models.control import control_variate
+from protofl_common.models.split import control_variate
 
 
 class SCAFFOLD(FedAvg[SCAFFOLDHparams]):

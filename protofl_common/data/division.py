@@ -47,10 +47,7 @@ PARTS = tuple(field.name for field in fields(Share))
 def client_share(
     data: StoredData, settings: DataSettings, *, seed: int, client: int, clients: int, domain: str = ""
 ) -> Share:
-    """The rows of client ``client`` of ``clients``, both as `placed`; ``domain``: the only one that the client has.
-
-    DataError when the data cannot be divided like this.
-    """
+    """The rows of client ``client`` of ``clients``, both as `placed`; ``domain``: the only one that the client has."""
     if clients < 1:
         raise DataError(f"num-partitions = {clients}: must say among how many clients the data are divided")
     if not 0 <= client < clients:

@@ -144,10 +144,7 @@ def square_rgb(image: Any, size: int) -> Images:
 
 
 def read_image(file: Path, size: int, *, fast: bool = False) -> Images:
-    """One image file as uint8 [3, size, size]; ``fast``: a JPEG file is not decoded at its full size.
-
-    DataError when PIL cannot read the file, or it has more than `MOST_PIXELS`.
-    """
+    """One image file as uint8 [3, size, size]; ``fast``: a JPEG file is not decoded at its full size."""
     from PIL import Image
 
     try:

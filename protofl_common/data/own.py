@@ -33,10 +33,7 @@ _WORD = re.compile(r"\w+|[^\w\s]")
 
 
 def file_of(settings: DataSettings, suffixes: Sequence[str]) -> Path:
-    """``data-dir`` where that is a file of such a kind, else the only one in that folder.
-
-    DataError when there is none, or several.
-    """
+    """``data-dir`` where that is a file of such a kind, else the only one in that folder."""
     path, what = Path(settings.data_dir).expanduser().absolute(), f"dataset {settings.dataset!r}"
     kinds = ", ".join(f"*{suffix}" for suffix in suffixes)
     if not settings.data_dir:
@@ -249,8 +246,6 @@ def read_python(name: str, settings: DataSettings) -> RawData:
     It is called as ``function(data_dir)`` with the setting ``data-dir`` ("" where that is not set) and returns a
     dictionary of arrays as `from_arrays` describes, or an object with attributes of these names. It is called once on a
     machine: the result is in the cache until its file, or a file in ``data-dir``, changes.
-
-    SettingsError when there is no such function. DataError when it fails, or returns something else.
     """
     function = load(name, "dataset")
     try:
@@ -283,8 +278,6 @@ def read_hugging_face(name: str, settings: DataSettings) -> RawData:
     network, unless ``download = true``. The parts ``test`` and ``validation`` are that, all others for training. The
     column ``label`` (or the only one of ``ClassLabel``) has the labels, ``client`` or ``domain`` the clients; the
     inputs are the column of images, else the columns of text, else those of numbers.
-
-    DataError when the package is missing, or the data set cannot be read or has no such columns.
     """
     try:
         import datasets

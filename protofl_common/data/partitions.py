@@ -133,8 +133,6 @@ def pathological(pool: Pool, clients: int, rng: Generator, classes_per_client: i
     Each client takes the classes that the fewest clients have so far, ties at random: so all classes are used when
     clients × classes-per-client allows it (Flower's ``PathologicalPartitioner`` promises that only for as many
     clients as classes, and divides evenly). A holder's weight is uniform in [0.1, 1], on top of 2 samples.
-
-    DataError when there are fewer classes than that, or fewer samples of a class than holders.
     """
     decks = by_class(pool.labels, rng)
     if classes_per_client > len(decks):
@@ -235,9 +233,6 @@ def feature_shift(
 
     Client i has domain i mod n, or the domains' numbers of clients are those of ``clients_per_domain``. Errors name
     ``partition``.
-
-    DataError when ``clients_per_domain`` does not fit the domains and the number of clients, or a domain has fewer
-    samples than clients.
     """
     domains = np.array(_domain_of_clients(clients_per_domain, pool.domain_names, clients))
     shares = [np.empty(0, dtype=np.int64)] * clients
@@ -273,10 +268,7 @@ def feature_label_shift(pool: Pool, clients: int, rng: Generator, clients_per_do
 
 
 def parse_clients_per_domain(text: str) -> list[int]:
-    """``"1,4,2,2,1"`` -> the number of clients of each domain; empty for ``""``.
-
-    DataError when it is anything else than whole numbers of at least 0, separated by commas.
-    """
+    """``"1,4,2,2,1"`` -> the number of clients of each domain; empty for ``""``."""
     parts = [part.strip() for part in text.split(",")] if text else []
     if not all(part.isdecimal() for part in parts):
         raise DataError(f"clients-per-domain = {text!r}: must be numbers separated by commas, such as '1,4,2,2,1'")

@@ -206,10 +206,7 @@ def are_images(inputs: Inputs) -> bool:
 
 
 def resized(images: Inputs, side: int) -> Inputs:
-    """The images stretched to ``side``×``side`` pixels (bilinear, antialiased as in PIL); 0: as they are.
-
-    DataError when the inputs are no images.
-    """
+    """The images stretched to ``side``×``side`` pixels (bilinear, antialiased as in PIL); 0: as they are."""
     if side == 0 or (are_images(images) and images.shape[2:] == (side, side)):
         return images
     if not are_images(images):

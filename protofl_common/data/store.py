@@ -42,19 +42,13 @@ class StoredData(RawData):
 
 
 def open_data(settings: DataSettings) -> StoredData:
-    """The data set of ``settings``, from the cache; reads and decodes it first where the cache has none.
-
-    DataError when the data cannot be read.
-    """
+    """The data set of ``settings``, from the cache; reads and decodes it first where the cache has none."""
     folder = cache_root(settings) / data_key(settings)
     return cached(folder, folder, lambda: _opened(folder), lambda: _build(folder, settings))
 
 
 def data_if_cached(settings: DataSettings) -> StoredData | None:
-    """The data set of ``settings`` if the cache has it, else None; never reads or decodes it.
-
-    DataError when the files that it would be decoded from are missing.
-    """
+    """The data set of ``settings`` if the cache has it, else None; never reads or decodes it."""
     return _opened(cache_root(settings) / data_key(settings))
 
 
@@ -64,10 +58,7 @@ def cache_root(settings: DataSettings) -> Path:
 
 
 def cached(entry: Path, lock: Path, open_it: Callable[[], T | None], build: Callable[[], T | None]) -> T:
-    """Open a cache entry; where that gives None, build it, one process at a time under the ``lock``.
-
-    DataError when the cache cannot be written.
-    """
+    """Open a cache entry; where that gives None, build it, one process at a time under the ``lock``."""
     opened = open_it()
     if opened is None:
         try:
@@ -89,8 +80,6 @@ def data_key(settings: DataSettings) -> str:
     """The name of the data set's cache entry.
 
     The files are listed once per process: a process does not notice that a folder changes while it runs.
-
-    DataError when the files are missing.
     """
     locate = source_of(settings.dataset).locate
     listing = [_listing(path) for path in locate(settings)] if locate else []

@@ -50,10 +50,7 @@ SETS: dict[str, TorchvisionSet] = {
 
 
 def locate_torchvision(name: str, settings: DataSettings) -> tuple[Path, ...]:
-    """The files and folders of data set ``name``, downloaded first when missing and ``download`` is true.
-
-    DataError when they are missing and may not, or cannot, be downloaded.
-    """
+    """The files and folders of data set ``name``, downloaded first when missing and ``download`` is true."""
     row = SETS[name]
     if settings.download and settings.data_dir:
         Path(settings.data_dir).expanduser().mkdir(parents=True, exist_ok=True)

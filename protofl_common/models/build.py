@@ -136,11 +136,9 @@ def _body(name: str, input_shape: tuple[int, ...], feature_dim: int) -> nn.Modul
 def _own_body(name: str, input_shape: tuple[int, ...], feature_dim: int) -> nn.Module:
     """A network of the user's own: ``arch = "module:name"``.
 
-    ``name(input_shape=(…), feature_dim=D)`` must return an ``nn.Module`` that maps inputs [B, *input_shape] to features
-    [B, D], float32. Inputs are float32 and normalised (images [channels, H, W], signals [channels, steps],
-    tables [features]), or tokens [length], int64. ProtoFL adds the head, which maps features to logits. Random first
-    weights are drawn in the constructor, from torch's global generator: they then follow from the run's seed. The
-    client moves the module to its device; what has to travel with it must be a parameter or a buffer.
+    ``name(input_shape=(…), feature_dim=D)`` must return an ``nn.Module`` that maps inputs [B, *input_shape], float32
+    and normalised or tokens int64, to features [B, D], float32. Random first weights are drawn in the constructor, from
+    torch's global generator: they then follow from the run's seed.
     """
     make = load(name, "arch")
     try:

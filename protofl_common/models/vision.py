@@ -122,17 +122,8 @@ def _padding_and_side(image_size: int, convolutions: int) -> tuple[int, int]:
     return padding, side
 
 
-@dataclass(frozen=True)
-class Stem:
-    """The first convolution, its stride and padding, then 3×3 max-pooling of stride ``pool`` (0: none)."""
-
-    kernel: int
-    stride: int
-    padding: int
-    pool: int
-
-
-SMALL, IMAGENET = Stem(3, 1, 1, 0), Stem(7, 2, 3, 2)
+SMALL, IMAGENET = (3, 1, 1, 0), (7, 2, 3, 2)
+"""Stems: kernel, stride, padding of the first convolution, and the stride of 3×3 max-pooling behind it (0: none)."""
 
 
 @dataclass(frozen=True)
@@ -140,15 +131,15 @@ class ResNetPlan:
     """Number of ``blocks`` in each stage, of two convolutions, or of three with ``bottleneck``; one to four stages."""
 
     blocks: tuple[int, ...]
-    stem: Stem = IMAGENET
+    stem: tuple[int, int, int, int] = IMAGENET
     bottleneck: bool = False
 
 
 RESNET_PLANS: dict[str, ResNetPlan] = {
     "resnet10": ResNetPlan((1, 1, 1, 1), SMALL),
     "resnet18": ResNetPlan((2, 2, 2, 2), SMALL),
-    "resnet18-stride-1-4": ResNetPlan((2, 2, 2, 2), Stem(7, 1, 3, 4)),
-    "resnet10-5x5-stem": ResNetPlan((1, 1, 1, 1), Stem(5, 2, 1, 2)),
+    "resnet18-stride-1-4": ResNetPlan((2, 2, 2, 2), (7, 1, 3, 4)),
+    "resnet10-5x5-stem": ResNetPlan((1, 1, 1, 1), (5, 2, 1, 2)),
     "resnet4-imagenet-stem": ResNetPlan((1,)),
     "resnet6-imagenet-stem": ResNetPlan((1, 1)),
     "resnet8-imagenet-stem": ResNetPlan((1, 1, 1)),
@@ -164,13 +155,13 @@ RESNET_PLANS: dict[str, ResNetPlan] = {
 def _resnet(plan: ResNetPlan, in_channels: int, image_size: int, feature_dim: int) -> nn.Module:
     from torchvision.models.resnet import BasicBlock, Bottleneck, ResNet  # over a second to import: only where needed
 
-    stages, stem = len(plan.blocks), plan.stem
+    stages, (kernel, stride, padding, pool) = len(plan.blocks), plan.stem
     trunk = ResNet(Bottleneck if plan.bottleneck else BasicBlock, [*plan.blocks, *[1] * (STAGES - stages)])
     for stage in range(stages, STAGES):
         setattr(trunk, f"layer{stage + 1}", nn.Identity())
-    trunk.conv1 = nn.Conv2d(in_channels, 64, stem.kernel, stem.stride, stem.padding, bias=False)
+    trunk.conv1 = nn.Conv2d(in_channels, 64, kernel, stride, padding, bias=False)
     nn.init.kaiming_normal_(trunk.conv1.weight, mode="fan_out", nonlinearity="relu")  # as torchvision's other ones
-    trunk.maxpool = nn.MaxPool2d(3, stem.pool, padding=1) if stem.pool else nn.Identity()
+    trunk.maxpool = nn.MaxPool2d(3, pool, padding=1) if pool else nn.Identity()
     trunk.fc = nn.Identity()
     width = (256 if plan.bottleneck else 64) << (stages - 1)
     return nn.Sequential(*[ChannelsLast()] * plan.bottleneck, trunk, reach_width(width, feature_dim))

@@ -19,7 +19,7 @@ import torch
 
 from protofl_common.experiment.catalog import SCAFFOLDHparams
 from protofl_common.maths.aggregation import merge_weights
-from protofl_common.models.control import control_variate
+from protofl_common.models.split import control_variate
 from server_app.strategies.base import Federation, Upload
 from server_app.strategies.fedavg import FedAvg
 
