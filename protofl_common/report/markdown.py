@@ -12,8 +12,7 @@ from protofl_common.report.reading import Run
 from protofl_common.runs.figures import HIDDEN, MEASURES, Table, accuracy_rows, best_text, lost_text, totals
 from protofl_common.runs.metrics import best_of, human_bytes, human_seconds
 
-PLACES = keys_that_change("name", "machine") - {"device", "threads"}
-"""Settings that say where things lie."""
+PLACES = keys_that_change("name", "machine") - {"device", "threads"}  # settings that say where things lie
 
 
 def as_markdown(run: Run) -> str:

@@ -17,7 +17,7 @@ from protofl_common.basics.files import write_text
 from protofl_common.config.options import Scalar
 from protofl_common.experiment.settings import default_run_config
 from protofl_common.privacy.plan import protections
-from protofl_common.report.figures import FIGURES
+from protofl_common.report.figures import accuracy, clouds, costs, prototypes
 from protofl_common.report.figures.drawing import Drawing
 from protofl_common.report.markdown import as_markdown
 from protofl_common.report.reading import Run
@@ -27,12 +27,22 @@ from protofl_common.runs.figures import HIDDEN, MEASURES, Table, accuracy_rows, 
 from protofl_common.runs.folder import troubles
 from protofl_common.runs.metrics import best_of, fairness, human_bytes, human_seconds
 
-MOST_TROUBLES = 300
-"""Rows of the table of lost replies; the rest is counted."""
+MOST_TROUBLES = 300  # rows of the table of lost replies; the rest is counted
 Size = Literal["parameters", "train-samples", "validation-samples", "test-samples"]
 SIZES: tuple[Size, ...] = get_args(Size)
 SPREAD = {"worst-20%": "worst 20 %", "worst-40%": "worst 40 %", "best-10%": "best 10 %", "variance": "variance"}
 """Figures over the clients that stand only here, and their heads."""
+FIGURES: dict[str, tuple[Callable[[Run], Iterable[Drawing]], ...]] = {
+    "Accuracy": (accuracy.curves, accuracy.of_domains, accuracy.of_clients, accuracy.metrics, accuracy.losses),
+    "Data": (clouds.samples,),
+    "Prototypes": (
+        *(prototypes.margins_by_class, prototypes.margins_over_rounds, clouds.prototypes, clouds.test_features),
+        *(prototypes.numbers_over_rounds, prototypes.numbers_by_class, prototypes.similarity),
+    ),
+    "Privacy in figures": (costs.spent, costs.inversions),
+    "Traffic and time": (costs.traffic, costs.time),
+}
+"""Section -> functions that yield its figures, none where a run has nothing to draw."""
 PAGE = """<!DOCTYPE html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
 <meta name="color-scheme" content="light dark">{policy}<title>{title} – {name}</title><style>{css}</style></head>

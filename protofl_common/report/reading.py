@@ -28,15 +28,11 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Vectors:
-    values: Floats
-    """[P, D]."""
-    labels: Ints
-    """[P], in [0, C)."""
-    owners: Ints
-    """[P], positions in ``sites``; all 0 where nobody owns them."""
+    values: Floats  # [P, D]
+    labels: Ints  # [P], in [0, C)
+    owners: Ints  # [P], positions in `sites`; all 0 where nobody owns them
     sites: tuple[str, ...] = ()
-    round: int = 0
-    """After which round; 0: not told."""
+    round: int = 0  # after which round; 0: not told
 
 
 class Run:
@@ -63,8 +59,7 @@ class Run:
         at_the_end = _vectors(folder / "prototypes.safetensors", "means")
         self.global_prototypes = _vectors(sent, "global-means", "global-labels") or at_the_end
         self.test_features = _vectors(folder / "test-features.safetensors", "features")
-        self.audit = _audit(folder / AUDIT)
-        """What ``protofl audit`` found, if it was asked."""
+        self.audit = _audit(folder / AUDIT)  # what `protofl audit` found, if it was asked
         self.inversions = _inversions(folder / INVERSION)
         """Images that it made from prototypes [n, 3, channels, H, W], and what each is of (`attacks/audit.py`)."""
         self.compared = compared(folder.resolve(), baselines) if baselines else []

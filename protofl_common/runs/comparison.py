@@ -22,12 +22,9 @@ class Compared:
     algo: str
     title: str
     accuracy: float
-    prototype: float | None
-    """By the nearest prototype, where the run has that beside a head."""
-    worst: float | None
-    """None where single clients are hidden."""
-    bytes: int
-    """Up and down, in all."""
+    prototype: float | None  # by the nearest prototype, where the run has that beside a head
+    worst: float | None  # None where single clients are hidden
+    bytes: int  # up and down, in all
     models: str
 
     @property

@@ -51,8 +51,7 @@ def auc(scores_NC: Scores, labels_N: Labels) -> float:
 
 
 METRICS: dict[str, Metric] = {"balanced-accuracy": balanced_accuracy, "macro-f1": macro_f1, "auc": auc}
-RECALL = "recall"
-"""Names not one figure but one of each class that occurs: ``recall/3``."""
+RECALL = "recall"  # names not one figure but one of each class that occurs: `recall/3`
 
 
 def metric_names(text: str) -> tuple[str, ...]:

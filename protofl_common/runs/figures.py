@@ -25,8 +25,7 @@ class Table:
     rows: Sequence[Sequence[str]]
     note: str = ""
     title: str = ""
-    words: Collection[int] = (0,)
-    """Columns that hold words, where the others hold numbers."""
+    words: Collection[int] = (0,)  # columns that hold words, where the others hold numbers
 
     def on_terminal(self) -> Any:
         """The table as rich shows it; texts are no markup."""

@@ -23,15 +23,11 @@ from protofl_common.config.options import Scalar, SettingsError
 METRICS, MARGINS, SITES, SUMMARY = "metrics.jsonl", "prototypes.jsonl", "sites.json", "summary.json"
 WEIGHTS, CARD = "model.safetensors", "model.json"
 """The two files of an exported model; a client leaves the first alone, with the card among its metadata."""
-BEST = "best.safetensors"
-"""Beside a client's model of the last round, with ``keep-best``: that of the best one."""
-MOST_NUMBERS = 2**24
-"""Of an input, that a model's card may ask for."""
-FORMAT = 1
-"""Of the four files; to be increased when a reader of this version would misread what a later one writes."""
+BEST = "best.safetensors"  # beside a client's model of the last round, with `keep-best`: that of the best one
+MOST_NUMBERS = 2**24  # of an input, that a model's card may ask for
+FORMAT = 1  # of the four files; to be increased when a reader of this version would misread what a later one writes
 
-KINDS = ("prototype", "head")
-"""Ways to predict, of which a run may have both."""
+KINDS = ("prototype", "head")  # ways to predict, of which a run may have both
 Accuracies = dict[str, dict[str, float]]
 """One of `KINDS` -> mean, weighted, worst-10%, std over the clients, in [0, 1]; likewise ``head/auc`` and so on.
 

@@ -23,18 +23,15 @@ from protofl_common.tools.tables.metrics import Figure, NoFigure
 from protofl_common.tools.tables.plan import experiment
 
 CONFIDENCE = 0.95
-ESTIMATED = ("n", "mean", "95 % interval", "difference", "95 % interval", "p")
-"""Heads of `estimated`."""
+ESTIMATED = ("n", "mean", "95 % interval", "difference", "95 % interval", "p")  # heads of `estimated`
 
 
 @dataclass(frozen=True)
 class Estimate:
     n: int
     mean: float
-    half: float
-    """Half of the interval; NaN for one figure."""
-    p: float
-    """Of the t-test that the mean is 0; NaN for one figure."""
+    half: float  # half of the interval; NaN for one figure
+    p: float  # of the t-test that the mean is 0; NaN for one figure
 
     @classmethod
     def of(cls, figures: Iterable[float]) -> Estimate:
@@ -78,13 +75,10 @@ def paired(more: Mapping[int, float], less: Mapping[int, float]) -> dict[int, fl
 class Group:
     settings: dict[str, Scalar]
     clients: int
-    runs: dict[int, Path]
-    """Seed -> folder."""
-    values: dict[int, float]
-    """Seed -> figure."""
+    runs: dict[int, Path]  # seed -> folder
+    values: dict[int, float]  # seed -> figure
     name: str = ""
-    figure: str = ""
-    """Which one."""
+    figure: str = ""  # which one
 
     @property
     def data(self) -> dict[str, Scalar]:

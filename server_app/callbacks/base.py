@@ -22,16 +22,13 @@ from server_app.strategies.base import Strategy
 class Run:
     settings: Settings
     folder: Path
-    start: Checkpoint
-    """What it goes on from."""
-    runs_later: int = 0
-    """Baselines that follow it."""
+    start: Checkpoint  # what it goes on from
+    runs_later: int = 0  # baselines that follow it
     rows: list[RoundRow] = field(default_factory=list)
     """Of ``metrics.jsonl``, without the figures of each client, which grow with clients and rounds."""
     began: float = field(default_factory=time.monotonic)
 
-    strategy: Strategy = field(init=False)
-    """The server half, once the clients have introduced themselves."""
+    strategy: Strategy = field(init=False)  # the server half, once the clients have introduced themselves
 
     def __post_init__(self) -> None:
         self.began -= self.start.seconds

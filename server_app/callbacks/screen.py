@@ -32,10 +32,8 @@ from server_app.result import RoundResult
 BARS = " ▁▂▃▄▅▆▇█"
 MOST_LINES, MOST_CLASSES = 20, 60
 """Of clients and classes that are shown before the first round."""
-MOST_NAMED = 20
-"""Clients that are named in one line."""
-RECENT = 3
-"""Rounds whose mean duration tells how long the rest will take."""
+MOST_NAMED = 20  # clients that are named in one line
+RECENT = 3  # rounds whose mean duration tells how long the rest will take
 
 
 class Screen(Callback):

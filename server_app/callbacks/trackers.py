@@ -24,10 +24,8 @@ from server_app.log import say
 from server_app.result import RoundResult
 
 PROJECT = "protofl"
-FOLDERS = keys_that_change("name", "machine")
-"""Settings that no tracker is given: where things lie."""
-Log = Callable[[dict[str, float], int], object]
-"""(figures, round)."""
+FOLDERS = keys_that_change("name", "machine")  # settings that no tracker is given: where things lie
+Log = Callable[[dict[str, float], int], object]  # (figures, round)
 
 
 class UserCallback(Callback):

@@ -12,8 +12,7 @@ from safetensors.numpy import save_file
 
 from protofl_common.basics.text import in_order
 from protofl_common.config.options import SettingsError
-from protofl_common.report.figures import FIGURES
-from protofl_common.report.page import write_report
+from protofl_common.report.page import FIGURES, write_report
 from tests.report.pages import Page
 
 HOSTILE = (

@@ -8,47 +8,33 @@ from typing import Any
 
 import numpy as np
 
-from protofl_common.report.figures.drawing import (
-    COLOURS,
-    HEIGHT,
-    WIDTH,
-    Drawing,
-    canvas,
-    draw,
-    finite_mean,
-    heat_map,
-    legend_below,
-    line_chart,
-    markers,
-    round_axis,
-)
+from protofl_common.report.figures import drawing as plot
 from protofl_common.report.reading import Floats, Run
 from protofl_common.runs.evaluation_metrics import RECALL
 from protofl_common.runs.folder import RoundRow
 
 MEANING = {"head": "the classifier", "prototype": "the nearest prototype"}
-MOST_ROWS = 200
-"""Clients of a heat map; with more it shows the first ones."""
+MOST_ROWS = 200  # clients of a heat map; with more it shows the first ones
 
 
-def curves(run: Run) -> Iterator[Drawing]:
+def curves(run: Run) -> Iterator[plot.Drawing]:
     """Mean and worst tenth of the clients, of each way to predict."""
     if not run.kinds:
         return
-    with canvas() as (figure, axes):
+    with plot.canvas() as (figure, axes):
         for index, kind in enumerate(run.kinds):
-            rows, colour = run.evaluations(kind), COLOURS[index]
+            rows, colour = run.evaluations(kind), plot.COLOURS[index]
             for name, label, dashes in (("mean", "mean", "-"), ("worst-10%", "worst 10 %", "--")):
                 if name in rows[-1]["accuracy"][kind]:  # with secure aggregation there is only a mean
-                    values, style = [row["accuracy"][kind][name] for row in rows], markers(index, len(rows))
+                    values, style = [row["accuracy"][kind][name] for row in rows], plot.markers(index, len(rows))
                     _curve(axes, rows, values, dashes, color=colour, label=f"{kind}, {label}", **style)
             if validated := [row for row in rows if kind in row.get("validation", {})]:
                 values = [row["validation"][kind]["mean"] for row in validated]
                 _curve(axes, validated, values, ":", color=colour, label=f"{kind}, validation")
         validation = any("validation" in row for row in run.rows)
         axes.set_ylabel("accuracy, %" if validation else "test accuracy, %")
-        round_axis(axes)
-        legend_below(axes, 2)
+        plot.round_axis(axes)
+        plot.legend_below(axes, 2)
         ways = " and ".join(f"“{kind}” by {MEANING[kind]}" for kind in run.kinds)
         worst = "" if run.hides_clients else "; dashed: the mean of the worst tenth of the clients"
         caption = (
@@ -56,26 +42,26 @@ def curves(run: Run) -> Iterator[Drawing]:
             "Measured with what the clients received, after the round that stands below."
         )
         caption += " Dotted: the mean on the clients' validation data." if validation else ""
-        yield draw(figure, "accuracy-curves", "Mean and worst clients", caption)
+        yield plot.draw(figure, "accuracy-curves", "Mean and worst clients", caption)
 
 
 def _curve(axes: Any, rows: list[RoundRow], shares: list[float], dashes: str, **look: Any) -> None:
     axes.plot(_rounds(rows), [100 * share for share in shares], dashes, **look)
 
 
-def of_domains(run: Run) -> Iterator[Drawing]:
+def of_domains(run: Run) -> Iterator[plot.Drawing]:
     if run.domains and run.better and not run.hides_clients:
         rows = run.evaluations(run.better)
         lines = {
-            domain: [finite_mean(np.array([_accuracy(row, site, run.better) for site in sites])) for row in rows]
+            domain: [plot.finite_mean(np.array([_accuracy(row, site, run.better) for site in sites])) for row in rows]
             for domain, sites in run.domains.items()
         }
         caption = f"Mean test accuracy over the clients of each domain, by {MEANING[run.better]}."
         unit = f"test accuracy ({run.better}), %"
-        yield line_chart("accuracy-of-domains", "By domain", caption, _rounds(rows), lines, unit)
+        yield plot.line_chart("accuracy-of-domains", "By domain", caption, _rounds(rows), lines, unit)
 
 
-def of_clients(run: Run) -> Iterator[Drawing]:
+def of_clients(run: Run) -> Iterator[plot.Drawing]:
     """A row per client, a column per evaluation."""
     sites = [] if run.hides_clients else list(run.sites)[:MOST_ROWS]
     shown = f" The first {len(sites)} of {len(run.sites)} clients." if len(sites) < len(run.sites) else ""
@@ -92,13 +78,13 @@ def of_clients(run: Run) -> Iterator[Drawing]:
 
 def _over_rounds(
     name: str, title: str, caption: str, unit: str, names: list[str], rounds: list[int], percent_NR: Floats
-) -> Drawing:
-    with canvas(WIDTH, min(max(HEIGHT, 1.2 + 0.17 * len(names)), 8.0)) as (figure, axes):
-        heat_map(axes, percent_NR, names, unit, vmin=0, vmax=100)
+) -> plot.Drawing:
+    with plot.canvas(plot.WIDTH, min(max(plot.HEIGHT, 1.2 + 0.17 * len(names)), 8.0)) as (figure, axes):
+        plot.heat_map(axes, percent_NR, names, unit, vmin=0, vmax=100)
         _round_columns(axes, rounds)
         rows = zip(names, percent_NR.round(2).tolist(), strict=True)
         columns = {"after round": rounds} | {f"{name} ({unit})": values for name, values in rows}
-        return draw(figure, name, title, caption, columns=columns)
+        return plot.draw(figure, name, title, caption, columns=columns)
 
 
 def _round_columns(axes: Any, rounds: Sequence[int]) -> None:
@@ -109,14 +95,14 @@ def _round_columns(axes: Any, rounds: Sequence[int]) -> None:
     axes.set_xlabel("after round")
 
 
-def metrics(run: Run) -> Iterator[Drawing]:
+def metrics(run: Run) -> Iterator[plot.Drawing]:
     """A line for each metric that the run asked for beside accuracy; and the recall of each class."""
     rows = [row for row in run.rows if row.get("metrics")]
     names = dict.fromkeys(name for row in rows for name in row["metrics"])
     values = {name: [row["metrics"].get(name, {}).get("mean", math.nan) for row in rows] for name in names}
     if others := {name: values[name] for name in names if f"/{RECALL}/" not in name}:
         caption, unit = "Metrics that the run asked for: means over the clients.", "mean over the clients"
-        yield line_chart("metrics", "Other metrics", caption, _rounds(rows), others, unit, legend=2)
+        yield plot.line_chart("metrics", "Other metrics", caption, _rounds(rows), others, unit, legend=2)
     first = f"{run.better}/{RECALL}/"
     if labels := sorted(int(name.removeprefix(first)) for name in names if name.startswith(first)):
         recalls = 100 * np.array([values[f"{first}{label}"] for label in labels])
@@ -125,7 +111,7 @@ def metrics(run: Run) -> Iterator[Drawing]:
         yield _over_rounds("recall", "Recall of each class", caption, "recall, %", classes, _rounds(rows), recalls)
 
 
-def losses(run: Run) -> Iterator[Drawing]:
+def losses(run: Run) -> Iterator[plot.Drawing]:
     """The clients' loss and its terms, and the server's where it trains."""
     rows = [row for row in run.rounds if row["losses"]]
     names = dict.fromkeys(name for row in rows for name in row["losses"])
@@ -137,7 +123,7 @@ def losses(run: Run) -> Iterator[Drawing]:
     if rows:
         caption = "Mean training loss over the clients' samples in each round, and the terms that it is the sum of."
         rounds = [row["round"] for row in rows]
-        yield line_chart("losses", "Training losses", caption, rounds, lines, "loss", below="round", powers=True)
+        yield plot.line_chart("losses", "Training losses", caption, rounds, lines, "loss", below="round", powers=True)
 
 
 def _rounds(rows: list[RoundRow]) -> list[int]:

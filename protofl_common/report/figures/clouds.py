@@ -11,30 +11,17 @@ from typing import Any
 
 import numpy as np
 
-from protofl_common.report.figures.drawing import (
-    COLOURS,
-    INK,
-    MANY_POINTS,
-    WIDTH,
-    Drawing,
-    canvas,
-    draw,
-    short,
-    some_ticks,
-)
+from protofl_common.report.figures import drawing as plot
 from protofl_common.report.reading import Floats, Ints, Run, Vectors
 
-CLASS_COLOURS = (*COLOURS[:6], "#C9B400", "#7F7F7F", "#8C510A", "#7E5BBF")
-MOST_CLIENTS = 100
-"""Of the figure of training samples; with more it shows the first ones."""
-MOST_POINTS = 500
-"""Of one t-SNE, which takes a second."""
-NAMED_CLASSES = 40
-"""With more classes the global prototypes carry no names."""
+CLASS_COLOURS = (*plot.COLOURS[:6], "#C9B400", "#7F7F7F", "#8C510A", "#7E5BBF")
+MOST_CLIENTS = 100  # of the figure of training samples; with more it shows the first ones
+MOST_POINTS = 500  # of one t-SNE, which takes a second
+NAMED_CLASSES = 40  # with more classes the global prototypes carry no names
 SEED = 0
 
 
-def samples(run: Run) -> Iterator[Drawing]:
+def samples(run: Run) -> Iterator[plot.Drawing]:
     """A bubble for each client and class, whose area is the number of training samples."""
     sites = [site for site, facts in run.sites.items() if facts.get("train-classes")][:MOST_CLIENTS]
     if not sites:
@@ -44,24 +31,24 @@ def samples(run: Run) -> Iterator[Drawing]:
     names = [run.class_name(label) for label in range(classes)]
     wide = len(sites) > 12 or classes > 25
     height = min(1.4 + 0.29 * max(classes, 6), 9.0)
-    with canvas(11.0 if wide else WIDTH, height) as (figure, axes):
+    with plot.canvas(11.0 if wide else plot.WIDTH, height) as (figure, axes):
         across, up = (740.0 if wide else 290.0) / len(sites), 72 * (height - 1.4) / classes
         area = max(6.0, 0.9 * min(across, up, 26.0)) ** 2  # in points², of the largest bubble
-        many = int((counts_SC > 0).sum()) > MANY_POINTS
+        many = int((counts_SC > 0).sum()) > plot.MANY_POINTS
         for index, (name, members) in enumerate((run.domains or {"": sites}).items()):
             rows = np.array([row for row, site in enumerate(sites) if site in members], dtype=np.int64)
             row, label = np.nonzero(counts_SC[rows])
-            sizes, colour = area * counts_SC[rows][row, label] / largest, COLOURS[index % len(COLOURS)]
+            sizes, colour = area * counts_SC[rows][row, label] / largest, plot.COLOURS[index % len(plot.COLOURS)]
             axes.scatter(rows[row], label, s=sizes, color=colour, alpha=0.9, linewidths=0, rasterized=many)
             if name:
-                axes.scatter([], [], s=60, color=colour, linewidths=0, label=short(name))
-        ticks, texts = some_ticks(sites, 40 if wide else 12, 10)
+                axes.scatter([], [], s=60, color=colour, linewidths=0, label=plot.short(name))
+        ticks, texts = plot.some_ticks(sites, 40 if wide else 12, 10)
         axes.set_xticks(ticks, texts, rotation=90 if len(sites) > 6 else 0, fontsize=9)
-        axes.set_yticks(*some_ticks(names, 30, 12), fontsize=9)
+        axes.set_yticks(*plot.some_ticks(names, 30, 12), fontsize=9)
         axes.set(xlim=(-0.7, len(sites) - 0.3), ylim=(-0.8, classes - 0.2), ylabel="class")
         for count in (largest,) if largest < 8 else (largest // 4, largest):
             text = f"{count} sample{'s' * (count > 1)}"
-            axes.scatter([], [], s=area * count / largest, color=INK, linewidths=0, label=text)
+            axes.scatter([], [], s=area * count / largest, color=plot.INK, linewidths=0, label=text)
         look = {"loc": "outside lower center", "labelspacing": 1.2, "borderpad": 0.8}
         figure.legend(*axes.get_legend_handles_labels(), ncols=8 if wide else 3, **look)
         left_out = f" {len(run.sites) - len(sites)} clients are not shown." if len(sites) < len(run.sites) else ""
@@ -71,10 +58,10 @@ def samples(run: Run) -> Iterator[Drawing]:
         )
         of_classes = zip(names, counts_SC.T.tolist(), strict=True)
         shown = {"client": sites} | {f"{name} (training samples)": counts for name, counts in of_classes}
-        yield draw(figure, "distribution", "Training samples of each class", caption, columns=shown, wide=wide)
+        yield plot.draw(figure, "distribution", "Training samples of each class", caption, columns=shown, wide=wide)
 
 
-def prototypes(run: Run) -> Iterator[Drawing]:
+def prototypes(run: Run) -> Iterator[plot.Drawing]:
     """Client prototypes as circles, global ones as triangles, in one map."""
     own, merged = run.client_prototypes, run.global_prototypes
     if own is None or merged is None or len(own.labels) + len(merged.labels) < 5:
@@ -86,9 +73,9 @@ def prototypes(run: Run) -> Iterator[Drawing]:
     own_labels, labels = own.labels[shown], merged.labels[chosen]
     places = _tsne(np.concatenate([own.values[shown], merged.values[chosen]]))
     clients, server = places[: len(shown)], places[len(shown) :]
-    with canvas(WIDTH, 4.3) as (figure, axes):
+    with plot.canvas(plot.WIDTH, 4.3) as (figure, axes):
         axes.scatter(*clients.T, s=16, c=_colours(own_labels), alpha=0.75, linewidths=0, label="client prototypes")
-        look = {"marker": "^", "edgecolors": INK, "linewidths": 0.9, "label": "global ones"}
+        look = {"marker": "^", "edgecolors": plot.INK, "linewidths": 0.9, "label": "global ones"}
         axes.scatter(*server.T, s=60, c=_colours(labels), **look)
         _name_classes(run, axes, server, labels)
         figure.legend(loc="outside lower center", ncols=2)
@@ -101,17 +88,17 @@ def prototypes(run: Run) -> Iterator[Drawing]:
         )
         owners = [*_owners(own, shown), *["global"] * len(labels)]
         columns = _columns(run, places, owners, np.concatenate([own_labels, labels]))
-        yield draw(figure, "prototypes-tsne", "Prototypes of clients and server", caption, columns=columns)
+        yield plot.draw(figure, "prototypes-tsne", "Prototypes of clients and server", caption, columns=columns)
 
 
-def test_features(run: Run) -> Iterator[Drawing]:
+def test_features(run: Run) -> Iterator[plot.Drawing]:
     """The features of test samples that clients have sent."""
     features = run.test_features
     if features is None or len(features.labels) < 5:
         return
     shown = _chosen(features.labels, MOST_POINTS)
     labels, places = features.labels[shown], _tsne(features.values[shown])
-    with canvas(WIDTH, 4.3) as (figure, axes):
+    with plot.canvas(plot.WIDTH, 4.3) as (figure, axes):
         axes.scatter(*places.T, s=11, c=_colours(labels), alpha=0.8, linewidths=0)
         present = np.unique(labels)
         _name_classes(run, axes, np.array([np.median(places[labels == label], axis=0) for label in present]), present)
@@ -120,7 +107,7 @@ def test_features(run: Run) -> Iterator[Drawing]:
             "Figure 6), coloured by class and named at the median of each."
         )
         columns = _columns(run, places, _owners(features, shown), labels)
-        yield draw(figure, "features-tsne", "Test features", caption, columns=columns)
+        yield plot.draw(figure, "features-tsne", "Test features", caption, columns=columns)
 
 
 def _tsne(values_ND: Floats) -> Floats:
@@ -158,7 +145,7 @@ def _name_classes(run: Run, axes: Any, places: Floats, labels: Ints) -> None:
     present = np.unique(labels).tolist()
     for label in present if len(present) <= NAMED_CLASSES else ():
         look: dict[str, Any] = {"xytext": (5, 4), "textcoords": "offset points", "fontsize": 10, "weight": "bold"}
-        name = axes.annotate(short(run.class_name(label)), places[labels == label][0], **look)
+        name = axes.annotate(plot.short(run.class_name(label)), places[labels == label][0], **look)
         name.set_gid(f"class-name-{label}")  # the page gives it a rim
     axes.set(xticks=[], yticks=[])
     axes.margins(0.08)

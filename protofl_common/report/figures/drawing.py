@@ -25,15 +25,13 @@ from matplotlib.ticker import MaxNLocator
 from protofl_common.report.reading import Floats
 from protofl_common.runs.figures import as_csv
 
-Columns = Mapping[str, Sequence[object]]
-"""Name, with its unit -> texts and numbers, all of one length."""
+Columns = Mapping[str, Sequence[object]]  # name, with its unit -> texts and numbers, all of one length
 INK = "#010203"
 """Stands for the colour of the page's text."""
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#8C6D1F", "#999999")
 DASHES = ("-", "--", "-.", ":")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<")
-MANY_POINTS = 1200
-"""A cloud of more points is embedded as pixels, lest the page grow by megabytes."""
+MANY_POINTS = 1200  # a cloud of more points is embedded as pixels, lest the page grow by megabytes
 WIDTH, HEIGHT = 4.8, 3.3
 """Inches of a figure in one column; text is 10 points high, so it can be read on a telephone too."""
 STYLE: Any = {
@@ -54,16 +52,12 @@ STYLE: Any = {
 
 @dataclass(frozen=True)
 class Drawing:
-    name: str
-    """Of the figure, in a word or two with hyphens: its anchor in the page."""
+    name: str  # of the figure, in a word or two with hyphens: its anchor in the page
     title: str
-    caption: str
-    """How to read it; plain text."""
+    caption: str  # how to read it; plain text
     svg: str
-    data: str
-    """What it shows, as tab-separated values with a line of names, for a spreadsheet."""
-    wide: bool = False
-    """Takes the whole width of a desk's screen, and scrolls sideways on a telephone."""
+    data: str  # what it shows, as tab-separated values with a line of names, for a spreadsheet
+    wide: bool = False  # takes the whole width of a desk's screen, and scrolls sideways on a telephone
 
 
 @contextmanager

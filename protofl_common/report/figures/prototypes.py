@@ -13,21 +13,7 @@ from typing import Final
 
 import numpy as np
 
-from protofl_common.report.figures.drawing import (
-    COLOURS,
-    MANY_POINTS,
-    WIDTH,
-    Drawing,
-    canvas,
-    class_columns,
-    draw,
-    finite_mean,
-    heat_map,
-    legend_below,
-    line_chart,
-    number_cells,
-    some_ticks,
-)
+from protofl_common.report.figures import drawing as plot
 from protofl_common.report.reading import Floats, Run
 from protofl_common.runs.folder import MarginRow, RoundRow
 
@@ -38,25 +24,25 @@ MOST_COLUMNS = 16
 """Clients of the backbones' figure; with more, columns are domains, where there are any, else the first clients."""
 
 
-def margins_by_class(run: Run) -> Iterator[Drawing]:
+def margins_by_class(run: Run) -> Iterator[plot.Drawing]:
     """After the last round: every client's margin of each class, the largest, and the global one."""
     if not run.margins or not np.isfinite((tables := _margins(run.margins[-1]))[0]).any():
         return
     clients_SC, global_C = tables
     names, best_C = [run.class_name(label) for label in range(clients_SC.shape[1])], _largest(clients_SC)
-    with canvas() as (figure, axes):
+    with plot.canvas() as (figure, axes):
         labels, size = np.arange(len(names)), 16 if len(names) <= 40 else 7
         row, label = np.nonzero(np.isfinite(clients_SC))
         jitter = (row / max(1, len(clients_SC) - 1) - 0.5) * 0.4
-        look = {"color": COLOURS[5], "alpha": 0.8, "linewidths": 0, "rasterized": len(row) > MANY_POINTS}
+        look = {"color": plot.COLOURS[5], "alpha": 0.8, "linewidths": 0, "rasterized": len(row) > plot.MANY_POINTS}
         axes.scatter(label + jitter, clients_SC[row, label], s=size, label="clients", **look)
-        look = {"marker": "_", "linewidths": 1.8, "color": COLOURS[0]}
+        look = {"marker": "_", "linewidths": 1.8, "color": plot.COLOURS[0]}
         axes.scatter(labels, best_C, s=8 * size, label="largest among clients", **look)
-        axes.scatter(labels, global_C, s=3 * size, marker="^", color=COLOURS[3], linewidths=0, label="global")
-        class_columns(axes, names)
+        axes.scatter(labels, global_C, s=3 * size, marker="^", color=plot.COLOURS[3], linewidths=0, label="global")
+        plot.class_columns(axes, names)
         axes.set_ylim(bottom=0)
         axes.set_ylabel("margin (Euclidean)")
-        legend_below(axes, 3)
+        plot.legend_below(axes, 3)
         caption = (
             f"After round {run.margins[-1]['round']}: the least distance of a class's prototype to those of the other "
             "classes, in each client's own set and in the global set (FedTGP, Figure 1). A triangle below the bar: "
@@ -65,16 +51,16 @@ def margins_by_class(run: Run) -> Iterator[Drawing]:
         shown = {"global": global_C, "largest among clients": best_C}
         shown |= dict(zip(run.margins[-1]["clients"], clients_SC, strict=True))
         columns = {"class": names} | {f"{name} (Euclidean)": values.tolist() for name, values in shown.items()}
-        yield draw(figure, "margins-by-class", "Prototype margins by class", caption, columns=columns)
+        yield plot.draw(figure, "margins-by-class", "Prototype margins by class", caption, columns=columns)
 
 
-def margins_over_rounds(run: Run) -> Iterator[Drawing]:
+def margins_over_rounds(run: Run) -> Iterator[plot.Drawing]:
     """Their means over the classes, round by round."""
     tables = [_margins(row) for row in run.margins]
     lines = {
-        "largest among clients": [finite_mean(_largest(clients_SC)) for clients_SC, _ in tables],
-        "mean of clients": [finite_mean(clients_SC) for clients_SC, _ in tables],
-        "global": [finite_mean(global_C) for _, global_C in tables],
+        "largest among clients": [plot.finite_mean(_largest(clients_SC)) for clients_SC, _ in tables],
+        "mean of clients": [plot.finite_mean(clients_SC) for clients_SC, _ in tables],
+        "global": [plot.finite_mean(global_C) for _, global_C in tables],
     }
     if len(tables) > 1 and np.isfinite(lines["mean of clients"]).any():
         caption = (
@@ -83,7 +69,7 @@ def margins_over_rounds(run: Run) -> Iterator[Drawing]:
         )
         title, rounds = "Prototype margins over the rounds", [row["round"] for row in run.margins]
         unit, styles = "margin (Euclidean)", (0, 5, 3)
-        yield line_chart("margins-over-rounds", title, caption, rounds, lines, unit, from_zero=True, styles=styles)
+        yield plot.line_chart("margins-over-rounds", title, caption, rounds, lines, unit, from_zero=True, styles=styles)
 
 
 def _margins(row: MarginRow) -> tuple[Floats, Floats]:
@@ -99,31 +85,33 @@ def _largest(clients_SC: Floats) -> Floats:
     return np.asarray(np.where(np.isfinite(lowest), lowest, np.nan))
 
 
-def numbers_over_rounds(run: Run) -> Iterator[Drawing]:
+def numbers_over_rounds(run: Run) -> Iterator[plot.Drawing]:
     """The mean over a domain's clients and their classes, round by round."""
     if len(rows := _rows_with_numbers(run)) > 1:
-        lines = {name: [finite_mean(_numbers(row, sites)) for row in rows] for name, sites in _groups(run).items()}
+        lines = {name: [plot.finite_mean(_numbers(row, sites)) for row in rows] for name, sites in _groups(run).items()}
         caption = (
             "Average number of local prototypes per class that a client sends, by domain (FedPLVM, Figure 9). "
             "Clustering finds more of them where a class looks more varied."
         )
         title, rounds = "Prototypes per class over the rounds", [row["round"] for row in rows]
-        yield line_chart("prototype-numbers", title, caption, rounds, lines, "prototypes per class", from_zero=True)
+        yield plot.line_chart(
+            "prototype-numbers", title, caption, rounds, lines, "prototypes per class", from_zero=True
+        )
 
 
-def numbers_by_class(run: Run) -> Iterator[Drawing]:
+def numbers_by_class(run: Run) -> Iterator[plot.Drawing]:
     """In the last round: the mean over a domain's clients, of each class."""
     rows, groups = _rows_with_numbers(run), _groups(run)
     tables = [_numbers(rows[-1], sites) for sites in groups.values()] if rows else []
-    values_GC = np.array([[finite_mean(of_class) for of_class in table.T[:MOST_CLASSES]] for table in tables])
+    values_GC = np.array([[plot.finite_mean(of_class) for of_class in table.T[:MOST_CLASSES]] for table in tables])
     if not np.isfinite(values_GC).any():
         return
     classes = [run.class_name(label) for label in range(values_GC.shape[1])]
-    with canvas(WIDTH, min(1.6 + 0.34 * len(groups), 8.0)) as (figure, axes):
-        heat_map(axes, values_GC, list(groups), "prototypes", vmin=0)
-        class_columns(axes, classes)
+    with plot.canvas(plot.WIDTH, min(1.6 + 0.34 * len(groups), 8.0)) as (figure, axes):
+        plot.heat_map(axes, values_GC, list(groups), "prototypes", vmin=0)
+        plot.class_columns(axes, classes)
         if len(classes) <= 12 and len(groups) <= 20:
-            number_cells(axes, values_GC, 1, 8.5)
+            plot.number_cells(axes, values_GC, 1, 8.5)
         first = f", the first {MOST_CLASSES} classes" if len(classes) == MOST_CLASSES else ""
         caption = (
             f"Average number of local prototypes of each class in round {rows[-1]['round']}, by domain{first}. "
@@ -131,7 +119,9 @@ def numbers_by_class(run: Run) -> Iterator[Drawing]:
         )
         of_groups = zip(groups, values_GC.tolist(), strict=True)
         columns = {"class": classes} | {f"{name} (prototypes)": values for name, values in of_groups}
-        yield draw(figure, "prototype-numbers-by-class", "Prototypes by class and domain", caption, columns=columns)
+        yield plot.draw(
+            figure, "prototype-numbers-by-class", "Prototypes by class and domain", caption, columns=columns
+        )
 
 
 def _rows_with_numbers(run: Run) -> list[RoundRow]:
@@ -153,7 +143,7 @@ def _numbers(row: RoundRow, sites: list[str]) -> Floats:
     return table
 
 
-def similarity(run: Run) -> Iterator[Drawing]:
+def similarity(run: Run) -> Iterator[plot.Drawing]:
     """How much of a client's prototypes each frozen backbone alone explains.
 
     Rows: backbones; columns: clients, or domains of many clients.
@@ -170,11 +160,11 @@ def similarity(run: Run) -> Iterator[Drawing]:
     values_KS = np.array([similarities_SK.mean(axis=0) for similarities_SK in of_columns]).T
     of_site = {site: name for name, members in run.domains.items() for site in members}
     labels = [f"{site} · {of_site[site]}" if site in of_site else site for site in columns]
-    with canvas(WIDTH, 2.2 + 0.45 * len(names)) as (figure, axes):
-        heat_map(axes, values_KS, names, "similarity", vmin=min(0.0, float(values_KS.min())), vmax=1)
-        chosen, texts = some_ticks(labels, 20, 22)
+    with plot.canvas(plot.WIDTH, 2.2 + 0.45 * len(names)) as (figure, axes):
+        plot.heat_map(axes, values_KS, names, "similarity", vmin=min(0.0, float(values_KS.min())), vmax=1)
+        chosen, texts = plot.some_ticks(labels, 20, 22)
         axes.set_xticks(chosen, texts, rotation=90, fontsize=9)
-        number_cells(axes, values_KS, 2, 8.5 if len(columns) <= 10 else 7.5)
+        plot.number_cells(axes, values_KS, 2, 8.5 if len(columns) <= 10 else 7.5)
         caption = (
             "Similarity (inner product of unit vectors, mean over the classes) of the prototypes that one frozen "
             "backbone alone gives and those of all backbones together (FedPCL, Figure 3). Rows: backbones; columns: "
@@ -182,4 +172,4 @@ def similarity(run: Run) -> Iterator[Drawing]:
         )
         of_backbones = {f"{name} (similarity)": values for name, values in zip(names, values_KS.tolist(), strict=True)}
         title = "Which backbone the prototypes rely on"
-        yield draw(figure, "backbones", title, caption, columns={"": labels, **of_backbones})
+        yield plot.draw(figure, "backbones", title, caption, columns={"": labels, **of_backbones})

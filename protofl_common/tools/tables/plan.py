@@ -50,8 +50,7 @@ class Run:
 @dataclass(frozen=True)
 class Found:
     settings: dict[str, Scalar]
-    value: float
-    """Of the figure on validation data, the mean over the trials' seeds."""
+    value: float  # of the figure on validation data, the mean over the trials' seeds
     trials: int
     failed: int
 
@@ -65,8 +64,7 @@ class Cell:
     skipped: str = ""
     spaces: dict[str, Any] = field(default_factory=dict)
     """What ``--search`` looks for: setting -> choices, or a range (`spec`)."""
-    found: Found | None = None
-    """What it has found; the runs are of these settings."""
+    found: Found | None = None  # what it has found; the runs are of these settings
 
     def runs_with(self, settings: dict[str, Scalar], seeds: Iterable[int]) -> dict[int, Run]:
         """The cell's runs with other settings, of these seeds; SettingsError for wrong ones."""

@@ -25,14 +25,10 @@ DIFFERENCES = (
 
 @dataclass(frozen=True)
 class Result:
-    values: dict[int, float]
-    """Seed -> figure."""
-    wanted: int
-    """Number of seeds asked for."""
-    state: str
-    """done, failed, skipped, open (not all runs made yet)."""
-    reason: str
-    """Why it failed, or was skipped: data that are not here, or a figure that the algorithm does not have."""
+    values: dict[int, float]  # seed -> figure
+    wanted: int  # number of seeds asked for
+    state: str  # done, failed, skipped, open (not all runs made yet)
+    reason: str  # why it failed, or was skipped: data that are not here, or a figure that the algorithm does not have
     figure: str
     decimals: int = 2
     found: Found | None = None

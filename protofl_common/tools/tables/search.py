@@ -25,18 +25,14 @@ from protofl_common.tools.tables.metrics import COUNTS
 from protofl_common.tools.tables.plan import Cell, Found, Run
 from protofl_common.tools.tables.spec import TableFile
 
-STARTUP_TRIALS = 5
-"""Of random settings, before the sampler learns from them."""
-DIGITS = 3
-"""Of a number that is tried."""
-OF_DATA = {"seed", *keys_of(DataSettings)}
-"""Settings with which a figure would be of other samples."""
+STARTUP_TRIALS = 5  # of random settings, before the sampler learns from them
+DIGITS = 3  # of a number that is tried
+OF_DATA = {"seed", *keys_of(DataSettings)}  # settings with which a figure would be of other samples
 
 
 class Trial(TypedDict):
     settings: dict[str, Scalar]
-    value: float | None
-    """None: it failed, and is tried again when the search goes on."""
+    value: float | None  # None: it failed, and is tried again when the search goes on
     reason: str
 
 
