@@ -5,8 +5,6 @@ weights and states may name files, folders and classes, or quote their content. 
 the setting that they are about. A simulated client's log is the server's, so it says the whole text.
 """
 
-from __future__ import annotations
-
 import re
 import sys
 import traceback

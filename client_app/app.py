@@ -1,7 +1,5 @@
 """The ClientApp: open the client, evaluate, train, protect, reply. One exchange per round carries all of it."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """One client: its settings, its data, its model, and the folder of what never leaves it."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The passes without gradient: evaluation, and the features that prototypes are made of."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 

@@ -1,7 +1,5 @@
 """Before the first round: a client says who it is, and finds out whether it can take part."""
 
-from __future__ import annotations
-
 import copy
 from tempfile import TemporaryFile
 

@@ -8,8 +8,6 @@ On a site with an operator, the server's word alone removes nothing of other Flo
 resumed leaves up to three more files there each time.
 """
 
-from __future__ import annotations
-
 import re
 import sys
 from dataclasses import dataclass

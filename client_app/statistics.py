@@ -1,7 +1,5 @@
 """Statistics for the run's report, where the run asks and the site allows (`protofl_common/wire/schema.py`)."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

@@ -4,8 +4,6 @@ That is after the last round, and with ``keep-best`` at every evaluation. Nothin
 written changes nothing for the federation.
 """
 
-from __future__ import annotations
-
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The ServerApp: settings -> federation -> rounds -> results."""
 
-from __future__ import annotations
-
 import time
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The result of a round: `server_app/round.py` returns it, and the callbacks read it."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 from protofl_common.maths.prototypes import Prototypes

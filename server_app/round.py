@@ -1,7 +1,5 @@
 """One round: messages to the sites, their replies checked, the valid ones merged."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Mapping
 

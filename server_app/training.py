@@ -1,7 +1,5 @@
 """Training on the vectors that clients have sent, for servers that do: on a GPU where there is one."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 

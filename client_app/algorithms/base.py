@@ -5,8 +5,6 @@ restore -> receive -> (evaluate `evaluation_model`) -> fit, which asks `loss` on
 An algorithm overrides what differs. It is built anew for every round; what shall live on stands in `state`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any, Generic, TypeVar, cast

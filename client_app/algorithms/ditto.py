@@ -14,8 +14,6 @@ is the first global model that it receives; in the authors' code it is w^0, also
 (batch-normalisation statistics) are each model's own.
 """
 
-from __future__ import annotations
-
 from copy import deepcopy
 from typing import TypeVar
 

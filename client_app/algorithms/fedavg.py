@@ -5,8 +5,6 @@ Down: the weights w of the global model. Up: the weights w_i after local trainin
 Buffers (batch-normalisation statistics) travel and are averaged with the weights.
 """
 
-from __future__ import annotations
-
 from client_app.algorithms.base import ClientAlgorithm, H
 
 

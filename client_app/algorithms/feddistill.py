@@ -16,8 +16,6 @@ the mean over all clients, this one too, and φ the squared distance, averaged o
 Federated augmentation, the paper's other half, is not there.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 from torch.nn.functional import one_hot, softmax

@@ -17,8 +17,6 @@ training samples, not those of the batches. The authors' code has λ = 10, times
 which a sample's prediction follows that of generated features of its label.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy

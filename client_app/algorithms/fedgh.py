@@ -15,8 +15,6 @@ Deviations: a representation is one mean over all samples of the class, in the a
 both in evaluation mode. That code evaluates after local training, and clips gradients.
 """
 
-from __future__ import annotations
-
 from client_app.algorithms.base import ClientAlgorithm
 from protofl_common.experiment.catalog import ServerTrainingHparams
 

@@ -20,8 +20,6 @@ weights instead of their updates. The authors' code lets each term move both mod
 classes too.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy, mse_loss

@@ -15,8 +15,6 @@ Deviations: the equations are those of the authors' code. The head that a client
 and no bias: W z is largest where the cosine is. It has no dropout.
 """
 
-from __future__ import annotations
-
 from copy import deepcopy
 
 from torch import Tensor

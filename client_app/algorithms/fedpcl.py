@@ -18,8 +18,6 @@ and ``prototypes`` are the ablations of Tables 5 and 6; ``denominator = "all"`` 
 privacy C̄ predicts: a client's own prototypes have no noise, and would shape the accuracies that it sends.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, normalize

@@ -13,8 +13,6 @@ whatever has weights of its own, batch normalisation too. FedProto compares with
 personal (106,000 numbers a round for 20 clients): ``personal-layers = 2``.
 """
 
-from __future__ import annotations
-
 from client_app.algorithms.base import ClientAlgorithm
 from protofl_common.experiment.catalog import FedPerHparams
 

@@ -20,8 +20,6 @@ round has no prototypes, and so only the cross-entropy. A λ as large as the pap
 normalisation over a small last batch upsets it (docs/algorithms).
 """
 
-from __future__ import annotations
-
 from client_app.algorithms.fedavg import FedAvg
 from client_app.training import Batch, LossTerms
 from protofl_common.experiment.catalog import FedPLVMHparams

@@ -19,8 +19,6 @@ Few labels (``positive-rate`` below 1; our text, Section 5.4): both terms, and t
 samples alone; the unlabelled ones have FedPU's term of weight ``pu-weight`` (`client_app/training.py`).
 """
 
-from __future__ import annotations
-
 from typing import TypeVar
 
 from client_app.algorithms.base import ClientAlgorithm

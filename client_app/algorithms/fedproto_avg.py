@@ -10,8 +10,6 @@ Deviations: FedProto itself never sends weights. Where all clients have the same
 CVPR 2023; FedPLVM, NeurIPS 2024) report it with FedAvg's averaging; this is that row of their tables.
 """
 
-from __future__ import annotations
-
 from client_app.algorithms.fedproto import FedProto
 from protofl_common.experiment.catalog import FedProtoHparams
 

@@ -11,8 +11,6 @@ Deviations: every client trains ``local-epochs`` epochs; the paper lets slow one
 Buffers (batch-normalisation statistics) take no part in the norm.
 """
 
-from __future__ import annotations
-
 import torch
 
 from client_app.algorithms.fedavg import FedAvg

@@ -16,8 +16,6 @@ The server averages by training samples, as in the authors' code; Alg. 1 average
 the body's epochs. After the last round, the authors' code fits all heads once more, FedAvg's too; nothing does so here.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import cached_property
 

@@ -19,8 +19,6 @@ Deviations: the equations are those of the authors' code. There the features of 
 models that change with every batch. A client that has not trained, or holds one class, has d(P_i) = 0.
 """
 
-from __future__ import annotations
-
 import torch
 from torch.nn.functional import cross_entropy
 

@@ -14,8 +14,6 @@ Deviations: ``mutual = "coupled"`` is HtFLlib's code: targets are not fixed, so 
 divergence is a mean over samples and classes, which makes it C times weaker.
 """
 
-from __future__ import annotations
-
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 

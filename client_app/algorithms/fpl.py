@@ -18,8 +18,6 @@ from P, and is not sent. The authors' code takes c^k from the features of the la
 round has no prototypes, and so only the cross-entropy.
 """
 
-from __future__ import annotations
-
 from client_app.algorithms.fedavg import FedAvg
 from client_app.training import Batch, LossTerms
 from protofl_common.experiment.catalog import FPLHparams

@@ -15,8 +15,6 @@ Deviations: covariances are shrunk by a formula (OAS) or by the setting, not by 
 refinement on samples drawn from the Gaussians (FisherMix), and no random projection.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import nn
 

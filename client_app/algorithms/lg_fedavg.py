@@ -13,8 +13,6 @@ Deviations: the authors' code starts all clients from a model that FedAvg has tr
 start from the same untrained weights. Ensembles for clients that never trained are not there, nor fair representations.
 """
 
-from __future__ import annotations
-
 from client_app.algorithms.base import ClientAlgorithm
 from protofl_common.experiment.catalog import Hparams
 

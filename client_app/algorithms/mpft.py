@@ -13,8 +13,6 @@ that of CLIP's text encoder. A centre of one sample is that sample's features; t
 their noise are not there, nor their adaptation of the adapter by each client. More rounds train on.
 """
 
-from __future__ import annotations
-
 from client_app.algorithms.fedavg import FedAvg
 from protofl_common.experiment.catalog import MPFTHparams
 from protofl_common.maths.prototypes import Prototypes, cluster_classes

@@ -14,8 +14,6 @@ epoch is two passes over the data, so that w takes as many steps as FedAvg's; wi
 Momentum and weight decay, where set, are the outer step's. Batch-normalisation statistics see D and D'.
 """
 
-from __future__ import annotations
-
 from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import cached_property

@@ -15,8 +15,6 @@ are the batches of ``local-epochs``. Momentum and weight decay, where set, are o
 weight decay). Batch-normalisation statistics are θ's, and go up as w_i's.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 import torch

@@ -13,8 +13,6 @@ Deviations: the paper's curves predict by prototypes after every round: ``protot
 not say whether ỹ is taken from the model before or after local training; its Algorithm 1 updates first, and so do we.
 """
 
-from __future__ import annotations
-
 from client_app.algorithms.fedavg import FedAvg
 from protofl_common.experiment.catalog import ProtoFedHparams
 

@@ -15,8 +15,6 @@ correction for ``momentum``, ``weight-decay`` or Adam. The step uses the setting
 paper has none.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

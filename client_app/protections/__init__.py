@@ -3,8 +3,6 @@
 `PROTECTIONS` is their order. Secure aggregation is not among them: its sum takes four messages (`secure_sum.py`).
 """
 
-from __future__ import annotations
-
 from client_app.client import Client
 from client_app.protections.base import Protection
 from client_app.protections.differential_privacy import DifferentialPrivacy

@@ -5,8 +5,6 @@ has one over all runs; ``require-dp`` in its node config bounds it. A simulated 
 is charged before its evaluation or training begins: one that is repeated is charged twice, for its noise is new.
 """
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import Sequence

@@ -5,8 +5,6 @@ much as from one of thousands. The record is written when the reply, or an error
 killed before that may be done again. It lies on the site's own disk, so it outlives a restart.
 """
 
-from __future__ import annotations
-
 import json
 
 from client_app.client import Client

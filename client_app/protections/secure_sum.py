@@ -11,8 +11,6 @@ sum follows a later one of the same Flower run: two vectors under one secret, or
 what they hide. The symbols, and what is added, stand in `privacy/masks.py`.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace

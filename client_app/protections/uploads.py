@@ -1,7 +1,5 @@
 """Changes of an upload on its way out: ``min-class-samples``, and the noise of papers."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

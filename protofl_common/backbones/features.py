@@ -1,7 +1,5 @@
 """Features of frozen backbones: r(x), K backbones side by side (FedPCL, Section 3), computed once per set of images."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Sequence
 from pathlib import Path

@@ -6,8 +6,6 @@ that Flower's app bundle carries along: ``size``, ``mean`` and ``std`` of the tr
 well, in words) and ``weights``, the tensors as a safetensors file in base64; kernels are float16.
 """
 
-from __future__ import annotations
-
 import base64
 import json
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """The version of the code, and the machine that it runs on."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import platform

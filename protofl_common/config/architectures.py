@@ -1,7 +1,5 @@
 """Names of architectures, of model groups and of kinds of heads (no heavy imports here)."""
 
-from __future__ import annotations
-
 VOCABULARY = 2**14
 """Number of tokens of the networks for texts; 0 is padding."""
 BODIES: dict[str, str] = {

@@ -4,8 +4,6 @@ A setting lists them with commas: ``glyphs,fractals,scenes`` or ``torchvision:re
 ``@SIZE`` makes torchvision, timm and files see images of that many pixels a side instead of their own size.
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """The legal values of ``dataset`` and ``partition``, each with a line that explains it (no heavy imports here)."""
 
-from __future__ import annotations
-
 import re
 
 from protofl_common.config.python_names import PYTHON_NAME

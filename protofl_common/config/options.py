@@ -4,8 +4,6 @@ A section is a frozen dataclass whose fields are made by :func:`option`. Default
 ``pyproject.toml``, so every key of a section must be present.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import difflib
 import math

@@ -5,8 +5,6 @@ a person named it: on the command line (``--allow-python``, KEY=VALUE), in the s
 submitted, or, at a site, in the node config.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager

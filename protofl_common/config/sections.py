@@ -3,8 +3,6 @@
 This folder imports nothing else of the project. What values must mean together is checked in `experiment/settings.py`.
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from typing import get_type_hints

@@ -1,7 +1,5 @@
 """A client's own data, for the rest of the project."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass

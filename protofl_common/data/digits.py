@@ -8,8 +8,6 @@ two. The images are the same on every machine with the same versions of these pa
 MNIST and USPS: photographs behind the digit (MNIST-M), noise (SynthDigits), coloured numbers with neighbours (SVHN).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path

@@ -4,8 +4,6 @@ Steps: choose the pool (``test-from``, ``total-samples``), divide it (``partitio
 validation part aside.
 """
 
-from __future__ import annotations
-
 from dataclasses import asdict, dataclass, fields, replace
 from itertools import pairwise
 from pathlib import Path

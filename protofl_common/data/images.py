@@ -6,8 +6,6 @@ classes in label order: of an ``image-folder``, which each site may have of its 
 ``domain-folder`` those to pick.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import sys

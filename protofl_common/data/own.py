@@ -2,8 +2,6 @@
 function (``dataset = "module:function"``) and of Hugging Face (``"hf:NAME"``).
 """
 
-from __future__ import annotations
-
 import csv
 import inspect
 import math

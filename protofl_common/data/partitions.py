@@ -5,8 +5,6 @@ client the positions (int64) of its share in the pool. Shares are disjoint, exce
 The same generator state gives the same shares.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from itertools import cycle, islice
 

@@ -1,7 +1,5 @@
 """The data sets by name: one row per name that ``dataset`` may have, and the settings that do not fit it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial

@@ -5,8 +5,6 @@ A data set is a folder ``DATASET-KEY`` in the cache, with ``inputs.npy``, ``labe
 at a time builds it, under a temporary name; a damaged entry is built anew.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Callable

@@ -3,8 +3,6 @@
 Files lie in ``data-dir`` (or in its folder named like torchvision's class) in torchvision's own layout.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any

@@ -6,8 +6,6 @@ the client half in ``client_app/algorithms``, in files of the algorithm's name, 
 Hyper-parameters are the table ``[tool.flwr.app.config.NAME]`` of pyproject.toml.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field, replace
 from importlib import import_module
 from typing import Literal, TypeVar

@@ -7,8 +7,6 @@ The name is then a value of ``algo``. The row names both halves; its hyper-param
 with defaults, and come from the setting ``hparams``, as Flower takes no keys that this app does not have.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from functools import cache

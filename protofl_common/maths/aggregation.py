@@ -8,8 +8,6 @@ Sun et al., "Can You Really Backdoor Federated Learning?", 2019: an update w_i â
 here a multiple of the round's median length.
 """
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Mapping, Sequence

@@ -5,8 +5,6 @@ singular values σ_1 ≥ σ_2 ≥ …, of which the first K are kept. In place o
 ``name:right`` [K, Q], one of which has the singular values in it.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection, Mapping, Sequence
 

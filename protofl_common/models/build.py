@@ -1,7 +1,5 @@
 """From the name of an architecture to a freshly initialised model: whose it is, and from which seed."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -7,8 +7,6 @@ FedProto-UH and FedNH (Dai et al., AAAI 2023) freeze the last layer so that the 
 however unevenly a client's classes are: ``freeze_orthogonally``.
 """
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn

@@ -1,7 +1,5 @@
 """The one shape that every client model has: body and head; and SCAFFOLD's control variates of a model."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

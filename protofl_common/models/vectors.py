@@ -4,8 +4,6 @@ A text becomes a signal by an embedding of its tokens, so both share their netwo
 text, what leaves the network is D features, as from the CNNs for images after a ReLU.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from itertools import pairwise
 

@@ -32,8 +32,6 @@ BatchNorm cannot train on a batch of one sample where the last map is a single p
 ImageNet stem, of up to 32×32. There even batches of two leave it little to go by.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial

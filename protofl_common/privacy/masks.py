@@ -12,8 +12,6 @@ Flower's (`flwr.common.secure_aggregation`) folds its key to 32 bits and seeds a
 be tried.
 """
 
-from __future__ import annotations
-
 import secrets
 from collections.abc import Mapping
 

@@ -20,8 +20,6 @@ in one of them counts nothing; how many samples each part has is public. Only wh
 little too large, never too small.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass

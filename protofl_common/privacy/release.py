@@ -1,7 +1,5 @@
 """Releases about classes and predictions: of enough samples, and with noise where it is asked for."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 

@@ -7,8 +7,6 @@ Flower's own (`flwr.common.secure_aggregation`) neither names a wrong share nor 
 times as long for a hundred clients.
 """
 
-from __future__ import annotations
-
 import math
 import secrets
 from collections.abc import Callable, Iterable, Mapping

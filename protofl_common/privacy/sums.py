@@ -11,8 +11,6 @@ the server learns Σ n · f / Σ n. Numbers travel as whole multiples of 1 / sca
 only: the server never sees a single vector, and can only refuse sums that no honest clients can have.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import replace

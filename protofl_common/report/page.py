@@ -4,8 +4,6 @@ Names of sites, classes and domains and the reasons of failures come from client
 escapes it.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """All that a method, a network or a metric of your own imports, under one name: ``from protofl.extend import …``."""
 
-from __future__ import annotations
-
 from protofl_common.tools.local import with_halves
 
 with_halves()

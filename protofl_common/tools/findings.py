@@ -1,7 +1,5 @@
 """Findings about a machine, as ``protofl doctor`` and ``protofl site check`` print them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path

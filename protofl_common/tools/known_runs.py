@@ -1,7 +1,5 @@
 """The runs in a folder of results: what their files say of who took part, and how far they are."""
 
-from __future__ import annotations
-
 import json
 import time
 import tomllib

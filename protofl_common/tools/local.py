@@ -5,8 +5,6 @@ as there: all figures are the same to the last bit. Clients share the GPUs of th
 one's own code keep their traceback, and ``breakpoint()`` works where one process does all.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import secrets

@@ -10,8 +10,6 @@
 ``_`` for ``-``: ``batch_size=32``; those of an algorithm by ``**{"fedproto.lambda": 1.0}``.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Files that `protofl predict` reads, decoded by threads while the model computes, and those that it writes."""
 
-from __future__ import annotations
-
 import csv
 import os
 from collections.abc import Callable, Iterator, Sequence

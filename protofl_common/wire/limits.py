@@ -1,7 +1,5 @@
 """Limits of what a receiver accepts, and the error for the rest."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field

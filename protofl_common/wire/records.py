@@ -1,7 +1,5 @@
 """The records beside a payload: the server's instructions, a client's report and its introduction."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Collection

@@ -4,8 +4,6 @@ The wire code (`wire/payloads.py`) packs, checks and unpacks by this declaration
 be sent and is not accepted. Which clients must have equal models follows from the declared parts of weights.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal

@@ -1,7 +1,5 @@
 """The record ``secagg`` of a message of secure aggregation: some bytes for each of several sites."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from flwr.app import ConfigRecord, RecordDict

@@ -1,6 +1,4 @@
-"""What a run shows as it goes on and at its end: clients, a line for each round, tables; and it draws the page."""
-
-from __future__ import annotations
+"""A run shows its clients, a line for each round and its tables, and draws the page at its end."""
 
 from collections import Counter
 from collections.abc import Collection

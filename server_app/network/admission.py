@@ -1,7 +1,5 @@
 """Checks that sites fit together and are enough for a round, and the words for those that cannot take part."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections import Counter, defaultdict

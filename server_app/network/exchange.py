@@ -1,7 +1,5 @@
 """Messages to the sites: what all of a round carry, what came in time, what came late, and whom to ask again."""
 
-from __future__ import annotations
-
 import math
 import re
 import statistics

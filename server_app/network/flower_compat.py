@@ -3,8 +3,6 @@
 Look here first when Flower moves on.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterable
 from datetime import UTC, datetime

@@ -1,7 +1,5 @@
 """Who takes part: finding the sites, letting them introduce themselves, and knowing them again when they come back."""
 
-from __future__ import annotations
-
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping

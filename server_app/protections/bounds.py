@@ -5,8 +5,6 @@ Simulated clients are one person's own: there the algorithms' equations hold as 
 otherwise. An expert's key counts in place of what would follow.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ The measure is the largest norm of a prototype, and the norm of the model. Usual
 an honest client while more than half of them are.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 

@@ -3,8 +3,6 @@
 What a site says of its samples cannot be verified; its claim must not make the mean its own.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from statistics import median_low

@@ -5,8 +5,6 @@ as the threshold of sites stays: before its upload the sum goes on without it, a
 its mask. A site that is caught lying is asked nothing more in the run.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 

@@ -1,7 +1,5 @@
 """Leave the prototypes least like the others out of what a server trains on or clusters (``merging``, ``liars``)."""
 
-from __future__ import annotations
-
 from protofl_common.maths.aggregation import without_the_farthest
 from protofl_common.wire.schema import vectors_in
 from server_app.network.membership import Federation

@@ -1,7 +1,5 @@
 """The server half of every algorithm; the catalog says where it stands."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from protofl_common.basics.files import digest

@@ -6,8 +6,6 @@ Every reply is checked against what the catalog declares before `merge` sees it.
 mathematics.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, Generic, TypeVar, cast
 

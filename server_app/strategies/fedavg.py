@@ -7,8 +7,6 @@ w ← Σ_i (n_i / Σ n) · w_i over the round's clients, n_i their training samp
 (`protofl_common/maths/aggregation.py`).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 

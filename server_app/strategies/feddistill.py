@@ -11,8 +11,6 @@ Deviations: in the paper every device has every class and takes part in every ro
 a round is represented by what it sent last; one that has never been asked has the teacher of all.
 """
 
-from __future__ import annotations
-
 from protofl_common.basics.text import in_order
 from protofl_common.experiment.catalog import FedDistillHparams
 from protofl_common.maths.aggregation import merge_prototypes

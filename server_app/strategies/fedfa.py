@@ -9,8 +9,6 @@ Coefficients        γ_j = C · p_j / Σ_j' p_j',   p_j = 1 / (1 + 1 / Σ²_j); 
 Deviations: the authors' code takes one variance over all channels and clients of a stage, so that γ is 1 everywhere.
 """
 
-from __future__ import annotations
-
 import torch
 
 from protofl_common.experiment.catalog import FedFAHparams

@@ -13,8 +13,6 @@ them; for heads of two layers this is an approximation. The authors' code also h
 each client's loss by its share of the label, and draws all labels that occur alike.
 """
 
-from __future__ import annotations
-
 import torch
 from torch.nn.functional import cross_entropy
 

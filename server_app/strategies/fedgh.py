@@ -10,8 +10,6 @@ Deviations: the abstract has one step for each R̄_k^s, 1 of both settings; thei
 code the optimizer of these steps holds a client's network, not θ, which so keeps its first weights.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy

@@ -8,8 +8,6 @@ Deviations: a mean by samples, where the text has a plain one. A client that did
 does not have what Ā changes, and is sent the student w instead.
 """
 
-from __future__ import annotations
-
 import torch
 
 from protofl_common.experiment.catalog import FedKDHparams

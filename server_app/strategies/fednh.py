@@ -13,8 +13,6 @@ Deviations: the authors' code averages the bodies of a round without regard to t
 class that nobody sent keeps its prototype.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import torch

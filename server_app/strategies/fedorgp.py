@@ -10,8 +10,6 @@ Deviations: the equations are those of the authors' code of November 2024 (aaaf6
 Its one epoch a round leaves P̂ near its random start for long. Classes that nobody holds take no part.
 """
 
-from __future__ import annotations
-
 from functools import partial
 
 from protofl_common.experiment.catalog import FedORGPHparams

@@ -11,8 +11,6 @@ Deviations: Eq. 6 as printed has a further factor 1/|N_j| and is left out, as in
 asked in a round is represented by the set it sent last; a class that nobody sent keeps its prototype.
 """
 
-from __future__ import annotations
-
 import torch
 
 from protofl_common.basics.text import in_order

@@ -11,8 +11,6 @@ Deviations: a class that nobody sent in a round keeps its prototypes. ``merging`
 the place of FedAvg's mean, and leave out the P_k^m of the clients least like the others.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

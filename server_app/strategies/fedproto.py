@@ -11,8 +11,6 @@ Deviations: Eq. 4 as printed has a further factor 1/|N_j|, with which prototypes
 left out. A class that nobody sent in a round keeps its prototype.
 """
 
-from __future__ import annotations
-
 from protofl_common.experiment.catalog import FedProtoHparams
 from server_app.strategies.base import ServerStrategy, Upload
 

@@ -4,8 +4,6 @@ Other half: `client_app/algorithms/fedproto_avg.py`.
 Equations: `server_app/strategies/fedavg.py` for the weights, `server_app/strategies/fedproto.py` for the prototypes.
 """
 
-from __future__ import annotations
-
 from protofl_common.experiment.catalog import FedProtoHparams
 from server_app.replies import Upload
 from server_app.strategies.fedavg import FedAvg

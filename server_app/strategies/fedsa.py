@@ -11,8 +11,6 @@ Anchors             A^c ← α A^c + (1 − α) P̄^c
 Deviations: the equations are those of the authors' code. A class that nobody sent keeps its anchor and prototype.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import nn
 

@@ -16,8 +16,6 @@ prototype. ``margin = "nearest"`` is the authors' code: the largest distance of 
 ``merging`` may leave out the P_i^c of the clients least like the others.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import TypeVar

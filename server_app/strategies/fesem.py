@@ -14,8 +14,6 @@ A client starts each round at its centre, so it changes its cluster only if a ro
 of the way to another one: in no run that was looked at. The authors' code clusters by K-means again.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from sklearn.cluster import KMeans

@@ -4,8 +4,6 @@ Other half: `client_app/algorithms/fml.py`.
 The private models, and their architectures, are the clients' own affair.
 """
 
-from __future__ import annotations
-
 from protofl_common.experiment.catalog import FMLHparams
 from server_app.strategies.fedavg import FedAvg
 

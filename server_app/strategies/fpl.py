@@ -11,8 +11,6 @@ Deviations: of FINCH's partitions it is the one with the fewest clusters, as in 
 sent in a round keeps its prototypes.
 """
 
-from __future__ import annotations
-
 from torch import Tensor
 
 from protofl_common.maths.prototypes import Prototypes, cluster_classes

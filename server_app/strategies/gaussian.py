@@ -8,8 +8,6 @@ Nothing here depends on how the samples are divided, but for bounds on single cl
 most as ``max-samples-ratio`` and ``max-samples-lead`` say.
 """
 
-from __future__ import annotations
-
 from torch import Tensor
 
 from protofl_common.experiment.catalog import GaussianHparams

@@ -5,8 +5,6 @@ g ← Σ_m (n_m / Σ n) · g_m over the round's clients; the authors' code avera
 The clients' bodies are their own affair, and their code need not be here.
 """
 
-from __future__ import annotations
-
 from torch import nn
 
 from protofl_common.models.build import initial_head

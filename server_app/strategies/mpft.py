@@ -8,8 +8,6 @@ Training            min Σ_p CE(g(h(r_p)), y_p) by AdamW, S = ``server-epochs`` 
 A client's centres count until it sends others, so one round is enough, and who joins later adds to it.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy

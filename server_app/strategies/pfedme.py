@@ -9,8 +9,6 @@ Deviations: the mean is FedAvg's, weighted by training samples as in the authors
 (batch-normalisation statistics) are averaged without β, which could make a variance negative.
 """
 
-from __future__ import annotations
-
 import torch
 
 from protofl_common.experiment.catalog import PFedMeHparams

@@ -8,8 +8,6 @@ Prototypes (Eq. 3)  ȳ_j = (1 / |φ|) Σ_{i∈φ} ỹ_{i,j}, in the last round o
 ``merging`` may put a median or trimmed mean in the place of Eq. 3, and of FedAvg's mean.
 """
 
-from __future__ import annotations
-
 from protofl_common.experiment.catalog import ProtoFedHparams
 from protofl_common.wire.schema import Declared
 from server_app.replies import Upload

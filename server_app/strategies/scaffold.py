@@ -11,8 +11,6 @@ Every client weighs alike, as in the paper; ``merging`` may put a median or trim
 Buffers (batch-normalisation statistics) are averaged and have no variate.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import torch

@@ -1,7 +1,5 @@
 """Holding features near the prototype of their class (FedProto, FedTGP, FedORGP). B samples, C classes, D dims."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 from torch.nn.functional import normalize

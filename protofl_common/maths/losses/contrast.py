@@ -3,8 +3,6 @@
 Symbols: B samples, C classes, M clients, G prototypes of all classes, D dims.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

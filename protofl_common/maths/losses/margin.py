@@ -1,7 +1,5 @@
 """Losses over client prototypes, of FedTGP and FedORGP. Symbols: P client prototypes, K classes, D dims."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, normalize

@@ -16,8 +16,6 @@ as the model gets surer of the samples whose labels it knows, and drags the feat
 first expectation by C in place of |K|.)
 """
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -11,8 +11,6 @@ The model is the one that the client was left with, in a simulation; of a privat
 has. Other attacks may find more: chance here is no proof of safety.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Membership inference: how well scores tell a client's training samples from others of the same class."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 from typing import NamedTuple

@@ -4,8 +4,6 @@ It simulates runs in processes of its own, and reads the files that runs leave b
 subcommand, and no Flower but for `run`, `table`, `site` and `status`.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import signal

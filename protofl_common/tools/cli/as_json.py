@@ -2,8 +2,6 @@
 it is (`docs/reference/commands.schema.json`). What goes wrong goes to standard error, as without it.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 from collections.abc import Mapping

@@ -4,8 +4,6 @@ Flower's ``--run-config`` is TOML, so a string needs quotes inside the shell's q
 silently. Here the declared type of each key (`experiment/settings.py`) decides how its value is read.
 """
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Iterable
 

@@ -7,8 +7,6 @@ An advantage of 0 is guessing, 1 names every member. --inversion makes images fr
 with the training and test images. The page of the run shows the findings when it is drawn again, with such images.
 """
 
-from __future__ import annotations
-
 import argparse
 from dataclasses import replace
 

@@ -10,8 +10,6 @@ nothing, and writes nothing but an empty file, for a moment, into folders that r
 machines with data of their own.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import shutil

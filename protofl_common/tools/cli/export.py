@@ -7,8 +7,6 @@ RUN is the folder of a simulated run, or on a site's own machine the run's folde
 once its last round is evaluated. README.md beside the model says what it learnt from, its figures and what chose it.
 """
 
-from __future__ import annotations
-
 import argparse
 import math
 from pathlib import Path

@@ -4,8 +4,6 @@ protofl list
 protofl list partitions
 """
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Mapping
 

@@ -1,7 +1,5 @@
 """Recipes: the settings in ``configs/recipes/NAME.toml``, and the simulation that its own comment asks for."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import tomllib

@@ -8,8 +8,6 @@ and meaning stands in pyproject.toml under [tool.flwr.app.config]. Exits with 1 
 The figures are those of Flower's own `flwr run` to the last bit.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 import time

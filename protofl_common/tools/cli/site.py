@@ -9,8 +9,6 @@ With flower-supernode alone, whoever may submit runs has code of their own run o
 the code that is installed here, whatever a run brings.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 from pathlib import Path

@@ -6,8 +6,6 @@
 FEDERATION is the SuperLink's name in Flower's config.toml, as for `flwr run`. Exit status 1 if it does not answer.
 """
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Iterator
 from pathlib import Path

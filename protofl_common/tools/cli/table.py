@@ -12,8 +12,6 @@ With --search the settings that the table names under `search` are chosen first,
 clients' validation data and other seeds (OUT/trials); then the best ones run with the table's seeds.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 from collections import Counter

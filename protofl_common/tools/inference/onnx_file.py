@@ -4,8 +4,6 @@ Input   ``inputs`` [N, …] as the data set stores them, not normalised: float32
 Outputs ``logits`` [N, C] of the head, and, where the model has prototypes, ``distances`` [N, P] from them
 """
 
-from __future__ import annotations
-
 import warnings
 from pathlib import Path
 from typing import Any

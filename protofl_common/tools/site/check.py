@@ -1,7 +1,5 @@
 """``protofl site check``: what whoever submits runs could make this machine do, and what is wrong with it."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import re

@@ -9,8 +9,6 @@ Flower would unpack and import the bundle that the run brought. Here nothing of 
 folder APP.
 """
 
-from __future__ import annotations
-
 import gc
 import json
 import os

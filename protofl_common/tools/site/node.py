@@ -1,7 +1,5 @@
 """The options with which an operator starts a site, and its node config."""
 
-from __future__ import annotations
-
 import argparse
 import re
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """``protofl site status`` and ``purge``: what a site keeps of runs and of its data, and how it is removed."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -8,8 +8,6 @@ This one knows messages for a ClientApp only, and its processes (`client_process
 The SuperNode is Flower's, in the process of the command, with ``--isolation process``: it starts nothing.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Runs one after another; what is finished is not repeated, what was interrupted goes on after its last round."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable
 from pathlib import Path

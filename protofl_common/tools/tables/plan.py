@@ -4,8 +4,6 @@ A run's folder is named after its settings and the place of its data, so tables 
 again finds those that are finished.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path, PurePath
