@@ -615,7 +615,7 @@ def test_an_error_is_an_answer(kind: str, tmp_path: Path, monkeypatch: pytest.Mo
     config = run_config(tmp_path, dataset="digits", partition="iid", train_samples=10)
     grid = LocalGrid(config, {7: SITE | SIMULATED | {"state-dir": str(tmp_path / "state")}}, run_id=5)
     with monkeypatch.context() as patch:
-        patch.setattr("client_app.visit.Visit.evaluate", lambda *_: 1 / 0)
+        patch.setattr("client_app.app.Visit.evaluate", lambda *_: 1 / 0)
         assert "ZeroDivisionError" in asked(grid, kind, 1)
     assert "this Flower run has had the reply to" in asked(grid, kind, 1)
 

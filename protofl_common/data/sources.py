@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 
+import protofl_common.data.own as own
 from protofl_common.config.datasets import is_own
 from protofl_common.config.sections import DataSettings
-from protofl_common.data import own
 from protofl_common.data.digits import DOMAINS, LOOKS, REAL, locate_mix, read_domains, read_mix
 from protofl_common.data.images import locate_folder, read_folder
 from protofl_common.data.partitions import DOMAIN_PARTITIONS, parse_clients_per_domain

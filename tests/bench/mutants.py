@@ -130,9 +130,9 @@ MUTANTS = [
     ),
     Mutant(
         "an error is no answer",
-        "client_app/visit.py",
-        "self._record()\n            raise",
-        "raise",
+        "client_app/app.py",
+        "if error is None or isinstance(error, Exception):",
+        "if error is None:",
         "tests/test_sites.py -k error_is_an_answer",
     ),
     Mutant(
@@ -281,8 +281,8 @@ MUTANTS = [
     Mutant(
         "trained on validation data",
         f"{P}/data/division.py",
-        "train=share.train[stay]",
-        "train=share.train",
+        "return train[stay], train[aside]",
+        "return train, train[aside]",
         "tests/protofl_common/data/test_division.py",
     ),
     Mutant(
@@ -353,9 +353,9 @@ MUTANTS = [
     Mutant(
         "FedTGP sends the prototypes of the round before",
         f"{S}/base.py",
-        '        there = {"prototypes": self.global_prototypes,',
-        "        before, self.before = getattr(self, 'before', None), self.global_prototypes\n"
-        '        there = {"prototypes": before,',
+        "return getattr(self, names.get(name, name), None)",
+        "before, self.before = getattr(self, 'before', None), getattr(self, names.get(name, name), None)\n"
+        "        return before",
         f"{REFERENCE}/test_fedtgp.py",
     ),
     Mutant(
