@@ -17,7 +17,7 @@ $(BIN)/.installed: pyproject.toml
 	touch $@
 
 run: $(BIN)/.installed  ## prototypes beside FedAvg and training alone, in a minute; make run CONFIG='algo=fedplvm' CLIENTS=20
-	@$(BIN)/protofl run --engine flower $(CLIENTS:%=--clients %) $(or $(CONFIG),--recipe first-run)
+	@$(BIN)/protofl run $(CLIENTS:%=--clients %) $(or $(CONFIG),--recipe first-run)
 
 TABLE ?= fedproto-mnist
 ARGS  ?=

@@ -1,131 +1,195 @@
-"""The ClientApp: unpack -> algorithm -> protections -> pack. One exchange per round carries evaluation and training.
+"""The ClientApp: open the client, evaluate, train, protect, reply. One exchange per round carries all of it."""
 
-Every handler returns a Message, whatever happens: a failure becomes an error reply with its reason, for which the
-server does not wait.
-"""
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Self
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from functools import partial
-
-from flwr.app import ConfigRecord, Context, Error, Message, MessageType, RecordDict
+import torch
+from flwr.app import Context, Message, MessageType, RecordDict
 from flwr.clientapp import ClientApp
 
+from client_app.algorithms.base import client_half
+from client_app.answers import answered, log
 from client_app.client import Client
-from client_app.context import CommonSettings
-from client_app.eager import without_compiler
-from client_app.failures import called, log, reason_of
+from client_app.data import Samples
+from client_app.evaluation import Evaluation, evaluate
 from client_app.introduction import introduction
-from client_app.protections.secure_sum import STAGES, SecureSum
-from client_app.statistics import statistics_level, statistics_of
-from client_app.trained_model import choose_best
-from client_app.visit import Visit
-from protofl_common.basics.text import printable
-from protofl_common.experiment.node import is_site
-from protofl_common.experiment.settings import digest_of
-from protofl_common.wire.limits import RefusedMessage
-from protofl_common.wire.payloads import Payload, payload_bytes
-from protofl_common.wire.records import pack_site_card, unpack_baseline, unpack_best, unpack_instructions
-from protofl_common.wire.schema import statistics_declared
-from protofl_common.wire.secagg import FINAL, pack_by_site
+from client_app.protections import protections_of
+from client_app.protections.secure_sum import STAGES, channel_of
+from client_app.state import ClientState
+from client_app.statistics import statistics_of
+from client_app.trained_model import choose_best, leave_model
+from protofl_common.maths.prototypes import Prototypes, chosen
+from protofl_common.wire import records
+from protofl_common.wire.payloads import Payload, unpack_payload
+from protofl_common.wire.schema import Declared
 
 app = ClientApp()
 
-ERROR_CODE = 2
-"""Flower's code for "the ClientApp raised an exception"."""
-
 
 @app.query()
-def introduce(message: Message, context: Context) -> Message:
-    """Before the first round: who this site is. Prepares the data, so that what is wrong with them shows now."""
-    return _answer(message, context, lambda: RecordDict({"site": pack_site_card(introduction(message, context))}))
+@answered
+def introduce(message: Message, context: Context) -> RecordDict:
+    """Before the first round: who this client is. Prepares the data, so that what is wrong with them shows now."""
+    return RecordDict({"site": records.pack_site_card(introduction(message, context))})
 
 
 @app.train()
-def train_round(message: Message, context: Context) -> Message:
+@answered
+def train_round(message: Message, context: Context) -> RecordDict:
     """A round: evaluate what was received, train, upload."""
-    without_compiler()
-    return _answer(message, context, lambda: _train_round(Visit(message, context)))
+    with Visit(message, context) as visit:
+        if visit.instructions.evaluate:
+            visit.evaluate()
+        return visit.reply(*visit.fit())
 
 
 @app.evaluate()
-def final_evaluation(message: Message, context: Context) -> Message:
+@answered
+def final_evaluation(message: Message, context: Context) -> RecordDict:
     """After the last round: evaluate only, and send what the report may show; then hear which round was the best."""
-    return _answer(message, context, lambda: _final_evaluation(message, context))
-
-
-def stage(name: str, final: bool, message: Message, context: Context) -> Message:
-    """A stage of a sum without training (`secure_sum.py`), in a round or in the final evaluation."""
-    return _answer(message, context, lambda: _stage(name, final, message, context))
-
-
-for name in STAGES:
-    app.query(name)(partial(stage, name, False))
-    app.query(name + FINAL)(partial(stage, name, True))
-
-
-def _train_round(visit: Visit) -> RecordDict:
-    if visit.instructions.evaluate:
-        visit.evaluate()
-    upload, losses = visit.train()
-    return visit.reply(upload, losses, visit.client.settings.exchange.up)
-
-
-def _final_evaluation(message: Message, context: Context) -> RecordDict:
-    best, chosen_on = unpack_best(message.content)
+    best, chosen_on = records.unpack_best(message.content)
     if chosen_on:
-        client = Client(context, unpack_baseline(message.content))
-        choose_best(client.folders.states(unpack_instructions(message.content)), best, chosen_on)
+        client = Client(context, records.unpack_baseline(message.content))
+        choose_best(client.states(records.unpack_instructions(message.content)), best, chosen_on)
         return RecordDict()
-    visit = Visit(message, context)
-    visit.evaluate()
-    level = statistics_level(visit.client)
-    statistics = None if level == "none" else statistics_of(visit.client, visit.algorithm, level)
-    with visit.clock("save"):
-        visit.leave_model()
-        visit.states.finish(visit.instructions.round)
-    return visit.reply(Payload(statistics=statistics), {}, statistics_declared(level))
+    with Visit(message, context) as visit:
+        visit.evaluate()
+        return visit.reply(*visit.finish())
 
 
-def _stage(name: str, final: bool, message: Message, context: Context) -> RecordDict:
-    client = Client(context, unpack_baseline(message.content))
-    if not client.settings.privacy.secagg:
-        raise RefusedMessage("a stage of secure aggregation, which the run's settings do not ask for")
-    its_sum = SecureSum(client, unpack_instructions(message.content), final)
-    return RecordDict({**pack_by_site(getattr(its_sum, name)(message.content))})
+for name, stage in STAGES.items():
+    app.query(name)(answered(stage))
 
 
-def _answer(message: Message, context: Context, work: Callable[[], RecordDict]) -> Message:
-    """The reply with what ``work`` returns, or an error reply with the reason it did not."""
-    try:
-        content = work()
-        if is_site(context.node_config):
-            log("INFO", _in_one_line(_asked(message, context), content))
-        else:
-            context.run_config = CommonSettings(context.run_config)
-        return Message(content, reply_to=message)
-    except Exception as error:
-        at_site = is_site(context.node_config)
-        asked = _asked(message, context) if at_site else ""
-        reason = reason_of(error, at_site, asked, context.run_config.get("dp") != "none")
-        if message.metadata.message_type == MessageType.QUERY:  # the server does not know yet who this is
-            reason = called(context.node_config) + reason
-        return Message(Error(ERROR_CODE, reason), reply_to=message)
+class Visit:
+    """One message: the client and its algorithm as before this round, with what the server sent taken in.
 
+    Within its context an error counts as the answer, too: it tells of the samples that caused it.
+    RefusedMessage, SettingsError, StateError or LedgerError where the client does not answer.
+    """
 
-def _asked(message: Message, context: Context) -> str:
-    """The question to a site, for its own log: of which run, with which settings."""
-    meta, records, run = message.metadata, message.content.config_records, str(context.run_id)
-    algo = records.get("baseline", context.run_config).get("algo")
-    if name := records.get("round", ConfigRecord()).get("run_name"):
-        run = f"{name!s} ({run})"
-    settings = digest_of(context.run_config)
-    return printable(f"run {run}, settings {settings}, {algo!s}, {meta.message_type} {meta.group_id}")
+    def __init__(self, message: Message, context: Context) -> None:
+        self.message, self.training = message, message.metadata.message_type == MessageType.TRAIN
+        self.seconds: dict[str, float] = {}
+        with self.timed("load"):
+            self.client = client = Client(context, records.unpack_baseline(message.content))
+            self.instructions = records.unpack_instructions(message.content)
+            self.states = client.states(self.instructions)
+            self.algorithm = client_half(client.settings.row)(client, self.instructions.round)
+            self.protections = protections_of(client)
+            self._restore()
+            declared = client.settings.exchange.down
+            limits = client.limits(self.algorithm.templates(declared))
+            self.algorithm.receive(unpack_payload(message.content, declared, limits, required=False))
+            self.channel = channel_of(client, self.instructions, message)
+            _ = client.test_set, client.validation_set, self.training and client.train_set  # read now
+        for protection in self.protections:
+            protection.before(self.instructions, self.training)
+        self.evaluations = Evaluation(), Evaluation()
+        self.prototypes: Prototypes | None = None
 
+    def __enter__(self) -> Self:
+        return self
 
-def _in_one_line(asked: str, content: RecordDict) -> str:
-    """List what has left a site, for its own log."""
-    card = content.config_records.get("site")
-    classes = f"; its classes: {', '.join(map(str, card['classes']))}" if card else ""  # type: ignore[arg-type]
-    return printable(f"{asked}: sent {', '.join(content)}, {payload_bytes(content):,} bytes of arrays{classes}")
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is None or isinstance(error, Exception):
+            for protection in self.protections:
+                protection.after(self.instructions, self.training)
+
+    @contextmanager
+    def timed(self, phase: str) -> Iterator[None]:
+        """Add a phase to the `seconds` of the report."""
+        start = time.perf_counter()
+        yield
+        self.seconds[phase] = time.perf_counter() - start
+
+    def _restore(self) -> None:
+        client, algorithm, instructions = self.client, self.algorithm, self.instructions
+        earlier = instructions.run_history.earlier
+        if client.node.is_site and self.training and instructions.round == (earlier[-1][1] if earlier else 0) + 1:
+            acting = ", ".join(protection.name for protection in self.protections)
+            run = f"run {instructions.run_name} ({client.run_id})"
+            log("INFO", f"{run} {self.states.beginning}; protections: {acting}")
+        if not algorithm.lasting:
+            return
+        first_without = instructions.round + (not self.training)
+        if state := self.states.load(first_without, client.arch, client.device):
+            algorithm.restore(state.tensors, state.round)
+        elif first_without > 1 and client.node.is_site:
+            log("WARNING", f"run {client.run_id}: no model of an earlier round in state-dir; it begins with a new one")
+
+    def evaluate(self) -> None:
+        """Evaluate the model on the test and the validation samples."""
+        client = self.client
+        with self.timed("evaluate"):
+            self.prototypes = self.algorithm.prototypes_for_prediction()
+            if self.prototypes is not None and client.settings.training.predict_among == "own":
+                self.prototypes = chosen(self.prototypes, torch.from_numpy(client.large_classes).to(client.device))
+            validated = self._evaluated(client.validation_set) if len(client.validation_set) else Evaluation()
+            self.evaluations = self._evaluated(client.test_set), validated
+            if self.training:
+                best, _ = records.unpack_best(self.message.content)
+                leave_model(client, self.algorithm, self.instructions, self.prototypes, self.evaluations, best)
+
+    def _evaluated(self, data: Samples) -> Evaluation:
+        algorithm, settings = self.algorithm, self.client.settings
+        return evaluate(
+            algorithm.evaluation_model(),
+            data,
+            settings.training.eval_batch_size,
+            self.prototypes,
+            similarity=algorithm.similarity,
+            with_head=algorithm.predicts_with_head,
+            metrics=settings.metrics,
+            num_classes=self.client.num_classes,
+        )
+
+    def fit(self) -> tuple[Payload, dict[str, float], Declared]:
+        """Train for a round, and store the algorithm's state; what `reply` sends."""
+        with self.timed("train"):
+            losses = self.algorithm.fit_covered()
+        with self.timed("prototypes"):
+            upload = self.algorithm.upload()
+        with self.timed("save"):
+            if tensors := self.algorithm.packed_state():
+                self.states.save(ClientState(self.instructions.round, self.client.arch, tensors))
+        return upload, losses, self.client.settings.exchange.up
+
+    def finish(self) -> tuple[Payload, dict[str, float], Declared]:
+        """Leave the evaluated model for ``protofl export``, and end the run; what `reply` sends."""
+        statistics, declared = statistics_of(self.client, self.algorithm)
+        with self.timed("save"):
+            leave_model(self.client, self.algorithm, self.instructions, self.prototypes, self.evaluations)
+            self.states.finish(self.instructions.round)
+        return Payload(statistics=statistics), {}, declared
+
+    def reply(self, upload: Payload, losses: dict[str, float], declared: Declared) -> RecordDict:
+        """Pack what may leave of ``upload``, ``declared`` for this message, and the report."""
+        for protection in self.protections:
+            upload = protection.upload(upload, self.instructions.round)
+        upload, report = upload.without_undeclared_counts(declared), self._report(losses)
+        content, report = self.channel.pack(upload, report, declared, self.algorithm.templates)
+        content["report"] = records.pack_report(report, self.client.settings.row.reported_losses, self.client.metrics)
+        return content
+
+    def _report(self, losses: dict[str, float]) -> records.Report:
+        (tested, validated), data = self.evaluations, self.client.data
+        for protection in self.protections:
+            tested = protection.evaluation(tested, data.test_labels)
+            validated = protection.evaluation(validated, data.validation_labels)
+        report = records.Report(
+            round=self.instructions.round,
+            train_samples=self.client.stated_samples,
+            test_samples=len(data.test_labels),
+            correct=tested.correct,
+            metrics=tested.metrics,
+            losses=losses,
+            seconds=self.seconds,
+            validation_samples=len(data.validation_labels),
+            validation=validated.accuracies(len(data.validation_labels)) | validated.metrics,
+        )
+        for protection in self.protections:
+            report = protection.report(report)
+        return report

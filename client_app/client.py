@@ -1,23 +1,21 @@
-"""One client: its settings, its data and its model."""
-
-from __future__ import annotations
+"""One client: its settings, its data, its model, and the folder of what never leaves it."""
 
 import os
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cached_property
+from pathlib import Path
 
 import numpy as np
 import torch
 from flwr.app import Context
 
-from client_app.augment import Augment, augment_of
-from client_app.data import Samples, split_unlabelled, to_device
-from client_app.failures import log
-from client_app.folders import Folders
-from protofl_common.backbones.cache import cached_features
-from protofl_common.backbones.extract import feature_widths
+from client_app.answers import log
+from client_app.data import Augment, Samples, augment_of, split_unlabelled, to_device
+from client_app.state import StateFolder
+from protofl_common.backbones.features import cached_features, feature_widths
 from protofl_common.basics.devices import open_device
+from protofl_common.basics.files import digest
 from protofl_common.basics.seeding import derive_seed
 from protofl_common.basics.text import names_in
 from protofl_common.config.datasets import is_own
@@ -27,15 +25,15 @@ from protofl_common.config.sections import MachineSettings
 from protofl_common.data import UNLABELLED, ClientData, open_client_data
 from protofl_common.data.raw import Ints
 from protofl_common.data.store import cache_root
-from protofl_common.experiment.node import NodeConfig, is_site
-from protofl_common.experiment.permissions import allow_named
+from protofl_common.experiment.node import NodeConfig, allow_named, is_site
 from protofl_common.experiment.settings import Settings, baseline_config
-from protofl_common.models.initial import initial_model
+from protofl_common.models.build import initial_model
 from protofl_common.models.split import SplitModel
 from protofl_common.privacy.plan import Plan
 from protofl_common.privacy.release import noised_images
 from protofl_common.runs.evaluation_metrics import declared_metrics
 from protofl_common.wire.limits import Limits, RefusedMessage, Template
+from protofl_common.wire.records import Instructions
 
 OWN_SEED = 0
 """The seed with which a site with data of its own divides them: no run draws another division."""
@@ -59,7 +57,6 @@ class Client:
             self.settings = Settings.from_run_config(baseline_config(context.run_config, baseline), node)
         self.node, self.run_id = NodeConfig.of(node), context.run_id
         self.name = self.node.name
-        self.folders = Folders(self.settings, self.node, self.run_id)
         alike = self.settings.exchange.needs_one_architecture
         self.arch = self.settings.architecture(0 if alike else self.node.partition, self.settings.model.arch)
         self.device = _device(self.settings.machine)
@@ -73,22 +70,23 @@ class Client:
         SettingsError for classes of a site's own data that neither the node config nor the run names: names of folders
         or the values of a column may be anything, so only this site's own log has them.
         """
+        settings, own = self.settings, self.node.has_own_data
         data = open_client_data(
-            self.settings.data,
-            seed=OWN_SEED if self.node.has_own_data else self.settings.run.seed,
+            settings.data,
+            seed=OWN_SEED if own else settings.run.seed,
             partition=self.node.partition,
             num_partitions=max(1, self.node.num_partitions),
             domain=self.node.domain,
         )
-        if self.node.has_own_data and is_own(self.settings.data.dataset) and not self.settings.data.classes:
+        if own and is_own(settings.data.dataset) and not settings.data.classes:
             names = f'classes="{",".join(data.classes)}"'
             log("WARNING", f"if these names may leave this site, add {names} to its node config")
             many = f"this site's data have {len(data.classes)} classes that nobody named"
             raise SettingsError(f"classes = '': {many}; set classes, in label order, in its node config, or in the run")
-        if self.node.has_own_data and self.settings.privacy.dp != "none" and data.mean:
+        if own and settings.privacy.dp != "none" and data.mean:
             data = with_public_scale(data)
         self._augment(data)  # refuses what are no images
-        noise, seed = self.settings.noise.image_noise, derive_seed(self.settings.run.seed, "image-noise", self.name)
+        noise, seed = settings.noise.image_noise, derive_seed(settings.run.seed, "image-noise", self.name)
         if noise == "none":
             return data
         return replace(data, train_inputs=noised_images(np.asarray(data.train_inputs), noise, seed))
@@ -98,18 +96,17 @@ class Client:
 
     @cached_property
     def train_set(self) -> Samples:
-        """Training inputs, or their features, and labels on the device."""
+        """Training inputs, or their features, and labels on the device; so are the other sets."""
         samples = self._on_device(self.data.train_inputs, self.data.train_labels)
         return replace(samples, augment=self._augment(self.data))
 
     @cached_property
     def test_set(self) -> Samples:
-        """Test inputs, or their features, and labels on the device."""
         return self._on_device(self.data.test_inputs, self.data.test_labels)
 
     @cached_property
     def validation_set(self) -> Samples:
-        """Validation inputs, or their features, and labels on the device; there may be none."""
+        """There may be no samples in it."""
         return self._on_device(self.data.validation_inputs, self.data.validation_labels)
 
     def _on_device(self, inputs: np.ndarray, labels: np.ndarray) -> Samples:
@@ -131,21 +128,45 @@ class Client:
     @cached_property
     def model(self) -> SplitModel:
         """A freshly initialised model: everybody's first weights or this site's own (``initial-weights``)."""
-        owner = "global" if self.settings.starts_alike else self.name
-        model = initial_model(
-            self.arch, self.input_shape, self.num_classes, self.settings.model, self.settings.run.seed, owner
-        )
-        return model.to(self.device)
+        return self.new_model(self.arch, "global" if self.settings.starts_alike else self.name)
+
+    def new_model(self, arch: str, owner: str) -> SplitModel:
+        """Return a model with the first weights of ``owner``: everybody's are ``"global"``."""
+        settings, shape = self.settings, (self.input_shape, self.num_classes)
+        return initial_model(arch, *shape, settings.model, settings.run.seed, owner).to(self.device)
+
+    @property
+    def root(self) -> Path:
+        """The folder of what never leaves a client: ``state-dir``; a simulated client's is the folder of results.
+
+        At a real site no name that the server chooses leads from here to the files of another run.
+        """
+        return Path(self.settings.machine.state_dir or self.settings.run.out_dir)
+
+    def own_file(self, run_name: str, name: str) -> Path:
+        """Return a file of a simulated client."""
+        return self.root / run_name / "clients" / self.name / name
+
+    def states(self, instructions: Instructions) -> StateFolder:
+        """Return the folder of this client's state: at a real site, every study has one of its own.
+
+        RefusedMessage for another Flower run, or a round too many.
+        """
+        run_history, rounds = instructions.run_history, self.settings.run.rounds
+        if instructions.round > rounds:
+            raise RefusedMessage(f"round.round is {instructions.round} in a run of {rounds} rounds")
+        if run_history.run_id != self.run_id:
+            raise RefusedMessage(f"round.run_history is {run_history.text!r} in the Flower run {self.run_id}")
+        private = "" if self.settings.privacy.dp == "none" else ", with differential privacy"
+        use = f"{self.settings.run.algo} ({digest(repr(self.settings.exchange))}){private}"
+        name, wary = instructions.run_name, self.node.is_site
+        folder = self.root / (f"{name}-{run_history.first}" if wary else name) / "clients"  # names may meet
+        return StateFolder(folder, self.name, run_history, wary=wary, use=use)
 
     @cached_property
     def plan(self) -> Plan | None:
         """How what this site sends is made private; None where it is not."""
         return self.settings.plan(len(self.data.train_labels))
-
-    @cached_property
-    def plan_of_paper(self) -> Plan | None:
-        """The noise of training steps in a paper, which protects nothing; None without."""
-        return self.settings.plan_of_paper(len(self.data.train_labels))
 
     @property
     def num_classes(self) -> int:
@@ -159,8 +180,7 @@ class Client:
 
     def limits(self, weights: Mapping[str, Template]) -> Limits:
         """Return the limits of a payload from the server; ``weights``: the arrays of each declared entry of weights."""
-        federation = self.settings.federation
-        clients = max(10, self.node.num_partitions, federation.num_clients)
+        clients = max(10, self.node.num_partitions, self.settings.federation.num_clients)
         many = clients * self.settings.bounds.max_prototypes_per_class  # the server may hand on all that clients sent
         return Limits(self.num_classes, self.settings.model.feature_dim, weights=weights, max_per_class=many)
 
@@ -185,8 +205,7 @@ def with_public_scale(data: ClientData) -> ClientData:
     limits that are known without the data.
     """
     middle, spread = (0.5, 0.25) if data.train_inputs.dtype == np.uint8 else (0.0, 1.0)
-    channels = len(data.mean)
-    return replace(data, mean=(middle,) * channels, std=(spread,) * channels)
+    return replace(data, mean=(middle,) * len(data.mean), std=(spread,) * len(data.mean))
 
 
 def _device(machine: MachineSettings) -> torch.device:

@@ -1,17 +1,26 @@
-"""This client's own data, as tensors on its device, or, where the memory is too small for that, on the disk."""
+"""This client's own data, as tensors on its device, or, where the memory is too small for that, on the disk.
+
+Training images may be changed at random, anew for each batch (setting ``augment``). Source: the authors' code of
+FedPLVM flips and turns DomainNet's, by torchvision's ``RandomHorizontalFlip`` and ``RandomRotation(30)``. Here each
+image of a batch has its own draw, as there, but the whole batch is changed at once.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import affine_grid, grid_sample
 
-from client_app.augment import Augment
+from protofl_common.basics.text import names_in
 from protofl_common.data import UNLABELLED, ClientData
-from protofl_common.data.inputs import StoredRows, normalised
+from protofl_common.data.raw import DataError, StoredRows, are_images, described, normalised
+
+MOST_DEGREES = 30.0
 
 
 class StoredInputs:
@@ -21,7 +30,6 @@ class StoredInputs:
         self.rows, self.data, self.device = rows, data, device
 
     def __getitem__(self, index: Tensor) -> Tensor:
-        """Rows ``index`` [B], int64."""
         return normalised(self.rows[index.cpu().numpy()], self.data.mean, self.data.std, self.device)
 
     def split(self, size: int) -> Iterator[Tensor]:
@@ -31,11 +39,29 @@ class StoredInputs:
 
 
 @dataclass(frozen=True)
-class Samples:
-    """Inputs [N, …] as the model takes them and labels [N] int64, on the device.
+class Augment:
+    """Images of a batch are changed; all randomness comes from the ``generator``, of the CPU."""
 
-    Inputs are normalised images or numbers, tokens, or features of frozen backbones.
-    """
+    kinds: frozenset[str]
+    """``flip``: left and right exchanged, for one image in two. ``rotate``: turned by up to 30° to either side, by the
+    nearest pixel, black where the image has none."""
+    black_C11: Tensor
+    """Black after normalisation, [channels, 1, 1]."""
+
+    def __call__(self, images: Tensor, generator: torch.Generator) -> Tensor:
+        many = len(images)
+        if "flip" in self.kinds:
+            chosen = (torch.rand(many, generator=generator) < 0.5).to(images.device)
+            images = torch.where(chosen[:, None, None, None], images.flip(3), images)
+        if "rotate" in self.kinds:
+            angles = (torch.rand(many, generator=generator) * 2 - 1) * math.radians(MOST_DEGREES)
+            images = rotated(images - self.black_C11, angles.to(images.device)) + self.black_C11
+        return images
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Labels [N] int64 and inputs [N, …] on the device: images or numbers, normalised, tokens, or features."""
 
     inputs: Tensor | StoredInputs
     labels: Tensor
@@ -63,8 +89,8 @@ class Samples:
         if self.unlabelled is None:
             return self
         nothing = self.labels.new_full((len(self.unlabelled),), UNLABELLED)
-        inputs, labels = torch.cat([self.in_memory, self.unlabelled]), torch.cat([self.labels, nothing])
-        return Samples(inputs, labels, augment=self.augment)
+        inputs = torch.cat([self.in_memory, self.unlabelled])
+        return Samples(inputs, torch.cat([self.labels, nothing]), augment=self.augment)
 
 
 def to_device(inputs: np.ndarray, labels: np.ndarray, data: ClientData, device: torch.device) -> Samples:
@@ -81,3 +107,23 @@ def split_unlabelled(inputs: Tensor, labels: Tensor) -> Samples:
     if bool(known.all()):
         return Samples(inputs, labels)
     return Samples(inputs[known], labels[known], inputs[~known])
+
+
+def augment_of(named: str, data: ClientData, device: torch.device) -> Augment | None:
+    """Return the augmentation that the setting names; None for ``none``. DataError for inputs that are no images."""
+    if not (kinds := frozenset(names_in(named)) - {"none"}):
+        return None
+    if not are_images(data.train_inputs):
+        sample = described(data.train_inputs)
+        raise DataError(f"augment = {named!r}: only images take it; a sample is {sample}; set none")
+    black_C = -torch.tensor(data.mean, device=device) / torch.tensor(data.std, device=device)
+    return Augment(kinds, black_C.view(-1, 1, 1))
+
+
+def rotated(images: Tensor, angles_B: Tensor) -> Tensor:
+    """Images [B, channels, H, W] turned counter-clockwise by ``angles_B`` [B], radians; 0 where there was nothing."""
+    height, width = images.shape[2:]
+    cos, sin, none = angles_B.cos(), angles_B.sin(), torch.zeros_like(angles_B)
+    rows = torch.stack([cos, -sin * height / width, none], 1), torch.stack([sin * width / height, cos, none], 1)
+    grid = affine_grid(torch.stack(rows, 1), list(images.shape), align_corners=False)
+    return grid_sample(images, grid, mode="nearest", padding_mode="zeros", align_corners=False)

@@ -1,7 +1,5 @@
 """The passes without gradient: evaluation, and the features that prototypes are made of."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -28,10 +26,6 @@ class Evaluation:
     def accuracies(self, samples: int) -> dict[str, float]:
         """The share of right predictions among so many samples."""
         return {kind: right / max(1, samples) for kind, right in self.correct.items()}
-
-
-Evaluations = tuple[Evaluation, Evaluation]
-"""Of the test samples, and of the validation samples, where there are any."""
 
 
 @torch.inference_mode()
@@ -84,7 +78,7 @@ def _finite(scores_NC: Tensor) -> np.ndarray:
 
 
 @torch.inference_mode()
-def local_features(model: SplitModel, data: Samples, batch_size: int) -> Tensor:
+def features_of(model: SplitModel, data: Samples, batch_size: int) -> Tensor:
     """The features [N, D] of all of ``data``, in its order, on the CPU."""
     model.eval()
     return torch.cat([model.body(inputs) for inputs in data.inputs.split(batch_size)]).cpu()

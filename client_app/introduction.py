@@ -1,22 +1,20 @@
 """Before the first round: a client says who it is, and finds out whether it can take part."""
 
-from __future__ import annotations
-
 import copy
+from tempfile import TemporaryFile
 
 import torch
 from flwr.app import Context, Message
 from torch import Tensor
 
-from client_app.algorithms import client_half
+from client_app.algorithms.base import client_half
+from client_app.answers import log
 from client_app.client import Client
-from client_app.failures import log
-from client_app.protections.ledger import check_affordable
-from protofl_common.backbones.extract import check_images
-from protofl_common.basics.files import digest
-from protofl_common.config.architectures import ARCHITECTURES
+from client_app.protections.differential_privacy import check_affordable
+from client_app.state import StateError
+from protofl_common.backbones.features import check_images
+from protofl_common.basics.files import digest, make_private
 from protofl_common.config.options import SettingsError
-from protofl_common.experiment.catalog import CATALOG
 from protofl_common.experiment.settings import own_division
 from protofl_common.models.build import check_model
 from protofl_common.wire.records import SiteCard, check_settings, unpack_baseline
@@ -33,16 +31,18 @@ def introduction(message: Message, context: Context) -> SiteCard:
         own, asked = own_division(context.node_config), context.run_config
         ignored = ", ".join(["seed", *(key for key, value in own.items() if asked.get(key) != value)])
         log("INFO", f"run {client.run_id}: this site divides its own data; the run's {ignored} do not act on that")
-    client.folders.check()
-    parameters, weights = _about_model(client)
+    _check_storage(client)
+    about_model = _about_model(client)
     _check_batches(client)
     check_affordable(client)
-    return card_of(client, parameters, weights)
+    return card_of(client, *about_model)
 
 
 def card_of(client: Client, parameters: int, weights: str) -> SiteCard:
     """Describe a client; ``weights``: a digest of all weights that it exchanges, "" for none."""
     data, hidden, tells = client.data, client.settings.privacy.secagg, client.settings.row.tells_classes
+    if hidden and client.settings.row.one_shot:
+        _classes_present(client)  # moments of no class are no numbers, which nobody can sum
     return SiteCard(
         name=client.name,
         partition=client.node.partition,
@@ -63,24 +63,37 @@ def card_of(client: Client, parameters: int, weights: str) -> SiteCard:
     )
 
 
+def _check_storage(client: Client) -> None:
+    """StateError if a site could not store a model: it must show before the first round, not after its training."""
+    if not client.node.is_site:
+        return
+    try:
+        make_private(client.root)
+        with TemporaryFile(dir=client.root) as probe:
+            probe.write(bytes(2**16))  # a full disk takes the name of a file, and nothing in it
+    except OSError as error:
+        raise StateError(f"state-dir: {client.root.absolute()} cannot be written ({error})") from error
+
+
 def _about_model(client: Client) -> tuple[int, str]:
     """How many parameters the client's model has, and a digest of all weights that it exchanges ("" for none).
 
     A model of the catalog is built once for all simulated clients of this process that have the like.
     """
-    settings = client.settings
+    settings, exchange = client.settings, client.settings.exchange
     of_model = settings.model, client.arch, client.input_shape, client.num_classes
-    kind = repr((settings.run.algo, settings.hparams, *of_model, settings.privacy.dp, settings.noise.gradient_noise))
+    noise = settings.privacy.dp != "none", settings.noise.gradient_noise
+    kind = repr((settings.run.algo, settings.hparams, *of_model, *noise))
     if kind in _KNOWN_MODELS:
         return _KNOWN_MODELS[kind]
     _check_model(client)
-    algorithm, exchange = client_half(settings.row)(client, 0), settings.exchange
-    if settings.privacy.dp != "none" or settings.noise.gradient_noise:
+    algorithm = client_half(settings.row)(client, 0)
+    if any(noise):
         algorithm.step()  # refuses what DP-SGD cannot train
     weights = {**algorithm.templates(exchange.down), **algorithm.templates(exchange.up)}
     parameters = sum(parameter.numel() for parameter in client.model.parameters())
     about = parameters, digest(weights) if weights else ""
-    if settings.run.algo in CATALOG and client.arch in ARCHITECTURES:
+    if algorithm.of_catalog:
         _KNOWN_MODELS[kind] = about
     return about
 
@@ -100,11 +113,10 @@ def _check_model(client: Client) -> None:
 def _check_batches(client: Client) -> None:
     """SettingsError where a batch is of one sample, and the model's batch normalisation cannot train on it."""
     size, samples = client.settings.training.batch_size, len(client.data.train_labels)
-    if min(size, samples) > 1:
-        return
     try:
-        with torch.no_grad():
-            copy.deepcopy(client.model).train().body(_zeros(client, 1))
+        if min(size, samples) <= 1:
+            with torch.no_grad():
+                copy.deepcopy(client.model).train().body(_zeros(client, 1))
     except ValueError as error:
         why = "batch normalisation cannot train on a batch of one sample; set norm = 'group', or bring more samples"
         raise SettingsError(f"batch-size = {size}, and there are {samples} training samples: {why}") from error

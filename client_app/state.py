@@ -8,8 +8,6 @@ On a site with an operator, the server's word alone removes nothing of other Flo
 resumed leaves up to three more files there each time.
 """
 
-from __future__ import annotations
-
 import re
 import sys
 from dataclasses import dataclass
@@ -50,8 +48,7 @@ class StateFolder:
     """The states of one client in one run."""
 
     def __init__(self, folder: Path, name: str, run_history: RunHistory, *, wary: bool = False, use: str = "") -> None:
-        self.folder = folder / name
-        self.run_history = run_history
+        self.folder, self.run_history = folder / name, run_history
         self.wary = wary
         """Whether only states of the present Flower run may be removed, and never its newest."""
         self.use = use
@@ -112,14 +109,12 @@ class StateFolder:
         A run id that the run history does not name may be of a server that resumed this run meanwhile. Its files
         are not removed.
         """
-        files = self._files()
-        ours = [
-            number for path, (number, run_id) in files if run_id == self.run_history.run_id and path.suffix != ".tmp"
-        ]
+        files, present = self._files(), self.run_history.run_id
+        newest = max((key[0] for path, key in files if key[1] == present and path.suffix != ".tmp"), default=0)
         for path, (number, run_id) in files:
             old = start is not None and number < start[0]
             if self.wary:
-                old = old and run_id == self.run_history.run_id and number < max(ours, default=0)
+                old = old and run_id == present and number < newest
             elif run_id in self.run_history.known:
                 old = old or not self.run_history.counts(run_id, number)
             if old:
@@ -133,8 +128,7 @@ class StateFolder:
     def _files(self) -> list[tuple[Path, _Key]]:
         """All states, and what a killed client was about to write (``.tmp``)."""
         paths = self.folder.iterdir() if self.folder.is_dir() else ()
-        found = [(path, _NAME.fullmatch(path.name)) for path in paths]
-        return [(path, (int(name[1]), int(name[2]))) for path, name in found if name]
+        return [(path, (int(name[1]), int(name[2]))) for path in paths if (name := _NAME.fullmatch(path.name))]
 
     def _path(self, key: _Key) -> Path:
         return self.folder / f"{key[0]:06d}-{key[1]}.safetensors"

@@ -1,6 +1,4 @@
-"""Statistics for the run's report, where the run asks and the site allows (`protofl_common/wire/statistics.py`)."""
-
-from __future__ import annotations
+"""Statistics for the run's report, where the run asks and the site allows (`protofl_common/wire/schema.py`)."""
 
 import dataclasses
 from typing import Any
@@ -13,14 +11,15 @@ from torch.nn.functional import cosine_similarity
 from client_app.algorithms.base import ClientAlgorithm
 from client_app.client import Client
 from client_app.data import Samples
-from protofl_common.backbones.extract import feature_widths
+from protofl_common.backbones.features import feature_widths
 from protofl_common.basics.seeding import derive_seed
 from protofl_common.maths.prototypes import class_means
-from protofl_common.wire.statistics import MAX_FEATURES, ClientStatistics
+from protofl_common.wire.payloads import MAX_FEATURES, ClientStatistics
+from protofl_common.wire.schema import Declared, statistics_declared
 
 
 def statistics_level(client: Client) -> str:
-    """The level of statistics that this client sends, of what the run asks for (`protofl_common.wire.statistics`).
+    """The level of statistics that this client sends, of what the run asks for (`schema.Statistics`).
 
     A site with data of its own sends none unless its node config says ``statistics=true``; with ``statistics=false`` no
     site does. Features are of single samples: none with ``min-class-samples``.
@@ -28,31 +27,39 @@ def statistics_level(client: Client) -> str:
     settings, allowed = client.settings, client.node.statistics
     if allowed is None:
         allowed = settings.data.partition != "own"
-    level = settings.run.statistics if allowed else "none"
-    single = level == "features" and settings.privacy.min_class_samples > 1
-    return "none" if single else level
+    single = settings.run.statistics == "features" and settings.privacy.min_class_samples > 1
+    return settings.run.statistics if allowed and not single else "none"
 
 
-def statistics_of(client: Client, algorithm: ClientAlgorithm[Any], level: str) -> ClientStatistics:
-    """Class counts and, with frozen backbones, their similarities; at level ``features`` test features too."""
+def statistics_of(client: Client, algorithm: ClientAlgorithm[Any]) -> tuple[ClientStatistics | None, Declared]:
+    """Class counts and, with frozen backbones, similarities; at level ``features`` test features; and how declared."""
+    level = statistics_level(client)
+    if level == "none":
+        return None, statistics_declared(level)
     counts_C = client.train_set.labels.cpu().bincount(minlength=client.num_classes)
     similarity_K = backbone_similarity(client, algorithm) if client.settings.backbones else None
-    if level != "features":
-        return ClientStatistics(counts_C, similarity_K)
-    some = _some(client.test_set, derive_seed(client.settings.run.seed, "statistics", client.name))
-    return ClientStatistics(counts_C, similarity_K, algorithm.features(some).float(), some.labels.cpu())
+    features_ND = labels_N = None
+    if level == "features":
+        some, seed = client.test_set, derive_seed(client.settings.run.seed, "statistics", client.name)
+        if len(some) > MAX_FEATURES:  # drawn at random, in their order
+            drawn = np.sort(np.random.default_rng(seed).choice(len(some), MAX_FEATURES, replace=False))
+            rows = torch.from_numpy(drawn).to(some.labels.device)
+            some = Samples(some.inputs[rows], some.labels[rows])
+        features_ND, labels_N = algorithm.features(some).float(), some.labels.cpu()
+    return ClientStatistics(counts_C, similarity_K, features_ND, labels_N), statistics_declared(level)
 
 
 def backbone_similarity(client: Client, algorithm: ClientAlgorithm[Any]) -> Tensor:
     """How alike a client's prototypes from one backbone alone and from all of them are, [K] (FedPCL, Figure 3).
 
-    The inner product of unit vectors, averaged over the client's classes. "Alone" means that the features of the other
-    backbones are put to their mean over the client's training samples, in front of the same projection. The paper
+    The inner product of unit vectors, averaged over the client's large classes. "Alone" means that the features of the
+    other backbones are put to their mean over the client's training samples, in front of the same projection. The paper
     leaves open how its single-backbone prototypes are made and how the scores are normalised.
     """
     data, widths = client.train_set, feature_widths(client.settings.backbones)
     labels_N = data.labels.cpu()
-    fused_PD = class_means(algorithm.features(data), labels_N, client.num_classes).means
+    fused = class_means(algorithm.features(data), labels_N, client.num_classes)
+    large_P = torch.isin(fused.labels, torch.from_numpy(client.large_classes))
     usual_F = data.in_memory.mean(dim=0, keepdim=True)
     scores, start = [], 0
     for width in widths:
@@ -60,15 +67,6 @@ def backbone_similarity(client: Client, algorithm: ClientAlgorithm[Any]) -> Tens
         alone_NF[:, start : start + width] = data.in_memory[:, start : start + width]
         alone = algorithm.features(dataclasses.replace(data, inputs=alone_NF))
         alone_PD = class_means(alone, labels_N, client.num_classes).means
-        scores.append(cosine_similarity(alone_PD, fused_PD, dim=1).mean())
+        scores.append(cosine_similarity(alone_PD, fused.means, dim=1)[large_P].mean().nan_to_num())
         start += width
     return torch.stack(scores).float()
-
-
-def _some(data: Samples, seed: int) -> Samples:
-    """At most `MAX_FEATURES` samples, drawn at random, in their order."""
-    if len(data) <= MAX_FEATURES:
-        return data
-    chosen = np.sort(np.random.default_rng(seed).choice(len(data), MAX_FEATURES, replace=False))
-    rows = torch.from_numpy(chosen).to(data.labels.device)
-    return Samples(data.inputs[rows], data.labels[rows])

@@ -4,8 +4,6 @@ That is after the last round, and with ``keep-best`` at every evaluation. Nothin
 written changes nothing for the federation.
 """
 
-from __future__ import annotations
-
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -15,10 +13,10 @@ import torch
 from torch import Tensor
 
 from client_app.algorithms.base import ClientAlgorithm
+from client_app.answers import log
 from client_app.client import Client
 from client_app.data import Samples
-from client_app.evaluation import Evaluations, local_features
-from client_app.failures import log
+from client_app.evaluation import Evaluation, features_of
 from client_app.state import StateFolder
 from protofl_common.basics.tensorfile import TensorFileError
 from protofl_common.config.options import SettingsError
@@ -33,32 +31,37 @@ from protofl_common.wire.records import Instructions
 def leave_model(
     client: Client,
     algorithm: ClientAlgorithm[Any],
-    states: StateFolder,
-    prototypes: Prototypes | None,
-    evaluations: Evaluations,
     instructions: Instructions,
-    after: int | None = None,
+    prototypes: Prototypes | None,
+    evaluations: tuple[Evaluation, Evaluation],
+    best: int | None = None,
 ) -> None:
-    """Leave the model, and the ``prototypes`` that predict; as that ``after`` a round, or as the one to use.
+    """Leave the model as it was evaluated on test and validation samples, and the ``prototypes`` that predict.
 
-    How it predicts, T and when an input is unknown are chosen on validation samples, where there are any, else on test
-    samples.
+    In a round, for which ``best`` names the best so far: with ``keep-best``, leave it as that after the round before,
+    and remove all others but the best. How a model predicts, T and when an input is unknown are chosen on validation
+    samples, where there are any, else on test samples.
     """
+    if best is not None and not client.settings.run.keep_best:
+        return
+    folder, after = client.states(instructions).folder, instructions.round - (best is not None)
+    name = WEIGHTS if best is None else _evaluated(after)
+    if best is not None:
+        _forget_all_but(client, folder, best)
     model, own_distances, temperature = algorithm.evaluation_model(), torch.empty(0), 1.0
     prototypes = prototypes if prototypes is not None and len(prototypes) else None
     validated = len(client.validation_set) > 0
     own, right = (client.validation_set, evaluations[1]) if validated else (client.test_set, evaluations[0])
     if prototypes is not None and len(own):
         own_distances, temperature = _calibrated(client, model, prototypes, algorithm.similarity, own)
-    tested = len(client.test_set)
-    data, settings = client.data, client.settings
+    tested, data, settings = len(client.test_set), client.data, client.settings
     card = ModelCard(
         run=instructions.run_name,
         flower_run=str(client.run_id),
         site=client.name,
         domain=data.domain,
         algorithm=settings.run.algo,
-        round=instructions.round if after is None else after,
+        round=after,
         arch=algorithm.evaluation_arch,
         input_shape=tuple(data.test_inputs.shape[1:]),
         input_type=str(data.test_inputs.dtype),
@@ -76,12 +79,10 @@ def leave_model(
         calibrated_on="validation" if validated else "test",
         chosen_on="",
     )
-    trained = TrainedModel(card, model.state_dict(), prototypes, own_distances)
     try:
-        file = states.folder / (WEIGHTS if after is None else _evaluated(after))
         if client.node.is_site:
-            _keep_former(file, client.run_id)
-        trained.write(file)
+            _keep_former(folder / name, client.run_id)
+        TrainedModel(card, model.state_dict(), prototypes, own_distances).write(folder / name)
     except (TensorFileError, OSError) as error:
         log("ERROR", f"the trained model was not left for use: {error}")
 
@@ -94,14 +95,11 @@ def _keep_former(path: Path, run_id: int) -> None:
         log("WARNING", f"the model that was there stays, as {aside}")
 
 
-def forget_all_but(client: Client, states: StateFolder, best: int) -> None:
-    """Remove the models kept after earlier rounds of this run, but that of the ``best``.
-
-    What an earlier run has left as its best stays, at a real site, under another name.
-    """
+def _forget_all_but(client: Client, folder: Path, best: int) -> None:
+    """Remove earlier models of this run. An earlier run's best stays, at a real site, under another name."""
     if client.node.is_site:
-        _keep_former(states.folder / BEST, client.run_id)
-    for file in (*states.folder.glob(_evaluated("*")), states.folder / BEST):
+        _keep_former(folder / BEST, client.run_id)
+    for file in (*folder.glob(_evaluated("*")), folder / BEST):
         if file.name != _evaluated(best):
             file.unlink(missing_ok=True)
 
@@ -131,7 +129,7 @@ def _calibrated(
     client: Client, model: SplitModel, prototypes: Prototypes, similarity: str, own: Samples
 ) -> tuple[Tensor, float]:
     """Distances [n] of ``own`` samples from their nearest prototypes, ascending, and T of the probabilities."""
-    features = local_features(model, own, client.settings.training.eval_batch_size).to(client.device)
-    distances_NP = distances(features, prototypes, similarity).cpu()
-    scores = class_scores(distances_NP, prototypes.labels.cpu(), client.num_classes)
-    return distances_NP.amin(1).sort().values, fit_temperature(scores, own.labels.cpu())
+    features_ND = features_of(model, own, client.settings.training.eval_batch_size).to(client.device)
+    distances_NP = distances(features_ND, prototypes, similarity).cpu()
+    scores_NC = class_scores(distances_NP, prototypes.labels.cpu(), client.num_classes)
+    return distances_NP.amin(1).sort().values, fit_temperature(scores_NC, own.labels.cpu())

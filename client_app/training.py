@@ -1,12 +1,21 @@
-"""The training loop. Every algorithm trains through it and gives it a loss, or a step of its own."""
+"""The training loop. Every algorithm trains through it and gives it a loss, or a step of its own.
+
+Few labels (``positive-rate`` below 1): any algorithm trains on the labelled samples, with FedPU's term for the rest.
+Source: "Federated Learning with Positive and Unlabeled Data" (Lin et al., ICML 2022), as our text uses it (Section
+5.4); the risk itself is `losses/positive_unlabelled.py`.
+"""
 
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from importlib import import_module
 from itertools import count, islice
+from types import ModuleType
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +24,9 @@ from client_app.data import Samples
 from protofl_common.basics.cuda_graph import replaying, steps_alike
 from protofl_common.basics.devices import seed_torch
 from protofl_common.config.sections import TrainingSettings
+from protofl_common.data import UNLABELLED
 from protofl_common.experiment.settings import Settings
+from protofl_common.maths.losses.positive_unlabelled import positive_unlabelled_risk
 from protofl_common.models.fused_linear import fused_linears
 from protofl_common.models.split import SplitModel
 
@@ -48,10 +59,12 @@ class Batch:
 
 Loss = Callable[[Batch], LossTerms]
 """Named scalar terms of a batch, whose sum is minimised; no terms: there is nothing to learn from it."""
+COMPILER = "torch._dynamo"
 Correction = Callable[[], None]
 """Changes the gradients in place, before the optimizer takes its step along them."""
 
 
+@dataclass(eq=False)
 class Step:
     """One update of the weights by one batch: the gradients, their ``correction``, and a step of the ``optimizer``.
 
@@ -60,20 +73,18 @@ class Step:
     model, whose features and logits the ``loss`` gets.
     """
 
+    modules: Sequence[nn.Module]
+    optimizer: torch.optim.Optimizer
+    loss: Loss
+    correction: Correction | None = None
     private = False
     """True for DP-SGD: the loop then says nothing of the loss, which is a function of single samples."""
     replayable = False
     """Whether every call does the same (`basics/cuda_graph.py`), so that a GPU may be handed it as a graph."""
 
-    def __init__(
-        self,
-        modules: Sequence[nn.Module],
-        optimizer: torch.optim.Optimizer,
-        loss: Loss,
-        correction: Correction | None = None,
-    ) -> None:
-        (self.model, *_), self.modules = modules, modules
-        self.optimizer, self.loss, self.correction = optimizer, loss, correction
+    @property
+    def model(self) -> nn.Module:
+        return self.modules[0]
 
     def __call__(self, inputs: Tensor, labels: Tensor, index: Tensor) -> LossTerms:
         """Update the weights; the terms of the loss before the update and, if there are any, their ``total``."""
@@ -108,7 +119,7 @@ class Step:
     def batches(
         self, data: Samples, batch_size: int, generator: torch.Generator, *, no_single: bool, drop_last: bool
     ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """Yield the batches of an epoch, as `shuffled_batches` gives them."""
+        """The batches of an epoch."""
         return shuffled_batches(data, batch_size, generator, no_single=no_single, drop_last=drop_last)
 
     def session(self) -> AbstractContextManager[object]:
@@ -124,7 +135,6 @@ class FusedStep(Step):
     """
 
     def session(self) -> AbstractContextManager[object]:
-        """While this lasts, the layers are replaced."""
         return fused_linears(self.model, self.optimizer)
 
 
@@ -140,10 +150,31 @@ class Proximal:
         self.strength = strength
 
     def __call__(self) -> None:
-        """Correct the gradients in place."""
         for parameter, centre in self.pairs:
             if parameter.grad is not None:
                 parameter.grad.add_(parameter - centre, alpha=self.strength)
+
+
+def labelled_loss(loss: Loss, data: Samples, settings: TrainingSettings, num_classes: int) -> Loss:
+    """``loss`` of the labelled samples of a batch and, with ``pu-weight``, FedPU's risk of the unlabelled ones.
+
+    Where all samples have labels, it is ``loss`` itself. No terms mean that there is nothing to learn.
+    """
+    hidden = data.unlabelled
+    if hidden is None:
+        return loss
+    counts_C = data.labels.bincount(minlength=num_classes)
+
+    def both(batch: Batch) -> LossTerms:
+        known_B = batch.labels != UNLABELLED
+        terms = loss(batch.only(known_B)) if bool(known_B.any()) else {}
+        if settings.pu_weight > 0:
+            bounded = settings.pu_risk == "non-negative"
+            risk = positive_unlabelled_risk(batch.logits, batch.labels, counts_C, len(hidden), bounded)
+            terms["unlabelled"] = settings.pu_weight * risk
+        return terms
+
+    return both
 
 
 def in_round(settings: Settings, number: int) -> TrainingSettings:
@@ -160,11 +191,31 @@ def in_round(settings: Settings, number: int) -> TrainingSettings:
 
 def make_optimizer(modules: Sequence[nn.Module], settings: TrainingSettings) -> torch.optim.Optimizer:
     """The optimizer of the settings, over the parameters of ``modules`` that train."""
+    _without_compiler()
     parameters = [parameter for module in modules for parameter in module.parameters() if parameter.requires_grad]
     if settings.optimizer == "adam":
         cuda = any(one.is_cuda for one in parameters)  # "capturable": the number of the step is there too, for a graph
         return torch.optim.Adam(parameters, lr=settings.lr, weight_decay=settings.weight_decay, capturable=cuda)
     return torch.optim.SGD(parameters, lr=settings.lr, momentum=settings.momentum, weight_decay=settings.weight_decay)
+
+
+def _without_compiler() -> None:
+    """Give optimizers a stand-in for PyTorch's compiler, which they import only to tell it where to stop: 1.4 s of CPU.
+
+    Whoever asks for more gets the compiler, which then takes its place.
+    """
+
+    def of_compiler(attribute: str) -> Any:
+        if attribute.startswith("__") and attribute != "__path__":  # tools that look at all modules ask for these
+            raise AttributeError(attribute)
+        if sys.modules.get(COMPILER) is stand_in:
+            del sys.modules[COMPILER]
+        return getattr(import_module(COMPILER), attribute)
+
+    stand_in = ModuleType(COMPILER)
+    nothing = {"disable": lambda function, *_, **__: function, "graph_break": lambda: None}
+    vars(stand_in).update(nothing, __getattr__=of_compiler)
+    sys.modules.setdefault(COMPILER, stand_in)
 
 
 def train(
@@ -184,19 +235,16 @@ def train(
     """
     seed_torch(seed)  # dropout
     generator = torch.Generator().manual_seed(seed)
-    parts = [module for one in step.modules for module in one.modules()]
-    joined = any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in parts)
+    joined = any(isinstance(part, nn.modules.batchnorm._BatchNorm) for part in nn.ModuleList(step.modules).modules())
     sums: dict[str, Tensor] = {}
     seen = taken = 0
     limit = settings.local_steps if epochs is None else 0
     passes = count() if limit and len(data) else range(settings.local_epochs if epochs is None else epochs)
-    for module in step.modules:
-        module.train()
+    nn.ModuleList(step.modules).train()
     with step.session(), replaying(step, data.labels.device, step.replayable and steps_alike(step.optimizer)) as update:
         for epoch in passes:
-            batches = step.batches(
-                data, batch_size or settings.batch_size, generator, no_single=joined, drop_last=settings.drop_last
-            )
+            size, drop_last = batch_size or settings.batch_size, settings.drop_last
+            batches = step.batches(data, size, generator, no_single=joined, drop_last=drop_last)
             for inputs, labels, index in islice(batches, limit - taken if limit else None):
                 seen, taken = seen + len(labels), taken + 1
                 for name, value in update(inputs, labels, index).items():
@@ -226,8 +274,8 @@ def shuffled_batches(
     ``drop_last`` leaves out a smaller last batch, unless it is the only one. ``no_single`` joins a last batch of one
     sample to the one before it: batch normalisation cannot use it alone.
     """
-    sizes = [batch_size] * (len(data) // batch_size)
-    rest = len(data) % batch_size
+    whole, rest = divmod(len(data), batch_size)
+    sizes = [batch_size] * whole
     if rest and not (drop_last and sizes):
         if rest == 1 and no_single and sizes:
             sizes[-1] += 1

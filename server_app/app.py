@@ -1,9 +1,6 @@
 """The ServerApp: settings -> federation -> rounds -> results."""
 
-from __future__ import annotations
-
 import time
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +11,7 @@ from protofl_common.basics.tensorfile import TensorFileError
 from protofl_common.basics.text import as_file_name
 from protofl_common.config.options import SettingsError
 from protofl_common.data import DataError, check_data_settings
-from protofl_common.experiment.permissions import allow_named
+from protofl_common.experiment.node import allow_named
 from protofl_common.experiment.settings import Settings, baselines_of
 from protofl_common.runs.folder import RoundRow, baseline_folder
 from server_app.callbacks import callbacks_of
@@ -22,11 +19,12 @@ from server_app.callbacks.base import Callback, Run
 from server_app.callbacks.metrics import row_of
 from server_app.callbacks.screen import conclude, draw
 from server_app.callbacks.stopping import Budget
-from server_app.checkpoint import alone_in, can_be_resumed, check_free, is_complete, starting_point
+from server_app.checkpoint import alone_in, check_free, checkpoints, is_complete, starting_point
 from server_app.log import logged, say
 from server_app.network.exchange import MessageExchange
 from server_app.network.flower_compat import find_messages_by_node
 from server_app.network.membership import Federation, FederationError
+from server_app.protections.secure_sum import check_number
 from server_app.result import RoundResult
 from server_app.round import final_evaluation, tell_best, train_round
 from server_app.strategies import built
@@ -41,7 +39,6 @@ MOST_IDLE_ROUNDS = 3
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Flower calls this for each run."""
     federate(grid, context)
 
 
@@ -57,13 +54,13 @@ def federate(grid: Grid, context: Context) -> Path:
         check_data_settings(settings.data)
         baselines = baselines_of(settings, context.run_config)
         folder = (Path(settings.run.out_dir) / name_of_run(settings, context.run_id)).resolve()
-        if not settings.run.resume:
-            for place in (folder, *(baseline_folder(folder, algo) for algo in baselines)):
+        for place in (folder, *(baseline_folder(folder, algo) for algo in baselines)):
+            if not settings.run.resume:
                 check_free(place)
         if not (settings.run.resume and baselines and is_complete(folder)):
             one_run(grid, settings, folder, context.run_id, len(baselines))
-        for number, (algo, one) in enumerate(baselines.items(), start=1):
-            baseline_run(grid, one, baseline_folder(folder, algo), context.run_id, len(baselines) - number)
+        for later, (algo, its_settings) in zip(reversed(range(len(baselines))), baselines.items(), strict=True):
+            baseline_run(grid, its_settings, baseline_folder(folder, algo), context.run_id, later)
         conclude(settings, folder)
         return folder
     except EXPECTED as error:
@@ -73,9 +70,8 @@ def federate(grid: Grid, context: Context) -> Path:
 
 def name_of_run(settings: Settings, run_id: int) -> str:
     """``run-name``, or time, algorithm, data set and the start of Flower's run id."""
-    now = time.strftime("%Y%m%d-%H%M%S")
-    data = as_file_name(settings.data.dataset)
-    return settings.run.run_name or f"{now}-{settings.run.algo}-{data}-{str(run_id)[:6]}"
+    names = time.strftime("%Y%m%d-%H%M%S"), settings.run.algo, as_file_name(settings.data.dataset), str(run_id)[:6]
+    return settings.run.run_name or "-".join(names)
 
 
 def one_run(grid: Grid, settings: Settings, folder: Path, run_id: int, later: int, baseline: str = "") -> None:
@@ -88,6 +84,7 @@ def one_run(grid: Grid, settings: Settings, folder: Path, run_id: int, later: in
         callbacks = callbacks_of(run)
         federation = Federation(grid, settings, run.start.run_history, run.start.owners, baseline)
         federation.gather(run.start.sites, run.start.num_partitions)
+        check_number(federation)
         run.strategy = built(federation)
         run.strategy.restore(run.start.state)
         try:
@@ -103,36 +100,45 @@ def baseline_run(grid: Grid, settings: Settings, folder: Path, run_id: int, late
     resumed = settings.run.resume
     if resumed and is_complete(folder):
         return
-    settings = replace(settings, run=replace(settings.run, resume=resumed and can_be_resumed(folder)))
+    settings = replace(settings, run=replace(settings.run, resume=resumed and bool(checkpoints(folder))))
     try:
         one_run(grid, settings, folder, run_id, later, baseline=settings.run.algo)
     except EXPECTED as error:
         say(f"baseline {settings.run.algo}: not finished: {error}")
 
 
-def run_rounds(run: Run, callbacks: Sequence[Callback]) -> None:
+def run_rounds(run: Run, callbacks: list[Callback]) -> None:
     """All rounds that are left and the final evaluation.
 
     FederationError when several rounds in a row changed nothing.
     """
-    federation, rounds, exchange = run.federation, run.settings.run.rounds, MessageExchange(run.federation)
-    say(f"{run.strategy.row.title} ({run.strategy.row.paper})")
-    budget = Budget(federation, run.start.run_history)
+    federation, strategy, wanted = run.federation, run.strategy, run.settings.run
+    exchange, budget = MessageExchange(federation), Budget(federation, run.start.run_history)
     callbacks = [*callbacks, budget]
+    say(f"{strategy.row.title} ({strategy.row.paper})")
     for callback in callbacks:
         callback.on_start(run)
+
+    def report(result: RoundResult, start: float) -> RoundRow:
+        result.late, result.waited = exchange.late, exchange.waited
+        result.epsilon = budget.spent(result.number, result.final)
+        result.seconds = {"total": time.monotonic() - start, **result.seconds}
+        row = row_of(result, strategy)
+        for callback in callbacks:
+            callback.on_round(run, row, result)
+        return row
+
     last, idle = run.start.round, 0
-    for number in range(last + 1, rounds + 1):
+    for number in range(last + 1, wanted.rounds + 1):
         start = time.monotonic()
         federation.await_sites()
         if why := next(filter(None, (callback.why_stop(run, number) for callback in callbacks)), ""):
             say(why)
             break
-        best = run.best if run.settings.run.keep_best else None
-        result, last = train_round(run.strategy, run.folder.name, number, exchange, best), number
+        best = run.best if wanted.keep_best else None
+        result, last = train_round(strategy, run.folder.name, number, exchange, best), number
         federation.note_silence(number, (), exchange.late)
-        result.epsilon = budget.spent(number)
-        _report(run, callbacks, result, exchange, start)
+        report(result, start)
         idle = idle + 1 if result.not_merged else 0
         if idle == MOST_IDLE_ROUNDS:
             few = f"{idle} rounds in a row changed nothing: {result.not_merged}"
@@ -141,26 +147,13 @@ def run_rounds(run: Run, callbacks: Sequence[Callback]) -> None:
         raise FederationError("no client has sent one valid reply: nothing was learnt; the lines above say why")
     start = time.monotonic()
     federation.await_sites()
-    result = final_evaluation(run.strategy, run.folder.name, last, exchange)
+    result = final_evaluation(strategy, run.folder.name, last, exchange)
     if result.not_merged or not result.reports:
         lost = [f"{site}: {reason}" for site, reason in (result.failed | result.refused).items()]
         why = "; ".join([*filter(None, [result.not_merged]), *lost]) or "silence"
         raise FederationError(f"no valid reply to the final evaluation ({why}); resume.toml repeats it")
-    result.epsilon = budget.spent(last, final=True)
-    row = _report(run, callbacks, result, exchange, start)
-    if run.settings.run.keep_best and run.best:
-        tell_best(run.strategy, run.folder.name, last, exchange, run.best)
+    row = report(result, start)
+    if wanted.keep_best and run.best:
+        tell_best(strategy, run.folder.name, last, exchange, run.best)
     for callback in callbacks:
         callback.on_end(run, row, result)
-
-
-def _report(
-    run: Run, callbacks: Sequence[Callback], result: RoundResult, exchange: MessageExchange, start: float
-) -> RoundRow:
-    """Complete the result of a round that began at ``start``, and give it to the callbacks."""
-    result.late, result.waited = exchange.late, exchange.waited
-    result.seconds = {"total": time.monotonic() - start, **result.seconds}
-    row = row_of(result, run.strategy)
-    for callback in callbacks:
-        callback.on_round(run, row, result)
-    return row

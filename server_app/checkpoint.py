@@ -28,8 +28,7 @@ from protofl_common.runs.folder import SUMMARY, RunFolder
 from server_app.log import say
 
 FORMAT = "protofl-checkpoint-4"
-FOLDER, OLD_NAME = "checkpoints", "checkpoint.safetensors"
-"""Where they are; and the only one of a run of a version before format 3."""
+FOLDER = "checkpoints"
 NEWEST = 3
 """Clients keep their states of as many rounds (`client_app/state.py`)."""
 
@@ -55,7 +54,6 @@ class Checkpoint:
     metrics_bytes: int = 0
     """Length of ``metrics.jsonl``; what it holds beyond that is of a round that does not count."""
     code: str = ""
-    """Which code wrote it."""
     state: dict[str, Tensor] = field(default_factory=dict)
 
     @property
@@ -65,8 +63,8 @@ class Checkpoint:
 
     def write(self, folder: Path) -> None:
         """Keep this checkpoint, and those of the rounds just before it."""
-        facts: dict[str, Any] = {key: value for key, value in vars(self).items() if key != "state"}
-        facts |= {"run_history": self.run_history.text}
+        facts: dict[str, Any] = vars(self) | {"run_history": self.run_history.text}
+        del facts["state"]
         path = folder / FOLDER / f"{self.round:06d}.safetensors"
         write_tensors(path, self.state, {"format": FORMAT, "facts": json.dumps(facts)})
         for other in checkpoints(folder):
@@ -75,15 +73,13 @@ class Checkpoint:
 
     @classmethod
     def read(cls, path: Path) -> Checkpoint:
-        """Read a file; TensorFileError if it is missing or damaged, SettingsError if it is of another version."""
+        """Read a file; TensorFileError if it is damaged, SettingsError if it is of another version."""
         state, facts = read_tensors(path, torch.device("cpu"))
         if facts.get("format") != FORMAT:
             raise SettingsError(f"resume = true: {path} is of the version {facts.get('format')}, not {FORMAT}")
         stored = json.loads(facts["facts"])
-        return cls(
-            **stored
-            | {"run_history": RunHistory.parse(stored["run_history"]), "sites": tuple(stored["sites"]), "state": state}
-        )
+        stored |= {"run_history": RunHistory.parse(stored["run_history"]), "sites": tuple(stored["sites"])}
+        return cls(**stored, state=state)
 
 
 def checkpoints(folder: Path) -> list[Path]:
@@ -93,28 +89,21 @@ def checkpoints(folder: Path) -> list[Path]:
 
 def newest_whole(folder: Path) -> Checkpoint:
     """The newest checkpoint that is not damaged; a line for each that is, and TensorFileError if all are."""
-    for path in (found := checkpoints(folder)):
+    *newer, oldest = checkpoints(folder)
+    for path in newer:
         try:
             return Checkpoint.read(path)
         except TensorFileError as error:
-            if path == found[-1]:
-                raise
             say(f"{error}; going back a round")
-    return Checkpoint.read(folder / OLD_NAME)
+    return Checkpoint.read(oldest)
 
 
 def is_complete(folder: Path) -> bool:
-    """Return whether the run in ``folder`` has made its final evaluation."""
     return (folder / SUMMARY).exists()
 
 
-def can_be_resumed(folder: Path) -> bool:
-    """Return whether the run in ``folder`` has a checkpoint."""
-    return bool(checkpoints(folder)) or (folder / OLD_NAME).exists()
-
-
 def check_free(folder: Path) -> None:
-    """SettingsError where ``folder`` has a run, which a new one would be mixed up with."""
+    """SettingsError where ``folder`` has a run."""
     if (folder / "settings.toml").exists():
         hint = "choose another name, or let it go on with resume = true"
         raise SettingsError(f"run-name = {folder.name!r}: {folder} holds a run already; {hint}")
@@ -123,8 +112,7 @@ def check_free(folder: Path) -> None:
 def starting_point(settings: Settings, folder: Path, run_id: int) -> Checkpoint:
     """Return where a run begins: before its first round or, with ``resume``, after the last one that it finished.
 
-    SettingsError if there is a run of that name already, or, with ``resume``, none that could go on with these
-    settings.
+    SettingsError if there is a run of that name, or, with ``resume``, none that could go on with these settings.
     """
     name, wanted = folder.name, to_run_config(settings)
     if not settings.run.resume:
@@ -132,23 +120,19 @@ def starting_point(settings: Settings, folder: Path, run_id: int) -> Checkpoint:
         return Checkpoint(wanted, RunHistory(run_id), code=code_version())
     if is_complete(folder):
         raise SettingsError(f"resume = true: nothing to resume, the run {name!r} is complete: {folder}")
-    if not can_be_resumed(folder):
+    if not checkpoints(folder):
         raise SettingsError(f"resume = true: nothing to resume, there is no checkpoint in {folder / FOLDER}")
     found = newest_whole(folder)
-    if lines := _differences(found.settings, wanted):
+    keys = [key for key in {**found.settings, **wanted} if key not in MAY_DIFFER]
+    if changed := [key for key in keys if found.settings.get(key) != wanted.get(key)]:
+        lines = [f"{key} = {_text(wanted, key)}: the run has {key} = {_text(found.settings, key)}" for key in changed]
         raise SettingsError(f"resume = true: the run {name!r} was started with other settings\n" + "\n".join(lines))
     if found.code != code_version():
         say(f"resuming with other code: the run's last round was made by {found.code}, this is {code_version()}")
     return replace(found, code=code_version(), run_history=found.run_history.then(run_id, found.round))
 
 
-def _differences(before: dict[str, Scalar], now: dict[str, Scalar]) -> list[str]:
-    """A line for each setting that must not change and has."""
-    keys = [key for key in {**before, **now} if key not in MAY_DIFFER and before.get(key) != now.get(key)]
-    return [f"{key} = {_as_text(now, key)}: the run has {key} = {_as_text(before, key)}" for key in keys]
-
-
-def _as_text(settings: dict[str, Scalar], key: str) -> str:
+def _text(settings: dict[str, Scalar], key: str) -> str:
     return json.dumps(settings[key], ensure_ascii=False) if key in settings else "(not set)"
 
 

@@ -1,7 +1,5 @@
 """The lines of a run: on the screen, which `flwr run --stream` carries, and in ``run.log``."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager

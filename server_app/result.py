@@ -1,14 +1,16 @@
 """The result of a round: `server_app/round.py` returns it, and the callbacks read it."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 from protofl_common.maths.prototypes import Prototypes
-from protofl_common.privacy.figures import Means
+from protofl_common.privacy.sums import Means
 from protofl_common.runs.folder import Seconds
+from protofl_common.wire.payloads import ClientStatistics
 from protofl_common.wire.records import Report
-from protofl_common.wire.statistics import ClientStatistics
+
+
+class VoidRound(Exception):
+    """A round changes nothing; the text says why."""
 
 
 @dataclass

@@ -1,163 +1,146 @@
 """One round: messages to the sites, their replies checked, the valid ones merged."""
 
-from __future__ import annotations
-
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 
 import torch
-from flwr.app import Message, MessageType, RecordDict
+from flwr.app import MessageType
 from torch import Tensor
 
 from protofl_common.basics.text import in_order, printable
-from protofl_common.runs.attributes import restore_attributes
+from protofl_common.runs.attributes import pack_attributes
 from protofl_common.runs.evaluation_metrics import declared_metrics
 from protofl_common.runs.folder import BestRound
-from protofl_common.wire.limits import Limits
-from protofl_common.wire.payloads import pack_payload, payload_bytes
-from protofl_common.wire.records import Instructions, pack_baseline, pack_best, pack_instructions
-from protofl_common.wire.schema import statistics_declared
-from protofl_common.wire.secagg import pack_by_site
-from server_app.network.membership import AT_ONCE
-from server_app.result import RoundResult
+from protofl_common.wire.limits import Limits, RefusedMessage
+from protofl_common.wire.payloads import pack_payload
+from protofl_common.wire.records import pack_best
+from protofl_common.wire.schema import Declared, statistics_declared
+from server_app.network.exchange import MessageExchange, Messenger, Records
+from server_app.network.membership import AT_ONCE, Federation
+from server_app.protections import outliers, samples, vote
+from server_app.protections.secure_sum import Channel, channel_of
+from server_app.replies import Expected, Upload, vectors_of
+from server_app.result import RoundResult, VoidRound
 from server_app.sampling import sample_sites
-from server_app.secagg import BySite, channel_of
 from server_app.strategies.base import Strategy
-from server_app.validation.replies import Expected, Upload, bounded, in_proportion, take, vectors_of, voted
-
-Send = Callable[[Sequence[Message], float], list[Message]]
-"""(messages, timeout in seconds) -> the replies that came."""
 
 
 def train_round(
-    strategy: Strategy, run_name: str, number: int, send: Send, best: BestRound | None = None
+    strategy: Strategy, run_name: str, number: int, send: MessageExchange, best: BestRound | None = None
 ) -> RoundResult:
     """The sites of this round's sample evaluate what they receive, train and upload; the server merges.
 
-    ``best``: the round whose model sites keep, with ``keep-best``.
+    ``best``: the best round so far, where sites store their models of it.
     """
     federation, settings = strategy.federation, strategy.settings.federation
     sites = sample_sites(federation.answering(number), settings.participation, strategy.settings.run.seed, number)
-    evaluate = (number - 1) % settings.evaluate_every == 0
-    instructions = Instructions(number, run_name, evaluate, federation.run_history)
-    result = RoundResult(number, asked=sites)
-    start = time.monotonic()
-    losses = strategy.row.reported_losses
-    expected = Expected(number, strategy.expected_up(number), _limits(strategy), losses, _metrics(strategy))
-    channel = channel_of(strategy, instructions, send, expected, result)
-    messages = _messages(strategy, result, MessageType.TRAIN, instructions, channel.opened_for(sites), best)
-    replies = send(messages, settings.round_timeout)
-    arrived = time.monotonic()
-    uploads = take(replies, channel.expected, federation, result)
+    result, start = RoundResult(number, asked=sites), time.monotonic()
+    messenger = Messenger(federation, run_name, send, result, (number - 1) % settings.evaluate_every == 0)
+    channel = channel_of(messenger, _expected(strategy, number, strategy.expected_up(number), training=True))
+    sent, merging = list[Upload](), 0.0
+    try:
+        sent = uploads = _uploads(strategy, messenger, channel, MessageType.TRAIN, len(sites), pack_best(best))
+        for accept in (outliers.accept, samples.accept, _enough, channel.accept, vote.accept):
+            uploads = accept(uploads, federation, result)
+        merging = time.monotonic()
+        result.metrics = _merge(strategy, uploads, result)
+    except VoidRound as reason:
+        result.not_merged = str(reason)
+    end = time.monotonic()
+    result.seconds = {"exchange": (merging or end) - start, "aggregate": end - (merging or end)}
     federation.note_silence(number, result.missing, {*result.reports, *result.failed, *result.refused})
-    uploads = bounded(in_proportion(uploads, federation.bounds.max_norm_ratio, result), federation, result)
-    result.prototypes = vectors_of(uploads)
-    if len(uploads) < settings.min_replies:
-        few = f"{len(uploads)} valid replies, fewer than min-replies = {settings.min_replies}"
-        result.not_merged = result.not_merged or few
-    else:
-        uploads = channel.received(uploads)
-        arrived = time.monotonic()
-        if uploads:
-            _merge(strategy, voted(uploads, federation), result)
-    result.seconds = {"exchange": arrived - start, "aggregate": time.monotonic() - arrived}
+    result.prototypes = vectors_of(upload for upload in sent if upload.site in result.reports)
     return result
 
 
-def _merge(strategy: Strategy, uploads: list[Upload], result: RoundResult) -> None:
-    """The server's step; where it fails, or would leave NaN or infinity, the state from before the round stays.
+def final_evaluation(strategy: Strategy, run_name: str, number: int, send: MessageExchange) -> RoundResult:
+    """After round ``number``, the last: all sites evaluate, and say what the report may show."""
+    federation = strategy.federation
+    result = RoundResult(number, final=True, asked=in_order(federation.answering(number)))
+    messenger = Messenger(federation, run_name, send, result, True)
+    declared = statistics_declared(strategy.settings.run.statistics)
+    channel = channel_of(messenger, _expected(strategy, number, declared, training=False))
+    try:
+        uploads = _uploads(strategy, messenger, channel, MessageType.EVALUATE, AT_ONCE)
+        shown = (
+            (one.site, one.payload.statistics()) for one in channel.accept(uploads, federation, result) if declared
+        )
+        result.statistics = {site: statistics for site, statistics in shown if statistics is not None}
+    except VoidRound as reason:
+        result.not_merged = str(reason)
+    return result
+
+
+def tell_best(strategy: Strategy, run_name: str, number: int, send: MessageExchange, best: BestRound) -> None:
+    """Tell the sites, when all is evaluated, which of their models is the best, and on which data it was chosen."""
+    messenger = Messenger(strategy.federation, run_name, send, RoundResult(number), False)
+    sites = in_order(strategy.federation.answering(number))
+    messenger.ask(MessageType.EVALUATE, dict.fromkeys(sites, pack_best(best, True)))
+
+
+def _uploads(
+    strategy: Strategy, messenger: Messenger, channel: Channel, kind: str, at_once: int, more: Records | None = None
+) -> list[Upload]:
+    """Ask the round's sites, so many ``at_once``; their reports, and what is wrong with replies, go into the result."""
+    result, cards = messenger.result, strategy.federation.cards
+    opened, uploads = list(channel.opened_for(result.asked).items()), list[Upload]()
+    for start in range(0, len(opened), at_once):
+        contents = _contents(strategy, dict(opened[start : start + at_once]), more or {})
+        for site, content in messenger.ask(kind, contents).items():
+            try:
+                uploads.append(channel.expected.read(content, cards[site]))
+                result.reports[site] = uploads[-1].report
+            except RefusedMessage as refusal:
+                result.refused[site] = str(refusal)
+    return uploads
+
+
+def _contents(strategy: Strategy, sites: Mapping[str, Records], more: Records) -> dict[str, Records]:
+    """The records for each of the ``sites``: its channel's, and the payload, which is packed once for all."""
+    down, common, contents = strategy.settings.exchange.down, strategy.payload_down(), dict[str, Records]()
+    shared = pack_payload(common, down)
+    for site, records in sites.items():
+        own = strategy.payload_for(site, common)
+        contents[site] = {**(shared if own is common else pack_payload(own, down)), **records, **more}
+    return contents
+
+
+def _enough(uploads: list[Upload], federation: Federation, result: RoundResult) -> list[Upload]:
+    """VoidRound below ``min-replies``."""
+    if len(uploads) < (least := federation.settings.federation.min_replies):
+        raise VoidRound(f"{len(uploads)} valid replies, fewer than min-replies = {least}")
+    return uploads
+
+
+def _merge(strategy: Strategy, uploads: list[Upload], result: RoundResult) -> dict[str, float]:
+    """The server's step; VoidRound where it fails, or would leave NaN or infinity: the state from before stays.
 
     An error among simulated clients is the algorithm's own, and ends the run.
     """
-    before = strategy.packed_state()
+    before, strategy.reduced = pack_attributes(strategy, strategy.state), set()
     try:
-        strategy.reduced = set()
-        result.metrics = strategy.merge(uploads)
+        metrics = strategy.merge(uploads)
         result.bounded |= strategy.reduced
-        if odd := [name for name, value in strategy.present_state().items() if not _is_finite(value)]:
-            result.not_merged = f"{odd[0]} of the server would no longer be finite"
+        odd = [name for name, value in strategy.present_state().items() if not _is_finite(value)]
+        why = f"{odd[0]} of the server would no longer be finite" if odd else ""
     except (ArithmeticError, LookupError, RuntimeError, ValueError) as error:
         if strategy.federation.simulated:
             raise
-        result.not_merged = printable(f"the server's step failed: {type(error).__name__}: {error}")
-    if result.not_merged:
-        result.metrics = {}
-        restore_attributes(strategy, strategy.state, before)
+        why = printable(f"the server's step failed: {type(error).__name__}: {error}")
+    if why:
+        strategy.restore(before)
+        raise VoidRound(why)
+    return metrics
 
 
-def _is_finite(value: Tensor) -> bool:
-    """Without NaN and infinity: both show in the smallest or the largest number."""
+def _is_finite(value: Tensor) -> bool:  # NaN and infinity show in the smallest or the largest number
     return not value.numel() or bool(torch.stack(value.aminmax()).isfinite().all())
 
 
-def final_evaluation(strategy: Strategy, run_name: str, number: int, send: Send) -> RoundResult:
-    """After round ``number``, the last: all sites evaluate, and say what the report may show."""
-    federation, settings = strategy.federation, strategy.settings
-    instructions = Instructions(number, run_name, True, federation.run_history)
-    result = RoundResult(number, final=True, asked=in_order(federation.answering(number)))
-    declared = statistics_declared(settings.run.statistics)
-    expected = Expected(number, declared, _limits(strategy), metrics=_metrics(strategy), training=False)
-    channel = channel_of(strategy, instructions, send, expected, result)
-    sites, uploads = list(channel.opened_for(result.asked).items()), list[Upload]()
-    for start in range(0, len(sites), AT_ONCE):
-        some = dict(sites[start : start + AT_ONCE])
-        messages = _messages(strategy, result, MessageType.EVALUATE, instructions, some)
-        replies = send(messages, settings.federation.round_timeout)
-        uploads += take(replies, channel.expected, federation, result)
-    uploads = channel.received(uploads)
-    if declared:
-        sent = {upload.site: upload.payload.statistics() for upload in uploads}
-        result.statistics = {site: shown for site, shown in sent.items() if shown is not None}
-    return result
-
-
-def tell_best(strategy: Strategy, run_name: str, number: int, send: Send, best: BestRound) -> None:
-    """When all is evaluated: which of the models that sites have kept is the best, and on which data it was chosen."""
-    federation, instructions = (
-        strategy.federation,
-        Instructions(number, run_name, False, strategy.federation.run_history),
-    )
-    records = {"round": pack_instructions(instructions), **pack_baseline(federation.baseline), **pack_best(best, True)}
-    send(
-        [
-            Message(RecordDict(dict(records)), federation.node_of[site], MessageType.EVALUATE, group_id=str(number))
-            for site in in_order(federation.answering(number))
-        ],
-        strategy.settings.federation.round_timeout,
-    )
-
-
-def _messages(
-    strategy: Strategy,
-    result: RoundResult,
-    kind: str,
-    instructions: Instructions,
-    sites: Mapping[str, BySite],
-    best: BestRound | None = None,
-) -> list[Message]:
-    """A message to each of the ``sites``, with what its channel has for it; the payload of all is packed once."""
-    down, common = strategy.settings.exchange.down, strategy.payload_down()
-    shared, baseline = pack_payload(common, down), strategy.federation.baseline
-    records = {"round": pack_instructions(instructions), **pack_baseline(baseline), **pack_best(best)}
-    messages = []
-    for site, shares in sites.items():
-        own = strategy.payload_for(site, common)
-        packed = shared if own is common else pack_payload(own, down)
-        content = RecordDict({**packed, **records, **(pack_by_site(shares) if shares else {})})
-        result.bytes_down += payload_bytes(content)
-        messages.append(Message(content, strategy.federation.node_of[site], kind, group_id=str(instructions.round)))
-    return messages
-
-
-def _metrics(strategy: Strategy) -> set[str]:
-    """Names of the metrics that a report may hold."""
-    return declared_metrics(strategy.settings.metrics, strategy.num_classes)
-
-
-def _limits(strategy: Strategy) -> Limits:
-    """Limits and checks of replies from clients."""
+def _expected(strategy: Strategy, number: int, declared: Declared, training: bool) -> Expected:
+    """The content of a valid reply, to a message that asks for training or for the final evaluation."""
     settings = strategy.settings
-    return Limits(
+    limits = Limits(
         num_classes=strategy.num_classes,
         feature_dim=settings.model.feature_dim,
         max_norm=settings.bounds.max_prototype_norm,
@@ -166,3 +149,6 @@ def _limits(strategy: Strategy) -> Limits:
         backbones=len(settings.backbones),
         frozen_dim=strategy.card.input_shape[0] if settings.backbones else 0,
     )
+    losses = strategy.row.reported_losses if training else ()
+    metrics = declared_metrics(settings.metrics, strategy.num_classes)
+    return Expected(number, declared, limits, losses, metrics, complete=training, counts_samples=training)

@@ -1,7 +1,5 @@
 """The sample of a round's clients: seeded, by the sites' own names, independent of Flower's random node ids."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Training on the vectors that clients have sent, for servers that do: on a GPU where there is one."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
@@ -65,7 +63,7 @@ def train(
 
 @contextmanager
 def threads_for(multiplications: int) -> Iterator[None]:
-    """One thread while this lasts, if a forward pass of so many multiplications is a small one."""
+    """One thread while this lasts, for a forward pass of less than `SMALL_STEP`."""
     before = torch.get_num_threads()
     torch.set_num_threads(1 if multiplications < SMALL_STEP else before)
     try:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MessageType, MetricRecord, RecordDict
 
-from protofl_common.wire.arrays import RAW
+from protofl_common.wire.payloads import RAW
 from tests.harness import Tamper
 
 Change = Callable[[Message, Message], Message]
@@ -70,12 +70,13 @@ def both(first: Change, then: Change) -> Change:
     return lambda message, reply: then(message, first(message, reply))
 
 
-def weights_scaled(factor: float) -> Change:
+def weights_scaled(factor: float, entry: str = "weights") -> Change:
     def change(message: Message, reply: Message) -> Message:
-        record = reply.content.array_records["weights"]
+        record = reply.content.array_records[entry]
         for name, array in record.items():
-            if array.dtype == "float32":
-                record[name] = raw((values_of(array) * np.float32(factor)).astype(np.float32))
+            if array.dtype.startswith("float"):
+                kind = np.dtype(array.dtype)
+                record[name] = raw((values_of(array) * kind.type(factor)).astype(kind))
         return reply
 
     return change

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from client_app.algorithms import client_half
-from client_app.algorithms.base import ClientAlgorithm
+from client_app.algorithms.base import ClientAlgorithm, client_half
 from protofl_common.config.options import SettingsError
 from protofl_common.experiment.catalog import CATALOG, half
 from server_app.strategies import server_half

@@ -11,7 +11,7 @@ import pytest
 import torch
 from flwr.app import MessageType
 
-from client_app.algorithms import client_half
+from client_app.algorithms.base import client_half
 from protofl_common.basics import cuda_graph
 from protofl_common.experiment.catalog import CATALOG
 from tests.harness import run_config, run_federation

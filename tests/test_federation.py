@@ -347,7 +347,7 @@ def test_an_existing_run_name_is_not_overwritten(tmp_path: Path) -> None:
         ({"partition-id": "x", "num-partitions": 2}, "partition-id = 'x'"),
         ({"site-name": "../../etc"}, "site-name"),
         ({"partition-id": 1, "num-partitions": 2, "arch": "vgg"}, "arch = 'vgg': choose one of"),
-        ({"partition-id": 1, "num-partitions": 2, "device": "gpu"}, "device = 'gpu': choose auto, cpu, cuda"),
+        ({"partition-id": 1, "num-partitions": 2, "device": "gpu"}, "device = 'gpu': choose one of auto, cpu, cuda"),
         ({"partition-id": 1, "num-partitions": 2, "domian": "photo"}, "domian: unknown key; did you mean domain?"),
         ({"partition-id": 1, "num-partitions": 3}, "the sites differ in num-partitions"),
         ({"partition-id": 1, "num-partitions": 2, "domain": "mars"}, "DataError (domain): its data"),

@@ -16,10 +16,10 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MessageTy
 from safetensors.torch import load_file
 
 from protofl_common.config.options import SettingsError
-from protofl_common.wire.arrays import RAW
+from protofl_common.wire.payloads import RAW
 from server_app.network.membership import FederationError
+from server_app.replies import Upload
 from server_app.strategies.fedavg import FedAvg
-from server_app.validation.replies import Upload
 from tests.attacks import (
     Change,
     by,
@@ -159,7 +159,8 @@ def test_the_same_holds_for_other_algorithms(
 ) -> None:
     factor = 1e6 if attack == "scaled" else float("nan")
     rarely = not DECLARED[algo].prototypes or algo == "protofed"  # only in its last round
-    change = weights_scaled(factor) if rarely else scaled(factor, DECLARED[algo].record)
+    entry = "weights" if DECLARED[algo].weights else next(iter(DECLARED[algo].beside), "")
+    change = weights_scaled(factor, entry) if rarely else scaled(factor, DECLARED[algo].record)
     outcome = federation(tmp_path, change, algo)
     assert outcome.summary["trouble"]["refused"] == ROUNDS
     assert_unharmed(outcome, without(algo))
@@ -323,10 +324,10 @@ STATISTICSS: dict[str, tuple[Change, str]] = {
     "inflated counts": (statistics_with(counts=lambda n: n + 2**60), "but it has 30 for training"),
     "counts of another dtype": (statistics_with(counts=lambda n: n.astype(np.float32)), "float32 instead of"),
     "NaN": (statistics_with(features=lambda z: z * np.float32(np.nan)), "NaN or infinity"),
-    "a feature too long": (statistics_with(features=lambda z: z * np.float32(1e9)), "statistics feature of norm"),
+    "a feature too long": (statistics_with(features=lambda z: z * np.float32(1e9)), "statistics of norm"),
     "wrong dimension": (statistics_with(features=lambda z: z[:, 1:].copy()), "instead of 60×64"),
     "fewer labels": (statistics_with(labels=lambda y: y[1:].copy()), "shape 60×64 instead of 59×64"),
-    "a label out of range": (statistics_with(labels=lambda y: y + 10), "statistics label outside 0..9"),
+    "a label out of range": (statistics_with(labels=lambda y: y + 10), "statistics with a label outside 0..9"),
     "a million features": (
         statistics_with(
             features=lambda z: np.ones((10**6, 64), np.float32), labels=lambda y: np.zeros(10**6, np.int64)
@@ -335,7 +336,7 @@ STATISTICSS: dict[str, tuple[Change, str]] = {
     ),
     "a million said": (
         statistics_with(labels=lambda y: Array("int64", (10**6,), RAW, y.tobytes())),
-        "statistics of 1000000 features, not from 0 to 200",
+        "1000000 statistics, not from 0 to 200",
     ),
     "an array more": (statistics_with(images=lambda _: np.zeros(3, np.float32)), "statistics with the arrays"),
 }

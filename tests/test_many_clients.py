@@ -8,14 +8,13 @@ from typing import Any
 import pytest
 import torch
 
-from client_app import app as client
-from client_app import site as sites
+from client_app import introduction
 from protofl_common.basics.tensorfile import read_tensors
 from server_app import round as rounds
 from server_app.callbacks import artifacts
 from server_app.callbacks.base import Run
 from server_app.network import membership
-from server_app.network.membership import FederationError
+from server_app.network.admission import FederationError, must_agree
 from tests.harness import run_config, run_federation
 
 SMALL: dict[str, Any] = {"dataset": "digits", "partition": "iid", "train_samples": 10, "test_samples": 10}
@@ -33,8 +32,8 @@ def test_the_server_remembers_no_figures_of_single_clients(tmp_path: Path, monke
 def test_the_final_evaluation_asks_a_thousand_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     wanted = run_federation(run_config(tmp_path / "at-once", rounds=1, **SMALL), clients=3).rows[-1]
     monkeypatch.setattr(rounds, "AT_ONCE", 2)
-    asked, make = [], rounds._messages
-    monkeypatch.setattr(rounds, "_messages", lambda *args: asked.append(args[4]) or make(*args))  # type: ignore[func-returns-value]
+    asked, make = [], rounds._contents
+    monkeypatch.setattr(rounds, "_contents", lambda *args: asked.append([*args[1]]) or make(*args))  # type: ignore[func-returns-value]
     found = run_federation(run_config(tmp_path / "in-turn", rounds=1, **SMALL), clients=3).rows[-1]
     assert asked == [["site-0", "site-1", "site-2"], ["site-0", "site-1"], ["site-2"]]
     assert found["accuracy"] == wanted["accuracy"]
@@ -77,12 +76,12 @@ def test_introductions_build_a_model_of_each_kind_once(tmp_path: Path, monkeypat
             reply.content["site"] for message, reply in outcome.grid.log if message.metadata.message_type == "query"
         ]
 
-    check, checked = sites.check_model, []
-    monkeypatch.setattr(sites, "check_model", lambda *args: (checked.append(args[1]), check(*args)))
-    monkeypatch.setattr(client, "_KNOWN_MODELS", {})
+    check, checked = introduction.check_model, []
+    monkeypatch.setattr(introduction, "check_model", lambda *args: (checked.append(args[1]), check(*args)))
+    monkeypatch.setattr(introduction, "_KNOWN_MODELS", {})
     found = cards("once")
     assert checked == ["cnn4"]
-    monkeypatch.setattr(client, "_KNOWN_MODELS", type("Never", (dict,), {"__contains__": lambda *_: False})())
+    monkeypatch.setattr(introduction, "_KNOWN_MODELS", type("Never", (dict,), {"__contains__": lambda *_: False})())
     assert cards("each") == found
     assert len(checked) == 5
 
@@ -90,6 +89,6 @@ def test_introductions_build_a_model_of_each_kind_once(tmp_path: Path, monkeypat
 def test_what_one_site_says_of_itself_does_not_flood_the_servers_log() -> None:
     said = {"north": "a, b", "south": ", ".join(map(str, range(100_000)))}
     with pytest.raises(FederationError) as error:
-        membership._must_agree("classes", said, "set `classes`")
+        must_agree("classes", said, str, "set `classes`")
     assert "north" in str(error.value)
     assert len(str(error.value)) < 2000

@@ -20,8 +20,7 @@ import torch
 from flwr.app import Context, MessageType, RecordDict
 from safetensors.torch import load_file
 
-from client_app.algorithms import client_half
-from client_app.algorithms.base import ClientAlgorithm
+from client_app.algorithms.base import ClientAlgorithm, client_half
 from client_app.client import Client
 from client_app.training import Batch, Step
 from protofl_common.basics.files import digest
@@ -34,10 +33,10 @@ from protofl_common.models.build import build_model
 from protofl_common.tools.cli import main
 from protofl_common.tools.inference import Predictor
 from protofl_common.wire.schema import Counts, Update, Vectors, VectorSets, Weights
+from server_app.replies import Upload
 from server_app.strategies import server_half
 from server_app.strategies.base import ServerStrategy
 from server_app.strategies.fedavg import FedAvg
-from server_app.validation.replies import Upload
 from tests.harness import RUN_ID, rows_without_a_reply, run_config, run_federation
 from tests.support.installed import OUTSIDE, install_into, pyproject
 from tests.test_identities import assert_same_models, metrics, models_left

@@ -16,7 +16,6 @@ from flwr.cli.build import build_fab_from_disk
 from hatchling.builders.wheel import WheelBuilder
 
 from protofl_common.config.backbones import EMBEDDED
-from protofl_common.tools.app_files import copy_app
 
 ROOT = Path(__file__).parents[1]
 STRAY = ("patients.json", "secrets.yaml", "mydata/patients.json", "notes.md", "server_app/patients.json", "x.py")
@@ -54,17 +53,6 @@ def test_an_unpacked_bundle_is_the_same_app(bundle: zipfile.ZipFile, tmp_path: P
     assert again.read(".info/CONTENT") == bundle.read(".info/CONTENT")
 
 
-def test_a_copy_of_the_files_that_it_may_hold_makes_the_same_bundle(bundle: zipfile.ZipFile, tmp_path: Path) -> None:
-    copy = copy_app(ROOT, tmp_path / "copy")
-    again = zipfile.ZipFile(io.BytesIO(build_fab_from_disk(copy)))
-    assert again.read(".info/CONTENT") == bundle.read(".info/CONTENT")
-    assert {path.name for path in copy.iterdir()} <= {name.partition("/")[0] for name in bundle.namelist()} | {
-        ".gitignore"
-    }
-    with pytest.raises(FileNotFoundError):
-        copy_app(tmp_path, tmp_path / "another")
-
-
 def test_every_module_loads_from_the_bundle_with_the_embedded_data(bundle: zipfile.ZipFile, tmp_path: Path) -> None:
     bundle.extractall(tmp_path)
     script = """
@@ -72,7 +60,7 @@ import importlib, pathlib
 for file in pathlib.Path().rglob("*.py"):
     module = importlib.import_module(".".join(file.with_suffix("").parts).removesuffix(".__init__"))
     assert pathlib.Path(module.__file__).samefile(file), module.__file__
-from protofl_common.backbones.extract import feature_widths
+from protofl_common.backbones.features import feature_widths
 from protofl_common.experiment.settings import Settings, default_run_config
 from protofl_common.data.sources import SOURCES
 print(feature_widths(("glyphs", "fractals", "scenes")))

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from protofl_common.backbones.load import WEIGHTS
-from protofl_common.backbones.weightfile import read_weights
+from protofl_common.backbones.load import WEIGHTS, load_backbone
+from protofl_common.backbones.network import WIDTH
 from protofl_common.config.backbones import EMBEDDED
 from tests.bench.pretraining import glyphs, train
 from tests.bench.pretraining.augment import augmented
@@ -47,7 +47,8 @@ def test_images_follow_from_seed_and_part(name: str) -> None:
 
 @pytest.mark.parametrize("name", tuple(EMBEDDED))
 def test_shipped_weights_know_these_classes(name: str) -> None:
-    assert tuple(read_weights(WEIGHTS / f"{name}.json").made["classes"]) == corpus_of(name).classes
+    made = json.loads((WEIGHTS / f"{name}.json").read_text())["made"]
+    assert tuple(made["classes"]) == corpus_of(name).classes
 
 
 def test_glyphs_hold_no_digit() -> None:
@@ -89,8 +90,8 @@ def test_command_line_writes_weights(
     out = tmp_path / "own.json"
     monkeypatch.setattr("sys.argv", ["pretrain", "scenes", "--steps", "2", "--seed", "5", "--out", str(out)])
     train.main()
-    made = read_weights(out).made
+    made = json.loads(out.read_text())["made"]
     assert (made["steps"], made["seed"], made["classes"]) == (2, 5, [5, 11])
     assert len(made["held-out accuracy"]) == 2
     assert "held-out accuracy" in capsys.readouterr().out
-    assert json.loads(out.read_text())["format"] == 1
+    assert load_backbone(f"file:small:{out}", torch.device("cpu")).width == WIDTH

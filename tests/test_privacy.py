@@ -16,8 +16,7 @@ from flwr.app import Context, Message, MessageType, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 from torch import Tensor
 
-from client_app.algorithms import client_half
-from client_app.algorithms.base import ClientAlgorithm
+from client_app.algorithms.base import ClientAlgorithm, client_half
 from client_app.algorithms.fedavg import FedAvg
 from client_app.algorithms.fedproto import FedProto
 from client_app.app import app as client_app
@@ -31,8 +30,7 @@ from protofl_common.config.options import SettingsError
 from protofl_common.experiment.catalog import CATALOG
 from protofl_common.experiment.settings import Settings
 from protofl_common.models.trained import TrainedModel
-from protofl_common.privacy.accountant import Mechanism, epsilon
-from protofl_common.privacy.words import protections
+from protofl_common.privacy.plan import Mechanism, epsilon, protections
 from protofl_common.report.figures.costs import spent as spent_on_page
 from protofl_common.report.reading import Run
 from protofl_common.runs.folder import WEIGHTS
@@ -145,13 +143,6 @@ class ThreeEpochs(FedAvg[Any]):
         return self.train(self.step(), epochs=3)
 
 
-class ExactMeans(FedProto[Any]):
-    """Sends its class means as they are."""
-
-    def upload(self) -> Payload:
-        return Payload(prototypes=self.exact_prototypes())
-
-
 class TwoTables(FedProto[Any]):
     """Makes two tables in a round."""
 
@@ -160,7 +151,7 @@ class TwoTables(FedProto[Any]):
         return super().upload()
 
 
-@pytest.mark.parametrize("half", [PlainStep, PlainLoop, Twice, ThreeEpochs, ExactMeans, TwoTables])
+@pytest.mark.parametrize("half", [PlainStep, PlainLoop, Twice, ThreeEpochs, TwoTables])
 def test_a_covered_row_does_not_help_a_half_that_does_more_than_the_ledger_was_charged_for(
     half: type[ClientAlgorithm[Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -189,7 +180,6 @@ def test_a_covered_algorithm_takes_exactly_the_private_steps_and_tables_of_its_p
 
     monkeypatch.setattr(PrivateStep, "__call__", step)
     monkeypatch.setattr(DifferentialPrivacy, "_table_noise", table)
-    monkeypatch.setattr("client_app.algorithms.base.class_means", None)
     monkeypatch.setattr("client_app.protections.differential_privacy.class_means", None)
     outcome = private(tmp_path, algo, rounds=2)
     settings = Settings.from_run_config(outcome.grid.run_config)
@@ -411,7 +401,7 @@ def test_a_site_does_not_say_of_which_kind_an_unexpected_error_is(
     def evaluate(*arguments: Any, **options: Any) -> None:
         raise ZeroDivisionError("sample 7")
 
-    monkeypatch.setattr("client_app.visit.evaluate", evaluate)
+    monkeypatch.setattr("client_app.app.evaluate", evaluate)
     config = run_config(tmp_path, algo="fedproto", **SMALL | {"rounds": 1})
     (row,) = rows_without_a_reply(config, nodes=nodes(tmp_path))
     assert set(row["failed"].values()) == {"an unexpected error; the log of the site says more"}

@@ -21,7 +21,7 @@ import torch
 from flwr.app import Context, Message, MessageType, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
-from client_app.algorithms import client_half
+from client_app.algorithms.base import client_half
 from client_app.app import app as client_app
 from client_app.client import Client
 from client_app.protections import differential_privacy

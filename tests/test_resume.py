@@ -26,7 +26,7 @@ from server_app.callbacks import checkpoints as checkpoint_files
 from server_app.callbacks.checkpoints import as_toml
 from server_app.checkpoint import FOLDER, checkpoints
 from server_app.network.membership import FederationError
-from server_app.validation.replies import Expected
+from server_app.result import RoundResult
 from tests.harness import Outcome, Tamper, run_config, run_federation
 from tests.protofl_common.basics.test_tensorfile import flip_a_bit
 from tests.test_federation import without_times
@@ -73,14 +73,14 @@ def instead(owner: object, name: str, number: int, *, after: bool = False) -> It
 def round_of(arguments: tuple[Any, ...]) -> int:
     """The round of a call, as a number or as what is expected in it."""
     (number,) = {one for one in arguments if type(one) is int} or {
-        one.server_round for one in arguments if isinstance(one, Expected)
+        one.number for one in arguments if isinstance(one, RoundResult)
     }
     return int(number)
 
 
 PLACES: dict[str, tuple[object, str, bool] | None] = {
     "while the clients train": None,
-    "before the merging": (round_module, "take", False),
+    "before the merging": (round_module, "_merge", False),
     "after the merging": (app_module, "train_round", True),
     "before the checkpoint": (checkpoint_files, "write_checkpoint", False),
     "after the checkpoint": (checkpoint_files, "write_checkpoint", True),
@@ -304,7 +304,7 @@ def test_a_run_that_goes_on_under_other_code_says_so(
 
 def test_a_run_of_an_older_version_is_told(tmp_path: Path) -> None:
     config = run_config(tmp_path, run_name="mine", **SMALL)
-    old = tmp_path / "runs" / "mine" / "checkpoint.safetensors"
+    old = tmp_path / "runs" / "mine" / FOLDER / "000001.safetensors"
     old.parent.mkdir(parents=True)
     save_file({"prototypes:means": torch.zeros(1, 2)}, old, {"format": "protofl-checkpoint-2", "facts": "{}"})
     assert f"{old} is of the version protofl-checkpoint-2, not protofl-checkpoint-4" in refusal(config)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from flwr.app import ArrayRecord, Message, MessageType
 from safetensors.torch import load_file
 from scipy.stats import trim_mean
 
@@ -26,8 +27,8 @@ from protofl_common.maths.aggregation import (
 from protofl_common.maths.prototypes import Prototypes
 from protofl_common.wire.records import SiteCard
 from server_app.network.membership import FederationError
-from server_app.validation.bounds import Bounds, bounds_of
-from tests.attacks import Change, both, by, flipped, reversed_update, scaled
+from server_app.protections.bounds import Bounds, bounds_of
+from tests.attacks import Change, both, by, flipped, raw, reversed_update, scaled, values_of
 from tests.bench.robust_merging import attacked, honest_accuracy
 from tests.harness import run_config, run_federation
 
@@ -127,12 +128,14 @@ def test_where_nothing_is_sent_it_is_refused_by_name() -> None:
     for algo, row in CATALOG.items():
         for merging in ("median", "trimmed-mean"):
             config = default_run_config() | {"algo": algo, "merging": merging}
-            if row.exchange.up:
+            if "merging" in row.supports:
                 assert Settings.from_run_config(config).bounds.merging == merging
                 continue
             with pytest.raises(SettingsError) as caught:
                 Settings.from_run_config(config)
             why = f"in {algo} clients send nothing that a server could merge; choose mean"
+            if row.exchange.up:
+                why = f"the row of {algo} does not declare that its server merges by it; choose mean"
             assert str(caught.value) == f"merging = '{merging}': {why}"
     with pytest.raises(SettingsError, match="merging = 'mode': choose one of auto, mean, median, trimmed-mean"):
         Settings.from_run_config(default_run_config() | {"merging": "mode"})
@@ -210,6 +213,28 @@ def test_an_update_is_cut_to_a_multiple_of_the_median_length() -> None:
     assert found[:2] == sets[:2]
     assert (found[2]["w"].tolist(), int(found[2]["seen"])) == ([1.0, -2.0], 9)
     assert clip_updates(sets[1:], [start] * 2, 1.5) == sets[1:]
+
+
+def test_scaffolds_control_variates_are_cut_as_its_weights_are(tmp_path: Path) -> None:
+    """One of five claims a change of its variate that is four times as long, and the other way."""
+    sent: list[dict[str, torch.Tensor]] = []
+
+    def lie(message: Message, reply: Message) -> Message:
+        if message.metadata.message_type == MessageType.TRAIN:
+            factor = -4 if message.metadata.dst_node_id == 1004 else 1
+            record = {name: factor * values_of(one) for name, one in reply.content["control"].items()}
+            sent.append({name: torch.from_numpy(one) for name, one in record.items()})
+            reply.content["control"] = ArrayRecord({name: raw(one.astype("<f4")) for name, one in record.items()})
+        return reply
+
+    data = {"dataset": "digits", "partition": "iid", "models": "htcnn-1", "rounds": 1, "liars": 1}
+    outcome = run_federation(run_config(tmp_path, algo="scaffold", **data), clients=5, tamper=lie)
+    zeros = {name: torch.zeros_like(one) for name, one in sent[0].items()}
+    wanted = merge_weights(clip_updates(sent, [zeros] * 5, 2.0), [1 / 5] * 5, "mean", 0)
+    state = load_file(max((outcome.folder / "checkpoints").glob("*.safetensors")))
+    for name, value in wanted.items():
+        torch.testing.assert_close(state[f"control/{name}"], value)
+    assert "site-4: its change of the weights is cut to 2 times" in str(outcome.summary["bounded"])
 
 
 @pytest.mark.parametrize("algo", ["fedavg", "fedplvm", "fesem"])

@@ -653,7 +653,7 @@ def test_one_round_without_training_is_one_sum() -> None:
     Settings.from_run_config(default_run_config() | {"secagg": True, "local-epochs": 0, "local-steps": 5})
 
 
-@pytest.mark.parametrize("more", [{"participation": 0.75}, {"local-epochs": 0}])
+@pytest.mark.parametrize("more", [{"participation": 0.75}, {"local-epochs": 0}, {"algo": "gaussian"}])
 def test_a_site_refuses_sums_whose_difference_is_an_upload(more: dict[str, Any], tmp_path: Path) -> None:
     """Whatever its server does with the settings of the run."""
     node = {"site-name": "north", "require-secagg": True, "state-dir": str(tmp_path), **CACHE}

@@ -88,7 +88,7 @@ def fill_the_cache(three: Three, patch: pytest.MonkeyPatch) -> None:
 def fill_the_disk(three: Three, patch: pytest.MonkeyPatch) -> None:
     """/dev/full can be opened, and takes no byte."""
     places = {True: Path("/dev/full"), False: Path(os.devnull)}
-    patch.setattr("client_app.folders.TemporaryFile", lambda dir: places["south" in str(dir)].open("wb"))
+    patch.setattr("client_app.introduction.TemporaryFile", lambda dir: places["south" in str(dir)].open("wb"))
 
 
 LEFT_OUT: dict[str, tuple[Callable[[Three, pytest.MonkeyPatch], None], dict[str, Any], str, str]] = {

@@ -29,9 +29,10 @@ from hypothesis import strategies as st
 from PIL import Image
 
 import client_app.app
-import protofl_common.backbones.cache
+import protofl_common.backbones.features
 import protofl_common.basics.tensorfile
-from client_app.failures import OPEN, reason_of
+from client_app import answers
+from client_app.answers import OPEN, reason_of
 from client_app.state import ClientState, StateFolder
 from protofl_common.basics.run_history import RunHistory
 from protofl_common.config.options import keys_of
@@ -170,7 +171,7 @@ class SiteOnDisk:
         """Neither names nor content of files, by whatever way."""
         if reply.has_error():
             reason = str(reply.error.reason)
-            assert reply.error.code == client_app.app.ERROR_CODE
+            assert reply.error.code == answers.ERROR_CODE
             assert reason.isprintable()
             assert len(reason) <= 600
             if not isinstance(errors[-1], OPEN):
@@ -219,8 +220,8 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SiteOnDisk]:
         for module, name, mode in (
             (protofl_common.basics.tensorfile, "safe_open", "r"),
             (protofl_common.basics.tensorfile, "save_file", "w"),
-            (protofl_common.backbones.cache, "load_file", "r"),
-            (protofl_common.backbones.cache, "save_file", "w"),
+            (protofl_common.backbones.features, "load_file", "r"),
+            (protofl_common.backbones.features, "save_file", "w"),
             (safetensors.torch, "load_file", "r"),
         ):
             patch.setattr(module, name, audited(getattr(module, name), mode))
@@ -252,7 +253,7 @@ def errors(monkeypatch: pytest.MonkeyPatch) -> list[Exception]:
         found.append(error)
         return reason_of(error, at_site, asked, private)
 
-    monkeypatch.setattr(client_app.app, "reason_of", noted)
+    monkeypatch.setattr(answers, "reason_of", noted)
     return found
 
 

@@ -19,13 +19,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
+from client_app.answers import reason_of
 from client_app.client import Client
-from client_app.failures import reason_of
+from client_app.protections.differential_privacy import ledger_of
 from client_app.state import ClientState, StateFolder
 from protofl_common.basics.run_history import RunHistory
 from protofl_common.config.options import SettingsError
-from protofl_common.experiment import permissions, plugins
-from protofl_common.experiment.permissions import LIMITED, LIMITS
+from protofl_common.experiment import plugins
+from protofl_common.experiment.node import LIMITED, LIMITS
 from protofl_common.experiment.settings import WITH_SECAGG, Settings, default_run_config, digest_of, flatten
 from protofl_common.models.trained import TrainedModel
 from protofl_common.tools.cli import main
@@ -277,7 +278,7 @@ PYTHON: dict[str, dict[str, Any]] = {
 def test_a_site_imports_what_its_operator_named_only(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing of the package is imported before the operator's word is asked for: there is none, an import fails."""
     points = {"moon": EntryPoint("moon", "absent_moon.method:ROW", plugins.GROUP)}
-    monkeypatch.setattr(permissions, "installed", lambda: points)
+    monkeypatch.setattr("protofl_common.experiment.node.installed", lambda: points)
     monkeypatch.setattr(plugins, "installed", lambda: points)
     plugins.algorithm_named.cache_clear()
     for node in (SITE, SITE | {"allow-python": "absent, absent_moo, moon"}):
@@ -445,7 +446,7 @@ def test_the_privacy_ledger_stays_when_a_site_changes_its_name(tmp_path: Path, m
     def ledger(**facts: Any) -> Path:
         config = run_config(tmp_path, partition="own")
         facts = {"state-dir": str(tmp_path / "state"), "data-dir": str(tmp_path / "data"), **facts}
-        return Client(Context(1, 7, OWN | facts, RecordDict(), config)).folders.ledger("any")
+        return ledger_of(Client(Context(1, 7, OWN | facts, RecordDict(), config)), "any")
 
     assert ledger() == ledger(**{"site-name": "south"}) == ledger(**{"data-dir": "data"})
     assert ledger().is_relative_to(tmp_path / "state/privacy")
@@ -598,9 +599,25 @@ def test_a_question_whose_answer_was_not_ready_may_come_again(tmp_path: Path, mo
     node = SITE | SIMULATED | {"state-dir": str(tmp_path / "state")}
     grid = LocalGrid(config, {7: node}, run_id=5)
     with monkeypatch.context() as patch:
-        patch.setattr("client_app.visit.Visit._report", lambda *_: 1 / 0)
-        assert "ZeroDivisionError" in asked(grid, MessageType.TRAIN, 1)
+        patch.setattr("client_app.app.Visit._report", killed)
+        with pytest.raises(KeyboardInterrupt):
+            asked(grid, MessageType.TRAIN, 1)
     assert asked(grid, MessageType.TRAIN, 1) == ""
+
+
+def killed(*_: Any) -> None:
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("kind", [MessageType.TRAIN, MessageType.EVALUATE])
+def test_an_error_is_an_answer(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights that fail on some samples only would else ask as many questions as a server likes."""
+    config = run_config(tmp_path, dataset="digits", partition="iid", train_samples=10)
+    grid = LocalGrid(config, {7: SITE | SIMULATED | {"state-dir": str(tmp_path / "state")}}, run_id=5)
+    with monkeypatch.context() as patch:
+        patch.setattr("client_app.app.Visit.evaluate", lambda *_: 1 / 0)
+        assert "ZeroDivisionError" in asked(grid, kind, 1)
+    assert "this Flower run has had the reply to" in asked(grid, kind, 1)
 
 
 @pytest.mark.parametrize("changes", [{"algo": "fedper"}, {"algo": "fedproto", "fedproto__lambda": 2.0}])

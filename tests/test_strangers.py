@@ -101,7 +101,7 @@ def test_a_recipe_a_run_and_a_table_name_no_code(
     (tmp_path / "evil.yaml").write_text(f"title: t\nsettings: {settings}\ncolumns: {{a: }}\nrows: {{b: }}\n")
     for words in (
         *(["run", "--recipe", f"{name}.toml", "seed=2"] for name in ("evil", "nets", "calls")),
-        ["predictions", "run"],
+        ["predict", "run"],
         ["table", "evil.yaml", "--out", "out"],
     ):
         assert main(words) == 1

@@ -12,9 +12,9 @@ import pytest
 import torch
 from flwr.app import MessageType
 
+from client_app.app import Visit
 from client_app.data import Samples
 from client_app.evaluation import Evaluation
-from client_app.visit import Visit
 from protofl_common.config.options import SettingsError
 from protofl_common.experiment.catalog import CATALOG
 from protofl_common.models.trained import TrainedModel

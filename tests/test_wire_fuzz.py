@@ -20,12 +20,11 @@ from hypothesis import strategies as st
 
 from protofl_common.experiment.catalog import CATALOG
 from protofl_common.maths.gaussian import ClassMoments
-from protofl_common.wire.arrays import RAW
 from protofl_common.wire.limits import Limits, RefusedMessage
-from protofl_common.wire.payloads import Payload, check_size, template_of, unpack_payload
+from protofl_common.wire.payloads import RAW, Payload, check_size, template_of, unpack_payload
 from protofl_common.wire.records import Report, SiteCard, unpack_instructions, unpack_report, unpack_site_card
 from protofl_common.wire.schema import statistics_declared
-from server_app.validation.outliers import check_claims
+from server_app.replies import check_claims
 from tests.declared import DECLARED, INFERENCES, SITE, STATISTICS, report_names
 
 CLASSES, DIM, ROUND, MAX_NORM, MANY = 6, 3, 5, 100.0, 3

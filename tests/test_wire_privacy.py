@@ -12,6 +12,7 @@ import json
 import math
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,12 +26,13 @@ from flwr.proto import recorddict_pb2 as proto
 from safetensors.torch import load_file
 
 from client_app import app as client_module
-from client_app import introduction, visit
-from client_app.algorithms.base import ClientAlgorithm
+from client_app import introduction
+from client_app.algorithms.base import ClientAlgorithm, client_half
 from client_app.client import Client
 from client_app.introduction import card_of
+from client_app.protections import secure_sum
 from client_app.state import StateError
-from client_app.statistics import statistics_level
+from client_app.statistics import backbone_similarity, statistics_level
 from protofl_common.backbones.network import BackboneError
 from protofl_common.config.options import SettingsError
 from protofl_common.data import DataError
@@ -38,9 +40,9 @@ from protofl_common.experiment.catalog import CATALOG
 from protofl_common.maths.prototypes import Prototypes
 from protofl_common.privacy.masks import KEY, SEALED
 from protofl_common.privacy.shamir import SHARE
-from protofl_common.wire.arrays import RAW
+from protofl_common.wire import records
 from protofl_common.wire.limits import RefusedMessage
-from protofl_common.wire.payloads import Payload, pack_payload
+from protofl_common.wire.payloads import RAW, Payload, pack_payload
 from protofl_common.wire.records import pack_site_card, unpack_site_card
 from protofl_common.wire.secagg import RECORD as SECAGG
 from tests.attacks import raw, values_of
@@ -428,7 +430,7 @@ def test_an_error_says_its_kind_and_nothing_of_the_data(
         def broken(*_: object, error: type[Exception] = error) -> None:
             raise error(SECRET)
 
-        for module in (client_module, introduction, visit):
+        for module in (client_module, introduction, secure_sum):
             monkeypatch.setattr(module, "Client", broken)
         reply = client_module.app(Message(RecordDict(), 7, kind, group_id="1"), context)
         assert not reply.has_content()
@@ -504,6 +506,21 @@ def test_features_of_single_samples_are_not_told_where_classes_must_have_several
     config = run_config(tmp_path, statistics="features", min_class_samples=2)
     client = Client(Context(1, 1, {"partition-id": 0, "num-partitions": 3}, RecordDict(), config))
     assert statistics_level(client) == "none"
+
+
+def test_the_similarity_of_backbones_says_nothing_of_small_classes(tmp_path: Path) -> None:
+    """It is the same where a sample of one small class is of another."""
+    facts = {"dataset": "digits", "partition": "dirichlet", "alpha": 0.5, "total_samples": 150, "train_samples": 0}
+    config = run_config(tmp_path, algo="fedpcl", min_class_samples=6, backbones="glyphs,scenes", **facts)
+    client = Client(Context(1, 1, {"partition-id": 0, "num-partitions": 3}, RecordDict(), config))
+    labels = client.train_set.labels.clone()
+    small = [label for label in labels.unique().tolist() if label not in client.large_classes]
+    algorithm = client_half(client.settings.row)(client, 1)
+    told = backbone_similarity(client, algorithm)
+    labels[(labels == small[0]).nonzero()[0]] = small[1]
+    client.__dict__["train_set"] = replace(client.train_set, labels=labels)
+    assert len(client.large_classes)
+    assert torch.equal(backbone_similarity(client, algorithm), told)
 
 
 @pytest.mark.parametrize("least", [3, 25])
@@ -731,13 +748,13 @@ def sends_a_sample(honest: Pack) -> Pack:
 
 
 MORE: dict[str, tuple[Any, str, Callable[[Pack], Pack], str]] = {
-    "a record": (visit, "pack_payload", adds_record, "bytes beyond the declared values"),
-    "an array": (visit, "pack_payload", adds_array, "an undeclared array"),
-    "bytes after an array": (visit, "pack_payload", adds_bytes, "bytes beyond the shape"),
-    "a text": (visit, "pack_payload", adds_text, "bytes beyond the declared values"),
-    "a number": (visit, "pack_report", adds_number, "an undeclared number losses.first-feature"),
-    "a list in place of a number": (visit, "pack_report", adds_list, "not a single number"),
-    "a path in the introduction": (client_module, "pack_site_card", tells_a_path, "a path"),
+    "a record": (secure_sum, "pack_payload", adds_record, "bytes beyond the declared values"),
+    "an array": (secure_sum, "pack_payload", adds_array, "an undeclared array"),
+    "bytes after an array": (secure_sum, "pack_payload", adds_bytes, "bytes beyond the shape"),
+    "a text": (secure_sum, "pack_payload", adds_text, "bytes beyond the declared values"),
+    "a number": (records, "pack_report", adds_number, "an undeclared number losses.first-feature"),
+    "a list in place of a number": (records, "pack_report", adds_list, "not a single number"),
+    "a path in the introduction": (records, "pack_site_card", tells_a_path, "a path"),
     "a sample in place of a mean": (ClientAlgorithm, "local_prototypes", sends_a_sample, "of a single sample"),
 }
 UNSEEN = ("a path in the introduction", "a sample in place of a mean")

@@ -5,27 +5,25 @@ restore -> receive -> (evaluate `evaluation_model`) -> fit, which asks `loss` on
 An algorithm overrides what differs. It is built anew for every round; what shall live on stands in `state`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import Generic, TypeVar, cast
+from typing import Any, Generic, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from client_app import training
 from client_app.client import Client
 from client_app.data import Samples
-from client_app.evaluation import local_features
-from client_app.few_labels import labelled_loss, training_set
+from client_app.evaluation import features_of
 from client_app.protections import protected_step
 from client_app.protections.differential_privacy import DifferentialPrivacy
-from client_app.training import Batch, Correction, FusedStep, Loss, LossTerms, Step, in_round, make_optimizer, train
+from client_app.training import Batch, Correction, FusedStep, Loss, LossTerms, Step
 from protofl_common.basics.seeding import derive_seed
 from protofl_common.config.architectures import ARCHITECTURES
-from protofl_common.experiment.catalog import CATALOG, Hparams
-from protofl_common.maths.prototypes import Prototypes, class_means
+from protofl_common.experiment.catalog import CATALOG, Algorithm, Hparams, half
+from protofl_common.maths.prototypes import Prototypes, by_class
 from protofl_common.models.split import SplitModel
 from protofl_common.runs.attributes import pack_attributes, restore_attributes
 from protofl_common.wire.limits import Template
@@ -41,6 +39,8 @@ class ClientAlgorithm(Generic[H]):
     state: tuple[str, ...] = ("model",)
     """Attributes that live on until the client's next round: modules, tensors, prototypes, optimizers, generators, and
     dictionaries of these. A model that the server overwrites need not be among them."""
+    trains: tuple[str, ...] = ("model",)
+    """The modules that `fit` trains with one optimizer; the first makes the features and logits of the batch."""
     needs_gradients = False
     """True where the loss or the step looks at weights or gradients (proximal terms, clipping) or uses a layer twice:
     every gradient is then left in place until the optimizer's step."""
@@ -48,16 +48,17 @@ class ClientAlgorithm(Generic[H]):
     """True where the loss draws lots or looks at single numbers: a GPU cannot replay one step as the next."""
     similarity = "l2"
     """How prediction compares with prototypes: ``l2`` or ``cosine``."""
+    predicts_with_head = True
+    """Whether the head is trained, so that its accuracy is worth reporting."""
     global_prototypes: Prototypes | None = None
     """What the server sent, on the device; None where it sent none."""
     last_round: int | None = None
     """The client's last round before this one; None if it has no state: it has not taken part before."""
 
     def __init__(self, client: Client, round_number: int) -> None:
-        self.client = client
-        self.round = round_number
+        self.client, self.round = client, round_number
         self.settings = client.settings
-        self.training = in_round(client.settings, round_number)
+        self.training = training.in_round(client.settings, round_number)
         self.hparams = cast(H, client.settings.hparams)
         self.model: SplitModel = client.model
         self.privacy = DifferentialPrivacy(client)
@@ -70,10 +71,23 @@ class ClientAlgorithm(Generic[H]):
         self.last_round = last_round
 
     def receive(self, payload: Payload) -> None:
-        """Take in what the server sent, of which the base keeps prototypes; in some first rounds that is nothing."""
+        """Take in what the server sent; in some first rounds that is nothing.
+
+        Weights go where the row says (`Weights.of`), and prototypes into `global_prototypes`.
+        """
         prototypes = payload.vectors() if "prototypes" in payload.entries else None
         if prototypes is not None:
             self.global_prototypes = prototypes.to(self.client.device)
+        for name, entry in weights_in(self.settings.exchange.down).items():
+            if (weights := payload.weights(name)) is not None:
+                module: nn.Module = getattr(self, entry.of)
+                module.load_state_dict(module.state_dict() | weights)
+
+    @cached_property
+    def global_table(self) -> tuple[Tensor, Tensor]:
+        """The global prototypes by class [C, D], and which classes have one [C]."""
+        assert self.global_prototypes is not None
+        return by_class(self.global_prototypes, self.client.num_classes)
 
     def evaluation_model(self) -> SplitModel:
         """The model that is evaluated, and left for use after the run."""
@@ -88,22 +102,17 @@ class ClientAlgorithm(Generic[H]):
         """Prototypes to predict with by nearest prototype, on the device; None: the head alone predicts."""
         return self.global_prototypes
 
-    @property
-    def predicts_with_head(self) -> bool:
-        """Return whether the head is trained, so that its accuracy is worth reporting."""
-        return True
-
     # -- training ------------------------------------------------------------------------------------------------
 
     @property
     def modules(self) -> Sequence[nn.Module]:
-        """The modules that `fit` trains with one optimizer; the first makes the features and logits of the batch."""
-        return (self.model,)
+        """The modules that `trains` names."""
+        return tuple(getattr(self, name) for name in self.trains)
 
     @cached_property
     def optimizer(self) -> torch.optim.Optimizer:
         """A new one each round; with ``keep-optimizer`` it goes on as it was."""
-        return make_optimizer(self.modules, self.training)
+        return training.make_optimizer(self.modules, self.training)
 
     def loss(self, batch: Batch) -> LossTerms:
         """Named scalar terms of a batch of labelled samples, whose sum is minimised."""
@@ -112,7 +121,7 @@ class ClientAlgorithm(Generic[H]):
     @property
     def labelled_loss(self) -> Loss:
         """`loss` as a step needs it: where labels are few, with FedPU's term for the rest."""
-        return labelled_loss(self.loss, self.client.train_set, self.training, self.client.num_classes)
+        return training.labelled_loss(self.loss, self.client.train_set, self.training, self.client.num_classes)
 
     def step(self, correction: Correction | None = None) -> Step:
         """The update by one batch: a protection's, where one acts on steps.
@@ -124,15 +133,12 @@ class ClientAlgorithm(Generic[H]):
 
     @property
     def of_catalog(self) -> bool:
-        """Return whether algorithm and network are this project's, whose losses and layers are known."""
+        """True where algorithm and network are this project's, whose losses and layers are known."""
         return self.settings.run.algo in CATALOG and self.client.arch in ARCHITECTURES
 
     @property
     def replayable(self) -> bool:
-        """Return whether a GPU may replay the steps (`protofl_common/basics/cuda_graph.py`).
-
-        Not with few labels, for a batch's labelled samples are chosen by a mask; nor are private steps (`train`).
-        """
+        """True where a GPU may replay the steps: not those of few labels, whose batches are chosen by a mask."""
         return self.of_catalog and not self.steps_differ and self.client.train_set.unlabelled is None
 
     def fit(self) -> dict[str, float]:
@@ -145,64 +151,68 @@ class ClientAlgorithm(Generic[H]):
         self.privacy.check_covered(self.privacy.has_trained)
         return losses
 
-    def train(
-        self, step: Step, epochs: int | None = None, batch_size: int | None = None, purpose: str = "train"
-    ) -> dict[str, float]:
-        """The training loop over this client's data; a second one in a round needs another ``purpose`` (its seed).
+    @property
+    def training_set(self) -> Samples:
+        """The samples of batches: with few labels the labelled ones and, with ``pu-weight``, the unlabelled."""
+        data = self.client.train_set
+        return data.with_unlabelled() if self.training.pu_weight > 0 else data
 
-        SettingsError where differential privacy is asked for, and this is not what its ledger was charged for.
+    def train(
+        self,
+        step: Step,
+        epochs: int | None = None,
+        batch_size: int | None = None,
+        purpose: str = "train",
+        data: Samples | None = None,
+    ) -> dict[str, float]:
+        """The training loop over `training_set`, or over ``data`` made of it.
+
+        A second one in a round needs another ``purpose`` (its seed). SettingsError where differential privacy is asked
+        for, and this is not what its ledger was charged for.
         """
-        self.privacy.check_training(step, as_charged=epochs is batch_size is None)
+        self.privacy.check_training(step, as_charged=epochs is None and batch_size is None and data is None)
         seed = derive_seed(self.settings.run.seed, purpose, self.client.name, self.round)
-        data = training_set(self.client.train_set, self.training)
         step.replayable = self.replayable and not step.private
-        return train(step, data, self.training, seed, epochs, batch_size)
+        samples = self.training_set if data is None else data
+        return training.train(step, samples, self.training, seed, epochs, batch_size)
 
     # -- after training ------------------------------------------------------------------------------------------
 
     def upload(self) -> Payload:
-        """Return what goes to the server after training. By default, as far as the row declares them, this client's
-        prototypes, from one pass over the training data, and weights.
+        """Return what goes to the server after training: as far as the row declares them, this client's prototypes, in
+        the rounds in which they are due, and weights.
 
         Prototypes come with their counts, which protections need; they do not leave where the row declares none.
         """
         declared = self.settings.exchange.up
-        return Payload(
-            prototypes=self.local_prototypes() if "prototypes" in declared else None,
-            weights=self.weights() if "weights" in declared else None,
-        )
+        due = "prototypes" in declared and self.hparams.due(self.round, self.settings.run.rounds)
+        prototypes = self.local_prototypes() if due else None
+        return Payload(prototypes=prototypes, **{name: self.weights(name) for name in weights_in(declared)})
 
     def weights(self, name: str = "weights") -> StateDict:
         """Return the weights that the row declares under ``name`` for the upload."""
         entry = weights_in(self.settings.exchange.up)[name]
         return part_of(getattr(self, entry.of), entry)
 
-    def exact_prototypes(self) -> Prototypes:
-        """The class means of this client's training data under its model as it is now: one pass (FedProto Eq. 1)."""
-        self.privacy.check_covered(False)
-        data = self.client.train_set
-        return class_means(self.features(data), data.labels.cpu(), self.client.num_classes)
-
     def local_prototypes(self) -> Prototypes:
-        """The same as they may be sent: with noise where they must be private. Each call costs ε then."""
+        """The class means of this client's training data under its model as it is now (FedProto Eq. 1), in one pass.
+
+        Under differential privacy they have noise, and each call costs ε.
+        """
         data = self.client.train_set
         return self.privacy.class_means(self.features(data), data.labels.cpu(), self.round)
 
-    def class_counts(self) -> Tensor:
-        """[C] int64: training samples of each class, as they may be sent."""
-        return self.privacy.class_counts(self.client.train_set.labels.cpu(), self.round)
-
     def features(self, data: Samples) -> Tensor:
         """The features [N, D] of ``data`` of which prototypes are means, on the CPU."""
-        return local_features(self.model, data, self.training.eval_batch_size)
+        return features_of(self.model, data, self.training.eval_batch_size)
 
     # -- what the app asks ---------------------------------------------------------------------------------------
 
     @property
     def lasting(self) -> tuple[str, ...]:
         """All attributes that live on."""
-        trains = not self.settings.row.one_shot
-        return (*self.state, "optimizer") if self.training.keep_optimizer and trains else self.state
+        with_optimizer = self.training.keep_optimizer and not self.settings.row.one_shot
+        return (*self.state, "optimizer") if with_optimizer else self.state
 
     def packed_state(self) -> dict[str, Tensor]:
         """The attributes that live on, as tensors of a file."""
@@ -212,3 +222,8 @@ class ClientAlgorithm(Generic[H]):
         """Name, dtype and shape of every array of the declared weights."""
         entries = weights_in(declared).items()
         return {name: template_of(part_of(getattr(self, entry.of), entry)) for name, entry in entries}
+
+
+def client_half(row: Algorithm) -> type[ClientAlgorithm[Any]]:
+    """The class that a row of the catalog names."""
+    return half(row.client, ClientAlgorithm)

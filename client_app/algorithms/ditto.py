@@ -14,13 +14,8 @@ is the first global model that it receives; in the authors' code it is w^0, also
 (batch-normalisation statistics) are each model's own.
 """
 
-from __future__ import annotations
-
-from collections.abc import Sequence
 from copy import deepcopy
 from typing import TypeVar
-
-from torch import nn
 
 from client_app.algorithms.fedavg import FedAvg
 from client_app.client import Client
@@ -36,6 +31,7 @@ class Ditto(FedAvg[P]):
     """FedAvg, and beside it a model of this client's own that is drawn to the global one."""
 
     state: tuple[str, ...] = ("personal",)
+    trains: tuple[str, ...] = ("model", "personal")  # with one optimizer; the global model's loss is FedAvg's
 
     def __init__(self, client: Client, round_number: int) -> None:
         super().__init__(client, round_number)
@@ -48,13 +44,7 @@ class Ditto(FedAvg[P]):
             self.personal.load_state_dict(self.model.state_dict())
 
     def evaluation_model(self) -> SplitModel:
-        """v_k."""
         return self.personal
-
-    @property
-    def modules(self) -> Sequence[nn.Module]:
-        """Both, of one optimizer; the global model's loss is FedAvg's."""
-        return (self.model, self.personal)
 
     def fit(self) -> dict[str, float]:
         """Train v_k while the model is w^t still, then w_k; the losses of v_k, and the cross-entropy of w_k."""

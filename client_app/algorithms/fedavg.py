@@ -5,19 +5,10 @@ Down: the weights w of the global model. Up: the weights w_i after local trainin
 Buffers (batch-normalisation statistics) travel and are averaged with the weights.
 """
 
-from __future__ import annotations
-
 from client_app.algorithms.base import ClientAlgorithm, H
-from protofl_common.wire.payloads import Payload
 
 
 class FedAvg(ClientAlgorithm[H]):
     """Cross-entropy, starting each round from the global model."""
 
     state: tuple[str, ...] = ()
-
-    def receive(self, payload: Payload) -> None:
-        """Become the global model, as far as the catalog's row shares it."""
-        super().receive(payload)
-        if (weights := payload.weights()) is not None:
-            self.model.load_state_dict(self.model.state_dict() | weights)

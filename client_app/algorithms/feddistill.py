@@ -16,8 +16,6 @@ the mean over all clients, this one too, and φ the squared distance, averaged o
 Federated augmentation, the paper's other half, is not there.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 from torch.nn.functional import one_hot, softmax
@@ -45,7 +43,6 @@ class FedDistill(ClientAlgorithm[FedDistillHparams]):
         self.seen_N = torch.zeros(len(client.train_set), dtype=torch.bool, device=client.device)
 
     def receive(self, payload: Payload) -> None:
-        """Keep F̂."""
         super().receive(payload)
         if (outputs := payload.vectors("outputs")) is not None:
             self.teacher = by_class(outputs.to(self.client.device), self.client.num_classes)
@@ -55,13 +52,12 @@ class FedDistill(ClientAlgorithm[FedDistillHparams]):
         self._note(batch)
         terms = super().loss(batch)
         if self.teacher is not None and self.hparams.gamma > 0:
-            terms["distillation"] = self.hparams.gamma * self._distance(batch.logits, batch.labels, *self.teacher)
+            if self.hparams.outputs == "logits":
+                distance = prototype_alignment(batch.logits, batch.labels, *self.teacher, "mse", "sample")
+            else:
+                distance = class_distillation(batch.logits, batch.labels, *self.teacher)
+            terms["distillation"] = self.hparams.gamma * distance
         return terms
-
-    def _distance(self, logits_BC: Tensor, labels_B: Tensor, targets_CC: Tensor, known_C: Tensor) -> Tensor:
-        if self.hparams.outputs == "logits":
-            return prototype_alignment(logits_BC, labels_B, targets_CC, known_C, "mse", "sample")
-        return class_distillation(logits_BC, labels_B, targets_CC, known_C)
 
     def _note(self, batch: Batch) -> None:
         outputs_BC = batch.logits.detach().double()
@@ -73,7 +69,6 @@ class FedDistill(ClientAlgorithm[FedDistillHparams]):
         self.seen_N[batch.index] = True
 
     def upload(self) -> Payload:
-        """F̄ of the classes seen in training."""
         labels_P = torch.nonzero(self.counts_C).flatten()
         means_PC = self.sums_CC[labels_P] / self.counts_C[labels_P].unsqueeze(1)
         samples_C = self.client.train_set.labels[self.seen_N].bincount(minlength=len(self.counts_C))

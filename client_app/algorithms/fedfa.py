@@ -16,14 +16,11 @@ into their networks. Variances are over B and over pixels, not B − 1, so a bat
 authors' code the averages go on from those of all clients.
 """
 
-from __future__ import annotations
-
 from client_app.algorithms.fedavg import FedAvg
 from client_app.client import Client
 from protofl_common.config.options import SettingsError
 from protofl_common.experiment.catalog import FedFAHparams
 from protofl_common.models.augmentation import Augmentation
-from protofl_common.wire.payloads import Payload
 
 
 class FedFA(FedAvg[FedFAHparams]):
@@ -38,13 +35,3 @@ class FedFA(FedAvg[FedFAHparams]):
         if not len(self.augmentation.averages):
             lacks = f"arch = {client.arch!r} has no convolution with maps of several pixels"
             raise SettingsError(f"{lacks}, whose statistics algo = 'fedfa' augments; choose another of the two")
-
-    def receive(self, payload: Payload) -> None:
-        """Become the global model, and take in γ."""
-        super().receive(payload)
-        if (coefficients := payload.weights("coefficients")) is not None:
-            self.augmentation.load_state_dict(self.augmentation.state_dict() | coefficients)
-
-    def upload(self) -> Payload:
-        """The model, and μ̄, σ̄."""
-        return Payload(weights=self.weights(), averages=self.weights("averages"))

@@ -17,13 +17,11 @@ training samples, not those of the batches. The authors' code has λ = 10, times
 which a sample's prediction follows that of generated features of its label.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from client_app.algorithms.fedavg import FedAvg
+from client_app.algorithms.base import ClientAlgorithm
 from client_app.client import Client
 from client_app.training import Batch, LossTerms
 from protofl_common.experiment.catalog import FedGenHparams
@@ -31,10 +29,9 @@ from protofl_common.models.generator import build_generator
 from protofl_common.wire.payloads import Payload
 
 
-class FedGen(FedAvg[FedGenHparams]):
+class FedGen(ClientAlgorithm[FedGenHparams]):
     """FedAvg's client, but only the head is shared, and learns from the generator too."""
 
-    state: tuple[str, ...] = ("model",)
     steps_differ = True
     label_counts: Tensor | None = None
 
@@ -46,15 +43,11 @@ class FedGen(FedAvg[FedGenHparams]):
         self.generator = generator.to(client.device).eval()
 
     def receive(self, payload: Payload) -> None:
-        """Take in the head and, from the second round on, the generator and the sum of the label counts."""
         super().receive(payload)
-        if (weights := payload.weights("generator")) is not None:
-            self.generator.load_state_dict(weights)
         if (counts := payload.counts("label_counts")) is not None:
             self.label_counts = counts.to(self.client.device)
 
     def loss(self, batch: Batch) -> LossTerms:
-        """Both terms; the second is λ · CE."""
         terms = super().loss(batch)
         if self.label_counts is not None and self.hparams.lambda_ > 0:
             with torch.no_grad():
@@ -63,5 +56,5 @@ class FedGen(FedAvg[FedGenHparams]):
         return terms
 
     def upload(self) -> Payload:
-        """The head and the label counts."""
-        return Payload(weights=self.weights(), label_counts=self.class_counts())
+        counts_C = self.privacy.class_counts(self.client.train_set.labels.cpu(), self.round)
+        return Payload(weights=self.weights(), label_counts=counts_C)

@@ -15,13 +15,9 @@ Deviations: a representation is one mean over all samples of the class, in the a
 both in evaluation mode. That code evaluates after local training, and clips gradients.
 """
 
-from __future__ import annotations
-
-from client_app.algorithms.fedavg import FedAvg
-from protofl_common.experiment.catalog import FedGHHparams
+from client_app.algorithms.base import ClientAlgorithm
+from protofl_common.experiment.catalog import ServerTrainingHparams
 
 
-class FedGH(FedAvg[FedGHHparams]):
+class FedGH(ClientAlgorithm[ServerTrainingHparams]):
     """FedAvg's client, but only the header comes down, and prototypes go up."""
-
-    state: tuple[str, ...] = ("model",)

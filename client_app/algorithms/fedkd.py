@@ -20,10 +20,6 @@ weights instead of their updates. The authors' code lets each term move both mod
 classes too.
 """
 
-from __future__ import annotations
-
-from collections.abc import Sequence
-
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy, mse_loss
@@ -36,7 +32,6 @@ from protofl_common.basics.seeding import derive_seed
 from protofl_common.experiment.catalog import FedKDHparams
 from protofl_common.maths.losses.distillation import adaptive, divergence
 from protofl_common.maths.low_rank import applied, change, compressed
-from protofl_common.models.initial import initial_model
 from protofl_common.wire.payloads import Payload, StateDict
 
 
@@ -44,23 +39,19 @@ class FedKD(ClientAlgorithm[FedKDHparams]):
     """Teacher, student and W^h, with one optimizer; ``received`` is the student of the round's start."""
 
     state: tuple[str, ...] = ("model", "projection", "received")
+    trains: tuple[str, ...] = ("model", "student", "projection")
 
     def __init__(self, client: Client, round_number: int) -> None:
         super().__init__(client, round_number)
-        model, seed = self.settings.model, self.settings.run.seed
-        arch = self.settings.architecture(0, self.hparams.student)
-        student = initial_model(arch, client.input_shape, client.num_classes, model, seed, "global")
-        self.student = student.to(client.device)
+        self.student = client.new_model(self.settings.architecture(0, self.hparams.student), "global")
         self.trained = {name for name, _ in self.student.named_parameters()}
         self.received: StateDict = {}
         with torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(derive_seed(seed, "fedkd", client.name))
-            self.projection = nn.Linear(model.feature_dim, model.feature_dim, bias=False)
+            torch.default_generator.manual_seed(derive_seed(self.settings.run.seed, "fedkd", client.name))
+            self.projection = nn.Linear(*(self.settings.model.feature_dim,) * 2, bias=False)
         self.projection.to(client.device)
 
     def receive(self, payload: Payload) -> None:
-        """Take in the student, or its update."""
-        super().receive(payload)
         weights, update = payload.weights(), payload.weights("update")
         if weights is not None:
             self.received = {name: value.to(self.client.device) for name, value in weights.items()}
@@ -72,15 +63,8 @@ class FedKD(ClientAlgorithm[FedKDHparams]):
         if self.received:
             self.student.load_state_dict(self.received)
 
-    @property
-    def modules(self) -> Sequence[nn.Module]:
-        """Teacher, student and W^h."""
-        return (self.model, self.student, self.projection)
-
     def loss(self, batch: Batch) -> LossTerms:
-        """L_t and L_s."""
-        few_labels = self.client.train_set.unlabelled is not None
-        self.student.train(not few_labels or len(batch.labels) > 1)  # batch normalisation needs more than one
+        self.student.train(self.client.train_set.unlabelled is None or len(batch.labels) > 1)  # for batch normalisation
         hidden_BD = self.student.body(batch.inputs)
         student_BC = self.student.head(hidden_BD)
         own, other = cross_entropy(batch.logits, batch.labels), cross_entropy(student_BC, batch.labels)
@@ -96,6 +80,5 @@ class FedKD(ClientAlgorithm[FedKDHparams]):
         }
 
     def upload(self) -> Payload:
-        """The student's update, in factors."""
         update = change(self.weights(), self.received, self.trained)
         return Payload(weights=compressed(update, self.hparams.energy(self.round, self.settings.run.rounds)))

@@ -15,8 +15,6 @@ Deviations: the equations are those of the authors' code. The head that a client
 and no bias: W z is largest where the cosine is. It has no dropout.
 """
 
-from __future__ import annotations
-
 from copy import deepcopy
 
 from torch import Tensor
@@ -26,7 +24,6 @@ from client_app.algorithms.fedavg import FedAvg
 from client_app.client import Client
 from client_app.data import Samples
 from protofl_common.experiment.catalog import FedNHHparams
-from protofl_common.maths.prototypes import by_class
 from protofl_common.models.heads import CosineHead
 from protofl_common.models.split import SplitModel
 from protofl_common.wire.payloads import Payload
@@ -44,10 +41,9 @@ class FedNH(FedAvg[FedNHHparams]):
         self.model = SplitModel(client.model.body, self.head)
 
     def receive(self, payload: Payload) -> None:
-        """Become the global body, with W as the head."""
         super().receive(payload)
         if self.global_prototypes is not None:
-            self.head.weight, _ = by_class(self.global_prototypes, self.client.num_classes)
+            self.head.weight, _ = self.global_table
 
     def evaluation_model(self) -> SplitModel:
         """The body with W as a linear head, which any other tool can build."""

@@ -13,14 +13,10 @@ Deviations: the equations are those of the authors' code of November 2024 (aaaf6
 July 2025 it weighs both terms by similarity and leaves outliers out of the means. The first round has no second term.
 """
 
-from __future__ import annotations
-
 from client_app.algorithms.base import ClientAlgorithm
 from client_app.training import Batch, LossTerms
 from protofl_common.experiment.catalog import FedORGPHparams
-from protofl_common.maths.losses.orthogonality import angular_alignment
-from protofl_common.maths.prototypes import by_class
-from protofl_common.wire.payloads import Payload
+from protofl_common.maths.losses.alignment import angular_alignment
 
 
 class FedORGP(ClientAlgorithm[FedORGPHparams]):
@@ -28,16 +24,9 @@ class FedORGP(ClientAlgorithm[FedORGPHparams]):
 
     similarity = "cosine"
 
-    def receive(self, payload: Payload) -> None:
-        """Keep the global prototypes, and a table of them by class."""
-        super().receive(payload)
-        if self.global_prototypes is not None:
-            self.global_CD, self.mask_C = by_class(self.global_prototypes, self.client.num_classes)
-
     def loss(self, batch: Batch) -> LossTerms:
-        """L, its terms already weighted."""
         terms = super().loss(batch)
         if self.global_prototypes is not None and self.hparams.lambda_ > 0:
-            distance = angular_alignment(batch.features, batch.labels, self.global_CD, self.mask_C)
+            distance = angular_alignment(batch.features, batch.labels, *self.global_table)
             terms["prototype"] = self.hparams.lambda_ * distance
         return terms

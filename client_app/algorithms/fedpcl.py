@@ -18,17 +18,16 @@ and ``prototypes`` are the ablations of Tables 5 and 6; ``denominator = "all"`` 
 privacy C̄ predicts: a client's own prototypes have no noise, and would shape the accuracies that it sends.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, normalize
 
 from client_app.algorithms.base import ClientAlgorithm
+from client_app.client import Client
 from client_app.data import Samples
 from client_app.training import Batch, LossTerms
 from protofl_common.experiment.catalog import FedPCLHparams
-from protofl_common.maths.losses.prototype_contrast import prototype_contrast, supervised_contrast
+from protofl_common.maths.losses.contrast import prototype_contrast, supervised_contrast
 from protofl_common.maths.prototypes import Prototypes, by_class, chosen
 from protofl_common.wire.payloads import Payload
 
@@ -38,6 +37,10 @@ class FedPCL(ClientAlgorithm[FedPCLHparams]):
 
     similarity = "cosine"
 
+    def __init__(self, client: Client, round_number: int) -> None:
+        super().__init__(client, round_number)
+        self.predicts_with_head = self.hparams.loss.startswith("ce")  # only these ablations train the classifier
+
     def receive(self, payload: Payload) -> None:
         """Keep C̄ and the C_p as tables by class, of unit length."""
         super().receive(payload)
@@ -45,20 +48,14 @@ class FedPCL(ClientAlgorithm[FedPCLHparams]):
         sets = payload.sets("local_sets") if "local_sets" in payload.entries else ()
         self.tables = {"global": self._table((own,) if own else ()), "local": self._table(sets)}
 
-    @property
-    def predicts_with_head(self) -> bool:
-        """Only the ablations with cross-entropy train the classifier."""
-        return self.hparams.loss.startswith("ce")
-
     def prototypes_for_prediction(self) -> Prototypes | None:
         """Its own prototypes of large classes, under its model as it is now; under differential privacy the global."""
         if self.client.plan is not None:
             return super().prototypes_for_prediction()
         large_K = torch.from_numpy(self.client.large_classes)
-        return chosen(self.exact_prototypes(), large_K).to(self.client.device)
+        return chosen(self.local_prototypes(), large_K).to(self.client.device)
 
     def loss(self, batch: Batch) -> LossTerms:
-        """Eq. 10, or the loss of an ablation."""
         hparams, labels_B, z_BD = self.hparams, batch.labels, normalize(batch.features, dim=1)
         if hparams.loss == "supcon":
             return {"contrast": supervised_contrast(z_BD, labels_B, hparams.temperature)}
@@ -88,9 +85,9 @@ class FedPCL(ClientAlgorithm[FedPCLHparams]):
 
     def _table(self, sets: tuple[Prototypes, ...]) -> tuple[Tensor, Tensor]:
         """Sets of prototypes -> unit vectors [M, C, D] and which of them exist [M, C]; no set: one empty one."""
-        classes, dim, device = self.client.num_classes, self.settings.model.feature_dim, self.client.device
+        classes, device = self.client.num_classes, self.client.device
         if not sets:
-            nothing = torch.zeros(1, classes, dim), torch.zeros(1, classes, dtype=torch.bool)
-            return nothing[0].to(device), nothing[1].to(device)
+            table_1CD = torch.zeros(1, classes, self.settings.model.feature_dim, device=device)
+            return table_1CD, torch.zeros(1, classes, dtype=torch.bool, device=device)
         tables, masks = zip(*(by_class(one.to(device), classes) for one in sets), strict=True)
         return normalize(torch.stack(tables), dim=2), torch.stack(masks)

@@ -13,13 +13,9 @@ whatever has weights of its own, batch normalisation too. FedProto compares with
 personal (106,000 numbers a round for 20 clients): ``personal-layers = 2``.
 """
 
-from __future__ import annotations
-
-from client_app.algorithms.fedavg import FedAvg
+from client_app.algorithms.base import ClientAlgorithm
 from protofl_common.experiment.catalog import FedPerHparams
 
 
-class FedPer(FedAvg[FedPerHparams]):
+class FedPer(ClientAlgorithm[FedPerHparams]):
     """FedAvg of what the exchange declares; the personal layers live on with the model."""
-
-    state: tuple[str, ...] = ("model",)

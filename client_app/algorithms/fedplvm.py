@@ -13,54 +13,40 @@ Inference           the classifier; the nearest prototype in L2 is reported besi
 Down: weights and G. Up: weights and all P_k^m, never how many samples stand behind them. Stays: nothing but the data.
 
 Deviations: all three losses are means over the batch. ``similarity-floor`` bounds the slope of s_α near 0
-(`maths/losses/sparsity.py`). ``contrast``, ``correction``, ``local-clusters`` and ``kmeans-clusters`` are the paper's
+(`maths/losses/contrast.py`). ``contrast``, ``correction``, ``local-clusters`` and ``kmeans-clusters`` are the paper's
 ablations (Tables 3, 5 and 9). ``correction = "mean"`` divides Eq. 8 by C_y, as the paper's words for it have it
 ("average cosine similarity"); ``"centre"`` is the authors' code, 2 (cos(z, mean of G^y) − 1)², without α. The first
 round has no prototypes, and so only the cross-entropy. A λ as large as the paper's 100 wants ``drop-last``: batch
 normalisation over a small last batch upsets it (docs/algorithms).
 """
 
-from __future__ import annotations
-
 from client_app.algorithms.fedavg import FedAvg
 from client_app.training import Batch, LossTerms
 from protofl_common.experiment.catalog import FedPLVMHparams
-from protofl_common.maths.clustering import cluster_classes
-from protofl_common.maths.losses.sparsity import (
-    centre_correction,
-    sparse_contrast,
-    sparse_correction,
-    sparse_similarity,
-)
-from protofl_common.wire.payloads import Payload
+from protofl_common.maths.losses import contrast
+from protofl_common.maths.prototypes import Prototypes, cluster_classes
 
 
 class FedPLVM(FedAvg[FedPLVMHparams]):
     """Cross-entropy plus λ times the α-sparsity prototype loss; uploads clusters of features."""
 
     def loss(self, batch: Batch) -> LossTerms:
-        """Eq. 10, its terms already weighted."""
-        terms = super().loss(batch)
-        hparams = self.hparams
+        terms, hparams = super().loss(batch), self.hparams
         if self.global_prototypes is None or hparams.lambda_ == 0:
             return terms
         prototypes_GD, labels_G = self.global_prototypes.means, self.global_prototypes.labels
-        similarity_BG = sparse_similarity(batch.features, prototypes_GD, hparams.alpha, hparams.similarity_floor)
+        power = hparams.alpha, hparams.similarity_floor
+        similarity_BG = contrast.sparse_similarity(batch.features, prototypes_GD, *power)
         own_BG = batch.labels.unsqueeze(1) == labels_G
         if hparams.contrast:
-            terms["contrast"] = hparams.lambda_ * sparse_contrast(similarity_BG, own_BG, hparams.temperature)
+            terms["contrast"] = hparams.lambda_ * contrast.sparse_contrast(similarity_BG, own_BG, hparams.temperature)
         if hparams.correction == "centre":
-            terms["correction"] = hparams.lambda_ * centre_correction(batch.features, prototypes_GD, own_BG)
+            terms["correction"] = hparams.lambda_ * contrast.centre_correction(batch.features, prototypes_GD, own_BG)
         elif hparams.correction != "none":
-            terms["correction"] = hparams.lambda_ * sparse_correction(
-                similarity_BG, own_BG, mean=hparams.correction == "mean"
-            )
+            correction = contrast.sparse_correction(similarity_BG, own_BG, mean=hparams.correction == "mean")
+            terms["correction"] = hparams.lambda_ * correction
         return terms
 
-    def upload(self) -> Payload:
-        """The model, and the local clusters (Eq. 3)."""
-        data, hparams = self.client.train_set, self.hparams
-        clusters = cluster_classes(
-            self.features(data), data.labels.cpu(), hparams.local_clusters, hparams.kmeans_clusters
-        )
-        return Payload(prototypes=clusters, weights=self.weights())
+    def local_prototypes(self) -> Prototypes:
+        data, kind = self.client.train_set, (self.hparams.local_clusters, self.hparams.kmeans_clusters)
+        return cluster_classes(self.features(data), data.labels.cpu(), *kind)

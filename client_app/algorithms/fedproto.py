@@ -1,8 +1,8 @@
 """FedProto (Tan et al., AAAI 2022), client half: learn locally, with features held near the global prototypes.
 
 Other half: `server_app/strategies/fedproto.py`.
-Symbols: C̄ = `global_CD` [C, D] global prototypes, `mask_C` which classes have one; z = `batch.features` [B, D]; λ =
-`lambda`.
+Symbols: C̄ global prototypes, `global_table` [C, D] with a mask [C] of the classes that have one; z =
+`batch.features` [B, D]; λ = `lambda`.
 
 Loss (Eq. 5, 6)     L = L_S(g(z), y) + λ · Σ_j d(C_i^(j), C̄^(j)), with cross-entropy for L_S
 Upload (Eq. 1)      C_i^(j) = mean of f(x) over this client's training samples of class j, after training
@@ -16,10 +16,8 @@ sample's feature. Eq. 6 by the letter (``"class"``, ``"l2"``) overpowers the cro
 The first round has no global prototypes, and so no second term.
 
 Few labels (``positive-rate`` below 1; our text, Section 5.4): both terms, and the prototypes, are of the labelled
-samples alone; the unlabelled ones have FedPU's term of weight ``pu-weight`` (`client_app/few_labels.py`).
+samples alone; the unlabelled ones have FedPU's term of weight ``pu-weight`` (`client_app/training.py`).
 """
-
-from __future__ import annotations
 
 from typing import TypeVar
 
@@ -27,8 +25,6 @@ from client_app.algorithms.base import ClientAlgorithm
 from client_app.training import Batch, LossTerms
 from protofl_common.experiment.catalog import AlignmentHparams
 from protofl_common.maths.losses.alignment import prototype_alignment
-from protofl_common.maths.prototypes import by_class
-from protofl_common.wire.payloads import Payload
 
 A = TypeVar("A", bound=AlignmentHparams)
 
@@ -36,17 +32,10 @@ A = TypeVar("A", bound=AlignmentHparams)
 class FedProto(ClientAlgorithm[A]):
     """Cross-entropy plus λ times the distance to the global prototypes."""
 
-    def receive(self, payload: Payload) -> None:
-        """Keep the global prototypes, which also predict (Eq. 2), and a table of them by class."""
-        super().receive(payload)
-        if self.global_prototypes is not None:
-            self.global_CD, self.mask_C = by_class(self.global_prototypes, self.client.num_classes)
-
     def loss(self, batch: Batch) -> LossTerms:
-        """Eq. 5; the second term is λ · L_R."""
         terms = super().loss(batch)
         if self.global_prototypes is not None and self.hparams.lambda_ > 0:
             measure = self.hparams.distance, self.hparams.granularity
-            distance = prototype_alignment(batch.features, batch.labels, self.global_CD, self.mask_C, *measure)
+            distance = prototype_alignment(batch.features, batch.labels, *self.global_table, *measure)
             terms["prototype"] = self.hparams.lambda_ * distance
         return terms

@@ -10,14 +10,11 @@ Deviations: FedProto itself never sends weights. Where all clients have the same
 CVPR 2023; FedPLVM, NeurIPS 2024) report it with FedAvg's averaging; this is that row of their tables.
 """
 
-from __future__ import annotations
-
-from client_app.algorithms.fedavg import FedAvg
 from client_app.algorithms.fedproto import FedProto
 from protofl_common.experiment.catalog import FedProtoHparams
 
 
-class FedProtoAvg(FedProto[FedProtoHparams], FedAvg[FedProtoHparams]):
+class FedProtoAvg(FedProto[FedProtoHparams]):
     """FedProto's loss and prototypes, FedAvg's model; the classifier's prediction is the paper's."""
 
     state: tuple[str, ...] = ()

@@ -11,8 +11,6 @@ Deviations: every client trains ``local-epochs`` epochs; the paper lets slow one
 Buffers (batch-normalisation statistics) take no part in the norm.
 """
 
-from __future__ import annotations
-
 import torch
 
 from client_app.algorithms.fedavg import FedAvg
@@ -30,12 +28,10 @@ class FedProx(FedAvg[FedProxHparams]):
         self.needs_gradients = self.hparams.mu > 0
 
     def receive(self, payload: Payload) -> None:
-        """Become the global model, and remember it."""
         super().receive(payload)
         self.start = {name: one.detach().clone() for name, one in self.model.named_parameters()}
 
     def loss(self, batch: Batch) -> LossTerms:
-        """Eq. 2."""
         terms = super().loss(batch)
         if self.hparams.mu > 0:
             squares = [(w - self.start[name]).square().sum() for name, w in self.model.named_parameters()]

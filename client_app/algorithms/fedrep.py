@@ -16,27 +16,21 @@ The server averages by training samples, as in the authors' code; Alg. 1 average
 the body's epochs. After the last round, the authors' code fits all heads once more, FedAvg's too; nothing does so here.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import cached_property
 
 import torch
 from torch import nn
 
-from client_app.algorithms.fedavg import FedAvg
-from client_app.evaluation import local_features
-from client_app.few_labels import training_set
-from client_app.training import Step, make_optimizer, train
-from protofl_common.basics.seeding import derive_seed
+from client_app.algorithms.base import ClientAlgorithm
+from client_app.evaluation import features_of
+from client_app.training import Step, make_optimizer
 from protofl_common.experiment.catalog import FedRepHparams
 from protofl_common.models.split import SplitModel
 
 
-class FedRep(FedAvg[FedRepHparams]):
+class FedRep(ClientAlgorithm[FedRepHparams]):
     """First the head, then the body."""
-
-    state: tuple[str, ...] = ("model",)
 
     @cached_property
     def optimizer(self) -> torch.optim.Optimizer:
@@ -52,21 +46,18 @@ class FedRep(FedAvg[FedRepHparams]):
 
     @property
     def lasting(self) -> tuple[str, ...]:
-        """Both optimizers, with ``keep-optimizer``."""
         return (*super().lasting, "head_optimizer") if self.training.keep_optimizer else super().lasting
 
     def fit(self) -> dict[str, float]:
-        """Train the head on the received body, and then the body."""
         self._fit_head()
         return super().fit()
 
     def _fit_head(self) -> None:
         if (optimizer := self.head_optimizer) is None:
             return
-        data = training_set(self.client.train_set, self.training)
-        features_ND = local_features(self.model, data, self.training.eval_batch_size).to(self.client.device)
+        features_ND = features_of(self.model, self.training_set, self.training.eval_batch_size)
+        data = replace(
+            self.training_set, inputs=features_ND.to(self.client.device), augment=None
+        )  # of images as they are
         step = Step((SplitModel(nn.Identity(), self.model.head),), optimizer, self.labelled_loss)
-        step.replayable = self.replayable
-        seed = derive_seed(self.settings.run.seed, "head", self.client.name, self.round)
-        data = replace(data, inputs=features_ND, augment=None)  # of images as they are
-        train(step, data, self.training, seed, self.hparams.head_epochs)
+        self.train(step, self.hparams.head_epochs, purpose="head", data=data)

@@ -19,8 +19,6 @@ Deviations: the equations are those of the authors' code. There the features of 
 models that change with every batch. A client that has not trained, or holds one class, has d(P_i) = 0.
 """
 
-from __future__ import annotations
-
 import torch
 from torch.nn.functional import cross_entropy
 
@@ -48,12 +46,10 @@ class FedSA(ClientAlgorithm[FedSAHparams]):
             self.margin = max(mean_nearest_distance(self.anchors_CD), own)
 
     def loss(self, batch: Batch) -> LossTerms:
-        """L, its terms already weighted."""
         terms, hparams, anchors_CD = super().loss(batch), self.hparams, self.anchors_CD
         if hparams.regularization > 0:
-            terms["regularization"] = (
-                hparams.regularization * (batch.features - anchors_CD[batch.labels]).square().mean()
-            )
+            distance = (batch.features - anchors_CD[batch.labels]).square().mean()
+            terms["regularization"] = hparams.regularization * distance
         if hparams.contrast > 0:
             contrast = margin_contrast(batch.features, batch.labels, anchors_CD, self.margin)
             terms["contrast"] = hparams.contrast * contrast

@@ -13,8 +13,6 @@ Deviations: P_i^c in the loss is taken over the batch, as in FedProto. The autho
 model as it was before the round (their model is reloaded from disk); ours are those of the trained model.
 """
 
-from __future__ import annotations
-
 from client_app.algorithms.fedproto import FedProto
 from protofl_common.experiment.catalog import FedTGPHparams
 

@@ -14,11 +14,7 @@ Deviations: ``mutual = "coupled"`` is HtFLlib's code: targets are not fixed, so 
 divergence is a mean over samples and classes, which makes it C times weaker.
 """
 
-from __future__ import annotations
-
-from collections.abc import Sequence
-
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from client_app.algorithms.base import ClientAlgorithm
@@ -26,34 +22,20 @@ from client_app.client import Client
 from client_app.training import Batch, LossTerms
 from protofl_common.experiment.catalog import FMLHparams
 from protofl_common.maths.losses.distillation import divergence
-from protofl_common.models.initial import initial_model
-from protofl_common.wire.payloads import Payload
 
 
 class FML(ClientAlgorithm[FMLHparams]):
     """Two models with one optimizer."""
 
+    trains: tuple[str, ...] = ("model", "meme")
+
     def __init__(self, client: Client, round_number: int) -> None:
         super().__init__(client, round_number)
-        model, seed = self.settings.model, self.settings.run.seed
-        arch = self.settings.architecture(0, self.hparams.meme)
-        self.meme = initial_model(arch, client.input_shape, client.num_classes, model, seed, "global").to(client.device)
-
-    def receive(self, payload: Payload) -> None:
-        """Take in the meme model."""
-        super().receive(payload)
-        if (weights := payload.weights()) is not None:
-            self.meme.load_state_dict(weights)
-
-    @property
-    def modules(self) -> Sequence[nn.Module]:
-        """Both models."""
-        return (self.model, self.meme)
+        self.meme = client.new_model(self.settings.architecture(0, self.hparams.meme), "global")
 
     def loss(self, batch: Batch) -> LossTerms:
-        """L_p and L_q."""
-        few_labels = self.client.train_set.unlabelled is not None
-        self.meme.train(not few_labels or len(batch.labels) > 1)  # one labelled sample: batch normalisation needs more
+        # batch normalisation needs more than one labelled sample
+        self.meme.train(self.client.train_set.unlabelled is None or len(batch.labels) > 1)
         own_BC, meme_BC, hparams = batch.logits, self.meme(batch.inputs), self.hparams
         terms = {
             "cross-entropy": hparams.alpha * cross_entropy(own_BC, batch.labels),

@@ -18,13 +18,11 @@ from P, and is not sent. The authors' code takes c^k from the features of the la
 round has no prototypes, and so only the cross-entropy.
 """
 
-from __future__ import annotations
-
 from client_app.algorithms.fedavg import FedAvg
 from client_app.training import Batch, LossTerms
 from protofl_common.experiment.catalog import FPLHparams
 from protofl_common.maths.losses.alignment import prototype_alignment
-from protofl_common.maths.losses.sparsity import sparse_contrast, sparse_similarity
+from protofl_common.maths.losses.contrast import sparse_contrast, sparse_similarity
 from protofl_common.maths.prototypes import by_class, class_means
 from protofl_common.wire.payloads import Payload
 
@@ -40,7 +38,6 @@ class FPL(FedAvg[FPLHparams]):
             self.unbiased_CD, self.mask_C = by_class(unbiased, self.client.num_classes)
 
     def loss(self, batch: Batch) -> LossTerms:
-        """Eq. 12, its terms already weighted."""
         terms, hparams = super().loss(batch), self.hparams
         if self.global_prototypes is None or hparams.lambda_ == 0:
             return terms

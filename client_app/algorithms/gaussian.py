@@ -15,8 +15,6 @@ Deviations: covariances are shrunk by a formula (OAS) or by the setting, not by 
 refinement on samples drawn from the Gaussians (FisherMix), and no random projection.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import nn
 
@@ -41,28 +39,23 @@ class Gaussian(ClientAlgorithm[GaussianHparams]):
 
     @property
     def evaluation_arch(self) -> str:
-        """An identity, and the head."""
         return f"gaussian-{self.hparams.head}"
 
     def receive(self, payload: Payload) -> None:
-        """Become the classifier of all clients' moments."""
-        received, counts_C = payload.weights("moments"), payload.counts("counts")
-        if received is None or counts_C is None:
+        super().receive(payload)
+        if (counts_C := payload.counts("counts")) is None or "moments" not in payload.entries:
             return
-        moments = ClassMoments(self.client.num_classes, self.client.input_shape[0], self.hparams.head)
-        moments.load_state_dict(received)
-        priors_C = moments.shares if self.hparams.priors == "global" else self._own_moments().shares
-        self.head.cpu().fit(moments, counts_C, priors_C, self.hparams.shrinkage)
+        priors_C = self.moments.shares if self.hparams.priors == "global" else self._own_moments().shares
+        self.head.cpu().fit(self.moments, counts_C, priors_C, self.hparams.shrinkage)
         self.head.to(self.client.device)
 
     def fit(self) -> dict[str, float]:
-        """Nothing: the head follows from the moments."""
         return {}
 
     def upload(self) -> Payload:
         """The moments of the training samples, without those of small classes (``min-class-samples``)."""
         self.moments = self._own_moments()
-        return Payload(moments=self.moments.state_dict())
+        return super().upload()
 
     def _own_moments(self) -> ClassMoments:
         self.privacy.check_covered(False)

@@ -13,13 +13,9 @@ Deviations: the authors' code starts all clients from a model that FedAvg has tr
 start from the same untrained weights. Ensembles for clients that never trained are not there, nor fair representations.
 """
 
-from __future__ import annotations
-
-from client_app.algorithms.fedavg import FedAvg
+from client_app.algorithms.base import ClientAlgorithm
 from protofl_common.experiment.catalog import Hparams
 
 
-class LGFedAvg(FedAvg[Hparams]):
+class LGFedAvg(ClientAlgorithm[Hparams]):
     """FedAvg of the heads; the bodies live on."""
-
-    state: tuple[str, ...] = ("model",)

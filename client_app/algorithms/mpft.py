@@ -13,22 +13,18 @@ that of CLIP's text encoder. A centre of one sample is that sample's features; t
 their noise are not there, nor their adaptation of the adapter by each client. More rounds train on.
 """
 
-from __future__ import annotations
-
 from client_app.algorithms.fedavg import FedAvg
 from protofl_common.experiment.catalog import MPFTHparams
-from protofl_common.maths.clustering import cluster_classes
-from protofl_common.wire.payloads import Payload
+from protofl_common.maths.prototypes import Prototypes, cluster_classes
 
 
 class MPFT(FedAvg[MPFTHparams]):
     """Takes in adapter and classifier as FedAvg does its model, and summarises its features for the server."""
 
     def fit(self) -> dict[str, float]:
-        """Nothing: the server trains."""
         return {}
 
-    def upload(self) -> Payload:
+    def local_prototypes(self) -> Prototypes:
         """The clusters' centres in the space of the frozen features, which no training changes."""
         data, ratio = self.client.train_set, self.hparams.sample_ratio
-        return Payload(prototypes=cluster_classes(data.in_memory.cpu(), data.labels.cpu(), "kmeans", ratio=ratio))
+        return cluster_classes(data.in_memory.cpu(), data.labels.cpu(), "kmeans", ratio=ratio)

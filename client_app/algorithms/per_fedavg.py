@@ -14,31 +14,26 @@ epoch is two passes over the data, so that w takes as many steps as FedAvg's; wi
 Momentum and weight decay, where set, are the outer step's. Batch-normalisation statistics see D and D'.
 """
 
-from __future__ import annotations
-
-from collections.abc import Sequence
 from copy import deepcopy
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from client_app.algorithms.fedavg import FedAvg
-from client_app.training import Loss, LossTerms, Step, make_optimizer, shuffled_batches
+from client_app.training import LossTerms, Step, make_optimizer, shuffled_batches
 from protofl_common.basics.devices import seed_torch
 from protofl_common.basics.seeding import derive_seed
 from protofl_common.experiment.catalog import PerFedAvgHparams
 from protofl_common.models.split import SplitModel
 
 
+@dataclass(eq=False)
 class MetaStep(Step):
     """The step of the module's docstring; ``alpha`` is the inner rate."""
 
-    def __init__(
-        self, modules: Sequence[nn.Module], optimizer: torch.optim.Optimizer, loss: Loss, alpha: float
-    ) -> None:
-        super().__init__(modules, optimizer, loss)
-        self.alpha = alpha
+    alpha: float = field(kw_only=True)
 
     def __call__(self, inputs: Tensor, labels: Tensor, index: Tensor) -> LossTerms:
         """Update w; the loss of w̃ on D'."""
@@ -70,14 +65,12 @@ class PerFedAvg(FedAvg[PerFedAvgHparams]):
     """FedAvg of models that are one step away from every client's own."""
 
     def fit(self) -> dict[str, float]:
-        """Train by `MetaStep`, two passes for each epoch."""
         training = self.training
-        step = MetaStep(self.modules, self.optimizer, self.labelled_loss, self.hparams.alpha)
+        step = MetaStep(self.modules, self.optimizer, self.labelled_loss, alpha=self.hparams.alpha)
         passes = None if training.local_steps else 2 * training.local_epochs
         return self.train(step, passes, 2 * training.batch_size)
 
     def evaluation_model(self) -> SplitModel:
-        """w̃, once per round."""
         return self._adapted
 
     @cached_property
@@ -87,5 +80,7 @@ class PerFedAvg(FedAvg[PerFedAvgHparams]):
         generator = torch.Generator().manual_seed(seed)
         batch = next(shuffled_batches(self.client.train_set, training.batch_size, generator))
         seed_torch(seed)  # dropout
-        MetaStep((model,), make_optimizer((model,), training), self.labelled_loss, self.hparams.alpha).adapt(*batch)
+        MetaStep((model,), make_optimizer((model,), training), self.labelled_loss, alpha=self.hparams.alpha).adapt(
+            *batch
+        )
         return model

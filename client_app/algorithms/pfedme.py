@@ -15,56 +15,45 @@ are the batches of ``local-epochs``. Momentum and weight decay, where set, are o
 weight decay). Batch-normalisation statistics are θ's, and go up as w_i's.
 """
 
-from __future__ import annotations
-
-from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from client_app.algorithms.ditto import Ditto
-from client_app.training import Loss, LossTerms, Proximal, Step
+from client_app.training import LossTerms, Proximal, Step
 from protofl_common.experiment.catalog import PFedMeHparams
 
 
+@dataclass(eq=False)
 class EnvelopeStep(Step):
-    """K steps of θ towards the minimum of Eq. 7, and one of the centre w_i, of length η λ, towards θ."""
+    """K steps of θ, the first module, towards the minimum of Eq. 7, and one of w_i, the second, of length η λ, to θ."""
 
-    def __init__(
-        self,
-        modules: Sequence[nn.Module],
-        optimizer: torch.optim.Optimizer,
-        loss: Loss,
-        centre: nn.Module,
-        hparams: PFedMeHparams,
-    ) -> None:
-        self.proximal = Proximal(modules[0], centre, hparams.lambda_)
-        super().__init__(modules, optimizer, loss, self.proximal)
-        self.steps, self.rate = hparams.personal_steps, hparams.eta * hparams.lambda_
+    hparams: PFedMeHparams = field(kw_only=True)
+
+    def __post_init__(self) -> None:
+        model, centre = self.modules
+        self.correction = self.proximal = Proximal(model, centre, self.hparams.lambda_)
 
     def __call__(self, inputs: Tensor, labels: Tensor, index: Tensor) -> LossTerms:
         """Update θ and w_i; the loss of θ before its last step."""
         terms: LossTerms = {}
-        for _ in range(self.steps):
+        for _ in range(self.hparams.personal_steps):
             terms = super().__call__(inputs, labels, index)
         with torch.no_grad():
             for parameter, centre in self.proximal.pairs:
-                centre.lerp_(parameter, self.rate)
+                centre.lerp_(parameter, self.hparams.eta * self.hparams.lambda_)
         return terms
 
 
 class PFedMe(Ditto[PFedMeHparams]):
     """Ditto's two models, of which the global one learns from the personal one."""
 
-    @property
-    def modules(self) -> Sequence[nn.Module]:
-        """θ; w_i has no optimizer."""
-        return (self.personal,)
+    trains: tuple[str, ...] = ("personal",)  # w_i has no optimizer
 
     def fit(self) -> dict[str, float]:
-        """Train θ and w_i from w."""
         self.personal.load_state_dict(self.model.state_dict())
         modules = (self.personal, self.model)
-        losses = self.train(EnvelopeStep(modules, self.optimizer, self.labelled_loss, self.model, self.hparams))
+        losses = self.train(EnvelopeStep(modules, self.optimizer, self.labelled_loss, hparams=self.hparams))
         self.model.load_state_dict(dict(self.personal.named_buffers()), strict=False)
         return losses

@@ -13,18 +13,9 @@ Deviations: the paper's curves predict by prototypes after every round: ``protot
 not say whether ỹ is taken from the model before or after local training; its Algorithm 1 updates first, and so do we.
 """
 
-from __future__ import annotations
-
 from client_app.algorithms.fedavg import FedAvg
 from protofl_common.experiment.catalog import ProtoFedHparams
-from protofl_common.wire.payloads import Payload
 
 
 class ProtoFed(FedAvg[ProtoFedHparams]):
     """FedAvg that also sends class means when it is time; the global ones predict (Eq. 4)."""
-
-    def upload(self) -> Payload:
-        """The model, and the local prototypes when it is time."""
-        due = self.hparams.due(self.round, self.settings.run.rounds)
-        prototypes = self.local_prototypes() if due else None
-        return Payload(prototypes=prototypes, weights=self.weights())

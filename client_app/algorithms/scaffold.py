@@ -15,16 +15,13 @@ correction for ``momentum``, ``weight-decay`` or Adam. The step uses the setting
 paper has none.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 
 from client_app.algorithms.fedavg import FedAvg
 from client_app.client import Client
 from protofl_common.experiment.catalog import SCAFFOLDHparams
-from protofl_common.models.control import control_variate
-from protofl_common.wire.payloads import Payload
+from protofl_common.models.split import control_variate
 
 
 class SCAFFOLD(FedAvg[SCAFFOLDHparams]):
@@ -36,12 +33,6 @@ class SCAFFOLD(FedAvg[SCAFFOLDHparams]):
         super().__init__(client, round_number)
         self.own, self.common, self.control = (control_variate(self.model) for _ in range(3))
 
-    def receive(self, payload: Payload) -> None:
-        """Become x, and take c."""
-        super().receive(payload)
-        if (common := payload.weights("control")) is not None:
-            self.common.load_state_dict(common)
-
     def fit(self) -> dict[str, float]:
         """Train by Eq. 3, then renew c_i by Eq. 4; `control` becomes Δc_i."""
         trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
@@ -51,10 +42,6 @@ class SCAFFOLD(FedAvg[SCAFFOLDHparams]):
             change.copy_(total / correction.steps.clamp(min=1) - own * (correction.steps > 0))
             own.add_(change)
         return losses
-
-    def upload(self) -> Payload:
-        """Send y_i and Δc_i."""
-        return Payload(weights=self.weights(), control=self.weights("control"))
 
 
 class Controlled:
@@ -67,7 +54,6 @@ class Controlled:
         """K so far: a tensor, for a GPU replays the steps without Python."""
 
     def __call__(self) -> None:
-        """Correct the gradients in place."""
         self.steps.add_(1)
         for parameter, total, (own, common) in zip(self.parameters, self.sums, self.pairs, strict=True):
             if parameter.grad is not None:

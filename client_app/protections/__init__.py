@@ -3,14 +3,11 @@
 `PROTECTIONS` is their order. Secure aggregation is not among them: its sum takes four messages (`secure_sum.py`).
 """
 
-from __future__ import annotations
-
 from client_app.client import Client
 from client_app.protections.base import Protection
 from client_app.protections.differential_privacy import DifferentialPrivacy
 from client_app.protections.one_reply import OneReply
-from client_app.protections.paper_noise import PaperNoise
-from client_app.protections.small_classes import SmallClasses
+from client_app.protections.uploads import PaperNoise, SmallClasses
 from client_app.training import Step
 
 PROTECTIONS: tuple[type[Protection], ...] = (OneReply, SmallClasses, PaperNoise, DifferentialPrivacy)

@@ -1,7 +1,5 @@
 """The seam between an algorithm and the wire: what a protection may do to a client's messages."""
 
-from __future__ import annotations
-
 from client_app.client import Client
 from client_app.evaluation import Evaluation
 from client_app.training import Step
@@ -45,4 +43,4 @@ class Protection:
         return report
 
     def after(self, instructions: Instructions, training: bool) -> None:
-        """Record that the answer is ready."""
+        """Record that the answer is ready, or the error that is sent in its place."""

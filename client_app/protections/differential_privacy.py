@@ -1,24 +1,38 @@
-"""Differential privacy of a client's messages: steps, tables of classes and figures with noise, all from one ledger."""
+"""Differential privacy of a client's messages: steps, tables of classes and figures with noise, all from one ledger.
 
-from __future__ import annotations
+The ledger, on the client's own disk, has what its messages have cost of its samples' privacy. A site with an operator
+has one over all runs; ``require-dp`` in its node config bounds it. A simulated client has one for each run. A message
+is charged before its evaluation or training begins: one that is repeated is charged twice, for its noise is new.
+"""
 
+import json
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from torch import Tensor
 
 from client_app.client import Client
 from client_app.evaluation import Evaluation
 from client_app.protections.base import Protection
-from client_app.protections.ledger import charge
 from client_app.protections.private_step import PrivateStep
+from client_app.state import LedgerError
 from client_app.training import Step
+from protofl_common.basics.files import digest, locked, write_text
 from protofl_common.config.options import SettingsError
 from protofl_common.data.raw import Ints
 from protofl_common.experiment.settings import Settings
 from protofl_common.maths.prototypes import Prototypes, class_means
-from protofl_common.privacy.plan import Plan
+from protofl_common.privacy.plan import Mechanism, Plan, epsilon
 from protofl_common.privacy.release import fresh_draw, private_class_means, private_counts, private_hits
 from protofl_common.wire.records import Instructions, Report
+
+Spending = Counter[tuple[float, float]]
+"""(q, σ) -> how many times."""
+Ledger = dict[str, Spending]
+"""By run and Flower run. One that is resumed has a new Flower run, and a server may change the name from message to
+message: what either has spent counts."""
 
 
 class DifferentialPrivacy(Protection):
@@ -37,12 +51,12 @@ class DifferentialPrivacy(Protection):
 
     @staticmethod
     def acts(settings: Settings, is_site: bool) -> bool:
-        """With any ``dp``."""
         return settings.privacy.dp != "none"
 
     def before(self, instructions: Instructions, training: bool) -> None:
-        """Charge the ledger."""
-        charge(self.client, instructions, trains=training)
+        """Charge the ledger for a round, or for a final evaluation."""
+        of_round = self._plan.of_round(instructions.round, instructions.evaluate)
+        charge(self.client, instructions.run_name, of_round if training else self._plan.of_evaluation())
 
     def evaluation(self, evaluation: Evaluation, labels_N: Ints) -> Evaluation:
         """Add noise to the numbers of right predictions, and drop all other figures."""
@@ -51,7 +65,7 @@ class DifferentialPrivacy(Protection):
 
     def step(self, step: Step) -> Step:
         """DP-SGD's, on the same loss and with the same correction."""
-        return PrivateStep(step.modules, step.optimizer, step.loss, self._plan, step.correction)
+        return PrivateStep.of(step, self._plan)
 
     def report(self, report: Report) -> Report:
         """Drop losses, and seconds: a model can be made slow for inputs of one kind."""
@@ -95,3 +109,78 @@ class DifferentialPrivacy(Protection):
         self.tables_made += 1
         self.check_covered(self.tables_made <= self._plan.tables[round_number - 1])
         return self._plan.table_noise
+
+
+def ledger_of(client: Client, run_name: str) -> Path:
+    """Return the file of a client's ledger.
+
+    At a site it is the data's, not the name's: a site with a new name has spent what it had spent.
+    """
+    if not client.node.is_site:
+        return client.own_file(run_name, "privacy.json")
+    folder = client.settings.data.data_dir and str(Path(client.settings.data.data_dir).expanduser().resolve())
+    return client.root / "privacy" / f"{digest(folder, client.node.domain, client.node.partition)}.json"
+
+
+def charge(client: Client, run_name: str, costs: Sequence[Mechanism]) -> None:
+    """Enter what the answer to a message of a run will cost.
+
+    SettingsError if it would exceed the run's ``dp-epsilon``, or what this site lets all runs together spend.
+    LedgerError if the ledger cannot be locked, read or written.
+    """
+    file, privacy, run_id = ledger_of(client, run_name), client.settings.privacy, f" {client.run_id}"
+    try:
+        with locked(file):  # another run's client may be at work on this machine
+            ledger = read_ledger(file)
+            ledger.setdefault(run_name + run_id, Counter()).update(_spending(costs))
+            of_run = [used for name, used in ledger.items() if name.startswith(f"{run_name} ") or name.endswith(run_id)]
+            _check(sum(of_run, Counter()), privacy.dp_epsilon, privacy.dp_delta, "dp-epsilon")
+            _check_all_runs(client, sum(ledger.values(), Counter()))
+            rows = {name: [[*key, times] for key, times in used.items() if times] for name, used in ledger.items()}
+            write_text(file, json.dumps(rows) + "\n")
+    except OSError as error:
+        raise LedgerError(f"the privacy ledger {file} cannot be written: {error}") from error
+
+
+def check_affordable(client: Client) -> None:
+    """Raise SettingsError where not even one round fits in what this site lets all runs together spend.
+
+    So a run that this site can only refuse hears of it before the first round, not in each.
+    """
+    if client.plan is not None and client.node.required_dp is not None:
+        used = sum(read_ledger(ledger_of(client, "")).values(), Counter())
+        _check_all_runs(client, used + _spending(client.plan.of_round(1, True)))
+
+
+def spent(file: Path, delta: float) -> float:
+    """Return ε at ``delta`` of all that a ledger contains."""
+    return _epsilon(sum(read_ledger(file).values(), Counter()), delta)
+
+
+def read_ledger(file: Path) -> Ledger:
+    """Return what a ledger contains, nothing where there is no file; LedgerError where it cannot be read."""
+    try:
+        rows = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+        return {name: Counter({(rate, noise): times for rate, noise, times in used}) for name, used in rows.items()}
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        raise LedgerError(f"the privacy ledger {file} cannot be read ({error}): what was spent is not known") from error
+
+
+def _check_all_runs(client: Client, used: Spending) -> None:
+    if client.node.required_dp is not None:
+        cure = "; what earlier runs spent does not come back: a run of smaller dp-epsilon may still fit"
+        _check(used, *client.node.required_dp, "require-dp, over all runs,", cure)
+
+
+def _check(used: Spending, most: float, delta: float, what: str, cure: str = "") -> None:
+    if (brought := _epsilon(used, delta)) > most:
+        would = f"this message would bring this client to ε = {brought:.3g} (δ = {delta:g})"
+        raise SettingsError(f"{what} = {most:g}: {would}{cure}")
+
+
+def _epsilon(used: Spending, delta: float) -> float:
+    return epsilon([Mechanism(*key, times) for key, times in used.items()], delta)
+
+
+def _spending(costs: Sequence[Mechanism]) -> Spending:
+    return sum((Counter({(rate, noise): times}) for rate, noise, times in costs), Counter())

@@ -1,14 +1,11 @@
 """One reply for each question: a real site answers a training round, and the final evaluation, once in a Flower run.
 
 A server that could repeat a question, with weights of its choice each time, would learn from a run of a few rounds as
-much as from one of thousands. The record is written when the reply is ready: a task that was killed before that may be
-done again. It lies on the site's own disk, so it outlives a restart.
+much as from one of thousands. The record is written when the reply, or an error in its place, is ready: a task that was
+killed before that may be done again. It lies on the site's own disk, so it outlives a restart.
 """
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
 
 from client_app.client import Client
 from client_app.protections.base import Protection
@@ -29,6 +26,11 @@ class OneReply(Protection):
 
     name = "one reply to each question"
 
+    def __init__(self, client: Client) -> None:
+        super().__init__(client)
+        self.key = f"{client.run_id} {client.settings.run.algo}"
+        self.file = client.root / "privacy" / f"{client.name}.answered"
+
     @staticmethod
     def acts(settings: Settings, is_site: bool) -> bool:
         """At real sites."""
@@ -36,40 +38,35 @@ class OneReply(Protection):
 
     def before(self, instructions: Instructions, training: bool) -> None:
         """Refuse a question that this site has answered, and training after the final evaluation."""
-        _check(_read(self.client.folders.answers), self.client, instructions, training)
+        self._check(self._read(), instructions, training)
 
     def after(self, instructions: Instructions, training: bool) -> None:
         """Record the answer. It is checked once more: the same question may have come twice at the same time."""
-        file = self.client.folders.answers
         try:
-            with locked(file):
-                answers = _read(file)
-                last, final = _check(answers, self.client, instructions, training)
-                answers.pop(key := _key(self.client), None)
-                answers[key] = (instructions.round, final) if training else (last, max(1, instructions.round))
-                with replacing(file, private=True) as beside:
+            with locked(self.file):
+                answers = self._read()
+                last, final = self._check(answers, instructions, training)
+                answers.pop(self.key, None)
+                answers[self.key] = (instructions.round, final) if training else (last, max(1, instructions.round))
+                with replacing(self.file, private=True) as beside:
                     beside.write_text(json.dumps(dict(list(answers.items())[-MOST:])) + "\n", encoding="utf-8")
         except OSError as error:
-            raise StateError(f"state-dir: {file} cannot be written: {error}") from error
+            raise StateError(f"state-dir: {self.file} cannot be written: {error}") from error
 
+    def _check(self, answers: Answers, instructions: Instructions, training: bool) -> tuple[int, int]:
+        """The entry of this run, if the question is new."""
+        last, final = answers.get(self.key, (0, 0))
+        if final or (training and instructions.round <= last):
+            asked = f"training in round {instructions.round}" if training else "the final evaluation"
+            answered = f"the reply to {'the final evaluation' if final else f'round {last}'}: one for each"
+            raise RefusedMessage(f"asked for {asked}, but this Flower run has had {answered}")
+        return last, final
 
-def _key(client: Client) -> str:
-    return f"{client.run_id} {client.settings.run.algo}"
-
-
-def _check(answers: Answers, client: Client, instructions: Instructions, training: bool) -> tuple[int, int]:
-    """The entry of this run, if the question is new."""
-    last, final = answers.get(_key(client), (0, 0))
-    if final or (training and instructions.round <= last):
-        asked = f"training in round {instructions.round}" if training else "the final evaluation"
-        answered = "the final evaluation" if final else f"round {last}"
-        raise RefusedMessage(f"asked for {asked}, but this Flower run has had the reply to {answered}: one for each")
-    return last, final
-
-
-def _read(file: Path) -> Answers:
-    try:
-        entries = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
-        return {str(key): (int(last), int(final)) for key, (last, final) in entries.items()}
-    except (OSError, ValueError, TypeError, AttributeError) as error:
-        raise StateError(f"state-dir: {file} cannot be read ({error}): what was answered is not known") from error
+    def _read(self) -> Answers:
+        try:
+            entries = json.loads(self.file.read_text(encoding="utf-8")) if self.file.exists() else {}
+            return {str(key): (int(last), int(final)) for key, (last, final) in entries.items()}
+        except (OSError, ValueError, TypeError, AttributeError) as error:
+            raise StateError(
+                f"state-dir: {self.file} cannot be read ({error}): what was answered is not known"
+            ) from error

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 
 import numpy as np
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from client_app.data import Samples
-from client_app.training import Correction, Loss, LossTerms, Step
+from client_app.training import LossTerms, Step
 from protofl_common.config.options import SettingsError
 from protofl_common.privacy.plan import Plan
 from protofl_common.privacy.release import fresh_draw
@@ -20,6 +21,7 @@ AT_ONCE = 2**24
 """Numbers of which the gradients of the samples in memory at a time consist: 64 MiB."""
 
 
+@dataclass(eq=False)
 class PrivateStep(Step):
     """A step of DP-SGD (Abadi et al., "Deep Learning with Differential Privacy", CCS 2016, Algorithm 1).
 
@@ -36,26 +38,22 @@ class PrivateStep(Step):
     buffers while it trains: these would leave without noise.
     """
 
+    plan: Plan = field(kw_only=True)
     private = True
+    empty = False
+    """Whether nobody was drawn: the batch is then a sample that counts nothing, so that noise is added still."""
 
-    def __init__(
-        self,
-        modules: Sequence[nn.Module],
-        optimizer: torch.optim.Optimizer,
-        loss: Loss,
-        plan: Plan,
-        correction: Correction | None = None,
-    ) -> None:
-        super().__init__(modules, optimizer, loss, correction)
-        parts = [part for module in modules for part in module.modules()]
-        if any(isinstance(part, nn.modules.batchnorm._BatchNorm) for part in parts):
+    @classmethod
+    def of(cls, step: Step, plan: Plan) -> PrivateStep:
+        """DP-SGD on the same loss and with the same correction."""
+        return cls(step.modules, step.optimizer, step.loss, step.correction, plan=plan)
+
+    def __post_init__(self) -> None:
+        self.draw, self.alone = fresh_draw(), nn.ModuleList(self.modules)
+        if any(isinstance(part, nn.modules.batchnorm._BatchNorm) for part in self.alone.modules()):
             raise SettingsError("norm = 'batch': this network has batch normalisation, which mixes samples; set group")
-        self.plan, self.draw = plan, fresh_draw()
-        self.alone = nn.ModuleList(modules)
         # `functional_call` takes modules only: what this one gives is the loss of a single sample
         self.alone.forward = lambda *sample: self.terms(self.model, *(one[None] for one in sample))["total"]
-        self.empty = False
-        """Whether nobody was drawn: the batch is then a sample that counts nothing, so that noise is added still."""
 
     def batches(
         self, data: Samples, batch_size: int, generator: torch.Generator, *, no_single: bool, drop_last: bool
@@ -81,7 +79,7 @@ class PrivateStep(Step):
             for samples in zip(inputs.split(size), labels.split(size), index.split(size), strict=True):
                 for name, total in self._cut(self._of_each(weights, samples)).items():
                     sums[weights[name]] = sums[weights[name]] + total
-            self._release(sums, self.plan.rate * self.plan.samples)
+            self._release(sums)
         return terms
 
     def _of_each(self, weights: Mapping[str, Tensor], samples: tuple[Tensor, ...]) -> dict[str, Tensor]:
@@ -89,8 +87,8 @@ class PrivateStep(Step):
         weights = {name: one.detach() for name, one in weights.items()}
         of_one = grad(partial(functional_call, self.alone))
         try:
-            found: dict[str, Tensor] = vmap(of_one, in_dims=(None, 0), randomness="different")(weights, samples)
-            return found
+            gradients: dict[str, Tensor] = vmap(of_one, in_dims=(None, 0), randomness="different")(weights, samples)
+            return gradients
         except RuntimeError:  # vmap knows no recurrent layers, and no code that looks at single numbers
             each = [of_one(weights, sample) for sample in zip(*samples, strict=True)]
             return {name: torch.stack([one[name] for one in each]) for name in weights}
@@ -103,10 +101,10 @@ class PrivateStep(Step):
         # 0 · ∞ is no number
         return {name: torch.tensordot(factors_B, one.nan_to_num_(0.0, 0.0, 0.0), 1) for name, one in gradients.items()}
 
-    def _release(self, sums: dict[nn.Parameter, Tensor], expected: float) -> None:
+    def _release(self, sums: dict[nn.Parameter, Tensor]) -> None:
         """Add the noise, and step along ḡ as it is corrected: what a correction adds must not depend on the samples."""
         self.optimizer.zero_grad(set_to_none=True)
-        deviation = self.plan.noise * self.plan.privacy.dp_clip
+        deviation, expected = self.plan.noise * self.plan.privacy.dp_clip, self.plan.rate * self.plan.samples
         for one, total in sums.items():
             noise = torch.from_numpy(self.draw.standard_normal(tuple(total.shape), dtype=np.float32)).to(total)
             one.grad = (total + deviation * noise) / expected

@@ -11,30 +11,30 @@ sum follows a later one of the same Flower run: two vectors under one secret, or
 what they hide. The symbols, and what is added, stand in `privacy/masks.py`.
 """
 
-from __future__ import annotations
-
 import json
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from cryptography.exceptions import InvalidTag
-from flwr.app import RecordDict
+from flwr.app import Context, Message, MessageType, RecordDict
 
 from client_app.client import Client
 from protofl_common.basics.files import replacing
-from protofl_common.privacy.figures import figure_names, weighted_figures, without_figures
 from protofl_common.privacy.masks import KEY, OWN, PAIR, SEALED, masked, new_secret, opened, part, public_of, seal
 from protofl_common.privacy.shamir import FEWEST, SHARE, needed, points_of, split
-from protofl_common.privacy.sums import MASKED, to_sums, to_whole
-from protofl_common.wire.limits import Limits, RefusedMessage
+from protofl_common.privacy.sums import MASKED, figure_names, to_sums, to_whole, weighted_figures, without_figures
+from protofl_common.wire.limits import RefusedMessage, Template
 from protofl_common.wire.payloads import Payload, pack_payload
-from protofl_common.wire.records import Instructions, Report
-from protofl_common.wire.secagg import unpack_by_site
+from protofl_common.wire.records import Instructions, Report, unpack_baseline, unpack_instructions
+from protofl_common.wire.schema import Declared
+from protofl_common.wire.secagg import FINAL, pack_by_site, unpack_by_site
 
-STAGES = ("advertise", "share", "unmask")
-"""The messages of a sum beside the one with the masked vector, which is a round's or the final evaluation's."""
+Arrays = Callable[[Declared], dict[str, Template]]
+"""The arrays of declared weights (`ClientAlgorithm.templates`)."""
 _ORDER = ("advertise", "share", "mask", "unmask")
 
 
@@ -61,25 +61,18 @@ class SecureSum:
         self.client, self.name = client, client.name
         self.run_id, self.final = instructions.run_history.run_id, final
         self.sum = 2 * instructions.round + self.final
-        client.folders.states(instructions)  # refuses another run's instructions
-        self.path = client.folders.secret(instructions.run_name)
-
-    @classmethod
-    def of(cls, client: Client, instructions: Instructions, final: bool) -> SecureSum | None:
-        """The client's part in the sum of a round or of the final evaluation; None without secure aggregation."""
-        return cls(client, instructions, final) if client.settings.privacy.secagg else None
+        client.states(instructions)  # refuses another run's instructions
+        self.path = client.own_file(instructions.run_name, "secagg.json")
+        if client.node.is_site:  # whatever the server calls the run
+            self.path = client.root / "privacy" / f"{self.name}-{self.run_id}-{client.settings.run.algo}.secagg"
 
     def advertise(self, content: RecordDict) -> dict[str, bytes]:
         """Own public keys. A sum that never came to `mask` may begin anew."""
-        progress = self._read()
-        if (
-            progress
-            and progress.run_id == self.run_id
-            and (progress.sum, _ORDER.index(progress.stage) > 1) > (self.sum, False)
-        ):
-            raise RefusedMessage(
-                f"keys asked for {_called(self.sum)}, after the upload of {_called(progress.sum)} was sent"
-            )
+        last = self._read()
+        reached = (last.sum, _ORDER.index(last.stage) > 1) if last and last.run_id == self.run_id else (-1, False)
+        if last and reached > (self.sum, False):
+            asked, sent = _called(self.sum), _called(last.sum)
+            raise RefusedMessage(f"keys asked for {asked}, after the upload of {sent} was sent")
         secret = new_secret()
         self._write(_Progress(self.run_id, self.sum, "advertise", secret))
         return {self.name: public_of(secret)}
@@ -102,10 +95,8 @@ class SecureSum:
         """Before the work: whose masks are in the sum, those who shared; who sealed badly has no share here."""
         progress, sealed = self._passed("share"), unpack_by_site(content, SEALED)
         sites = {self.name, *sealed}
-        if not sites <= progress.keys.keys() or len(sites) < self._threshold(progress):
-            raise RefusedMessage(
-                f"shares of {len(sites)} sites, fewer than {self._threshold(progress)}, or of unknown ones"
-            )
+        if not sites <= progress.keys.keys() or len(sites) < (fewest := self._threshold(progress)):
+            raise RefusedMessage(f"shares of {len(sites)} sites, fewer than {fewest}, or of unknown ones")
         shares = dict(progress.shares)
         for peer, text in sealed.items():
             try:
@@ -114,13 +105,13 @@ class SecureSum:
                 shares[peer] = b""
         self._progress = replace(progress, shares=shares)
 
-    def mask(self, upload: Payload, report: Report, limits: Limits) -> tuple[RecordDict, Report]:
+    def pack(self, upload: Payload, report: Report, declared: Declared, arrays: Arrays) -> tuple[RecordDict, Report]:
         """The figures of the report and the upload, masked; and the part of the report that stays in the clear."""
         progress, settings, samples = self._progress, self.client.settings, len(self.client.data.train_labels)
-        declared = {name: entry for name, entry in settings.exchange.up.items() if name in upload.entries}
-        bounded = replace(limits, max_norm=settings.bounds.max_prototype_norm)
+        summed = {name: entry for name, entry in settings.exchange.up.items() if name in upload.entries}
+        bounded = replace(self.client.limits(arrays(declared)), max_norm=settings.bounds.max_prototype_norm)
         figures = weighted_figures(report, samples, figure_names(settings.row.reported_losses, self.client.metrics))
-        parts = to_whole(figures, len(progress.keys)), to_sums(upload, declared, bounded, samples, len(progress.keys))
+        parts = to_whole(figures, len(progress.keys)), to_sums(upload, summed, bounded, samples, len(progress.keys))
         vector = np.concatenate(parts)
         peers = {site: keys for site, keys in progress.keys.items() if site in progress.shares}
         sent = masked(vector, progress.secret, self.name, peers).view(np.int64)
@@ -166,3 +157,37 @@ class SecureSum:
 def _called(number: int) -> str:
     """Name a sum of a run in words."""
     return f"{'the final evaluation after ' if number % 2 else ''}round {number // 2}"
+
+
+class Plain:
+    """The other channel: the upload as it is."""
+
+    def pack(self, upload: Payload, report: Report, declared: Declared, arrays: Arrays) -> tuple[RecordDict, Report]:
+        """Return the record of ``upload``, and the report."""
+        return pack_payload(upload, declared), report
+
+
+def channel_of(client: Client, instructions: Instructions, message: Message) -> SecureSum | Plain:
+    """How an upload leaves: in the sum to which a message has the peers' shares, or plainly."""
+    if not client.settings.privacy.secagg:
+        return Plain()
+    its_sum = SecureSum(client, instructions, message.metadata.message_type != MessageType.TRAIN)
+    its_sum.peers(message.content)
+    return its_sum
+
+
+def _stage(name: str, final: bool, message: Message, context: Context) -> RecordDict:
+    """A stage without training, in a round or in the final evaluation."""
+    client = Client(context, unpack_baseline(message.content))
+    if not client.settings.privacy.secagg:
+        raise RefusedMessage("a stage of secure aggregation, which the run's settings do not ask for")
+    its_sum = SecureSum(client, unpack_instructions(message.content), final)
+    return RecordDict({**pack_by_site(getattr(its_sum, name)(message.content))})
+
+
+STAGES = {
+    name + FINAL * final: partial(_stage, name, final)
+    for name in ("advertise", "share", "unmask")
+    for final in (False, True)
+}
+"""The messages of a sum beside the one with the masked vector, which is a round's or the final evaluation's."""

@@ -1,46 +1,157 @@
-"""From a backbone's name to the frozen network, ready for use; each is loaded once per process and device."""
+"""From a backbone's name to the frozen network: embedded ones, torchvision's, timm's, and files of weights.
 
-from __future__ import annotations
+The features are what enters the last linear layer, which is taken off. Files are read as tensors only (safetensors, or
+``torch.load`` with ``weights_only``): no code in them is ever run. The embedded weights are JSON, the largest format
+that Flower's app bundle carries along: ``size``, ``mean`` and ``std`` of the training images, ``made`` (how, and how
+well, in words) and ``weights``, the tensors as a safetensors file in base64; kernels are float16.
+"""
 
+import base64
+import json
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load, load_file
+from torch import Tensor, nn
 
-from protofl_common.backbones.network import SIZE, WIDTH, Backbone, SmallResNet
-from protofl_common.backbones.weightfile import StoredWeights, read_weights
+from protofl_common.backbones.network import Backbone, BackboneError, SmallResNet
+from protofl_common.basics.tensorfile import checksum
 from protofl_common.config.backbones import SMALL, BackboneName, parse_name
 
 WEIGHTS = Path(__file__).parent / "weights"
 """The folder of the embedded weights, ``NAME.json``."""
+IMAGENET = 224, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+"""Size, mean and deviation that files of weights for torchvision's models expect, unless ``@SIZE`` says otherwise."""
 
 
 @lru_cache(maxsize=16)
 def load_backbone(name: str, device: torch.device) -> Backbone:
     """The backbone called ``name``, its network on ``device``, in evaluation mode and without gradients.
 
-    ValueError for a name that is none. BackboneError when its weights or its package cannot be had.
+    Loaded once per process and device. ValueError for a name that is none. BackboneError when its weights or its
+    package cannot be had.
     """
     parsed = parse_name(name)
-    if parsed.kind == "embedded":
-        backbone = small_backbone(read_weights(WEIGHTS / f"{name}.json"), 0)
-    elif parsed.kind == "file" and parsed.arch == SMALL:
-        backbone = small_backbone(read_weights(Path(parsed.path).expanduser()), parsed.size)
-    else:
-        backbone = _external(parsed)
-    backbone.network.requires_grad_(False).eval().to(device).to(memory_format=torch.channels_last)  # a third faster
+    others = {"torchvision": _from_torchvision, "timm": _from_timm, "file": _from_file}
+    read = _small if parsed.kind == "embedded" or (parsed.kind, parsed.arch) == ("file", SMALL) else others[parsed.kind]
+    backbone = frozen(parsed, *read(parsed))
+    backbone.network.to(device).to(memory_format=torch.channels_last)  # a third faster
     return backbone
 
 
-def small_backbone(weights: StoredWeights, size: int) -> Backbone:
-    """A `SmallResNet` of these weights; ``size`` 0: the weights' own."""
-    network = SmallResNet()
-    network.load_state_dict(weights.state, strict=False)  # BatchNorm's counters of batches are not stored
-    size = size or weights.size or SIZE
-    return Backbone(network, size, WIDTH, weights.mean, weights.std, f"{SMALL}@{size}:{weights.sha256}")
+Parts = tuple[nn.Module, int, Sequence[float], Sequence[float]]
+"""A network, the size of its images, their mean and their deviation."""
 
 
-def _external(parsed: BackboneName) -> Backbone:
-    from protofl_common.backbones import external  # torchvision takes over a second to import: only where it is needed
+def frozen(name: BackboneName, network: nn.Module, size: int, mean: Sequence[float], std: Sequence[float]) -> Backbone:
+    """Freeze a network, and find out what it makes of images."""
+    size = name.size or size
+    network.requires_grad_(False).eval()
+    try:
+        with torch.inference_mode():
+            features: Any = network(torch.zeros(1, 3, size, size))
+        width = int(features.shape[1])
+    except (RuntimeError, AssertionError, AttributeError) as error:
+        raise BackboneError(f"backbone {name.kind}:{name.arch} takes no images of {size}×{size} ({error})") from error
+    if not features.isfinite().all():
+        raise BackboneError(f"backbone {name.kind}:{name.arch}: its weights give features that are not finite")
+    identity = f"{name.kind}:{name.arch}@{size}:{mean}:{std}:{checksum(network.state_dict(), {})}"
+    return Backbone(network, size, width, tuple(mean), tuple(std), identity)
 
-    return external.build(parsed)
+
+def _small(name: BackboneName) -> Parts:
+    """A `SmallResNet`: an embedded one, or that of a file of the same format."""
+    file, network = Path(name.path).expanduser() if name.path else WEIGHTS / f"{name.arch}.json", SmallResNet()
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+        network.load_state_dict(load(base64.b64decode(content["weights"], validate=True)))
+        mean, std = [float(value) for value in content["mean"]], [float(value) for value in content["std"]]
+        if len(mean) != 3 or len(std) != 3 or min(std) <= 0:
+            raise ValueError(f"mean {mean}, std {std}")
+        return network, int(content["size"]), mean, std
+    except (OSError, ValueError, LookupError, TypeError, RuntimeError, SafetensorError) as error:
+        raise BackboneError(f"{file}: cannot be read as weights of a backbone ({_reason(error)})") from error
+
+
+def _from_torchvision(name: BackboneName) -> Parts:
+    from torchvision import models
+
+    weights = models.get_model_weights(_checked(name.arch)).DEFAULT
+    preset = weights.transforms()
+    try:
+        network = models.get_model(name.arch, weights=weights)
+    except (OSError, RuntimeError) as error:
+        raise BackboneError(
+            f"backbone torchvision:{name.arch}: no weights in torch hub's cache, and no download ({error})"
+        ) from error
+    _without_head(network, name.arch)
+    return network, int(preset.crop_size[0]), preset.mean, preset.std
+
+
+def _from_timm(name: BackboneName) -> Parts:
+    try:
+        timm = import_module("timm")
+        network = timm.create_model(name.arch, pretrained=True, num_classes=0)
+    except ImportError as error:
+        raise BackboneError(
+            f"backbone timm:{name.arch}: the package timm is not installed; pip install timm on every machine"
+        ) from error
+    except Exception as error:  # an unknown name, or whatever its hub raises when it cannot download
+        raise BackboneError(f"backbone timm:{name.arch}: {error}") from error
+    config = timm.data.resolve_model_data_config(network)
+    return network, int(config["input_size"][-1]), config["mean"], config["std"]
+
+
+def _from_file(name: BackboneName) -> Parts:
+    from torchvision import models
+
+    network = models.get_model(_checked(name.arch), weights=None)
+    head = _without_head(network, name.arch)
+    state = {key: value for key, value in _read(Path(name.path).expanduser()).items() if not key.startswith(head)}
+    try:
+        network.load_state_dict(state)
+    except RuntimeError as error:
+        raise BackboneError(f"{name.path}: not the weights of torchvision's {name.arch} ({_reason(error)})") from error
+    return network, *IMAGENET
+
+
+def _read(file: Path) -> dict[str, Tensor]:
+    """The tensors in a file by their names."""
+    try:
+        safe = file.suffix == ".safetensors"
+        state: Any = load_file(file) if safe else torch.load(file, map_location="cpu", weights_only=True)
+    except Exception as error:  # pickle and safetensors raise many kinds
+        raise BackboneError(f"{file}: cannot be read as tensors ({error})") from error
+    if isinstance(state, Mapping) and isinstance(state.get("state_dict"), Mapping):
+        state = state["state_dict"]
+    if not isinstance(state, Mapping) or not all(isinstance(value, Tensor) for value in state.values()):
+        raise BackboneError(f"{file}: holds something else than a state dict of tensors")
+    return dict(state)
+
+
+def _reason(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+
+
+def _checked(arch: str) -> str:
+    """``arch``, where it is one of torchvision's classifiers."""
+    from torchvision import models
+
+    choices = models.list_models(module=models)
+    if arch not in choices:
+        raise BackboneError(f"backbone architecture {arch!r} is not one of {', '.join(choices)}")
+    return arch
+
+
+def _without_head(network: nn.Module, arch: str) -> str:
+    """Replace the last linear layer by the identity; returns the start of its parameters' names."""
+    linear = [name for name, module in network.named_modules() if isinstance(module, nn.Linear)]
+    if not linear or not linear[-1].startswith(("fc", "classifier", "head")):
+        raise BackboneError(f"backbone architecture {arch!r} does not end in a linear layer")
+    network.set_submodule(linear[-1], nn.Identity())
+    return f"{linear[-1]}."

@@ -4,8 +4,6 @@ A 3×3 stem and three residual blocks (He et al., CVPR 2016), each halving the m
 convolution widens the last map to the features, which are its global average: non-negative, 177,000 parameters.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

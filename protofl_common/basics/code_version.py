@@ -1,7 +1,5 @@
 """The version of the code, and the machine that it runs on."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import platform
@@ -10,7 +8,6 @@ from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-COMMIT = "PROTOFL_COMMIT"
 
 
 @cache
@@ -28,10 +25,8 @@ def code_version() -> str:
 def commit() -> str:
     """Git's short name of the commit, with ``-dirty`` where files differ from it; "none" outside of a repository.
 
-    Flower runs a copy of the code, which is no repository: ``protofl`` puts the commit into its environment.
+    So it is for a run by Flower, which runs a copy of the code.
     """
-    if given := os.environ.get(COMMIT):
-        return given
     command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--exclude=*"]
     try:
         found = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)

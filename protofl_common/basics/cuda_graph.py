@@ -10,8 +10,6 @@ looks at none of their numbers (``.item()``, ``bool()``, a mask that chooses row
 that a later call would decide otherwise.
 """
 
-from __future__ import annotations
-
 import gc
 from collections import Counter
 from collections.abc import Callable, Iterator

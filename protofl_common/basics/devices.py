@@ -1,7 +1,5 @@
 """The device that something computes on, so prepared that the same seed gives the same numbers on it again."""
 
-from __future__ import annotations
-
 import os
 from typing import Any
 

@@ -4,8 +4,6 @@ A process that is killed while writing leaves the old file; so does a full disk.
 module loads no torch.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

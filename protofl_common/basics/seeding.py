@@ -1,7 +1,5 @@
 """Randomness by name: every random choice of a run has a seed derived from the run's seed and what it is for."""
 
-from __future__ import annotations
-
 import hashlib
 
 

@@ -3,8 +3,6 @@
 A checksum stands among the facts of a file: a disk that changes a bit of it is noticed when it is read.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Names in the order that people expect, and texts that cross the wire: errors of a client, words of a stranger."""
 
-from __future__ import annotations
-
 import html
 import re
 from collections.abc import Iterable

@@ -1,7 +1,5 @@
 """Names of architectures, of model groups and of kinds of heads (no heavy imports here)."""
 
-from __future__ import annotations
-
 VOCABULARY = 2**14
 """Number of tokens of the networks for texts; 0 is padding."""
 BODIES: dict[str, str] = {
@@ -44,17 +42,13 @@ BODIES: dict[str, str] = {
     "text-gru": "texts: words' vectors (64) + GRU of 64 units + fc D",
     "projection": "fc D, ReLU, BatchNorm: FedPCL's projection of frozen features",
 }
-
 PROJECTION = "projection"
 """What every client trains behind frozen backbones."""
-
 HTC4 = ("", "+fc512", "+fc256", "+fc128")
 """FedTGP's four heads: fc C, or fc 512, 256, 128 before it. What follows the name of a body in that of a model."""
-
 _RESNETS = tuple(f"resnet{n}-imagenet-stem" for n in (4, 6, 8, 10, 18, 34, 50, 101, 152))
 _HTFE8 = ("cnn4", "googlenet", "mobilenet-v2", *_RESNETS[4:])
 _RES34_HTC4 = tuple("resnet34-imagenet-stem" + head for head in HTC4)
-
 _PAPERS: dict[str, tuple[str, ...]] = {
     "small3": ("cnn4", "mnist-cnn", "htcnn-3"),
     "table3": ("mlp-1", "mlp-2", "mlp-3"),
@@ -89,7 +83,6 @@ ARCHITECTURES: dict[str, str] = BODIES | {
 
 GROUPS: dict[str, tuple[str, ...]] = _PAPERS | {name: (name,) for name in ARCHITECTURES}
 """Every architecture is also a group of one."""
-
 GAUSSIAN_HEADS = ("naive-bayes", "lda", "qda")
 """Classifiers in closed form (`maths/gaussian.py`); ``gaussian-lda`` … is such a head on frozen features."""
 
@@ -97,7 +90,6 @@ HEADS: dict[str, str] = {
     "trainable": "trains like the body",
     "orthogonal-frozen": "last layer fixed: orthogonal directions of length 1, no bias (FedProto-UH)",
 }
-
 ORTHOGONAL_SHARED = "orthogonal-shared"
 """The setting ``head``: as orthogonal-frozen, with the same directions for all clients (FedNH)."""
 

@@ -4,8 +4,6 @@ A setting lists them with commas: ``glyphs,fractals,scenes`` or ``torchvision:re
 ``@SIZE`` makes torchvision, timm and files see images of that many pixels a side instead of their own size.
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 
@@ -15,23 +13,18 @@ EMBEDDED: dict[str, str] = {
     "scenes": "shaded shapes under many textures, in clutter and changing light",
 }
 """Shipped with the code: small ResNets for 64×64 images, trained on images of a program (`tests/bench/pretraining`)."""
-
 SMALL = "small"
 """The architecture of the embedded backbones, as ``file:`` calls it."""
-
 OTHERS: dict[str, str] = {
     "torchvision:ARCH": "torchvision's ARCH with its default (ImageNet) weights, from torch hub's cache or downloaded",
     "timm:MODEL": "timm's MODEL with its pre-trained weights; needs the package timm",
     "file:ARCH:PATH": "your own weights for ARCH: small (.json, as embedded) or torchvision's (.safetensors, .pth)",
 }
-
 CHOICES = ", ".join([*EMBEDDED, *OTHERS])
 
 
 @dataclass(frozen=True)
 class BackboneName:
-    """A name in parts."""
-
     kind: str
     """``embedded``, ``torchvision``, ``timm`` or ``file``."""
     arch: str
@@ -43,15 +36,11 @@ class BackboneName:
 
 
 def parse_backbones(value: str) -> tuple[str, ...]:
-    """The names in a setting's ``value``, in order.
-
-    Raises ValueError for an empty list, an unknown name, and a name given twice.
-    """
+    """The names in a setting's ``value``, in order; ValueError for an unknown or empty name, or one given twice."""
     names = tuple(name.strip() for name in value.split(","))
     for name in names:
         parse_name(name)
-    twice = [name for name in dict.fromkeys(names) if names.count(name) > 1]
-    if twice:
+    if twice := [name for name in names if names.count(name) > 1]:
         raise ValueError(f"backbones {value!r}: {twice[0]!r} is named twice")
     return names
 

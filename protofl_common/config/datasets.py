@@ -1,14 +1,11 @@
 """The legal values of ``dataset`` and ``partition``, each with a line that explains it (no heavy imports here)."""
 
-from __future__ import annotations
-
 import re
 
 from protofl_common.config.python_names import PYTHON_NAME
 
 OTHER_DATASETS = re.compile(rf"{PYTHON_NAME.pattern}|hf:[\w./-]+", re.ASCII)
 """What ``dataset`` may be beside the names below."""
-
 DATASETS: dict[str, str] = {
     "digits": "scikit-learn's 1,797 handwritten digits, 8×8 grey (embedded)",
     "digit-domains": "digits in five looks: scanned, printed, photo, inverted, coloured; 28×28 RGB (embedded)",

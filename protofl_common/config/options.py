@@ -1,11 +1,8 @@
 """Typed options: from a flat run configuration to frozen dataclasses, with errors a person can act on.
 
-A section is a frozen dataclass whose fields are made by :func:`option`. A field ``batch_size`` reads the key
-``batch-size``; a trailing underscore (``lambda_``) only avoids a Python keyword. Defaults do not live here: they
-stand in ``[tool.flwr.app.config]`` of ``pyproject.toml``, so every key of a section must be present.
+A section is a frozen dataclass whose fields are made by :func:`option`. Defaults stand in ``[tool.flwr.app.config]`` of
+``pyproject.toml``, so every key of a section must be present.
 """
-
-from __future__ import annotations
 
 import dataclasses
 import difflib
@@ -52,12 +49,11 @@ def option(
 
 
 def key_of(field_name: str) -> str:
-    """``batch_size`` -> ``batch-size``, ``lambda_`` -> ``lambda``."""
+    """``batch_size`` -> ``batch-size``; ``lambda_``, which is no Python keyword, -> ``lambda``."""
     return field_name.rstrip("_").replace("_", "-")
 
 
 def keys_of(section: type, prefix: str = "") -> list[str]:
-    """The run-config keys that ``section`` reads, in order."""
     return [prefix + key_of(field.name) for field in dataclasses.fields(section)]
 
 
@@ -70,21 +66,15 @@ def read_section(
     section: type[Section], config: Mapping[str, Scalar], problems: list[str], prefix: str = ""
 ) -> Section | None:
     """Build ``section`` from ``config``; on any problem append lines to ``problems`` and return None."""
-    hints = _types_of(section)  # type: ignore[arg-type]  # classes are hashable
-    values: dict[str, Scalar] = {}
+    hints, values, before = _types_of(section), {}, len(problems)  # type: ignore[arg-type]  # classes are hashable
     for field in dataclasses.fields(section):  # type: ignore[arg-type]
         key = prefix + key_of(field.name)
         if key not in config:
             problems.append(f"{key}: missing from the configuration")
             continue
-        value, problem = _checked(config[key], hints[field.name], field.metadata)
-        if problem:
-            problems.append(f"{key} = {config[key]!r}: {problem}")
-        else:
-            values[field.name] = value
-    if len(values) < len(dataclasses.fields(section)):  # type: ignore[arg-type]
-        return None
-    return section(**values)
+        values[field.name], problem = _checked(config[key], hints[field.name], field.metadata)
+        problems += [f"{key} = {config[key]!r}: {problem}"] if problem else []
+    return section(**values) if len(problems) == before else None
 
 
 @cache
@@ -96,10 +86,16 @@ def _types_of(section: type) -> dict[str, Any]:
 def unknown_keys(config: Mapping[str, Scalar], known: Iterable[str]) -> list[str]:
     """A line for each key of ``config`` that is not known, with the nearest that is."""
     known = dict.fromkeys(known)
-    return [f"{key}: unknown key{_did_you_mean(key, list(known))}" for key in config if key not in known]
+    return [f"{key}: unknown key{_nearest(key, list(known))}" for key in config if key not in known]
 
 
-def _did_you_mean(key: str, known: list[str]) -> str:
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """`` (did you mean …?)`` with the nearest name, or ""."""
+    near = difflib.get_close_matches(name, known, n=1)
+    return f" (did you mean {near[0]}?)" if near else ""
+
+
+def _nearest(key: str, known: list[str]) -> str:
     """The nearest key by its bare name, without a table's; of several with that name the first."""
     bare = {name.rpartition(".")[2]: name for name in reversed(known)}
     named = difflib.get_close_matches(key, known, n=1) if "." in key else []
@@ -108,8 +104,7 @@ def _did_you_mean(key: str, known: list[str]) -> str:
 
 
 def _checked(value: Scalar, wanted: type, legal: Mapping[str, Any]) -> tuple[Any, str]:
-    """``(value, "")`` in the wanted type, or ``(None, what is wrong and what would be right)``."""
-    if legal.get("choices") is not None and (problem := _not_among_choices(value, legal)):
+    if legal["choices"] is not None and (problem := _not_among_choices(value, legal)):
         return None, problem
     if wanted is float and isinstance(value, int) and not isinstance(value, bool):
         value = float(value)
@@ -128,31 +123,20 @@ def _not_among_choices(value: Scalar, legal: Mapping[str, Any]) -> str:
     wrong = [part for part in parts if part not in choices and not (pattern and pattern.fullmatch(str(part)))]
     if not wrong:
         return ""
-    near = difflib.get_close_matches(str(wrong[0]), choices, n=1)
     which = f"{wrong[0]!r}: " if len(parts) > 1 else ""
     known = ", ".join(choice or repr("") for choice in choices)
     other = f", or {legal['or_words']}" if pattern else ""
-    return f"{which}choose one of {known}{other}{f' (did you mean {near[0]}?)' if near else ''}"
+    return f"{which}choose one of {known}{other}{did_you_mean(str(wrong[0]), choices)}"
 
 
 def _in_range(value: float, legal: Mapping[str, Any]) -> bool:
-    low, high, above = legal.get("minimum"), legal.get("maximum"), legal.get("above")
-    return bool(legal.get("or_zero") and value == 0) or (
-        math.isfinite(value)
-        and (low is None or value >= low)
-        and (high is None or value <= high)
-        and (above is None or value > above)
-    )
+    low, high, above = legal["minimum"], legal["maximum"], legal["above"]
+    inside = math.isfinite(value) and (low is None or value >= low) and (high is None or value <= high)
+    return (legal["or_zero"] and value == 0) or (inside and (above is None or value > above))
 
 
 def range_text(legal: Mapping[str, Any]) -> str:
     """The range of an option's metadata in words, after a space; "" if it has none."""
-    low, high, above = legal.get("minimum"), legal.get("maximum"), legal.get("above")
-    parts = ["0, or"] if legal.get("or_zero") else []
-    if above is not None:
-        parts.append(f"above {above:g}")
-    if low is not None:
-        parts.append(f"at least {low:g}")
-    if high is not None:
-        parts.append(f"at most {high:g}")
-    return " " + " and ".join(parts).replace("or and", "or") if parts else ""
+    words = {"above": "above", "minimum": "at least", "maximum": "at most"}
+    bounds = " and ".join(f"{word} {legal[key]:g}" for key, word in words.items() if legal[key] is not None)
+    return f" {'0, or ' if legal['or_zero'] else ''}{bounds}" if bounds else ""

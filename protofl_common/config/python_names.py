@@ -5,8 +5,6 @@ a person named it: on the command line (``--allow-python``, KEY=VALUE), in the s
 submitted, or, at a site, in the node config.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -21,12 +19,10 @@ _ALLOWED: ContextVar[frozenset[str]] = ContextVar("modules that may be imported"
 
 
 def is_python_name(text: str) -> bool:
-    """Return whether ``text`` has the form ``module:name``."""
     return PYTHON_NAME.fullmatch(text) is not None
 
 
 def module_of(name: str) -> str:
-    """The module of ``module:name``."""
     return name.partition(":")[0]
 
 
@@ -42,7 +38,6 @@ def allow(modules: Iterable[str]) -> None:
 
 @contextmanager
 def allowing(modules: Iterable[str]) -> Iterator[None]:
-    """`allow` for the time of a ``with`` block."""
     before = _ALLOWED.set(_ALLOWED.get().union(modules))
     try:
         yield
@@ -61,10 +56,8 @@ def check_allowed(name: str, what: str) -> None:
 def load(name: str, what: str) -> Any:
     """Return the object that the setting ``what`` names as ``module:name``; the only place that imports by name.
 
-    The module is an installed one, or a file in a folder of ``PYTHONPATH``, on every machine that uses it. The object
-    must be one of an allowed module itself, not one that such a module has imported.
-
-    SettingsError when the module is not allowed or cannot be imported, or has no such object of its own.
+    The object must be one of an allowed module itself, not one that such a module has imported. SettingsError when the
+    module is not allowed or cannot be imported, or has no such object of its own.
     """
     check_allowed(name, what)
     module_name, _, attribute = name.partition(":")

@@ -3,26 +3,21 @@
 This folder imports nothing else of the project. What values must mean together is checked in `experiment/settings.py`.
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
+from typing import get_type_hints
 
 from protofl_common.config.architectures import ARCHITECTURES, GROUPS, HEADS, ORTHOGONAL_SHARED
 from protofl_common.config.datasets import DATASETS, OTHER_DATASETS, PARTITIONS
 from protofl_common.config.options import Affects, keys_affecting, option
 from protofl_common.config.python_names import PYTHON_NAME
 
-STATISTICS_LEVELS = ("none", "summary", "features")
-"""What clients tell for the report (`wire/statistics.py`)."""
 TRACKERS = ("mlflow", "tensorboard", "trackio", "wandb")
 """Experiment trackers (`server_app/callbacks/trackers.py`)."""
-MERGINGS = ("auto", "mean", "median", "trimmed-mean")
-"""What a server may do against clients whose prototypes or weights are unlike the others' (`aggregation.py`); ``auto``
-follows ``liars`` (`server_app/validation/bounds.py`)."""
 FEWEST_TESTED = 20
 """Samples of a figure under ``min-class-samples``, at least. A figure of few samples says of nearly every one whether
 the model is right on it, and a server may ask again with another model."""
+DEVICE = re.compile(r"cuda:\d+|xpu(:\d+)?")
 NOISE = re.compile(r"(gaussian|laplace) \d*\.?\d+ 0*\.?\d+")
 
 
@@ -42,7 +37,7 @@ class RunSettings:
     out_dir: str = option(affects="name")
     resume: bool = option(affects="name")
     report: bool = option(affects="display")
-    statistics: str = option(choices=STATISTICS_LEVELS, affects="display")
+    statistics: str = option(choices=("none", "summary", "features"), affects="display")
     metrics: str = option(affects="display")
     callback: str = option(affects="display")
 
@@ -74,7 +69,7 @@ class BoundsSettings:
     max_samples_ratio: float = option(minimum=1, or_zero=True)
     max_samples_lead: float = option(minimum=1, or_zero=True)
     max_update_ratio: float = option(minimum=0)
-    merging: str = option(choices=MERGINGS)
+    merging: str = option(choices=("auto", "mean", "median", "trimmed-mean"))
     trim_fraction: float = option(minimum=0, maximum=0.49)
 
 
@@ -171,23 +166,30 @@ class NoiseSettings:
 class MachineSettings:
     """The machine a client runs on."""
 
-    device: str = option(affects="machine")
+    device: str = option(
+        choices=("auto", "cpu", "cuda", "mps"), or_like=DEVICE, or_words="cuda:N, xpu", affects="machine"
+    )
     precision: str = option(choices=("fp32", "tf32"), affects="machine")
     threads: int = option(minimum=0, affects="machine")
     state_dir: str = option(affects="machine")
 
 
-SECTIONS: dict[str, type] = {
-    "run": RunSettings,
-    "federation": FederationSettings,
-    "bounds": BoundsSettings,
-    "data": DataSettings,
-    "model": ModelSettings,
-    "training": TrainingSettings,
-    "privacy": PrivacySettings,
-    "noise": NoiseSettings,
-    "machine": MachineSettings,
-}
+@dataclass(frozen=True)
+class Sections:
+    """The settings of a run that no algorithm owns."""
+
+    run: RunSettings
+    federation: FederationSettings
+    bounds: BoundsSettings
+    data: DataSettings
+    model: ModelSettings
+    training: TrainingSettings
+    privacy: PrivacySettings
+    noise: NoiseSettings
+    machine: MachineSettings
+
+
+SECTIONS: dict[str, type] = get_type_hints(Sections)
 
 
 def keys_that_change(*kinds: Affects) -> frozenset[str]:

@@ -1,4 +1,7 @@
-"""Data sets, their division among clients, and the cache of both (`open_client_data` is the way in)."""
+"""Data sets, their division among clients, and the cache of both (`open_client_data` is the way in).
+
+What cannot be read, divided or cached as asked is a `DataError` that names key, value and choices.
+"""
 
 from protofl_common.data.clients import UNLABELLED, ClientData, open_client_data
 from protofl_common.data.raw import DataError

@@ -1,7 +1,6 @@
 """A client's own data, for the rest of the project."""
 
-from __future__ import annotations
-
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, cast
@@ -12,8 +11,7 @@ from numpy.typing import NDArray
 from protofl_common.basics.seeding import derive_seed
 from protofl_common.config.sections import DataSettings
 from protofl_common.data.division import client_share, placed
-from protofl_common.data.inputs import StoredRows, too_large
-from protofl_common.data.raw import Inputs, Ints
+from protofl_common.data.raw import MOST_IN_MEMORY, Inputs, Ints, StoredRows
 from protofl_common.data.shares import Generator, by_class
 from protofl_common.data.sources import check_data_settings
 from protofl_common.data.store import StoredData, data_if_cached, open_data
@@ -26,9 +24,9 @@ UNLABELLED = -1
 class ClientData:
     """The samples of one client; the arrays are read-only where they are views into the cache of the data set.
 
-    Inputs are as `RawData.inputs`: images, numbers or tokens [n, …]; no sample is in two parts, and for validation
-    there may be none. Inputs that would take much of the memory stay on the disk (`StoredRows`). Labels are int64 [n],
-    indices into ``classes``; with ``positive-rate`` below 1, -1 for the unlabelled training samples.
+    Inputs are as `RawData.inputs`; no sample is in two parts, and for validation there may be none. Inputs above
+    `MOST_IN_MEMORY` stay on the disk (`StoredRows`). Labels are int64 [n], indices into ``classes``; with
+    ``positive-rate`` below 1, -1 for the unlabelled training samples.
     """
 
     train_inputs: Inputs
@@ -57,11 +55,6 @@ def open_client_data(
     ``domain`` comes from the client's own configuration. With the partitions ``own``, ``feature-shift`` and
     ``feature-label-shift`` the client then gets that domain as if it were its only client, whatever its partition id.
     The first call on a machine decodes the data set into the cache; later ones take milliseconds.
-
-    Raises
-    ------
-    DataError
-        When the data cannot be read or divided as asked.
     """
     check_data_settings(settings)
     data = open_data(settings)
@@ -99,11 +92,6 @@ def counts_of_shares(
 
     The settings alone determine the division, so every machine that has the data set can see it: no client sends
     anything. {} where the cache of this machine does not have the data set, or nothing is divided (partition ``own``).
-
-    Raises
-    ------
-    DataError
-        When the data are missing, or cannot be divided like this.
     """
     data = data_if_cached(settings) if settings.partition != "own" else None
     if data is None:
@@ -132,12 +120,10 @@ def hide_labels(labels: Ints, rate: float, rng: Generator) -> Ints:
 
 def _rows(array: NDArray[Any], rows: Ints) -> NDArray[Any]:
     """These rows: copied, or, where they follow one another, as a view that all clients of the machine share."""
-    if array.ndim > 1 and too_large((len(rows), *array.shape[1:])):
+    if array.ndim > 1 and 4 * len(rows) * math.prod(array.shape[1:]) > MOST_IN_MEMORY:
         return cast(NDArray[Any], StoredRows(array, rows))
-    if len(rows) and rows[-1] - rows[0] == len(rows) - 1:
-        return np.asarray(array)[rows[0] : rows[-1] + 1]
-    copied: NDArray[Any] = np.asarray(array)[rows]
-    return copied
+    in_turn = len(rows) and rows[-1] - rows[0] == len(rows) - 1
+    return np.asarray(np.asarray(array)[slice(rows[0], rows[-1] + 1) if in_turn else rows])
 
 
 def _domain_of(data: StoredData, rows: Ints) -> str:

@@ -8,8 +8,6 @@ two. The images are the same on every machine with the same versions of these pa
 MNIST and USPS: photographs behind the digit (MNIST-M), noise (SynthDigits), coloured numbers with neighbours (SVHN).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
@@ -19,8 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protofl_common.config.sections import DataSettings
-from protofl_common.data.inputs import resized
-from protofl_common.data.raw import Images, Ints, RawData
+from protofl_common.data.raw import Images, Ints, RawData, resized
 from protofl_common.data.torchvision_sets import locate_torchvision, read_torchvision
 
 PER_CLASS = 50
@@ -65,6 +62,11 @@ def read_domains(settings: DataSettings) -> RawData:
     return _of_domains([(part, np.tile(np.arange(10), PER_CLASS)) for part in images], tuple(DOMAINS))
 
 
+def locate_mix(settings: DataSettings) -> tuple[Path, ...]:
+    """The files of MNIST and USPS, both in ``data-dir``."""
+    return tuple(path for name in REAL for path in locate_torchvision(name, settings))
+
+
 def read_mix(settings: DataSettings) -> RawData:
     """All domains of ``digit-mix``, without an official test part."""
     parts, drawn = [], read_domains(settings)
@@ -78,11 +80,6 @@ def read_mix(settings: DataSettings) -> RawData:
         rows = np.flatnonzero(drawn.domains == drawn.domain_names.index(look))
         parts.append((drawn.inputs[rows], drawn.labels[rows]))
     return _of_domains(parts, REAL + LOOKS)
-
-
-def locate_mix(settings: DataSettings) -> tuple[Path, ...]:
-    """The files of MNIST and USPS, both in ``data-dir``."""
-    return tuple(path for name in REAL for path in locate_torchvision(name, settings))
 
 
 def _of_domains(parts: list[tuple[Images, Ints]], names: tuple[str, ...]) -> RawData:

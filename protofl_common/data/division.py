@@ -4,13 +4,9 @@ Steps: choose the pool (``test-from``, ``total-samples``), divide it (``partitio
 validation part aside.
 """
 
-from __future__ import annotations
-
-from dataclasses import asdict, dataclass, field, replace
-from functools import lru_cache
+from dataclasses import asdict, dataclass, fields, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +18,7 @@ from protofl_common.config.sections import DataSettings
 from protofl_common.data.partitions import DIVIDE, DOMAIN_PARTITIONS
 from protofl_common.data.raw import VALIDATION, DataError, Ints
 from protofl_common.data.shares import Generator, Pool, balanced, proportional, set_aside, split
-from protofl_common.data.store import StoredData, cache_root, locked
+from protofl_common.data.store import StoredData, cache_root, cached
 
 FORMAT = 3
 """Raise it when the same settings come to mean another division."""
@@ -40,42 +36,55 @@ class Share:
 
     train: Ints
     test: Ints
-    validation: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
+    validation: Ints
 
 
-PARTS = ("train", "test", "validation")
+PARTS = tuple(field.name for field in fields(Share))
 
 
 def client_share(
     data: StoredData, settings: DataSettings, *, seed: int, client: int, clients: int, domain: str = ""
 ) -> Share:
-    """The rows of client ``client`` of ``clients``, both as `placed`; ``domain``: the only one that the client has.
-
-    DataError when the data cannot be divided like this.
-    """
+    """The rows of client ``client`` of ``clients``, both as `placed`; ``domain``: the only one that the client has."""
     if clients < 1:
         raise DataError(f"num-partitions = {clients}: must say among how many clients the data are divided")
     if not 0 <= client < clients:
         raise DataError(f"partition-id = {client}: must be from 0 to num-partitions - 1 = {clients - 1}")
-    file = _file_of(data.key, settings, seed, clients, domain)
-    share = _opened(file, client)
-    if share is None:
-        with locked(cache_root(settings) / data.key):
-            if _opened(file, client) is None:
-                _write(file, divide(data, settings, seed=seed, clients=clients, domain=domain))
-        share = _opened(file, client)
-    if share is None:
-        raise DataError(f"cache-dir: {file} cannot be read back after writing it; is the disk full?")
-    return share
-
-
-@lru_cache(maxsize=16)
-def _file_of(data_key: str, settings: DataSettings, seed: int, clients: int, domain: str) -> Path:
-    """The file of a division in the cache."""
     of_the_result = keys_affecting(type(settings), "result")  # the data's own key stands in the file's name
     shaping = {name: value for name, value in asdict(settings).items() if key_of(name) in of_the_result}
     key = digest(FORMAT, seed, clients, domain, shaping)
-    return cache_root(settings) / f"{data_key}-division-{key}.npy"
+    file = cache_root(settings) / f"{data.key}-division-{key}.npy"
+
+    def build() -> Share | None:
+        _write(file, divide(data, settings, seed=seed, clients=clients, domain=domain))
+        return _opened(file, client)
+
+    return cached(file, cache_root(settings) / data.key, lambda: _opened(file, client), build)
+
+
+def _opened(file: Path, client: int) -> Share | None:
+    """The client's share from the cache file, which is not read whole; None when there is none or it is damaged."""
+    try:
+        saved = np.load(file, mmap_mode="r")
+        width = 2 * len(PARTS)
+        bounds = saved[width * client : width * (client + 1)].reshape(len(PARTS), 2)
+        return Share(*(np.array(saved[start:end]) for start, end in bounds))
+    except (OSError, ValueError, IndexError, EOFError):
+        return None
+
+
+def _write(file: Path, shares: list[Share]) -> None:
+    """Write where each client's parts begin and end, and all parts; the caller holds the lock of the data.
+
+    Rows that all clients have in common are written once.
+    """
+    parts_of = [[getattr(share, name) for name in PARTS] for share in shares]
+    distinct = {id(part): part for parts in parts_of for part in parts}
+    ends = np.cumsum([2 * len(PARTS) * len(shares), *(len(part) for part in distinct.values())])
+    place = dict(zip(distinct, pairwise(ends), strict=True))
+    bounds = [place[id(part)] for parts in parts_of for part in parts]
+    with replacing(file, private=True) as beside, beside.open("wb") as opened:
+        np.save(opened, np.concatenate([np.ravel(bounds), *distinct.values()]))
 
 
 def placed(settings: DataSettings, client: int, clients: int, domain: str) -> tuple[int, int]:
@@ -84,10 +93,7 @@ def placed(settings: DataSettings, client: int, clients: int, domain: str) -> tu
 
 
 def divide(data: StoredData, settings: DataSettings, *, seed: int, clients: int, domain: str = "") -> list[Share]:
-    """Every client's share; the settings have passed `check_data_settings`.
-
-    All randomness comes from ``seed``, one stream for each purpose and client.
-    """
+    """Every client's share; the settings have passed `check_data_settings`."""
     return _Division(data, settings, seed, domain).shares(clients)
 
 
@@ -99,7 +105,7 @@ class _Division:
         self.settings = replace(settings, clients_per_domain="") if domain else settings
         self.labels, self.domains, self.official = map(np.asarray, (data.labels, data.domains, data.official))
         self.marked = self.official == VALIDATION
-        self.official_tests: dict[bytes, Ints] = {}
+        self.tests_of: dict[bytes, Ints] = {}
         """Set of classes -> the official test samples of these classes, which clients have in common."""
 
     def random(self, *purpose: str | int) -> Generator:
@@ -122,28 +128,28 @@ class _Division:
             tests = tests[proportional(self.labels[tests], settings.test_samples, self.random("official-all"))[0]]
         rng = self.random("partition", settings.partition, self.domain)
         dealt = DIVIDE[settings.partition](pool, settings, clients, rng)
-        unmarked = [positions[~self.marked[pool.rows[positions]]] for positions in dealt]
-        for client, positions in enumerate(unmarked):
-            if len(positions) < least:
-                raise self._too_few(f"client {client} of {clients} would have {len(positions)} samples")
-        shares = []
-        for client, positions in enumerate(unmarked):
-            share = self._share(pool, positions, tests, self.random("share", client, self.domain))
-            rng = self.random("validation", client, self.domain)
-            shares.append(self._with_validation(share, pool.rows[dealt[client]], rng))
-        return shares
+        for client, positions in enumerate(dealt):
+            if (many := int((~self.marked[pool.rows[positions]]).sum())) < least:
+                raise self._too_few(f"client {client} of {clients} would have {many} samples")
+        return [self._share(client, pool, positions, tests) for client, positions in enumerate(dealt)]
 
     def _pool(self) -> Pool:
         """All samples, or the official training part; ``total-samples`` of them at random; those of the domain."""
-        settings = self.settings
+        settings, names = self.settings, self.data.domain_names
         rows = np.flatnonzero(self.official == 0) if settings.test_from in COMMON else np.arange(len(self.labels))
         if (total := settings.total_samples) > len(rows):
             raise DataError(f"total-samples = {total}: there are only {len(rows)}; use at most that, or 0")
         if total:
             rows = np.sort(self.random("total-samples").choice(rows, size=total, replace=False))
-        pool = Pool(rows, self.labels[rows], self.domains[rows], self.data.domain_names)
+        pool = Pool(rows, self.labels[rows], self.domains[rows], names)
         if self.domain:
-            pool = self._only_domain(pool)
+            allowed, which = ("own", *DOMAIN_PARTITIONS), f"domain = {self.domain!r}"
+            if settings.partition not in allowed:
+                raise DataError(f"{which}: has no meaning with partition {settings.partition!r}, only {allowed}")
+            if self.domain not in names:
+                has = f"has no such domain; its domains: {', '.join(names) or 'none'}"
+                raise DataError(f"{which}: dataset {settings.dataset!r} {has}")
+            pool = pool.only(self.domain)
         if settings.partition in DOMAIN_PARTITIONS and not pool.domain_names:
             raise DataError(
                 f"partition = {settings.partition!r}: the data name no clients or domains; give them a column "
@@ -154,16 +160,6 @@ class _Division:
                 f"test-from = {settings.test_from!r}: the data mark no test samples; use 'split' or 'balanced'"
             )
         return pool
-
-    def _only_domain(self, pool: Pool) -> Pool:
-        """The pool's samples of the domain that a client says it has."""
-        allowed, which = ("own", *DOMAIN_PARTITIONS), f"domain = {self.domain!r}"
-        if self.settings.partition not in allowed:
-            raise DataError(f"{which}: has no meaning with partition {self.settings.partition!r}, only {allowed}")
-        if self.domain not in pool.domain_names:
-            names = ", ".join(pool.domain_names) or "none"
-            raise DataError(f"{which}: dataset {self.settings.dataset!r} has no such domain; its domains: {names}")
-        return pool.only(self.domain)
 
     def _for_training(self, pool: Pool) -> NDArray[np.bool_] | None:
         """Decide which samples nobody is tested on, bool [n], where that comes before they are dealt out.
@@ -183,12 +179,14 @@ class _Division:
         for_training[free[split(groups[free], settings.train_fraction, self.random("split", self.domain))[1]]] = False
         return for_training
 
-    def _share(self, pool: Pool, positions: Ints, tests: Ints, rng: Generator) -> Share:
-        """Training and test rows of a client with these positions in the pool; ``tests``: rows that nobody trains on.
+    def _share(self, client: int, pool: Pool, dealt: Ints, tests: Ints) -> Share:
+        """The rows of a client with these positions in the pool; ``tests``: rows that nobody trains on.
 
         Where the share itself is split, training samples beyond ``train-samples`` are used for testing.
         """
-        settings, labels, train = self.settings, self.labels, pool.rows[positions]
+        settings, labels, rng = self.settings, self.labels, self.random("share", client, self.domain)
+        positions = dealt[~self.marked[pool.rows[dealt]]]
+        train = pool.rows[positions]
         splits_share = settings.test_from == "split" and pool.for_training is None
         if splits_share:
             train, tests = (train[part] for part in split(labels[train], settings.train_fraction, rng))
@@ -199,7 +197,9 @@ class _Division:
         if splits_share:
             tests = np.concatenate([tests, train[beyond]])
         train = np.sort(train[within])
-        return Share(train, self._tested(train, tests, rng))
+        tests = self._tested(train, tests, rng)
+        train, validation = self._validated(client, train, pool.rows[dealt])
+        return Share(train, tests, validation)
 
     def _tested(self, train: Ints, tests: Ints, rng: Generator) -> Ints:
         """The rows among ``tests`` that a client is tested on, given its training rows.
@@ -212,7 +212,7 @@ class _Division:
             return tests
         if settings.test_from == "official":
             classes = np.unique(labels[train])
-            tests = self.official_tests.setdefault(classes.tobytes(), tests[np.isin(labels[tests], classes)])
+            tests = self.tests_of.setdefault(classes.tobytes(), tests[np.isin(labels[tests], classes)])
             if not len(tests):
                 names = ", ".join(sorted(self.data.classes[label] for label in classes))
                 raise DataError(f"test-from = 'official': the official test part has no sample of classes {names}")
@@ -235,8 +235,8 @@ class _Division:
             )
         return tests
 
-    def _with_validation(self, share: Share, rows: Ints, rng: Generator) -> Share:
-        """Add those of the client's rows that the data mark for validation, or ``validation-fraction`` of training.
+    def _validated(self, client: int, train: Ints, rows: Ints) -> tuple[Ints, Ints]:
+        """Training and validation rows: the marked ones of its ``rows``, else ``validation-fraction`` of training.
 
         Where the official test part is common to the clients, or they may share samples, so is the marked part.
         """
@@ -246,47 +246,16 @@ class _Division:
             if settings.test_from in COMMON or settings.partition in DEALT_AGAIN:
                 marked = np.flatnonzero(self.marked)
                 if settings.test_from != "official-all":
-                    marked = marked[np.isin(labels[marked], labels[share.train])]
-            return replace(share, validation=np.sort(marked))
+                    marked = marked[np.isin(labels[marked], labels[train])]
+            return train, np.sort(marked)
         if not settings.validation_fraction:
-            return share
-        stay, aside = set_aside(labels[share.train], settings.validation_fraction, rng)
-        return replace(share, train=share.train[stay], validation=share.train[aside])
+            return train, train[:0]
+        rng = self.random("validation", client, self.domain)
+        stay, aside = set_aside(labels[train], settings.validation_fraction, rng)
+        return train[stay], train[aside]
 
     def _too_few(self, what: str) -> DataError:
         return DataError(
             f"partition = {self.settings.partition!r}: {what} (each needs one for training and one for testing); "
             "use fewer clients (num-partitions), a larger total-samples or another partition"
         )
-
-
-def _opened(file: Path, client: int) -> Share | None:
-    """The client's share from the cache file, which is not read whole; None when there is none or it is damaged."""
-    try:
-        state = file.stat()
-        saved = _mapped(file, state.st_size, state.st_mtime_ns)
-        width = 2 * len(PARTS)
-        bounds = saved[width * client : width * (client + 1)].reshape(len(PARTS), 2)
-        return Share(*(np.array(saved[start:end]) for start, end in bounds))
-    except (OSError, ValueError, IndexError, EOFError):
-        return None
-
-
-@lru_cache(maxsize=4)
-def _mapped(file: Path, size: int, changed: int) -> NDArray[np.int64]:
-    """The file as it was at that size and time, opened once per process."""
-    return cast(NDArray[np.int64], np.load(file, mmap_mode="r"))
-
-
-def _write(file: Path, shares: list[Share]) -> None:
-    """Write where each client's parts begin and end, and all parts; the caller holds the lock of the data.
-
-    Rows that all clients have in common are written once.
-    """
-    parts_of = [[getattr(share, name) for name in PARTS] for share in shares]
-    distinct = {id(part): part for parts in parts_of for part in parts}
-    ends = np.cumsum([2 * len(PARTS) * len(shares), *(len(part) for part in distinct.values())])
-    place = dict(zip(distinct, pairwise(ends), strict=True))
-    bounds = np.array([[place[id(part)] for part in parts] for parts in parts_of])
-    with replacing(file, private=True) as beside, beside.open("wb") as opened:
-        np.save(opened, np.concatenate([bounds.ravel(), *distinct.values()]))

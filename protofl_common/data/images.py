@@ -4,26 +4,15 @@
 Files whose extension is not among `EXTENSIONS`, and names that begin with a dot, are skipped. ``classes`` names the
 classes in label order: of an ``image-folder``, which each site may have of its own, every folder; of a
 ``domain-folder`` those to pick.
-
-    python -m protofl_common.data.images SIZE
-
-is a process that helps to decode many files: each line of its standard input is a JSON list of files, whose pixels it
-writes one after another. Processes, not threads: for small images most of the time is spent in Python.
 """
 
-from __future__ import annotations
-
-import json
 import math
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from pathlib import Path
-from queue import SimpleQueue
 from tempfile import TemporaryFile
 from typing import Any
 
@@ -40,10 +29,6 @@ MOST_PIXELS = 2**26
 """Limit of an image file; decoded, so many pixels take 200 MB."""
 FAST = 4
 """A fast reading decodes a JPEG file to at least that many times the wanted size."""
-CHUNK = 128
-"""Files that a process gets at a time."""
-ALONE = 1000
-"""Files for which another process, 0.4 s of CPU until it begins, is not worth while."""
 PATIENCE = 5.0
 """Seconds between two lines of progress."""
 
@@ -118,30 +103,16 @@ def read_images(files: Sequence[Path], size: int, cache: Path) -> Images:
     DataError for the first file that cannot be read, OSError when the cache has no room.
     """
     images = _on_disk((len(files), 3, size, size), cache)
-    helpers: SimpleQueue[subprocess.Popen[bytes] | None] = SimpleQueue()
-    number = max(1, min(os.cpu_count() or 1, len(files) // ALONE))
-    started = [_helper(size) if number > 1 else None for _ in range(number)]
 
-    def decode(start: int) -> None:
-        helper, part = helpers.get(), files[start : start + CHUNK]
-        view = images[start : start + CHUNK]
-        if helper is None or not _helped(helper, part, view):  # then this raises what the helper stumbled over
-            for image, file in zip(view, part, strict=True):
-                image[:] = read_image(file, size)
-        helpers.put(helper)
+    def decode(row: int) -> None:
+        images[row] = read_image(files[row], size)
 
-    for helper in started:
-        helpers.put(helper)
     reported = time.monotonic()
-    try:
-        with ThreadPoolExecutor(number) as pool:
-            for done, _ in enumerate(pool.map(decode, range(0, len(files), CHUNK))):
-                if time.monotonic() > reported + PATIENCE:
-                    reported = time.monotonic()
-                    print(f"protofl: {done * CHUNK:,} of {len(files):,} images decoded", file=sys.stderr, flush=True)
-    finally:
-        for helper in filter(None, started):
-            helper.communicate()
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        for done, _ in enumerate(pool.map(decode, range(len(files))), 1):
+            if time.monotonic() > reported + PATIENCE:
+                reported = time.monotonic()
+                print(f"protofl: {done:,} of {len(files):,} images decoded", file=sys.stderr, flush=True)
     return images
 
 
@@ -152,30 +123,6 @@ def _on_disk(shape: tuple[int, ...], folder: Path) -> Images:
         if hasattr(os, "posix_fallocate"):  # a full disk is an error now; later it would be the end (SIGBUS)
             os.posix_fallocate(file.fileno(), 0, length)
         return np.memmap(file, np.uint8, "r+", shape=shape)
-
-
-def _helper(size: int) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(
-        [sys.executable, "-P", "-m", "protofl_common.data.images", str(size)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-    )
-
-
-def _helped(helper: subprocess.Popen[bytes], files: Sequence[Path], images: Images) -> bool:
-    """Let ``helper`` fill ``images``; False if it has died, because of a file that it cannot read for instance."""
-    assert helper.stdin is not None
-    assert helper.stdout is not None
-    with suppress(OSError):
-        helper.stdin.write(json.dumps([os.fspath(file) for file in files]).encode() + b"\n")
-        helper.stdin.flush()
-        pixels = helper.stdout.read(images.nbytes)
-        if len(pixels) == images.nbytes:
-            images[:] = np.frombuffer(pixels, np.uint8).reshape(images.shape)
-            return True
-    return False
 
 
 def square_rgb(image: Any, size: int) -> Images:
@@ -195,10 +142,7 @@ def square_rgb(image: Any, size: int) -> Images:
 
 
 def read_image(file: Path, size: int, *, fast: bool = False) -> Images:
-    """One image file as uint8 [3, size, size]; ``fast``: a JPEG file is not decoded at its full size.
-
-    DataError when PIL cannot read the file, or it has more than `MOST_PIXELS`.
-    """
+    """One image file as uint8 [3, size, size]; ``fast``: a JPEG file is not decoded at its full size."""
     from PIL import Image
 
     try:
@@ -210,16 +154,3 @@ def read_image(file: Path, size: int, *, fast: bool = False) -> Images:
             return square_rgb(image, size)
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         raise DataError(f"{file} is not a readable image ({error}); repair or remove it") from error
-
-
-def main() -> None:
-    """Decode files as a helper."""
-    size, out = int(sys.argv[1]), sys.stdout.buffer
-    for line in sys.stdin:
-        for file in json.loads(line):
-            out.write(read_image(Path(file), size).tobytes())
-        out.flush()
-
-
-if __name__ == "__main__":
-    main()

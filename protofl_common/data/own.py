@@ -1,9 +1,16 @@
-"""Data sets that are not in the catalog: ``dataset = "module:function"``, and ``"hf:NAME"`` of Hugging Face."""
+"""Data of the user's own: a ``manifest`` of image files, ``arrays`` (NumPy, CSV or Parquet), ``text-csv``; data of a
+function (``dataset = "module:function"``) and of Hugging Face (``"hf:NAME"``).
+"""
 
-from __future__ import annotations
-
+import csv
 import inspect
-from collections.abc import Mapping
+import math
+import os
+import re
+import zipfile
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -11,32 +18,238 @@ from typing import Any
 import numpy as np
 
 from protofl_common.basics.files import cache_folder, make_private
+from protofl_common.config.architectures import VOCABULARY
 from protofl_common.config.python_names import load
 from protofl_common.config.sections import DataSettings
-from protofl_common.data.files import tokens
-from protofl_common.data.images import DEFAULT_SIZE, data_dir_of, square_rgb
-from protofl_common.data.raw import KEYS, DataError, RawData, from_arrays
+from protofl_common.data.images import DEFAULT_SIZE, data_dir_of, read_images, square_rgb
+from protofl_common.data.raw import KEYS, DataError, Ints, RawData, from_arrays
+
+COLUMNS = {"label": "labels", "domain": "client", "client": "client", "split": "split"}
+"""Columns of a file that are no inputs, and their names in `from_arrays`."""
+ARRAYS = (".npz", ".csv", ".parquet")
+_WORD = re.compile(r"\w+|[^\w\s]")
+
+
+def file_of(settings: DataSettings, suffixes: Sequence[str]) -> Path:
+    """``data-dir`` where that is a file of such a kind, else the only one in that folder."""
+    path, what = Path(settings.data_dir).expanduser().absolute(), f"dataset {settings.dataset!r}"
+    kinds = ", ".join(f"*{suffix}" for suffix in suffixes)
+    if not settings.data_dir:
+        raise DataError(f"data-dir = '': {what} needs a file ({kinds}); set data-dir to it")
+    if not path.exists():
+        raise DataError(f"data-dir = {settings.data_dir!r}: there is no such file or folder ({what})")
+    files = [file for file in (sorted(path.iterdir()) if path.is_dir() else [path]) if file.suffix.lower() in suffixes]
+    if len(files) != 1:
+        several = f"several: {', '.join(file.name for file in files)}; name one of them" if files else "none there"
+        raise DataError(f"data-dir = {settings.data_dir!r}: {what} needs one file ({kinds}); {several}")
+    return files[0]
+
+
+class Rows:
+    """A CSV file, read: its columns by name, and where each row stands."""
+
+    def __init__(self, file: Path, header: list[str] | None = None) -> None:
+        self.file = file
+        try:
+            with file.open(newline="", encoding="utf-8-sig") as opened:
+                reader = csv.reader(opened)
+                names = header or [name.strip() for name in next(reader, [])]
+                self.names = names
+                numbered = [(reader.line_num, row) for row in reader if row]
+        except (OSError, UnicodeDecodeError, csv.Error) as error:
+            raise DataError(f"{file} cannot be read as CSV ({error})") from error
+        if not numbered:
+            raise DataError(f"{file}: has no rows")
+        for line, row in numbered:
+            if len(row) != len(names):
+                raise DataError(f"{file}, line {line}: {len(row)} values; there are {len(names)} columns")
+        self.lines = [line for line, _ in numbered]
+        self.columns = {name: [row[i] for _, row in numbered] for i, name in enumerate(names)}
+        self.others = [name for name in names if name not in COLUMNS]
+        """The columns of the inputs."""
+
+    def place(self, row: int) -> str:
+        """The place of a row, for errors."""
+        return f"line {self.lines[row]}"
+
+    def annotations(self, *needed: str) -> dict[str, Any]:
+        """The columns that are no inputs, by the names of `from_arrays`; DataError without one that is needed."""
+        for name in needed:
+            if name not in self.columns:
+                raise DataError(f"{self.file}: has no column {name!r}; its columns: {', '.join(self.columns)}")
+        for number, name in enumerate(self.names, 1):
+            if not name:  # pandas writes the numbers of the rows so, which may give the label away
+                raise DataError(f"{self.file}: column {number} has no name; give it one, or leave it out (index=False)")
+            if self.names.count(name) > 1:
+                raise DataError(f"{self.file}: several columns are called {name!r}; rename them")
+        columns: dict[str, Any] = {key: self.columns[name] for name, key in COLUMNS.items() if name in self.columns}
+        if "labels" in columns and all(re.fullmatch(r"-?\d{1,18}", label) for label in columns["labels"]):
+            columns["labels"] = np.array(columns["labels"], dtype=np.int64)
+        return columns
+
+    def texts(self) -> list[str]:
+        """The columns of the inputs, joined."""
+        if not self.others:
+            raise DataError(f"{self.file}: has no column of texts beside {', '.join(self.columns)}")
+        return [" ".join(parts) for parts in zip(*(self.columns[name] for name in self.others), strict=True)]
+
+    def numbers(self, names: Sequence[str]) -> np.ndarray[Any, Any]:
+        """Columns as float32 [N, len(names)]; DataError names the line, the column and the value that is no number."""
+        with suppress(ValueError):
+            array = np.array([self.columns[name] for name in names], dtype=np.float32).T
+            if np.isfinite(array).all():
+                return array
+        for name in names:
+            for row, value in enumerate(self.columns[name]):
+                if not _is_finite(value):
+                    where = f"{self.file}, {self.place(row)}, column {name!r}"
+                    raise DataError(f"{where}: {value!r} is not a finite number")
+        raise DataError(f"{self.file}: has a number that is too large")
+
+
+def read_manifest(settings: DataSettings) -> RawData:
+    """A CSV file ``file,label,client,split``, the last two optional: images, by their paths relative to it.
+
+    Every image is made RGB and stretched to ``image-size`` (64 when 0), as in the folders.
+    """
+    rows = Rows(file_of(settings, (".csv",)))
+    columns, size = rows.annotations("file", "label"), settings.image_size or DEFAULT_SIZE
+    files = [rows.file.parent / name for name in rows.columns["file"]]
+    for row, name in enumerate(rows.columns["file"]):
+        if not files[row].is_file():
+            raise DataError(f"{rows.file}, {rows.place(row)}, column 'file': there is no file {name!r}")
+    columns["inputs"] = read_images(files, size, cache_folder(settings.cache_dir))
+    return from_arrays(columns, str(rows.file), settings.classes, rows.place)
+
+
+def locate_manifest(settings: DataSettings) -> tuple[Path, ...]:
+    """The folder of the file, with the images in it, and the images that are elsewhere."""
+    file = file_of(settings, (".csv",))
+    named = (os.path.normpath(file.parent / name) for name in Rows(file).columns.get("file", ()))
+    below = os.path.join(file.parent, "")
+    return (file.parent, *(Path(name) for name in named if not name.startswith(below)))
+
+
+def read_arrays(settings: DataSettings) -> RawData:
+    """A file of arrays ``inputs``, ``labels``, … (``.npz``), or of numbers with a column ``label`` (CSV, Parquet)."""
+    file = file_of(settings, ARRAYS)
+    if file.suffix.lower() == ".csv":
+        rows = Rows(file)
+        arrays = rows.annotations("label") | {"inputs": rows.numbers(rows.others)}
+        return from_arrays(arrays, str(file), settings.classes, rows.place)
+    read = _npz if file.suffix.lower() == ".npz" else _parquet
+    return from_arrays(read(file), str(file), settings.classes)
+
+
+def locate_arrays(settings: DataSettings) -> tuple[Path]:
+    """The file."""
+    return (file_of(settings, ARRAYS),)
+
+
+def read_text(settings: DataSettings) -> RawData:
+    """CSV files of texts: columns ``label`` and any others, joined; or without a header, the label first.
+
+    A folder with ``train.csv`` and ``test.csv`` gives the split. See `tokens` for what becomes of a text.
+    """
+    parts = [_with_label(file) for file in locate_text(settings)]
+    columns, texts = [rows.annotations("label") for rows in parts], [rows.texts() for rows in parts]
+    arrays: dict[str, Any] = {
+        key: [value for part in columns for value in part[key]] for key in columns[0] if key in columns[-1]
+    }
+    if len(parts) == 2:
+        arrays["split"] = np.repeat(("test", "train"), [len(rows.lines) for rows in parts])
+    arrays["inputs"] = tokens([text for part in texts for text in part], settings.text_length)
+    places = [f"{rows.file.name}, line {line}" for rows in parts for line in rows.lines]
+    return from_arrays(arrays, settings.data_dir, settings.classes, places.__getitem__)
+
+
+def locate_text(settings: DataSettings) -> tuple[Path, ...]:
+    """One CSV file, or ``test.csv`` and ``train.csv``."""
+    both = tuple(Path(settings.data_dir).expanduser().absolute() / name for name in ("test.csv", "train.csv"))
+    return both if all(file.is_file() for file in both) else (file_of(settings, (".csv",)),)
+
+
+def tokens(texts: Iterable[str], length: int) -> Ints:
+    """int64 [N, length]: the words and signs of a text, of which the first ``length`` count; 0 where it has fewer.
+
+    A word is the token 1 + crc32(word) mod (`VOCABULARY` − 1): hashing, so that all sites have the same tokens without
+    a vocabulary that one would have to make of all texts (Weinberger et al., ICML 2009).
+    """
+    words_of = [_WORD.findall(text.lower())[:length] for text in texts]
+    result = np.zeros((len(words_of), length), dtype=np.int64)
+    for row, words in enumerate(words_of):
+        result[row, : len(words)] = [1 + zlib.crc32(word.encode()) % (VOCABULARY - 1) for word in words]
+    return result
+
+
+def _with_label(file: Path) -> Rows:
+    """The rows of a file of texts; where it has no header, the first column is the label."""
+    rows = Rows(file)
+    if "label" in rows.columns:
+        return rows
+    first, *others = rows.names
+    if not first.isdecimal() and first not in rows.columns[first]:
+        has = f"has no column 'label', only {', '.join(rows.names)}"
+        raise DataError(f"{file}: {has}; or if that is its first row, no other has the label {first!r}")
+    return Rows(file, ["label", *(f"text {i}" for i in range(1, len(others) + 1))])
+
+
+def _is_finite(text: str) -> bool:
+    try:
+        return math.isfinite(float(text))
+    except ValueError:
+        return False
+
+
+def _npz(file: Path) -> dict[str, Any]:
+    """The arrays; ``x_train``, ``y_train``, the same with ``test`` and perhaps ``validation`` are a split data set."""
+    try:
+        with np.load(file, allow_pickle=False) as opened:
+            arrays: dict[str, Any] = dict(opened)
+    except (OSError, ValueError, TypeError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        raise DataError(f"{file} cannot be read as NumPy arrays ({error})") from error
+    parts = [part for part in ("train", "test", "validation") if {f"x_{part}", f"y_{part}"} <= arrays.keys()]
+    if parts[:2] == ["train", "test"]:
+        if len(shapes := {arrays[f"x_{part}"].shape[1:] for part in parts}) > 1:
+            raise DataError(f"{file}: the parts {', '.join(parts)} differ in shape: {', '.join(map(str, shapes))}")
+        arrays["inputs"] = np.concatenate([arrays[f"x_{part}"] for part in parts])
+        arrays["labels"] = np.concatenate([arrays[f"y_{part}"] for part in parts])
+        arrays["split"] = np.repeat(parts, [len(arrays[f"y_{part}"]) for part in parts])
+    return {COLUMNS.get(key, key): value for key, value in arrays.items()}
+
+
+def _parquet(file: Path) -> dict[str, Any]:
+    try:
+        from pyarrow import ArrowException, parquet
+    except ImportError as error:
+        raise DataError(f"{file}: Parquet files need the package pyarrow, which is not installed") from error
+    try:
+        columns = parquet.read_table(file).to_pydict()
+    except (OSError, ArrowException) as error:
+        raise DataError(f"{file} cannot be read as Parquet ({error})") from error
+    others = [name for name in columns if name not in COLUMNS and not name.startswith("__index_level_")]  # pandas'
+    arrays = {key: np.array(columns[name]) for name, key in COLUMNS.items() if name in columns}
+    try:
+        return arrays | {"inputs": np.array([columns[name] for name in others], dtype=np.float32).T}
+    except (ValueError, TypeError) as error:
+        raise DataError(f"{file}: every column beside {', '.join(COLUMNS)} must be numbers ({error})") from error
+
+
+# -- a function
 
 
 def read_python(name: str, settings: DataSettings) -> RawData:
     """Data from a function of the user's: ``dataset = "module:function"``.
 
     It is called as ``function(data_dir)`` with the setting ``data-dir`` ("" where that is not set) and returns a
-    dictionary of arrays as `from_arrays` describes, an object with attributes of these names, or a `RawData`. It is
-    called once on a machine: the result is in the cache until its file, or a file in ``data-dir``, changes.
-
-    SettingsError when there is no such function. DataError when it fails, or returns something else.
+    dictionary of arrays as `from_arrays` describes, or an object with attributes of these names. It is called once on a
+    machine: the result is in the cache until its file, or a file in ``data-dir``, changes.
     """
     function = load(name, "dataset")
     try:
         found = function(settings.data_dir)
     except Exception as error:  # a user's function may raise anything
         raise DataError(f"dataset = {name!r}: it failed ({type(error).__name__}: {error})") from error
-    if isinstance(found, RawData):
-        names = np.array(found.domain_names or [""])
-        found = {"inputs": found.inputs, "labels": found.labels, "split": found.official, "classes": found.classes} | (
-            {"client": names[found.domains]} if found.domain_names else {}
-        )
     if not isinstance(found, Mapping):
         found = {key: getattr(found, key) for key in KEYS if hasattr(found, key)} or found
     if not isinstance(found, Mapping):
@@ -53,9 +266,7 @@ def locate_python(name: str, settings: DataSettings) -> tuple[Path, ...]:
         return folder
 
 
-def locate_hugging_face(name: str, settings: DataSettings) -> tuple[Path, ...]:
-    """The folder NAME in ``data-dir``; nothing where the data set is in the hub's cache."""
-    return (_folder(name, settings),) if settings.data_dir else ()
+# -- Hugging Face
 
 
 def read_hugging_face(name: str, settings: DataSettings) -> RawData:
@@ -65,41 +276,41 @@ def read_hugging_face(name: str, settings: DataSettings) -> RawData:
     network, unless ``download = true``. The parts ``test`` and ``validation`` are that, all others for training. The
     column ``label`` (or the only one of ``ClassLabel``) has the labels, ``client`` or ``domain`` the clients; the
     inputs are the column of images, else the columns of text, else those of numbers.
-
-    DataError when the package is missing, or the data set cannot be read or has no such columns.
     """
     try:
         import datasets
     except ImportError as error:
         raise DataError(f"dataset = {name!r}: needs the package datasets; pip install 'protofl[hf]'") from error
     make_private(cache := cache_folder(settings.cache_dir))
-    with TemporaryDirectory(dir=cache) as scratch:
-        return _from_hugging_face(datasets, name, settings, scratch)
-
-
-def _from_hugging_face(datasets: Any, name: str, settings: DataSettings, scratch: str) -> RawData:
-    """Read the data set; copies of the user's data go to ``scratch``, not to the cache of the package."""
-    try:
-        opened = _opened(datasets, name, settings, scratch)
-        parts = dict(opened) if isinstance(opened, Mapping) else {"train": opened}
-        whole = datasets.concatenate_datasets(list(parts.values()))
-    except Exception as error:  # the package raises many kinds
-        hint = "" if settings.data_dir or settings.download else "; set data-dir to a folder that has it, or download"
-        raise DataError(f"dataset = {name!r}: cannot be read ({type(error).__name__}: {error}){hint}") from error
-    label = _label_column(datasets, whole, name)
-    arrays: dict[str, Any] = {
-        "inputs": _inputs(datasets, whole, {label, "client", "domain"}, name, settings),
-        "labels": np.array(whole[label][:]),
-        "split": np.repeat(
-            [part if part in ("test", "validation") else "train" for part in parts],
-            [len(part) for part in parts.values()],
-        ),
-    }
-    if isinstance(whole.features[label], datasets.ClassLabel):
-        arrays["classes"] = whole.features[label].names
-    for column in {"client", "domain"} & set(whole.column_names):
-        arrays["client"] = np.array(whole[column][:])
+    with TemporaryDirectory(dir=cache) as scratch:  # for copies of the user's data: not the cache of the package
+        try:
+            opened = _opened(datasets, name, settings, scratch)
+            parts = dict(opened) if isinstance(opened, Mapping) else {"train": opened}
+            whole = datasets.concatenate_datasets(list(parts.values()))
+        except Exception as error:  # the package raises many kinds
+            reachable = settings.data_dir or settings.download
+            hint = "" if reachable else "; set data-dir to a folder that has it, or download"
+            raise DataError(f"dataset = {name!r}: cannot be read ({type(error).__name__}: {error}){hint}") from error
+        kinds = whole.features
+        names = [column for column, kind in kinds.items() if isinstance(kind, datasets.ClassLabel)]
+        if "label" not in kinds and len(names) != 1:
+            raise DataError(f"dataset = {name!r}: has no column 'label'; its columns: {', '.join(kinds)}")
+        label = "label" if "label" in kinds else names[0]
+        split = [part if part in ("test", "validation") else "train" for part in parts]
+        arrays: dict[str, Any] = {
+            "inputs": _inputs(datasets, whole, {label, "client", "domain"}, name, settings),
+            "labels": np.array(whole[label][:]),
+            "split": np.repeat(split, [len(part) for part in parts.values()]),
+            "classes": kinds[label].names if label in names else None,
+        }
+        for column in {"client", "domain"} & set(kinds):
+            arrays["client"] = np.array(whole[column][:])
     return from_arrays(arrays, f"dataset = {name!r}", settings.classes)
+
+
+def locate_hugging_face(name: str, settings: DataSettings) -> tuple[Path, ...]:
+    """The folder NAME in ``data-dir``; nothing where the data set is in the hub's cache."""
+    return (_folder(name, settings),) if settings.data_dir else ()
 
 
 def _folder(name: str, settings: DataSettings) -> Path:
@@ -120,15 +331,6 @@ def _opened(datasets: Any, name: str, settings: DataSettings, scratch: str) -> A
         return datasets.load_dataset(name.removeprefix("hf:"))
     finally:
         datasets.config.HF_HUB_OFFLINE = before
-
-
-def _label_column(datasets: Any, whole: Any, name: str) -> str:
-    if "label" in whole.column_names:
-        return "label"
-    labels: list[str] = [column for column, kind in whole.features.items() if isinstance(kind, datasets.ClassLabel)]
-    if len(labels) != 1:
-        raise DataError(f"dataset = {name!r}: has no column 'label'; its columns: {', '.join(whole.column_names)}")
-    return labels[0]
 
 
 def _inputs(datasets: Any, whole: Any, others: set[str], name: str, settings: DataSettings) -> Any:

@@ -5,19 +5,21 @@ client the positions (int64) of its share in the pool. Shares are disjoint, exce
 The same generator state gives the same shares.
 """
 
-from __future__ import annotations
-
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import cycle, islice
 
 import numpy as np
 from numpy.typing import NDArray
 
 from protofl_common.config.sections import DataSettings
-from protofl_common.data.dirichlet import balanced_dirichlet, dirichlet
 from protofl_common.data.raw import DataError, Ints
 from protofl_common.data.shares import Generator, Pool, Shares, by_class, dealt_evenly
 
 Floats = NDArray[np.float64]
+TRIES = 220
+"""Draws of Dirichlet partitions, before the richest clients fill up the poorest."""
+TINY = 1e-300
+"""A proportion where none was drawn; it changes no other one."""
 
 
 def iid(pool: Pool, clients: int, rng: Generator) -> Shares:
@@ -36,6 +38,90 @@ def natural(pool: Pool, clients: int) -> Shares:
     return [np.flatnonzero(pool.domains == client) for client in range(clients)]
 
 
+# -- each class over the clients in proportions from Dir(alpha)
+
+
+def dirichlet(pool: Pool, clients: int, rng: Generator, alpha: float) -> Shares:
+    """Deal the same shares as Flower's ``DirichletPartitioner``, with at least 10 samples each.
+
+    A fifth of an equal share is enough where that is less, but not below 2 samples.
+    """
+    size = len(pool.rows)
+    least = min(10, max(2, size // (5 * clients)), size // clients)
+    return _dirichlet(pool, clients, np.random.default_rng(int(rng.integers(2**31))), alpha, least)
+
+
+def balanced_dirichlet(pool: Pool, clients: int, rng: Generator, alpha: float) -> Shares:
+    """Deal the same shares as PFLlib's generator: a client with an equal share or more gets nothing of further classes.
+
+    At least 40 samples each; half of an equal share is enough where that is less, but not below 2 samples.
+    """
+    size = len(pool.rows)
+    least = min(40, max(2, size // (2 * clients)), size // clients)
+    return _dirichlet(pool, clients, rng, alpha, least, full=size / clients)
+
+
+def _dirichlet(
+    pool: Pool, clients: int, rng: Generator, alpha: float, least: int, full: float = float("inf")
+) -> Shares:
+    """Shares of ``least`` samples or more each, shuffled; a client of ``full`` samples gets no further class.
+
+    When `TRIES` draws have failed, as they all do with hundreds of clients and a small alpha, the richest clients of
+    the last one fill up the poorest.
+    """
+    decks = [np.flatnonzero(pool.labels == label) for label in np.unique(pool.labels)]
+    sizes = [len(deck) for deck in decks]
+    for _ in range(TRIES):
+        counts_CN, drawn_CN = _counts_drawn(sizes, np.full(clients, alpha), rng, full)
+        if counts_CN.sum(0).min() >= least:
+            break
+    else:
+        counts_CN = _filled_up(counts_CN, drawn_CN + TINY * rng.random(drawn_CN.shape), least)
+    owners = np.concatenate([np.repeat(np.arange(clients), counts_N) for counts_N in counts_CN])
+    dealt = np.concatenate(decks)[np.argsort(owners, kind="stable")]
+    shares = np.split(dealt, np.cumsum(counts_CN.sum(0))[:-1])
+    for share in shares:
+        rng.shuffle(share)
+    return shares
+
+
+def _counts_drawn(sizes: list[int], alpha_N: Floats, rng: Generator, full: float) -> tuple[Ints, Floats]:
+    """One draw: how many samples of each class every client gets, and the proportions drawn, both [C, N]."""
+    counts, drawn = [], []
+    total_N = np.zeros(len(alpha_N), dtype=np.int64)
+    for size in sizes:
+        proportions_N = rng.dirichlet(alpha_N)
+        if full < float("inf"):
+            proportions_N = np.maximum(proportions_N, TINY) * (total_N < full)
+            proportions_N /= proportions_N.sum()
+        cuts = (np.cumsum(proportions_N) * size).astype(np.int64)[:-1]
+        counts.append(np.diff(cuts, prepend=0, append=size))
+        drawn.append(proportions_N)
+        total_N = total_N + counts[-1]
+    return np.stack(counts), np.stack(drawn)
+
+
+def _filled_up(counts_CN: Ints, drawn_CN: Floats, least: int) -> Ints:
+    """The counts after clients with fewer than ``least`` samples have been given what they lack.
+
+    Sample by sample, each gets the class that it lacks most by the proportions drawn for it, from the client that has
+    most of that class; nobody gives below ``least``.
+    """
+    counts_CN = counts_CN.copy()
+    sizes_N = counts_CN.sum(0)
+    spare_CN = counts_CN * (sizes_N > least)
+    for poor in np.flatnonzero(sizes_N < least):
+        wanted_C = least * drawn_CN[:, poor] / drawn_CN[:, poor].sum()
+        for _ in range(least - sizes_N[poor]):
+            needed = np.argsort(counts_CN[:, poor] - wanted_C)
+            label = next(label for label in needed if spare_CN[label].any())
+            rich = spare_CN[label].argmax()
+            counts_CN[label, [rich, poor]] += -1, 1
+            sizes_N[rich] -= 1
+            spare_CN[:, rich] = counts_CN[:, rich] * (sizes_N[rich] > least)
+    return counts_CN
+
+
 # -- classes of its own for each client
 
 
@@ -45,8 +131,6 @@ def pathological(pool: Pool, clients: int, rng: Generator, classes_per_client: i
     Each client takes the classes that the fewest clients have so far, ties at random: so all classes are used when
     clients × classes-per-client allows it (Flower's ``PathologicalPartitioner`` promises that only for as many
     clients as classes, and divides evenly). A holder's weight is uniform in [0.1, 1], on top of 2 samples.
-
-    DataError when there are fewer classes than that, or fewer samples of a class than holders.
     """
     decks = by_class(pool.labels, rng)
     if classes_per_client > len(decks):
@@ -90,8 +174,8 @@ def n_way_k_shot(
     """
     decks = by_class(pool.labels, rng)
     for_training = np.ones(len(pool.rows), dtype=bool) if pool.for_training is None else pool.for_training
-    training = [_Deck(deck[for_training[deck]]) for deck in decks]
-    testing = [_Deck(deck[~for_training[deck]]) for deck in decks]
+    parts = ([deck[chosen[deck]].tolist() for deck in decks] for chosen in (for_training, ~for_training))
+    training, testing = ([(cycle(samples), len(samples)) for samples in part] for part in parts)
     high = min(len(decks), sum(ways))
     low = min(max(min(2, len(decks)), ways[0] - ways[1]), high)
     shares = []
@@ -99,23 +183,15 @@ def n_way_k_shot(
         classes = rng.choice(len(decks), size=rng.integers(low, high + 1), replace=False)
         count = max(1, int(rng.integers(shots[0] - shots[1], sum(shots) + 1)))
         more = max(1, round(count / train_fraction) - count)
-        parts = [deck.deal(many) for i in classes for deck, many in ((training[i], count), (testing[i], more))]
-        shares.append(np.concatenate(parts))
+        dealt = [_deal(deck, many) for i in classes for deck, many in ((training[i], count), (testing[i], more))]
+        shares.append(np.concatenate(dealt).astype(np.int64))
     return shares
 
 
-class _Deck:
-    """The shuffled samples of one class, dealt out from the top and from the start again when they run out."""
-
-    def __init__(self, positions: Ints) -> None:
-        self._positions = positions
-        self._next = 0
-
-    def deal(self, count: int) -> Ints:
-        """``count`` different samples, or all of them when there are fewer."""
-        taken = self._next + np.arange(min(count, len(self._positions)))
-        self._next += len(taken)
-        return self._positions[taken % max(1, len(self._positions))]
+def _deal(deck: tuple[Iterator[int], int], count: int) -> list[int]:
+    """``count`` different samples of a deck without end, or all of them when there are fewer."""
+    samples, size = deck
+    return list(islice(samples, min(count, size)))
 
 
 def label_shift(pool: Pool, clients: int, rng: Generator, alpha: float) -> Shares:
@@ -155,9 +231,6 @@ def feature_shift(
 
     Client i has domain i mod n, or the domains' numbers of clients are those of ``clients_per_domain``. Errors name
     ``partition``.
-
-    DataError when ``clients_per_domain`` does not fit the domains and the number of clients, or a domain has fewer
-    samples than clients.
     """
     domains = np.array(_domain_of_clients(clients_per_domain, pool.domain_names, clients))
     shares = [np.empty(0, dtype=np.int64)] * clients
@@ -193,10 +266,7 @@ def feature_label_shift(pool: Pool, clients: int, rng: Generator, clients_per_do
 
 
 def parse_clients_per_domain(text: str) -> list[int]:
-    """``"1,4,2,2,1"`` -> the number of clients of each domain; empty for ``""``.
-
-    DataError when it is anything else than whole numbers of at least 0, separated by commas.
-    """
+    """``"1,4,2,2,1"`` -> the number of clients of each domain; empty for ``""``."""
     parts = [part.strip() for part in text.split(",")] if text else []
     if not all(part.isdecimal() for part in parts):
         raise DataError(f"clients-per-domain = {text!r}: must be numbers separated by commas, such as '1,4,2,2,1'")

@@ -1,13 +1,19 @@
-"""The decoded data set that every source delivers, made of checked arrays, and the error of all that handles data."""
+"""The decoded data set that every source delivers, made of checked arrays; its inputs, and how models see them.
+
+Inputs [N, …] are images uint8 [N, channels, H, W], numbers (floating point) or tokens (integers).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    import torch
 
 Inputs = NDArray[Any]
 Images = NDArray[np.uint8]
@@ -18,6 +24,10 @@ KEYS = ("inputs", "labels", "client", "split", "classes")
 SPLITS = {"train": 0, "test": 1, "validation": VALIDATION, "0": 0, "1": 1, "2": VALIDATION, "False": 0, "True": 1}
 Place = Callable[[int], str]
 """Number of a sample -> its place in the file, for errors."""
+CHUNK = 2048
+"""Images handled at a time: all at once they are too large to be made floating point."""
+MOST_IN_MEMORY = 2**32
+"""Bytes of inputs as float32; more stay on the disk (`StoredRows`)."""
 
 
 class DataError(ValueError):
@@ -84,13 +94,9 @@ def from_arrays(arrays: Mapping[str, Any], where: str, classes: str = "", place:
 def class_names(classes: str) -> tuple[str, ...]:
     """The names in the setting ``classes``, in label order; DataError when a name is empty or stands twice."""
     names = tuple(name.strip() for name in classes.split(",")) if classes else ()
-    if not _are_different(names):
+    if "" in names or len(set(names)) < len(names):
         raise DataError(f"classes = {classes!r}: must be different names, separated by commas")
     return names
-
-
-def _are_different(names: Sequence[str]) -> bool:
-    return "" not in names and len(set(names)) == len(names)
 
 
 def _inputs(value: Any, where: str, place: Place) -> Inputs:
@@ -131,7 +137,7 @@ def _class_array(value: Any, where: str) -> tuple[str, ...]:
     if value is None:
         return ()
     names = () if isinstance(value, str | bytes) else tuple(map(str, value))
-    if not names or not _are_different(names):
+    if not names or "" in names or len(set(names)) < len(names):
         raise DataError(f"{where}: classes = {value!r}: must be different names, in label order")
     return names
 
@@ -161,7 +167,100 @@ def _labels(
 
 def _official(column: NDArray[Any], where: str, place: Place) -> Images:
     """uint8 [N], as `RawData.official`."""
-    for row, value in enumerate(column):
-        if str(value) not in SPLITS:
-            raise DataError(f"{where}: {place(row)} has split {str(value)!r}; must be train, validation or test")
-    return np.array([SPLITS[str(value)] for value in column], np.uint8)
+    parts = [SPLITS.get(str(value)) for value in column]
+    if None in parts:
+        row = parts.index(None)
+        raise DataError(f"{where}: {place(row)} has split {str(column[row])!r}; must be train, validation or test")
+    return np.array(parts, np.uint8)
+
+
+# -- inputs
+
+
+class StoredRows:
+    """Rows int64 [N] of a memory-mapped array [M, …]: like an array, but each index reads from the disk."""
+
+    def __init__(self, array: Inputs, rows: Ints) -> None:
+        self.array, self.rows = array, rows
+        self.shape, self.dtype, self.ndim = (len(rows), *array.shape[1:]), array.dtype, array.ndim
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: Any) -> Inputs:
+        return np.asarray(self.array[self.rows[index]])
+
+    def __array__(self, *_: Any, **__: Any) -> Inputs:
+        """All of them, in memory."""
+        return self[:]
+
+
+def described(inputs: Inputs) -> str:
+    """Type and shape of a sample: ``"float32 [30]"``."""
+    return f"{inputs.dtype} {list(inputs.shape[1:])}"
+
+
+def are_images(inputs: Inputs) -> bool:
+    """True for bytes of shape [N, channels, H, W]."""
+    return inputs.dtype == np.uint8 and inputs.ndim == 4
+
+
+def resized(images: Inputs, side: int) -> Inputs:
+    """The images stretched to ``side``×``side`` pixels (bilinear, antialiased as in PIL); 0: as they are."""
+    if side == 0 or (are_images(images) and images.shape[2:] == (side, side)):
+        return images
+    if not are_images(images):
+        raise DataError(f"image-size = {side}: only images can be resized; a sample is {described(images)}; use 0")
+    return np.concatenate([_stretched(images[start : start + CHUNK], side) for start in range(0, len(images), CHUNK)])
+
+
+def _stretched(images: Images, side: int) -> Images:
+    import torch
+
+    floats = torch.from_numpy(np.ascontiguousarray(images)).float()
+    stretched = torch.nn.functional.interpolate(floats, (side, side), mode="bilinear", antialias=True)
+    return np.asarray(stretched.round().clamp(0, 255).byte().numpy())
+
+
+def normalised(inputs: Inputs, mean: Sequence[float], std: Sequence[float], device: torch.device) -> torch.Tensor:
+    """Inputs for models, of the same shape: float32 (x − mean) / std per channel or feature, or int64 tokens.
+
+    Bytes are scaled to [0, 1] first. Without ``mean`` and ``std`` the inputs are tokens, which stay as they are.
+    """
+    import torch
+
+    if not mean:
+        return torch.from_numpy(np.asarray(inputs).astype(np.int64)).to(device)
+    values = torch.from_numpy(np.array(inputs)).to(device).float()  # bytes take a quarter of the way to a GPU
+    if inputs.dtype == np.uint8:
+        values.div_(255)
+    per_channel = (-1, *(1,) * (inputs.ndim - 2))
+    return values.sub_(torch.tensor(mean, device=device).view(per_channel)).div_(
+        torch.tensor(std, device=device).view(per_channel)
+    )
+
+
+def statistics(inputs: Inputs) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and standard deviation that `normalised` takes: of each channel or feature (axis 1); () for tokens.
+
+    Of images scaled to [0, 1]. A deviation of 0 becomes 1.
+    """
+    if are_images(inputs):
+        mean, std = _channel_statistics(inputs)
+    elif np.issubdtype(inputs.dtype, np.floating):
+        others = (0, *range(2, inputs.ndim))
+        mean, std = inputs.mean(axis=others, dtype=np.float64), inputs.std(axis=others, dtype=np.float64)
+    else:
+        return (), ()
+    return tuple(mean.tolist()), tuple(np.where(std > 1e-6, std, 1.0).tolist())
+
+
+def _channel_statistics(images: Images) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    counts = np.zeros((images.shape[1], 256), dtype=np.int64)
+    step = max(1, 2**22 // images[0, 0].size)  # counting takes 8 bytes a pixel
+    for start in range(0, len(images), step):
+        for channel, count in enumerate(counts):
+            count += np.bincount(images[start : start + step, channel].ravel(), minlength=256)
+    values, totals = np.arange(256) / 255, counts.sum(axis=1)
+    mean = counts @ values / totals
+    return mean, np.sqrt(np.maximum(counts @ values**2 / totals - mean**2, 0))

@@ -1,7 +1,5 @@
 """The data sets by name: one row per name that ``dataset`` may have, and the settings that do not fit it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -9,31 +7,26 @@ from pathlib import Path
 
 import numpy as np
 
+import protofl_common.data.own as own
 from protofl_common.config.datasets import is_own
 from protofl_common.config.sections import DataSettings
 from protofl_common.data.digits import DOMAINS, LOOKS, REAL, locate_mix, read_domains, read_mix
-from protofl_common.data.files import (
-    locate_arrays,
-    locate_manifest,
-    locate_text,
-    read_arrays,
-    read_manifest,
-    read_text,
-)
 from protofl_common.data.images import locate_folder, read_folder
-from protofl_common.data.own import locate_hugging_face, locate_python, read_hugging_face, read_python
 from protofl_common.data.partitions import DOMAIN_PARTITIONS, parse_clients_per_domain
 from protofl_common.data.raw import DataError, RawData, class_names, from_arrays
 from protofl_common.data.torchvision_sets import SETS, locate_torchvision, read_torchvision
+
+Read = Callable[[DataSettings], RawData]
+Locate = Callable[[DataSettings], tuple[Path, ...]]
 
 
 @dataclass(frozen=True)
 class Source:
     """A data set that ``dataset`` can name."""
 
-    read: Callable[[DataSettings], RawData]
+    read: Read
     """Settings -> the decoded data, at their own size or already at ``image-size``."""
-    locate: Callable[[DataSettings], tuple[Path, ...]] | None = None
+    locate: Locate | None = None
     """Settings -> the files or folders that hold the data, downloaded if need be; None for the embedded data sets."""
     num_classes: int = 0
     """Number of classes where it is known without reading; 0 where the data decide."""
@@ -62,16 +55,7 @@ def read_table(load: str, settings: DataSettings) -> RawData:
     return from_arrays({"inputs": table.data, "labels": table.target, "classes": table.target_names}, load)
 
 
-def source_of(dataset: str) -> Source:
-    """The row of ``dataset``, made for it when it is a Python name or one of Hugging Face's."""
-    if dataset in SOURCES:
-        return SOURCES[dataset]
-    if dataset.startswith("hf:"):
-        return _own(partial(read_hugging_face, dataset), partial(locate_hugging_face, dataset))
-    return _own(partial(read_python, dataset), partial(locate_python, dataset))
-
-
-def _own(read: Callable[[DataSettings], RawData], locate: Callable[[DataSettings], tuple[Path, ...]]) -> Source:
+def _own(read: Read, locate: Locate) -> Source:
     """The row of data of the user's own: the data decide whether they have domains and a test part."""
     return Source(read, locate, has_domains=True, has_official=True)
 
@@ -90,10 +74,19 @@ SOURCES: dict[str, Source] = {
     "wine": Source(partial(read_table, "load_wine"), num_classes=3),
     "image-folder": Source(read_folder, locate_folder),
     "domain-folder": Source(read_folder, locate_folder, has_domains=True),
-    "manifest": _own(read_manifest, locate_manifest),
-    "arrays": _own(read_arrays, locate_arrays),
-    "text-csv": _own(read_text, locate_text),
+    "manifest": _own(own.read_manifest, own.locate_manifest),
+    "arrays": _own(own.read_arrays, own.locate_arrays),
+    "text-csv": _own(own.read_text, own.locate_text),
 }
+
+
+def source_of(dataset: str) -> Source:
+    """The row of ``dataset``, made for it when it is a Python name or one of Hugging Face's."""
+    if dataset in SOURCES:
+        return SOURCES[dataset]
+    if dataset.startswith("hf:"):
+        return _own(partial(own.read_hugging_face, dataset), partial(own.locate_hugging_face, dataset))
+    return _own(partial(own.read_python, dataset), partial(own.locate_python, dataset))
 
 
 def check_data_settings(settings: DataSettings) -> None:
@@ -111,20 +104,16 @@ def _about_parts(settings: DataSettings, source: Source) -> Iterator[str]:
         yield f"test-from = {settings.test_from!r}: {without}; use 'split' or 'balanced'"
     if settings.partition in DOMAIN_PARTITIONS and not source.has_domains:
         several = ", ".join(name for name, other in SOURCES.items() if other.has_domains)
-        yield (
-            f"partition = {settings.partition!r}: dataset {dataset!r} has no domains; "
-            f"choose another partition, or a dataset among {several}"
-        )
+        without = f"dataset {dataset!r} has no domains"
+        yield f"partition = {settings.partition!r}: {without}; choose another partition, or a dataset among {several}"
     try:
         counts = parse_clients_per_domain(text)
     except DataError as error:
         yield str(error)
         return
     if counts and source.domains and len(counts) != len(source.domains):
-        yield (
-            f"clients-per-domain = {text!r} has {len(counts)} numbers; dataset {dataset!r} has "
-            f"{len(source.domains)} domains: {', '.join(source.domains)}"
-        )
+        several = f"{len(source.domains)} domains: {', '.join(source.domains)}"
+        yield f"clients-per-domain = {text!r} has {len(counts)} numbers; dataset {dataset!r} has {several}"
 
 
 def _about_classes(settings: DataSettings, source: Source) -> Iterator[str]:
@@ -137,7 +126,7 @@ def _about_classes(settings: DataSettings, source: Source) -> Iterator[str]:
         yield f"classes = {settings.classes!r}: only for data of your own; {settings.dataset!r} has its own names"
         return
     number = len(names) or source.num_classes
-    if settings.partition == "pathological" and number and settings.classes_per_client > number:
+    if settings.partition == "pathological" and 0 < number < settings.classes_per_client:
         yield f"classes-per-client = {settings.classes_per_client}: there are only {number} classes"
-    if settings.partition == "n-way-k-shot" and number and settings.ways > number:
+    if settings.partition == "n-way-k-shot" and 0 < number < settings.ways:
         yield f"ways = {settings.ways}: there are only {number} classes"

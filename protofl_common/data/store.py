@@ -5,28 +5,24 @@ A data set is a folder ``DATASET-KEY`` in the cache, with ``inputs.npy``, ``labe
 at a time builds it, under a temporary name; a damaged entry is built anew.
 """
 
-from __future__ import annotations
-
 import json
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
-from protofl_common.basics import files
-from protofl_common.basics.files import cache_folder, digest, replacing
+from protofl_common.basics.files import cache_folder, digest, locked, replacing
 from protofl_common.basics.text import as_file_name
 from protofl_common.config.sections import DataSettings
-from protofl_common.data.inputs import are_images, resized, statistics
-from protofl_common.data.raw import DataError, RawData
+from protofl_common.data.raw import DataError, RawData, are_images, resized, statistics
 from protofl_common.data.sources import source_of
 
+T = TypeVar("T")
 FORMAT = 4
 """Raise it when the content of the files, or of a data set that a source delivers, changes."""
 MADE_BY = ("pillow", "matplotlib", "scikit-learn")
@@ -44,41 +40,37 @@ class StoredData(RawData):
 
 
 def open_data(settings: DataSettings) -> StoredData:
-    """The data set of ``settings``, from the cache; reads and decodes it first where the cache has none.
-
-    DataError when the data cannot be read.
-    """
+    """The data set of ``settings``, from the cache; reads and decodes it first where the cache has none."""
     folder = cache_root(settings) / data_key(settings)
-    data = _opened(folder)
-    if data is None:
-        with locked(folder):
-            data = _opened(folder) or _built(folder, settings)
-    return data
+    return cached(folder, folder, lambda: _opened(folder), lambda: _build(folder, settings))
 
 
 def data_if_cached(settings: DataSettings) -> StoredData | None:
-    """The data set of ``settings`` if the cache has it, else None; never reads or decodes it.
-
-    DataError when the files that it would be decoded from are missing.
-    """
+    """The data set of ``settings`` if the cache has it, else None; never reads or decodes it."""
     return _opened(cache_root(settings) / data_key(settings))
 
 
 def cache_root(settings: DataSettings) -> Path:
-    """``cache-dir``, else ``protofl`` in the user's cache folder; `locked` makes it."""
+    """``cache-dir``, else ``protofl`` in the user's cache folder; `cached` makes it."""
     return cache_folder(settings.cache_dir)
 
 
-@contextmanager
-def locked(entry: Path) -> Iterator[None]:
-    """Lock a cache entry while it is built, as `files.locked`; DataError when the cache cannot be written."""
-    try:
-        with files.locked(entry):
-            yield
-    except OSError as error:
-        raise DataError(
-            f"cache-dir: {entry.parent} cannot be written ({error}); set cache-dir to a folder with room"
-        ) from error
+def cached(entry: Path, lock: Path, open_it: Callable[[], T | None], build: Callable[[], T | None]) -> T:
+    """Open a cache entry; where that gives None, build it, one process at a time under the ``lock``."""
+    opened = open_it()
+    if opened is None:
+        try:
+            with locked(lock):
+                opened = open_it()
+                if opened is None:
+                    opened = build()
+        except OSError as error:
+            raise DataError(
+                f"cache-dir: {entry.parent} cannot be written ({error}); set cache-dir to a folder with room"
+            ) from error
+    if opened is None:
+        raise DataError(f"cache-dir: {entry} cannot be read back after writing it; is the disk full?")
+    return opened
 
 
 @lru_cache(maxsize=64)
@@ -86,8 +78,6 @@ def data_key(settings: DataSettings) -> str:
     """The name of the data set's cache entry.
 
     The files are listed once per process: a process does not notice that a folder changes while it runs.
-
-    DataError when the files are missing.
     """
     locate = source_of(settings.dataset).locate
     listing = [_listing(path) for path in locate(settings)] if locate else []
@@ -99,36 +89,15 @@ def data_key(settings: DataSettings) -> str:
 
 def _listing(path: Path) -> list[tuple[str, int, int]]:
     """Path, size and time of change of ``path`` and of every file below it, sorted."""
-    if path.is_file():
-        return [_stamp(path, path.stat())]
-    stamps: list[tuple[str, int, int]] = []
-    for folder, subfolders, _ in os.walk(path, followlinks=True):
+    files = [path] if path.is_file() else []
+    for folder, subfolders, names in os.walk(path, followlinks=True):
         subfolders.sort()
-        with os.scandir(folder) as entries:
-            stamps += sorted(_stamp(entry, entry.stat()) for entry in entries if entry.is_file())
-    return stamps
-
-
-def _stamp(file: os.PathLike[str], stat: os.stat_result) -> tuple[str, int, int]:
-    return os.fspath(file), stat.st_size, stat.st_mtime_ns
+        files += [file for name in sorted(names) if (file := Path(folder, name)).is_file()]
+    return [(str(file), (stat := file.stat()).st_size, stat.st_mtime_ns) for file in files]
 
 
 def _opened(folder: Path) -> StoredData | None:
-    """The cache entry, or None when there is none or it is damaged; opened once per process while its files stay."""
-    try:
-        return _mapped(folder, tuple(_stamp(file, file.stat()) for file in _files(folder)))
-    except OSError:
-        return None
-
-
-def _files(folder: Path) -> Iterator[Path]:
-    yield folder / "meta.json"
-    yield from (folder / f"{name}.npy" for name in ARRAYS)
-
-
-@lru_cache(maxsize=4)
-def _mapped(folder: Path, stamps: tuple[tuple[str, int, int], ...]) -> StoredData | None:
-    """The cache entry of which the files have these ``stamps``; None when it is damaged."""
+    """The cache entry; None when there is none or it is damaged."""
     try:
         meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
         arrays = {name: np.load(folder / f"{name}.npy", mmap_mode="r") for name in ARRAYS}
@@ -140,8 +109,8 @@ def _mapped(folder: Path, stamps: tuple[tuple[str, int, int], ...]) -> StoredDat
         return None
 
 
-def _built(folder: Path, settings: DataSettings) -> StoredData:
-    """Read the data set and write its cache entry; the caller holds the entry's lock."""
+def _build(folder: Path, settings: DataSettings) -> StoredData | None:
+    """Read the data set and write its cache entry."""
     raw = source_of(settings.dataset).read(settings)
     raw = replace(raw, inputs=resized(raw.inputs, settings.image_size))
     mean, std = statistics(raw.inputs if are_images(raw.inputs) else raw.inputs[raw.official == 0])
@@ -151,7 +120,4 @@ def _built(folder: Path, settings: DataSettings) -> StoredData:
         for name in ARRAYS:
             np.save(beside / f"{name}.npy", getattr(raw, name))
         (beside / "meta.json").write_text(json.dumps(meta | {"mean": mean, "std": std}), encoding="utf-8")
-    data = _opened(folder)
-    if data is None:
-        raise DataError(f"cache-dir: {folder} cannot be read back after writing it; is the disk full?")
-    return data
+    return _opened(folder)

@@ -3,8 +3,6 @@
 Files lie in ``data-dir`` (or in its folder named like torchvision's class) in torchvision's own layout.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,46 +25,35 @@ class TorchvisionSet:
     test: tuple[dict[str, Any], ...] = ({"train": False},)
 
 
-_PARTS = ("train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1")
-
-
-def _like_mnist(cls: str) -> TorchvisionSet:
-    return TorchvisionSet(cls, tuple(f"{cls}/raw/{part}-ubyte" for part in _PARTS))
-
+_IDX = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
+_LIKE_MNIST = {"mnist": "MNIST", "fashion-mnist": "FashionMNIST", "kmnist": "KMNIST"}
+_BALANCED = {"split": "balanced"}
+_TRAIN, _VALIDATION, _TEST = {"split": "train"}, {"split": "val"}, {"split": "test"}
 
 SETS: dict[str, TorchvisionSet] = {
-    "mnist": _like_mnist("MNIST"),
-    "fashion-mnist": _like_mnist("FashionMNIST"),
-    "kmnist": _like_mnist("KMNIST"),
+    **{name: TorchvisionSet(cls, tuple(f"{cls}/raw/{file}" for file in _IDX)) for name, cls in _LIKE_MNIST.items()},
     "emnist": TorchvisionSet(
         "EMNIST",
-        tuple(f"EMNIST/raw/emnist-balanced-{part.replace('t10k', 'test')}-ubyte" for part in _PARTS),
-        num_classes=47,
-        train=({"split": "balanced", "train": True},),
-        test=({"split": "balanced", "train": False},),
+        tuple(f"EMNIST/raw/emnist-balanced-{file.replace('t10k', 'test')}" for file in _IDX),
+        47,
+        train=(_BALANCED | {"train": True},),
+        test=(_BALANCED | {"train": False},),
     ),
     "usps": TorchvisionSet("USPS", ("usps.bz2", "usps.t.bz2")),
-    "svhn": TorchvisionSet(
-        "SVHN", ("train_32x32.mat", "test_32x32.mat"), train=({"split": "train"},), test=({"split": "test"},)
-    ),
+    "svhn": TorchvisionSet("SVHN", ("train_32x32.mat", "test_32x32.mat"), train=(_TRAIN,), test=(_TEST,)),
     "cifar10": TorchvisionSet("CIFAR10", ("cifar-10-batches-py",)),
     "cifar100": TorchvisionSet("CIFAR100", ("cifar-100-python",), 100),
-    "flowers102": TorchvisionSet(
-        "Flowers102", ("flowers-102",), 102, train=({"split": "train"}, {"split": "val"}), test=({"split": "test"},)
-    ),
+    "flowers102": TorchvisionSet("Flowers102", ("flowers-102",), 102, train=(_TRAIN, _VALIDATION), test=(_TEST,)),
 }
 
 
 def locate_torchvision(name: str, settings: DataSettings) -> tuple[Path, ...]:
-    """The files and folders of data set ``name``, downloaded first when missing and ``download`` is true.
-
-    DataError when they are missing and may not, or cannot, be downloaded.
-    """
+    """The files and folders of data set ``name``, downloaded first when missing and ``download`` is true."""
     row = SETS[name]
     if settings.download and settings.data_dir:
         Path(settings.data_dir).expanduser().mkdir(parents=True, exist_ok=True)
     data_dir = data_dir_of(settings, hint=", or download = true")
-    if settings.download:
+    if settings.download and _found(row, data_dir)[1]:
         _download(row, data_dir)
     root, missing = _found(row, data_dir)
     if missing:
@@ -116,8 +103,6 @@ def _download(row: TorchvisionSet, root: Path) -> None:
     import torchvision
     from filelock import FileLock
 
-    if not _found(row, root)[1]:
-        return
     with FileLock(root / f".{row.cls}.download.lock"):
         if not _found(row, root)[1]:
             return

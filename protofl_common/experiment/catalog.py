@@ -2,36 +2,21 @@
 
 A row says what the halves of an algorithm exchange, and the wire code (`wire`) enforces it in both directions:
 nothing that a row does not declare can be packed or is accepted. The server half stands in ``server_app/strategies``,
-the client half in ``client_app/algorithms``, in files of the algorithm's name; the row names their classes.
+the client half in ``client_app/algorithms``, in files of the algorithm's name, unless the row names another one.
+Hyper-parameters are the table ``[tool.flwr.app.config.NAME]`` of pyproject.toml.
 """
 
-from __future__ import annotations
-
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import import_module
 from typing import Literal, TypeVar
 
 from protofl_common.config.architectures import ARCHITECTURES, GAUSSIAN_HEADS
 from protofl_common.config.options import SettingsError, option
 from protofl_common.config.python_names import PYTHON_NAME
-from protofl_common.wire.schema import (
-    Counts,
-    Exchange,
-    Moments,
-    Update,
-    Vectors,
-    VectorSets,
-    Weights,
-    sets_in,
-    vectors_in,
-)
-
-DISTANCES = ("l2", "squared-l2", "l1", "mse")
-GRANULARITIES = ("class", "class-mean", "sample")
-"""How `losses.prototype_alignment` may measure; one choice for every algorithm that uses it."""
+from protofl_common.wire.schema import Counts, Entry, Exchange, Moments, Update, Vectors, VectorSets, Weights
 
 CLUSTERINGS = ("finch", "kmeans", "average")
-"""How `clustering.cluster` makes prototypes of a class's vectors: clusters by FINCH or by k-means, or one mean."""
+"""How `prototypes.cluster` makes prototypes of a class's vectors: clusters by FINCH or by k-means, or one mean."""
 
 
 @dataclass(frozen=True)
@@ -57,14 +42,12 @@ class AlignmentHparams(Hparams):
     """Hyper-parameters of `losses.prototype_alignment`."""
 
     lambda_: float = option(minimum=0)
-    distance: str = option(choices=DISTANCES)
-    granularity: str = option(choices=GRANULARITIES)
+    distance: str = option(choices=("l2", "squared-l2", "l1", "mse"))
+    granularity: str = option(choices=("class", "class-mean", "sample"))
 
 
 @dataclass(frozen=True)
 class FedProtoHparams(AlignmentHparams):
-    """``[tool.flwr.app.config.fedproto]``."""
-
     weighting: str = option(choices=("counts", "uniform"))
 
     def exchange(self, declared: Exchange) -> Exchange:
@@ -84,8 +67,6 @@ class ServerTrainingHparams(Hparams):
 
 @dataclass(frozen=True)
 class FedTGPHparams(ServerTrainingHparams, AlignmentHparams):
-    """``[tool.flwr.app.config.fedtgp]``."""
-
     margin: str = option(choices=("adaptive", "nearest", "fixed", "none"))
     margin_threshold: float = option(minimum=0)
     transform: bool = option()
@@ -93,24 +74,18 @@ class FedTGPHparams(ServerTrainingHparams, AlignmentHparams):
 
 @dataclass(frozen=True)
 class ProtoFedHparams(Hparams):
-    """``[tool.flwr.app.config.protofed]``."""
-
     prototypes: str = option(choices=("last-round", "every-round"))
 
     def due(self, server_round: int, rounds: int) -> bool:
-        """Return whether clients send prototypes in this round of ``rounds``; both halves ask here."""
         return server_round == rounds or self.prototypes == "every-round"
 
     @property
     def needs_last_round(self) -> str:
-        """Refuse to end early where prototypes are sent in the last round only."""
         return "" if self.prototypes == "every-round" else "protofed.prototypes = 'every-round'"
 
 
 @dataclass(frozen=True)
 class FedPCLHparams(Hparams):
-    """``[tool.flwr.app.config.fedpcl]``."""
-
     temperature: float = option(above=0)
     prototypes: str = option(choices=("both", "global", "local"))
     loss: str = option(choices=("contrast", "supcon", "ce-protodist", "ce"))
@@ -125,15 +100,11 @@ class FedPCLHparams(Hparams):
 
 @dataclass(frozen=True)
 class MPFTHparams(ServerTrainingHparams):
-    """``[tool.flwr.app.config.mpft]``."""
-
     sample_ratio: float = option(above=0, maximum=1)
 
 
 @dataclass(frozen=True)
 class GaussianHparams(Hparams):
-    """``[tool.flwr.app.config.gaussian]``."""
-
     head: str = option(choices=GAUSSIAN_HEADS)
     shrinkage: float = option(minimum=-1, maximum=1)
     priors: str = option(choices=("global", "personal"))
@@ -141,8 +112,6 @@ class GaussianHparams(Hparams):
 
 @dataclass(frozen=True)
 class FedPLVMHparams(Hparams):
-    """``[tool.flwr.app.config.fedplvm]``."""
-
     lambda_: float = option(minimum=0)
     alpha: float = option(above=0, maximum=1)
     temperature: float = option(above=0)
@@ -156,8 +125,6 @@ class FedPLVMHparams(Hparams):
 
 @dataclass(frozen=True)
 class FPLHparams(Hparams):
-    """``[tool.flwr.app.config.fpl]``."""
-
     lambda_: float = option(minimum=0)
     temperature: float = option(above=0)
     contrast: bool = option()
@@ -166,24 +133,18 @@ class FPLHparams(Hparams):
 
 @dataclass(frozen=True)
 class FedNHHparams(Hparams):
-    """``[tool.flwr.app.config.fednh]``."""
-
     smoothing: float = option(minimum=0, maximum=1)
     scale: float = option(above=0)
 
 
 @dataclass(frozen=True)
 class FedORGPHparams(ServerTrainingHparams):
-    """``[tool.flwr.app.config.fedorgp]``."""
-
     lambda_: float = option(minimum=0)
     gamma: float = option(minimum=0)
 
 
 @dataclass(frozen=True)
 class FedSAHparams(Hparams):
-    """``[tool.flwr.app.config.fedsa]``."""
-
     regularization: float = option(minimum=0)
     contrast: float = option(minimum=0)
     calibration: float = option(minimum=0)
@@ -192,22 +153,16 @@ class FedSAHparams(Hparams):
 
 @dataclass(frozen=True)
 class FedProxHparams(Hparams):
-    """``[tool.flwr.app.config.fedprox]``."""
-
     mu: float = option(minimum=0)
 
 
 @dataclass(frozen=True)
 class SCAFFOLDHparams(Hparams):
-    """``[tool.flwr.app.config.scaffold]``."""
-
     server_lr: float = option(above=0)
 
 
 @dataclass(frozen=True)
 class FedPerHparams(Hparams):
-    """``[tool.flwr.app.config.fedper]``."""
-
     personal_layers: int = option(minimum=0)
 
     def exchange(self, declared: Exchange) -> Exchange:
@@ -218,15 +173,11 @@ class FedPerHparams(Hparams):
 
 @dataclass(frozen=True)
 class FedRepHparams(Hparams):
-    """``[tool.flwr.app.config.fedrep]``."""
-
     head_epochs: int = option(minimum=0)
 
 
 @dataclass(frozen=True)
 class FedDistillHparams(Hparams):
-    """``[tool.flwr.app.config.feddistill]``."""
-
     gamma: float = option(minimum=0)
     outputs: str = option(choices=("probabilities", "logits"))
 
@@ -237,8 +188,6 @@ class FedDistillHparams(Hparams):
 
 @dataclass(frozen=True)
 class FMLHparams(Hparams):
-    """``[tool.flwr.app.config.fml]``."""
-
     alpha: float = option(minimum=0, maximum=1)
     beta: float = option(minimum=0, maximum=1)
     meme: str = option(choices=("", *ARCHITECTURES), or_like=PYTHON_NAME, or_words="MODULE:CLASS of your own")
@@ -246,14 +195,7 @@ class FMLHparams(Hparams):
 
 
 @dataclass(frozen=True)
-class FedGHHparams(ServerTrainingHparams):
-    """``[tool.flwr.app.config.fedgh]``."""
-
-
-@dataclass(frozen=True)
 class FedGenHparams(Hparams):
-    """``[tool.flwr.app.config.fedgen]``."""
-
     lambda_: float = option(minimum=0)
     noise_dim: int = option(minimum=1, maximum=4096)
     server_steps: int = option(minimum=1)
@@ -263,15 +205,11 @@ class FedGenHparams(Hparams):
 
 @dataclass(frozen=True)
 class FeSEMHparams(Hparams):
-    """``[tool.flwr.app.config.fesem]``."""
-
     centres: int = option(minimum=1)
 
 
 @dataclass(frozen=True)
 class FedKDHparams(Hparams):
-    """``[tool.flwr.app.config.fedkd]``."""
-
     student: str = option(choices=("", *ARCHITECTURES), or_like=PYTHON_NAME, or_words="MODULE:CLASS of your own")
     energy_start: float = option(above=0, maximum=1)
     energy_end: float = option(above=0, maximum=1)
@@ -283,29 +221,21 @@ class FedKDHparams(Hparams):
 
 @dataclass(frozen=True)
 class FedFAHparams(Hparams):
-    """``[tool.flwr.app.config.fedfa]``."""
-
     probability: float = option(minimum=0, maximum=1)
 
 
 @dataclass(frozen=True)
 class PerFedAvgHparams(Hparams):
-    """``[tool.flwr.app.config.per-fedavg]``."""
-
     alpha: float = option(minimum=0)
 
 
 @dataclass(frozen=True)
 class DittoHparams(Hparams):
-    """``[tool.flwr.app.config.ditto]``."""
-
     lambda_: float = option(minimum=0)
 
 
 @dataclass(frozen=True)
 class PFedMeHparams(DittoHparams):
-    """``[tool.flwr.app.config.pfedme]``."""
-
     personal_steps: int = option(minimum=1)
     eta: float = option(above=0)
     beta: float = option(above=0)
@@ -313,13 +243,11 @@ class PFedMeHparams(DittoHparams):
 
 @dataclass(frozen=True)
 class Algorithm:
-    """One row."""
-
     title: str
     paper: str
-    client: str
-    """Its client half, as ``module:Class``."""
-    server: str
+    client: str = ""
+    """Its client half, as ``module:Class``; only in this catalog "", for the class in the file of the row's name."""
+    server: str = ""
     """Its server half. A half that adds nothing of its own need not exist: the row then names the one it inherits."""
     hparams: type[Hparams] = Hparams
     exchange: Exchange = field(default_factory=Exchange)
@@ -343,9 +271,9 @@ class Algorithm:
 
     def needs_single_uploads(self, exchange: Exchange) -> str:
         """Why sums over the clients are not enough for the server, where it exchanges this; "" if they are."""
-        if sets_in(exchange.down):
+        if any(isinstance(entry, VectorSets) for entry in exchange.down.values()):
             return "its clients receive one another's prototypes"
-        if vectors_in(exchange.up) and not self.averages_prototypes:
+        if not self.averages_prototypes and any(isinstance(entry, Vectors) for entry in exchange.up.values()):
             return "its server does more with the clients' prototypes than average them"
         if self.single_uploads or not exchange.up or "secagg" in self.supports:
             return self.single_uploads
@@ -353,13 +281,12 @@ class Algorithm:
 
     @property
     def reported_losses(self) -> tuple[str, ...]:
-        """All loss names of a report: its own terms, their total, and FedPU's term of any algorithm."""
-        return ("total", "unlabelled", *self.losses)
+        return ("total", "unlabelled", *self.losses)  # FedPU's term, of any algorithm
 
     @property
     def several_per_class(self) -> bool:
         """Return whether clients may send several vectors of a class."""
-        return any(entry.several for entry in vectors_in(self.exchange.up).values())
+        return any(entry.several for entry in self.exchange.up.values() if isinstance(entry, Vectors))
 
     @property
     def tells_classes(self) -> bool:
@@ -371,18 +298,29 @@ Half = TypeVar("Half")
 
 
 def half(path: str, kind: type[Half]) -> type[Half]:
-    """The class that ``path`` (``module:Class``) of a row names; SettingsError if that is no subclass of ``kind``."""
+    """The class that a row names as ``module:Class``, or the last of this ``kind`` that ``module`` itself defines.
+
+    SettingsError if there is none, or it is no subclass of ``kind``.
+    """
     module, _, name = path.partition(":")
     try:
-        found: type[Half] = getattr(import_module(module), name)
+        loaded = import_module(module)
+        own = (each for each in reversed(vars(loaded).values()) if getattr(each, "__module__", "") == module)
+        fitting = (each for each in own if isinstance(each, type) and issubclass(each, kind))
+        found = getattr(loaded, name) if name else next(fitting, None)
     except Exception as error:  # a package's module may raise anything
         raise SettingsError(f"{path!r} in an algorithm's row: {type(error).__name__}: {error}") from error
     if not (isinstance(found, type) and issubclass(found, kind)):
-        raise SettingsError(f"{path!r} in an algorithm's row: {name} is no subclass of {kind.__name__}")
+        raise SettingsError(f"{path!r} in an algorithm's row: {name or 'nothing'} is no subclass of {kind.__name__}")
     return found
 
 
-CATALOG: dict[str, Algorithm] = {
+MODEL: dict[str, Entry] = {"weights": Weights()}
+HEAD: dict[str, Entry] = {"weights": Weights(parts=("head.",))}
+PROTOTYPES: dict[str, Entry] = {"prototypes": Vectors()}
+COUNTED: dict[str, Entry] = {"prototypes": Vectors(counts=True)}
+SEVERAL: dict[str, Entry] = {"prototypes": Vectors(several=True)}
+_ROWS = {
     "local": Algorithm(
         title="Local",
         paper="baseline: every client trains alone",
@@ -392,19 +330,15 @@ CATALOG: dict[str, Algorithm] = {
     "fedavg": Algorithm(
         title="FedAvg",
         paper="McMahan et al., AISTATS 2017",
-        client="client_app.algorithms.fedavg:FedAvg",
-        server="server_app.strategies.fedavg:FedAvg",
-        exchange=Exchange(down={"weights": Weights()}, up={"weights": Weights()}),
+        exchange=Exchange(MODEL, MODEL),
         private=("weights",),
         supports=("merging", "secagg"),
     ),
     "fedproto": Algorithm(
         title="FedProto",
         paper="Tan et al., AAAI 2022",
-        client="client_app.algorithms.fedproto:FedProto",
-        server="server_app.strategies.fedproto:FedProto",
         hparams=FedProtoHparams,
-        exchange=Exchange(down={"prototypes": Vectors()}, up={"prototypes": Vectors(counts=True)}),
+        exchange=Exchange(PROTOTYPES, COUNTED),
         losses=("cross-entropy", "prototype"),
         averages_prototypes=True,
         private=("prototypes",),
@@ -413,10 +347,8 @@ CATALOG: dict[str, Algorithm] = {
     "fedtgp": Algorithm(
         title="FedTGP",
         paper="Zhang et al., AAAI 2024",
-        client="client_app.algorithms.fedtgp:FedTGP",
-        server="server_app.strategies.fedtgp:FedTGP",
         hparams=FedTGPHparams,
-        exchange=Exchange(down={"prototypes": Vectors()}, up={"prototypes": Vectors()}),
+        exchange=Exchange(PROTOTYPES, PROTOTYPES),
         losses=("cross-entropy", "prototype"),
         private=("prototypes",),
         supports=("merging",),
@@ -424,12 +356,8 @@ CATALOG: dict[str, Algorithm] = {
     "fedpcl": Algorithm(
         title="FedPCL",
         paper="Tan et al., NeurIPS 2022",
-        client="client_app.algorithms.fedpcl:FedPCL",
-        server="server_app.strategies.fedpcl:FedPCL",
         hparams=FedPCLHparams,
-        exchange=Exchange(
-            down={"prototypes": Vectors(), "local_sets": VectorSets()}, up={"prototypes": Vectors(counts=True)}
-        ),
+        exchange=Exchange({**PROTOTYPES, "local_sets": VectorSets()}, COUNTED),
         losses=("contrast", "global", "local", "cross-entropy", "prototype"),
         averages_prototypes=True,
         frozen_backbones=True,
@@ -439,10 +367,8 @@ CATALOG: dict[str, Algorithm] = {
     "mpft": Algorithm(
         title="MPFT",
         paper="Zhang et al., ICLR 2025",
-        client="client_app.algorithms.mpft:MPFT",
-        server="server_app.strategies.mpft:MPFT",
         hparams=MPFTHparams,
-        exchange=Exchange(down={"weights": Weights()}, up={"prototypes": Vectors(width="backbones", several=True)}),
+        exchange=Exchange(MODEL, {"prototypes": Vectors(width="backbones", several=True)}),
         losses=(),
         frozen_backbones=True,
         supports=("merging",),
@@ -450,10 +376,8 @@ CATALOG: dict[str, Algorithm] = {
     "gaussian": Algorithm(
         title="Gaussian head",
         paper="FedCGS, Guan et al., AAAI 2025",
-        client="client_app.algorithms.gaussian:Gaussian",
-        server="server_app.strategies.gaussian:Gaussian",
         hparams=GaussianHparams,
-        exchange=Exchange(down={"moments": Moments(), "counts": Counts()}, up={"moments": Moments()}),
+        exchange=Exchange({"moments": Moments(), "counts": Counts()}, {"moments": Moments()}),
         losses=(),
         one_shot=True,
         frozen_backbones=True,
@@ -462,26 +386,16 @@ CATALOG: dict[str, Algorithm] = {
     "fedplvm": Algorithm(
         title="FedPLVM",
         paper="Wang et al., NeurIPS 2024",
-        client="client_app.algorithms.fedplvm:FedPLVM",
-        server="server_app.strategies.fedplvm:FedPLVM",
         hparams=FedPLVMHparams,
-        exchange=Exchange(
-            down={"weights": Weights(), "prototypes": Vectors(several=True)},
-            up={"weights": Weights(), "prototypes": Vectors(several=True)},
-        ),
+        exchange=Exchange(MODEL | SEVERAL, MODEL | SEVERAL),
         losses=("cross-entropy", "contrast", "correction"),
         supports=("merging",),
     ),
     "fpl": Algorithm(
         title="FPL",
         paper="Huang et al., CVPR 2023",
-        client="client_app.algorithms.fpl:FPL",
-        server="server_app.strategies.fpl:FPL",
         hparams=FPLHparams,
-        exchange=Exchange(
-            down={"weights": Weights(), "prototypes": Vectors(several=True)},
-            up={"weights": Weights(), "prototypes": Vectors()},
-        ),
+        exchange=Exchange(MODEL | SEVERAL, MODEL | PROTOTYPES),
         losses=("cross-entropy", "contrast", "consistency"),
         private=("weights", "prototypes"),
         supports=("merging",),
@@ -489,12 +403,8 @@ CATALOG: dict[str, Algorithm] = {
     "protofed": Algorithm(
         title="ProtoFed",
         paper="Qiao et al., Prototype Helps Federated Learning, 2023",
-        client="client_app.algorithms.protofed:ProtoFed",
-        server="server_app.strategies.protofed:ProtoFed",
         hparams=ProtoFedHparams,
-        exchange=Exchange(
-            down={"weights": Weights(), "prototypes": Vectors()}, up={"weights": Weights(), "prototypes": Vectors()}
-        ),
+        exchange=Exchange(MODEL | PROTOTYPES, MODEL | PROTOTYPES),
         averages_prototypes=True,
         private=("weights", "prototypes"),
         supports=("merging", "secagg"),
@@ -502,13 +412,8 @@ CATALOG: dict[str, Algorithm] = {
     "fedproto-avg": Algorithm(
         title="FedProto + averaging",
         paper="FedProto with FedAvg's model, a baseline of FedPLVM",
-        client="client_app.algorithms.fedproto_avg:FedProtoAvg",
-        server="server_app.strategies.fedproto_avg:FedProtoAvg",
         hparams=FedProtoHparams,
-        exchange=Exchange(
-            down={"weights": Weights(), "prototypes": Vectors()},
-            up={"weights": Weights(), "prototypes": Vectors(counts=True)},
-        ),
+        exchange=Exchange(MODEL | PROTOTYPES, MODEL | COUNTED),
         losses=("cross-entropy", "prototype"),
         averages_prototypes=True,
         private=("weights", "prototypes"),
@@ -517,13 +422,8 @@ CATALOG: dict[str, Algorithm] = {
     "fednh": Algorithm(
         title="FedNH",
         paper="Dai et al., AAAI 2023",
-        client="client_app.algorithms.fednh:FedNH",
-        server="server_app.strategies.fednh:FedNH",
         hparams=FedNHHparams,
-        exchange=Exchange(
-            down={"weights": Weights(), "prototypes": Vectors()},
-            up={"weights": Weights(), "prototypes": Vectors(counts=True)},
-        ),
+        exchange=Exchange(MODEL | PROTOTYPES, MODEL | COUNTED),
         averages_prototypes=True,
         single_uploads="its server scales every client's prototypes to length 1",
         private=("weights", "prototypes"),
@@ -532,10 +432,8 @@ CATALOG: dict[str, Algorithm] = {
     "fedorgp": Algorithm(
         title="FedORGP",
         paper="Guo et al., 2025",
-        client="client_app.algorithms.fedorgp:FedORGP",
-        server="server_app.strategies.fedorgp:FedORGP",
         hparams=FedORGPHparams,
-        exchange=Exchange(down={"prototypes": Vectors()}, up={"prototypes": Vectors()}),
+        exchange=Exchange(PROTOTYPES, PROTOTYPES),
         losses=("cross-entropy", "prototype"),
         private=("prototypes",),
         supports=("merging",),
@@ -543,10 +441,8 @@ CATALOG: dict[str, Algorithm] = {
     "fedsa": Algorithm(
         title="FedSA",
         paper="Zhou et al., AAAI 2025",
-        client="client_app.algorithms.fedsa:FedSA",
-        server="server_app.strategies.fedsa:FedSA",
         hparams=FedSAHparams,
-        exchange=Exchange(down={"anchors": Vectors(), "prototypes": Vectors()}, up={"prototypes": Vectors()}),
+        exchange=Exchange({"anchors": Vectors()} | PROTOTYPES, PROTOTYPES),
         losses=("cross-entropy", "regularization", "contrast", "calibration"),
         averages_prototypes=True,
         private=("prototypes",),
@@ -555,10 +451,9 @@ CATALOG: dict[str, Algorithm] = {
     "fedprox": Algorithm(
         title="FedProx",
         paper="Li et al., MLSys 2020",
-        client="client_app.algorithms.fedprox:FedProx",
         server="server_app.strategies.fedavg:FedAvg",
         hparams=FedProxHparams,
-        exchange=Exchange(down={"weights": Weights()}, up={"weights": Weights()}),
+        exchange=Exchange(MODEL, MODEL),
         losses=("cross-entropy", "proximal"),
         private=("weights",),
         supports=("merging", "secagg"),
@@ -566,13 +461,8 @@ CATALOG: dict[str, Algorithm] = {
     "scaffold": Algorithm(
         title="SCAFFOLD",
         paper="Karimireddy et al., ICML 2020",
-        client="client_app.algorithms.scaffold:SCAFFOLD",
-        server="server_app.strategies.scaffold:SCAFFOLD",
         hparams=SCAFFOLDHparams,
-        exchange=Exchange(
-            down={"weights": Weights(), "control": Weights(of="common")},
-            up={"weights": Weights(), "control": Weights(of="control")},
-        ),
+        exchange=Exchange(MODEL | {"control": Weights(of="common")}, MODEL | {"control": Weights(of="control")}),
         single_uploads="its server gives every client the same weight",
         private=("weights", "control"),
         supports=("merging",),
@@ -580,39 +470,33 @@ CATALOG: dict[str, Algorithm] = {
     "fedper": Algorithm(
         title="FedPer",
         paper="Arivazhagan et al., 2019",
-        client="client_app.algorithms.fedper:FedPer",
         server="server_app.strategies.fedavg:FedAvg",
         hparams=FedPerHparams,
-        exchange=Exchange(down={"weights": Weights(without_last=1)}, up={"weights": Weights(without_last=1)}),
+        exchange=Exchange({"weights": Weights(without_last=1)}, {"weights": Weights(without_last=1)}),
         private=("weights",),
         supports=("merging", "secagg"),
     ),
     "lg-fedavg": Algorithm(
         title="LG-FedAvg",
         paper="Liang et al., 2020",
-        client="client_app.algorithms.lg_fedavg:LGFedAvg",
-        server="server_app.strategies.lg_fedavg:LGFedAvg",
-        exchange=Exchange(down={"weights": Weights(parts=("head.",))}, up={"weights": Weights(parts=("head.",))}),
+        exchange=Exchange(HEAD, HEAD),
         private=("weights",),
         supports=("merging", "secagg"),
     ),
     "fedrep": Algorithm(
         title="FedRep",
         paper="Collins et al., ICML 2021",
-        client="client_app.algorithms.fedrep:FedRep",
         server="server_app.strategies.fedavg:FedAvg",
         hparams=FedRepHparams,
-        exchange=Exchange(down={"weights": Weights(parts=("body.",))}, up={"weights": Weights(parts=("body.",))}),
+        exchange=Exchange({"weights": Weights(parts=("body.",))}, {"weights": Weights(parts=("body.",))}),
         supports=("merging", "secagg"),
     ),
     "feddistill": Algorithm(
         title="FedDistill",
         paper="FD; Jeong et al., 2018",
-        client="client_app.algorithms.feddistill:FedDistill",
-        server="server_app.strategies.feddistill:FedDistill",
         hparams=FedDistillHparams,
         exchange=Exchange(
-            down={"outputs": Vectors(width="classes")}, up={"outputs": Vectors(width="classes", probabilities=True)}
+            {"outputs": Vectors(width="classes")}, {"outputs": Vectors(width="classes", probabilities=True)}
         ),
         losses=("cross-entropy", "distillation"),
         averages_prototypes=True,
@@ -622,10 +506,8 @@ CATALOG: dict[str, Algorithm] = {
     "fml": Algorithm(
         title="FML",
         paper="Shen et al., 2020",
-        client="client_app.algorithms.fml:FML",
-        server="server_app.strategies.fml:FML",
         hparams=FMLHparams,
-        exchange=Exchange(down={"weights": Weights(of="meme")}, up={"weights": Weights(of="meme")}),
+        exchange=Exchange({"weights": Weights(of="meme")}, {"weights": Weights(of="meme")}),
         losses=("cross-entropy", "mutual", "meme-cross-entropy", "meme-mutual"),
         private=("weights",),
         supports=("merging", "secagg"),
@@ -633,22 +515,17 @@ CATALOG: dict[str, Algorithm] = {
     "fedgh": Algorithm(
         title="FedGH",
         paper="Yi et al., ACM Multimedia 2023",
-        client="client_app.algorithms.fedgh:FedGH",
-        server="server_app.strategies.fedgh:FedGH",
-        hparams=FedGHHparams,
-        exchange=Exchange(down={"weights": Weights(parts=("head.",))}, up={"prototypes": Vectors()}),
+        hparams=ServerTrainingHparams,
+        exchange=Exchange(HEAD, PROTOTYPES),
         private=("prototypes",),
         supports=("merging",),
     ),
     "fedgen": Algorithm(
         title="FedGen",
         paper="Zhu et al., ICML 2021",
-        client="client_app.algorithms.fedgen:FedGen",
-        server="server_app.strategies.fedgen:FedGen",
         hparams=FedGenHparams,
         exchange=Exchange(
-            down={"weights": Weights(parts=("head.",)), "generator": Weights(of="generator"), "label_counts": Counts()},
-            up={"weights": Weights(parts=("head.",)), "label_counts": Counts()},
+            HEAD | {"generator": Weights(of="generator"), "label_counts": Counts()}, HEAD | {"label_counts": Counts()}
         ),
         losses=("cross-entropy", "generated"),
         private=("weights", "label_counts"),
@@ -658,9 +535,8 @@ CATALOG: dict[str, Algorithm] = {
         title="FeSEM",
         paper="Xie et al., Multi-Center Federated Learning, 2020",
         client="client_app.algorithms.fedavg:FedAvg",
-        server="server_app.strategies.fesem:FeSEM",
         hparams=FeSEMHparams,
-        exchange=Exchange(down={"weights": Weights()}, up={"weights": Weights()}),
+        exchange=Exchange(MODEL, MODEL),
         single_uploads="its server groups the clients by their models",
         private=("weights",),
         supports=("merging",),
@@ -668,12 +544,9 @@ CATALOG: dict[str, Algorithm] = {
     "fedkd": Algorithm(
         title="FedKD",
         paper="Wu et al., Nature Communications 2022",
-        client="client_app.algorithms.fedkd:FedKD",
-        server="server_app.strategies.fedkd:FedKD",
         hparams=FedKDHparams,
         exchange=Exchange(
-            down={"weights": Weights(of="student"), "update": Update(of="student")},
-            up={"weights": Update(of="student")},
+            {"weights": Weights(of="student"), "update": Update(of="student")}, {"weights": Update(of="student")}
         ),
         losses=("cross-entropy", "mutual", "hidden", "student-cross-entropy", "student-mutual", "student-hidden"),
         single_uploads="its updates travel as factors, which cannot be added",
@@ -683,12 +556,10 @@ CATALOG: dict[str, Algorithm] = {
     "fedfa": Algorithm(
         title="FedFA",
         paper="Zhou & Konukoglu, ICLR 2023",
-        client="client_app.algorithms.fedfa:FedFA",
-        server="server_app.strategies.fedfa:FedFA",
         hparams=FedFAHparams,
         exchange=Exchange(
-            down={"weights": Weights(), "coefficients": Weights(of="augmentation", parts=("coefficients.",))},
-            up={"weights": Weights(), "averages": Weights(of="augmentation", parts=("averages.",))},
+            MODEL | {"coefficients": Weights(of="augmentation", parts=("coefficients.",))},
+            MODEL | {"averages": Weights(of="augmentation", parts=("averages.",))},
         ),
         single_uploads="its server takes the variance over the clients",
         supports=("merging",),
@@ -696,29 +567,33 @@ CATALOG: dict[str, Algorithm] = {
     "per-fedavg": Algorithm(
         title="Per-FedAvg",
         paper="Fallah et al., NeurIPS 2020",
-        client="client_app.algorithms.per_fedavg:PerFedAvg",
         server="server_app.strategies.fedavg:FedAvg",
         hparams=PerFedAvgHparams,
-        exchange=Exchange(down={"weights": Weights()}, up={"weights": Weights()}),
+        exchange=Exchange(MODEL, MODEL),
         supports=("merging", "secagg"),
     ),
     "ditto": Algorithm(
         title="Ditto",
         paper="Li et al., ICML 2021",
-        client="client_app.algorithms.ditto:Ditto",
         server="server_app.strategies.fedavg:FedAvg",
         hparams=DittoHparams,
-        exchange=Exchange(down={"weights": Weights()}, up={"weights": Weights()}),
+        exchange=Exchange(MODEL, MODEL),
         losses=("cross-entropy", "global-cross-entropy"),
         supports=("merging", "secagg"),
     ),
     "pfedme": Algorithm(
         title="pFedMe",
         paper="Dinh et al., NeurIPS 2020",
-        client="client_app.algorithms.pfedme:PFedMe",
-        server="server_app.strategies.pfedme:PFedMe",
         hparams=PFedMeHparams,
-        exchange=Exchange(down={"weights": Weights()}, up={"weights": Weights()}),
+        exchange=Exchange(MODEL, MODEL),
         supports=("merging", "secagg"),
     ),
+}
+CATALOG: dict[str, Algorithm] = {
+    name: replace(
+        row,
+        client=row.client or f"client_app.algorithms.{name.replace('-', '_')}",
+        server=row.server or f"server_app.strategies.{name.replace('-', '_')}",
+    )
+    for name, row in _ROWS.items()
 }

@@ -1,14 +1,59 @@
-"""The node config: who a client is, and what the operator of its machine demands."""
+"""The node config: who a client is, and what the operator of its machine demands and allows."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
-from protofl_common.basics.text import is_site_name
+from protofl_common.basics.text import is_site_name, names_in
+from protofl_common.config.backbones import is_allowed
+from protofl_common.config.datasets import OWN_FORMATS, is_own
 from protofl_common.config.options import Scalar, SettingsError
+from protofl_common.config.python_names import allow, check_allowed, is_inside, is_python_name, module_of
+from protofl_common.experiment.catalog import CATALOG
+from protofl_common.experiment.plugins import installed
 
+PERMISSIONS: dict[str, Scalar] = {
+    "allow-download": False,
+    "allow-backbones": "",
+    "allow-python": "",
+    "allow-algorithms": "all",
+    "require-secagg": False,
+}
+"""With the defaults: no download, embedded backbones, no module but this app's, every algorithm of its catalog, with
+secure aggregation or without."""
+LIMITS: dict[str, int] = {
+    "max-rounds": 2000,
+    "max-epochs": 100,
+    "max-steps": 10_000,
+    "max-batch-size": 1024,
+    "max-image-size": 512,
+}
+"""The largest values that a site takes from a run, with the defaults; every recipe of the project keeps them."""
+LIMITED = {
+    "rounds": "max-rounds",
+    "local-epochs": "max-epochs",
+    "local-steps": "max-steps",
+    "batch-size": "max-batch-size",
+    "eval-batch-size": "max-batch-size",
+    "image-size": "max-image-size",
+    "fedrep.head-epochs": "max-epochs",
+    "pfedme.personal-steps": "max-epochs",
+}
+"""Settings of a run -> their limit at a site."""
+DEMANDS = ("min-class-samples", "require-dp")
+"""What a site wants of a run beyond what the run offers."""
+DIVISION = ("test-from", "train-fraction", "validation-fraction")
+"""Settings by which a site with data of its own divides them: its node config's, else the defaults, never the run's."""
+UNDIVIDED: dict[str, Scalar] = {"total-samples": 0, "train-samples": 0, "test-samples": 0, "positive-rate": 1.0}
+"""Settings that would leave samples or labels out; at a site with data of its own they have these values."""
+STRICT = (*DEMANDS, "require-secagg")
+"""Demands under which a run must not try out names of classes: whether a site accepts them tells which it has."""
+AT_THE_SERVER = ("callback", "dataset")
+"""Keys whose modules no site imports for a run: the callback runs at the server, a data set is the site's own."""
+_NOT_ALLOWED = "not allowed on this site; its operator may"
 PARTITION_KEYS = ("partition-id", "num-partitions")
 """All that the node config of a simulated client has."""
 DELTA = 1e-5
@@ -58,7 +103,6 @@ class NodeConfig:
 
 
 def site_name(node: Mapping[str, object]) -> str:
-    """Return the name of a client, which may not be valid."""
     return str(node.get("site-name", f"site-{node.get('partition-id', 0)}"))
 
 
@@ -83,3 +127,131 @@ def _whole(node: Mapping[str, Scalar], key: str) -> int:
     if not isinstance(value, int) or value < 0:
         raise SettingsError(f"node-config: {key} = {value!r} must be a whole number at least 0")
     return value
+
+
+def allowed_by(node: Mapping[str, Scalar]) -> dict[str, Scalar]:
+    """Every permission and limit of a site: what its node config says, else the default."""
+    defaults = PERMISSIONS | LIMITS
+    return defaults | {key: node[key] for key in defaults if key in node}
+
+
+def demanded(node: Mapping[str, Scalar], config: dict[str, Scalar]) -> Iterator[str]:
+    """Raise ``config`` to what the site demands; a line for each demand that is none, or that the run does not meet."""
+    least, asked = node.get("min-class-samples", 1), config.get("min-class-samples")
+    if type(least) is not int or least < 1:
+        yield f"node-config: min-class-samples = {least!r} must be a whole number at least 1"
+        return
+    if type(asked) is int:
+        config["min-class-samples"] = max(asked, least)
+    if "require-dp" not in node:
+        return
+    wanted, demand = required_dp(node), f"require-dp = {node['require-dp']!r}"
+    if wanted is None:
+        yield f"node-config: {demand}: say 'epsilon<=8', or 'epsilon<=8 delta<=1e-6'"
+        return
+    if not Path(str(node.get("state-dir", ""))).is_absolute():
+        place = "with require-dp it must be absolute, so that the privacy ledger is found again"
+        yield f"node-config: state-dir = {node.get('state-dir', '')!r}: {place}"
+    if config.get("dp") != "sample":
+        limits = f"dp = 'sample', dp-epsilon at most {wanted[0]:g} and dp-delta at most {wanted[1]:g}"
+        yield f"dp = {config.get('dp')!r}: this site takes part only with {limits} (node config: {demand})"
+    for key, most in zip(("dp-epsilon", "dp-delta"), wanted, strict=True):
+        value = config.get(key)
+        if isinstance(value, int | float) and value > most:
+            yield f"{key} = {value}: this site takes at most {most:g} (node config: {demand})"
+
+
+def permission_problems(node: Mapping[str, Scalar], config: Mapping[str, Scalar]) -> list[str]:
+    """A line for each value of the run's ``config`` that the site does not allow; or for permissions that are none."""
+    allowed = allowed_by(node)
+    if wrong := list(_wrong_permissions(allowed)):
+        return wrong
+    own_choice = {key: value for key, value in config.items() if key not in node}
+    return [*_beyond_limits(allowed, own_choice), *_about_data(node, config), *_not_named(allowed, config, own_choice)]
+
+
+def _wrong_permissions(allowed: Mapping[str, Scalar]) -> Iterator[str]:
+    kinds = {bool: "true or false", str: "a string of names, separated by commas", int: "a whole number at least 1"}
+    for key, default in (PERMISSIONS | LIMITS).items():
+        value = allowed[key]
+        if type(value) is not type(default) or (type(value) is int and value < 1):
+            yield f"node-config: {key} = {value!r} must be {kinds[type(default)]}"
+    for name in names_in(allowed["allow-algorithms"]):
+        if name not in ("all", *CATALOG) and name not in (others := installed()):
+            choices = ", ".join(["all", *CATALOG, *others])
+            yield f"node-config: allow-algorithms: {name!r}: choose from {choices}"
+
+
+def _beyond_limits(allowed: Mapping[str, Scalar], config: Mapping[str, Scalar]) -> Iterator[str]:
+    for key, limit in LIMITED.items():
+        value, most, table = config.get(key), allowed[limit], key.rpartition(".")[0]
+        chosen = table in ("", config.get("algo"))
+        if chosen and isinstance(value, (int, float)) and isinstance(most, int) and value > most:
+            yield f"{key} = {value}: this site takes at most {most}; its operator may raise {limit} (node config)"
+
+
+def _about_data(node: Mapping[str, Scalar], config: Mapping[str, Scalar]) -> Iterator[str]:
+    """A line for each way in which the run, not the operator, would decide how a site's own files are read."""
+    dataset, own = str(config["dataset"]), has_own_data(node)
+    if own and "dataset" not in node:
+        formats = ", ".join(OWN_FORMATS)
+        yield f"node-config: dataset: missing; with data of its own a site says how they are read: {formats}"
+    elif not own and is_own(dataset) and "dataset" not in node:
+        yield f"dataset = {dataset!r}: {_NOT_ALLOWED} name it as dataset (node config)"
+    if own and config.get("partition") != "own":
+        yield f"partition = {config.get('partition')!r}: this site has data of its own; choose 'own'"
+    if is_own(dataset) and "dataset" in node and (strict := next((key for key in STRICT if node.get(key)), "")):
+        if not own:
+            yield f"node-config: partition-id: with {strict} a site divides its data itself, not the run; leave it out"
+        elif "classes" not in node:
+            yield f"node-config: classes: missing; with {strict} a site names its classes itself, in label order"
+    for key in DIVISION:
+        if key in node and not own:
+            yield f"node-config: {key}: only at a site with data of its own: with data-dir, without partition-id"
+
+
+def _not_named(
+    allowed: Mapping[str, Scalar], config: Mapping[str, Scalar], own_choice: Mapping[str, Scalar]
+) -> Iterator[str]:
+    """Downloads, modules of ``own_choice`` (what the node config leaves to the run), backbones and algorithms."""
+    if allowed["require-secagg"] and config.get("secagg") is not True:
+        only = "this site takes part with secure aggregation only (node config: require-secagg); set secagg = true"
+        yield f"secagg = {str(config.get('secagg')).lower()}: {only}"
+    if config.get("download") is True and not allowed["allow-download"]:
+        yield f"download = true: {_NOT_ALLOWED} set allow-download=true (node config)"
+    for key, module in _modules_named(own_choice):
+        if not is_inside(module, names_in(allowed["allow-python"])):
+            yield f"{key}: {_NOT_ALLOWED} name {module} in allow-python (node config)"
+    for name in names_in(config.get("backbones")):
+        if not is_allowed(name, str(allowed["allow-backbones"])):
+            yield f"backbones = {name!r}: {_NOT_ALLOWED} name it in allow-backbones (node config)"
+    algorithms, algo = names_in(allowed["allow-algorithms"]), config.get("algo")
+    if "all" not in algorithms and algo not in algorithms:
+        yield f"algo = {algo!r}: {_NOT_ALLOWED} name it in allow-algorithms (node config)"
+
+
+def _modules_named(config: Mapping[str, Scalar]) -> list[tuple[str, str]]:
+    """List the modules that a run would import beside this app: (``key = value``, the module)."""
+    points = {} if (algo := str(config.get("algo"))) in CATALOG else installed()
+    found = [(f"algo = {algo!r}", points[algo].module)] if algo in points else []
+    names = [(key, name) for key, name in python_names(config) if key not in AT_THE_SERVER]
+    return found + [(f"{key} = {name!r}", module_of(name)) for key, name in names]
+
+
+def python_names(config: Mapping[str, Scalar]) -> Iterator[tuple[str, str]]:
+    """The values ``module:name`` of a run's settings, each with its key."""
+    for key in ("metrics", "dataset", "arch", "models", "fml.meme", "fedkd.student", "callback"):
+        for name in filter(is_python_name, names_in(config.get(key))):
+            if not name.startswith("hf:"):
+                yield key, name
+
+
+def allow_named(config: Mapping[str, Scalar]) -> None:
+    """Allow the modules that these settings name: a person who may say so has typed or submitted them."""
+    allow([module_of(name) for _, name in python_names(config)])
+
+
+def check_named(config: Mapping[str, Scalar]) -> None:
+    """SettingsError where these settings, which may be a stranger's, name a module that is not allowed."""
+    for key, name in python_names(config):
+        check_allowed(name, key)

@@ -7,16 +7,13 @@ The name is then a value of ``algo``. The row names both halves; its hyper-param
 with defaults, and come from the setting ``hparams``, as Flower takes no keys that this app does not have.
 """
 
-from __future__ import annotations
-
 import dataclasses
-import difflib
 import json
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
-from protofl_common.config.options import Scalar, SettingsError, keys_of, read_section, unknown_keys
+from protofl_common.config.options import Scalar, SettingsError, did_you_mean, keys_of, read_section, unknown_keys
 from protofl_common.experiment.catalog import CATALOG, Algorithm, Hparams
 
 GROUP = "protofl.algorithms"
@@ -29,18 +26,14 @@ def installed() -> dict[str, EntryPoint]:
 
 @cache
 def algorithm_named(name: str) -> Algorithm:
-    """The row of an algorithm: of the catalog, or of an installed package, which is imported now.
-
-    SettingsError if there is none of this name, or it cannot be imported.
-    """
+    """The row of an algorithm: of the catalog, or of a package, which is imported now; SettingsError without any."""
     if name in CATALOG:
         return CATALOG[name]
     found = installed()
     if name not in found:
-        near = difflib.get_close_matches(name, [*CATALOG, *found], n=1)
-        hint = f" (did you mean {near[0]}?)" if near else ""
-        known = ", ".join([*CATALOG, *found])
-        raise SettingsError(f"algo = {name!r}: choose one of {known}{hint}; a package may bring others")
+        known = [*CATALOG, *found]
+        choices = f"{', '.join(known)}{did_you_mean(name, known)}"
+        raise SettingsError(f"algo = {name!r}: choose one of {choices}; a package may bring others")
     try:
         row = found[name].load()
     except Exception as error:
@@ -51,10 +44,7 @@ def algorithm_named(name: str) -> Algorithm:
 
 
 def read_hparams(row: Algorithm, text: str) -> Hparams:
-    """The hyper-parameters of a package's algorithm: its defaults, changed by ``hparams`` (``"mu=5.0, margin=none"``).
-
-    SettingsError with a line for each that is unknown, of the wrong type or out of range.
-    """
+    """The hyper-parameters of a package's algorithm: its defaults, and ``hparams`` (``"mu=5.0, margin=none"``)."""
     given: dict[str, Scalar] = {}
     for part in filter(None, (one.strip() for one in text.split(","))):
         key, equals, value = (one.strip() for one in part.partition("="))
@@ -63,9 +53,9 @@ def read_hparams(row: Algorithm, text: str) -> Hparams:
         if key in given:
             raise SettingsError(f"hparams = {text!r}: {key} stands twice")
         given[key] = _parsed(value)
-    keys, fields = keys_of(row.hparams), dataclasses.fields(row.hparams)
-    with_default = [(key, field.default) for key, field in zip(keys, fields, strict=True)]
-    values: dict[str, Any] = {key: value for key, value in with_default if value is not dataclasses.MISSING}
+    keys = keys_of(row.hparams)
+    defaults = zip(keys, (field.default for field in dataclasses.fields(row.hparams)), strict=True)
+    values: dict[str, Any] = {key: value for key, value in defaults if value is not dataclasses.MISSING}
     problems = [f"{line}; it has {', '.join(keys)}" for line in unknown_keys(given, keys)]
     found = read_section(row.hparams, values | given, problems)
     if problems or found is None:

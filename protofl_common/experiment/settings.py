@@ -1,17 +1,14 @@
 """The settings of a run: one frozen dataclass per section, built from Flower's flat ``run_config``.
 
-``Settings.from_run_config`` checks every key at once and raises one :class:`SettingsError` with a line per problem.
 A client's ``--node-config`` may override some of them (`NODE_OVERRIDES`): facts about its own site. On such a site the
-run configuration chooses no folders, and nothing that its operator does not allow (`permissions.py`).
+run configuration chooses no folders, and nothing that its operator does not allow (`node.py`).
 """
 
 from __future__ import annotations
 
 import dataclasses
-import difflib
-import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
 from pathlib import Path
@@ -21,31 +18,28 @@ from protofl_common.basics.files import digest
 from protofl_common.basics.text import is_plain_name, names_in
 from protofl_common.config.architectures import PROJECTION, architecture_of
 from protofl_common.config.backbones import EMBEDDED, parse_backbones
-from protofl_common.config.options import Scalar, SettingsError, keys_of, read_section, unknown_keys
-from protofl_common.config.python_names import is_python_name
-from protofl_common.config.sections import (
-    MERGINGS,
-    SECTIONS,
-    TRACKERS,
-    BoundsSettings,
-    DataSettings,
-    FederationSettings,
-    MachineSettings,
-    ModelSettings,
-    NoiseSettings,
-    PrivacySettings,
-    RunSettings,
-    TrainingSettings,
+from protofl_common.config.options import (
+    Scalar,
+    SettingsError,
+    did_you_mean,
+    key_of,
+    keys_of,
+    read_section,
+    unknown_keys,
 )
-from protofl_common.experiment.catalog import CATALOG, Algorithm, Hparams
-from protofl_common.experiment.node import PARTITION_KEYS, has_own_data, is_site
-from protofl_common.experiment.permissions import (
+from protofl_common.config.python_names import is_python_name
+from protofl_common.config.sections import SECTIONS, TRACKERS, Sections
+from protofl_common.experiment.catalog import CATALOG, Algorithm, FedPCLHparams, Hparams
+from protofl_common.experiment.node import (
     DEMANDS,
     DIVISION,
     LIMITS,
+    PARTITION_KEYS,
     PERMISSIONS,
     UNDIVIDED,
     demanded,
+    has_own_data,
+    is_site,
     permission_problems,
 )
 from protofl_common.experiment.plugins import algorithm_named, read_hparams
@@ -81,22 +75,12 @@ WITH_DP: dict[str, tuple[Scalar, str]] = {
 """Settings that differential privacy cannot cover: the value that they must have with it, and why."""
 Typed = tuple[tuple[str, type, Scalar], ...]
 """A configuration that can be compared: 1, 1.0 and true are different values."""
-DEVICES = re.compile(r"auto|cpu|mps|(cuda|xpu)(:\d+)?")
 
 
 @dataclass(frozen=True)
-class Settings:
+class Settings(Sections):
     """Everything a run needs to know; ``hparams`` are those of the chosen algorithm."""
 
-    run: RunSettings
-    federation: FederationSettings
-    bounds: BoundsSettings
-    data: DataSettings
-    model: ModelSettings
-    training: TrainingSettings
-    privacy: PrivacySettings
-    noise: NoiseSettings
-    machine: MachineSettings
     hparams: Hparams
     given: Mapping[str, Scalar] = field(default_factory=dict, compare=False, repr=False)
     """The run configuration, as it was before this node changed anything in it."""
@@ -108,12 +92,10 @@ class Settings:
 
     @property
     def row(self) -> Algorithm:
-        """The catalog's row of the chosen algorithm."""
         return algorithm_named(self.run.algo)
 
     @property
     def exchange(self) -> Exchange:
-        """The exchange of the chosen algorithm under its hyper-parameters."""
         return self.hparams.exchange(self.row.exchange)
 
     @property
@@ -130,21 +112,19 @@ class Settings:
 
     @property
     def baselines(self) -> tuple[str, ...]:
-        """Names of the algorithms that the run is compared with."""
         return names_in(self.run.baselines)
 
     @property
     def metrics(self) -> tuple[str, ...]:
-        """Names of the metrics that are computed beside accuracy."""
         return metric_names(self.run.metrics)
 
     @property
     def backbones(self) -> tuple[str, ...]:
         """Names of the frozen backbones in front of every client's model; () for none."""
         named = self.model.backbones
-        if not _frozen(named, self.row):
-            return ()
-        return tuple(EMBEDDED) if named == "auto" else parse_backbones(named)
+        if named == "auto":
+            return tuple(EMBEDDED) if self.row.frozen_backbones else ()
+        return () if named == "none" else parse_backbones(named)
 
     def plan(self, samples: int) -> Plan | None:
         """How the messages of a client with so many training samples are made private; None where they are not."""
@@ -172,11 +152,8 @@ class Settings:
     ) -> Settings:
         """Check every key of ``run_config`` (and a node's overrides of it) and build the settings, once per process.
 
-        Raises
-        ------
-        SettingsError
-            With one line for each unknown key (of the node's, too), missing key, wrong type, and value out of range
-            or not among its choices.
+        SettingsError has a line for each unknown key (of the node's, too), missing key, wrong type, and value out of
+        range or not among its choices; and where there is none, for each value that does not fit the others.
         """
         node = node_config if node_config and is_site(node_config) else {}  # numbers of partitions change nothing
         if run_config.get("algo") not in CATALOG:  # a row of another package may change while it is developed
@@ -198,19 +175,21 @@ class Settings:
         config |= own_division(node) | {key: node[key] for key in NODE_OVERRIDES if key in node}
         choices = f"choose from {', '.join(NODE_KEYS)}"
         problems = [f"node-config: {line}; {choices}" for line in unknown_keys(node, NODE_KEYS)]
-        problems += unknown_keys(config, _likely_first(str(config.get("algo"))))
-        denied = demanded(node, config) + (permission_problems(node, config) if node else [])
+        # those of other algorithms last: a key that nobody knows was rather meant for the chosen one
+        likely_first = sorted(known_keys(), key=lambda key: "." in key and not key.startswith(f"{config.get('algo')}."))
+        problems += unknown_keys(config, likely_first)
+        denied = [*demanded(node, config), *(permission_problems(node, config) if node else [])]
         late = list[str]()
         tables = {name: read_section(row.hparams, config, late, prefix=f"{name}.") for name, row in CATALOG.items()}
-        hparams = None if denied else _hparams(config, tables, problems)
+        hparams = None if denied else _hparams(config, tables, problems)  # the package of a denied run is not imported
         sections = {name: read_section(section, config, problems) for name, section in SECTIONS.items()}
-        problems += late + _run_problems(sections["run"]) + _device_problems(sections["machine"])
-        problems += _stopping_problems(sections["run"], hparams)
-        problems += _backbone_problems(sections["model"]) + denied
-        problems += _secagg_problems(config, hparams)
-        if problems:
-            raise SettingsError("\n".join(problems))
-        return cls(**sections, hparams=hparams, given=given)  # type: ignore[arg-type]
+        problems += late
+        if hparams and not problems:
+            settings = cls(**sections, hparams=hparams, given=given)  # type: ignore[arg-type]
+            problems += [line for rule in RULES for line in rule(settings)]
+        if problems or denied:
+            raise SettingsError("\n".join(problems + denied))
+        return settings
 
 
 def digest_of(run_config: Mapping[str, Scalar]) -> str:
@@ -219,16 +198,12 @@ def digest_of(run_config: Mapping[str, Scalar]) -> str:
 
 
 def baseline_config(run_config: Mapping[str, Scalar], algo: str) -> dict[str, Scalar]:
-    """The run configuration of a run's baseline: another algorithm, and all else alike.
-
-    The user's ``callback`` hears of the run itself only; ``merging`` has no part where clients send nothing.
-    """
+    """The run configuration of a run's baseline: another algorithm, no ``callback``, all else that applies alike."""
     merging = {} if CATALOG[algo].exchange.up else {"merging": "mean"}
     return {**run_config, "algo": algo, "hparams": "", "baselines": "", "callback": "", **merging}
 
 
 def baselines_of(settings: Settings, run_config: Mapping[str, Scalar]) -> dict[str, Settings]:
-    """The settings of each baseline of a run; SettingsError names the baseline whose are wrong."""
     found = {}
     for algo in settings.baselines:
         try:
@@ -246,159 +221,136 @@ def own_division(node: Mapping[str, Scalar]) -> dict[str, Scalar]:
     return UNDIVIDED | {key: node.get(key, _defaults()[key]) for key in DIVISION}
 
 
-def _run_problems(run: RunSettings | None) -> list[str]:
-    if run is None:
-        return []
-    if run.run_name and not is_plain_name(run.run_name):
-        return [f"run-name = {run.run_name!r}: must be a plain folder name, without slashes"]
-    if run.callback and run.callback not in TRACKERS and not is_python_name(run.callback):
-        return [f"callback = {run.callback!r}: must be {', '.join(TRACKERS)}, or module:function"]
-    if unknown := [name for name in names_in(run.baselines) if name not in CATALOG]:
-        near = difflib.get_close_matches(unknown[0], CATALOG, n=1)
-        hint = f" (did you mean {near[0]}?)" if near else ""
-        return [f"baselines = {unknown[0]!r}: choose among {', '.join(CATALOG)}{hint}"]
-    try:
-        metric_names(run.metrics)
-    except SettingsError as error:
-        return [str(error)]
-    if run.resume and not run.run_name:
-        return ["resume = true: run-name must name the run that shall go on"]
-    return []
-
-
-def _stopping_problems(run: RunSettings | None, hparams: Hparams | None) -> list[str]:
-    if run is None:
-        return []
-    found, (kind, _, metric) = [], (named := run.early_stopping_metric).partition("/")
-    if named and (kind not in KINDS or ("/" in named and metric.partition("/")[0] not in names_in(run.metrics))):
-        one = "head, prototype, or one of the setting metrics, such as head/auc with metrics = 'auc'"
-        found.append(f"early-stopping-metric = {named!r}: choose {one}")
-    if run.early_stopping and hparams and hparams.needs_last_round:
-        asked = f"{run.algo} does a part of its work in the last round only; set {hparams.needs_last_round}"
-        found.append(f"early-stopping = {run.early_stopping}: {asked}")
-    return found
-
-
-def _device_problems(machine: MachineSettings | None) -> list[str]:
-    if machine is None or DEVICES.fullmatch(machine.device):
-        return []
-    return [f"device = {machine.device!r}: choose auto, cpu, cuda, cuda:N, or PyTorch's mps or xpu"]
-
-
-def _backbone_problems(model: ModelSettings | None) -> list[str]:
-    if model is None or model.backbones in ("auto", "none"):
-        return []
-    try:
-        parse_backbones(model.backbones)
-    except ValueError as error:
-        return [f"backbones = {model.backbones!r}: {error}; or auto, or none"]
-    return []
-
-
 def _hparams(config: Mapping[str, Scalar], tables: Mapping[str, Hparams | None], problems: list[str]) -> Hparams | None:
-    """The hyper-parameters of the chosen algorithm, whose package is imported if it is not of the catalog."""
     algo, text = str(config.get("algo")), str(config.get("hparams", ""))
     try:
         row = algorithm_named(algo)
         if algo in CATALOG and text:
             raise SettingsError(f"hparams = {text!r}: only for algorithms of other packages; set {algo}.KEY instead")
-        problems += _merging_problems(algo, row, config) + _frozen_problems(algo, row, config)
-        hparams = tables[algo] if algo in CATALOG else read_hparams(row, text)
-        problems += _noise_problems(algo, row, hparams, config) + _dp_problems(algo, row, hparams, config)
-        return hparams
+        return tables[algo] if algo in CATALOG else read_hparams(row, text)
     except SettingsError as error:
         problems.append(str(error))
         return None
 
 
-def _merging_problems(algo: str, row: Algorithm, config: Mapping[str, Scalar]) -> list[str]:
-    merging = config.get("merging")
-    if merging in ("auto", "mean") or merging not in MERGINGS or "merging" in row.supports:
-        return []
-    if not row.exchange.up:
-        return [f"merging = {merging!r}: in {algo} clients send nothing that a server could merge; choose mean"]
-    return [f"merging = {merging!r}: the row of {algo} does not declare that its server merges by it; choose mean"]
+def _run_problems(settings: Settings) -> Iterator[str]:
+    run = settings.run
+    if run.run_name and not is_plain_name(run.run_name):
+        yield f"run-name = {run.run_name!r}: must be a plain folder name, without slashes"
+    if run.callback and run.callback not in TRACKERS and not is_python_name(run.callback):
+        yield f"callback = {run.callback!r}: must be {', '.join(TRACKERS)}, or module:function"
+    for name in settings.baselines:
+        if name not in CATALOG:
+            yield f"baselines = {name!r}: choose among {', '.join(CATALOG)}{did_you_mean(name, CATALOG)}"
+    try:
+        metric_names(run.metrics)
+    except SettingsError as error:
+        yield str(error)
+    if run.resume and not run.run_name:
+        yield "resume = true: run-name must name the run that shall go on"
 
 
-def _secagg_problems(config: Mapping[str, Scalar], hparams: Hparams | None) -> list[str]:
-    """Why the run cannot do with sums over the clients, or would tell what these hide."""
-    if config.get("secagg") is not True or hparams is None:
-        return []
-    algo = str(config["algo"])
-    row = algorithm_named(algo)
-    problems = [
-        f"{key} = {config[key]!r}: secagg = true {why}; choose {only!r}"
-        for key, (only, why) in WITH_SECAGG.items()
-        if config.get(key) not in (only, _defaults()[key])
-    ]
-    if config.get("local-epochs") == config.get("local-steps") == 0 and config.get("rounds") != 1:
-        same = "without training a client sends the same in every round, and the sums' differences show single uploads"
-        problems.append(f"local-epochs = 0: {same}; with secagg = true choose at least 1, or rounds = 1")
-    if row.one_shot and config.get("rounds") != 1:
-        same = f"{algo} sends the same in every round, and the sums' differences show single uploads"
-        problems.append(f"rounds = {config.get('rounds')}: {same}; with secagg = true choose 1")
-    if "recall" in names_in(config.get("metrics")):
-        problems.append("metrics = 'recall': it tells which classes a client has, and secagg = true hides that")
-    if why := row.needs_single_uploads(hparams.exchange(row.exchange)):
-        choices = f"{_able(config)}, or fedpcl with fedpcl.prototypes = 'global'"
-        problems.append(f"secagg = true: {algo} needs single uploads, for {why}; choose an algo of {choices}")
-    return problems
+def _stopping_problems(settings: Settings) -> Iterator[str]:
+    run, last = settings.run, settings.hparams.needs_last_round
+    kind, slash, metric = run.early_stopping_metric.partition("/")
+    if kind and (kind not in KINDS or (slash and metric.partition("/")[0] not in names_in(run.metrics))):
+        one = "head, prototype, or one of the setting metrics, such as head/auc with metrics = 'auc'"
+        yield f"early-stopping-metric = {run.early_stopping_metric!r}: choose {one}"
+    if run.early_stopping and last:
+        asked = f"{run.algo} does a part of its work in the last round only; set {last}"
+        yield f"early-stopping = {run.early_stopping}: {asked}"
 
 
-def _able(config: Mapping[str, Scalar]) -> str:
-    """Name the algorithms that can do what the run asks for, with ``dp`` and with ``secagg``."""
-    rows = {
-        name: row
-        for name, row in CATALOG.items()
-        if (config.get("dp") == "none" or set(row.exchange.up) <= set(row.private))
-        and not (config.get("secagg") is True and row.needs_single_uploads(row.exchange))
-    }
-    return ", ".join(rows)
+def _merging_problems(settings: Settings) -> Iterator[str]:
+    merging, algo = settings.bounds.merging, settings.run.algo
+    if merging not in ("auto", "mean") and "merging" not in settings.row.supports:
+        why = f"the row of {algo} does not declare that its server merges by it"
+        if not settings.row.exchange.up:
+            why = f"in {algo} clients send nothing that a server could merge"
+        yield f"merging = {merging!r}: {why}; choose mean"
 
 
-def _frozen_problems(algo: str, row: Algorithm, config: Mapping[str, Scalar]) -> list[str]:
-    sent = [entry.words for entry in row.exchange.up.values() if entry.of_frozen]
-    backbones, augment, found = config.get("backbones"), config.get("augment"), []
-    if sent and backbones == "none":
-        found += [f"backbones = 'none': {algo} sends {sent[0]}; choose auto, or name backbones"]
-    if augment != "none" and _frozen(backbones, row):
-        found += [f"augment = {augment!r}: frozen backbones see every image once, as it is; set augment to none"]
-    return found
+def _backbone_problems(settings: Settings) -> Iterator[str]:
+    named, algo, augment = settings.model.backbones, settings.run.algo, settings.training.augment
+    sent = [entry.words for entry in settings.exchange.up.values() if entry.of_frozen]
+    try:
+        frozen = settings.backbones
+    except ValueError as error:
+        yield f"backbones = {named!r}: {error}; or auto, or none"
+        return
+    if sent and named == "none":
+        yield f"backbones = 'none': {algo} sends {sent[0]}; choose auto, or name backbones"
+    if augment != "none" and frozen:
+        yield f"augment = {augment!r}: frozen backbones see every image once, as it is; set augment to none"
 
 
-def _frozen(backbones: object, row: Algorithm) -> bool:
-    """Return whether the setting puts frozen backbones in front of the models of ``row``."""
-    return row.frozen_backbones if backbones == "auto" else backbones != "none"
+def _noise_problems(settings: Settings) -> Iterator[str]:
+    noise, algo, sent = settings.noise.prototype_noise, settings.run.algo, vectors_in(settings.exchange.up).values()
+    if noise != "none" and any(entry.probabilities for entry in sent):
+        yield f"prototype-noise = {noise!r}: {algo} sends class probabilities, which noise would make none; choose none"
 
 
-def _noise_problems(algo: str, row: Algorithm, hparams: Hparams | None, config: Mapping[str, Scalar]) -> list[str]:
-    noise, sent = config.get("prototype-noise"), vectors_in(hparams.exchange(row.exchange).up if hparams else {})
-    if noise == "none" or not any(entry.probabilities for entry in sent.values()):
-        return []
-    return [f"prototype-noise = {noise!r}: {algo} sends class probabilities, which noise would make none; choose none"]
-
-
-def _dp_problems(algo: str, row: Algorithm, hparams: Hparams | None, config: Mapping[str, Scalar]) -> list[str]:
+def _dp_problems(settings: Settings) -> Iterator[str]:
     """A line for each reason why not all that a client would send is covered by differential privacy."""
-    if config.get("dp") == "none" or hparams is None:
-        return []
-    sent = hparams.exchange(row.exchange).up
-    covered = row.private if algo in CATALOG else ()
-    found = [
-        f"dp = 'sample': {key} = {config.get(key)!r}: {why}; set {only!r}"
-        for key, (only, why) in WITH_DP.items()
-        if config.get(key) not in (only, _defaults()[key])
-    ]
-    able = _able(config)
+    if settings.privacy.dp == "none":
+        return
+    algo, able = settings.run.algo, ", ".join(_able(settings))
+    for setting, only, why in _changed(settings, WITH_DP):
+        yield f"dp = 'sample': {setting}: {why}; set {only!r}"
     if algo not in CATALOG:  # nobody here has read how it trains, and a row's word for it proves nothing
-        found.append(f"dp = 'sample': {algo} is of another package, whose steps are not covered; choose among {able}")
-    elif open_entries := [name for name in sent if name not in covered]:
-        found.append(
-            f"dp = 'sample': {algo} sends {', '.join(open_entries)}, which it does not cover; choose among {able}"
-        )
-    if config.get("fedpcl.loss") == "supcon" and algo == "fedpcl":
-        found.append("dp = 'sample': fedpcl.loss = 'supcon' compares samples, whose gradients are then no sample's own")
-    return found
+        yield f"dp = 'sample': {algo} is of another package, whose steps are not covered; choose among {able}"
+    elif uncovered := [name for name in settings.exchange.up if name not in settings.row.private]:
+        yield f"dp = 'sample': {algo} sends {', '.join(uncovered)}, which it does not cover; choose among {able}"
+    if isinstance(settings.hparams, FedPCLHparams) and settings.hparams.loss == "supcon":
+        yield "dp = 'sample': fedpcl.loss = 'supcon' compares samples, whose gradients are then no sample's own"
+
+
+def _secagg_problems(settings: Settings) -> Iterator[str]:
+    """Why the run cannot do with sums over the clients, or would tell what these hide."""
+    if not settings.privacy.secagg:
+        return
+    algo, training, rounds = settings.run.algo, settings.training, settings.run.rounds
+    for setting, only, why in _changed(settings, WITH_SECAGG):
+        yield f"{setting}: secagg = true {why}; choose {only!r}"
+    same = "the same in every round, and the sums' differences show single uploads"
+    if training.local_epochs == training.local_steps == 0 and rounds != 1:
+        why = f"without training a client sends {same}"
+        yield f"local-epochs = 0: {why}; with secagg = true choose at least 1, or rounds = 1"
+    if settings.row.one_shot and rounds != 1:
+        yield f"rounds = {rounds}: {algo} sends {same}; with secagg = true choose 1"
+    if "recall" in names_in(settings.run.metrics):
+        yield "metrics = 'recall': it tells which classes a client has, and secagg = true hides that"
+    if why := settings.row.needs_single_uploads(settings.exchange):
+        choices = f"{', '.join(_able(settings))}, or fedpcl with fedpcl.prototypes = 'global'"
+        yield f"secagg = true: {algo} needs single uploads, for {why}; choose an algo of {choices}"
+
+
+RULES = (
+    _merging_problems,
+    _noise_problems,
+    _dp_problems,
+    _run_problems,
+    _stopping_problems,
+    _backbone_problems,
+    _secagg_problems,
+)
+"""What values must mean together."""
+
+
+def _changed(settings: Settings, needed: Mapping[str, tuple[Scalar, str]]) -> Iterator[tuple[str, Scalar, str]]:
+    """``key = value``, what is needed and why, of settings that have neither this value nor their default."""
+    values = to_run_config(settings)
+    for key, (only, why) in needed.items():
+        if values[key] not in (only, _defaults()[key]):
+            yield f"{key} = {values[key]!r}", only, why
+
+
+def _able(settings: Settings) -> Iterator[str]:
+    """Name the algorithms that can do what the run asks for, with ``dp`` and with ``secagg``."""
+    for name, row in CATALOG.items():
+        covered = settings.privacy.dp == "none" or set(row.exchange.up) <= set(row.private)
+        if covered and not (settings.privacy.secagg and row.needs_single_uploads(row.exchange)):
+            yield name
 
 
 @cache
@@ -406,11 +358,6 @@ def known_keys() -> list[str]:
     """Every key that the run configuration holds, algorithm tables included, in the order of ``pyproject.toml``."""
     general = [key for section in SECTIONS.values() for key in keys_of(section)]
     return general + [key for name, row in CATALOG.items() for key in keys_of(row.hparams, f"{name}.")]
-
-
-def _likely_first(algo: str) -> list[str]:
-    """`known_keys`, those of other algorithms last: a key that nobody knows was rather meant for the chosen one."""
-    return sorted(known_keys(), key=lambda key: "." in key and not key.startswith(f"{algo}."))
 
 
 def default_run_config() -> dict[str, Scalar]:
@@ -443,11 +390,7 @@ def flatten(table: Mapping[str, Any], prefix: str = "") -> dict[str, Scalar]:
 
 def to_run_config(settings: Settings) -> dict[str, Scalar]:
     """The inverse of ``from_run_config``: the keys of the run, without those of algorithms not chosen."""
-    flat: dict[str, Scalar] = {}
-    for name, section in SECTIONS.items():
-        flat |= dict(zip(keys_of(section), dataclasses.astuple(getattr(settings, name)), strict=True))
-    prefix = f"{settings.run.algo}."
-    if settings.run.algo not in CATALOG:
-        return flat  # its hyper-parameters stand in the setting hparams
-    keys = keys_of(type(settings.hparams), prefix)
-    return flat | dict(zip(keys, dataclasses.astuple(settings.hparams), strict=True))
+    parts = [("", getattr(settings, name)) for name in SECTIONS]
+    if settings.run.algo in CATALOG:  # those of other packages stand in the setting hparams
+        parts.append((f"{settings.run.algo}.", settings.hparams))
+    return {prefix + key_of(name): value for prefix, part in parts for name, value in vars(part).items()}

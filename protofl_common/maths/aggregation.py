@@ -8,8 +8,6 @@ Sun et al., "Can You Really Backdoor Federated Learning?", 2019: an update w_i â
 here a multiple of the round's median length.
 """
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Mapping, Sequence
@@ -48,16 +46,11 @@ def merge_prototypes(
 
 
 def merge_by_class(sets: Sequence[Prototypes], weighting: str) -> Prototypes:
-    """One prototype per class: the mean over the clients that hold the class (FedProto Eq. 4).
+    """One prototype per class: the mean over the clients that have the class (FedProto Eq. 4), at least one of any.
 
-    Parameters
-    ----------
-    sets
-        The prototypes of at least one client, in an order that does not depend on when they arrived.
-    weighting
-        ``"counts"``: by the samples behind each prototype, so the result is the mean over all clients' samples of
-        the class. ``"uniform"``: every client weighs the same. Eq. 4's further factor 1/\\|N_c\\| is left out: with it
-        a prototype would shrink with the number of clients (the weights already sum to 1).
+    ``weighting``: ``"counts"`` by the samples behind each prototype, which gives the mean over all clients' samples of
+    the class; ``"uniform"``: every client weighs the same. Eq. 4's further factor 1/\\|N_c\\| is left out: with it a
+    prototype would shrink with the number of clients (the weights already sum to 1).
     """
     every = Prototypes.joined(sets)
     if weighting == "uniform":
@@ -76,10 +69,10 @@ def merge_by_class(sets: Sequence[Prototypes], weighting: str) -> Prototypes:
 def without_the_farthest(sets: Sequence[Prototypes], merging: str, trim: float) -> list[Prototypes]:
     """The sets without the prototypes of the clients that are least like the others.
 
-    For servers that train on prototypes or cluster them, where `merge_prototypes` has no place. A client has one vote
-    on a class, the mean of its prototypes of it, however many these are. It is as unlike the others as its votes are on
-    average far from those of its classes (`_distances`): one class alone does not show who gives his prototypes to
-    wrong classes. Of the n clients that hold a class, those `dropped` that are most unlike go; with ``mean`` none.
+    For servers that train on prototypes or cluster them. A client has one vote on a class: the mean of its prototypes.
+    It is as unlike the others as its votes are on average far from those of its classes (`_distances`): one class
+    alone does not show who gives his prototypes to wrong classes. Of the n clients that have a class, those `dropped`
+    that are most unlike go; with ``mean`` none.
     """
     if merging == "mean":
         return list(sets)
@@ -105,9 +98,8 @@ def _distances(sets: Sequence[Prototypes]) -> Tensor:
         holders = [client for client, one in enumerate(sets) if label in one.labels]
         if len(holders) < FEWEST:
             continue
-        votes_ND = torch.stack(
-            [sets[client].means[sets[client].labels == label].double().mean(0) for client in holders]
-        )
+        votes = [sets[client].means[sets[client].labels == label].double().mean(0) for client in holders]
+        votes_ND = torch.stack(votes)
         far_N = (votes_ND - mean_of_middle(votes_ND, dropped(len(holders), "median", 0.0))).norm(dim=1)
         found_MC[holders, label] = far_N / far_N.median().clamp_min(torch.finfo(torch.float64).tiny)
     return found_MC
@@ -124,21 +116,14 @@ def merge_weights(
     merged = {}
     for name, one in sets[0].items():
         values = [weights[name] for weights in sets]
-        mean = _weighted_sum(values, shares) if merging == "mean" else _middle(values, drop)
+        if merging == "mean":
+            weighted = (value.double() * share for value, share in zip(values, shares, strict=True))
+            mean = sum(weighted, torch.zeros_like(one, dtype=torch.float64))
+        else:
+            parts = zip(*(value.flatten().split(AT_ONCE) for value in values), strict=True)
+            mean = torch.cat([mean_of_middle(torch.stack(part), drop) for part in parts]).reshape(one.shape)
         merged[name] = (mean if one.is_floating_point() else mean.round()).to(one.dtype)
     return merged
-
-
-def _weighted_sum(values: Sequence[Tensor], shares: Sequence[float]) -> Tensor:
-    total = torch.zeros_like(values[0], dtype=torch.float64)
-    for value, share in zip(values, shares, strict=True):
-        total += value.double() * share
-    return total
-
-
-def _middle(values: Sequence[Tensor], drop: int) -> Tensor:
-    parts = zip(*(value.flatten().split(AT_ONCE) for value in values), strict=True)
-    return torch.cat([mean_of_middle(torch.stack(part), drop) for part in parts]).reshape(values[0].shape)
 
 
 def clip_updates(

@@ -32,9 +32,8 @@ class ClassMoments(nn.Module):
     def __init__(self, num_classes: int, width: int, head: str) -> None:
         super().__init__()
         half = width * (width + 1) // 2
-        shapes = {"naive-bayes": (num_classes, width), "lda": (half,), "qda": (num_classes, half)}
-        zeros = {"shares": (num_classes,), "first": (num_classes, width), "second": shapes[head]}
-        for name, shape in zeros.items():
+        second = {"naive-bayes": (num_classes, width), "lda": (half,), "qda": (num_classes, half)}[head]
+        for name, shape in (("shares", (num_classes,)), ("first", (num_classes, width)), ("second", second)):
             self.register_buffer(name, torch.zeros(shape, dtype=torch.float64))
 
     @classmethod
@@ -67,25 +66,24 @@ class ClassMoments(nn.Module):
 
     def covariances(self) -> Tensor:
         """Σ: of each class [C, F] or [C, F, F], or within the classes [F, F]; a class without samples has zeros."""
-        means_CF, shares_C = self.means(), self.shares
+        means_CF, shares_C1 = self.means(), self.shares.clamp(min=1e-300)[:, None]
         if self.second.shape == self.first.shape:
-            return (self.second / shares_C.clamp(min=1e-300)[:, None] - means_CF.square()).clamp(min=0)
+            return (self.second / shares_C1 - means_CF.square()).clamp(min=0)
         second = _whole(self.second, self.first.shape[1])
         if self.second.dim() == 1:
             return second - self.first.T @ means_CF
-        return second / shares_C.clamp(min=1e-300)[:, None, None] - means_CF[:, :, None] * means_CF[:, None, :]
+        return second / shares_C1[:, :, None] - means_CF[:, :, None] * means_CF[:, None, :]
 
     def problem(self) -> str:
         """Say why no samples can have these moments; "" if some can."""
         if bool((self.shares < 0).any()) or abs(float(self.shares.sum()) - 1) > TOLERANCE:
             return "shares of classes that are none"
         absent = self.shares == 0
-        second_C = self.second[absent] if self.second.dim() > 1 else self.first[absent]
-        if bool(self.first[absent].any()) or bool(second_C.any()):
+        if self.first[absent].any() or (self.second.dim() > 1 and self.second[absent].any()):
             return "moments of a class without samples"
         if self.second.shape == self.first.shape:
-            spread = self.second * self.shares[:, None] - self.first.square()
-            least, size = spread.amin(), (self.second * self.shares[:, None]).abs().amax()
+            squares = self.second * self.shares[:, None]
+            least, size = (squares - self.first.square()).amin(), squares.abs().amax()
         else:
             covariances = self.covariances()
             if not covariances.isfinite().all():
@@ -105,18 +103,13 @@ class GaussianHead(nn.Module):
 
     def __init__(self, num_classes: int, width: int, head: str) -> None:
         super().__init__()
-        shapes: dict[str, tuple[int, ...]] = {"bias": (num_classes,)}
-        if head == "lda":
-            shapes["weight"] = (num_classes, width)
-        else:
-            shapes["mean"] = (num_classes, width)
-            shapes["precision"] = (num_classes, width) if head == "naive-bayes" else (num_classes, width, width)
-        for name, shape in shapes.items():
+        rows, self.kind = (num_classes, width), head
+        precision = rows if head == "naive-bayes" else (*rows, width)
+        shapes = {"weight": rows} if head == "lda" else {"mean": rows, "precision": precision}
+        for name, shape in ({"bias": (num_classes,)} | shapes).items():
             self.register_buffer(name, torch.zeros(shape))
-        self.kind = head
 
     def forward(self, x: Tensor) -> Tensor:
-        """x [B, F] -> logits [B, C]."""
         if self.kind == "lda":
             return x @ self.weight.T + self.bias
         away_BCF = x[:, None, :] - self.mean
@@ -138,11 +131,11 @@ class GaussianHead(nn.Module):
             self.weight.copy_(weight_CF)
             self.bias.copy_(log_priors_C - (weight_CF * means_CF).sum(1) / 2)
             return
-        shape, n_C = (-1, *[1] * (covariances.dim() - 1)), counts_C.double()
-        within = (moments.shares.reshape(shape) * covariances).sum(0)
-        smoothed = (n_C.reshape(shape) * covariances + within) / (n_C.reshape(shape) + 1)
-        of_classes = torch.stack([shrunk(one, float(n), shrinkage) for one, n in zip(smoothed, n_C, strict=True)])
         diagonal = self.kind == "naive-bayes"
+        shape = (-1, 1) if diagonal else (-1, 1, 1)
+        within, n_C = (moments.shares.reshape(shape) * covariances).sum(0), counts_C.double().reshape(shape)
+        smoothed = (n_C * covariances + within) / (n_C + 1)
+        of_classes = torch.stack([shrunk(one, float(n), shrinkage) for one, n in zip(smoothed, n_C, strict=True)])
         log_volume_C = of_classes.log().sum(1) if diagonal else torch.logdet(of_classes)
         self.mean.copy_(means_CF)
         self.precision.copy_(1 / of_classes if diagonal else torch.linalg.inv(of_classes))
@@ -169,7 +162,6 @@ def shrunk(covariance: Tensor, samples: float, shrinkage: float) -> Tensor:
 
 
 def _half(symmetric: Tensor) -> Tensor:
-    """The upper half of [F, F], by rows."""
     rows, columns = torch.triu_indices(*symmetric.shape)
     return symmetric[rows, columns]
 

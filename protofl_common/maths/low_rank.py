@@ -5,8 +5,6 @@ singular values σ_1 ≥ σ_2 ≥ …, of which the first K are kept. In place o
 ``name:right`` [K, Q], one of which has the singular values in it.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection, Mapping, Sequence
 
@@ -22,7 +20,6 @@ def change(after: Mapping[str, Tensor], before: Mapping[str, Tensor], trained: C
 
 
 def applied(before: Mapping[str, Tensor], update: Mapping[str, Tensor], trained: Collection[str]) -> dict[str, Tensor]:
-    """The weights after a `change`."""
     return {name: value + update[name] if name in trained else update[name].clone() for name, value in before.items()}
 
 
@@ -59,7 +56,6 @@ def factors(weight: Tensor, energy: float) -> tuple[Tensor, Tensor] | None:
 
 
 def product(left: Tensor, right: Tensor, shape: Sequence[int]) -> Tensor:
-    """The weight of ``shape`` that two factors stand for."""
     return (left @ right).reshape(*shape)
 
 

@@ -4,8 +4,6 @@ Symbols: B samples, C channels; maps [B, C, …] of a stage's output; μ, σ [B,
 pixels of each map; M clients.
 """
 
-from __future__ import annotations
-
 from functools import partial
 
 import torch

@@ -1,25 +1,58 @@
-"""From the name of an architecture to a freshly initialised model."""
+"""From the name of an architecture to a freshly initialised model: whose it is, and from which seed."""
 
-from __future__ import annotations
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from protofl_common.config.architectures import ARCHITECTURES, HEADS, PROJECTION, body_and_hidden
+from protofl_common.basics.seeding import derive_seed
+from protofl_common.config.architectures import ARCHITECTURES, HEADS, ORTHOGONAL_SHARED, body_and_hidden
 from protofl_common.config.options import SettingsError
 from protofl_common.config.python_names import is_python_name, load
+from protofl_common.config.sections import ModelSettings
 from protofl_common.maths.gaussian import GaussianHead
-from protofl_common.models.cnn import CNN_PLANS, build_cnn
-from protofl_common.models.compact import COMPACT
-from protofl_common.models.heads import LinearHead, build_head, freeze_orthogonally
-from protofl_common.models.resnet import RESNET_PLANS, build_resnet
+from protofl_common.models.heads import HiddenHead, LinearHead, freeze_orthogonally
 from protofl_common.models.split import SplitModel
-from protofl_common.models.vectors import MLP_PLANS, SIGNAL, TEXT, build_mlp, build_projection
+from protofl_common.models.vectors import SIGNAL, TABLE, TEXT, Embedded
+from protofl_common.models.vision import CNN_PLANS, VISION
 
+M = TypeVar("M", bound=nn.Module)
 SMALLEST_IMAGE = 8
+IMAGES = (
+    f"square images [channels, H, W] (grey: [1, H, W]) of at least {SMALLEST_IMAGE} pixels a side (set image-size for "
+    "others)"
+)
 GAUSSIAN = "gaussian-"
 """The architecture of a Gaussian head behind frozen backbones, before the kind of head."""
 HINT = "models = table3 is for tables, signal3 for signals, text3 for texts, small3 and most others for images"
+
+
+def initial_model(
+    arch: str, input_shape: tuple[int, ...], num_classes: int, settings: ModelSettings, seed: int, owner: str
+) -> SplitModel:
+    """``owner``'s model before its first round, on the CPU; ``input_shape`` is a sample's.
+
+    The same run seed, architecture and owner give the same weights, on the server as on a client.
+    """
+    model = build_model(arch, input_shape=input_shape, num_classes=num_classes, **_arguments(settings, seed, owner))
+    return with_group_norm(model) if settings.norm == "group" else model
+
+
+def initial_head(arch: str, num_classes: int, settings: ModelSettings, seed: int) -> LinearHead:
+    """Everybody's head, where no body comes with it: fitting a model of ``arch``, with weights of its own."""
+    return build_head_alone(arch, num_classes=num_classes, **_arguments(settings, seed, "global"))
+
+
+def _arguments(settings: ModelSettings, seed: int, owner: str) -> dict[str, Any]:
+    return {
+        "feature_dim": settings.feature_dim,
+        "seed": derive_seed(seed, "model", owner),
+        "head": "trainable" if settings.head == "trainable" else "orthogonal-frozen",
+        "head_seed": derive_seed(seed, "head") if settings.head == ORTHOGONAL_SHARED else None,
+    }
 
 
 def build_model(
@@ -43,10 +76,9 @@ def build_model(
     if arch.startswith(GAUSSIAN):
         return SplitModel(nn.Identity(), GaussianHead(num_classes, input_shape[0], arch.removeprefix(GAUSSIAN)))
     _check(arch, head, num_classes, feature_dim)
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(seed)  # unlike torch.manual_seed, leaves the GPUs' generators alone
-        body = _build_body(_parts(arch)[0], input_shape, feature_dim)
-        return SplitModel(body, _build_top(arch, num_classes, feature_dim, head, head_seed))
+    with _seeded(seed):
+        body = _body(body_and_hidden(arch)[0], input_shape, feature_dim)
+        return SplitModel(body, _head(arch, num_classes, feature_dim, head, head_seed))
 
 
 def build_head_alone(
@@ -57,24 +89,73 @@ def build_head_alone(
     The body is not built, so it may be a network that cannot be imported here. Arguments as of `build_model`.
     """
     _check(arch, head, num_classes, feature_dim)
+    with _seeded(seed):
+        return _head(arch, num_classes, feature_dim, head, head_seed).eval()
+
+
+@contextmanager
+def _seeded(seed: int) -> Iterator[None]:
     with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(seed)
-        return _build_top(arch, num_classes, feature_dim, head, head_seed).eval()
+        torch.default_generator.manual_seed(seed)  # unlike torch.manual_seed, leaves the GPUs' generators alone
+        yield
 
 
-def _parts(arch: str) -> tuple[str, int]:
-    """The body's name, and the width of the head's hidden layer."""
-    return (arch, 0) if is_python_name(arch) else body_and_hidden(arch)
-
-
-def _build_top(arch: str, num_classes: int, feature_dim: int, head: str, head_seed: int | None) -> LinearHead:
-    name, hidden = _parts(arch)
-    top = build_head(feature_dim, hidden, num_classes, CNN_PLANS[name].dropout if name in CNN_PLANS else 0.0)
+def _head(arch: str, num_classes: int, feature_dim: int, head: str, head_seed: int | None) -> LinearHead:
+    name, hidden = body_and_hidden(arch)
+    dropout = CNN_PLANS[name].dropout if name in CNN_PLANS else 0.0
+    made = (
+        HiddenHead(feature_dim, hidden, num_classes, dropout)
+        if hidden
+        else LinearHead(feature_dim, num_classes, dropout)
+    )
     if head == "orthogonal-frozen":
         if head_seed is not None:
             torch.default_generator.manual_seed(head_seed)
-        freeze_orthogonally(top)
-    return top
+        freeze_orthogonally(made)
+    return made
+
+
+def _body(name: str, input_shape: tuple[int, ...], feature_dim: int) -> nn.Module:
+    """The body called ``name``; ValueError for samples of another shape than it takes."""
+    if is_python_name(name):
+        return _own_body(name, input_shape, feature_dim)
+    if name in TABLE:
+        return nn.Sequential(nn.Flatten(), *TABLE[name](math.prod(input_shape), feature_dim))
+    if name in SIGNAL and len(input_shape) == 2:
+        return nn.Sequential(*SIGNAL[name](*input_shape, feature_dim))
+    if name in TEXT and len(input_shape) == 1:
+        return nn.Sequential(Embedded(), *TEXT[name](feature_dim))
+    if name in VISION and len(input_shape) == 3 and input_shape[1] == input_shape[2] >= SMALLEST_IMAGE:
+        return VISION[name](input_shape[0], input_shape[1], feature_dim)
+    takes = "signals [channels, steps]" if name in SIGNAL else "texts [tokens]" if name in TEXT else IMAGES
+    raise ValueError(f"arch {name!r} is for {takes}; a sample of these data is {list(input_shape)}; {HINT}")
+
+
+def _own_body(name: str, input_shape: tuple[int, ...], feature_dim: int) -> nn.Module:
+    """A network of the user's own: ``arch = "module:name"``.
+
+    ``name(input_shape=(…), feature_dim=D)`` must return an ``nn.Module`` that maps inputs [B, *input_shape], float32
+    and normalised or tokens int64, to features [B, D], float32. Random first weights are drawn in the constructor, from
+    torch's global generator: they then follow from the run's seed.
+    """
+    make = load(name, "arch")
+    try:
+        body = make(input_shape=input_shape, feature_dim=feature_dim)
+    except Exception as error:  # a user's class may raise anything
+        raise SettingsError(f"arch = {name!r}: it failed ({type(error).__name__}: {error})") from error
+    if not isinstance(body, nn.Module):
+        raise SettingsError(f"arch = {name!r}: it returned {type(body).__name__}, not an nn.Module")
+    return body
+
+
+def _check(arch: str, head: str, num_classes: int, feature_dim: int) -> None:
+    if arch not in ARCHITECTURES and not is_python_name(arch):
+        raise ValueError(f"arch is {arch!r}, not one of {', '.join(ARCHITECTURES)}")
+    if head not in HEADS:
+        raise ValueError(f"head is {head!r}, not one of {', '.join(HEADS)}")
+    for name, value in (("num_classes", num_classes), ("feature_dim", feature_dim)):
+        if value < 1:
+            raise ValueError(f"{name} is {value}, below 1")
 
 
 def check_model(model: SplitModel, arch: str, inputs: Tensor, feature_dim: int) -> None:
@@ -98,66 +179,15 @@ def _described(tensor: Tensor) -> str:
     return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
 
 
-def _own_body(name: str, input_shape: tuple[int, ...], feature_dim: int) -> nn.Module:
-    """A network of the user's own: ``arch = "module:name"``.
+def with_group_norm(module: M) -> M:
+    """The module, with GroupNorm in the place of batch normalisation: it normalises each sample by itself.
 
-    ``name(input_shape=(…), feature_dim=D)`` must return an ``nn.Module`` that maps inputs [B, *input_shape] to features
-    [B, D], float32. Inputs are float32 and normalised (images [channels, H, W], signals [channels, steps],
-    tables [features]), or tokens [length], int64. ProtoFL adds the head, which maps features to logits. Random first
-    weights are drawn in the constructor, from torch's global generator: they then follow from the run's seed. The
-    client moves the module to its device; what has to travel with it must be a parameter or a buffer.
+    Maps have up to 32 groups of channels (Wu and He, ECCV 2018); vectors and signals have one.
     """
-    make = load(name, "arch")
-    try:
-        body = make(input_shape=input_shape, feature_dim=feature_dim)
-    except Exception as error:  # a user's class may raise anything
-        raise SettingsError(f"arch = {name!r}: it failed ({type(error).__name__}: {error})") from error
-    if not isinstance(body, nn.Module):
-        raise SettingsError(f"arch = {name!r}: it returned {type(body).__name__}, not an nn.Module")
-    return body
-
-
-def _build_body(name: str, input_shape: tuple[int, ...], feature_dim: int) -> nn.Module:
-    if is_python_name(name):
-        return _own_body(name, input_shape, feature_dim)
-    if name == PROJECTION:
-        return build_projection(input_shape, feature_dim)
-    if name in MLP_PLANS:
-        return build_mlp(MLP_PLANS[name], input_shape, feature_dim)
-    if name in SIGNAL:
-        _check_dimensions(name, input_shape, 2, "signals [channels, steps]")
-        return SIGNAL[name](input_shape[0], input_shape[1], feature_dim)
-    if name in TEXT:
-        _check_dimensions(name, input_shape, 1, "texts [tokens]")
-        return TEXT[name](feature_dim)
-    channels, side = _square_image(name, input_shape)
-    if name in CNN_PLANS:
-        return build_cnn(CNN_PLANS[name], in_channels=channels, image_size=side, feature_dim=feature_dim)
-    if name in RESNET_PLANS:
-        return build_resnet(RESNET_PLANS[name], in_channels=channels, feature_dim=feature_dim)
-    return COMPACT[name](channels, side, feature_dim)
-
-
-def _check_dimensions(name: str, input_shape: tuple[int, ...], wanted: int, what: str) -> None:
-    if len(input_shape) != wanted:
-        raise ValueError(f"arch {name!r} is for {what}; a sample of these data is {list(input_shape)}; {HINT}")
-
-
-def _square_image(name: str, input_shape: tuple[int, ...]) -> tuple[int, int]:
-    """Channels and pixels a side."""
-    if len(input_shape) != 3 or input_shape[1] != input_shape[2] or input_shape[1] < SMALLEST_IMAGE:
-        raise ValueError(
-            f"arch {name!r} is for square images [channels, H, W] (grey: [1, H, W]) of at least {SMALLEST_IMAGE} "
-            f"pixels a side (set image-size for others); a sample of these data is {list(input_shape)}; {HINT}"
-        )
-    return input_shape[0], input_shape[1]
-
-
-def _check(arch: str, head: str, num_classes: int, feature_dim: int) -> None:
-    if arch not in ARCHITECTURES and not is_python_name(arch):
-        raise ValueError(f"arch is {arch!r}, not one of {', '.join(ARCHITECTURES)}")
-    if head not in HEADS:
-        raise ValueError(f"head is {head!r}, not one of {', '.join(HEADS)}")
-    for name, value in (("num_classes", num_classes), ("feature_dim", feature_dim)):
-        if value < 1:
-            raise ValueError(f"{name} is {value}, below 1")
+    for name, child in module.named_children():
+        if isinstance(child, nn.modules.batchnorm._BatchNorm):
+            groups = math.gcd(32, child.num_features) if isinstance(child, nn.BatchNorm2d) else 1
+            setattr(module, name, nn.GroupNorm(groups, child.num_features))
+        else:
+            with_group_norm(child)
+    return module

@@ -3,8 +3,6 @@
 Symbols: n samples, P prototypes, C classes; d_ip distance of sample i from prototype p.
 """
 
-from __future__ import annotations
-
 import math
 
 import torch

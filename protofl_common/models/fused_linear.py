@@ -11,8 +11,6 @@ This is the step of ``torch.optim.SGD``, up to the rounding of the last bit. It 
 into a core's own cache, just after the block has served for the gradient of the inputs, gW.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial

@@ -4,8 +4,6 @@ Source: the authors' network (Zhu et al., ICML 2021) as FedTGP (Zhang et al., AA
 layer is as wide as the features, D. Symbols: B samples, C classes, N numbers of noise.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import one_hot

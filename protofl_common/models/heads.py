@@ -7,8 +7,6 @@ FedProto-UH and FedNH (Dai et al., AAAI 2023) freeze the last layer so that the 
 however unevenly a client's classes are: ``freeze_orthogonally``.
 """
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -58,13 +56,6 @@ class CosineHead(nn.Module):
     def forward(self, input: Tensor) -> Tensor:
         """z [B, D] -> logits [B, C]."""
         return self.scale * (F.normalize(input) @ self.weight.T)
-
-
-def build_head(feature_dim: int, hidden: int, num_classes: int, dropout: float = 0.0) -> LinearHead:
-    """A head with ``hidden`` units in a layer before its last; 0: without that layer."""
-    if hidden:
-        return HiddenHead(feature_dim, hidden, num_classes, dropout)
-    return LinearHead(feature_dim, num_classes, dropout)
 
 
 def freeze_orthogonally(head: LinearHead) -> None:

@@ -1,7 +1,6 @@
-"""The one shape that every client model has: body and head."""
+"""The one shape that every client model has: body and head; and SCAFFOLD's control variates of a model."""
 
-from __future__ import annotations
-
+import torch
 from torch import Tensor, nn
 
 
@@ -17,3 +16,9 @@ class SplitModel(nn.Module):
         """x [B, …] -> logits [B, C]."""
         logits: Tensor = self.head(self.body(x))
         return logits
+
+
+def control_variate(model: nn.Module) -> nn.ParameterList:
+    """Return zeros in the shapes of the model's parameters that train, in their order and on their device."""
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    return nn.ParameterList([nn.Parameter(torch.zeros_like(one), requires_grad=False) for one in parameters])

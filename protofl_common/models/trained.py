@@ -19,14 +19,11 @@ from protofl_common.basics.text import LONGEST_NAME, printable
 from protofl_common.config.architectures import ARCHITECTURES, PROJECTION
 from protofl_common.config.options import SettingsError
 from protofl_common.maths.prototypes import Prototypes
-from protofl_common.models.build import build_model
-from protofl_common.models.layers import with_group_norm
+from protofl_common.models.build import build_model, with_group_norm
 from protofl_common.models.split import SplitModel
 from protofl_common.runs.folder import CARD, KINDS, MOST_NUMBERS, WEIGHTS
 
 FORMAT = "protofl-model-2"
-SIMILARITIES = ("l2", "cosine")
-INPUT_TYPES = ("uint8", "int64", "float32")
 LARGEST = 2**24
 """Of a whole number on a card."""
 
@@ -37,7 +34,6 @@ class ModelCard:
 
     run: str
     flower_run: str
-    """The Flower run that left it; "" on a card of before this entry."""
     site: str
     domain: str
     algorithm: str
@@ -164,11 +160,11 @@ def _fits(prototypes: Prototypes, card: ModelCard) -> bool:
 def _card(facts: Any) -> ModelCard:
     """A card that a stranger may have written; ValueError names what is wrong with it."""
     kinds = get_type_hints(ModelCard)
-    facts = {"flower_run": "", **facts} if isinstance(facts, dict) else facts
     if not isinstance(facts, dict) or facts.keys() != kinds.keys():
         raise ValueError("not the entries of a card")
-    choices = {"inference": KINDS, "similarity": SIMILARITIES, "input_type": INPUT_TYPES}
-    choices |= {"chosen_on": ("", "validation", "test"), "calibrated_on": ("validation", "test")}
+    choices: dict[str, tuple[str, ...]] = {"inference": KINDS, "similarity": ("l2", "cosine")}
+    choices |= {"input_type": ("uint8", "int64", "float32"), "calibrated_on": ("validation", "test")}
+    choices |= {"chosen_on": ("", "validation", "test")}
     for name, value in facts.items():
         if not _is(value, kinds[name]) or value not in choices.get(name, (value,)):
             raise ValueError(f"{name} = {printable(repr(value))}")

@@ -4,33 +4,20 @@ A text becomes a signal by an embedding of its tokens, so both share their netwo
 text, what leaves the network is D features, as from the CNNs for images after a ReLU.
 """
 
-from __future__ import annotations
-
-import math
 from collections.abc import Callable
 from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
 
-from protofl_common.config.architectures import VOCABULARY
+from protofl_common.config.architectures import PROJECTION, VOCABULARY
 
 WIDTH = 64
-MLP_PLANS: dict[str, tuple[int, ...]] = {"mlp-1": (64,), "mlp-2": (128, 64), "mlp-3": (256, 128, 64)}
-"""Widths of the hidden layers."""
 
 
-def build_mlp(hidden: tuple[int, ...], input_shape: tuple[int, ...], feature_dim: int) -> nn.Module:
-    """Fully connected layers on all numbers of a sample, whatever its shape."""
-    widths = (math.prod(input_shape), *hidden, feature_dim)
-    layers = [layer for before, after in pairwise(widths) for layer in (nn.Linear(before, after), nn.ReLU())]
-    return nn.Sequential(nn.Flatten(), *layers)
-
-
-def build_projection(input_shape: tuple[int, ...], feature_dim: int) -> nn.Module:
-    """FedPCL's r(x) [B, F] -> z [B, D], behind frozen backbones (Tan et al., NeurIPS 2022, Appendix A)."""
-    linear = nn.Linear(math.prod(input_shape), feature_dim)
-    return nn.Sequential(nn.Flatten(), linear, nn.ReLU(), nn.BatchNorm1d(feature_dim))
+def fully_connected(*widths: int) -> list[nn.Module]:
+    """Layers of these widths, the first of which is that of the inputs, with a ReLU behind each."""
+    return [layer for before, after in pairwise(widths) for layer in (nn.Linear(before, after), nn.ReLU())]
 
 
 class Embedded(nn.Module):
@@ -106,22 +93,28 @@ def _cnn(channels: int) -> nn.Module:
     )
 
 
-def _features(width: int, feature_dim: int) -> list[nn.Module]:
-    return [nn.Linear(width, feature_dim), nn.ReLU()]
-
-
-SIGNAL: dict[str, Callable[[int, int, int], nn.Module]] = {
-    "signal-cnn": lambda channels, _, dim: nn.Sequential(_cnn(channels), *_features(2 * WIDTH, dim)),
-    "signal-gru": lambda channels, _, dim: nn.Sequential(Gru(channels), LargestOfSteps(), *_features(WIDTH, dim)),
-    "signal-transformer": lambda channels, steps, dim: nn.Sequential(
-        SmallTransformer(channels, steps), *_features(WIDTH, dim)
-    ),
+TABLE: dict[str, Callable[[int, int], list[nn.Module]]] = {
+    "mlp-1": lambda inputs, dim: fully_connected(inputs, 64, dim),
+    "mlp-2": lambda inputs, dim: fully_connected(inputs, 128, 64, dim),
+    "mlp-3": lambda inputs, dim: fully_connected(inputs, 256, 128, 64, dim),
+    PROJECTION: lambda inputs, dim: [nn.Linear(inputs, dim), nn.ReLU(), nn.BatchNorm1d(dim)],
 }
-"""(channels, steps, D) -> body."""
+"""(numbers of a sample, D) -> layers behind `nn.Flatten`. The projection is FedPCL's r(x) [B, F] -> z [B, D], behind
+frozen backbones (Tan et al., NeurIPS 2022, Appendix A)."""
 
-TEXT: dict[str, Callable[[int], nn.Module]] = {
-    "text-bag": lambda dim: nn.Sequential(Embedded(), MeanOfSteps(), *_features(WIDTH, WIDTH), *_features(WIDTH, dim)),
-    "text-cnn": lambda dim: nn.Sequential(Embedded(), _cnn(WIDTH), *_features(2 * WIDTH, dim)),
-    "text-gru": lambda dim: nn.Sequential(Embedded(), Gru(WIDTH), LargestOfSteps(), *_features(WIDTH, dim)),
+SIGNAL: dict[str, Callable[[int, int, int], list[nn.Module]]] = {
+    "signal-cnn": lambda channels, _, dim: [_cnn(channels), *fully_connected(2 * WIDTH, dim)],
+    "signal-gru": lambda channels, _, dim: [Gru(channels), LargestOfSteps(), *fully_connected(WIDTH, dim)],
+    "signal-transformer": lambda channels, steps, dim: [
+        SmallTransformer(channels, steps),
+        *fully_connected(WIDTH, dim),
+    ],
 }
-"""D -> body."""
+"""(channels, steps, D) -> layers."""
+
+TEXT: dict[str, Callable[[int], list[nn.Module]]] = {
+    "text-bag": lambda dim: [MeanOfSteps(), *fully_connected(WIDTH, WIDTH, dim)],
+    "text-cnn": lambda dim: [_cnn(WIDTH), *fully_connected(2 * WIDTH, dim)],
+    "text-gru": lambda dim: [Gru(WIDTH), LargestOfSteps(), *fully_connected(WIDTH, dim)],
+}
+"""D -> layers behind `Embedded`."""

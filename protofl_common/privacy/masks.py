@@ -12,8 +12,6 @@ Flower's (`flwr.common.secure_aggregation`) folds its key to 32 bits and seeds a
 be tried.
 """
 
-from __future__ import annotations
-
 import secrets
 from collections.abc import Mapping
 
@@ -34,14 +32,13 @@ SEALING, PAIR, OWN = range(3)
 
 
 def new_secret() -> bytes:
-    """Three private keys."""
     return secrets.token_bytes(3 * KEY)
 
 
 def public_of(secret: bytes) -> bytes:
     """The public keys of as many private ones as are given."""
-    parts = [secret[start : start + KEY] for start in range(0, len(secret), KEY)]
-    return b"".join(X25519PrivateKey.from_private_bytes(part).public_key().public_bytes_raw() for part in parts)
+    privates = (X25519PrivateKey.from_private_bytes(part(secret, i)) for i in range(len(secret) // KEY))
+    return b"".join(private.public_key().public_bytes_raw() for private in privates)
 
 
 def are_keys(public: bytes) -> bool:
@@ -53,7 +50,6 @@ def are_keys(public: bytes) -> bool:
 
 
 def part(keys: bytes, which: int) -> bytes:
-    """One of three keys."""
     return keys[which * KEY : (which + 1) * KEY]
 
 
@@ -72,9 +68,8 @@ def opened(secret: bytes, public: bytes, way: str, sealed: bytes) -> bytes:
 def masked(vector: np.ndarray, secret: bytes, site: str, keys: Mapping[str, bytes]) -> np.ndarray:
     """y_u [L] of ``vector`` [L] uint64; ``keys``: the public keys of all whose masks shall cancel, its own too."""
     total: np.ndarray = vector + own_mask(part(secret, OWN), len(vector))
-    for peer, public in keys.items():
-        if peer != site:
-            total += pair_mask(part(secret, PAIR), site, peer, public, len(vector))
+    for peer in keys.keys() - {site}:
+        total += pair_mask(part(secret, PAIR), site, peer, keys[peer], len(vector))
     return total
 
 

@@ -2,26 +2,94 @@
 
 In a round a client evaluates what it has received, trains by DP-SGD (`client_app/protections/private_step.py`), and
 sends a table of class sums or counts. Noise is added to the numbers of right predictions, to the gradients and to the
-table (`release.py`); all rounds and the final evaluation are composed (`accountant.py`).
+table (`release.py`); all rounds and the final evaluation are composed by the accountant: Rényi differential privacy of
+the sampled Gaussian mechanism.
+
+Symbols: q the rate at which a sample takes part (Poisson sampling: each by itself); σ the noise multiplier, the noise's
+standard deviation over the most that one sample can change; α an order; δ.
+
+    RDP (q = 1)     ε_α = α / (2 σ²)
+    RDP (q < 1)     ε_α = 1/(α−1) · log Σ_k C(α, k) (1−q)^(α−k) q^k exp((k² − k) / (2 σ²)), whole α
+                    (Mironov, Talwar and Zhang, "Rényi Differential Privacy of the Sampled Gaussian Mechanism", 2019)
+    Composition     ε_α add up
+    (ε, δ)          ε = min over α of ε_α + log(1 − 1/α) − (log δ + log α) / (α−1)
+                    (Canonne, Kamath and Steinke, "The Discrete Gaussian for Differential Privacy", 2020)
+
+Two data sets are neighbours if they differ in one sample of one client, of its training, test or validation part, which
+in one of them counts nothing; how many samples each part has is public. Only whole orders are tried, which makes ε a
+little too large, never too small.
 """
 
-from __future__ import annotations
-
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
+from typing import Any, NamedTuple
 
-from protofl_common.config.sections import PrivacySettings
-from protofl_common.privacy.accountant import Mechanism, epsilon, least_noise
+import numpy as np
+from numpy.typing import NDArray
 
+from protofl_common.config.options import Scalar, SettingsError
+from protofl_common.config.sections import FEWEST_TESTED, PrivacySettings
+
+ORDERS = (*range(2, 65), 72, 80, 96, 128, 192, 256, 384, 512)
 FIGURES_SHARE, TABLES_SHARE = 0.25, 0.5
-"""The parts of ε that the evaluations, and the tables, may cost alone where something else is to follow.
-
-Costs do not add up linearly: a quarter of ε for the evaluations makes the noise on gradients 3 to 5 % larger. They are
-added as if a sample could be of the training and of the test part, so nothing depends on who divides the data."""
+"""The parts of ε that the evaluations, and the tables, may cost alone where something else is to follow. A quarter of ε
+for the evaluations makes the noise on gradients 3 to 5 % larger: costs do not add up linearly. They are added as if a
+sample could be of the training and of the test part, so nothing depends on who divides the data."""
 UNPLANNED = 2
 """Evaluations beside those of the rounds: the final one, and one that a run repeats after a stop."""
+
+
+class Mechanism(NamedTuple):
+    """Gaussian noise on a sum over samples, ``times`` times."""
+
+    rate: float
+    """q."""
+    noise: float
+    """σ."""
+    times: int
+
+
+def epsilon(mechanisms: Iterable[Mechanism], delta: float) -> float:
+    """ε of all together at δ; 0 for none."""
+    total = sum((one.times * _renyi(one.rate, one.noise) for one in mechanisms if one.times), np.zeros(len(ORDERS)))
+    if not total.any():
+        return 0.0
+    orders = np.array(ORDERS, dtype=float)
+    return max(0.0, float((total + np.log1p(-1 / orders) - (math.log(delta) + np.log(orders)) / (orders - 1)).min()))
+
+
+def least_noise(spent: Callable[[float], Iterable[Mechanism]], delta: float, most: float, what: str) -> float:
+    """The least σ, to a thousandth, with which at most ε = ``most`` is ``spent``; SettingsError on ``what`` if none."""
+    low, high = 0.0, 1.0
+    while epsilon(spent(high), delta) > most:
+        low, high = high, 2 * high
+        if high > 1e6:
+            raise SettingsError(f"{what}: no noise is large enough")
+    while high - low > 1e-3 * high:
+        middle = (low + high) / 2
+        low, high = (low, middle) if epsilon(spent(middle), delta) <= most else (middle, high)
+    return high
+
+
+@cache
+def _renyi(rate: float, noise: float) -> NDArray[Any]:
+    """ε_α of one use, for each of `ORDERS`."""
+    orders = np.array(ORDERS, dtype=float)
+    if rate >= 1:
+        return orders / (2 * noise**2)
+    return np.array([_of_order(order, rate, noise) for order in ORDERS])
+
+
+def _of_order(order: int, rate: float, noise: float) -> float:
+    k = np.arange(order + 1)
+    log_binomials = _LOG_FACTORIALS[order] - _LOG_FACTORIALS[k] - _LOG_FACTORIALS[order - k]
+    terms = log_binomials + (order - k) * math.log1p(-rate) + k * math.log(rate) + (k * k - k) / (2 * noise**2)
+    return float(np.logaddexp.reduce(terms)) / (order - 1)
+
+
+_LOG_FACTORIALS = np.array([math.lgamma(n + 1) for n in range(ORDERS[-1] + 1)])
 
 
 @dataclass(frozen=True)
@@ -44,7 +112,6 @@ class Plan:
 
     @property
     def steps(self) -> int:
-        """Steps of DP-SGD in a round."""
         return self.batches * self.epochs
 
     @cached_property
@@ -69,30 +136,24 @@ class Plan:
         return self._least(1, lambda noise: self._spent(noise, self.table_noise)) if self.steps else 0.0
 
     def of_round(self, number: int, evaluates: bool) -> list[Mechanism]:
-        """List the costs of the round ``number``."""
         training = Mechanism(self.rate, self.noise, self.steps)
         table = Mechanism(1.0, self.table_noise, self.tables[number - 1])
         return [one for one in (training, table, *self.of_evaluation() * evaluates) if one.times]
 
     def of_evaluation(self) -> list[Mechanism]:
-        """List the costs of an evaluation."""
         return [Mechanism(1.0, self.figure_noise, 1)]
 
     def epsilon(self, rounds: int, final: bool = False, repeated: int = 0) -> float:
-        """ε at ``dp-delta`` after ``rounds`` rounds, with the ``final`` evaluation or without.
-
-        As many rounds were ``repeated`` after a stop, each as dear as the dearest.
-        """
+        """ε at ``dp-delta`` after ``rounds`` rounds, some ``repeated`` after a stop, maybe the ``final`` evaluation."""
         return epsilon(self._spent(self.noise, self.table_noise, rounds, final, repeated), self.privacy.dp_delta)
 
     def _evaluations(self, rounds: int) -> int:
-        """Count those of the first ``rounds`` rounds."""
         return math.ceil(rounds / self.evaluate_every) if self.evaluate_every else 0
 
     def _spent(
         self, noise: float, table_noise: float, rounds: int | None = None, more: int = UNPLANNED, repeated: int = 0
     ) -> list[Mechanism]:
-        """List the costs of all rounds, or the first ``rounds``, of ``more`` evaluations and of ``repeated`` rounds."""
+        """List the costs of all, or the first, ``rounds``, ``more`` evaluations, and ``repeated`` of the dearest."""
         rounds = len(self.tables) if rounds is None else rounds
         evaluations = self._evaluations(rounds) + more + repeated if self.evaluate_every else 0
         training = Mechanism(self.rate, noise, (rounds + repeated) * self.steps)
@@ -108,6 +169,24 @@ class Plan:
 def plan_of(
     privacy: PrivacySettings, samples: int, batch_size: int, epochs: int, tables: tuple[int, ...], evaluate_every: int
 ) -> Plan:
-    """The plan of a client with ``samples`` training samples."""
     batches = max(1, math.ceil(samples / batch_size))
     return Plan(privacy, samples, min(1.0, batch_size / max(1, samples)), batches, epochs, tables, evaluate_every)
+
+
+def protections(settings: Mapping[str, Scalar]) -> list[str]:
+    """A line for people on each protection that the settings ask for; a site may add to them."""
+    lines = []
+    if (least := settings.get("min-class-samples", 1)) != 1:
+        classes = f"nothing is told of classes and clusters of fewer than {least} training samples"
+        figures = f"nor figures of fewer than {max(FEWEST_TESTED, int(least))} test samples"
+        lines.append(f"small classes: {classes}, {figures}")
+    if settings.get("secagg", False):
+        hidden = "the server learns sums over the clients, and no upload, figure or classes of one"
+        lines.append(f"secure aggregation: {hidden}; no bound on single sites (liars) can act")
+    if settings.get("dp", "none") != "none":
+        bound = f"at most ε = {settings['dp-epsilon']}, δ = {settings['dp-delta']} for each sample of a client"
+        covered = "of all that it sends, with noise: weights, prototypes, numbers of right predictions"
+        beside = "not covered: numbers of samples, times of replies"
+        whose = "ε in a line is that of the client that the run costs most"
+        lines.append(f"differential privacy: {bound}, {covered}; {beside}; {whose}")
+    return lines

@@ -1,7 +1,5 @@
 """Releases about classes and predictions: of enough samples, and with noise where it is asked for."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 
@@ -9,8 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from protofl_common.data.inputs import are_images, described
-from protofl_common.data.raw import DataError, Images, Inputs
+from protofl_common.data.raw import DataError, Images, Inputs, are_images, described
 from protofl_common.maths.prototypes import Prototypes
 
 
@@ -25,15 +22,14 @@ def large_enough(prototypes: Prototypes, least: int) -> Prototypes:
     small = counts < least
     if not bool(small.any()):
         return prototypes
-    means, labels, sizes = [prototypes.means[~small]], [prototypes.labels[~small]], [counts[~small]]
+    sets = [prototypes.only(~small)]
     for label in prototypes.labels[small].unique():
         rows = small & (prototypes.labels == label)
         if int(total := counts[rows].sum()) >= least:
             mean = (counts[rows].unsqueeze(1) * prototypes.means[rows]).sum(0, keepdim=True) / total
-            means, labels, sizes = [*means, mean], [*labels, label.view(1)], [*sizes, total.view(1)]
-    merged = Prototypes(torch.cat(means), torch.cat(labels), torch.cat(sizes))
-    order = merged.labels.argsort(stable=True)
-    return Prototypes(merged.means[order], merged.labels[order], torch.cat(sizes)[order])
+            sets.append(Prototypes(mean, label.view(1), total.view(1)))
+    merged = Prototypes.joined(sets)
+    return merged.only(merged.labels.argsort(stable=True))
 
 
 def noised(values: Tensor, noise: str, seed: int) -> Tensor:
@@ -42,9 +38,8 @@ def noised(values: Tensor, noise: str, seed: int) -> Tensor:
     The seed is known to whoever knows the run's, so this guarantees nothing: it repeats a paper's experiment.
     """
     kind, scale, part = noise.split()
-    draw = np.random.default_rng(seed)
-    of_kind = draw.normal if kind == "gaussian" else draw.laplace
-    drawn = torch.from_numpy(of_kind(0.0, float(scale), tuple(values.shape))).to(values)
+    draw = getattr(np.random.default_rng(seed), "normal" if kind == "gaussian" else "laplace")
+    drawn = torch.from_numpy(draw(0.0, float(scale), tuple(values.shape))).to(values)
     return (1 - float(part)) * values + drawn
 
 

@@ -7,8 +7,6 @@ Flower's own (`flwr.common.secure_aggregation`) neither names a wrong share nor 
 times as long for a hundred clients.
 """
 
-from __future__ import annotations
-
 import math
 import secrets
 from collections.abc import Callable, Iterable, Mapping
@@ -41,10 +39,9 @@ def split(secret: bytes, threshold: int, points: Iterable[int]) -> dict[int, byt
 def recovered(
     shares: Mapping[int, bytes], threshold: int, fits: Callable[[bytes], bool]
 ) -> tuple[bytes, set[int]] | None:
-    """The secret that ``fits``, and at which points the shares are wrong.
+    """The secret that ``fits``, and at which points the shares are wrong; None if no shares give one.
 
-    Tried are ``threshold`` shares in a row, from every share on: one share more than that bears one wrong one, and the
-    more there are, the more of them. None if no such shares give a secret that fits.
+    Tried are ``threshold`` shares in a row, from every share on: with one share more, one may be wrong, and so on.
     """
     points, values = list(shares), {x: int.from_bytes(share) for x, share in shares.items()}
     for start in range(len(points) if len(points) >= threshold else 0):

@@ -6,34 +6,26 @@
                                 number of samples where counts are declared, else 1
     of `Counts`   [C]           as they are
 
-So neither n, nor counts, nor which classes a client holds show. Numbers travel as whole multiples of 1 / scale, mod
-2^64. The bounds hold at the client only: the server never sees a single vector, and can only refuse sums that no honest
-clients can have.
+So neither n, nor counts, nor which classes a client holds show. A figure f of a report, of n samples, adds n · f and n:
+the server learns Σ n · f / Σ n. Numbers travel as whole multiples of 1 / scale, mod 2^64. The bounds hold at the client
+only: the server never sees a single vector, and can only refuse sums that no honest clients can have.
 """
 
-from __future__ import annotations
-
 import math
+from collections.abc import Collection, Sequence
 from dataclasses import replace
-from itertools import chain
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from protofl_common.wire.limits import Limits, RefusedMessage
-from protofl_common.wire.payloads import (
-    LARGEST,
-    MOST_SAMPLES,
-    Payload,
-    StateDict,
-    Value,
-    codec_of,
-    pack_payload,
-    unpack_payload,
-)
+from protofl_common.wire.payloads import LARGEST, MOST_SAMPLES, Payload, codec_of, pack_payload, unpack_payload
+from protofl_common.wire.records import ROUNDING, Report, is_share, report_names
 from protofl_common.wire.schema import Declared, Weights
 
+Means = dict[str, dict[str, float]]
+"""``correct``, ``metrics``, ``losses`` and ``validation`` -> each figure's mean over all samples."""
 MASKED: Declared = {"masked": Weights()}
 """What is sent instead: one array, ``sum``."""
 
@@ -44,14 +36,13 @@ def scale(clients: int) -> float:
 
 
 def with_masked(limits: Limits, size: int) -> Limits:
-    """The limits of a masked vector [``size``]."""
     return replace(limits, weights={"masked": {"sum": ("int64", (size,))}})
 
 
 def length(declared: Declared, limits: Limits) -> int:
     """L, the numbers of a vector."""
-    shapes = [codec_of(entry).shapes(name, entry, limits) for name, entry in declared.items()]
-    return 1 + sum(math.prod(shape) for _, shape in chain(*shapes))
+    codecs = [codec_of(name, entry, limits) for name, entry in declared.items()]
+    return 1 + sum(math.prod(shape) for codec in codecs for shape in codec.summed().values())
 
 
 def to_sums(payload: Payload, declared: Declared, limits: Limits, samples: int, clients: int) -> np.ndarray:
@@ -59,7 +50,7 @@ def to_sums(payload: Payload, declared: Declared, limits: Limits, samples: int, 
     n = min(samples, MOST_SAMPLES)
     parts = [np.array([n], dtype=np.float64)]
     for name, entry in declared.items():
-        addends = codec_of(entry).addends(name, payload.entries[name], entry, limits, n)
+        addends = codec_of(name, entry, limits).addends(payload.entries[name], n)
         parts += [addend.flatten().numpy() for addend in addends]
     return to_whole(np.concatenate(parts), clients)
 
@@ -72,7 +63,6 @@ def to_whole(numbers: NDArray[np.float64], clients: int) -> NDArray[np.uint64]:
 
 
 def from_whole(sums: NDArray[np.uint64], clients: int) -> NDArray[np.float64]:
-    """The sums of what `to_whole` has made."""
     return sums.view(np.int64).astype(np.float64) / scale(clients)
 
 
@@ -85,11 +75,48 @@ def from_sums(sums: np.ndarray, declared: Declared, limits: Limits, clients: int
     n, start = float(numbers[0]), 1
     if not 1 <= n <= clients * MOST_SAMPLES or n != round(n):
         raise RefusedMessage(f"sums of {n:g} training samples")
-    means: dict[str, Value | None] = {}
+    means = {}
     for name, entry in declared.items():
-        arrays: StateDict = {}
-        for key, shape in codec_of(entry).shapes(name, entry, limits):
+        arrays, codec = dict[str, torch.Tensor](), codec_of(name, entry, limits)
+        for key, shape in codec.summed().items():
             size = math.prod(shape)
             arrays[key], start = numbers[start : start + size].reshape(shape), start + size
-        means[name] = codec_of(entry).mean(name, arrays, entry, limits, n, clients)
+        means[name] = codec.mean(arrays, n, clients)
     return unpack_payload(pack_payload(Payload(**means), declared), declared, limits, required=False), round(n)
+
+
+def figure_names(losses: Collection[str], metrics: Collection[str]) -> tuple[str, ...]:
+    """``correct.head`` …: all figures that a report may hold, in the order in which they are summed."""
+    groups = report_names(losses, metrics)
+    return tuple(sorted(f"{group}.{name}" for group in groups.keys() - {"seconds"} for name in groups[group]))
+
+
+def weighted_figures(report: Report, train_samples: int, names: Sequence[str]) -> NDArray[np.float64]:
+    """n · f and n of each figure [2 F], zeros for a figure that this site does not have; bounded like an upload."""
+    samples = {"losses": train_samples, "validation": report.validation_samples}
+    addends = []
+    for name in names:
+        group, _, key = name.partition(".")
+        figures, n = getattr(report, group), min(samples.get(group, report.test_samples), MOST_SAMPLES)
+        share = figures.get(key, 0.0) / (max(1, report.test_samples) if group == "correct" else 1)
+        addends += [n * np.clip(share, -LARGEST, LARGEST), n] if key in figures else [0.0, 0.0]
+    return np.array(addends, dtype=np.float64)
+
+
+def without_figures(report: Report) -> Report:
+    """Return the part of the report that stays in the clear: the round, and how long it took."""
+    return Report(report.round, 0, 0, seconds=report.seconds)
+
+
+def means_of(sums: NDArray[np.float64], names: Sequence[str]) -> Means:
+    """The means of the sums [2 F]; RefusedMessage where no honest sites can have such sums."""
+    means: Means = {"correct": {}, "metrics": {}, "losses": {}, "validation": {}}
+    for name, (total, n) in zip(names, sums.reshape(-1, 2).tolist(), strict=True):
+        group, _, key = name.partition(".")
+        if n < 0 or n != round(n) or (total and not n) or (group == "correct" and total != round(total)):
+            raise RefusedMessage(f"a sum of {total:g} over {n:g} samples for {name}")
+        if n and group != "losses" and is_share(key) and not 0 <= total / n <= 1 + ROUNDING:
+            raise RefusedMessage(f"{name} of {total / n:g}, outside of 0 to 1")
+        if n:
+            means[group][key] = total / n
+    return means

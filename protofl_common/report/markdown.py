@@ -1,7 +1,5 @@
 """``report.md``: a run in a few lines, to paste into an issue. Paths of the machine are not in it."""
 
-from __future__ import annotations
-
 import shlex
 from typing import Any
 

@@ -4,8 +4,6 @@ Names of sites, classes and domains and the reasons of failures come from client
 escapes it.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -16,7 +14,7 @@ from markupsafe import Markup
 from protofl_common.basics.files import write_text
 from protofl_common.config.options import Scalar
 from protofl_common.experiment.settings import default_run_config
-from protofl_common.privacy.words import protections
+from protofl_common.privacy.plan import protections
 from protofl_common.report.figures import accuracy, clouds, costs, prototypes
 from protofl_common.report.figures.drawing import Drawing
 from protofl_common.report.markdown import as_markdown

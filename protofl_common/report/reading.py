@@ -1,7 +1,5 @@
 """A run's folder -> what the page shows. Takes runs that still go on, that failed, and those of older versions."""
 
-from __future__ import annotations
-
 import json
 import tomllib
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 And the one script that it runs, which copies a figure's data.
 """
 
-from __future__ import annotations
-
 import base64
 import hashlib
 

@@ -5,8 +5,6 @@ of these by name, of any depth. Entries are named ``seen_C``, ``model/body.0.wei
 entries with ``:means``, ``:labels`` and, where they have any, ``:counts`` after the name.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A run beside its baselines (the setting ``baselines``): what prototypes gained, and what they cost."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ likelier; for prototypes −d², and a very low one for a class without any) and
 one that is NaN or infinite is left out.
 """
 
-from __future__ import annotations
-
 import math
 import traceback
 from collections.abc import Callable, Iterable

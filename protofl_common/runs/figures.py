@@ -1,7 +1,5 @@
 """Figures of runs as rows of text, and how a terminal, Markdown and CSV show them; the page has HTML of its own."""
 
-from __future__ import annotations
-
 import csv
 import io
 import math

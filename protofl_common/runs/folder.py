@@ -8,8 +8,6 @@
 Folders of versions before ``format`` was written have format 1. A folder of a later format is refused by its number.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from contextlib import suppress
@@ -165,7 +163,7 @@ Summary = TypedDict(
 
 
 def troubles(row: RoundRow) -> Iterator[tuple[Trouble, str, str]]:
-    """List the replies that are not used: kind, site and reason."""
+    """Each reply that is not used: kind, site and reason."""
     for kind in TROUBLE:
         reasons = row[kind]
         for site in reasons:

@@ -1,7 +1,5 @@
 """Figures over clients, and sizes of things."""
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Sequence

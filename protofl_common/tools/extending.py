@@ -1,7 +1,5 @@
 """All that a method, a network or a metric of your own imports, under one name: ``from protofl.extend import …``."""
 
-from __future__ import annotations
-
 from protofl_common.tools.local import with_halves
 
 with_halves()
@@ -15,9 +13,9 @@ from protofl_common.experiment.catalog import Algorithm, Hparams  # noqa: E402
 from protofl_common.maths.prototypes import Prototypes, by_class, class_means  # noqa: E402
 from protofl_common.wire.payloads import Payload  # noqa: E402
 from protofl_common.wire.schema import Counts, Exchange, Update, Vectors, VectorSets, Weights  # noqa: E402
+from server_app.replies import Upload  # noqa: E402
 from server_app.strategies.base import ServerStrategy  # noqa: E402
 from server_app.strategies.fedavg import FedAvg as FedAvgServer  # noqa: E402
-from server_app.validation.replies import Upload  # noqa: E402
 
 __all__ = [
     "Algorithm",

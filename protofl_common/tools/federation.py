@@ -1,39 +1,52 @@
-"""A federation: its SuperLink and its certificate; `known_runs` has the folders of its runs."""
+"""A federation: what its SuperLink answers, and the certificate and clock that it, or the door before it, shows.
+
+`known_runs` has the folders of its runs.
+"""
 
 from __future__ import annotations
 
+import ssl
 import sys
+import time
 from contextlib import redirect_stdout
-from dataclasses import dataclass
-
-from click import ClickException
-from click.exceptions import Exit
-from flwr.cli.flower_config import read_superlink_connection
-from flwr.cli.utils import flwr_cli_exc_handler, init_http_client_from_connection
-from flwr.common.serde import run_from_proto
-from flwr.proto.control_pb2 import ListNodesRequest, ListRunsRequest
-from flwr.proto.node_pb2 import NodeInfo
-from flwr.supercore.run import Run
+from email.utils import parsedate_to_datetime
+from http.client import HTTPConnection, HTTPException, HTTPSConnection
+from typing import TYPE_CHECKING, NamedTuple
 
 from protofl_common.config.options import SettingsError
-from protofl_common.tools.superlink_tls import Shown, shown_by
 
-SUBMISSIONS = 10
-"""The latest, of which a line is shown."""
+if TYPE_CHECKING:
+    from flwr.proto.node_pb2 import NodeInfo
+    from flwr.supercore.run import Run
+
+SUBMISSIONS = 10  # the latest, of which a line is shown
+PATIENCE = 10.0  # seconds
 
 
-@dataclass(frozen=True)
-class Federation:
+class Shown(NamedTuple):
+    """At one address."""
+
+    days: int | None  # until the certificate ends; None without TLS
+    ahead: float  # seconds that this machine's clock is ahead of its
+
+
+class Federation(NamedTuple):
     """The answers of a SuperLink."""
 
     nodes: list[NodeInfo]
-    submissions: list[Run]
-    """The latest first."""
+    submissions: list[Run]  # the latest first
     shown: Shown
 
 
 def ask(name: str) -> Federation:
     """Ask the SuperLink ``name`` of Flower's configuration; SettingsError if there is none, or no answer."""
+    from click import ClickException  # Flower's command line takes a second to import
+    from click.exceptions import Exit
+    from flwr.cli.flower_config import read_superlink_connection
+    from flwr.cli.utils import flwr_cli_exc_handler, init_http_client_from_connection
+    from flwr.common.serde import run_from_proto
+    from flwr.proto.control_pb2 import ListNodesRequest, ListRunsRequest
+
     try:
         connection = read_superlink_connection(name)
         if not connection.address:
@@ -51,5 +64,28 @@ def ask(name: str) -> Federation:
         raise SettingsError(f"{name}: {error.format_message()}") from error
     except (Exit, OSError, ValueError) as error:
         raise SettingsError(f"{name}: the SuperLink cannot be asked ({error})") from error
-    found = sorted(map(run_from_proto, runs), key=lambda run: str(run.pending_at), reverse=True)
-    return Federation([node for node in nodes if node.status != "unregistered"], found, shown)
+    latest = sorted(map(run_from_proto, runs), key=lambda run: str(run.pending_at), reverse=True)
+    return Federation([node for node in nodes if node.status != "unregistered"], latest, shown)
+
+
+def shown_by(address: str, root_certificates: str = "") -> Shown:
+    """Ask ``address`` (HOST:PORT), by TLS if there are ``root_certificates`` of a file.
+
+    OSError if nobody answers, or, as ssl.SSLError, with a certificate that is none for this name and authority.
+    """
+    host, _, port = address.rpartition(":")
+    connection: HTTPConnection = HTTPConnection(host, int(port), timeout=PATIENCE)
+    if root_certificates:
+        trusted = ssl.create_default_context(cafile=root_certificates)
+        connection = HTTPSConnection(host, int(port), timeout=PATIENCE, context=trusted)
+    try:
+        connection.connect()
+        certificate = connection.sock.getpeercert() if isinstance(connection.sock, ssl.SSLSocket) else None
+        connection.request("GET", "/health")
+        date = connection.getresponse().getheader("Date")
+    except HTTPException as error:
+        raise OSError(f"no HTTP: {type(error).__name__}") from error
+    finally:
+        connection.close()
+    days = int((ssl.cert_time_to_seconds(str(certificate["notAfter"])) - time.time()) // 86400) if certificate else None
+    return Shown(days, time.time() - parsedate_to_datetime(date).timestamp() if date else 0.0)

@@ -35,7 +35,7 @@ class Estimate:
 
     @classmethod
     def of(cls, figures: Iterable[float]) -> Estimate:
-        """Estimate from at least one figure."""
+        """There is at least one figure."""
         values = list(figures)
         n, mean = len(values), statistics.fmean(values)
         if n == 1:

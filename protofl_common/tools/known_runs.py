@@ -1,7 +1,5 @@
 """The runs in a folder of results: what their files say of who took part, and how far they are."""
 
-from __future__ import annotations
-
 import json
 import time
 import tomllib
@@ -18,8 +16,7 @@ from protofl_common.experiment.settings import flatten
 from protofl_common.runs.folder import METRICS, TROUBLE, RunFolder
 
 SETTINGS, CHECKPOINTS = "settings.toml", "checkpoints"
-HEAVY = ("clients", CHECKPOINTS)
-"""What a finished run can do without: the clients' models, and what lets it go on."""
+HEAVY = ("clients", CHECKPOINTS)  # what a finished run can do without: the clients' models, and what lets it go on
 
 
 @dataclass
@@ -27,12 +24,9 @@ class KnownSite:
     """Facts of a site in a run."""
 
     node: int
-    last: int = 0
-    """The round of its last valid reply; 0: none."""
-    trouble: dict[str, int] = field(default_factory=dict)
-    """Kind of trouble -> how often."""
-    reason: str = ""
-    """Of the latest."""
+    last: int = 0  # the round of its last valid reply; 0: none
+    trouble: dict[str, int] = field(default_factory=dict)  # kind of trouble -> how often
+    reason: str = ""  # of the latest
 
 
 @dataclass(frozen=True)
@@ -41,7 +35,6 @@ class KnownRun(RunFolder):
 
     @property
     def age(self) -> float:
-        """Seconds since its last round."""
         return time.time() - (self.path / METRICS).stat().st_mtime
 
     @property
@@ -58,7 +51,6 @@ class KnownRun(RunFolder):
 
     @property
     def bytes(self) -> int:
-        """Bytes of all its files."""
         return size_of(self.path)
 
     @property
@@ -76,9 +68,8 @@ class KnownRun(RunFolder):
 
     def known_sites(self) -> dict[str, KnownSite]:
         """All that have taken part, by name."""
-        newest = max(self._checkpoints(), default=None)
         found = dict[str, KnownSite]()
-        if newest:
+        if newest := max(self._checkpoints(), default=None):
             with safe_open(newest, framework="numpy") as file:
                 owners = json.loads(file.metadata()["facts"])["owners"]
             found = {site: KnownSite(node) for site, node in owners.items()}

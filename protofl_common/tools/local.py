@@ -1,17 +1,18 @@
 """A federation in this process: the same ServerApp and ClientApp as Flower starts, without a SuperLink and without Ray.
 
 Each client computes with as many threads as it gets processors, as in Flower's simulation, and each message is handled
-as there: all figures are the same to the last bit. Errors of one's own code keep their traceback, and ``breakpoint()``
-works where one process does all.
+as there: all figures are the same to the last bit. Clients share the GPUs of this machine, as many as fit. Errors of
+one's own code keep their traceback, and ``breakpoint()`` works where one process does all.
 """
-
-from __future__ import annotations
 
 import ctypes
 import os
 import secrets
+import shutil
 import signal
+import subprocess
 import sys
+import traceback
 import uuid
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ProcessPoolExecutor
@@ -19,7 +20,7 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import redirect_stdout
 from functools import cache
 from io import TextIOBase
-from multiprocessing import active_children, get_context
+from multiprocessing import active_children, current_process, get_context
 from pathlib import Path
 from typing import Any
 
@@ -31,26 +32,25 @@ from flwr.supercore.task_identity import TaskIdentity
 from protofl_common.config.options import Scalar
 from protofl_common.experiment.settings import app_folder
 
-PR_SET_PDEATHSIG = 1
-"""Linux: the signal that a process gets when its parent has died."""
+Values = Mapping[str, Scalar]
+PR_SET_PDEATHSIG = 1  # Linux: the signal that a process gets when its parent has died
+CPUS, GPUS = "client-resources-num-cpus", "client-resources-num-gpus"
+"""Flower's names for what a simulated client gets of a machine."""
+MEGABYTES = 3000
+"""Of a GPU's free memory for each client at work: 500 are CUDA's own, the rest do for a ResNet on small images."""
+AT_MOST = 8  # clients at a time on one GPU: it has enough to do then
 
 
 class LocalGrid(Grid):
     """Flower's grid of messages where every client is handled on this machine: here, or by ``workers`` processes."""
 
     def __init__(
-        self,
-        run_config: Mapping[str, Scalar],
-        nodes: Mapping[int, Mapping[str, Scalar]],
-        run_id: int,
-        workers: int = 1,
-        threads: int = 1,
+        self, run_config: Values, nodes: Mapping[int, Values], run_id: int, workers: int = 1, threads: int = 1
     ) -> None:
         TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, run_id, 1
-        self.run_id, self.run_config, self.nodes = run_id, dict(run_config), dict(nodes)
-        self.threads = threads
+        self.run_id, self.run_config, self.nodes, self.threads = run_id, dict(run_config), dict(nodes), threads
         self._pool = pool(workers) if workers > 1 else None
-        self._replies: dict[str, Message | Future[Message]] = {}
+        self._replies: dict[str, Future[Message]] = {}
 
     def set_run(self, run: Any) -> None:
         """Do nothing: there is one run only."""
@@ -65,37 +65,33 @@ class LocalGrid(Grid):
         raise NotImplementedError
 
     def get_node_ids(self) -> Iterable[int]:
-        """Return the clients."""
         return list(self.nodes)
 
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
-        """Hand each message to its client."""
-        keys = []
+        messages = list(messages)
         for message in messages:
-            key = str(uuid.uuid4())
-            message.metadata.__dict__["_message_id"] = key
+            message.metadata.__dict__["_message_id"] = key = str(uuid.uuid4())
             task = message, self.run_id, self.nodes[message.metadata.dst_node_id], self.run_config, self.threads
-            self._replies[key] = self._pool.submit(answer, *task) if self._pool else answer(*task)
-            keys.append(key)
-        return keys
+            self._replies[key] = self._pool.submit(answer, *task) if self._pool else _done(answer(*task))
+        return [message.metadata.message_id for message in messages]
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
-        """Return the replies that are there; RuntimeError where a process that simulates clients has died."""
-        ready = [key for key in message_ids if _is_ready(self._replies.get(key))]
+        ready = [key for key in message_ids if key in self._replies and self._replies[key].done()]
         return [_reply(self._replies.pop(key)) for key in ready]
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
-        """Return all replies to the messages."""
         return [_reply(self._replies.pop(key)) for key in self.push_messages(messages)]
 
 
-def _is_ready(reply: Message | Future[Message] | None) -> bool:
-    return reply.done() if isinstance(reply, Future) else reply is not None
+def _done(reply: Message) -> Future[Message]:
+    future = Future[Message]()
+    future.set_result(reply)
+    return future
 
 
-def _reply(reply: Message | Future[Message]) -> Message:
+def _reply(reply: Future[Message]) -> Message:
     try:
-        return reply.result() if isinstance(reply, Future) else reply
+        return reply.result()
     except BrokenProcessPool as error:
         pool.cache_clear()
         raise OSError(
@@ -104,12 +100,13 @@ def _reply(reply: Message | Future[Message]) -> Message:
         ) from error
 
 
-def answer(
-    message: Message, run_id: int, node: Mapping[str, Scalar], run_config: Mapping[str, Scalar], threads: int = 1
-) -> Message:
-    """Return a client's reply, computed with so many threads."""
+def answer(message: Message, run_id: int, node: Values, run_config: Values, threads: int = 1) -> Message:
+    """Return a client's reply, computed with so many threads, on the GPU of this process where there are several."""
     from client_app.app import app
 
+    number = current_process()._identity  # () in the process that started the others
+    if number and run_config["device"] != "cpu" and torch.cuda.device_count() > 1:
+        torch.cuda.set_device(number[0] % torch.cuda.device_count())
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
@@ -126,11 +123,12 @@ def pool(workers: int) -> ProcessPoolExecutor:
     """Return the processes that simulate clients, forked once for all runs of this process.
 
     A fork has PyTorch imported already. It must come before this process computes with several threads, or has one
-    that draws on the screen: no fork survives their locks.
+    that draws on the screen: no fork survives their locks. CUDA in use does not survive it either.
     """
     import client_app.app  # noqa: F401  (forks have it then)
 
-    processes = ProcessPoolExecutor(workers, mp_context=get_context("fork"), initializer=_begin)
+    method = get_context("spawn" if torch.cuda.is_initialized() else "fork")
+    processes = ProcessPoolExecutor(workers, mp_context=method, initializer=_begin)
     processes.submit(os.getpid).result()  # they start now, all of them
     return processes
 
@@ -152,7 +150,6 @@ class _Lines(TextIOBase):
         self.on_line, self._before, self._rest = on_line, sys.stdout, ""
 
     def write(self, text: str) -> int:
-        """Take in text, of which a last line may be unfinished."""
         *lines, self._rest = (self._rest + text).split("\n")
         with redirect_stdout(self._before):
             for line in lines:
@@ -161,7 +158,7 @@ class _Lines(TextIOBase):
 
 
 def simulate(
-    run_config: Mapping[str, Scalar], clients: int, on_line: Callable[[str], None], workers: int = 1, threads: int = 1
+    run_config: Values, clients: int, on_line: Callable[[str], None], workers: int = 1, threads: int = 1
 ) -> Path:
     """Run a federation of ``clients`` clients; return the folder of its results.
 
@@ -172,9 +169,7 @@ def simulate(
     with_halves()
     from server_app.app import federate
 
-    nodes: dict[int, dict[str, Scalar]] = {
-        1 + client: {"partition-id": client, "num-partitions": clients} for client in range(clients)
-    }
+    nodes: dict[int, Values] = {i + 1: {"partition-id": i, "num-partitions": clients} for i in range(clients)}
     run_id = secrets.randbits(63)
     grid = LocalGrid(run_config, nodes, run_id, workers, threads)
     try:
@@ -193,9 +188,61 @@ def with_halves() -> None:
         sys.path.append(folder)
 
 
-def workers_for(cpus: int) -> int:
-    """Return how many processes simulate clients of which each takes so many processors; their pool is started."""
-    workers = max(1, (os.cpu_count() or 1) // cpus) if sys.platform == "linux" else 1
-    if workers > 1:
-        pool(workers)
+def attempt(run_config: Values, federation: Values, on_line: Callable[[str], None]) -> tuple[Path | None, str]:
+    """Run a federation and return the folder of its results, or None and why it failed, which its lines say too.
+
+    ``federation``: Flower's federation config.
+    """
+    with_halves()
+    from server_app.app import EXPECTED
+
+    clients, workers = int(federation["num-supernodes"]), workers_for(federation, str(run_config["device"]))
+    try:
+        return simulate(run_config, clients, on_line, workers, int(federation.get(CPUS, 1))), ""
+    except EXPECTED as error:
+        return None, str(error).split("\n")[0]
+    except Exception as error:  # no setting mends it: of one's own code, perhaps
+        for line in "".join(traceback.format_exception(error)).splitlines():
+            on_line(line)
+        return None, f"failed: {type(error).__name__}: {error}"
+
+
+def workers_for(federation: Values, device: str) -> int:
+    """Start the processes that simulate clients, as many as processors and GPUs have room for, and return their number.
+
+    Where ``federation`` names no part of a GPU for each client, as many share one as fit. ``device``: the setting.
+    """
+    workers, part = (os.cpu_count() or 1) // int(federation.get(CPUS, 1)), federation.get(GPUS)
+    if part == 0:
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    elif gpus := visible_gpus(device):
+        places = max(1, min(AT_MOST, min(free for _, free in gpus) // MEGABYTES)) * len(gpus)
+        workers = min(workers, int(len(gpus) / float(part) + 1e-6) if part else places)
+        names = f"{len(gpus)} GPUs" if len(gpus) > 1 else "a GPU"
+        _say(f"this machine has {names} ({gpus[0][0]}), {max(1, workers)} clients at a time; --gpus 0: none uses it")
+    if sys.platform != "linux" or workers <= 1:
+        return 1
+    pool(workers)
     return workers
+
+
+@cache
+def _say(text: str) -> None:
+    print(text, file=sys.stderr)
+
+
+@cache
+def visible_gpus(device: str) -> list[tuple[str, int]]:
+    """Name and free megabytes of the NVIDIA GPUs that clients may use by the setting ``device``; asks no CUDA."""
+    program, visible = shutil.which("nvidia-smi"), os.environ.get("CUDA_VISIBLE_DEVICES")
+    if not device.startswith(("auto", "cuda")) or not program or visible == "" or torch.version.cuda is None:
+        return []
+    which = [f"--id={visible}"] if visible else []
+    command = [program, "--query-gpu=name,memory.free", "--format=csv,noheader,nounits", *which]
+    try:
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
+        lines = [line.rpartition(",") for line in answer.stdout.splitlines() if line.strip()]
+        gpus = [(name.strip(), int(free)) for name, _, free in lines]
+        return [gpus[int(device.partition(":")[2])]] if ":" in device else gpus
+    except (OSError, subprocess.SubprocessError, ValueError, IndexError):
+        return []

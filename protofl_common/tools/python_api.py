@@ -6,17 +6,15 @@
     run.accuracy, run.rounds, run.folder
     protofl.run(("inputs as an array", "labels"), algo="fedavg", models="mlp-1", clients=4)
 
-An editable install and a wheel map this folder to the name ``protofl``. Settings are those of ``protofl run``, with
+`protofl/`, which an install copies, gives it that name. Settings are those of ``protofl run``, with
 ``_`` for ``-``: ``batch_size=32``; those of an algorithm by ``**{"fedproto.lambda": 1.0}``.
 """
-
-from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import mkdtemp
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -64,8 +62,7 @@ class Run:
         )
 
 
-@dataclass(frozen=True)
-class Tried:
+class Tried(NamedTuple):
     """The result of one step of a client half: the loss terms, and the payload that it would upload."""
 
     losses: dict[str, float]
@@ -80,23 +77,12 @@ def run(
     on_line: Callable[[str], None] | None = None,
     **settings: Scalar,
 ) -> Run:
-    """Run a federation in this process and return its results.
+    """Run a federation in this process and return its results; SettingsError with a line for each wrong setting.
 
-    Parameters
-    ----------
-    data
-        A folder or file for ``data-dir``, or inputs [N, …] and labels [N]; None: what ``dataset`` names.
-    clients
-        How many clients divide the data.
-    workers
-        Processes among which the clients are divided; more than 1 only before this process has computed with PyTorch.
-    on_line
-        Called with each line that ``protofl run`` would show; nothing is shown by default.
-
-    Raises
-    ------
-    SettingsError
-        With a line for each wrong setting.
+    ``data`` is a folder or file for ``data-dir``, or inputs [N, …] and labels [N]; None: what ``dataset`` names.
+    So many ``clients`` divide it, and ``workers`` are the processes among which the clients are divided; more than 1
+    only before this process has computed with PyTorch. ``on_line`` is called with each line that ``protofl run`` would
+    show; nothing is shown by default.
     """
     config = _config(data, settings)
     Settings.from_run_config(config)
@@ -133,7 +119,6 @@ def _of_data(data: Data | None) -> dict[str, Scalar]:
         return {}
     if isinstance(data, (str, Path)):
         return {"data-dir": str(data), "dataset": "image-folder" if Path(data).is_dir() else "arrays"}
-    inputs, labels = (np.asarray(part) for part in data)
     file = Path(mkdtemp(prefix="protofl-")) / "data.npz"
-    np.savez(file, inputs=inputs, labels=labels)
+    np.savez(file, inputs=np.asarray(data[0]), labels=np.asarray(data[1]))
     return {"data-dir": str(file), "dataset": "arrays", "partition": "iid"}

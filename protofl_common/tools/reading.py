@@ -1,82 +1,47 @@
-"""Files as a model wants them, read ahead of it in threads: decoding goes on while PyTorch loads and while it computes.
+"""Files that `protofl predict` reads, decoded by threads while the model computes, and those that it writes."""
 
-It imports no PyTorch.
-"""
-
-from __future__ import annotations
-
-import json
-import math
+import csv
 import os
-from collections import deque
-from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from functools import partial
-from itertools import islice
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
+from PIL import Image
 
+from protofl_common.basics.files import replacing
 from protofl_common.config.options import SettingsError
-from protofl_common.data.files import Rows, tokens
 from protofl_common.data.images import read_image
+from protofl_common.data.own import Rows, tokens
 from protofl_common.data.raw import DataError, Images, Inputs
-from protofl_common.runs.folder import CARD, MOST_NUMBERS
 
 ARRAYS = (".npy", ".npz")
-FILES = 256
-"""Of a batch; up to twice as many are decoded ahead."""
+FILES = 256  # of a batch; the next one is decoded ahead
+
+Row = dict[str, Any]  # column -> text, number, truth value, or None
+Add = Callable[[Sequence[Row]], None]
 
 
-@dataclass(frozen=True)
-class Samples:
+class Samples(NamedTuple):
     """Read one file, or several."""
 
-    names: list[str]
-    """Of each: an image's file, or ``FILE:ROW``."""
-    inputs: Inputs | None
-    """[N, …]; None where no file could be read."""
-    problems: dict[str, str]
-    """File that could not be read -> why."""
-
-
-def input_of(folder: Path) -> tuple[tuple[int, ...], str]:
-    """Shape and type of a sample, as the card of an exported model says them; whoever loads the model checks them.
-
-    SettingsError if there is no card, or it is none.
-    """
-    if (folder / "clients").is_dir():
-        raise SettingsError(f"{folder} is a run; first take a model out of it: protofl export {folder} --out model")
-    try:
-        card = json.loads((folder / CARD).read_text(encoding="utf-8"))
-        shape, kind = tuple(map(int, card["input-shape"])), str(card["input-type"])
-        if not 0 < math.prod(shape) <= MOST_NUMBERS or min(shape) < 1:
-            raise ValueError(f"input-shape = {list(shape)}")
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise SettingsError(
-            f"{folder / CARD} cannot be read ({error}); give a folder that protofl export wrote"
-        ) from error
-    return shape, kind
+    names: list[str]  # of each: an image's file, or ``FILE:ROW``
+    inputs: Inputs | None  # [N, …]; None where no file could be read
+    problems: dict[str, str]  # file that could not be read -> why
 
 
 def read_ahead(files: Sequence[Path], shape: tuple[int, ...], kind: str, *, fast: bool = False) -> Iterator[Samples]:
-    """Batches of the samples of ``files``, in their order; threads begin with the first ones before this returns."""
-    pool, rest = ThreadPoolExecutor(), iter(files)
+    """Yield the samples of ``files`` in batches of a sample's ``shape`` and type, in their order."""
     read = partial(_read, shape=shape, kind=kind, fast=fast)
-    ahead = deque(pool.submit(read, file) for file in islice(rest, 2 * FILES))
-
-    def batches() -> Iterator[Samples]:
-        try:
-            while ahead:
-                done: list[Future[Samples]] = [ahead.popleft() for _ in range(min(FILES, len(ahead)))]
-                ready = [one.result() for one in done]
-                ahead.extend(pool.submit(read, file) for file in islice(rest, len(done)))
-                yield _joined(ready)
-        finally:
-            pool.shutdown(cancel_futures=True)
-
-    return batches()
+    batches = [files[start : start + FILES] for start in range(0, len(files), FILES)]
+    with ThreadPoolExecutor() as pool:
+        ahead = pool.map(read, batches[0])
+        for following in [*batches[1:], []]:
+            ready, ahead = ahead, pool.map(read, following)
+            yield _joined(list(ready))
 
 
 def _joined(parts: list[Samples]) -> Samples:
@@ -91,8 +56,8 @@ def _read(file: Path, shape: tuple[int, ...], kind: str, fast: bool) -> Samples:
     name = os.fsencode(file).decode(errors="backslashreplace")  # a name need not be text
     try:
         if kind == "uint8" and file.suffix not in ARRAYS:
-            colour = read_image(file, shape[1], fast=fast)[None]  # stretched to the model's size
-            return Samples([name], colour if shape[0] == 3 else _grey(colour), {})
+            colour = read_image(file, shape[1], fast=fast)  # stretched to the model's size
+            return Samples([name], (colour if shape[0] == 3 else _grey(colour))[None], {})
         rows = _rows(file, shape, kind)
         if rows.shape[1:] != shape:
             raise DataError(f"a sample is {list(rows.shape[1:])}; the model takes {list(shape)}")
@@ -120,6 +85,54 @@ def _rows(file: Path, shape: tuple[int, ...], kind: str) -> Inputs:
 
 
 def _grey(colour: Images) -> Images:
-    """[N, 3, H, W] -> [N, 1, H, W]: luma as PIL computes it (ITU-R 601-2), so that a grey file stays as it is."""
-    weights = np.array([19595, 38470, 7471], dtype=np.int64)
-    return np.asarray((np.tensordot(weights, colour, axes=(0, 1)) + 0x8000) >> 16, dtype=np.uint8)[:, None]
+    """[3, H, W] -> [1, H, W]; a grey file stays as it is."""
+    return np.asarray(Image.fromarray(colour.transpose(1, 2, 0)).convert("L"))[None]
+
+
+@contextmanager
+def rows_file(path: Path) -> Iterator[Add]:
+    """Yield a function for rows of equal columns, at least one. In the end, but for an error, they replace ``path``.
+
+    SettingsError for a name that ends in neither ``.csv`` nor ``.parquet``, and where a package or the folder is
+    missing.
+    """
+    if path.suffix not in (".csv", ".parquet"):
+        raise SettingsError(f"--out {path}: must end in .csv or .parquet")
+    try:
+        with replacing(path) as beside, (_csv if path.suffix == ".csv" else _parquet)(beside) as add:
+            yield add
+    except ImportError as error:
+        cure = f"{error.name} is not installed; pip install pyarrow, or name a .csv"
+        raise SettingsError(f"--out {path}: {cure}") from error
+    except OSError as error:
+        raise SettingsError(f"--out {path}: cannot be written ({error})") from error
+
+
+@contextmanager
+def _csv(path: Path) -> Iterator[Add]:
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+
+        def add(rows: Sequence[Row]) -> None:
+            if not file.tell():
+                writer.writerow(rows[0])
+            writer.writerows(row.values() for row in rows)
+
+        yield add
+
+
+@contextmanager
+def _parquet(path: Path) -> Iterator[Add]:
+    import pyarrow
+    from pyarrow import parquet
+
+    writers: list[Any] = []
+    with ExitStack() as stack:
+
+        def add(rows: Sequence[Row]) -> None:
+            table = pyarrow.Table.from_pylist(list(rows), schema=writers[0].schema if writers else None)
+            if not writers:
+                writers.append(stack.enter_context(parquet.ParquetWriter(path, table.schema)))
+            writers[0].write_table(table)
+
+        yield add

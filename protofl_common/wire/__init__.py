@@ -6,15 +6,10 @@ programming error; unpacking checks every name, shape, dtype and range and raise
 
 Records of a message
     an entry's name one for each declared entry, such as ``prototypes`` and ``weights``, with the arrays
-                    of `Vectors`     means [P, W] float32, labels [P] int64, and counts [P] int64 where declared
-                    of `VectorSets`  the same of every client, one after another, with owners [P] int64
-                    of `Weights`     the declared part of a module's state dict
-                    of `Update`      what became of it in a round, of a matrix possibly two factors
-                    of `Counts`      counts [C] int64
-    ``masked``      in their place, with secure aggregation: one vector [L] int64 of figures (`privacy/figures.py`) and
-                    sums (`privacy/sums.py`)
+                    that its codec declares (`payloads.py`)
+    ``masked``      in their place, with secure aggregation: a vector [L] int64 of figures and sums (`privacy/sums.py`)
     ``secagg``      keys, shares and sites of secure aggregation (`wire/secagg.py`)
-    ``statistics``     client to server, after the last round, where asked for and allowed: :class:`ClientStatistics`
+    ``statistics``  client to server, after the last round, where asked for and allowed: :class:`ClientStatistics`
     ``round``       server to client: :class:`Instructions`
     ``report``      client to server: :class:`Report`, scalars only
     ``site``        client to server, once: :class:`SiteCard`

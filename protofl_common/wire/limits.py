@@ -1,13 +1,10 @@
 """Limits of what a receiver accepts, and the error for the rest."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from protofl_common.basics.text import printable
-from protofl_common.wire.schema import Vectors
 
 Template = Mapping[str, tuple[str, tuple[int, ...]]]
 """Name of an array -> (dtype, shape)."""
@@ -15,8 +12,6 @@ Template = Mapping[str, tuple[str, tuple[int, ...]]]
 
 @dataclass(frozen=True)
 class Limits:
-    """The limits of what a receiver accepts."""
-
     num_classes: int
     feature_dim: int
     max_norm: float = math.inf
@@ -28,14 +23,6 @@ class Limits:
     """K, the frozen backbones that statistics compare."""
     frozen_dim: int = 0
     """The features of all frozen backbones together."""
-
-    def width(self, vectors: Vectors) -> int:
-        """W of vectors [P, W]."""
-        return {"features": self.feature_dim, "classes": self.num_classes, "backbones": self.frozen_dim}[vectors.width]
-
-    def per_class(self, vectors: Vectors) -> int:
-        """The most vectors of one class."""
-        return self.max_per_class if vectors.several else 1
 
 
 class RefusedMessage(ValueError):

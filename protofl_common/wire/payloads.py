@@ -3,35 +3,29 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
+import numpy as np
 import torch
-from flwr.app import ArrayRecord, RecordDict
+from flwr.app import Array, ArrayRecord, RecordDict
 from torch import Tensor, nn
 
 from protofl_common.maths.gaussian import ClassMoments
 from protofl_common.maths.low_rank import LEFT, RIGHT, largest_rank, product
 from protofl_common.maths.prototypes import Prototypes
-from protofl_common.wire.arrays import DTYPES, array_record, decoded, dtype_name, rows_of
+from protofl_common.wire import schema
 from protofl_common.wire.limits import Limits, RefusedMessage, Template
-from protofl_common.wire.schema import (
-    Counts,
-    Declared,
-    Entry,
-    Moments,
-    Statistics,
-    Update,
-    Vectors,
-    VectorSets,
-    Weights,
-    vectors_in,
-)
-from protofl_common.wire.statistics import ClientStatistics, bytes_of_statistics, pack_statistics, unpack_statistics
+from protofl_common.wire.schema import Declared, Entry, vectors_in
 
+RAW = "raw-little-endian"
+DTYPES: dict[str, np.dtype[Any]] = {"float32": np.dtype("<f4"), "float64": np.dtype("<f8"), "int64": np.dtype("<i8")}
 MAX_SETS = 10_000
 """Clients whose prototypes a message may carry."""
+MAX_FEATURES = 200
+"""Test samples of a client whose features statistics may have."""
 NOT_NEGATIVE = ("running_var", "num_batches_tracked")
 """Buffers of batch normalisation; a negative variance makes every feature NaN."""
 NORMALISATION = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm)
@@ -39,29 +33,36 @@ ONE = torch.ones(())
 MOST_SAMPLES, LARGEST = 2.0**20, 2.0**16
 """As how many samples a client, or a class of it, may weigh in a sum; the magnitude of a number of its model or
 prototypes. What is beyond is cut."""
-Shapes = list[tuple[str, tuple[int, ...]]]
 StateDict = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class ClientStatistics:
+    counts: Tensor
+    """[C] int64: labelled training samples of each class."""
+    similarity: Tensor | None = None
+    """[K] float32, in [-1, 1]: for each frozen backbone, how alike the prototypes of it alone and of all are."""
+    features: Tensor | None = None
+    """[N, D] float32: test samples in the space of the prototypes."""
+    labels: Tensor | None = None
+    """[N] int64: their classes."""
+
+
 Value = Prototypes | tuple[Prototypes, ...] | StateDict | Tensor | ClientStatistics
+Kind = TypeVar("Kind")
 
 
 class Payload:
     """Values by the names under which the catalog declares them; one that is None is left out.
 
-    Of a received payload, a name that is not declared is a KeyError.
-
-    >>> Payload(prototypes=None).entries
-    {}
+    Each way to declare an entry has a method that returns it, None (of `VectorSets` ()) where it was not sent; of a
+    received payload, a name that is not declared is a KeyError.
     """
 
     def __init__(self, **entries: Value | None) -> None:
         self.entries = {name: value for name, value in entries.items() if value is not None}
         self.declared: Declared | None = None
         """Of a payload that was received: what could have been sent."""
-
-    def _get(self, name: str) -> Value | None:
-        if self.declared is not None and name not in self.declared:
-            raise KeyError(f"{name} is not declared for this direction; declared: {', '.join(self.declared)}")
-        return self.entries.get(name)
 
     def without_undeclared_counts(self, declared: Declared) -> Payload:
         """Drop the counts of prototypes for which ``declared`` has none: only protections needed them."""
@@ -73,29 +74,25 @@ class Payload:
         return Payload(**entries)
 
     def vectors(self, name: str = "prototypes") -> Prototypes | None:
-        """The entry, declared as `Vectors`; None where it was not sent."""
-        value = self._get(name)
-        return value if isinstance(value, Prototypes) else None
+        return self._get(name, Prototypes)
 
     def weights(self, name: str = "weights") -> StateDict | None:
-        """The entry, declared as `Weights`; None where it was not sent."""
-        value = self._get(name)
-        return value if isinstance(value, dict) else None
+        return self._get(name, dict)
 
     def sets(self, name: str) -> tuple[Prototypes, ...]:
-        """The entry, declared as `VectorSets`, in the order of the sites; () where it was not sent."""
-        value = self._get(name)
-        return value if isinstance(value, tuple) else ()
+        return self._get(name, tuple) or ()
 
     def counts(self, name: str) -> Tensor | None:
-        """The entry, declared as `Counts`, [C] int64; None where it was not sent."""
-        value = self._get(name)
-        return value if isinstance(value, Tensor) else None
+        return self._get(name, Tensor)
 
     def statistics(self, name: str = "statistics") -> ClientStatistics | None:
-        """The entry, declared as `Statistics`; None where it was not sent."""
-        value = self._get(name)
-        return value if isinstance(value, ClientStatistics) else None
+        return self._get(name, ClientStatistics)
+
+    def _get(self, name: str, kind: type[Kind]) -> Kind | None:
+        if self.declared is not None and name not in self.declared:
+            raise KeyError(f"{name} is not declared for this direction; declared: {', '.join(self.declared)}")
+        value = self.entries.get(name)
+        return value if isinstance(value, kind) else None
 
 
 def pack_payload(payload: Payload, declared: Declared) -> RecordDict:
@@ -105,7 +102,7 @@ def pack_payload(payload: Payload, declared: Declared) -> RecordDict:
     content = RecordDict()
     for name, entry in declared.items():
         if name in payload.entries:
-            content[name] = codec_of(entry).pack(name, payload.entries[name], entry)
+            content[name] = array_record(codec_of(name, entry, Limits(0, 0)).pack(payload.entries[name]))
     return content
 
 
@@ -115,23 +112,22 @@ def unpack_payload(content: RecordDict, declared: Declared, limits: Limits, requ
     RefusedMessage for an undeclared or missing record or array, a wrong dtype or shape, NaN or infinity, a label out of
     range or twice, a count below 1, a norm above the limit, probabilities that are none.
     """
-    for name in content.array_records:
+    records, payload = content.array_records, Payload()
+    for name in records:
         if name not in declared:
             raise RefusedMessage(f"an undeclared array record {name!r}")
-    found: dict[str, Value] = {}
     for name, entry in declared.items():
-        if name in content.array_records:
-            found[name] = codec_of(entry).unpack(name, content.array_records[name], entry, limits)
+        if name in records:
+            payload.entries[name] = codec_of(name, entry, limits).unpack(records[name])
         elif required:
             raise RefusedMessage(f"no {name}")
-    payload = Payload(**found)
     payload.declared = declared
     return payload
 
 
 def check_size(content: RecordDict, declared: Declared, limits: Limits) -> None:
     """Refuse a message with more bytes than a valid one can have, before any of it is decoded or copied."""
-    largest = sum(codec_of(entry).most_bytes(name, entry, limits) for name, entry in declared.items())
+    largest = sum(codec_of(name, entry, limits).most_bytes() for name, entry in declared.items())
     if (size := payload_bytes(content)) > largest:
         raise RefusedMessage(f"{size} bytes of arrays, where a valid reply has at most {largest}")
 
@@ -143,7 +139,7 @@ def payload_bytes(content: RecordDict) -> int:
     return sum(len(value) for value in (*arrays, *others) if isinstance(value, bytes))
 
 
-def part_of(module: nn.Module, entry: Weights) -> StateDict:
+def part_of(module: nn.Module, entry: schema.Weights) -> StateDict:
     """The parameters and buffers of ``module`` that ``entry`` declares, as references."""
     layers = [f"{name}." for name, part in module.named_modules() if any(True for _ in part.parameters(recurse=False))]
     out = layers[max(0, len(layers) - entry.without_last) :]
@@ -154,253 +150,335 @@ def part_of(module: nn.Module, entry: Weights) -> StateDict:
 
 
 def template_of(weights: StateDict) -> Template:
-    """Name -> (dtype, shape): what `Limits.weights` compares with."""
     return {name: (dtype_name(value), tuple(value.shape)) for name, value in weights.items()}
 
 
-# -- vectors of classes --------------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Codec(ABC):
+    """How one kind of entry travels, and how secure aggregation sums it (`privacy/sums.py`)."""
 
+    name: str
+    entry: Any
+    limits: Limits
+    fewest_rows = 1
 
-def _pack_vectors(name: str, value: Prototypes, entry: Vectors) -> ArrayRecord:
-    if value.counts is not None and not entry.counts:
-        raise ValueError(f"class counts of {name} are not declared for this direction")
-    if not entry.several and _largest_class(value.labels) > 1:
-        raise ValueError(f"several {name} of a class are not declared for this direction")
-    counts = {} if value.counts is None else {"counts": value.counts}
-    return array_record({"means": value.means, "labels": value.labels, **counts})
+    @abstractmethod
+    def template(self) -> Template:
+        """Array -> (dtype, shape); −n stands for up to n rows, in all arrays of the entry equally many."""
 
+    @abstractmethod
+    def pack(self, value: Any) -> StateDict:
+        """The arrays of a value; ValueError for what is not declared."""
 
-def _unpack_vectors(name: str, record: ArrayRecord, entry: Vectors, limits: Limits) -> Prototypes:
-    wanted = {"means", "labels", "counts"} if entry.counts else {"means", "labels"}
-    if set(record) != wanted:
-        raise RefusedMessage(f"{name} with the arrays {sorted(record)} instead of {sorted(wanted)}")
-    rows = rows_of(record["means"], name, limits.num_classes * limits.per_class(entry))
-    means = decoded(record["means"], f"{name} means", "float32", (rows, limits.width(entry)))
-    labels = decoded(record["labels"], f"{name} labels", "int64", (rows,))
-    counts = decoded(record["counts"], f"{name} counts", "int64", (rows,)) if entry.counts else None
-    _check_vectors(means, labels, limits, limits.per_class(entry))
-    if counts is not None and int(counts.min()) < 1:
-        raise RefusedMessage("a count below 1")
-    if entry.probabilities and not (bool((means >= 0).all()) and torch.allclose(means.sum(1), ONE, atol=1e-3)):
-        raise RefusedMessage(f"{name} that are no class probabilities")
-    return Prototypes(means, labels, counts)
+    @abstractmethod
+    def checked(self, arrays: StateDict) -> Value:
+        """The value of arrays of the right dtypes and shapes; RefusedMessage for impossible numbers."""
 
+    def summed(self) -> dict[str, tuple[int, ...]]:
+        """The arrays that are summed, in this order."""
+        return {key: shape for key, (_, shape) in sorted(self.template().items())}
 
-def _bytes_of_vectors(name: str, entry: Vectors, limits: Limits) -> int:
-    return limits.num_classes * limits.per_class(entry) * (4 * limits.width(entry) + 8 + 8 * entry.counts)
+    def addends(self, value: Any, n: float) -> list[Tensor]:
+        """These arrays of one client with n samples, bounded."""
+        raise ValueError("sums are of what clients upload after training")
 
+    def mean(self, sums: StateDict, n: float, clients: int) -> Value | None:
+        """The entry of all clients together, from the sums; None for vectors of no class."""
+        raise ValueError("sums are of what clients upload after training")
 
-def _check_vectors(means: Tensor, labels: Tensor, limits: Limits, max_per_class: int) -> None:
-    if int(labels.min()) < 0 or int(labels.max()) >= limits.num_classes:
-        raise RefusedMessage(f"a label outside 0..{limits.num_classes - 1}")
-    if (most := _largest_class(labels)) > max_per_class:
-        same = "two prototypes with the same label" if max_per_class == 1 else f"{most} prototypes with the same label"
-        raise RefusedMessage(same)
-    norm = float(torch.linalg.vector_norm(means.double(), dim=1).max())
-    if norm > limits.max_norm:
-        raise RefusedMessage(f"a prototype of norm {norm:.3g}, above {limits.max_norm:g} (max-prototype-norm)")
+    def unpack(self, record: ArrayRecord) -> Value:
+        """The value of a record that has all arrays of the template, and no other."""
+        template, rows = self.template(), 0
+        if set(record) != set(template):
+            raise RefusedMessage(f"{self.name} with the arrays {sorted(record)} instead of {sorted(template)}")
+        arrays = {}
+        for key, (dtype, shape) in template.items():
+            if shape and shape[0] < 0:
+                rows = rows or rows_of(record[key], self.name, self.fewest_rows, -shape[0])
+                shape = (rows, *shape[1:])
+            arrays[key] = decoded(record[key], f"{self.name} {key}", dtype, shape)
+        return self.checked(arrays)
+
+    def most_bytes(self) -> int:
+        return sum(abs(math.prod(shape)) * DTYPES[dtype].itemsize for dtype, shape in self.template().values())
+
+    def check_vectors(self, vectors_NW: Tensor, labels_N: Tensor, per_class: int) -> None:
+        """Refuse labels out of range, vectors that are too long, and more than ``per_class`` of a class."""
+        if int(labels_N.min()) < 0 or int(labels_N.max()) >= self.limits.num_classes:
+            raise RefusedMessage(f"{self.name} with a label outside 0..{self.limits.num_classes - 1}")
+        if (most := _largest_class(labels_N)) > per_class:
+            raise RefusedMessage(f"{most} {self.name} with the same label, not at most {per_class}")
+        if (norm := float(torch.linalg.vector_norm(vectors_NW.double(), dim=1).max())) > self.limits.max_norm:
+            limit = f"above {self.limits.max_norm:g} (max-prototype-norm)"
+            raise RefusedMessage(f"{self.name} of norm {norm:.3g}, {limit}")
 
 
 def _largest_class(labels: Tensor) -> int:
     return int(torch.bincount(labels).max()) if len(labels) else 0
 
 
-def _shapes_of_table(name: str, entry: Vectors, limits: Limits) -> Shapes:
-    return [("", (limits.num_classes, limits.width(entry) + 1))]
+class VectorsCodec(Codec):
+    """Prototypes; in sums a table [C, W + 1] of k · mean and k."""
+
+    entry: schema.Vectors
+
+    def template(self) -> Template:
+        limits = self.limits
+        widths = {"features": limits.feature_dim, "classes": limits.num_classes, "backbones": limits.frozen_dim}
+        rows, columns = -limits.num_classes * self._per_class(), ("labels", "counts")[: 1 + self.entry.counts]
+        return {"means": ("float32", (rows, widths[self.entry.width]))} | dict.fromkeys(columns, ("int64", (rows,)))
+
+    def _per_class(self) -> int:
+        return self.limits.max_per_class if self.entry.several else 1
+
+    def pack(self, value: Prototypes) -> StateDict:
+        if value.counts is not None and not self.entry.counts:
+            raise ValueError(f"class counts of {self.name} are not declared for this direction")
+        if not self.entry.several and _largest_class(value.labels) > 1:
+            raise ValueError(f"several {self.name} of a class are not declared for this direction")
+        counts = {} if value.counts is None else {"counts": value.counts}
+        return {"means": value.means, "labels": value.labels, **counts}
+
+    def checked(self, arrays: StateDict) -> Prototypes:
+        value = Prototypes(**arrays)
+        self.check_vectors(value.means, value.labels, self._per_class())
+        if value.counts is not None and int(value.counts.min()) < 1:
+            raise RefusedMessage("a count below 1")
+        means = value.means
+        if self.entry.probabilities and not ((means >= 0).all() and torch.allclose(means.sum(1), ONE, atol=1e-3)):
+            raise RefusedMessage(f"{self.name} that are no class probabilities")
+        return value
+
+    def summed(self) -> dict[str, tuple[int, ...]]:
+        return {"table": (self.limits.num_classes, self.template()["means"][1][1] + 1)}
+
+    def addends(self, value: Prototypes, n: float) -> list[Tensor]:
+        means_PW = value.means.double().renorm(2, 0, 0.999999 * self.limits.max_norm).clamp(-LARGEST, LARGEST)
+        k_P = torch.ones(len(value)) if value.counts is None else value.counts.clamp(max=int(MOST_SAMPLES))
+        table_CW = torch.zeros(self.summed()["table"], dtype=torch.float64)
+        table_CW[value.labels] = k_P.double()[:, None] * torch.cat([means_PW, torch.ones(len(value), 1)], dim=1)
+        return [table_CW]
+
+    def mean(self, sums: StateDict, n: float, clients: int) -> Prototypes | None:
+        sums_CW, k_C = sums["table"][:, :-1], sums["table"][:, -1]
+        labels = (k_C != 0).nonzero().flatten()
+        if not len(labels):
+            return None
+        means_PW, k_P = sums_CW[labels] / k_C[labels, None], k_C[labels]
+        if bool((k_P < 1).any()):
+            raise RefusedMessage(f"{self.name} of less than one sample of a class")
+        if not self.entry.counts and (bool((k_P > clients).any()) or bool((k_P != k_P.round()).any())):
+            raise RefusedMessage(f"{self.name} of a class from more than {clients} sites, or from a part of one")
+        return Prototypes(means_PW.float(), labels, k_P.round().long() if self.entry.counts else None)
 
 
-def _addends_of_vectors(name: str, value: Prototypes, entry: Vectors, limits: Limits, n: float) -> Iterator[Tensor]:
-    means_PW = value.means.double().renorm(2, 0, 0.999999 * limits.max_norm).clamp(-LARGEST, LARGEST)
-    k_P = torch.ones(len(value)) if value.counts is None else value.counts.clamp(max=int(MOST_SAMPLES))
-    table_CW = torch.zeros(limits.num_classes, limits.width(entry) + 1, dtype=torch.float64)
-    table_CW[value.labels] = k_P.double()[:, None] * torch.cat([means_PW, torch.ones(len(value), 1)], dim=1)
-    yield table_CW
+class SetsCodec(Codec):
+    """The prototypes of every client, one after another."""
+
+    def template(self) -> Template:
+        rows = -self.limits.num_classes * MAX_SETS
+        labels: Template = dict.fromkeys(("labels", "owners"), ("int64", (rows,)))
+        return {"means": ("float32", (rows, self.limits.feature_dim)), **labels}
+
+    def pack(self, value: tuple[Prototypes, ...]) -> StateDict:
+        owners = torch.repeat_interleave(torch.tensor([len(one) for one in value]))
+        every = Prototypes.joined(value)
+        return {"means": every.means, "labels": every.labels, "owners": owners}
+
+    def checked(self, arrays: StateDict) -> tuple[Prototypes, ...]:
+        owners = arrays["owners"]
+        changes = owners.diff(prepend=owners.new_full((1,), -1))
+        if not bool(((changes == 0) | (changes == 1)).all()):
+            raise RefusedMessage(f"{self.name} whose owners are not numbered 0, 1, 2, … in order")
+        every = Prototypes(arrays["means"], arrays["labels"])
+        sets = tuple(every.only(owners == one) for one in range(int(owners[-1]) + 1))
+        for one in sets:
+            self.check_vectors(one.means, one.labels, per_class=1)
+        return sets
 
 
-def _mean_of_vectors(
-    name: str, arrays: StateDict, entry: Vectors, limits: Limits, n: float, clients: int
-) -> Prototypes | None:
-    sums_CW, k_C = arrays[""][:, :-1], arrays[""][:, -1]
-    labels = (k_C != 0).nonzero().flatten()
-    if not len(labels):
-        return None
-    means_PW, k_P = sums_CW[labels] / k_C[labels, None], k_C[labels]
-    if bool((k_P < 1).any()):
-        raise RefusedMessage(f"{name} of less than one sample of a class")
-    if not entry.counts and (bool((k_P > clients).any()) or bool((k_P != k_P.round()).any())):
-        raise RefusedMessage(f"{name} of a class from more than {clients} sites, or from a part of one")
-    counts = k_P.round().long() if entry.counts else None
-    return Prototypes(means_PW.float(), labels, counts)
+class WeightsCodec(Codec):
+    """A state dict; in sums n · w of every array."""
+
+    entry: schema.Weights
+
+    def template(self) -> Template:
+        return self.limits.weights[self.name]
+
+    def pack(self, value: StateDict) -> StateDict:
+        if odd := [key for key in value if not key.startswith(self.entry.parts)]:
+            parts = ", ".join(self.entry.parts)
+            raise ValueError(f"{self.name}.{odd[0]} is not declared for this direction; parts: {parts}")
+        return value
+
+    def unpack(self, record: ArrayRecord) -> Any:
+        if odd := sorted(set(record) ^ set(self.template())):
+            names = f"{', '.join(odd[:3])}{' …' if odd[3:] else ''}"
+            raise RefusedMessage(f"{self.name} that do not fit the model: {names}")
+        return super().unpack(record)
+
+    def checked(self, arrays: StateDict) -> StateDict:
+        if below := [key for key, value in arrays.items() if key.endswith(NOT_NEGATIVE) and (value < 0).any()]:
+            raise RefusedMessage(f"{self.name} {below[0]}: below 0")
+        return arrays
+
+    def addends(self, value: StateDict, n: float) -> list[Tensor]:
+        return [n * value[key].detach().cpu().double().clamp(-LARGEST, LARGEST) for key in self.summed()]
+
+    def mean(self, sums: StateDict, n: float, clients: int) -> StateDict:
+        means = {}
+        for key, (dtype, _) in self.template().items():
+            mean = sums[key] / n
+            means[key] = (mean.round() if dtype == "int64" else mean).to(getattr(torch, dtype))
+        return means
 
 
-# -- every client's vectors ----------------------------------------------------------------------------------------
+class UpdateCodec(WeightsCodec):
+    """The change of a state dict, in which two factors may stand for a matrix."""
+
+    def unpack(self, record: ArrayRecord) -> StateDict:
+        template = self.template()
+        pairs = {key: {key + LEFT, key + RIGHT} for key, (dtype, _) in template.items() if dtype == "float32"}
+        pairs = {key: pair for key, pair in pairs.items() if pair <= set(record)}
+        rest = ArrayRecord({key: record[key] for key in set(record).difference(*pairs.values())})
+        whole = {key: expected for key, expected in template.items() if key not in pairs}
+        found = super(UpdateCodec, replace(self, limits=replace(self.limits, weights={self.name: whole}))).unpack(rest)
+        found |= {key: self._product(record, key, template[key][1]) for key in pairs}
+        return {key: found[key] for key in template}
+
+    def _product(self, record: ArrayRecord, key: str, shape: tuple[int, ...]) -> Tensor:
+        what = f"{self.name} {key}"
+        rank = rows_of(record[key + RIGHT], f"factors of {what}", 1, largest_rank(shape))
+        left = decoded(record[key + LEFT], f"{what}{LEFT}", "float32", (shape[0], rank))
+        right = decoded(record[key + RIGHT], f"{what}{RIGHT}", "float32", (rank, math.prod(shape[1:])))
+        found = product(left, right, shape)
+        if not found.isfinite().all():
+            raise RefusedMessage(f"{what}: factors whose product is not finite")
+        return found
 
 
-def _pack_sets(name: str, value: tuple[Prototypes, ...], entry: VectorSets) -> ArrayRecord:
-    owners = [torch.full((len(one),), index, dtype=torch.int64) for index, one in enumerate(value)]
-    every = Prototypes.joined(value)
-    return array_record({"means": every.means, "labels": every.labels, "owners": torch.cat(owners)})
+class MomentsCodec(WeightsCodec):
+    """Class moments, of which not all are those of samples."""
+
+    def checked(self, arrays: StateDict) -> StateDict:
+        if wrong := ClassMoments.of(super().checked(arrays)).problem():
+            raise RefusedMessage(f"{self.name}: {wrong}")
+        return arrays
 
 
-def _unpack_sets(name: str, record: ArrayRecord, entry: VectorSets, limits: Limits) -> tuple[Prototypes, ...]:
-    if set(record) != {"means", "labels", "owners"}:
-        raise RefusedMessage(f"{name} with the arrays {sorted(record)} instead of ['labels', 'means', 'owners']")
-    rows = rows_of(record["means"], name, limits.num_classes * MAX_SETS)
-    means = decoded(record["means"], f"{name} means", "float32", (rows, limits.feature_dim))
-    labels = decoded(record["labels"], f"{name} labels", "int64", (rows,))
-    owners = decoded(record["owners"], f"{name} owners", "int64", (rows,))
-    changes = owners.diff(prepend=owners.new_full((1,), -1))
-    if not bool(((changes == 0) | (changes == 1)).all()):
-        raise RefusedMessage(f"{name} whose owners are not numbered 0, 1, 2, … in order")
-    sets = tuple(Prototypes(means[owners == one], labels[owners == one]) for one in owners.unique().tolist())
-    for one in sets:
-        _check_vectors(one.means, one.labels, limits, max_per_class=1)
-    return sets
+class CountsCodec(Codec):
+    """Numbers of samples of each class; in sums as they are."""
+
+    def template(self) -> Template:
+        return {"counts": ("int64", (self.limits.num_classes,))}
+
+    def pack(self, value: Tensor) -> StateDict:
+        return {"counts": value}
+
+    def checked(self, arrays: StateDict) -> Tensor:
+        if int(arrays["counts"].min()) < 0 or int(arrays["counts"].max()) < 1:
+            raise RefusedMessage(f"{self.name} below 0, or all 0")
+        return arrays["counts"]
+
+    def addends(self, value: Tensor, n: float) -> list[Tensor]:
+        return [value.double().clamp(max=MOST_SAMPLES)]
+
+    def mean(self, sums: StateDict, n: float, clients: int) -> Tensor:
+        return sums["counts"].round().long()
 
 
-def _bytes_of_sets(name: str, entry: VectorSets, limits: Limits) -> int:
-    return MAX_SETS * limits.num_classes * (4 * limits.feature_dim + 16)
+class StatisticsCodec(Codec):
+    """Statistics for the report, as their level declares them."""
+
+    entry: schema.Statistics
+    fewest_rows = 0
+
+    def template(self) -> Template:
+        arrays: dict[str, tuple[str, tuple[int, ...]]] = {"counts": ("int64", (self.limits.num_classes,))}
+        if self.limits.backbones:
+            arrays["similarity"] = ("float32", (self.limits.backbones,))
+        if self.entry.level == "features":
+            arrays["labels"] = ("int64", (-MAX_FEATURES,))
+            arrays["features"] = ("float32", (-MAX_FEATURES, self.limits.feature_dim))
+        return arrays
+
+    def pack(self, value: ClientStatistics) -> StateDict:
+        given = {name: array for name, array in vars(value).items() if array is not None}
+        if odd := sorted(given.keys() - self.template().keys() - {"similarity"}):
+            level = f"statistics = {self.entry.level!r}"
+            raise ValueError(f"{self.name}.{odd[0]} is not declared for this direction ({level})")
+        return given
+
+    def checked(self, arrays: StateDict) -> ClientStatistics:
+        value = ClientStatistics(**arrays)
+        if int(value.counts.min()) < 0:
+            raise RefusedMessage(f"{self.name} counts below 0")
+        if value.similarity is not None and float(value.similarity.abs().max()) > 1.001:
+            raise RefusedMessage(f"{self.name} similarity outside -1..1")
+        if value.features is not None and value.labels is not None and len(value.labels):
+            self.check_vectors(value.features, value.labels, MAX_FEATURES)
+        return value
 
 
-# -- weights -------------------------------------------------------------------------------------------------------
-
-
-def _pack_weights(name: str, value: StateDict, entry: Weights) -> ArrayRecord:
-    if odd := [key for key in value if not key.startswith(entry.parts)]:
-        raise ValueError(f"{name}.{odd[0]} is not declared for this direction; parts: {', '.join(entry.parts)}")
-    return array_record(value)
-
-
-def _unpack_weights(name: str, record: ArrayRecord, entry: Weights, limits: Limits) -> StateDict:
-    template = limits.weights[name]
-    if set(record) != set(template):
-        odd = sorted(set(record) ^ set(template))
-        raise RefusedMessage(f"{name} that do not fit the model: {', '.join(odd[:3])}{' …' if odd[3:] else ''}")
-    found = {key: decoded(record[key], f"{name} {key}", dtype, shape) for key, (dtype, shape) in template.items()}
-    if below := [key for key, value in found.items() if key.endswith(NOT_NEGATIVE) and (value < 0).any()]:
-        raise RefusedMessage(f"{name} {below[0]}: below 0")
-    return found
-
-
-def _bytes_of_weights(name: str, entry: Weights, limits: Limits) -> int:
-    return sum(math.prod(shape) * DTYPES[dtype].itemsize for dtype, shape in limits.weights[name].values())
-
-
-def _shapes_of_weights(name: str, entry: Weights, limits: Limits) -> Shapes:
-    return [(key, shape) for key, (_, shape) in sorted(limits.weights[name].items())]
-
-
-def _addends_of_weights(name: str, value: StateDict, entry: Weights, limits: Limits, n: float) -> Iterator[Tensor]:
-    for key in sorted(limits.weights[name]):
-        yield n * value[key].detach().cpu().double().clamp(-LARGEST, LARGEST)
-
-
-def _mean_of_weights(name: str, arrays: StateDict, entry: Weights, limits: Limits, n: float, clients: int) -> StateDict:
-    dtypes = {key: getattr(torch, dtype) for key, (dtype, _) in limits.weights[name].items()}
-    means = {key: arrays[key] / n for key in dtypes}
-    whole = {key: mean if dtypes[key].is_floating_point else mean.round() for key, mean in means.items()}
-    return {key: mean.to(dtypes[key]) for key, mean in whole.items()}
-
-
-def _unpack_update(name: str, record: ArrayRecord, entry: Update, limits: Limits) -> StateDict:
-    template = limits.weights[name]
-    pairs = {key: {key + LEFT, key + RIGHT} for key, (dtype, _) in template.items() if dtype == "float32"}
-    pairs = {key: pair for key, pair in pairs.items() if pair <= set(record)}
-    rest = ArrayRecord({key: record[key] for key in set(record).difference(*pairs.values())})
-    whole = {key: wanted for key, wanted in template.items() if key not in pairs}
-    found = _unpack_weights(name, rest, entry, replace(limits, weights={name: whole}))
-    found |= {key: _product(f"{name} {key}", record, key, template[key][1]) for key in pairs}
-    return {key: found[key] for key in template}
-
-
-def _unpack_moments(name: str, record: ArrayRecord, entry: Moments, limits: Limits) -> StateDict:
-    found = _unpack_weights(name, record, entry, limits)
-    if wrong := ClassMoments.of(found).problem():
-        raise RefusedMessage(f"{name}: {wrong}")
-    return found
-
-
-def _product(what: str, record: ArrayRecord, key: str, shape: tuple[int, ...]) -> Tensor:
-    rank = rows_of(record[key + RIGHT], f"factors of {what}", largest_rank(shape))
-    left = decoded(record[key + LEFT], f"{what}{LEFT}", "float32", (shape[0], rank))
-    right = decoded(record[key + RIGHT], f"{what}{RIGHT}", "float32", (rank, math.prod(shape[1:])))
-    found = product(left, right, shape)
-    if not found.isfinite().all():
-        raise RefusedMessage(f"{what}: factors whose product is not finite")
-    return found
-
-
-# -- counts of classes ---------------------------------------------------------------------------------------------
-
-
-def _pack_counts(name: str, value: Tensor, entry: Counts) -> ArrayRecord:
-    return array_record({"counts": value})
-
-
-def _unpack_counts(name: str, record: ArrayRecord, entry: Counts, limits: Limits) -> Tensor:
-    if set(record) != {"counts"}:
-        raise RefusedMessage(f"{name} with the arrays {sorted(record)} instead of ['counts']")
-    counts = decoded(record["counts"], name, "int64", (limits.num_classes,))
-    if int(counts.min()) < 0 or int(counts.max()) < 1:
-        raise RefusedMessage(f"{name} below 0, or all 0")
-    return counts
-
-
-def _shapes_of_counts(name: str, entry: Counts, limits: Limits) -> Shapes:
-    return [("", (limits.num_classes,))]
-
-
-def _addends_of_counts(name: str, value: Tensor, entry: Counts, limits: Limits, n: float) -> Iterator[Tensor]:
-    yield value.double().clamp(max=MOST_SAMPLES)
-
-
-def _mean_of_counts(name: str, arrays: StateDict, entry: Counts, limits: Limits, n: float, clients: int) -> Tensor:
-    return arrays[""].round().long()
-
-
-def _bytes_of_counts(name: str, entry: Counts, limits: Limits) -> int:
-    return 8 * limits.num_classes
-
-
-def _no_sums(*_: Any) -> Any:
-    raise ValueError("sums are of what clients upload after training")
-
-
-@dataclass(frozen=True)
-class Codec:
-    """How one kind of entry travels, and how secure aggregation sums it (`privacy/sums.py`)."""
-
-    pack: Callable[[str, Any, Any], ArrayRecord]
-    unpack: Callable[[str, ArrayRecord, Any, Limits], Value]
-    most_bytes: Callable[[str, Any, Limits], int]
-    shapes: Callable[[str, Any, Limits], Shapes] = _no_sums
-    """Names and shapes of the arrays that are summed."""
-    addends: Callable[[str, Any, Any, Limits, float], Iterator[Tensor]] = _no_sums
-    """These arrays of one client with n samples, bounded."""
-    mean: Callable[[str, StateDict, Any, Limits, float, int], Value | None] = _no_sums
-    """The entry of all clients together, from the sums; None for vectors of no class."""
-
-
-_SUMS_OF_WEIGHTS = (_shapes_of_weights, _addends_of_weights, _mean_of_weights)
-_CODECS: dict[type[Entry], Codec] = {
-    Vectors: Codec(
-        _pack_vectors, _unpack_vectors, _bytes_of_vectors, _shapes_of_table, _addends_of_vectors, _mean_of_vectors
-    ),
-    VectorSets: Codec(_pack_sets, _unpack_sets, _bytes_of_sets),
-    Weights: Codec(_pack_weights, _unpack_weights, _bytes_of_weights, *_SUMS_OF_WEIGHTS),
-    Update: Codec(_pack_weights, _unpack_update, _bytes_of_weights, *_SUMS_OF_WEIGHTS),
-    Moments: Codec(_pack_weights, _unpack_moments, _bytes_of_weights, *_SUMS_OF_WEIGHTS),
-    Counts: Codec(
-        _pack_counts, _unpack_counts, _bytes_of_counts, _shapes_of_counts, _addends_of_counts, _mean_of_counts
-    ),
-    Statistics: Codec(
-        lambda name, value, entry: pack_statistics(value, entry.level),
-        lambda name, record, entry, limits: unpack_statistics(record, entry.level, limits),
-        lambda name, entry, limits: bytes_of_statistics(entry.level, limits),
-    ),
+_CODECS: dict[type[Entry], type[Codec]] = {
+    schema.Vectors: VectorsCodec,
+    schema.VectorSets: SetsCodec,
+    schema.Weights: WeightsCodec,
+    schema.Update: UpdateCodec,
+    schema.Moments: MomentsCodec,
+    schema.Counts: CountsCodec,
+    schema.Statistics: StatisticsCodec,
 }
 
 
-def codec_of(entry: Entry) -> Codec:
-    """The codec of an entry's kind."""
-    return _CODECS[type(entry)]
+def codec_of(name: str, entry: Entry, limits: Limits) -> Codec:
+    return _CODECS[type(entry)](name, entry, limits)
+
+
+# -- arrays of a message: raw little-endian bytes, no pickle ---------------------------------------------------
+
+
+def array_record(arrays: Mapping[str, Tensor]) -> ArrayRecord:
+    return ArrayRecord({name: _array(value) for name, value in arrays.items()})
+
+
+def _array(value: Tensor) -> Array:
+    dtype = dtype_name(value)
+    if dtype not in DTYPES:
+        raise ValueError(f"cannot send {value.dtype}; the wire carries {', '.join(DTYPES)}")
+    data = value.detach().cpu().contiguous().numpy().astype(DTYPES[dtype], copy=False).tobytes()
+    return Array(dtype=dtype, shape=tuple(value.shape), stype=RAW, data=data)
+
+
+def decoded(array: Array, what: str, dtype: str, shape: tuple[int, ...]) -> Tensor:
+    """Decode one array, whose dtype and shape must be those given."""
+    if array.stype != RAW or array.dtype != dtype:
+        raise RefusedMessage(f"{what}: {array.stype} {array.dtype} instead of {RAW} {dtype}")
+    _check_shape(array, what)
+    if tuple(array.shape) != shape:
+        raise RefusedMessage(f"{what}: shape {'×'.join(map(str, array.shape))} instead of {'×'.join(map(str, shape))}")
+    if len(array.data) != math.prod(shape) * DTYPES[dtype].itemsize:
+        raise RefusedMessage(f"{what}: {len(array.data)} bytes do not fill the shape {tuple(array.shape)}")
+    values = np.frombuffer(array.data, dtype=DTYPES[dtype]).reshape(array.shape)
+    if dtype != "int64" and not np.isfinite(values).all():
+        raise RefusedMessage(f"{what}: NaN or infinity")
+    return torch.from_numpy(values.astype(DTYPES[dtype].newbyteorder("="), copy=True))
+
+
+def rows_of(array: Array, what: str, least: int, most: int) -> int:
+    """The length of an array's first axis, checked before any of it is decoded."""
+    _check_shape(array, what)
+    rows = array.shape[0] if array.shape else 0
+    if not least <= rows <= most:
+        raise RefusedMessage(f"{rows} {what}, not from {least} to {most}")
+    return rows
+
+
+def _check_shape(array: Array, what: str) -> None:
+    """Flower hands on whatever stands in the sender's JSON."""
+    if any(type(length) is not int for length in array.shape):
+        raise RefusedMessage(f"{what}: a shape of other things than whole numbers")
+
+
+def dtype_name(value: Tensor) -> str:
+    return str(value.dtype).removeprefix("torch.")

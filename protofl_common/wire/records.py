@@ -1,12 +1,10 @@
 """The records beside a payload: the server's instructions, a client's report and its introduction."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Collection
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_origin, get_type_hints
 
 from flwr.app import ConfigRecord, MetricRecord, RecordDict
 
@@ -33,8 +31,6 @@ _Card = TypeVar("_Card", "Instructions", "SiteCard")
 
 @dataclass(frozen=True)
 class Instructions:
-    """The server's instructions to a client."""
-
     round: int
     """From 1; the final evaluation carries the number of the last round."""
     run_name: str
@@ -93,7 +89,6 @@ class SiteCard:
 
 
 def pack_instructions(instructions: Instructions) -> ConfigRecord:
-    """The record ``round`` of a message to a client."""
     return ConfigRecord(dataclasses.asdict(instructions) | {"run_history": instructions.run_history.text})
 
 
@@ -123,7 +118,6 @@ def unpack_baseline(content: RecordDict) -> str:
 
 
 def pack_settings(digest: str) -> dict[str, ConfigRecord]:
-    """The record of an introduction's question: the digest of the server's settings."""
     return {"settings": ConfigRecord({"digest": digest})}
 
 
@@ -136,15 +130,12 @@ def check_settings(content: RecordDict, digest: str) -> None:
 
 
 def pack_best(best: BestRound | None, final: bool = False) -> dict[str, ConfigRecord]:
-    """The record that tells sites the best round so far, or, ``final``, of the whole run; {} before there is one."""
+    """The record of the best round so far, or, ``final``, of the whole run; {} before there is one."""
     return {"best": ConfigRecord({"after": best["after"], "on": best["on"] if final else ""})} if best else {}
 
 
 def unpack_best(content: RecordDict) -> tuple[int, str]:
-    """After which round the model was the best, -1 if not told, and, where this is final, on which data it was chosen.
-
-    RefusedMessage if the record is malformed.
-    """
+    """After which round the model was the best, -1 if not told, and, where this is final, on which data; checked."""
     record = content.config_records.get("best", {"after": -1, "on": ""})
     after, on = record.get("after"), record.get("on")
     if len(record) != 2 or type(after) is not int or on not in ("", "validation", "test"):
@@ -153,7 +144,6 @@ def unpack_best(content: RecordDict) -> tuple[int, str]:
 
 
 def pack_site_card(card: SiteCard) -> ConfigRecord:
-    """The record ``site`` of an introduction."""
     values = dataclasses.asdict(card)
     return ConfigRecord({key: list(value) if isinstance(value, tuple) else value for key, value in values.items()})
 
@@ -171,15 +161,14 @@ def unpack_site_card(content: RecordDict) -> SiteCard:
                 raise RefusedMessage(f"site.{key} with a name that is too long or not printable: {text!r}")
     if not is_site_name(card.name) or not all(isinstance(name, str) for name in card.classes):
         raise RefusedMessage(f"site.name is {card.name!r}, site.classes is {card.classes!r}")
-    labels = list(card.holds)
+    labels, shape = card.holds, card.input_shape
     in_range = all(type(label) is int and 0 <= label < len(card.classes) for label in labels)
-    if not in_range or labels != sorted(set(labels)):
-        raise RefusedMessage(f"site.holds is {labels!r}")
-    shape = tuple(card.input_shape)
+    if not in_range or labels != tuple(sorted(set(labels))):
+        raise RefusedMessage(f"site.holds is {list(labels)!r}")
     positive = all(type(size) is int and size > 0 for size in shape)
     if not positive or not 1 <= len(shape) <= _MOST_DIMENSIONS or math.prod(shape) > _LARGEST_INPUT:
         raise RefusedMessage(f"site.input_shape is {list(shape)!r}")
-    return dataclasses.replace(card, input_shape=shape, classes=tuple(card.classes), holds=tuple(labels))
+    return card
 
 
 def pack_report(report: Report, losses: Collection[str], metrics: Collection[str] = ()) -> MetricRecord:
@@ -191,12 +180,9 @@ def pack_report(report: Report, losses: Collection[str], metrics: Collection[str
     for group, declared in names.items():
         if odd := sorted(getattr(report, group).keys() - set(declared)):
             raise ValueError(f"{group}.{odd[0]} is not declared; choose from {', '.join(declared)}")
-    flat: dict[str, Any] = {}
-    for name, value in dataclasses.asdict(report).items():
-        if isinstance(value, dict):
-            flat |= {f"{name}.{key}": number for key, number in value.items()}
-        else:
-            flat[name] = value
+    flat: dict[str, Any] = {name: getattr(report, name) for name in COUNTS}
+    for name in names:
+        flat |= {f"{name}.{key}": number for key, number in getattr(report, name).items()}
     return MetricRecord(flat)
 
 
@@ -257,11 +243,11 @@ def report_names(losses: Collection[str], metrics: Collection[str]) -> dict[str,
 
 def _from_config(kind: type[_Card], content: RecordDict, name: str) -> _Card:
     record = content.config_records.get(name)
-    fields = {field.name: str(field.type) for field in dataclasses.fields(kind)}
-    if record is None or set(record) != set(fields):
+    types = get_type_hints(kind)
+    if record is None or set(record) != set(types):
         raise RefusedMessage(f"no complete record {name!r}; is the other side's ProtoFL of another version?")
-    kinds = {"int": int, "str": str, "bool": bool, "tuple[str, ...]": list, "tuple[int, ...]": list, "RunHistory": str}
     for key, value in record.items():
-        if type(value) is not kinds[fields[key]]:
+        if type(value) is not {RunHistory: str}.get(types[key], list if get_origin(types[key]) else types[key]):
             raise RefusedMessage(f"{name}.{key} is {value!r}")
-    return kind(**record)  # type: ignore[arg-type]
+    values = {key: tuple(value) if isinstance(value, list) else value for key, value in record.items()}
+    return kind(**values)  # type: ignore[arg-type]

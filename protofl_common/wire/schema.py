@@ -4,8 +4,6 @@ The wire code (`wire/payloads.py`) packs, checks and unpacks by this declaration
 be sent and is not accepted. Which clients must have equal models follows from the declared parts of weights.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
@@ -28,18 +26,12 @@ class Entry:
         """The entry in a sentence for a site's operator."""
         return ""
 
-    @property
-    def qualities(self) -> list[str]:
-        """How it differs from the plainest entry of its kind, in a few words each."""
-        return []
-
 
 @dataclass(frozen=True)
 class Vectors(Entry):
     """Vectors of classes, such as prototypes: [P, W] with labels [P]."""
 
     of_classes = True
-
     width: Literal["features", "classes", "backbones"] = "features"
     """W: ``feature-dim``, the number of classes (mean logits), or of the features of all frozen backbones together."""
     counts: bool = False
@@ -59,20 +51,12 @@ class Vectors(Entry):
         kind += ", of frozen features" if self.width == "backbones" else ""
         return f"{kind}, with the number of samples behind it" if self.counts else kind
 
-    @property
-    def qualities(self) -> list[str]:
-        widths = {"classes": ["a number per class"], "backbones": ["of frozen features"]}
-        several = ["several per class"] if self.several else []
-        return [*widths.get(self.width, []), *several, *(["with class counts"] if self.counts else [])]
-
 
 @dataclass(frozen=True)
 class VectorSets(Entry):
     """The vectors of every client, one set each, without counts; only a server can send them."""
 
-    @property
-    def qualities(self) -> list[str]:
-        return ["every client's prototypes"]
+    words = "every client's prototypes"
 
 
 @dataclass(frozen=True)
@@ -97,18 +81,6 @@ class Weights(Entry):
         left_out += [] if self.normalisation else ["its normalisation layers"]
         return f"{parts} of the {model}{' but ' if left_out else ''}{' and '.join(left_out)}"
 
-    @property
-    def qualities(self) -> list[str]:
-        module = [] if self.of == "model" else [f"of {self.of}"]
-        left_out = ["without the last layers"] if self.without_last else []
-        left_out += [] if self.normalisation else ["without normalisation layers"]
-        return [*module, *filter(None, self.parts), *left_out]
-
-    @property
-    def needs_one_architecture(self) -> bool:
-        """Return whether clients can only share this if their private models have equal bodies."""
-        return self.of == "model" and any("body.".startswith(part) or part.startswith("body.") for part in self.parts)
-
 
 @dataclass(frozen=True)
 class Update(Weights):
@@ -121,29 +93,15 @@ class Update(Weights):
     def words(self) -> str:
         return f"the changes of {super().words}"
 
-    @property
-    def qualities(self) -> list[str]:
-        return [*super().qualities, "changes, matrices in factors"]
-
 
 @dataclass(frozen=True)
 class Moments(Weights):
     """Class moments of frozen features (`maths/gaussian.py`): shares of the classes, class means, second moments."""
 
     of_classes = True
+    of_frozen = True
+    words = "the share of each class, its mean of frozen features, and their second moments"
     of: str = "moments"
-
-    @property
-    def of_frozen(self) -> bool:
-        return True
-
-    @property
-    def words(self) -> str:
-        return "the share of each class, its mean of frozen features, and their second moments"
-
-    @property
-    def qualities(self) -> list[str]:
-        return ["class moments of frozen features"]
 
 
 @dataclass(frozen=True)
@@ -151,15 +109,20 @@ class Counts(Entry):
     """How many training samples there are of each class: [C], 0 for a class without any."""
 
     of_classes = True
-
-    @property
-    def words(self) -> str:
-        return "how many samples of each class it has"
+    words = "how many samples of each class it has"
 
 
 @dataclass(frozen=True)
 class Statistics(Entry):
-    """Statistics of a client's data for the report, after the last round only (`wire/statistics.py`)."""
+    """Statistics of a client's data for the report, in the reply to the final evaluation only.
+
+    Each ``level`` (setting ``statistics``) has what the one before it has. ``summary``: how many training samples of
+    each class it has; with frozen backbones, how much of its prototypes each backbone alone explains (FedPCL, Figure
+    3). ``features``: some of its test features and their labels (FedTGP, Figure 6). The default is ``none``: several
+    papers promise that no class counts cross the wire. In a simulation the report shows the division of the data all
+    the same: the server divides it once more by itself. A site with data of its own sends nothing, whatever the run
+    asks for, unless its node config says ``statistics=true``.
+    """
 
     level: str
 
@@ -170,31 +133,23 @@ Declared = Mapping[str, Entry]
 
 @dataclass(frozen=True)
 class Exchange:
-    """Both directions of a round."""
-
     down: Declared = field(default_factory=dict)
     up: Declared = field(default_factory=dict)
 
     @property
     def needs_one_architecture(self) -> bool:
-        """Return whether all clients must have equal bodies."""
+        """Return whether all clients must have equal bodies: they share weights of these."""
         entries = [*weights_in(self.down).values(), *weights_in(self.up).values()]
-        return any(entry.needs_one_architecture for entry in entries)
+        parts = [part for entry in entries if entry.of == "model" for part in entry.parts]
+        return any("body.".startswith(part) or part.startswith("body.") for part in parts)
 
 
 def weights_in(declared: Declared) -> dict[str, Weights]:
-    """The entries that are weights, by name."""
     return {name: entry for name, entry in declared.items() if isinstance(entry, Weights)}
 
 
 def vectors_in(declared: Declared) -> dict[str, Vectors]:
-    """The entries that are vectors of classes, by name."""
     return {name: entry for name, entry in declared.items() if isinstance(entry, Vectors)}
-
-
-def sets_in(declared: Declared) -> dict[str, VectorSets]:
-    """The entries that are every client's vectors, by name."""
-    return {name: entry for name, entry in declared.items() if isinstance(entry, VectorSets)}
 
 
 def statistics_declared(level: str) -> Declared:

@@ -1,7 +1,5 @@
 """The record ``secagg`` of a message of secure aggregation: some bytes for each of several sites."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from flwr.app import ConfigRecord, RecordDict
@@ -17,7 +15,6 @@ MOST_SITES = 1000
 
 
 def pack_by_site(content: Mapping[str, bytes]) -> dict[str, ConfigRecord]:
-    """The record, by its name."""
     return {RECORD: ConfigRecord(dict(content))}
 
 

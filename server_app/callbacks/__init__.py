@@ -16,8 +16,6 @@ A run's folder holds
     ``tensorboard/``             event files, where asked for (`trackers.py`)
 """
 
-from __future__ import annotations
-
 from server_app.callbacks.artifacts import Artifacts
 from server_app.callbacks.base import Callback, Run
 from server_app.callbacks.checkpoints import Checkpoints

@@ -13,8 +13,6 @@
 Nothing here changes the run; it costs the server milliseconds a round.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections import Counter

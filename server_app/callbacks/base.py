@@ -3,8 +3,6 @@
 A callback writes or shows what a round brings. It changes nothing of the run, but may name a reason to end it.
 """
 
-from __future__ import annotations
-
 import time
 from dataclasses import dataclass, field
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A checkpoint after each round, and the settings by which the run can be repeated or resumed."""
 
-from __future__ import annotations
-
 import json
 import shlex
 import time

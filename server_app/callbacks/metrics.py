@@ -1,7 +1,5 @@
 """The rows of ``metrics.jsonl``, one for each round, and ``summary.json`` at the end."""
 
-from __future__ import annotations
-
 import os
 import platform
 import time

@@ -1,6 +1,4 @@
-"""The screen of a run: its clients, a line for each round, tables at the end; the page is drawn from here, too."""
-
-from __future__ import annotations
+"""A run shows its clients, a line for each round and its tables, and draws the page at its end."""
 
 from collections import Counter
 from collections.abc import Collection
@@ -10,7 +8,7 @@ from protofl_common.basics.text import in_order
 from protofl_common.config.sections import DataSettings
 from protofl_common.experiment.settings import Settings, to_run_config
 from protofl_common.maths.aggregation import FEWEST
-from protofl_common.privacy.words import protections
+from protofl_common.privacy.plan import protections
 from protofl_common.runs.comparison import compared, counted, sentence, side_by_side
 from protofl_common.runs.figures import (
     HIDDEN,

@@ -1,6 +1,4 @@
-"""Ends of a run before its last round: figures that no longer get better, or a spent privacy budget."""
-
-from __future__ import annotations
+"""A run ends before its last round if its figures no longer get better, or if its privacy budget is spent."""
 
 from protofl_common.basics.run_history import RunHistory
 from protofl_common.config.options import SettingsError

@@ -5,8 +5,6 @@ under its own round, and the settings without folders; no name of a site and not
 is a new one there, with the figures of its earlier rounds. TensorBoard's event files lie in the run's own folder.
 """
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable, Mapping
 from copy import deepcopy

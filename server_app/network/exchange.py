@@ -1,22 +1,22 @@
-"""One exchange of messages with the sites: what came in time, what came late, and whom to ask a second time."""
-
-from __future__ import annotations
+"""Messages to the sites: what all of a round carry, what came in time, what came late, and whom to ask again."""
 
 import math
 import re
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
-from flwr.app import Error, Message
+from flwr.app import Error, Message, RecordDict
 
-from protofl_common.basics.text import in_order
+from protofl_common.basics.text import in_order, printable
 from protofl_common.wire.payloads import payload_bytes
+from protofl_common.wire.records import Instructions, pack_baseline, pack_instructions
 from server_app.log import say
-from server_app.network.flower_compat import ErrorCode, is_simulated
+from server_app.network.flower_compat import ErrorCode, copy_for, id_of, is_simulated, pull_each, push_each
 from server_app.network.membership import Federation, FederationError
-from server_app.network.transport import copy_for, pull_each, push_each
+from server_app.result import RoundResult
 
 LOOK_EVERY = 3.0
 """Seconds between two looks around for sites that are new or back, while a round waits."""
@@ -31,6 +31,8 @@ LEAST_GRACE = 120.0
 WORKER_DIED = re.compile(r"<class 'ray\.exceptions\.(\w*(?:Died|Unavailable|Crashed|OutOfMemory)\w*)'>")
 """How the error of a simulated client begins whose process is no more."""
 UNREACHABLE = Error(int(ErrorCode.NODE_UNAVAILABLE), "Flower has no node of this site any more")
+
+Records = Mapping[str, Any]
 
 
 @dataclass
@@ -50,8 +52,7 @@ class MessageExchange:
     """
 
     def __init__(self, federation: Federation) -> None:
-        self.federation = federation
-        self.grid = federation.grid
+        self.federation, self.grid = federation, federation.grid
         self.waited = 0.0
         """Seconds, of this exchange."""
         self._longest: dict[str, float] = {}
@@ -64,8 +65,8 @@ class MessageExchange:
         self._away: dict[str, _Away] = {}
         self._replies: dict[str, Message] = {}
 
-    def __call__(self, messages: Sequence[Message], timeout: float) -> list[Message]:
-        """The replies, in the order of the site names; late ones are left out: after ``timeout``, or `_patience`.
+    def __call__(self, messages: Mapping[str, Message], timeout: float) -> dict[str, Message]:
+        """The replies by site, in the order of the names; late ones are left out: after ``timeout``, or `_patience`.
 
         FederationError where a process that simulates clients has died.
 
@@ -73,14 +74,13 @@ class MessageExchange:
         waited, between 10 and 250 ms.
         """
         start = looked = now = time.monotonic()
-        site_of = {node: site for site, node in self.federation.node_of.items()}
-        alive = {site for node, site in site_of.items() if node in self.federation.online}
-        self.late, self._replies, self._away, self.federation.asked = {}, {}, {}, {}
-        self._pending, took = {}, dict[str, float]()
+        alive = {site for site, node in self.federation.node_of.items() if node in self.federation.online}
+        self.late, self._replies, self._away, self._pending = {}, {}, {}, {}
+        took: dict[str, float] = {}
         # not in the first exchange, which knows nobody, nor where clients divide a data set: simulated ones wait for a
         # processor, and results must not depend on it
         hurried = self.federation.settings.federation.grace and self._longest and not self.federation.num_partitions
-        self._push({site_of[message.metadata.dst_node_id]: message for message in messages})
+        self._push(messages)
         while self._pending or self._away:
             arrived = self._pull(alive)
             now = time.monotonic()
@@ -99,7 +99,7 @@ class MessageExchange:
         self._replies |= {site: away.error for site, away in self._away.items()}
         self._check_workers()
         replies, self._replies = self._replies, {}  # they are the caller's alone: ten thousand are not kept
-        return [replies[site] for site in in_order(replies)]
+        return {site: replies[site] for site in in_order(replies)}
 
     def _check_workers(self) -> None:
         """FederationError where a process that simulates clients has died: Flower would go on giving it clients."""
@@ -123,10 +123,9 @@ class MessageExchange:
         usual = [statistics.median(took.values()), *(self._longest.get(site, 0) for site in self._pending)]
         return max(LEAST_GRACE, settings.grace * max(usual))
 
-    def _push(self, messages: dict[str, Message]) -> None:
+    def _push(self, messages: Mapping[str, Message]) -> None:
         """Send; what Flower does not take is as good as answered with an error."""
         for site, (message, taken) in zip(messages, push_each(self.grid, messages.values()), strict=True):
-            self.federation.asked[_id(message)] = site
             if taken:
                 self._pending[site] = message
             else:
@@ -134,31 +133,24 @@ class MessageExchange:
 
     def _pull(self, alive: set[str]) -> bool:
         """Take in what was answered, to this exchange or late to one before; whether anything was."""
-        sites = {_id(message): site for site, message in self._pending.items()}
-        late_sites = {_id(message): site for site, message in self._overdue.items()}
-        asked = time.monotonic()
-        arrived = pull_each(self.grid, [*sites, *late_sites])
-        replies = [answer for _, answer in arrived if not isinstance(answer, str) and answer.has_content()]
-        _tell_silence(asked, sum(payload_bytes(reply.content) for reply in replies))
-        for key, answer in arrived:
-            message = self._overdue[late_sites[key]] if key in late_sites else self._pending[sites[key]]
-            reply = Message(Error(0, answer), reply_to=message) if isinstance(answer, str) else answer
-            if key in late_sites:
-                del self._overdue[late_sites[key]]
+        site_of = {id_of(message): site for asked in (self._pending, self._overdue) for site, message in asked.items()}
+        start = time.monotonic()
+        answered = pull_each(self.grid, [*self._pending.values(), *self._overdue.values()])
+        _tell_silence(start, sum(payload_bytes(reply.content) for _, reply in answered if reply.has_content()))
+        for message, reply in answered:
+            site = site_of[id_of(message)]
+            if self._pending.get(site) is not message:
+                del self._overdue[site]
                 if not reply.has_error():
-                    self.late[late_sites[key]] = f"its reply to round {message.metadata.group_id}"
+                    self.late[site] = f"its reply to round {message.metadata.group_id}"
+                continue
+            del self._pending[site]
+            died = reply.has_error() and reply.error.code == ErrorCode.NODE_UNAVAILABLE
+            if died and self._may_return(site, alive):
+                self._away[site] = _Away(message, reply, time.monotonic() + PATIENCE)
             else:
-                site = sites[key]
-                del self._pending[site]
-                if (
-                    reply.has_error()
-                    and reply.error.code == ErrorCode.NODE_UNAVAILABLE
-                    and self._may_return(site, alive)
-                ):
-                    self._away[site] = _Away(message, reply, time.monotonic() + PATIENCE)
-                else:
-                    self._replies[site] = reply
-        return bool(arrived)
+                self._replies[site] = reply
+        return bool(answered)
 
     def _may_return(self, site: str, alive: set[str]) -> bool:
         """Return whether a dead node may return: not if it was dead before the round, and nobody comes instead."""
@@ -167,17 +159,45 @@ class MessageExchange:
 
     def _ask_again(self, now: float) -> None:
         """Ask sites that are back; no longer wait for those that were away too long."""
-        node_of, online = self.federation.node_of, self.federation.online
-        moved = {
-            site: message for site, message in self._pending.items() if message.metadata.dst_node_id != node_of[site]
-        }
-        back = {site: away.message for site, away in self._away.items() if node_of[site] in online}
+        node_of, pending = self.federation.node_of, self._pending.items()
+        moved = {site: message for site, message in pending if message.metadata.dst_node_id != node_of[site]}
+        back = {site: away.message for site, away in self._away.items() if node_of[site] in self.federation.online}
         self._push({site: copy_for(message, node_of[site]) for site, message in (moved | back).items()})
-        for site, away in list(self._away.items()):
-            if site in back or now > away.until:
-                del self._away[site]
-                if site not in back:
-                    self._replies[site] = away.error
+        gone = {site: away.error for site, away in self._away.items() if site not in back and now > away.until}
+        self._replies |= gone
+        for site in back.keys() | gone.keys():
+            del self._away[site]
+
+
+@dataclass(frozen=True)
+class Messenger:
+    """Asks the sites of a round, or of the final evaluation."""
+
+    federation: Federation
+    run_name: str
+    send: MessageExchange
+    result: RoundResult
+    """Takes the bytes, and the errors of sites that could not do their work."""
+    evaluate: bool
+    """Whether the sites are to evaluate what they receive."""
+
+    def ask(self, kind: str, contents: Mapping[str, Records], stage: str = "") -> dict[str, RecordDict]:
+        """Send each site its records, and return what its reply holds; ``stage``: what an error came in."""
+        federation, result = self.federation, self.result
+        instructions = Instructions(result.number, self.run_name, self.evaluate, federation.run_history)
+        common = {"round": pack_instructions(instructions), **pack_baseline(federation.baseline)}
+        messages, answers = dict[str, Message](), dict[str, RecordDict]()
+        for site, records in contents.items():
+            content = RecordDict({**records, **common})
+            result.bytes_down += payload_bytes(content)
+            messages[site] = Message(content, federation.node_of[site], kind, group_id=str(result.number))
+        for site, reply in self.send(messages, federation.settings.federation.round_timeout).items():
+            if reply.has_error():
+                result.failed[site] = stage + printable(str(reply.error.reason))
+            else:
+                result.bytes_up += payload_bytes(reply.content)
+                answers[site] = reply.content
+        return answers
 
 
 def _tell_silence(since: float, arrived: int = 0) -> None:
@@ -185,7 +205,3 @@ def _tell_silence(since: float, arrived: int = 0) -> None:
     silence = time.monotonic() - since
     if silence > SILENCE + arrived / SLOW_LINK:
         say(f"  the SuperLink did not answer for {silence:.0f} s; going on")
-
-
-def _id(message: Message) -> str:
-    return str(message.metadata.message_id)

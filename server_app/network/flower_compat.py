@@ -1,18 +1,27 @@
-"""Every name of Flower that is not in its public packages, in one place: look here first when Flower moves on."""
+"""Flower's private names, and sending and fetching through it, so that a bad message costs no more than it must.
 
-from __future__ import annotations
+Look here first when Flower moves on.
+"""
 
 from collections import defaultdict
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import Any
 
-from flwr.app import Message
+from flwr.app import Error, Message
 from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 from flwr.supercore.inflatable.inflatable_utils import ObjectPushError
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
-__all__ = ["DecodeError", "ErrorCode", "ObjectPushError", "find_messages_by_node", "is_simulated"]
+from server_app.log import say
+
+__all__ = ["ErrorCode", "copy_for", "find_messages_by_node", "id_of", "is_simulated", "pull_each", "push_each"]
+
+UNREADABLE = (TypeError, ValueError, LookupError, AttributeError, DecodeError)
+"""What Flower raises for an array whose shape is not one, text that is not JSON, a missing part, bad protobuf bytes."""
+TRIES = 3
+"""How often messages are sent before a SuperLink that keeps losing them ends the run."""
 
 
 def is_simulated(grid: Grid) -> bool:
@@ -50,3 +59,47 @@ def find_messages_by_node(grid: Grid) -> None:
 
     state.store_message_ins = store_message_ins
     state.get_message_ins = get_message_ins
+
+
+def push_each(grid: Grid, messages: Iterable[Message]) -> list[tuple[Message, bool]]:
+    """Send, and return (message, whether Flower took it) in the order given.
+
+    A SuperLink that is restarted while messages are on their way to it refuses their remaining parts for ever, and
+    Flower raises. They are sent again then, as copies: a client that had got its message all the same answers twice,
+    from the same state, and only the reply to the copy is fetched. ObjectPushError after `TRIES` in a row.
+    """
+    sent = list(messages)
+    for left in reversed(range(TRIES)):
+        try:
+            taken = set(grid.push_messages(sent))
+            break
+        except ObjectPushError:
+            if not left:
+                raise
+            say("  the SuperLink lost messages that were half sent; sending them again")
+            sent = [copy_for(message, int(message.metadata.dst_node_id)) for message in sent]
+    return [(message, id_of(message) in taken) for message in sent]
+
+
+def copy_for(message: Message, node: int) -> Message:
+    return Message(message.content, node, message.metadata.message_type, group_id=message.metadata.group_id)
+
+
+def pull_each(grid: Grid, messages: Iterable[Message]) -> list[tuple[Message, Message]]:
+    """Return the messages that have been answered, each with its reply; one that cannot be read is an error.
+
+    Flower decodes replies inside ``pull_messages`` and hands over all of one call or none: the exception for one
+    garbled reply would end the run and lose the others. So each is asked for in a call of its own.
+    """
+    answered: list[tuple[Message, Message]] = []
+    for message in messages:
+        try:
+            answered += [(message, reply) for reply in grid.pull_messages([id_of(message)])]
+        except UNREADABLE as error:
+            why = Error(0, f"a reply that Flower cannot read: {type(error).__name__}: {error}")
+            answered.append((message, Message(why, reply_to=message)))
+    return answered
+
+
+def id_of(message: Message) -> str:
+    return str(message.metadata.message_id)

@@ -1,7 +1,5 @@
 """The server half of every algorithm; the catalog says where it stands."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from protofl_common.basics.files import digest
@@ -31,5 +29,4 @@ def built(federation: Federation) -> ServerStrategy[Any]:
 
 
 def server_half(row: Algorithm) -> type[ServerStrategy[Any]]:
-    """The class that ``row`` names."""
     return half(row.server, ServerStrategy)

@@ -6,8 +6,6 @@ Every reply is checked against what the catalog declares before `merge` sees it.
 mathematics.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, Generic, TypeVar, cast
 
@@ -16,12 +14,15 @@ from torch import Tensor
 from protofl_common.experiment.catalog import Hparams
 from protofl_common.maths.aggregation import merge_prototypes
 from protofl_common.maths.prototypes import Prototypes
-from protofl_common.runs.attributes import pack_attributes, restore_attributes, tensors_of
+from protofl_common.runs.attributes import restore_attributes, tensors_of
 from protofl_common.wire.limits import Template
 from protofl_common.wire.payloads import Payload, StateDict, template_of
 from protofl_common.wire.schema import Declared, weights_in
-from server_app.network.membership import Federation
-from server_app.validation.replies import Upload, vectors_of
+from server_app.network.membership import Federation, FederationError
+from server_app.replies import Upload, together, vectors_of
+
+__all__ = ["Federation", "FederationError", "Payload", "StateDict", "Template", "Upload", "template_of", "together"]
+__all__ += ["ServerStrategy", "vectors_of"]
 
 H = TypeVar("H", bound=Hparams)
 
@@ -50,10 +51,14 @@ class ServerStrategy(Generic[H]):
     def payload_down(self) -> Payload:
         """Return the payload for every client, at the start of a round and at the final evaluation.
 
-        The default: global prototypes and weights, as far as there are any and the catalog's row declares them.
+        The default: of each entry that the catalog's row declares, what `entry` gives.
         """
-        there = {"prototypes": self.global_prototypes, "weights": self.global_weights}
-        return Payload(**{name: there.get(name) for name in self.settings.exchange.down})
+        return Payload(**{name: self.entry(name) for name in self.settings.exchange.down})
+
+    def entry(self, name: str) -> Any:
+        """Return the attribute of that name, of prototypes and weights the global ones; None where there is none."""
+        names = {"prototypes": "global_prototypes", "weights": "global_weights"}
+        return getattr(self, names.get(name, name), None)
 
     def payload_for(self, site: str, common: Payload) -> Payload:
         """Return the payload for ``site``, where it is not the ``common`` one."""
@@ -75,16 +80,15 @@ class ServerStrategy(Generic[H]):
     @property
     def global_weights(self) -> StateDict | None:
         """The global model, where there is one."""
-        return None
+        return getattr(self, "weights", None)
 
     def templates(self) -> dict[str, Template]:
-        """Declared entry -> the arrays that a client must send; the default: those of `global_weights`."""
-        return dict.fromkeys(weights_in(self.settings.exchange.up), template_of(self.global_weights or {}))
+        """Declared entry -> the arrays that a client must send; the default: those of `entry`."""
+        return {name: template_of(self.entry(name) or {}) for name in weights_in(self.settings.exchange.up)}
 
     def shared(self) -> dict[str, Template]:
         """Declared entry of either direction -> its arrays, as a client counts them; {} where some are unknown."""
-        exchange = self.settings.exchange
-        entries = weights_in({**exchange.down, **exchange.up})
+        entries = weights_in({**self.settings.exchange.down, **self.settings.exchange.up})
         known = {"weights": template_of(self.global_weights or {}), **self.templates()}
         return {name: known[name] for name in entries} if entries.keys() <= known.keys() else {}
 
@@ -100,12 +104,8 @@ class ServerStrategy(Generic[H]):
 
     # -- checkpoints ---------------------------------------------------------------------------------------------
 
-    def packed_state(self) -> dict[str, Tensor]:
-        """The attributes in `state`, copied as they are now."""
-        return pack_attributes(self, self.state)
-
     def present_state(self) -> dict[str, Tensor]:
-        """The same without copies: the next `merge` may change them."""
+        """The attributes in `state`, without copies: the next `merge` may change them."""
         return tensors_of(self, self.state)
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
@@ -115,4 +115,3 @@ class ServerStrategy(Generic[H]):
 
 
 Strategy = ServerStrategy[Any]
-"""The server half of whatever algorithm."""

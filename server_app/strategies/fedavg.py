@@ -7,21 +7,17 @@ w ← Σ_i (n_i / Σ n) · w_i over the round's clients, n_i their training samp
 (`protofl_common/maths/aggregation.py`).
 """
 
-from __future__ import annotations
-
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from torch import Tensor
 
 from protofl_common.maths.aggregation import clip_updates, merge_weights
-from protofl_common.models.initial import initial_model
+from protofl_common.models.build import initial_model
 from protofl_common.models.split import SplitModel
 from protofl_common.wire.payloads import StateDict, part_of
 from protofl_common.wire.schema import weights_in
-from server_app.network.membership import Federation, FederationError
-from server_app.strategies.base import H, ServerStrategy
-from server_app.validation.replies import Upload
+from server_app.strategies.base import Federation, FederationError, H, ServerStrategy, Upload
 
 
 class FedAvg(ServerStrategy[H]):
@@ -40,10 +36,8 @@ class FedAvg(ServerStrategy[H]):
 
     def first_model(self) -> SplitModel:
         """The model of the first round."""
-        settings = self.settings
-        return initial_model(
-            self.arch, self.card.input_shape, self.num_classes, settings.model, settings.run.seed, "global"
-        )
+        model, seed = self.settings.model, self.settings.run.seed
+        return initial_model(self.arch, self.card.input_shape, self.num_classes, model, seed, "global")
 
     @property
     def arch(self) -> str:
@@ -51,32 +45,32 @@ class FedAvg(ServerStrategy[H]):
         return self.card.arch
 
     def merge(self, uploads: list[Upload]) -> dict[str, float]:
-        """The weighted mean of the clients' models."""
         self.weights = self.averaged(uploads)
         return {}
 
     def averaged(self, uploads: list[Upload]) -> StateDict:
         """The weights of these clients as one: Σ_i (n_i / Σ n) · w_i, or what ``merging`` puts in its place."""
-        bounds = self.federation.bounds
         sent = [upload for upload in uploads if upload.payload.weights()]
         total = sum(upload.train_samples for upload in sent)
         sets: list[Mapping[str, Tensor]] = [upload.payload.weights() or {} for upload in sent]
-        if bounds.max_update_ratio < math.inf:
-            received = [self.starting_point(upload.site) for upload in sent]
-            cut = clip_updates(sets, received, bounds.max_update_ratio)
-            for upload, before, after in zip(sent, sets, cut, strict=True):
-                if after is not before:
-                    limit = f"{bounds.max_update_ratio:g} times the median length (max-update-ratio)"
-                    self.reduced.add(f"{upload.site}: its change of the weights is cut to {limit}")
-            sets = cut
+        sets = self.cut(sent, sets, self.starting_point)
         shares = [upload.train_samples / total for upload in sent]
-        return merge_weights(sets, shares, *bounds.weights)
+        return merge_weights(sets, shares, *self.federation.bounds.weights)
+
+    def cut(
+        self, uploads: list[Upload], sets: list[Mapping[str, Tensor]], start: Callable[[str], StateDict]
+    ) -> list[Mapping[str, Tensor]]:
+        """The ``sets`` of these uploads, no farther from each site's ``start`` than ``max-update-ratio`` allows."""
+        ratio = self.federation.bounds.max_update_ratio
+        if ratio == math.inf:
+            return sets
+        nearer = clip_updates(sets, [start(upload.site) for upload in uploads], ratio)
+        for upload, before, after in zip(uploads, sets, nearer, strict=True):
+            if after is not before:
+                limit = f"{ratio:g} times the median length (max-update-ratio)"
+                self.reduced.add(f"{upload.site}: its change of the weights is cut to {limit}")
+        return nearer
 
     def starting_point(self, site: str) -> StateDict:
         """Return the weights that ``site`` would have sent without training."""
         return self.payload_for(site, self.payload_down()).weights() or {}
-
-    @property
-    def global_weights(self) -> StateDict:
-        """The global model."""
-        return self.weights

@@ -11,16 +11,11 @@ Deviations: in the paper every device has every class and takes part in every ro
 a round is represented by what it sent last; one that has never been asked has the teacher of all.
 """
 
-from __future__ import annotations
-
 from protofl_common.basics.text import in_order
 from protofl_common.experiment.catalog import FedDistillHparams
 from protofl_common.maths.aggregation import merge_prototypes
 from protofl_common.maths.prototypes import Prototypes
-from protofl_common.wire.payloads import Payload
-from server_app.network.membership import Federation
-from server_app.strategies.base import ServerStrategy
-from server_app.validation.replies import Upload, vectors_of
+from server_app.strategies.base import Federation, Payload, ServerStrategy, Upload, vectors_of
 
 
 class FedDistill(ServerStrategy[FedDistillHparams]):
@@ -33,7 +28,6 @@ class FedDistill(ServerStrategy[FedDistillHparams]):
         self.outputs: dict[str, Prototypes] = {}
 
     def payload_down(self) -> Payload:
-        """The mean over all clients."""
         return self._mean_of(in_order(self.outputs))
 
     def payload_for(self, site: str, common: Payload) -> Payload:
@@ -49,6 +43,5 @@ class FedDistill(ServerStrategy[FedDistillHparams]):
         return Payload(outputs=merge_prototypes(sets, "uniform", None, *self.federation.bounds.prototypes))
 
     def merge(self, uploads: list[Upload]) -> dict[str, float]:
-        """Remember what came."""
         self.outputs |= vectors_of(uploads, "outputs")
         return {}

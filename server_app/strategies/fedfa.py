@@ -9,17 +9,12 @@ Coefficients        γ_j = C · p_j / Σ_j' p_j',   p_j = 1 / (1 + 1 / Σ²_j); 
 Deviations: the authors' code takes one variance over all channels and clients of a stage, so that γ is 1 everywhere.
 """
 
-from __future__ import annotations
-
 import torch
 
 from protofl_common.experiment.catalog import FedFAHparams
 from protofl_common.models.augmentation import Augmentation, fusion_coefficients
-from protofl_common.wire.limits import Template
-from protofl_common.wire.payloads import Payload, StateDict, template_of
-from server_app.network.membership import Federation
+from server_app.strategies.base import Federation, StateDict, Upload
 from server_app.strategies.fedavg import FedAvg
-from server_app.validation.replies import Upload
 
 
 class FedFA(FedAvg[FedFAHparams]):
@@ -31,11 +26,7 @@ class FedFA(FedAvg[FedFAHparams]):
         super().__init__(federation)
         augmentation = Augmentation(self.first_model().body, self.card.input_shape, 0.0)
         self.coefficients: StateDict = augmentation.coefficients.state_dict(prefix="coefficients.")
-        self.averages = template_of(augmentation.averages.state_dict(prefix="averages."))
-
-    def payload_down(self) -> Payload:
-        """The global model, and γ."""
-        return Payload(weights=self.weights, coefficients=self.coefficients)
+        self.averages: StateDict = augmentation.averages.state_dict(prefix="averages.")
 
     def merge(self, uploads: list[Upload]) -> dict[str, float]:
         """FedAvg, and γ of the round's averages."""
@@ -44,7 +35,3 @@ class FedFA(FedAvg[FedFAHparams]):
             together_MC = torch.stack([averages[name] for averages in sent])
             self.coefficients[name.replace("averages", "coefficients", 1)] = fusion_coefficients(together_MC)
         return super().merge(uploads)
-
-    def templates(self) -> dict[str, Template]:
-        """Return the arrays of the weights and of the averages."""
-        return {"weights": template_of(self.weights), "averages": self.averages}

@@ -13,18 +13,14 @@ them; for heads of two layers this is an approximation. The authors' code also h
 each client's loss by its share of the label, and draws all labels that occur alike.
 """
 
-from __future__ import annotations
-
 import torch
 from torch.nn.functional import cross_entropy
 
 from protofl_common.basics.seeding import derive_seed
 from protofl_common.experiment.catalog import FedGenHparams
 from protofl_common.models.generator import build_generator
-from protofl_common.wire.payloads import Payload
-from server_app.network.membership import Federation
+from server_app.strategies.base import Federation, Payload, Upload
 from server_app.strategies.lg_fedavg import LGFedAvg
-from server_app.validation.replies import Upload
 
 
 class FedGen(LGFedAvg[FedGenHparams]):
@@ -54,7 +50,6 @@ class FedGen(LGFedAvg[FedGenHparams]):
         return {"server-loss": self._train_generator(self.label_counts)}
 
     def _train_generator(self, counts_C: torch.Tensor) -> float:
-        """The mean loss over the steps."""
         model, total = self.first_model().requires_grad_(False), 0.0
         model.load_state_dict(self.weights)
         for _ in range(self.hparams.server_steps):

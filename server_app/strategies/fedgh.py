@@ -10,23 +10,18 @@ Deviations: the abstract has one step for each R̄_k^s, 1 of both settings; thei
 code the optimizer of these steps holds a client's network, not θ, which so keeps its first weights.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from protofl_common.basics.seeding import derive_seed
-from protofl_common.experiment.catalog import FedGHHparams
-from protofl_common.models.initial import initial_head
-from protofl_common.wire.payloads import StateDict
-from server_app.network.membership import Federation
-from server_app.strategies.base import ServerStrategy
+from protofl_common.experiment.catalog import ServerTrainingHparams
+from protofl_common.models.build import initial_head
+from server_app.strategies.base import Federation, ServerStrategy, StateDict, Upload, together
 from server_app.training import server_device, train
-from server_app.validation.replies import Upload, together
 
 
-class FedGH(ServerStrategy[FedGHHparams]):
+class FedGH(ServerStrategy[ServerTrainingHparams]):
     """Keeps θ, which is not trained where the setting ``head`` freezes it."""
 
     state: tuple[str, ...] = ("head", "generator")

@@ -8,16 +8,12 @@ Deviations: a mean by samples, where the text has a plain one. A client that did
 does not have what Ā changes, and is sent the student w instead.
 """
 
-from __future__ import annotations
-
 import torch
 
 from protofl_common.experiment.catalog import FedKDHparams
 from protofl_common.maths.low_rank import applied, compressed, expanded
-from protofl_common.wire.payloads import Payload, StateDict
-from server_app.network.membership import Federation
+from server_app.strategies.base import Federation, Payload, StateDict, Upload
 from server_app.strategies.fedavg import FedAvg
-from server_app.validation.replies import Upload
 
 
 class FedKD(FedAvg[FedKDHparams]):
@@ -33,8 +29,11 @@ class FedKD(FedAvg[FedKDHparams]):
 
     @property
     def arch(self) -> str:
-        """Return the arrays of the student."""
+        """The architecture of the student."""
         return self.settings.architecture(0, self.hparams.student)
+
+    def payload_down(self) -> Payload:
+        return Payload(weights=self.weights)
 
     def payload_for(self, site: str, common: Payload) -> Payload:
         """The update for one that has what it changes; once asked, only a reply that counts says what a site has."""
@@ -50,7 +49,4 @@ class FedKD(FedAvg[FedKDHparams]):
         return {"compression": sizes[0] / sizes[1]}
 
     def starting_point(self, site: str) -> StateDict:
-        """No change."""
-        return {
-            name: torch.zeros_like(value) if name in self.trained else value for name, value in self.weights.items()
-        }
+        return self.weights | {name: torch.zeros_like(self.weights[name]) for name in self.trained}

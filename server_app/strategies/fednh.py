@@ -13,8 +13,6 @@ Deviations: the authors' code averages the bodies of a round without regard to t
 class that nobody sent keeps its prototype.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import torch
@@ -25,10 +23,8 @@ from protofl_common.experiment.catalog import FedNHHparams
 from protofl_common.maths.prototypes import Prototypes
 from protofl_common.models.heads import CosineHead, HiddenHead, class_directions
 from protofl_common.models.split import SplitModel
-from protofl_common.wire.payloads import Payload
-from server_app.network.membership import Federation, FederationError
+from server_app.strategies.base import Federation, FederationError, Payload, Upload
 from server_app.strategies.fedavg import FedAvg
-from server_app.validation.replies import Upload
 
 
 class FedNH(FedAvg[FedNHHparams]):
@@ -43,7 +39,6 @@ class FedNH(FedAvg[FedNHHparams]):
             self.prototypes_CD = class_directions(self.num_classes, self.settings.model.feature_dim)
 
     def first_model(self) -> SplitModel:
-        """FedAvg's, with the cosine head."""
         model = super().first_model()
         if isinstance(model.head, HiddenHead):
             raise FederationError(f"fednh needs heads of one layer, and that of {self.arch} has two")
@@ -67,5 +62,4 @@ class FedNH(FedAvg[FedNHHparams]):
 
     @property
     def global_prototypes(self) -> Prototypes:
-        """W."""
         return Prototypes(self.prototypes_CD.clone(), torch.arange(self.num_classes))

@@ -10,14 +10,12 @@ Deviations: the equations are those of the authors' code of November 2024 (aaaf6
 Its one epoch a round leaves P̂ near its random start for long. Classes that nobody holds take no part.
 """
 
-from __future__ import annotations
-
 from functools import partial
 
 from protofl_common.experiment.catalog import FedORGPHparams
-from protofl_common.maths.losses.orthogonality import orthogonality
+from protofl_common.maths.losses.margin import orthogonality
+from server_app.replies import Upload, together
 from server_app.strategies.fedtgp import TrainedPrototypes
-from server_app.validation.replies import Upload, together
 
 
 class FedORGP(TrainedPrototypes[FedORGPHparams]):

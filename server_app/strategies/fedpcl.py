@@ -11,17 +11,12 @@ Deviations: Eq. 6 as printed has a further factor 1/|N_j| and is left out, as in
 asked in a round is represented by the set it sent last; a class that nobody sent keeps its prototype.
 """
 
-from __future__ import annotations
-
 import torch
 
 from protofl_common.basics.text import in_order
 from protofl_common.experiment.catalog import FedPCLHparams
 from protofl_common.maths.prototypes import Prototypes
-from protofl_common.wire.payloads import Payload
-from server_app.network.membership import Federation
-from server_app.strategies.base import ServerStrategy
-from server_app.validation.replies import Upload, vectors_of
+from server_app.strategies.base import Federation, Payload, ServerStrategy, Upload, vectors_of
 
 
 class FedPCL(ServerStrategy[FedPCLHparams]):
@@ -41,7 +36,6 @@ class FedPCL(ServerStrategy[FedPCLHparams]):
         return Payload(prototypes=self.prototypes, local_sets=padded or None)
 
     def merge(self, uploads: list[Upload]) -> dict[str, float]:
-        """Eq. 6."""
         self.prototypes = self.merged(uploads, "counts", self.prototypes)
         if "local_sets" in self.settings.exchange.down:
             self.sets |= {site: one.without_counts() for site, one in vectors_of(uploads).items()}

@@ -11,16 +11,13 @@ Deviations: a class that nobody sent in a round keeps its prototypes. ``merging`
 the place of FedAvg's mean, and leave out the P_k^m of the clients least like the others.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 
 from protofl_common.experiment.catalog import FedPLVMHparams
-from protofl_common.maths.clustering import cluster_classes
-from protofl_common.maths.prototypes import Prototypes
+from protofl_common.maths.prototypes import Prototypes, cluster_classes
+from server_app.replies import Upload, together
 from server_app.strategies.fedavg import FedAvg
-from server_app.validation.replies import Upload, together
 
 
 class FedPLVM(FedAvg[FedPLVMHparams]):

@@ -11,11 +11,8 @@ Deviations: Eq. 4 as printed has a further factor 1/|N_j|, with which prototypes
 left out. A class that nobody sent in a round keeps its prototype.
 """
 
-from __future__ import annotations
-
 from protofl_common.experiment.catalog import FedProtoHparams
-from server_app.strategies.base import ServerStrategy
-from server_app.validation.replies import Upload
+from server_app.strategies.base import ServerStrategy, Upload
 
 
 class FedProto(ServerStrategy[FedProtoHparams]):
@@ -24,6 +21,5 @@ class FedProto(ServerStrategy[FedProtoHparams]):
     state: tuple[str, ...] = ("prototypes",)
 
     def merge(self, uploads: list[Upload]) -> dict[str, float]:
-        """Eq. 4."""
         self.prototypes = self.merged(uploads, self.hparams.weighting, self.prototypes)
         return {}

@@ -4,12 +4,10 @@ Other half: `client_app/algorithms/fedproto_avg.py`.
 Equations: `server_app/strategies/fedavg.py` for the weights, `server_app/strategies/fedproto.py` for the prototypes.
 """
 
-from __future__ import annotations
-
 from protofl_common.experiment.catalog import FedProtoHparams
+from server_app.replies import Upload
 from server_app.strategies.fedavg import FedAvg
 from server_app.strategies.fedproto import FedProto
-from server_app.validation.replies import Upload
 
 
 class FedProtoAvg(FedProto, FedAvg[FedProtoHparams]):
@@ -18,5 +16,4 @@ class FedProtoAvg(FedProto, FedAvg[FedProtoHparams]):
     state: tuple[str, ...] = ("weights", "prototypes")
 
     def merge(self, uploads: list[Upload]) -> dict[str, float]:
-        """Both means."""
         return FedAvg.merge(self, uploads) | FedProto.merge(self, uploads)

@@ -11,18 +11,13 @@ Anchors             A^c ← α A^c + (1 − α) P̄^c
 Deviations: the equations are those of the authors' code. A class that nobody sent keeps its anchor and prototype.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import nn
 
 from protofl_common.basics.seeding import derive_seed
 from protofl_common.experiment.catalog import FedSAHparams
 from protofl_common.maths.prototypes import Prototypes
-from protofl_common.wire.payloads import Payload
-from server_app.network.membership import Federation
-from server_app.strategies.base import ServerStrategy
-from server_app.validation.replies import Upload
+from server_app.strategies.base import Federation, Payload, ServerStrategy, Upload
 
 
 class FedSA(ServerStrategy[FedSAHparams]):

@@ -16,8 +16,6 @@ prototype. ``margin = "nearest"`` is the authors' code: the largest distance of 
 ``merging`` may leave out the P_i^c of the clients least like the others.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import TypeVar
@@ -30,10 +28,8 @@ from protofl_common.basics.seeding import derive_seed
 from protofl_common.experiment.catalog import FedTGPHparams, ServerTrainingHparams
 from protofl_common.maths.losses.margin import largest_distance, largest_nearest_distance, margin_contrast
 from protofl_common.maths.prototypes import Prototypes, class_means
-from server_app.network.membership import Federation
-from server_app.strategies.base import ServerStrategy
+from server_app.strategies.base import Federation, ServerStrategy, Upload, together
 from server_app.training import server_device, train
-from server_app.validation.replies import Upload, together
 
 T = TypeVar("T", bound=ServerTrainingHparams)
 

@@ -14,19 +14,14 @@ A client starts each round at its centre, so it changes its cluster only if a ro
 of the way to another one: in no run that was looked at. The authors' code clusters by K-means again.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from sklearn.cluster import KMeans
 
 from protofl_common.basics.seeding import derive_seed
 from protofl_common.experiment.catalog import FeSEMHparams
-from protofl_common.wire.limits import Template
-from protofl_common.wire.payloads import Payload, StateDict, template_of
-from server_app.network.membership import Federation
+from server_app.strategies.base import Federation, Payload, StateDict, Template, Upload, template_of
 from server_app.strategies.fedavg import FedAvg
-from server_app.validation.replies import Upload
 
 
 class FeSEM(FedAvg[FeSEMHparams]):
@@ -42,22 +37,19 @@ class FeSEM(FedAvg[FeSEMHparams]):
         self.cluster_of: dict[str, torch.Tensor] = {}
 
     def payload_down(self) -> Payload:
-        """The first centre."""
         return Payload(weights=self.centres["0"])
 
     def payload_for(self, site: str, common: Payload) -> Payload:
-        """The centre of the client's cluster."""
         return Payload(weights=self.centres[str(int(self.cluster_of.get(site, torch.tensor(0))))])
 
     def merge(self, uploads: list[Upload]) -> dict[str, float]:
         """E-step and M-step; how many clusters the round's clients are in."""
         points = np.stack([self._vector(upload.payload.weights() or {}) for upload in uploads])
         clusters = self._nearest(points) if self.cluster_of else self._first_clusters(points)
-        members = {
-            k: [one for one, cluster in zip(uploads, clusters, strict=True) if cluster == k] for k in set(clusters)
-        }
-        self.centres |= {str(k): self.averaged(members[k]) for k in sorted(members)}
-        self.cluster_of |= {one.site: torch.tensor(k) for one, k in zip(uploads, clusters, strict=True)}
+        assigned = list(zip(uploads, clusters, strict=True))
+        members = {k: [upload for upload, cluster in assigned if cluster == k] for k in sorted(set(clusters))}
+        self.centres |= {str(k): self.averaged(members[k]) for k in members}
+        self.cluster_of |= {upload.site: torch.tensor(k) for upload, k in assigned}
         return {"clusters": float(len(set(clusters)))}
 
     def _vector(self, weights: StateDict) -> np.ndarray:
@@ -75,7 +67,6 @@ class FeSEM(FedAvg[FeSEMHparams]):
         return [int(k) for k in KMeans(count, n_init=10, random_state=seed).fit_predict(points)]
 
     def templates(self) -> dict[str, Template]:
-        """Return the arrays of one centre."""
         return {"weights": template_of(self.centres["0"])}
 
     @property

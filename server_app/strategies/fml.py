@@ -4,8 +4,6 @@ Other half: `client_app/algorithms/fml.py`.
 The private models, and their architectures, are the clients' own affair.
 """
 
-from __future__ import annotations
-
 from protofl_common.experiment.catalog import FMLHparams
 from server_app.strategies.fedavg import FedAvg
 
@@ -15,5 +13,5 @@ class FML(FedAvg[FMLHparams]):
 
     @property
     def arch(self) -> str:
-        """Return the arrays of the meme model."""
+        """The architecture of the meme model."""
         return self.settings.architecture(0, self.hparams.meme)

@@ -11,12 +11,9 @@ Deviations: of FINCH's partitions it is the one with the fewest clusters, as in 
 sent in a round keeps its prototypes.
 """
 
-from __future__ import annotations
-
 from torch import Tensor
 
-from protofl_common.maths.clustering import cluster_classes
-from protofl_common.maths.prototypes import Prototypes
+from protofl_common.maths.prototypes import Prototypes, cluster_classes
 from server_app.strategies.fedplvm import FedPLVM
 
 
@@ -24,5 +21,4 @@ class FPL(FedPLVM):
     """FedPLVM's server, which always takes FINCH."""
 
     def clustered(self, means_PD: Tensor, labels_P: Tensor) -> Prototypes:
-        """P (Eq. 5)."""
         return cluster_classes(means_PD, labels_P, "finch").without_counts()

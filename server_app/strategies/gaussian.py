@@ -8,18 +8,12 @@ Nothing here depends on how the samples are divided, but for bounds on single cl
 most as ``max-samples-ratio`` and ``max-samples-lead`` say.
 """
 
-from __future__ import annotations
-
 from torch import Tensor
 
 from protofl_common.experiment.catalog import GaussianHparams
 from protofl_common.maths.aggregation import merge_weights
 from protofl_common.maths.gaussian import ClassMoments
-from protofl_common.wire.limits import Template
-from protofl_common.wire.payloads import Payload, StateDict, template_of
-from server_app.network.membership import Federation
-from server_app.strategies.base import ServerStrategy
-from server_app.validation.replies import Upload
+from server_app.strategies.base import Federation, Payload, ServerStrategy, StateDict, Template, Upload, template_of
 
 
 class Gaussian(ServerStrategy[GaussianHparams]):
@@ -35,15 +29,12 @@ class Gaussian(ServerStrategy[GaussianHparams]):
         self.counts_C: Tensor | None = None
 
     def payload_down(self) -> Payload:
-        """Moments and counts, once there are any."""
         return Payload(moments=self.moments or None, counts=self.counts_C)
 
     def templates(self) -> dict[str, Template]:
-        """The arrays of the moments."""
         return {"moments": self.template}
 
     def merge(self, uploads: list[Upload]) -> dict[str, float]:
-        """The mean of the moments by training samples."""
         samples = sum(upload.train_samples for upload in uploads)
         shares = [upload.train_samples / samples for upload in uploads]
         self.moments = merge_weights([upload.payload.weights("moments") or {} for upload in uploads], shares, "mean", 0)

@@ -5,11 +5,9 @@ g ← Σ_m (n_m / Σ n) · g_m over the round's clients; the authors' code avera
 The clients' bodies are their own affair, and their code need not be here.
 """
 
-from __future__ import annotations
-
 from torch import nn
 
-from protofl_common.models.initial import initial_head
+from protofl_common.models.build import initial_head
 from protofl_common.models.split import SplitModel
 from server_app.strategies.base import H
 from server_app.strategies.fedavg import FedAvg

@@ -8,8 +8,6 @@ Training            min Σ_p CE(g(h(r_p)), y_p) by AdamW, S = ``server-epochs`` 
 A client's centres count until it sends others, so one round is enough, and who joins later adds to it.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
@@ -17,12 +15,9 @@ from torch.nn.functional import cross_entropy
 from protofl_common.basics.seeding import derive_seed
 from protofl_common.experiment.catalog import MPFTHparams
 from protofl_common.maths.prototypes import Prototypes
-from protofl_common.models.initial import initial_model
-from protofl_common.wire.payloads import Payload, StateDict
-from server_app.network.membership import Federation
-from server_app.strategies.base import ServerStrategy
+from protofl_common.models.build import initial_model
+from server_app.strategies.base import Federation, Payload, ServerStrategy, StateDict, Upload, vectors_of
 from server_app.training import server_device, train
-from server_app.validation.replies import Upload, vectors_of
 
 
 class MPFT(ServerStrategy[MPFTHparams]):
@@ -44,7 +39,6 @@ class MPFT(ServerStrategy[MPFTHparams]):
 
     @property
     def global_weights(self) -> StateDict:
-        """Adapter and classifier."""
         return {name: value.cpu() for name, value in self.model.state_dict().items()}
 
     def merge(self, uploads: list[Upload]) -> dict[str, float]:

@@ -9,14 +9,11 @@ Deviations: the mean is FedAvg's, weighted by training samples as in the authors
 (batch-normalisation statistics) are averaged without β, which could make a variance negative.
 """
 
-from __future__ import annotations
-
 import torch
 
 from protofl_common.experiment.catalog import PFedMeHparams
-from server_app.network.membership import Federation
+from server_app.strategies.base import Federation, Upload
 from server_app.strategies.fedavg import FedAvg
-from server_app.validation.replies import Upload
 
 
 class PFedMe(FedAvg[PFedMeHparams]):
@@ -27,8 +24,7 @@ class PFedMe(FedAvg[PFedMeHparams]):
         self.names = [name for name, _ in self.first_model().named_parameters()]
 
     def merge(self, uploads: list[Upload]) -> dict[str, float]:
-        """The step of β."""
         before = self.weights
-        figures = super().merge(uploads)
+        self.weights = self.averaged(uploads)
         self.weights |= {name: torch.lerp(before[name], self.weights[name], self.hparams.beta) for name in self.names}
-        return figures
+        return {}

@@ -8,12 +8,10 @@ Prototypes (Eq. 3)  ȳ_j = (1 / |φ|) Σ_{i∈φ} ỹ_{i,j}, in the last round o
 ``merging`` may put a median or trimmed mean in the place of Eq. 3, and of FedAvg's mean.
 """
 
-from __future__ import annotations
-
 from protofl_common.experiment.catalog import ProtoFedHparams
 from protofl_common.wire.schema import Declared
+from server_app.replies import Upload
 from server_app.strategies.fedavg import FedAvg
-from server_app.validation.replies import Upload
 
 
 class ProtoFed(FedAvg[ProtoFedHparams]):
@@ -27,6 +25,5 @@ class ProtoFed(FedAvg[ProtoFedHparams]):
         return {name: entry for name, entry in super().expected_up(server_round).items() if due or name != "prototypes"}
 
     def merge(self, uploads: list[Upload]) -> dict[str, float]:
-        """The mean model and Eq. 3."""
         self.prototypes = self.merged(uploads, "uniform", self.prototypes)
         return super().merge(uploads)

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 import client_app.client
-from protofl_common.backbones.extract import extract_features
+from protofl_common.backbones.features import extract_features
 from protofl_common.experiment.settings import flatten
 from tests.harness import run_config, run_federation
 

@@ -25,7 +25,7 @@ from numpy.typing import ArrayLike
 from protofl_common.config.architectures import architecture_of
 from protofl_common.data import open_client_data
 from protofl_common.experiment.settings import Settings
-from protofl_common.models.cnn import CNN_PLANS
+from protofl_common.models.vision import CNN_PLANS
 from tests.bench.bare import normalised
 from tests.system.processes import ROOT
 

@@ -103,8 +103,8 @@ MUTANTS = [
     Mutant(
         "keys for a second upload",
         "client_app/protections/secure_sum.py",
-        "_ORDER.index(progress.stage) > 1",
-        "_ORDER.index(progress.stage) > 3",
+        "_ORDER.index(last.stage) > 1",
+        "_ORDER.index(last.stage) > 3",
         f"{SECAGG} tries",
     ),
     Mutant(
@@ -114,13 +114,40 @@ MUTANTS = [
         "",
         f"{SECAGG} tries",
     ),
-    Mutant("lost ones' masks stay", "server_app/secagg.py", "total -= pair_mask", "pair_mask", f"{SECAGG} missed"),
+    Mutant(
+        "lost ones' masks stay",
+        "server_app/protections/secure_sum.py",
+        "total -= pair_mask",
+        "pair_mask",
+        f"{SECAGG} missed",
+    ),
     Mutant(
         "held classes are told",
         "client_app/introduction.py",
         "and not hidden",
         "",
         f"{SECAGG} every_byte",
+    ),
+    Mutant(
+        "an error is no answer",
+        "client_app/app.py",
+        "if error is None or isinstance(error, Exception):",
+        "if error is None:",
+        "tests/test_sites.py -k error_is_an_answer",
+    ),
+    Mutant(
+        "a similarity of small classes",
+        "client_app/statistics.py",
+        "[large_P].mean()",
+        ".mean()",
+        "tests/test_wire_privacy.py -k similarity",
+    ),
+    Mutant(
+        "control variates are not cut",
+        "server_app/strategies/scaffold.py",
+        "self.cut(uploads, ",
+        "(lambda _, sets, start: sets)(uploads, ",
+        "tests/test_robust_merging.py -k scaffolds",
     ),
     Mutant(
         "figures in the clear",
@@ -167,7 +194,7 @@ MUTANTS = [
     ),
     Mutant(
         "FINCH by L2",
-        f"{P}/maths/clustering.py",
+        f"{P}/maths/prototypes.py",
         'distance="cosine"',
         'distance="euclidean"',
         "tests/protofl_common/maths/test_clustering.py",
@@ -189,14 +216,14 @@ MUTANTS = [
     ),
     Mutant(
         "FedPLVM's denominator without the own class",
-        f"{P}/maths/losses/sparsity.py",
+        f"{P}/maths/losses/contrast.py",
         "torch.logsumexp(scaled_BG, dim=1) - own_B",
         "torch.logsumexp(scaled_BG.masked_fill(own_BG, -torch.inf), dim=1) - own_B",
         "tests/protofl_common/maths/losses",
     ),
     Mutant(
         "FedPCL's A(y) with y",
-        f"{P}/maths/losses/prototype_contrast.py",
+        f"{P}/maths/losses/contrast.py",
         "if with_own else present_BMC & ~own_B1C",
         "if with_own else present_BMC",
         "tests/protofl_common/maths/losses",
@@ -232,16 +259,16 @@ MUTANTS = [
     ),
     Mutant(
         "evaluated after training",
-        "client_app/visit.py",
-        "        self.evaluations: Evaluations = Evaluation(), Evaluation()\n",
-        "        self.algorithm.fit()\n        self.evaluations: Evaluations = Evaluation(), Evaluation()\n",
+        "client_app/app.py",
+        "        self.evaluations = Evaluation(), Evaluation()\n",
+        "        self.algorithm.fit()\n        self.evaluations = Evaluation(), Evaluation()\n",
         "tests/test_federation.py -k began_with",
     ),
     Mutant(
         "predict-among = own looks at test labels",
-        "client_app/visit.py",
-        "torch.from_numpy(self.client.large_classes).to(self.client.device)",
-        "self.client.test_set.labels.unique()",
+        "client_app/app.py",
+        "torch.from_numpy(client.large_classes).to(client.device)",
+        "client.test_set.labels.unique()",
         "tests/client_app/test_evaluation.py",
     ),
     Mutant(
@@ -254,8 +281,8 @@ MUTANTS = [
     Mutant(
         "trained on validation data",
         f"{P}/data/division.py",
-        "train=share.train[stay]",
-        "train=share.train",
+        "return train[stay], train[aside]",
+        "return train, train[aside]",
         "tests/protofl_common/data/test_division.py",
     ),
     Mutant(
@@ -289,9 +316,9 @@ MUTANTS = [
     ),
     Mutant(
         "the averaged model is not loaded",
-        f"{C}/fedavg.py",
-        "if (weights := payload.weights()) is not None:",
-        "if (weights := payload.weights()) is not None and not payload.vectors():",
+        f"{C}/base.py",
+        "module.load_state_dict(module.state_dict() | weights)",
+        "module.load_state_dict(module.state_dict())",
         f"{REFERENCE}/test_fedavg.py",
     ),
     Mutant(
@@ -326,9 +353,9 @@ MUTANTS = [
     Mutant(
         "FedTGP sends the prototypes of the round before",
         f"{S}/base.py",
-        '        there = {"prototypes": self.global_prototypes,',
-        "        before, self.before = getattr(self, 'before', None), self.global_prototypes\n"
-        '        there = {"prototypes": before,',
+        "return getattr(self, names.get(name, name), None)",
+        "before, self.before = getattr(self, 'before', None), getattr(self, names.get(name, name), None)\n"
+        "        return before",
         f"{REFERENCE}/test_fedtgp.py",
     ),
     Mutant(
@@ -358,8 +385,8 @@ MUTANTS = [
     Mutant(
         "FedPCL predicts by global prototypes",
         f"{C}/fedpcl.py",
-        "return chosen(self.exact_prototypes(), large_K).to(self.client.device)",
-        "return self.global_prototypes or self.exact_prototypes()",
+        "return chosen(self.local_prototypes(), large_K).to(self.client.device)",
+        "return self.global_prototypes or self.local_prototypes()",
         f"{REFERENCE}/test_fedpcl.py",
     ),
     Mutant(
@@ -441,7 +468,7 @@ MUTANTS = [
     ),
     Mutant(
         "FedORGP: γ's sign",
-        f"{P}/maths/losses/orthogonality.py",
+        f"{P}/maths/losses/margin.py",
         "+ gamma *",
         "- gamma *",
         f"{REFERENCE}/test_fedorgp.py",
@@ -498,7 +525,7 @@ MUTANTS = [
     ),
     Mutant(
         "MPFT rounds the number of clusters down",
-        f"{P}/maths/clustering.py",
+        f"{P}/maths/prototypes.py",
         "math.ceil(ratio * len(rows_ND))",
         "int(ratio * len(rows_ND))",
         f"{REFERENCE}/test_mpft.py",

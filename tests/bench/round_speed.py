@@ -23,7 +23,7 @@ import psutil
 import torch
 
 from client_app.data import Samples
-from client_app.evaluation import evaluate, local_features
+from client_app.evaluation import evaluate, features_of
 from protofl_common.config.architectures import GROUPS
 from protofl_common.experiment.settings import Settings, default_run_config
 from protofl_common.maths.prototypes import Prototypes, class_means
@@ -141,7 +141,7 @@ def compare_passes(repeats: int) -> None:
 
             works = {
                 "bare body": lambda model=model: forward([model.body]),
-                "prototypes": lambda model=model: class_means(local_features(model, data, 500), data.labels, 10),
+                "prototypes": lambda model=model: class_means(features_of(model, data, 500), data.labels, 10),
                 "bare body+head": lambda model=model: forward([model.body, model.head]),
                 "evaluate": lambda model=model: evaluate(model, data, 500, known),
                 "plain": lambda body=body, head=head: forward([body, head]),

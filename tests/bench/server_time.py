@@ -22,9 +22,9 @@ from protofl_common.maths.losses.margin import margin_contrast
 from protofl_common.maths.prototypes import Prototypes
 from protofl_common.wire.payloads import Payload
 from protofl_common.wire.records import Report
+from server_app.protections.bounds import Bounds
+from server_app.replies import Upload
 from server_app.strategies.fedtgp import FedTGP
-from server_app.validation.bounds import Bounds
-from server_app.validation.replies import Upload
 
 LOOP_BATCH, LOOP_LR = 10, 0.01
 

@@ -9,8 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from client_app.augment import Augment, rotated
-from client_app.data import Samples
+from client_app.data import Augment, Samples, rotated
 from client_app.training import shuffled_batches
 from protofl_common.config.options import SettingsError
 from protofl_common.experiment.settings import Settings, default_run_config

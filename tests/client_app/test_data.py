@@ -9,7 +9,7 @@ import torch
 
 from client_app.data import Samples, split_unlabelled, to_device
 from protofl_common.data import ClientData
-from protofl_common.data.inputs import normalised, statistics
+from protofl_common.data.raw import normalised, statistics
 
 CPU = torch.device("cpu")
 

@@ -7,7 +7,7 @@ import sys
 
 SCRIPT = """
 import sys, torch
-from client_app.eager import COMPILER, without_compiler
+from client_app.training import COMPILER, _without_compiler
 
 def train():
     torch.manual_seed(1)
@@ -21,7 +21,7 @@ def train():
         optimizer.load_state_dict(optimizer.state_dict())
     return [value.tolist() for value in model.parameters()], optimizer
 
-without_compiler()
+_without_compiler()
 asked, stand_in = [], sys.modules[COMPILER]
 disable = stand_in.disable
 stand_in.disable = lambda *a, **k: asked.append(a) or disable(*a, **k)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from client_app.data import Samples
-from client_app.evaluation import Evaluation, evaluate, local_features
+from client_app.evaluation import Evaluation, evaluate, features_of
 from protofl_common.maths.prototypes import Prototypes, class_means
 from protofl_common.models.build import build_model
 from protofl_common.models.split import SplitModel
@@ -40,7 +40,7 @@ def test_both_accuracies_equal_plain_code_at_any_batch_size() -> None:
 def test_local_prototypes_are_class_means_in_eval_mode() -> None:
     model, data = setting()
     model.train()
-    found = class_means(local_features(model, data, 10), data.labels, 5)
+    found = class_means(features_of(model, data, 10), data.labels, 5)
     model.eval()
     with torch.no_grad():
         z = model.body(data.inputs)
@@ -57,7 +57,7 @@ def test_own_prototypes_are_those_of_the_training_classes(tmp_path: Path, monkey
         seen.append((data, known))
         return evaluate(model, data, batch_size, known, **rest)
 
-    monkeypatch.setattr("client_app.visit.evaluate", noted)
+    monkeypatch.setattr("client_app.app.evaluate", noted)
     few: dict[str, Any] = {
         "partition": "pathological",
         "classes_per_client": 4,

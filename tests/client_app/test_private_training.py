@@ -14,7 +14,7 @@ from client_app.data import Samples
 from client_app.protections.private_step import PrivateStep
 from client_app.training import Batch, LossTerms, train
 from protofl_common.config.options import SettingsError
-from protofl_common.models.layers import with_group_norm
+from protofl_common.models.build import with_group_norm
 from protofl_common.models.split import SplitModel
 from protofl_common.privacy.plan import plan_of
 from tests.client_app.test_training import settings, some_data, some_model
@@ -36,7 +36,7 @@ def downhill(batch: Batch) -> LossTerms:
 def step(model: SplitModel, noise: float, samples: int, batch_size: int = 10, loss=downhill, **changes) -> PrivateStep:  # type: ignore[no-untyped-def]
     plan = replace(plan_of(privacy(**changes), samples, batch_size, 1, (0,), 0))
     plan.__dict__["noise"] = noise  # in the place of the least that keeps ε
-    return PrivateStep([model], torch.optim.SGD(model.parameters(), lr=1.0), loss, plan)
+    return PrivateStep([model], torch.optim.SGD(model.parameters(), lr=1.0), loss, plan=plan)
 
 
 def batch(*inputs: list[float]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -163,7 +163,7 @@ def test_samples_are_drawn_each_by_itself_and_by_no_seed() -> None:
     plan = plan_of(privacy(), 200, 20, 1, (0,), 0)
 
     def drawn() -> list[list[int]]:
-        one = PrivateStep([linear()], torch.optim.SGD(linear().parameters(), lr=1.0), downhill, plan)
+        one = PrivateStep([linear()], torch.optim.SGD(linear().parameters(), lr=1.0), downhill, plan=plan)
         batches = one.batches(data, 20, torch.Generator().manual_seed(1), no_single=False, drop_last=False)
         return [index.tolist() for _, _, index in batches]
 
@@ -180,7 +180,7 @@ def test_it_trains_through_the_loop_and_leaves_alone_what_the_loss_does_not_touc
     kept = {name: value.clone() for name, value in other.state_dict().items()}
     plan = plan_of(privacy(), len(data), 10, 1, (0,), 0)
     optimizer = torch.optim.SGD([*model.parameters(), *other.parameters()], lr=0.1)
-    losses = train(PrivateStep([model, other], optimizer, downhill, plan), data, settings(), seed=1)
+    losses = train(PrivateStep([model, other], optimizer, downhill, plan=plan), data, settings(), seed=1)
     assert set(losses) == {"total-of-features", "total"}
     assert all(torch.equal(value, kept[name]) for name, value in other.state_dict().items())
     assert not torch.equal(model.body.state_dict()[next(iter(model.body.state_dict()))], kept[next(iter(kept))])

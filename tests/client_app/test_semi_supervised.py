@@ -10,11 +10,9 @@ import pytest
 import torch
 from flwr.app import Context, RecordDict
 
-from client_app.algorithms import client_half
-from client_app.algorithms.base import ClientAlgorithm
+from client_app.algorithms.base import ClientAlgorithm, client_half
 from client_app.client import Client
-from client_app.few_labels import labelled_loss, training_set
-from client_app.training import Batch, LossTerms, train
+from client_app.training import Batch, LossTerms, labelled_loss, train
 from protofl_common.experiment.catalog import CATALOG
 from protofl_common.maths.losses.positive_unlabelled import positive_unlabelled_risk
 from protofl_common.maths.prototypes import Prototypes
@@ -145,7 +143,7 @@ def test_when_all_is_labelled_the_loss_is_the_algorithms_own(algo: str, tmp_path
     """Whatever the weight: to the last bit, and in the same order of samples."""
     client = algorithm(tmp_path, algo, positive_rate=1.0, pu_weight=1.0)
     assert client.client.train_set.with_unlabelled() is client.client.train_set
-    assert training_set(client.client.train_set, client.settings.training) is client.client.train_set
+    assert client.training_set is client.client.train_set
     assert client.step().loss == client.loss
     everything = batch(client)
     own = client.loss(everything)

@@ -14,13 +14,11 @@ import re, resource, sys
 from pathlib import Path
 import torch
 from client_app.data import to_device
-from client_app.eager import without_compiler
 from client_app.training import Step, make_optimizer, train
-from protofl_common.data import inputs, open_client_data
+from protofl_common.data import clients, open_client_data
 from protofl_common.models.split import SplitModel
 from protofl_common.experiment.settings import Settings, default_run_config
 
-without_compiler()
 folder, limit = sys.argv[1], int(sys.argv[2])
 given = {"dataset": "arrays", "partition": "own", "data-dir": folder, "cache-dir": folder + "/cache"}
 settings = Settings.from_run_config(default_run_config() | given | {"local-epochs": 1, "batch-size": 256})
@@ -36,7 +34,6 @@ def epoch():
     samples = to_device(data.train_inputs, data.train_labels, data, torch.device("cpu"))
     print(type(samples.inputs).__name__, len(samples), train(step, samples, settings.training, seed=1))
 
-inputs.memory_left = lambda: float("inf")
 epoch()
 used = 1024 * int(re.search(r"VmData:\\s+(\\d+)", Path("/proc/self/status").read_text())[1])
 resource.setrlimit(resource.RLIMIT_DATA, (used + limit, used + limit))
@@ -44,7 +41,7 @@ try:
     epoch()
 except (MemoryError, RuntimeError):
     print("too much")
-inputs.memory_left = lambda: limit
+clients.MOST_IN_MEMORY = limit
 epoch()
 """
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from protofl_common.backbones.extract import extract_features
+from protofl_common.backbones.features import extract_features
 from protofl_common.basics.seeding import derive_seed
 from protofl_common.config.backbones import EMBEDDED
 from protofl_common.experiment.settings import Settings

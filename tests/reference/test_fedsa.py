@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 
 from client_app.algorithms.fedsa import FedSA
 from protofl_common.basics.seeding import derive_seed
+from protofl_common.experiment.catalog import CATALOG
 from protofl_common.experiment.settings import Settings
 from protofl_common.maths.prototypes import Prototypes
 from protofl_common.wire.payloads import Payload
@@ -121,6 +122,7 @@ def test_two_rounds_equal_an_independent_script(
 def test_the_margin_is_the_larger_of_the_anchors_and_the_own_prototypes() -> None:
     client, labels = FedSA.__new__(FedSA), torch.arange(3)
     client.client = SimpleNamespace(device=torch.device("cpu"), num_classes=3)  # type: ignore[assignment]
+    client.settings = SimpleNamespace(exchange=CATALOG["fedsa"].exchange)  # type: ignore[assignment]
     for own, margin_wanted in ((None, 2**0.5), (0.1, 2**0.5), (9.0, 9 * 2**0.5)):
         client.own_prototypes = None if own is None else Prototypes(own * torch.eye(3), labels)
         client.receive(Payload(anchors=Prototypes(torch.eye(3), labels)))

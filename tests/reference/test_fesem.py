@@ -15,9 +15,9 @@ from safetensors.torch import load_file
 from protofl_common.experiment.settings import Settings, default_run_config
 from protofl_common.wire.payloads import Payload
 from protofl_common.wire.records import Report
+from server_app.protections.bounds import bounds_of
+from server_app.replies import Upload
 from server_app.strategies.fesem import FeSEM
-from server_app.validation.bounds import bounds_of
-from server_app.validation.replies import Upload
 from tests.harness import Outcome, run_config, run_federation
 from tests.reference.plain import (
     PlainClient,

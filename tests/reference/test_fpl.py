@@ -12,7 +12,7 @@ from finch import FINCH
 from flwr.app import Context, MessageType, RecordDict
 from safetensors.torch import load_file
 
-from client_app.algorithms import client_half
+from client_app.algorithms.base import client_half
 from client_app.client import Client
 from client_app.training import Batch
 from protofl_common.experiment.catalog import CATALOG

@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 
 from client_app.client import Client
 from protofl_common.models.trained import TrainedModel
+from server_app.network.membership import FederationError
 from tests.attacks import values_of
 from tests.harness import Outcome, run_config, run_federation
 
@@ -126,6 +127,12 @@ def test_a_clients_own_priors_and_a_fixed_shrinkage(tmp_path: Path) -> None:
     settings = {"partition": "pathological", "classes_per_client": 1, "total_samples": 500}
     outcome, *_ = federation(tmp_path, 10, **settings, gaussian__priors="personal", gaussian__shrinkage=0.5)
     assert outcome.summary["accuracy"]["head"]["mean"] == 1
+
+
+@pytest.mark.parametrize("secagg", [False, True])
+def test_a_client_without_a_large_class_hears_of_it_before_the_first_round(secagg: bool, tmp_path: Path) -> None:
+    with pytest.raises(FederationError, match="min-class-samples = 999: this client has no class of as many"):
+        federation(tmp_path, 3, partition="iid", total_samples=200, secagg=secagg, min_class_samples=999)
 
 
 def test_small_classes_stay_away(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 from protofl_common.config.sections import ModelSettings
 from protofl_common.experiment.settings import Settings
-from protofl_common.models.initial import initial_model
+from protofl_common.models.build import initial_model
 from tests.harness import run_config, run_federation
 from tests.reference.plain import (
     CLIENTS,

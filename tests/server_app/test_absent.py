@@ -10,11 +10,11 @@ from protofl_common.experiment.settings import Settings, default_run_config
 from protofl_common.maths.prototypes import Prototypes
 from protofl_common.wire.payloads import Payload
 from protofl_common.wire.records import Report
+from server_app.protections.bounds import Bounds
+from server_app.replies import Upload
 from server_app.strategies.fedpcl import FedPCL
 from server_app.strategies.fedplvm import FedPLVM
 from server_app.strategies.fedsa import FedSA
-from server_app.validation.bounds import Bounds
-from server_app.validation.replies import Upload
 
 
 def upload(site: str, rows: dict[int, list[float]], counts: bool, weights: dict[str, torch.Tensor] | None) -> Upload:

@@ -11,9 +11,9 @@ from protofl_common.experiment.settings import Settings, default_run_config
 from protofl_common.maths.prototypes import Prototypes
 from protofl_common.wire.payloads import Payload
 from protofl_common.wire.records import Report
+from server_app.protections.bounds import Bounds
+from server_app.replies import Upload
 from server_app.strategies.feddistill import FedDistill
-from server_app.validation.bounds import Bounds
-from server_app.validation.replies import Upload
 
 
 def strategy(outputs: str) -> FedDistill:
@@ -43,7 +43,7 @@ def test_the_others_teach() -> None:
     everybody = teacher(server, "new")
     assert everybody == {0: [pytest.approx(0.5)] * 2, 1: [0.25, 0.75]}
     restored = strategy("probabilities")
-    restored.restore(server.packed_state())
+    restored.restore(server.present_state())
     assert teacher(restored, "site-1") == teacher(server, "site-1")
 
 

@@ -16,9 +16,9 @@ from protofl_common.maths.losses.margin import largest_distance, largest_nearest
 from protofl_common.maths.prototypes import Prototypes
 from protofl_common.wire.payloads import Payload
 from protofl_common.wire.records import Report
+from server_app.protections.bounds import Bounds
+from server_app.replies import Upload
 from server_app.strategies.fedtgp import FedTGP
-from server_app.validation.bounds import Bounds
-from server_app.validation.replies import Upload
 from tests.harness import run_config, run_federation
 
 

@@ -13,10 +13,12 @@ from protofl_common.maths.prototypes import Prototypes
 from protofl_common.wire.limits import RefusedMessage
 from protofl_common.wire.payloads import Payload
 from protofl_common.wire.records import Report, SiteCard
+from server_app.protections import samples
+from server_app.protections.bounds import Bounds
+from server_app.protections.outliers import outliers
+from server_app.protections.samples import most_samples
+from server_app.replies import Upload, check_claims
 from server_app.result import RoundResult
-from server_app.validation.bounds import Bounds
-from server_app.validation.outliers import check_claims, outliers
-from server_app.validation.replies import Upload, bounded, most_samples
 
 CARD = SiteCard("north", 0, 3, "", "cnn4", (1, 8, 8), 99, 30, 20, ("zero", "one", "two"), (0, 2), "", "cpu")
 
@@ -86,9 +88,8 @@ def test_label_counts_weigh_no_more_than_their_client() -> None:
     bounds = Bounds(max_samples_ratio=2.0, max_samples_lead=2.0)
     federation: Any = SimpleNamespace(bounds=bounds, cards={"north": CARD})
     claimed = torch.tensor([10**9, 0, 2 * 10**9])
-    (found,) = bounded(
-        [Upload("north", Payload(label_counts=claimed), Report(1, 3 * 10**9, 0))], federation, RoundResult()
-    )
+    upload = Upload("north", Payload(label_counts=claimed), Report(1, 3 * 10**9, 0))
+    (found,) = samples.accept([upload], federation, RoundResult())
     counts = found.payload.counts("label_counts")
     assert counts is not None
     assert counts.tolist() == [20, 0, 40]

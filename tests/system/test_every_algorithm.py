@@ -12,7 +12,6 @@ import pytest
 from protofl_common.config.options import Scalar
 from protofl_common.experiment.catalog import CATALOG
 from protofl_common.runs.folder import RunFolder, Summary, baseline_folder
-from protofl_common.tools.cli.assignments import as_run_config
 from tests.bench.golden import tensors_of
 from tests.system.processes import BIN, Connection, superlink
 from tests.test_federation import without_times
@@ -36,11 +35,12 @@ def test_all_work_on_flowers_own_two_supernodes_and_give_the_same_bits_without_f
     settings: dict[str, Scalar] = {"algo": first, "baselines": ",".join(others), "run-name": "mine", "rounds": 2}
     settings |= {"train-samples": 20, "test-samples": 50}
     folders = {engine: tmp_path / engine for engine in ("flower", "local")}
-    config = as_run_config(settings | {"out-dir": str(folders["flower"])})
+    here = settings | {"out-dir": str(folders["flower"])}
+    config = " ".join(f"{key}={json.dumps(value)}" for key, value in here.items())
     output, status = simulation.run(*TWO, "--run-config", config, timeout=600)
     assert status == "finished:completed", output
     words = [f"{key}={value}" for key, value in settings.items()]
-    words += [f"out-dir={folders['local']}", "--engine", "local", "--clients", "2"]
+    words += [f"out-dir={folders['local']}", "--clients", "2"]
     command = [str(BIN / "protofl"), "run", *words]
     subprocess.run(command, check=True, timeout=600, capture_output=True)
     for algo in CATALOG:

@@ -35,7 +35,7 @@ def command(*words: str) -> str:
 def test_make_run_shows_prototypes_ahead_of_fedavg_and_of_training_alone(tmp_path: Path) -> None:
     make = ("make", "-o", f"{BIN}/.installed", "run", f"VENV={sys.prefix}")
     lines = command(*make, "--dry-run").splitlines()  # below another make there are more
-    assert ["run", "--engine", "flower", "--recipe", "first-run"] in [line.split()[1:] for line in lines]
+    assert ["run", "--recipe", "first-run"] in [line.split()[1:] for line in lines]
     said = command(*make, f"CONFIG=--recipe first-run out-dir={tmp_path} run-name=first")
     found = re.search(
         r"^result: alone ([\d.]+) %, FedAvg ([\d.]+) %, FedProto over 3 .* averaging ([\d.]+) %;", said, re.M

@@ -73,6 +73,14 @@ def test_a_run_without_protection_names_members_and_says_so_in_red(
     assert "likeliest" in capsys.readouterr().out
 
 
+def test_the_class_means_of_gaussian_heads_name_members(tmp_path: Path) -> None:
+    gaussian = {"algo": "gaussian", "backbones": "glyphs", "local_epochs": 1}
+    _, found = findings(tmp_path / "plain", **gaussian)
+    assert {attack for attack, _ in found} == {"prototypes"}
+    assert found["prototypes", "1 to 3"]["above_chance"]
+    assert found["prototypes", "1 to 3"]["named"] > 0.9 * found["prototypes", "1 to 3"]["classes"]
+
+
 def test_of_classes_below_the_least_number_there_is_nothing_to_name(tmp_path: Path) -> None:
     _, found = findings(
         tmp_path, "fedproto", clients=2, partition="dirichlet", alpha=1.0, train_samples=0, min_class_samples=4

@@ -32,15 +32,16 @@ from flwr.supernode import start_client_internal as supernode
 
 from protofl_common.config.options import SettingsError
 from protofl_common.experiment.catalog import CATALOG
-from protofl_common.experiment.permissions import permission_problems
+from protofl_common.experiment.node import permission_problems
 from protofl_common.experiment.settings import NODE_KEYS, app_folder, default_run_config, digest_of
-from protofl_common.privacy.accountant import Mechanism, epsilon
+from protofl_common.privacy.plan import Mechanism, epsilon
 from protofl_common.tools.cli import main
-from protofl_common.tools.site.check import Finding, findings
+from protofl_common.tools.federation import Shown
+from protofl_common.tools.findings import Finding
+from protofl_common.tools.site.check import _algorithms, findings
 from protofl_common.tools.site.client_process import installed_code
-from protofl_common.tools.site.executor import Executor
-from protofl_common.tools.site.node import node_config, site_settings
-from protofl_common.tools.superlink_tls import Shown
+from protofl_common.tools.site.node import node_config, site_settings, supernode_options
+from protofl_common.tools.site.supernode import Executor
 from protofl_common.wire.records import pack_settings
 from tests.harness import LocalGrid, run_config, run_federation
 from tests.test_sites import images
@@ -226,7 +227,8 @@ NODE += 'cache-dir="cache" state-dir="state" allow-algorithms="fedproto"'
 
 
 def found(*options: str, node: str = NODE, **asked: str | int) -> list[Finding]:
-    return findings(["--node-config", node, *options], {key.replace("_", "-"): asked[key] for key in asked})
+    supernode = supernode_options(["--node-config", node, *options])
+    return findings(supernode, node_config(supernode.node_config), {key.replace("_", "-"): asked[key] for key in asked})
 
 
 def level_of(said: list[Finding], text: str) -> str:
@@ -270,6 +272,25 @@ def test_what_is_wrong_or_worth_a_warning_comes_first(options: list[str], node: 
     said = found(*options, node=node)
     assert level_of(said, text) == level
     assert said[0].level == level
+
+
+NAMED = "always: its name, network and device, the names of classes that you or the run gave, "
+FIGURES = "numbers of samples, numbers of right predictions"
+
+
+@pytest.mark.parametrize(
+    ("demand", "told"),
+    [
+        ("", f"{FIGURES}, which classes it has, metrics, losses, seconds"),
+        (" min-class-samples=5", f"{FIGURES}, which classes it has, metrics, seconds"),
+        (' require-dp="epsilon<=8"', FIGURES),
+        (" require-secagg=true", "seconds"),
+        (' require-secagg=true require-dp="epsilon<=8"', "the number of training samples"),
+    ],
+)
+def test_what_always_leaves_follows_from_the_demands(demand: str, told: str) -> None:
+    said = [one.text for one in _algorithms(node_config(NODE + demand)) if one.text.startswith("always")]
+    assert said == [NAMED + told]
 
 
 @pytest.mark.usefixtures("site")
@@ -461,11 +482,11 @@ def test_the_code_that_runs_is_that_of_the_check_not_of_the_working_directory(
     monkeypatch.setattr("sys.argv", [])
     assert main(["site", "run", "--insecure", "--node-config", NODE]) == 0
     (command,), options = started.call_args
-    asking = [*command[: command.index("protofl_common.tools.site.executor") + 1]]
+    asking = [*command[: command.index("protofl_common.tools.site.supernode") + 1]]
     with popen(asking, cwd=tmp_path, env=options["env"], stderr=subprocess.PIPE, text=True) as executor:
         _, said = executor.communicate(timeout=120)
     assert "ValueError: not enough values to unpack" in said  # it was imported, and asks for its arguments
-    assert f'File "{app_folder()}/protofl_common/tools/site/executor.py"' in said
+    assert f'File "{app_folder()}/protofl_common/tools/site/supernode.py"' in said
     assert not (tmp_path / "was-here").exists()
 
 

@@ -21,9 +21,8 @@ from flwr.app import Message, MessageType
 from protofl_common.config.options import SettingsError
 from protofl_common.tools.cli import main
 from protofl_common.tools.cli.status import lines, metrics, number_of
-from protofl_common.tools.federation import Federation, ask
+from protofl_common.tools.federation import Federation, Shown, ask, shown_by
 from protofl_common.tools.known_runs import runs_in
-from protofl_common.tools.superlink_tls import Shown, shown_by
 from tests.docker.programs import program
 from tests.harness import run_config, run_federation
 from tests.test_federation import fails, on_round
@@ -93,7 +92,7 @@ def test_a_federation_that_cannot_be_asked_is_one_clear_error(capsys: pytest.Cap
 def test_where_there_are_no_runs_it_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("protofl_common.tools.federation.ask", lambda name: federation((1, "north", "online")))
+    monkeypatch.setattr("protofl_common.tools.cli.status.ask", lambda name: federation((1, "north", "online")))
     assert main(["status", "here", "--runs", str(tmp_path)]) == 0
     assert f"{tmp_path}: no runs here" in capsys.readouterr().out
 

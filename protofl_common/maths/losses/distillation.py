@@ -3,8 +3,6 @@
 Sources: Wu et al., Nature Communications 2022; Jeong et al., 2018. Symbols: B samples, C classes.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 from torch.nn.functional import kl_div, log_softmax

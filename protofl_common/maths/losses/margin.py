@@ -1,11 +1,10 @@
-"""FedTGP's contrast with a margin, and the margin. Symbols: P client prototypes, K classes, D dims."""
-
-from __future__ import annotations
+"""Losses over client prototypes, of FedTGP and FedORGP. Symbols: P client prototypes, K classes, D dims."""
 
 import torch
 from torch import Tensor
+from torch.nn.functional import cross_entropy, normalize
 
-from protofl_common.maths.losses.one_hot import one_hot
+from protofl_common.maths.losses.alignment import one_hot
 
 
 def margin_contrast(samples_PD: Tensor, labels_P: Tensor, targets_KD: Tensor, margin: float) -> Tensor:
@@ -13,18 +12,11 @@ def margin_contrast(samples_PD: Tensor, labels_P: Tensor, targets_KD: Tensor, ma
 
     −log [ e^{−(φ(p, t_y)+δ)} / ( e^{−(φ(p, t_y)+δ)} + Σ_{k≠y} e^{−φ(p, t_k)} ) ], φ the Euclidean distance.
 
-    Parameters
-    ----------
-    samples_PD, labels_P
-        Client prototypes p and which row of the targets is theirs, int64 in [0, K).
-    targets_KD
-        One trainable prototype t_k per class.
-    margin
-        δ ≥ 0.
+    Client prototypes p with labels int64 in [0, K), a trainable prototype t_k per class, ``margin`` δ ≥ 0.
     """
     distances_PK = euclidean_distances(samples_PD, targets_KD)
     own_PK = one_hot(labels_P, len(targets_KD), distances_PK.dtype)
-    return torch.nn.functional.cross_entropy(-(distances_PK + margin * own_PK), labels_P)
+    return cross_entropy(-(distances_PK + margin * own_PK), labels_P)
 
 
 def euclidean_distances(samples_PD: Tensor, targets_KD: Tensor) -> Tensor:
@@ -58,3 +50,15 @@ def _nearest(centres_KD: Tensor) -> Tensor:
     """min_{l≠k} φ(q_k, q_l) of each centre, [K]."""
     distances_KK = torch.cdist(centres_KD, centres_KD)
     return distances_KK.fill_diagonal_(float("inf")).min(dim=1).values
+
+
+def orthogonality(samples_PD: Tensor, labels_P: Tensor, targets_KD: Tensor, gamma: float) -> Tensor:
+    """(1 − cos(p, t_y)) + γ · mean over k ≠ y of |cos(p, t_k)|, averaged over client prototypes p; a scalar.
+
+    ``labels_P`` int64 in [0, K): which target is a prototype's own.
+    """
+    cosines_PK = normalize(samples_PD) @ normalize(targets_KD).T
+    own_PK = one_hot(labels_P, len(targets_KD), cosines_PK.dtype)
+    own_P = (cosines_PK * own_PK).sum(1)
+    others_P = (cosines_PK.abs() * (1 - own_PK)).sum(1) / max(1, len(targets_KD) - 1)
+    return (1 - own_P + gamma * others_P).mean()

@@ -16,8 +16,6 @@ as the model gets surer of the samples whose labels it knows, and drags the feat
 first expectation by C in place of |K|.)
 """
 
-from __future__ import annotations
-
 import math
 
 import torch
@@ -30,21 +28,15 @@ EPSILON = 1e-6
 def positive_unlabelled_risk(
     logits_BC: Tensor, labels_B: Tensor, labelled_C: Tensor, unlabelled: int, non_negative: bool
 ) -> Tensor:
-    """R on one batch; a scalar.
+    """R on a random batch of the client's training samples, with labels int64 in [0, C), or -1 for none; a scalar.
 
-    The expectations are the batch's sums over the numbers of U and of class c that a batch of B holds on average. So
-    (without ``non_negative``) the mean over the batches of an epoch is the risk of all samples, whatever the batch
-    size; means over the batch itself would lose the second term wherever no labelled sample falls into the batch.
+    The client has labelled ``labelled_C`` samples of each class (n_c), and at least one, ``unlabelled``, not. The
+    expectations are the batch's sums over the numbers of U and of class c that a batch of B has on average. So (without
+    ``non_negative``) the mean over the batches of an epoch is the risk of all samples, whatever the batch size; means
+    over the batch itself would lose the second term wherever no labelled sample falls into the batch.
 
-    Parameters
-    ----------
-    logits_BC, labels_B
-        A random batch of the client's training samples, labels int64 in [0, C), or -1 where there is none.
-    labelled_C, unlabelled
-        How many samples of each class the client has labelled (n_c), and how many it has not (at least 1).
-    non_negative
-        Each class's difference counts as 0 where it is negative (Kiryo et al., NeurIPS 2017): the risk itself is not
-        negative, but its estimate is once the few labelled samples are known by heart.
+    With ``non_negative``, each class's difference counts as 0 where it is negative (Kiryo et al., NeurIPS 2017): the
+    risk itself is not negative, but its estimate is once the few labelled samples are known by heart.
     """
     present_K = torch.nonzero(labelled_C).flatten()
     counts_K = labelled_C[present_K].to(logits_BC.dtype)

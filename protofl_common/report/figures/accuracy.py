@@ -1,7 +1,5 @@
 """Accuracies over the rounds, of the mean and worst clients, by domain, of every client; and training losses."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from typing import Any

@@ -4,8 +4,6 @@ t-SNE (van der Maaten and Hinton, 2008; FedTGP, Figures 5 and 6) takes few enoug
 drawn in seconds; all is seeded.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

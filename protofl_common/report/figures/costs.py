@@ -1,7 +1,5 @@
 """The cost of a run: bytes on the wire, seconds, and privacy: ε, and images made from prototypes."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from typing import Literal

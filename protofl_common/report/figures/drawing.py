@@ -5,8 +5,6 @@ dashes and markers too. Text and axes take the colour of the page's text (`INK` 
 suits a light and a dark page. Text stays text.
 """
 
-from __future__ import annotations
-
 import io
 import math
 import re

@@ -6,8 +6,6 @@ averaging shrinks it, trained prototypes keep it. The paper normalises the margi
 as they are.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Final
 

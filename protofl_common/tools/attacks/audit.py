@@ -11,55 +11,48 @@ The model is the one that the client was left with, in a simulation; of a privat
 has. Other attacks may find more: chance here is no proof of safety.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from protofl_common.backbones.extract import features_of
+from protofl_common.backbones.features import features_of
 from protofl_common.backbones.load import load_backbone
 from protofl_common.basics.files import write_text
 from protofl_common.basics.tensorfile import write_tensors
 from protofl_common.basics.text import in_order
 from protofl_common.config.options import SettingsError
-from protofl_common.data import ClientData, open_client_data
-from protofl_common.data.inputs import are_images, described
-from protofl_common.data.raw import Images, Inputs
+from protofl_common.data import UNLABELLED, ClientData, open_client_data
+from protofl_common.data.raw import Images, Inputs, are_images, described
 from protofl_common.experiment.settings import Settings, default_run_config
-from protofl_common.maths.prototypes import Prototypes, distances
+from protofl_common.maths.prototypes import Prototypes, class_means, distances
 from protofl_common.models.trained import TrainedModel
+from protofl_common.privacy.release import large_enough
 from protofl_common.report.reading import AUDIT, INVERSION, Run
 from protofl_common.runs.folder import WEIGHTS
 from protofl_common.tools.attacks.inversion import correlations, inverted
 from protofl_common.tools.attacks.membership import Candidates, Floats, finding
 from protofl_common.tools.inference.predictor import Predictor
-from protofl_common.wire.schema import weights_in
+from protofl_common.wire.schema import Moments, weights_in
 
 SIZES = {"1 to 3": (1, 3), "4 to 9": (4, 9), "10 and more": (10, 10**9), "all": (1, 10**9)}
 """Training samples of a class -> the bounds."""
-Scored = tuple[str, int, Candidates]
-"""Attack, training samples of the class, scores."""
+Scored = tuple[str, int, Candidates]  # attack, training samples of the class, scores
 MOST_INVERTED, MOST_SHOWN = 20, 12
 """Prototypes of a client that are inverted, those of the smallest classes first; images on the page."""
 
 
-@dataclass(frozen=True)
-class Inverted:
+class Inverted(NamedTuple):
     """An image made from one prototype."""
 
     site: str
     label: int
-    samples: int
-    """Training samples of the class."""
-    candidates: Candidates
-    """Their scores are correlations with the image."""
+    samples: int  # training samples of the class
+    candidates: Candidates  # their scores are correlations with the image
     images: Images
     """[3, channels, H, W]: the one made, and the training sample and the test sample of its class most like it."""
 
@@ -87,7 +80,7 @@ def audit(folder: Path, invert: bool = False) -> list[dict[str, Any]]:
         for size, (least, most) in SIZES.items():
             found = finding(one for name, samples, one in scored if name == attack and least <= samples <= most)
             if found is not None:
-                row = {"attack": attack, "samples": size, **asdict(found), "above_chance": found.above_chance}
+                row = {"attack": attack, "samples": size, **found._asdict(), "above_chance": found.above_chance}
                 if attack == "inversion":
                     row |= _similarity(one for one in images if least <= one.samples <= most)
                 rows.append(row)
@@ -110,8 +103,7 @@ def _similarity(images: Iterator[Inverted]) -> dict[str, float]:
 def _keep(shown: list[Inverted], file: Path) -> None:
     facts = [{"site": one.site, "label": one.label, "samples": one.samples} for one in shown]
     for fact, one in zip(facts, shown, strict=True):
-        fact |= {"alike": round(float(one.candidates.members.max()), 3)}
-        fact |= {"other": round(float(one.candidates.others.max()), 3)}
+        fact |= {name: round(float(one.candidates[i].max()), 3) for i, name in enumerate(("alike", "other"))}
     images = torch.from_numpy(np.stack([one.images for one in shown]))
     write_tensors(file, {"images": images}, {"rows": json.dumps(facts)})
 
@@ -126,11 +118,21 @@ def _of_site(
     data = open_client_data(settings.data, seed=settings.run.seed, partition=number, num_partitions=len(run.sites))
     if len(data.train_labels) != run.sites[site].get("train-samples"):
         raise SettingsError(f"{folder}: {site} has other data here than in the run")
-    return data, Predictor(TrainedModel.read(file)), _sent(run, site)
+    predictor = Predictor(TrainedModel.read(file))
+    return data, predictor, _sent(run, site) or _class_means(settings, data, predictor)
+
+
+def _class_means(settings: Settings, data: ClientData, predictor: Predictor) -> Prototypes | None:
+    """The class means among the moments of frozen features that a client sent, of which a run keeps only the mean."""
+    if not any(isinstance(entry, Moments) for entry in settings.exchange.up.values()):
+        return None
+    features_NF, labels_N = predictor.values(data.train_inputs).cpu(), torch.from_numpy(data.train_labels)
+    labelled = labels_N != UNLABELLED
+    means = class_means(features_NF[labelled], labels_N[labelled].long(), len(data.classes))
+    return large_enough(means, settings.privacy.min_class_samples)
 
 
 def _sent(run: Run, site: str) -> Prototypes | None:
-    """The prototypes that a client sent last."""
     stored = run.client_prototypes
     if stored is None or site not in stored.sites:
         return None
@@ -145,7 +147,7 @@ def _scores(data: ClientData, predictor: Predictor, sent: Prototypes | None, set
     values = [predictor.values(part) for part in (data.train_inputs, data.test_inputs)]
     features_ND = torch.cat([predictor.model.body(part) for part in values]).cpu()
     logits_NC = predictor.model.head(features_ND)
-    sends_weights = bool(weights_in(settings.exchange.up))
+    sends_weights = any(not isinstance(entry, Moments) for entry in weights_in(settings.exchange.up).values())
     for label in np.unique(data.train_labels[data.train_labels >= 0]).tolist():
         chosen = torch.from_numpy(np.flatnonzero(labels_N == label))
         scores: dict[str, Tensor] = {}

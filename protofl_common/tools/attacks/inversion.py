@@ -9,8 +9,6 @@ Image Representations by Inverting Them", CVPR 2015, with another norm).
 Adam on the pixels' logits, from several beginnings that are nearly grey, of which the one with the least sum is taken.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

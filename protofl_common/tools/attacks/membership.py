@@ -1,10 +1,8 @@
 """Membership inference: how well scores tell a client's training samples from others of the same class."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,14 +10,11 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 
 
-@dataclass(frozen=True)
-class Candidates:
+class Candidates(NamedTuple):
     """Scores of samples of one class, higher for likelier members of one client's training data."""
 
-    members: Floats
-    """[n]."""
-    others: Floats
-    """[m], of the same class and origin."""
+    members: Floats  # [n]
+    others: Floats  # [m], of the same class and origin
 
     @property
     def auc(self) -> float:
@@ -27,26 +22,15 @@ class Candidates:
         above_NM = np.sign(self.members[:, None] - self.others[None, :])
         return float((above_NM.mean() + 1) / 2)
 
-    @property
-    def names_a_member(self) -> bool:
-        """Return whether the highest score is a member's."""
-        return bool(self.members.max() > self.others.max())
 
-
-@dataclass(frozen=True)
-class Finding:
+class Finding(NamedTuple):
     """The result of an attack over the classes of all clients."""
 
-    classes: int
-    """Groups of candidates."""
-    advantage: float
-    """2 · AUC − 1, averaged by members: 0 for guessing, 1 for naming all."""
-    error: float
-    """Its standard deviation under guessing: that of the Mann-Whitney statistic."""
-    named: int
-    """Classes whose likeliest candidate is a member."""
-    by_chance: float
-    """How many that is for guessing."""
+    classes: int  # groups of candidates
+    advantage: float  # 2 · AUC − 1, averaged by members: 0 for guessing, 1 for naming all
+    error: float  # its standard deviation under guessing: that of the Mann-Whitney statistic
+    named: int  # classes whose likeliest candidate is a member
+    by_chance: float  # how many that is for guessing
 
     @property
     def above_chance(self) -> bool:
@@ -66,6 +50,6 @@ def finding(groups: Iterable[Candidates]) -> Finding | None:
         classes=len(sound),
         advantage=float(weights @ [2 * one.auc - 1 for one in sound]),
         error=math.sqrt(float(weights**2 @ variances)),
-        named=sum(one.names_a_member for one in sound),
+        named=sum(bool(one.members.max() > one.others.max()) for one in sound),
         by_chance=float((sizes[:, 0] / sizes.sum(axis=1)).sum()),
     )

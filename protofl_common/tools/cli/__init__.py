@@ -1,11 +1,8 @@
 """The command ``protofl``. One file per subcommand; each has `describe` and `act`, `site` also `parse`.
 
-It adds nothing that Flower's own commands cannot do: it writes their arguments, starts a SuperLink of its own and
-reads the files that a run leaves behind. It imports only the chosen subcommand, and no Flower but for `site` and
-`status`.
+It simulates runs in processes of its own, and reads the files that runs leave behind. It imports only the chosen
+subcommand, and no Flower but for `run`, `table`, `site` and `status`.
 """
-
-from __future__ import annotations
 
 import argparse
 import os
@@ -27,15 +24,13 @@ COMMANDS = {
     "report": "the page of a run, with figures: report.html",
     "audit": "what the messages of a run say of single training samples: membership inference",
     "export": "a site's trained model, for use outside of the federation",
-    "predict": "classes of image files, by a model that was exported",
-    "predictions": "what the clients' models of a run say of their test samples, in one file",
+    "predict": "classes of files, by a model that was exported; of a run's test samples, by its clients' models",
     "doctor": "what is wrong with this machine, and what to do about it",
     "status": "a federation of separate machines: who is online, who submitted what, what went wrong",
     "site": "a machine with data of its own: its SuperNode, with code that its operator chose",
 }
 """The name of each file beside this one, and what it does."""
-STOPPED = 130
-"""Exit status after Ctrl-C, as shells have it."""
+STOPPED = 130  # exit status after Ctrl-C, as shells have it
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -72,7 +67,6 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def parser_of(command: str) -> argparse.ArgumentParser:
-    """A subcommand."""
     module = _module(command)
     parser = argparse.ArgumentParser(
         prog=f"protofl {command}", description=module.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -94,5 +88,5 @@ def parsed(command: str, arguments: list[str]) -> argparse.Namespace:
 
 
 def _as_interrupt(number: int, frame: FrameType | None) -> None:
-    """A killed `protofl` ends its SuperLink and its run, as one stopped with Ctrl-C does."""
+    """A killed `protofl` ends its run, as one stopped with Ctrl-C does."""
     raise KeyboardInterrupt

@@ -4,17 +4,12 @@ Flower's ``--run-config`` is TOML, so a string needs quotes inside the shell's q
 silently. Here the declared type of each key (`experiment/settings.py`) decides how its value is read.
 """
 
-from __future__ import annotations
-
 import argparse
-import json
-from collections.abc import Iterable, Mapping
-from typing import get_type_hints
+from collections.abc import Iterable
 
-from protofl_common.config.options import Scalar, SettingsError, key_of
-from protofl_common.config.sections import SECTIONS
-from protofl_common.experiment.catalog import CATALOG
-from protofl_common.experiment.permissions import allow_named
+from protofl_common.config.options import Scalar, SettingsError
+from protofl_common.experiment.node import allow_named
+from protofl_common.experiment.settings import default_run_config
 
 
 def add_allow_python(parser: argparse.ArgumentParser, source: str) -> None:
@@ -24,14 +19,8 @@ def add_allow_python(parser: argparse.ArgumentParser, source: str) -> None:
 
 
 def declared_types() -> dict[str, type]:
-    """Every run-config key with its type."""
-    sections = [("", section) for section in SECTIONS.values()]
-    sections += [(f"{name}.", row.hparams) for name, row in CATALOG.items()]
-    return {
-        prefix + key_of(field): wanted
-        for prefix, section in sections
-        for field, wanted in get_type_hints(section).items()
-    }
+    """Every run-config key with its type, which its default has."""
+    return {key: type(value) for key, value in default_run_config().items()}
 
 
 def read_assignments(words: Iterable[str]) -> dict[str, Scalar]:
@@ -68,21 +57,6 @@ def typed(text: str, wanted: type) -> Scalar:
     return text
 
 
-def as_run_config(values: Mapping[str, Scalar]) -> str:
-    """One argument for ``--run-config``: ``algo="fedplvm" lr=0.1``."""
-    return " ".join(f"{key}={_as_toml(key, value)}" for key, value in values.items())
-
-
 def _unquoted(text: str) -> str:
     """Without the quotes that Flower's own syntax asks for."""
     return text[1:-1] if len(text) > 1 and text[0] == text[-1] and text[0] in "\"'" else text
-
-
-def _as_toml(key: str, value: Scalar) -> str:
-    """A TOML value that Flower's parser takes: it ends a string at the first quote of its kind."""
-    if not isinstance(value, str):
-        return json.dumps(value)
-    for quote, forbidden in (('"', '"\\'), ("'", "'")):
-        if value.isprintable() and not any(mark in value for mark in forbidden):
-            return f"{quote}{value}{quote}"
-    raise SettingsError(f"{key} = {value!r}: Flower cannot take a text with both kinds of quotes or with line breaks")

@@ -7,8 +7,6 @@ An advantage of 0 is guessing, 1 names every member. --inversion makes images fr
 with the training and test images. The page of the run shows the findings when it is drawn again, with such images.
 """
 
-from __future__ import annotations
-
 import argparse
 from dataclasses import replace
 
@@ -21,14 +19,12 @@ from protofl_common.tools.cli.recipes import run_named
 
 
 def describe(parser: argparse.ArgumentParser) -> None:
-    """The arguments."""
     parser.add_argument("run", metavar="RUN", help="folder of a run, or its name in runs/")
     parser.add_argument("--inversion", action="store_true", help="make images from the prototypes; takes minutes")
     add_allow_python(parser, "the run")
 
 
 def act(arguments: argparse.Namespace) -> int:
-    """Attack, and print what was found; above chance in red."""
     findings = audit(run_named(arguments.run), arguments.inversion)
     table = audit_table(findings)
     table = replace(table, title="what the messages tell", note="± three deviations of guessing", words=(0, 1))

@@ -8,8 +8,6 @@ Of groups it shows n, mean and 95 % interval (Student's t) of one figure, and th
 from that of --against: over the seeds that both have, with its interval and the p of a two-sided paired t-test.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 from collections.abc import Iterator

@@ -7,8 +7,6 @@ RUN is the folder of a simulated run, or on a site's own machine the run's folde
 once its last round is evaluated. README.md beside the model says what it learnt from, its figures and what chose it.
 """
 
-from __future__ import annotations
-
 import argparse
 import math
 from pathlib import Path
@@ -24,7 +22,6 @@ from protofl_common.tools.cli.recipes import run_named
 
 
 def describe(parser: argparse.ArgumentParser) -> None:
-    """The arguments."""
     parser.add_argument("run", type=Path, metavar="RUN", help="folder of a run, or of a run in a site's state-dir")
     parser.add_argument("--site", default="", help="whose model; needless where there is but one")
     parser.add_argument("--best", action="store_true", help="the model of the best round, of a run with keep-best=true")
@@ -38,7 +35,6 @@ _UNKNOWN = f"share of inputs like the site's own that may be called unknown (def
 
 
 def act(arguments: argparse.Namespace) -> int:
-    """Write the files and say what they are."""
     from protofl_common.models.calibration import unknown_above
     from protofl_common.models.trained import TrainedModel
     from protofl_common.tools.inference import card as about
@@ -63,12 +59,9 @@ def act(arguments: argparse.Namespace) -> int:
     print(f"{card.site}: {card.arch}, {card.algorithm}, {card.run}{flower}, after round {card.round}{best}")
     print(f"  right of its {card.test_samples} test samples: {ways}; predicts by {card.inference}")
     if model.prototypes is not None:
-        few = (
-            f"nothing: its {len(model.distances)} samples are too few to find a limit"
-            if arguments.unknown
-            else "nothing"
-        )
-        print(f"  unknown: {f'farther than {limit:.4g} from every prototype' if math.isfinite(limit) else few}")
+        few = f": its {len(model.distances)} samples are too few to find a limit" if arguments.unknown else ""
+        far = f"farther than {limit:.4g} from every prototype" if math.isfinite(limit) else f"nothing{few}"
+        print(f"  unknown: {far}")
     print(f"{arguments.out}: {', '.join(written)}")
     own = f" --allow-python {module_of(card.arch)}" if is_python_name(card.arch) else ""
     print(f"try: protofl predict {arguments.out} FILE…{own}")
@@ -110,7 +103,6 @@ def models_in(run: Path, name: str = WEIGHTS) -> dict[str, Path]:
 
 
 def _chosen(run: Path, site: str, name: str) -> Path:
-    """The file of the site's model."""
     files = models_in(run, name)
     names = ", ".join(in_order(files))
     if not site and len(files) > 1:

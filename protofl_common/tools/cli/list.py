@@ -4,8 +4,6 @@ protofl list
 protofl list partitions
 """
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Mapping
 
@@ -23,29 +21,25 @@ from protofl_common.wire.schema import Declared
 
 
 def describe(parser: argparse.ArgumentParser) -> None:
-    """The arguments."""
     parser.add_argument("what", nargs="?", choices=tuple(lists()), metavar="WHAT", help=", ".join(lists()))
     add_json(parser)
 
 
 def act(arguments: argparse.Namespace) -> int:
-    """Print all lists, or one."""
+    chosen = {name: entry for name, entry in lists().items() if arguments.what in (None, name)}
     if arguments.json:
-        print_json(
-            "list", {name: dict(found) for name, (_, found) in lists().items() if arguments.what in (None, name)}
-        )
+        print_json("list", {name: dict(entries) for name, (_, entries) in chosen.items()})
         return 0
     console = Console()
-    for name, (setting, entries) in lists().items():
-        if arguments.what in (None, name):
-            console.print(f"[bold]{name}[/bold] ({escape(setting)})")
-            grid = Table.grid(padding=(0, 2))
-            grid.add_column(no_wrap=True)
-            grid.add_column()
-            for choice, explanation in entries.items():
-                grid.add_row(f"  {escape(choice)}", escape(explanation))
-            console.print(grid)
-            console.print()
+    for name, (setting, entries) in chosen.items():
+        console.print(f"[bold]{name}[/bold] ({escape(setting)})")
+        grid = Table.grid(padding=(0, 2))
+        grid.add_column(no_wrap=True)
+        grid.add_column()
+        for choice, explanation in entries.items():
+            grid.add_row(f"  {escape(choice)}", escape(explanation))
+        console.print(grid)
+        console.print()
     return 0
 
 
@@ -70,5 +64,4 @@ def _one_line(row: Algorithm) -> str:
 
 def carries(declared: Declared) -> str:
     """The entries of one direction of an exchange, in words."""
-    qualified = {name: ", ".join(entry.qualities) for name, entry in declared.items()}
-    return ", ".join(f"{name} ({words})" if words else name for name, words in qualified.items()) or "nothing"
+    return ", ".join(f"{name} ({entry.words})" for name, entry in declared.items()) or "nothing"

@@ -3,10 +3,15 @@
 protofl predict model photo.jpg
 protofl predict model photos/ --out classes.csv
 protofl predict model patients.csv --by head --json
+protofl predict runs/mine --out mine.parquet         # all clients of a simulated run, on their test samples
 
 An input that is farther from every prototype than the site's own ones are is called unknown. A file that cannot be read
 is left out and named at the end, with the reason. Exits with 0 where all files were read, 3 where some were left out, 1
 where none could be read. Of a folder, files are read whose names end as those of images do.
+
+Columns for a run: client, domain, sample (its row in the data set), label, name; where the model predicts by its head:
+head (the label) and head-0, head-1, … (logits of the classes); where by prototypes: prototype and prototype-0, …
+(-d²/T, d the distance from the nearest prototype of the class; empty for a class without). Softmax makes probabilities.
 """
 
 from __future__ import annotations
@@ -15,33 +20,39 @@ import argparse
 import json
 import sys
 import warnings
-from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console
-from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import track
 
+from protofl_common.basics.text import in_order
 from protofl_common.config.options import SettingsError
+from protofl_common.data import DataError
+from protofl_common.data.division import client_share, placed
+from protofl_common.data.store import open_data
+from protofl_common.experiment.settings import Settings, default_run_config
+from protofl_common.runs.folder import CARD
+from protofl_common.tools.cli.as_json import print_json
 from protofl_common.tools.cli.assignments import add_allow_python
-from protofl_common.tools.reading import FILES, Samples, input_of, read_ahead
-from protofl_common.tools.rows import Row, rows_file
+from protofl_common.tools.cli.export import models_in
+from protofl_common.tools.cli.recipes import read_recipe, run_named
+from protofl_common.tools.reading import FILES, Row, Samples, read_ahead, rows_file
 
 if TYPE_CHECKING:
     from protofl_common.tools.inference.predictor import Predictor
 
 UNKNOWN = "unknown"
-SOME_LEFT_OUT = 3
-"""Exit status."""
+SOME_LEFT_OUT = 3  # exit status
+CLOSE = 0.005  # another processor's rounding may change a prediction or two of hundreds
 
 
 def describe(parser: argparse.ArgumentParser) -> None:
-    """The arguments."""
-    parser.add_argument("model", type=Path, metavar="MODEL", help="folder that protofl export wrote")
-    parser.add_argument("files", type=Path, nargs="+", metavar="FILE", help=_FILES)
+    parser.add_argument("model", type=Path, metavar="MODEL", help="folder that protofl export wrote, or of a run")
+    parser.add_argument("files", type=Path, nargs="*", metavar="FILE", help=_FILES)
     parser.add_argument("--by", default="", help="head or prototype (default: what was right more often)")
-    parser.add_argument("--out", type=Path, metavar="FILE", help="a row per sample into FILE.csv or FILE.parquet")
+    parser.add_argument("--out", type=Path, metavar="FILE", help=_OUT)
     parser.add_argument(
         "--fast", action="store_true", help="decode large JPEG files at a reduced size: nearly the same"
     )
@@ -52,40 +63,42 @@ def describe(parser: argparse.ArgumentParser) -> None:
 
 
 _BACKBONES = "frozen backbones, beside the embedded ones, that the model may read or download: torchvision:, file:…"
+_OUT = "a row per sample into FILE.csv or FILE.parquet (of a run: RUN/predictions.csv)"
 _FILES = "image files, or folders of them; .npy, or .npz with inputs; for models of numbers or texts also CSV"
 
 
 def act(arguments: argparse.Namespace) -> int:
-    """Show or write a row per sample."""
-    files = _files(arguments.files)
-    warnings.filterwarnings("ignore", module="PIL")  # of odd metadata: what matters is whether pixels can be read
-    batches = read_ahead(files, *input_of(arguments.model), fast=arguments.fast)
-    from protofl_common.tools.inference.predictor import Predictor  # seconds, in which files are decoded already
+    if not arguments.files:
+        return _of_a_run(arguments)
+    if (folder := arguments.model / "clients").is_dir():
+        run = folder.parent
+        raise SettingsError(f"{run} is a run; first take a model out of it: protofl export {run} --out model")
+    from protofl_common.tools.inference.predictor import Predictor  # PyTorch, seconds
 
+    files, console = _files(arguments.files), Console(stderr=True)
+    warnings.filterwarnings("ignore", module="PIL")  # of odd metadata: what matters is whether pixels can be read
     predictor = Predictor.load(arguments.model, arguments.device, arguments.allow_backbones)
-    by = predictor.way(arguments.by)
-    problems: dict[str, str] = {}
-    with ExitStack() as stack:
-        add = stack.enter_context(rows_file(arguments.out)) if arguments.out else None
-        if not arguments.json and add is None:
-            print(_line(f"class (by {by})", "probability", "nearest", "distance", "file", _width(predictor)))
-        for samples in _with_progress(batches, len(files), quiet=add is None and sys.stdout.isatty()):
+    batches = read_ahead(files, predictor.card.input_shape, predictor.card.input_type, fast=arguments.fast)
+    by, width = predictor.way(arguments.by), max(map(len, predictor.card.classes)) + len(f"{UNKNOWN} (?)")
+    shows_rows, problems = not (arguments.json or arguments.out), dict[str, str]()
+    hidden = not console.is_terminal or (not arguments.out and sys.stdout.isatty())
+    with rows_file(arguments.out) if arguments.out else nullcontext() as add:
+        if shows_rows:
+            print(_line(f"class (by {by})", "probability", "nearest", "distance", "file", width))
+        for samples in track(batches, "files", -(-len(files) // FILES), console=console, disable=hidden):
             rows = _rows(predictor, samples, by)
             problems |= samples.problems
-            if add is not None:
+            if add and rows:
                 add(rows)
-            if arguments.json:
-                for row in [*rows, *({"file": file, "error": reason} for file, reason in samples.problems.items())]:
-                    print(json.dumps(row, ensure_ascii=False))
-            elif add is None:
-                for row in rows:
-                    print(_text(row, _width(predictor)))
+            left_out = [{"file": file, "error": reason} for file, reason in samples.problems.items()]
+            for row in [*rows, *left_out] if arguments.json else rows if shows_rows else ():
+                print(json.dumps(row, ensure_ascii=False) if arguments.json else _text(row, width))
         for file, reason in problems.items():
             print(f"left out: {_one_line(file)}: {_one_line(reason.removeprefix(f'{file} '))}", file=sys.stderr)
         if len(problems) == len(files):
             raise SettingsError(f"none of the {len(files)} files could be read")
-    if problems or add is not None:
-        where = f"; {arguments.out}" if add is not None else ""
+    if problems or arguments.out:
+        where = f"; {arguments.out}" if arguments.out else ""
         print(f"{len(files) - len(problems):,} files read, {len(problems):,} left out{where}", file=sys.stderr)
     return SOME_LEFT_OUT if problems else 0
 
@@ -97,20 +110,55 @@ def _rows(predictor: Predictor, samples: Samples, by: str) -> list[Row]:
     return [{"file": name, "by": by, **vars(one)} for name, one in zip(samples.names, found, strict=True)]
 
 
-def _with_progress(batches: Iterator[Samples], files: int, *, quiet: bool) -> Iterator[Samples]:
-    """The batches; on a terminal that shows no rows, with a bar of the files."""
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, disable=quiet or not console.is_terminal) as progress:
-        bar = progress.add_task("files", total=files)
-        for samples in batches:
-            yield samples
-            progress.advance(bar, FILES)
+def _of_a_run(arguments: argparse.Namespace) -> int:
+    if (arguments.model / CARD).exists():
+        raise SettingsError("FILE: which files? Images, folders of them, .npy, .npz or CSV")
+    run = run_named(str(arguments.model))
+    files, out = models_in(run), arguments.out or run / "predictions.csv"
+    recipe, count = read_recipe(str(run / "settings.toml")), 0
+    settings = Settings.from_run_config(default_run_config() | recipe.settings)
+    with rows_file(out) as add:
+        for site in in_order(files):
+            if rows := _rows_of(files[site], settings, int(recipe.federation["num-supernodes"]), arguments.device):
+                add(rows)
+            count += len(rows)
+    if arguments.json:
+        print_json("predict", {"file": str(out), "rows": count, "clients": in_order(files)})
+    else:
+        print(f"{out}: {count:,} test samples of {len(files)} clients")
+    return 0
 
 
-def _width(predictor: Predictor) -> int:
-    """Width of the widest class."""
-    return max(len(name) for name in predictor.card.classes) + len(f"{UNKNOWN} (?)")
+def _rows_of(file: Path, settings: Settings, clients: int, device: str) -> list[Row]:
+    """The rows of a client, whose model is in ``file``."""
+    from protofl_common.models.trained import TrainedModel
+    from protofl_common.tools.inference.predictor import Predictor
+
+    trained = TrainedModel.read(file)
+    card, data, number = trained.card, open_data(settings.data), trained.card.site.removeprefix("site-")
+    if not number.isdigit() or int(number) >= clients:
+        raise SettingsError(f"{card.site}: no simulated client; its data are on a machine of its own")
+    client, of = placed(settings.data, int(number), clients, "")
+    rows_N = client_share(data, settings.data, seed=settings.run.seed, client=client, clients=of, domain="").test
+    if len(rows_N) != card.test_samples:
+        raise DataError(
+            f"{card.site}: {len(rows_N)} test samples, not {card.test_samples} as in the run; the data changed"
+        )
+    labels_N, scores = data.labels[rows_N], Predictor(trained, device=device).scores(data.inputs[rows_N])
+    named = {"client": card.site, "domain": card.domain}
+    rows: list[Row] = [
+        named | {"sample": row, "label": label, "name": card.classes[label]}
+        for row, label in zip(rows_N.tolist(), labels_N.tolist(), strict=True)
+    ]
+    for way, scores_NC in scores.items():
+        right = float((scores_NC.argmax(1).numpy() == labels_N).mean()) if rows else 0.0
+        if abs(right - card.accuracy[way]) > CLOSE:
+            shares = f"{100 * right:.1f} % right by {way}, {100 * card.accuracy[way]:.1f} % in the run"
+            print(f"warning: {card.site}: {shares}; the data, or what computes, are not the same", file=sys.stderr)
+        for row, label, scores_C in zip(rows, scores_NC.argmax(1).tolist(), scores_NC.tolist(), strict=True):
+            row[way] = label
+            row |= {f"{way}-{c}": score if score > float("-inf") else None for c, score in enumerate(scores_C)}
+    return rows
 
 
 def _text(row: Row, width: int) -> str:

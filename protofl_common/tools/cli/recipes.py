@@ -1,12 +1,10 @@
 """Recipes: the settings in ``configs/recipes/NAME.toml``, and the simulation that its own comment asks for."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import tomllib
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from protofl_common.config.options import Scalar, SettingsError
 from protofl_common.experiment.settings import app_folder, flatten
@@ -19,15 +17,11 @@ DEFAULT_FEDERATION: dict[str, Scalar] = {"num-supernodes": 10, "client-resources
 """Ten clients, one process of one thread per core: what small models at small batches run best with."""
 
 
-@dataclass(frozen=True)
-class Recipe:
+class Recipe(NamedTuple):
     """One paper setting."""
 
-    path: Path
-    settings: dict[str, Scalar]
-    """Its keys, flat."""
-    federation: dict[str, Scalar]
-    """What ``--federation-config`` holds in the comment that says how to run it."""
+    settings: dict[str, Scalar]  # its keys, flat
+    federation: dict[str, Scalar]  # what ``--federation-config`` holds in the comment that says how to run it
 
 
 def read_recipe(name: str) -> Recipe:
@@ -36,7 +30,7 @@ def read_recipe(name: str) -> Recipe:
     SettingsError when there is none, or it is not TOML.
     """
     if not name:
-        return Recipe(Path(), {}, DEFAULT_FEDERATION)
+        return Recipe({}, DEFAULT_FEDERATION)
     path = found(name) if name.endswith(".toml") else RECIPES / f"{name}.toml"
     try:
         text = path.read_text(encoding="utf-8")
@@ -46,7 +40,7 @@ def read_recipe(name: str) -> Recipe:
         raise SettingsError(f"recipe = {name!r}: no such file; choose a TOML file, or one of {there}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise SettingsError(f"recipe = {name!r}: not TOML: {error}") from None
-    return Recipe(path, settings, federation_in(text))
+    return Recipe(settings, federation_in(text))
 
 
 def found(name: str) -> Path:

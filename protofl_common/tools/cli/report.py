@@ -4,8 +4,6 @@ protofl report runs/20261121-103501-fedproto-mnist-4711
 protofl report 20261121-103501-fedproto-mnist-4711 another      (names in runs/)
 """
 
-from __future__ import annotations
-
 import argparse
 
 from protofl_common.config.options import SettingsError

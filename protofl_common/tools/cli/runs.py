@@ -8,8 +8,6 @@ Pruning says what would be freed, and asks. Runs that go on, or were stopped and
 clients/ no model can be exported any more; the figures stay.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 from collections.abc import Iterator

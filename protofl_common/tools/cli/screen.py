@@ -1,8 +1,4 @@
-"""The screen of a run: the ServerApp's lines, one live line for its rounds, and a box at the end.
-
-On a terminal only; elsewhere plain lines. Flower's and Ray's own lines are left out of a good run (``--verbose`` shows
-them), and what Flower adds below our own message of a failed one.
-"""
+"""The screen of a run: the ServerApp's lines, on a terminal one live line for its rounds, and a box at the end."""
 
 from __future__ import annotations
 
@@ -17,13 +13,8 @@ from rich.text import Text
 
 from protofl_common.basics.text import printable
 
-NOISE = re.compile(
-    r"\s*(\x1b\[\d+m)?(INFO|WARNING|DEBUG)\b|\s*(\x1b\[\d+m)?\((raylet|(\w+ )?pid=)|\t|.*(FutureWarning|warnings\.warn)"
-    r"|Flower configuration not found|Using SuperLink|Successfully (started run|installed)"
-)
-ROUND = re.compile(r"(\S.*: )?round +\d+/\d+ ")
+ROUND = re.compile(r"(\S.*: )?round +(\d+)/\d+ ")
 RESULT = re.compile(r"(result|results|report): ")
-FAILED = "protofl: this run cannot go on"
 
 
 def plain(text: object) -> str:
@@ -32,14 +23,13 @@ def plain(text: object) -> str:
 
 
 class Screen:
-    """Called with every line of a run's log; used by ``with``, which ends the live line."""
+    """Called with every line of a run; used by ``with``, which ends the live line."""
 
-    def __init__(self, *, quiet: bool = False, verbose: bool = False, console: Console | None = None) -> None:
+    def __init__(self, *, quiet: bool = False, console: Console | None = None) -> None:
         self.console = console or Console(highlight=False, soft_wrap=True)
-        self.quiet, self.verbose = quiet, verbose
+        self.quiet = quiet
         self.results: list[str] = []
-        self._failure: list[str] = []
-        live = self.console.is_terminal and not quiet and not verbose
+        live = self.console.is_terminal and not quiet
         self._live: Status | None = self.console.status("starting") if live else None
 
     def __enter__(self) -> Screen:
@@ -52,40 +42,24 @@ class Screen:
             self._live.stop()
 
     def __call__(self, line: str) -> None:
-        """Show a line, or not."""
-        if self.verbose:
-            self._print(line)
-        elif self._failure or line.startswith(FAILED):
-            self._fail(line)
-        elif RESULT.match(line):
+        if RESULT.match(line):
             self.results.append(line.replace(f"{Path.cwd()}/", ""))
             if self._live:
                 self._live.update("drawing the page")
         elif self._live and ROUND.match(line):
             self._live.update(Text(line, no_wrap=True, overflow="ellipsis"))
-        elif not self.quiet and line.strip() and not NOISE.match(line):
+        elif not self.quiet and line.strip():
             self._print(line)
-
-    @property
-    def explained(self) -> bool:
-        """Return whether our own message has said why the run failed."""
-        return self.verbose or bool(self._failure)
 
     def conclude(self, following: str) -> None:
         """Show the result, the paths that matter, and the command to type next, if any."""
-        lines = [] if self.verbose else [*self.results, *([f"next: {following}"] if following else [])]
+        lines = [*self.results, *([f"next: {following}"] if following else [])]
         if self._live:
             self._live.stop()
             self.console.print(Panel.fit(Text("\n".join(lines)), padding=(1, 2)), soft_wrap=False)
         else:
             for line in lines:
                 self._print(line)
-
-    def _fail(self, line: str) -> None:
-        """Our message, up to its blank line; nothing of the traceback below it."""
-        if "" not in self._failure:
-            self._print(line)
-        self._failure.append(line)
 
     def _print(self, line: str) -> None:
         self.console.print(Text.from_ansi(line) if self.console.is_terminal else Text(line))

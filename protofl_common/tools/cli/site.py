@@ -9,8 +9,6 @@ With flower-supernode alone, whoever may submit runs has code of their own run o
 the code that is installed here, whatever a run brings.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 from pathlib import Path
@@ -44,61 +42,54 @@ def parse(parser: argparse.ArgumentParser, arguments: list[str]) -> argparse.Nam
 
 
 def act(arguments: argparse.Namespace) -> int:
-    """Do it."""
+    from protofl_common.tools.site.node import node_config, supernode_options
+
+    arguments.options = supernode_options(arguments.supernode)
+    arguments.node = node_config(arguments.options.node_config)
     return ACTIONS[arguments.action](arguments)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Be the SuperNode, and have the executor work for it."""
     from protofl_common.tools.site.check import wrong_on_the_way
-    from protofl_common.tools.site.node import node_config, site_settings, supernode_options
+    from protofl_common.tools.site.node import site_settings
     from protofl_common.tools.site.supernode import start
 
-    options = supernode_options(arguments.supernode)
-    site_settings(node_config(options.node_config))
+    site_settings(arguments.node)
     for option in OURS:
         if any(word.partition("=")[0] == option for word in arguments.supernode):
             raise SettingsError(f"{option}: not together with protofl site run")
-    for one in wrong_on_the_way(options):  # of some of which Flower says no word
+    for one in wrong_on_the_way(arguments.options):  # of some of which Flower says no word
         print(f"protofl: {one.level} {one.topic}: {one.text}", file=sys.stderr, flush=True)
-    start(arguments.supernode, f"{options.host}:{options.port}", arguments.start_method)
+    start(arguments.supernode, f"{arguments.options.host}:{arguments.options.port}", arguments.start_method)
     return 0
 
 
 def check(arguments: argparse.Namespace) -> int:
     """Print what there is to say of this machine, worst first; 1 if something is wrong."""
-    from protofl_common.tools.site.check import WRONG, findings
+    from protofl_common.tools.findings import show
+    from protofl_common.tools.site.check import findings
 
-    found = findings(arguments.supernode, read_assignments(arguments.words))
-    if arguments.json:
-        rows = [{"level": (one.level or "ok").lower(), "topic": one.topic, "text": one.text} for one in found]
-        print_json("site check", {"findings": rows})
-    else:
-        for one in found:
-            print(f"{one.level:8}{one.topic:14}{one.text}")
-    return int(any(one.level == WRONG for one in found))
+    found = findings(arguments.options, arguments.node, read_assignments(arguments.words))
+    return show("site check", found, arguments.json)
 
 
 def status(arguments: argparse.Namespace) -> int:
-    """Print what is kept."""
-    from protofl_common.tools.site.node import node_config, supernode_options
     from protofl_common.tools.site.stored import free_space, ledgers_at, stored_at
 
-    node = node_config(supernode_options(arguments.supernode).node_config)
+    stored = stored_at(arguments.node)
     if arguments.json:
-        stored = [{"name": one.name, "bytes": one.bytes, "paths": [*map(str, one.paths)]} for one in stored_at(node)]
-        print_json("site status", {"kept": stored})
+        rows = [{"name": one.name, "bytes": one.bytes, "paths": [*map(str, one.paths)]} for one in stored]
+        print_json("site status", {"kept": rows})
     else:
-        print(*stored_at(node), *ledgers_at(node), free_space(node), sep="\n")
+        print(*stored, *ledgers_at(arguments.node), *free_space(arguments.node), sep="\n")
     return 0
 
 
 def purge(arguments: argparse.Namespace) -> int:
-    """Remove what is named."""
-    from protofl_common.tools.site.node import node_config, supernode_options
     from protofl_common.tools.site.stored import purge
 
-    for line in purge(node_config(supernode_options(arguments.supernode).node_config), arguments.words):
+    for line in purge(arguments.node, arguments.words):
         print(line)
     return 0
 

@@ -6,24 +6,18 @@
 FEDERATION is the SuperLink's name in Flower's config.toml, as for `flwr run`. Exit status 1 if it does not answer.
 """
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from protofl_common.basics.files import write_text
 from protofl_common.basics.text import in_order, printable
 from protofl_common.config.options import SettingsError
+from protofl_common.tools.federation import Federation, ask
 from protofl_common.tools.known_runs import KnownRun, KnownSite, runs_in
-
-if TYPE_CHECKING:
-    from protofl_common.tools.federation import Federation
 
 
 def describe(parser: argparse.ArgumentParser) -> None:
-    """The arguments."""
     parser.add_argument("federation", metavar="FEDERATION", help="a SuperLink in Flower's config.toml")
     parser.add_argument("--runs", type=Path, default=Path("runs"), help="the folder of results; default: runs")
     parser.add_argument("--node", metavar="NAME", help="only Flower's number of this site, to unregister it")
@@ -31,28 +25,24 @@ def describe(parser: argparse.ArgumentParser) -> None:
 
 
 def act(arguments: argparse.Namespace) -> int:
-    """Print them."""
-    from protofl_common.tools.federation import ask  # Flower's command line takes a second to import
-
     federation, runs = ask(arguments.federation), runs_in(arguments.runs)
     if arguments.node:
         print(number_of(arguments.node, federation, runs))
-        return 0
-    if arguments.metrics:
+    elif arguments.metrics:
         write_text(arguments.metrics, "".join(f"{line}\n" for line in metrics(federation, runs)))
-        return 0
-    for line in lines(federation, runs):
-        print(line)
-    if not runs:
-        print(f"{arguments.runs}: no runs here, from which names and replies of sites are read; --runs names another")
+    else:
+        for line in lines(federation, runs):
+            print(line)
+        if not runs:
+            where = "from which names and replies of sites are read; --runs names another"
+            print(f"{arguments.runs}: no runs here, {where}")
     return 0
 
 
 def number_of(name: str, federation: Federation, runs: list[KnownRun]) -> int:
     """The node of a site, that of its registration before that of a run; SettingsError if there is none, or several."""
-    known = runs[0].known_sites() if runs else {}
     found = [node.node_id for node in federation.nodes if node.name == name]
-    found = found or [node for one, node, _ in _sites(federation, known) if one == name]
+    found = found or [node for one, node, _ in _sites(federation, _latest(runs)) if one == name]
     if len(found) != 1:
         names = ", ".join(sorted({node.name or str(node.node_id) for node in federation.nodes}))
         raise SettingsError(f"--node {name}: {len(found)} nodes have this name; choose from {names}")
@@ -61,9 +51,9 @@ def number_of(name: str, federation: Federation, runs: list[KnownRun]) -> int:
 
 def lines(federation: Federation, runs: list[KnownRun]) -> Iterator[str]:
     """For people."""
-    known = runs[0].known_sites() if runs else {}
-    for name, node, state in _sites(federation, known):
-        site = known.get(name)
+    sites = _latest(runs)
+    for name, node, state in _sites(federation, sites):
+        site = sites.get(name)
         last = f"last reply: round {site.last} of {runs[0].path.name}" if site and site.last else "no reply yet"
         trouble = ", ".join(f"{number} {kind}" for kind, number in site.trouble.items()) if site else ""
         yield f"{name:20} {node:>20}  {state:10}  {last}" + (f"  {trouble}; {site.reason}" if site and trouble else "")
@@ -83,17 +73,17 @@ def lines(federation: Federation, runs: list[KnownRun]) -> Iterator[str]:
 
 def metrics(federation: Federation, runs: list[KnownRun]) -> Iterator[str]:
     """For Prometheus."""
-    known = runs[0].known_sites() if runs else {}
-    for name, node, state in _sites(federation, known):
+    sites = _latest(runs)
+    for name, node, state in _sites(federation, sites):
         yield _sample("site_online", int(state == "online"), site=name, node=node)
-    for name in in_order(known):
-        yield _sample("site_last_round", known[name].last, site=name)
-        for kind, number in known[name].trouble.items():
+    for name in in_order(sites):
+        yield _sample("site_last_round", sites[name].last, site=name)
+        for kind, number in sites[name].trouble.items():
             yield _sample("site_replies_lost_total", number, site=name, kind=kind)
     if runs:
-        run = runs[0].path.name
-        yield _sample("run_rounds", runs[0].rounds[0], run=run)
-        yield _sample("run_rounds_wanted", runs[0].rounds[1], run=run)
+        run, (done, wanted) = runs[0].path.name, runs[0].rounds
+        yield _sample("run_rounds", done, run=run)
+        yield _sample("run_rounds_wanted", wanted, run=run)
         yield _sample("run_finished", int(runs[0].finished), run=run)
         yield _sample("run_seconds_since_last_round", round(runs[0].age), run=run)
     if federation.shown.days is not None:
@@ -101,17 +91,17 @@ def metrics(federation: Federation, runs: list[KnownRun]) -> Iterator[str]:
 
 
 def _sample(name: str, value: float, **labels: object) -> str:
-    written = [f'{key}="{_escaped(str(label))}"' for key, label in labels.items()]
+    escapes = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
+    written = [f'{key}="{str(label).translate(escapes)}"' for key, label in labels.items()]
     return f"protofl_{name}{{{','.join(written)}}} {value}"
 
 
-def _escaped(text: str) -> str:
-    return text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
+def _latest(runs: list[KnownRun]) -> dict[str, KnownSite]:
+    return runs[0].known_sites() if runs else {}
 
 
-def _sites(federation: Federation, known: dict[str, KnownSite]) -> Iterator[tuple[str, int, str]]:
+def _sites(federation: Federation, sites: dict[str, KnownSite]) -> list[tuple[str, int, str]]:
     """(name, node, state) of each node: the name that a run knows, else that of its registration."""
-    names = {site.node: name for name, site in known.items()}
-    found = {node.node_id: (names.get(node.node_id) or node.name or "?", node.status) for node in federation.nodes}
-    for node in sorted(found, key=lambda node: found[node]):
-        yield found[node][0], node, found[node][1]
+    names = {site.node: name for name, site in sites.items()}
+    nodes = [(names.get(one.node_id) or one.name or "?", one.status, one.node_id) for one in federation.nodes]
+    return [(name, node, state) for name, state, node in sorted(nodes)]

@@ -12,8 +12,6 @@ With --search the settings that the table names under `search` are chosen first,
 clients' validation data and other seeds (OUT/trials); then the best ones run with the table's seeds.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 from collections import Counter
@@ -32,10 +30,8 @@ from protofl_common.basics.files import write_text
 from protofl_common.config.options import Scalar, SettingsError
 from protofl_common.tools.cli.as_json import add_json, print_json
 from protofl_common.tools.cli.assignments import add_allow_python, read_assignments
-from protofl_common.tools.cli.flower import get_ready, is_local
-from protofl_common.tools.cli.gpus import with_gpu
 from protofl_common.tools.cli.recipes import found
-from protofl_common.tools.cli.run import add_engine, add_resources, with_resources
+from protofl_common.tools.cli.run import add_resources, with_resources
 from protofl_common.tools.tables.execute import Launch, Runs, launcher
 from protofl_common.tools.tables.plan import Cell, Run, plan, runs_of
 from protofl_common.tools.tables.render import as_dict, collect, csv_of_cells, csv_of_seeds, drawn, markdown
@@ -60,7 +56,6 @@ def describe(parser: argparse.ArgumentParser) -> None:
     add_allow_python(parser, "the table")
     add_json(parser)
     add_resources(parser)
-    add_engine(parser)
 
 
 def act(arguments: argparse.Namespace) -> int:
@@ -84,16 +79,16 @@ def act(arguments: argparse.Namespace) -> int:
     if arguments.dry_run:
         show_plan([(table, _searched(table, cells, trials, None)) for table, cells in planned], runs, console)
         return 0
-    device = str(overrides.get("device", "auto"))
 
     def resources(federation: dict[str, Scalar]) -> dict[str, Scalar]:
-        return with_gpu(with_resources(federation, arguments, None), device)
+        return with_resources(federation, arguments, None)
 
-    todo = [run for _, cells in planned for run in runs_of(cells) if not runs.finished(run)]
-    if todo and is_local(arguments.engine, federation := resources(todo[0].federation)):
-        get_ready(federation)
-    with launcher(resources, arguments.engine) as launch:
-        failed = execute(planned, runs, launch, out, overrides, console, trials, arguments.figure, options)
+    if todo := [run for _, cells in planned for run in runs_of(cells) if not runs.finished(run)]:
+        from protofl_common.tools.local import workers_for  # PyTorch and Flower, two seconds
+
+        device = str(overrides.get("device", "auto"))
+        workers_for(resources(todo[0].federation), device)  # before a thread draws on the screen (`local.pool`)
+    failed = execute(planned, runs, launcher(resources), out, overrides, console, trials, arguments.figure, options)
     if arguments.json:
         print_json("table", {"tables": [json.loads((out / f"{one.name}.json").read_text()) for one in tables]})
     return failed

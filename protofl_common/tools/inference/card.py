@@ -1,7 +1,5 @@
 """``README.md`` beside an exported model: what it is for, what it learnt from, and what chose it."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping
 from typing import Any

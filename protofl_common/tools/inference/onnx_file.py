@@ -4,10 +4,9 @@ Input   ``inputs`` [N, …] as the data set stores them, not normalised: float32
 Outputs ``logits`` [N, C] of the head, and, where the model has prototypes, ``distances`` [N, P] from them
 """
 
-from __future__ import annotations
-
 import warnings
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -58,20 +57,12 @@ def write_onnx(trained: TrainedModel, file: Path) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     example = torch.zeros(2, *card.input_shape, dtype=torch.float32 if card.mean else torch.int64)
     names = ["logits"] if trained.prototypes is None else ["logits", "distances"]
+    shapes = {"inputs": {0: torch.export.Dim("N", min=1)}}
+    how: dict[str, Any] = {"opset_version": OPSET, "dynamo": True, "external_data": False, "verbose": False}
+    how |= {"input_names": ["inputs"], "output_names": names, "dynamic_shapes": shapes}
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            torch.onnx.export(
-                _Whole(trained).eval(),
-                (example,),
-                str(file),
-                input_names=["inputs"],
-                output_names=names,
-                dynamic_shapes={"inputs": {0: torch.export.Dim("N", min=1)}},
-                opset_version=OPSET,
-                dynamo=True,
-                external_data=False,
-                verbose=False,
-            )
+            torch.onnx.export(_Whole(trained).eval(), (example,), str(file), **how)
     except ImportError as error:
         raise SettingsError(f"--onnx: {error.name} is not installed; pip install 'protofl[onnx]'") from error

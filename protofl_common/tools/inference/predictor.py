@@ -12,13 +12,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from protofl_common.backbones.extract import extract_features
+from protofl_common.backbones.features import extract_features
 from protofl_common.basics.text import names_in
 from protofl_common.config.backbones import is_allowed
 from protofl_common.config.options import SettingsError
 from protofl_common.config.python_names import allowing
-from protofl_common.data.inputs import normalised
-from protofl_common.data.raw import DataError, Inputs
+from protofl_common.data.raw import DataError, Inputs, normalised
 from protofl_common.maths.prototypes import distances
 from protofl_common.models.calibration import class_scores, unknown_above
 from protofl_common.models.trained import TrainedModel
@@ -54,22 +53,9 @@ class Outputs:
 
 
 class Predictor:
-    """A model in use.
+    """A model in use: ``Predictor.load("model").predict(inputs)[0].name``.
 
-    Parameters
-    ----------
-    trained
-        The model.
-    threshold
-        Distance above which a sample is unknown; None: as 5 % of the site's own test samples are.
-    device
-        Where it computes.
-
-    Example
-    -------
-    >>> predictor = Predictor.load("model")                    # doctest: +SKIP
-    >>> predictor.predict(inputs)[0].name                      # doctest: +SKIP
-    'zebra'
+    ``threshold``: the distance above which a sample is unknown; None: as 5 % of the site's own test samples are.
     """
 
     def __init__(self, trained: TrainedModel, threshold: float | None = None, device: str = "cpu") -> None:
@@ -88,11 +74,8 @@ class Predictor:
         ``allow_backbones``: frozen backbones that it may read or download, beside the embedded ones; names with commas.
         ``allow_python``: modules, with commas, whose code may run here, for a network of the model's makers' own.
 
-        Raises
-        ------
-        SettingsError
-            If it is not all there, does not fit together, or asks for a backbone or a module that is not
-            allowed; for a device that is not there.
+        SettingsError if it is not all there, does not fit together, or asks for a backbone or a module that is not
+        allowed; for a device that is not there.
         """
         folder = Path(folder)
         try:
@@ -126,12 +109,7 @@ class Predictor:
     def predict(self, inputs: Inputs, by: str | None = None, batch_size: int = 256) -> list[Prediction]:
         """Predictions for inputs [N, …] of the model's own type and shape, not normalised; ``by``: head or prototype.
 
-        Raises
-        ------
-        SettingsError
-            If this model cannot predict that way.
-        DataError
-            If the inputs are not of that type and shape.
+        SettingsError if this model cannot predict that way, DataError if the inputs are not of that type and shape.
         """
         by = self.way(by)
         return [one for outputs in self._batches(inputs, batch_size) for one in self._read(outputs, by)]
@@ -157,10 +135,8 @@ class Predictor:
     @torch.inference_mode()
     def outputs(self, inputs: Inputs) -> Outputs:
         """Logits and distances of a batch."""
-        features = self.model.body(self.values(inputs))
-        distances_NP = (
-            None if self.prototypes is None else distances(features, self.prototypes, self.card.similarity).cpu()
-        )
+        features, prototypes = self.model.body(self.values(inputs)), self.prototypes
+        distances_NP = None if prototypes is None else distances(features, prototypes, self.card.similarity).cpu()
         return Outputs(self.model.head(features).cpu(), distances_NP)
 
     def values(self, inputs: Inputs) -> Tensor:
@@ -176,17 +152,14 @@ class Predictor:
         return normalised(inputs, card.mean, card.std, self.device)
 
     def _read(self, outputs: Outputs, by: str) -> list[Prediction]:
-        scores = self._scores(outputs)[by]
-        labels, nearest, nearest_distances = scores.argmax(1), None, None
+        scores, names = self._scores(outputs)[by], self.card.classes
+        labels = scores.argmax(1)
+        near: list[tuple[str | None, float | None, bool]] = [(None, None, False)] * len(labels)
         if self.prototypes is not None and outputs.distances_NP is not None:
-            of_prototypes = self.prototypes.labels.cpu()
-            nearest_distances, nearest = outputs.distances_NP.amin(1), of_prototypes[outputs.distances_NP.argmin(1)]
+            nearest = self.prototypes.labels.cpu()[outputs.distances_NP.argmin(1)]
             labels = nearest if by == "prototype" else labels
-        names, probabilities = self.card.classes, scores.softmax(1).gather(1, labels[:, None])[:, 0]
-        said = [
-            (label, names[label], share) for label, share in zip(labels.tolist(), probabilities.tolist(), strict=True)
-        ]
-        if nearest is None or nearest_distances is None:
-            return [Prediction(*one) for one in said]
-        near = zip(said, nearest.tolist(), nearest_distances.tolist(), strict=True)
-        return [Prediction(*one, names[label], far, far > self.threshold) for one, label, far in near]
+            pairs = zip(nearest.tolist(), outputs.distances_NP.amin(1).tolist(), strict=True)
+            near = [(names[label], distance, distance > self.threshold) for label, distance in pairs]
+        probabilities = scores.softmax(1).gather(1, labels[:, None])[:, 0]
+        rows = zip(labels.tolist(), probabilities.tolist(), near, strict=True)
+        return [Prediction(label, names[label], share, *nearest) for label, share, nearest in rows]

@@ -1,7 +1,5 @@
 """``protofl site check``: what whoever submits runs could make this machine do, and what is wrong with it."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import re
@@ -10,7 +8,6 @@ import ssl
 import stat
 import tempfile
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -27,38 +24,23 @@ from protofl_common.basics.devices import open_device
 from protofl_common.basics.text import names_in
 from protofl_common.config.options import Scalar, SettingsError
 from protofl_common.experiment.catalog import CATALOG
-from protofl_common.experiment.permissions import DEMANDS, LIMITS, allowed_by
+from protofl_common.experiment.node import DEMANDS, LIMITS, allowed_by
 from protofl_common.experiment.settings import Settings, app_folder, default_run_config, digest_of
-from protofl_common.tools.site.node import node_config, site_folders, site_settings, supernode_options
-from protofl_common.tools.superlink_tls import shown_by
+from protofl_common.tools.federation import shown_by
+from protofl_common.tools.findings import FACT, WARNING, WRONG, Finding, existing, worst_first
+from protofl_common.tools.site.node import site_folders, site_settings
 from protofl_common.wire.records import pack_settings, unpack_site_card
 
-WRONG, WARNING, FACT = "WRONG", "warning", ""
-MOST_SECONDS = TIMESTAMP_TOLERANCE
-"""That a clock may be wrong."""
-FEW_DAYS, FEW_BYTES = 30, 2**30
-"""Of a certificate that is left, and of a disk that is free: less is worth a warning."""
+MOST_SECONDS = TIMESTAMP_TOLERANCE  # that a clock may be wrong
+FEW_DAYS, FEW_BYTES = 30, 2**30  # of a certificate that is left, and of a disk that is free: less is worth a warning
 
 
-@dataclass(frozen=True)
-class Finding:
-    """A line of the report."""
+def findings(options: argparse.Namespace, node: Mapping[str, Scalar], asked: Mapping[str, Scalar]) -> list[Finding]:
+    """List the findings, worst first; nothing is written.
 
-    level: str
-    topic: str
-    text: str
-
-
-def findings(supernode: list[str], asked: Mapping[str, Scalar]) -> list[Finding]:
-    """List the findings, worst first.
-
-    ``supernode`` are the options of the SuperNode, ``asked`` the settings of a run that
-    this site should take part in: its data are then read as that run would have them read. Nothing is written.
-
-    SettingsError if an option or the node config cannot be read.
+    ``options`` are those of the SuperNode, ``asked`` the settings of a run that this site should take part in: its data
+    are then read as that run would have them read.
     """
-    options = supernode_options(supernode)
-    node = node_config(options.node_config)
     found = [*_code_and_user(), *_network(options)]
     try:
         settings = site_settings(node, asked)
@@ -67,8 +49,7 @@ def findings(supernode: list[str], asked: Mapping[str, Scalar]) -> list[Finding]
     else:
         found += [*_folders(node), *_permissions(node), *_algorithms(node), *_device(node), *_data(node, asked)]
         found += [_protections(settings)]
-    levels = (WRONG, WARNING, FACT)
-    return sorted(found, key=lambda finding: levels.index(finding.level))
+    return worst_first(found)
 
 
 def wrong_on_the_way(options: argparse.Namespace) -> list[Finding]:
@@ -79,7 +60,6 @@ def wrong_on_the_way(options: argparse.Namespace) -> list[Finding]:
 def _code_and_user() -> Iterator[Finding]:
     own = f"that of {app_folder()} (version {code_version()}), whatever a run brings"
     yield Finding(FACT, "code", f"{own}; with `protofl site run`")
-
     root = "root: give the SuperNode a user of its own, who may do nothing else here"
     yield Finding(FACT, "user", f"uid {os.geteuid()}") if os.geteuid() else Finding(WARNING, "user", root)
 
@@ -151,16 +131,13 @@ def _folders(node: Mapping[str, Scalar]) -> Iterator[Finding]:
 
 def _folder(topic: str, key: str, folder: Path, others: int) -> Iterator[Finding]:
     """One folder: whether it can be used, who else may look in (``others``: their bits), and the space."""
-    there = next(one for one in (folder.absolute(), *folder.absolute().parents) if one.exists())
-    name, writes = f"{key} {folder.absolute()}", topic == "writes"
+    there, name, writes = existing(folder), f"{key} {folder.absolute()}", topic == "writes"
+    mode = stat.S_IMODE(there.stat().st_mode)
     if not writes and there != folder.absolute():
         yield Finding(WRONG, topic, f"{name}: there is none")
-        return
-    if not os.access(there, (os.W_OK if writes else os.R_OK) | (os.X_OK if there.is_dir() else 0)):
+    elif not os.access(there, (os.W_OK if writes else os.R_OK) | (os.X_OK if there.is_dir() else 0)):
         yield Finding(WRONG, topic, f"{name}: cannot be {'written' if writes else 'read'}")
-        return
-    mode = stat.S_IMODE(there.stat().st_mode)
-    if there != folder.absolute():
+    elif there != folder.absolute():
         yield Finding(FACT, topic, f"{name}: will be made, for this user only")
     elif mode & others:
         yield Finding(WARNING, topic, f"{name}: other users of this machine may look in (mode {mode:04o})")
@@ -176,14 +153,11 @@ def _permissions(node: Mapping[str, Scalar]) -> Iterator[Finding]:
         yield Finding(WARNING, "downloads", "a run may have data sets downloaded (allow-download)")
     if modules := names_in(allowed["allow-python"]):
         yield Finding(WARNING, "modules", f"a run may have these imported and called: {', '.join(modules)}")
-    backbones = names_in(allowed["allow-backbones"])
-    yield Finding(FACT, "backbones", ", ".join(["the embedded ones", *backbones]))
+    yield Finding(FACT, "backbones", ", ".join(["the embedded ones", *names_in(allowed["allow-backbones"])]))
     if node.get("statistics"):
-        yield Finding(
-            WARNING, "statistics", "numbers of samples per class and up to 200 test features may leave, if asked"
-        )
-    for key in (key for key in DEMANDS if key in node):
-        yield Finding(FACT, "demands", f"{key} {node[key]}")
+        what = "numbers of samples per class and up to 200 test features may leave, if asked"
+        yield Finding(WARNING, "statistics", what)
+    yield from (Finding(FACT, "demands", f"{key} {node[key]}") for key in DEMANDS if key in node)
     yield Finding(FACT, "limits", ", ".join(f"{key} {allowed[key]}" for key in LIMITS))
 
 
@@ -206,16 +180,18 @@ def _algorithms(node: Mapping[str, Scalar]) -> Iterator[Finding]:
         by_upload.setdefault(sent, []).append(name)
     for sent, those in by_upload.items():
         yield Finding(WARNING if "weights" in sent else FACT, "sends", f"{sent}: {', '.join(those)}")
-    others = [name for name in names if name not in {"all", *CATALOG}]
-    if others:
+    if others := [name for name in names if name not in {"all", *CATALOG}]:
         yield Finding(WARNING, "sends", f"whatever packages of others declare: {', '.join(others)}")
-    figures = "numbers of samples, which classes it has, losses, numbers of right predictions"
+    private, always = "require-dp" in node, ["numbers of samples", "numbers of right predictions"]
+    if not private:
+        losses = ["losses"] if node.get("min-class-samples", 1) == 1 else []
+        always += ["which classes it has", "metrics", *losses, "seconds"]
     if allowed_by(node)["require-secagg"]:
         masks = "all this, and all figures, under masks that cancel in the sum of several sites (require-secagg)"
         yield Finding(FACT, "sends", masks)
-        figures = "seconds"
-    named = "the names of classes that you or the run gave"
-    yield Finding(FACT, "sends", f"always: {named}, {figures}")
+        always = ["the number of training samples" if private else "seconds"]
+    named = "its name, network and device, the names of classes that you or the run gave"
+    yield Finding(FACT, "sends", f"always: {', '.join([named, *always])}")
 
 
 def _device(node: Mapping[str, Scalar]) -> Iterator[Finding]:

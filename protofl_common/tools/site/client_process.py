@@ -9,8 +9,6 @@ Flower would unpack and import the bundle that the run brought. Here nothing of 
 folder APP.
 """
 
-from __future__ import annotations
-
 import gc
 import json
 import os
@@ -74,7 +72,6 @@ def _reap(*_: Any) -> None:
 
 
 def main() -> None:
-    """The command."""
     app, *arguments = sys.argv[1:]
     if arguments:
         handle(app, arguments)

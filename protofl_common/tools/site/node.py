@@ -1,7 +1,5 @@
 """The options with which an operator starts a site, and its node config."""
 
-from __future__ import annotations
-
 import argparse
 import re
 from collections.abc import Mapping
@@ -14,8 +12,7 @@ from protofl_common.basics.text import names_in
 from protofl_common.config.options import Scalar, SettingsError, unknown_keys
 from protofl_common.data.store import cache_root
 from protofl_common.experiment.catalog import CATALOG
-from protofl_common.experiment.node import has_own_data, is_site, required_dp
-from protofl_common.experiment.permissions import LIMITED, allowed_by
+from protofl_common.experiment.node import LIMITED, allowed_by, has_own_data, is_site, required_dp
 from protofl_common.experiment.settings import (
     NODE_KEYS,
     SITE_FOLDERS,
@@ -34,8 +31,7 @@ def supernode_options(words: list[str]) -> argparse.Namespace:
     parser.add_argument("--port", default="9094")
     parser.add_argument("--insecure", action="store_true")
     options, others = parser.parse_known_args(words)
-    odd = [word for word in others if not word.startswith("-") and "=" in word]
-    if odd:
+    if odd := [word for word in others if not word.startswith("-") and "=" in word]:
         raise SettingsError(f"{odd[0]}: settings of a run come before the options")
     return options
 
@@ -73,9 +69,8 @@ def site_settings(node: Mapping[str, Scalar], asked: Mapping[str, Scalar] | None
 
 def _check_is_site(node: Mapping[str, Scalar]) -> None:
     if not is_site(node):
-        raise SettingsError(
-            "node config without a site-name: taken for a simulated client, whose folders every run chooses"
-        )
+        simulated = "taken for a simulated client, whose folders every run chooses"
+        raise SettingsError(f"node config without a site-name: {simulated}")
 
 
 def _modest(node: Mapping[str, Scalar]) -> dict[str, Scalar]:

@@ -1,29 +1,26 @@
 """``protofl site status`` and ``purge``: what a site keeps of runs and of its data, and how it is removed."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
+from typing import NamedTuple
 
 from protofl_common.basics.files import remove, replacing
 from protofl_common.basics.text import in_order, numbered
 from protofl_common.config.options import Scalar, SettingsError
 from protofl_common.experiment.node import DELTA, required_dp, site_name
+from protofl_common.tools.findings import existing
 from protofl_common.tools.site.node import site_folders
 
-CACHES = "caches/"
-"""What decoded data and features are called beside the names of runs, which have no slash."""
+CACHES = "caches/"  # what decoded data and features are called beside the names of runs, which have no slash
 _ENTRY = re.compile(r".+-[0-9a-f]{16}(\.\w+)*")
 """Names in a cache folder; whatever else lies there is not ours to remove."""
 
 
-@dataclass(frozen=True)
-class Stored:
+class Stored(NamedTuple):
     """Files of one run, or of the caches."""
 
     name: str
@@ -31,18 +28,16 @@ class Stored:
 
     @property
     def files(self) -> list[Path]:
-        """All of them."""
         found = [file for path in self.paths for file in ([path] if path.is_file() else path.rglob("*"))]
         return [file for file in found if file.is_file()]
 
     @property
     def bytes(self) -> int:
-        """Bytes of all files."""
         return sum(file.stat().st_size for file in self.files)
 
     def __str__(self) -> str:
-        last = max((file.stat().st_mtime for file in self.files), default=0)
-        when = f"{datetime.fromtimestamp(last):%Y-%m-%d %H:%M}" if self.files else "-"
+        last = max((file.stat().st_mtime for file in self.files), default=None)
+        when = "-" if last is None else f"{datetime.fromtimestamp(last):%Y-%m-%d %H:%M}"
         return f"{self.name:40} {self.bytes / 1e6:10.1f} MB  {when}"
 
 
@@ -56,7 +51,7 @@ def stored_at(node: Mapping[str, Scalar]) -> list[Stored]:
 
 def ledgers_at(node: Mapping[str, Scalar]) -> Iterator[str]:
     """Yield a line for each privacy ledger of this site: how much of ``require-dp`` is spent."""
-    from client_app.protections.ledger import spent
+    from client_app.protections.differential_privacy import spent
 
     most, delta = required_dp(node) or (None, DELTA)
     for file in sorted((site_folders(node)[0] / "privacy").glob("*.json")):
@@ -80,8 +75,9 @@ def purge(node: Mapping[str, Scalar], names: list[str]) -> Iterator[str]:
         text = f"removed {there[name]}"
         for path in there[name].paths:
             remove(path)
-            if name != CACHES:
-                _remove_if_empty(path.parent, path.parents[1])
+            for folder in () if name == CACHES else (path.parent, path.parents[1]):
+                if not any(folder.iterdir()):
+                    folder.rmdir()
         yield text
     _blank_secrets(site_folders(node)[0] / "privacy")
 
@@ -95,20 +91,13 @@ def _blank_secrets(folder: Path) -> None:
             beside.write_text(json.dumps(rows), encoding="utf-8")
 
 
-def free_space(node: Mapping[str, Scalar]) -> str:
-    """Describe the disks of both folders in a line."""
-    found = {key: folder.absolute() for key, folder in zip(("state-dir", "cache-dir"), site_folders(node), strict=True)}
-    there = {key: next(one for one in (path, *path.parents) if one.exists()) for key, path in found.items()}
-    return "\n".join(f"{key} {found[key]}: {shutil.disk_usage(there[key]).free / 1e9:.1f} GB free" for key in found)
+def free_space(node: Mapping[str, Scalar]) -> Iterator[str]:
+    """Describe the disk of each folder in a line."""
+    for key, folder in zip(("state-dir", "cache-dir"), site_folders(node), strict=True):
+        yield f"{key} {folder.absolute()}: {shutil.disk_usage(existing(folder)).free / 1e9:.1f} GB free"
 
 
 def _entries(cache: Path) -> Iterator[Path]:
     for folder in (cache, cache / "features"):
         if folder.is_dir():
             yield from sorted(path for path in folder.iterdir() if _ENTRY.fullmatch(path.name))
-
-
-def _remove_if_empty(*folders: Path) -> None:
-    for folder in folders:
-        if not any(folder.iterdir()):
-            folder.rmdir()

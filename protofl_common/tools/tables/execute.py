@@ -1,20 +1,13 @@
 """Runs one after another; what is finished is not repeated, what was interrupted goes on after its last round."""
 
-from __future__ import annotations
-
-import re
-import shlex
 import shutil
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 from protofl_common.config.options import Scalar
 from protofl_common.experiment.settings import default_run_config
 from protofl_common.runs.folder import SUMMARY
-from protofl_common.tools.cli.assignments import as_run_config
-from protofl_common.tools.cli.flower import flwr_run, follow, here, is_local
-from protofl_common.tools.cli.superlink import SuperLink
+from protofl_common.tools.cli.screen import ROUND
 from protofl_common.tools.known_runs import HEAVY
 from protofl_common.tools.tables.plan import Run
 
@@ -62,25 +55,16 @@ class Runs:
                 shutil.rmtree(folder / part, ignore_errors=True)
 
 
-@contextmanager
-def launcher(resources: Callable[[Federation], Federation], engine: str) -> Iterator[Launch]:
-    """Launch runs in processes of this one, or on one SuperLink that starts with the first run; a dead one is replaced.
+def launcher(resources: Callable[[Federation], Federation]) -> Launch:
+    """Return what runs one; ``resources`` says what a client gets of this machine.
 
-    ``resources`` says what a client gets of this machine, ``engine`` is what the command line says. The log of each run
-    is in ``logs/NAME.log`` beside the runs.
+    The log of each run is in ``logs/NAME.log`` beside the runs.
     """
-    running: list[SuperLink] = []
-
-    def superlink() -> SuperLink:
-        if running and not running[0].alive:
-            running.pop().stop()
-        if not running:
-            running.append(SuperLink().__enter__())
-        return running[0]
 
     def launch(run: Run, folder: Path, resume: bool, on_round: Callable[[int], None]) -> str:
+        from protofl_common.tools.local import attempt  # PyTorch and Flower, two seconds
+
         config = run.config | {"out-dir": str(folder), "run-name": run.name} | ({"resume": True} if resume else {})
-        federation = resources(run.federation)
         log = folder.parent / "logs" / f"{run.name}.log"
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("w", encoding="utf-8") as file:
@@ -88,19 +72,9 @@ def launcher(resources: Callable[[Federation], Federation], engine: str) -> Iter
             def note(line: str) -> None:
                 file.write(line + "\n")
                 file.flush()
-                if found := re.search(r"\bround +(\d+)/\d+\b", line):
-                    on_round(int(found[1]))
+                if found := ROUND.match(line):
+                    on_round(int(found[2]))
 
-            if is_local(engine, federation):
-                ended = here(default_run_config() | config, federation, note)
-            else:
-                command = flwr_run(as_run_config(config), federation)
-                note(f"$ {shlex.join(command)}")
-                ended = follow(command, superlink(), note)
-        return "" if ended.well else ended.reason
+            return attempt(default_run_config() | config, resources(run.federation), note)[1]
 
-    try:
-        yield launch
-    finally:
-        for one in running:
-            one.stop()
+    return launch

@@ -4,8 +4,6 @@ A run's folder is named after its settings and the place of its data, so tables 
 again finds those that are finished.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path, PurePath
@@ -16,7 +14,7 @@ from protofl_common.basics.text import as_file_name
 from protofl_common.config.options import Scalar, SettingsError
 from protofl_common.config.sections import keys_that_change
 from protofl_common.data import DataError, check_data_settings
-from protofl_common.experiment.permissions import check_named
+from protofl_common.experiment.node import check_named
 from protofl_common.experiment.settings import Settings, default_run_config, to_run_config
 from protofl_common.runs.folder import RunFolder
 from protofl_common.tools.cli.recipes import read_recipe

@@ -1,7 +1,5 @@
 """A table as Markdown and CSV: ours beside the paper's, mean ± sample standard deviation over seeds."""
 
-from __future__ import annotations
-
 import json
 import statistics
 from collections.abc import Iterator

@@ -6,8 +6,6 @@ from those before (tree of Parzen estimators, Bergstra et al. 2011), with a rand
 stopped goes on as if it had not been. Every cell has as many trials. Each search is a file in OUT/trials.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import statistics

@@ -23,8 +23,6 @@
 What is nearer to the run wins: recipe, settings of the table, of the column, of the row, of the command line, seed.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field

@@ -20,12 +20,11 @@ from torch import Tensor, nn
 
 from protofl_common.backbones.load import WEIGHTS
 from protofl_common.backbones.network import WIDTH, SmallResNet
-from protofl_common.backbones.weightfile import StoredWeights
 from protofl_common.config.backbones import EMBEDDED
-from protofl_common.data.inputs import channel_statistics
+from protofl_common.data.raw import statistics
 from tests.bench.pretraining.augment import augmented
 from tests.bench.pretraining.corpus import Corpus, drawn
-from tests.bench.pretraining.weights import write_weights
+from tests.bench.pretraining.weights import StoredWeights, write_weights
 
 BATCH, STEPS = 64, 6000
 MOMENTUM, WEIGHT_DECAY, SMOOTHING = 0.9, 5e-4, 0.1
@@ -45,7 +44,7 @@ class Trained:
 def train(corpus: Corpus, *, steps: int, seed: int, per_class: int = 0, verbose: bool = False) -> Trained:
     """Train a `SmallResNet` on ``corpus``; torch's global generator is left as it was."""
     images, labels = drawn(corpus, per_class or corpus.per_class, seed, part=0)
-    mean, std = channel_statistics(images)
+    mean, std = statistics(images)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         network = SmallResNet().to(memory_format=torch.channels_last)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from protofl_common.backbones import cache
+from protofl_common.backbones import features
 from protofl_common.data.raw import RawData
 from protofl_common.data.sources import SOURCES
 from protofl_common.experiment.settings import Settings, default_run_config
@@ -22,6 +22,6 @@ def digit_domains() -> RawData:
 @pytest.fixture
 def _forgotten() -> Iterator[None]:
     """Nothing is in memory before and after."""
-    cache._memory.clear()
+    features._memory.clear()
     yield
-    cache._memory.clear()
+    features._memory.clear()

@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from protofl_common.backbones import cache
-from protofl_common.backbones.cache import cached_features
-from protofl_common.backbones.extract import extract_features
+from protofl_common.backbones import features as feature_cache
+from protofl_common.backbones.features import cached_features, extract_features
 from protofl_common.backbones.network import Backbone
 from protofl_common.data.raw import DataError, Images
 
@@ -43,7 +42,7 @@ def test_computed_once_per_machine(images: Images, runs: list[int], tmp_path: Pa
     assert torch.equal(first, extract_features(images, NAMES, CPU))
     runs.clear()
     assert cached_features(images, NAMES, CPU, tmp_path, "site 1/train") is first  # from memory
-    cache._memory.clear()
+    feature_cache._memory.clear()
     assert torch.equal(cached_features(images, NAMES, CPU, tmp_path, "site 1/train"), first)  # from disk
     assert runs == []
     (file,) = tmp_path.glob("features/*.safetensors")
@@ -60,9 +59,9 @@ def test_other_images_and_backbones_have_their_own_entry(images: Images, runs: l
 
 
 def test_other_weights_have_their_own_entry(images: Images, runs: list[int], tmp_path: Path) -> None:
+
     from protofl_common.backbones.network import SmallResNet
-    from protofl_common.backbones.weightfile import StoredWeights
-    from tests.bench.pretraining.weights import write_weights
+    from tests.bench.pretraining.weights import StoredWeights, write_weights
 
     names = [f"file:small:{tmp_path / name}.json" for name in ("a", "b")]
     for seed, name in enumerate(("a", "b")):
@@ -78,7 +77,7 @@ def test_damaged_files_are_made_anew(images: Images, runs: list[int], tmp_path: 
     (file,) = tmp_path.glob("features/*.safetensors")
     sound = file.read_bytes()
     file.write_bytes(sound[:-5] if damage is None else damage)
-    cache._memory.clear()
+    feature_cache._memory.clear()
     runs.clear()
     assert torch.equal(cached_features(images, NAMES, CPU, tmp_path, "x"), first)
     assert runs == [6, 6]
@@ -96,14 +95,14 @@ def test_files_of_other_content_are_made_anew(
     first = cached_features(images, NAMES, CPU, tmp_path, "x")
     (file,) = tmp_path.glob("features/*.safetensors")
     save_file({"features": wrong}, file)
-    cache._memory.clear()
+    feature_cache._memory.clear()
     assert torch.equal(cached_features(images, NAMES, CPU, tmp_path, "x"), first)
 
 
 def test_memory_is_bounded(images: Images, runs: list[int], tmp_path: Path) -> None:
-    for start in range(256, 256 - 2 * cache.MOST_IN_MEMORY, -1):
+    for start in range(256, 256 - 2 * feature_cache.MOST_IN_MEMORY, -1):
         cached_features(images[:1] + np.uint8(start % 256), NAMES[:1], CPU, tmp_path, "x")
-        assert len(cache._memory) <= cache.MOST_IN_MEMORY
+        assert len(feature_cache._memory) <= feature_cache.MOST_IN_MEMORY
 
 
 def test_a_folder_that_cannot_be_written_is_named(images: Images, runs: list[int], tmp_path: Path) -> None:

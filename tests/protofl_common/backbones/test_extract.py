@@ -7,10 +7,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from protofl_common.backbones.extract import extract_features, feature_widths
-from protofl_common.backbones.load import load_backbone, small_backbone
+from protofl_common.backbones.features import extract_features, feature_widths
+from protofl_common.backbones.load import frozen, load_backbone
 from protofl_common.backbones.network import SmallResNet
-from protofl_common.backbones.weightfile import StoredWeights
+from protofl_common.config.backbones import BackboneName
 from protofl_common.config.options import SettingsError
 from protofl_common.data.raw import Images, RawData
 from tests.protofl_common.backbones.conftest import NAMES
@@ -96,11 +96,10 @@ def test_features_beat_those_of_untrained_networks(digit_domains: RawData) -> No
     """Nearest class mean (cosine) within each of the five domains, 10 images per class to learn, 10 to test."""
     images = digit_domains.inputs.reshape(5, 500, 3, 28, 28)[:, :200].reshape(1000, 3, 28, 28)
     torch.manual_seed(0)
-    untrained = [small_backbone(StoredWeights(SmallResNet().state_dict(), (0.5,) * 3, (0.25,) * 3), 0) for _ in NAMES]
+    name = BackboneName("embedded", "untrained")
+    untrained = [frozen(name, SmallResNet(), 64, (0.5,) * 3, (0.25,) * 3) for _ in NAMES]
     with torch.inference_mode():
         pixels = F.interpolate(torch.from_numpy(images).float(), (64, 64), mode="bilinear")
-        for backbone in untrained:
-            backbone.network.eval()
         random = torch.cat([backbone.features(pixels) for backbone in untrained], dim=1)
     assert _accuracy(extract_features(images, NAMES, CPU)) > _accuracy(random) + 0.3
 

@@ -7,8 +7,7 @@ import warnings
 import numpy as np
 import pytest
 
-from protofl_common.data.dirichlet import _filled_up, balanced_dirichlet, dirichlet
-from protofl_common.data.partitions import DIVIDE
+from protofl_common.data.partitions import DIVIDE, _filled_up, balanced_dirichlet, dirichlet
 from protofl_common.data.shares import Pool
 
 from .conftest import MakeSettings

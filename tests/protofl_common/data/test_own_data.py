@@ -13,7 +13,7 @@ from protofl_common.config.architectures import VOCABULARY
 from protofl_common.config.options import SettingsError
 from protofl_common.config.python_names import allow
 from protofl_common.data import DataError, open_client_data
-from protofl_common.data.files import tokens
+from protofl_common.data.own import tokens
 from protofl_common.data.raw import from_arrays
 from protofl_common.data.store import StoredData, data_key, open_data
 from tests.protofl_common.data.conftest import MakeSettings, OpenAll

@@ -12,8 +12,8 @@ from sklearn.datasets import load_digits
 from protofl_common.config.datasets import DATASETS, PARTITIONS
 from protofl_common.data import DataError
 from protofl_common.data.digits import DOMAINS
-from protofl_common.data.inputs import channel_statistics, resized
 from protofl_common.data.partitions import DIVIDE
+from protofl_common.data.raw import resized, statistics
 from protofl_common.data.sources import SOURCES
 from protofl_common.data.store import open_data
 
@@ -80,7 +80,7 @@ def test_statistics_are_numpys(data_settings: MakeSettings) -> None:
     scaled = np.asarray(data.inputs) / 255
     np.testing.assert_allclose(data.mean, scaled.mean(axis=(0, 2, 3)), atol=1e-9)
     np.testing.assert_allclose(data.std, scaled.std(axis=(0, 2, 3)), atol=1e-9)
-    assert channel_statistics(np.full((2, 1, 3, 3), 51, np.uint8)) == ((pytest.approx(0.2),), (1.0,))
+    assert statistics(np.full((2, 1, 3, 3), 51, np.uint8)) == ((pytest.approx(0.2),), (1.0,))
 
 
 def test_image_size_resizes_any_source(data_settings: MakeSettings, mnist_dir: Path) -> None:

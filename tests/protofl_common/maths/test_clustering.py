@@ -9,7 +9,7 @@ from finch import FINCH
 
 from protofl_common.data import open_client_data
 from protofl_common.experiment.settings import Settings, default_run_config
-from protofl_common.maths.clustering import cluster, cluster_classes, finch_partitions
+from protofl_common.maths.prototypes import cluster, cluster_classes, finch_partitions
 from protofl_common.models.build import build_model
 
 

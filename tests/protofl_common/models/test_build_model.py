@@ -8,12 +8,12 @@ from torch import Tensor, nn
 
 from protofl_common.config.architectures import ARCHITECTURES, HTC4, PROJECTION
 from protofl_common.models.build import build_model
-from protofl_common.models.cnn import CNN_PLANS
 from protofl_common.models.split import SplitModel
-from protofl_common.models.vectors import MLP_PLANS, SIGNAL, TEXT
+from protofl_common.models.vectors import SIGNAL, TABLE, TEXT
+from protofl_common.models.vision import CNN_PLANS
 
 CLASSES, DIM = 10, 12
-SMALL = [*CNN_PLANS, *MLP_PLANS, PROJECTION]
+SMALL = [*CNN_PLANS, *TABLE]
 LARGER = [arch for arch in ARCHITECTURES if arch not in (*SMALL, *SIGNAL, *TEXT)]
 
 

@@ -7,7 +7,7 @@ import torch
 
 from protofl_common.experiment.catalog import CATALOG
 from protofl_common.models.generator import Generator, build_generator
-from protofl_common.models.heads import build_head
+from protofl_common.models.heads import LinearHead
 
 
 def test_by_hand() -> None:
@@ -56,7 +56,7 @@ def test_the_same_seed_gives_the_same_generator_and_leaves_the_global_one_alone(
 
 def test_cifar100_costs_what_the_paper_says() -> None:
     """FedTGP, Table 5: 20 clients, Σ (2 |w| + |Θ|) = 8.69 M; it leaves out buffers and label counts, 0.3 %."""
-    head = sum(parameter.numel() for parameter in build_head(512, 0, 100).parameters())
+    head = sum(parameter.numel() for parameter in LinearHead(512, 100).parameters())
     made = build_generator(100, 512, 32, seed=0)
     theta = sum(parameter.numel() for parameter in made.parameters())
     assert theta == (32 + 100) * 512 + 512 + 2 * 512 + 512 * 512 + 512

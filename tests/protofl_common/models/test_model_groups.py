@@ -11,18 +11,15 @@ from protofl_common.config.architectures import (
     ARCHITECTURES,
     BODIES,
     GROUPS,
-    PROJECTION,
     architecture_of,
     body_and_hidden,
 )
-from protofl_common.models.cnn import CNN_PLANS
-from protofl_common.models.compact import COMPACT
-from protofl_common.models.resnet import RESNET_PLANS
-from protofl_common.models.vectors import MLP_PLANS, SIGNAL, TEXT
+from protofl_common.models.vectors import SIGNAL, TABLE, TEXT
+from protofl_common.models.vision import VISION
 
 
 def test_every_body_is_built_somewhere() -> None:
-    assert sorted([*CNN_PLANS, *RESNET_PLANS, *COMPACT, *MLP_PLANS, *SIGNAL, *TEXT, PROJECTION]) == sorted(BODIES)
+    assert sorted([*VISION, *TABLE, *SIGNAL, *TEXT]) == sorted(BODIES)
 
 
 def test_every_architecture_is_a_body_and_a_head() -> None:

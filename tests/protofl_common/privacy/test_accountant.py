@@ -10,8 +10,16 @@ import pytest
 from protofl_common.config.options import SettingsError
 from protofl_common.config.sections import PrivacySettings
 from protofl_common.experiment.settings import Settings, default_run_config
-from protofl_common.privacy.accountant import ORDERS, Mechanism, epsilon, least_noise
-from protofl_common.privacy.plan import FIGURES_SHARE, TABLES_SHARE, Plan, plan_of
+from protofl_common.privacy.plan import (
+    FIGURES_SHARE,
+    ORDERS,
+    TABLES_SHARE,
+    Mechanism,
+    Plan,
+    epsilon,
+    least_noise,
+    plan_of,
+)
 
 CASES = [
     [Mechanism(1.0, 2.68, 20)],

@@ -17,16 +17,19 @@ from scipy.stats import chisquare
 from protofl_common.maths.aggregation import merge_by_class, merge_weights
 from protofl_common.maths.prototypes import Prototypes
 from protofl_common.privacy import masks, shamir
-from protofl_common.privacy.figures import figure_names, means_of, weighted_figures, without_figures
 from protofl_common.privacy.sums import (
     LARGEST,
     MOST_SAMPLES,
+    figure_names,
     from_sums,
     from_whole,
     length,
+    means_of,
     scale,
     to_sums,
     to_whole,
+    weighted_figures,
+    without_figures,
 )
 from protofl_common.wire.limits import Limits, RefusedMessage
 from protofl_common.wire.payloads import Payload, template_of

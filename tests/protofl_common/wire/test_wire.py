@@ -18,9 +18,10 @@ from protofl_common.maths.gaussian import ClassMoments
 from protofl_common.maths.prototypes import Prototypes
 from protofl_common.models.build import build_model
 from protofl_common.runs.folder import BestRound
-from protofl_common.wire.arrays import RAW
 from protofl_common.wire.limits import Limits, RefusedMessage
 from protofl_common.wire.payloads import (
+    RAW,
+    ClientStatistics,
     Payload,
     Value,
     check_size,
@@ -55,7 +56,6 @@ from protofl_common.wire.schema import (
     Weights,
     statistics_declared,
 )
-from protofl_common.wire.statistics import ClientStatistics
 from tests.declared import DECLARED
 
 UP: Declared = {"prototypes": Vectors(counts=True)}
@@ -392,8 +392,8 @@ COUNTS: Declared = {"label_counts": Counts()}
 @pytest.mark.parametrize(
     ("values", "said"),
     [
-        (np.array([3] * 9, np.int64), "label_counts: shape 9 instead of 10"),
-        (np.array([3.0] * 10, np.float32), "label_counts: raw-little-endian float32 instead of"),
+        (np.array([3] * 9, np.int64), "label_counts counts: shape 9 instead of 10"),
+        (np.array([3.0] * 10, np.float32), "label_counts counts: raw-little-endian float32 instead of"),
         (np.array([3] * 9 + [-1], np.int64), "label_counts below 0, or all 0"),
         (np.zeros(10, np.int64), "label_counts below 0, or all 0"),
     ],

@@ -1,26 +1,27 @@
-"""``key=value`` without further quotes, and what Flower makes of it."""
+"""``key=value`` without further quotes."""
 
 from __future__ import annotations
 
+from typing import get_type_hints
+
 import pytest
-from flwr.common.config import parse_config_args
-from hypothesis import given
-from hypothesis import strategies as st
 
-from protofl_common.config.options import Scalar, SettingsError
+from protofl_common.config.options import SettingsError, key_of
+from protofl_common.config.sections import SECTIONS
+from protofl_common.experiment.catalog import CATALOG
 from protofl_common.experiment.settings import Settings, default_run_config, known_keys
-from protofl_common.tools.cli.assignments import as_run_config, declared_types, read_assignments
-
-TEXTS = st.text(st.characters(min_codepoint=32, max_codepoint=0x2FF, exclude_characters="'"), max_size=12).filter(
-    str.isprintable
-)
-NUMBERS = st.integers(-(10**9), 10**9) | st.floats(allow_nan=False, allow_infinity=False)
+from protofl_common.tools.cli.assignments import declared_types, read_assignments
 
 
-def test_every_key_has_a_declared_type_that_its_default_has() -> None:
-    types, defaults = declared_types(), default_run_config()
-    assert list(types) == known_keys()
-    assert {key: type(defaults[key]) for key in types} == types
+def test_every_key_has_the_type_that_its_field_declares() -> None:
+    types = declared_types()
+    assert set(types) == set(known_keys())
+    for prefix, section in [
+        *(("", one) for one in SECTIONS.values()),
+        *((f"{k}.", v.hparams) for k, v in CATALOG.items()),
+    ]:
+        for field, wanted in get_type_hints(section).items():
+            assert types[prefix + key_of(field)] is wanted
 
 
 def test_the_declared_type_decides_how_a_value_is_read() -> None:
@@ -53,19 +54,3 @@ def test_what_does_not_fit_stays_text_and_is_named_with_the_choices() -> None:
 def test_a_word_without_equals_is_refused() -> None:
     with pytest.raises(SettingsError, match="fedproto: must be key=value, such as algo=fedproto"):
         read_assignments(["fedproto"])
-
-
-def test_it_looks_as_a_person_would_type_it() -> None:
-    said = {"algo": "fedplvm", "rounds": 20, "fedplvm.contrast": False, "lr": 0.1, "run-name": ""}
-    assert as_run_config(said) == 'algo="fedplvm" rounds=20 fedplvm.contrast=false lr=0.1 run-name=""'
-
-
-@given(st.dictionaries(st.sampled_from(known_keys()), TEXTS | NUMBERS | st.booleans(), min_size=1, max_size=8))
-def test_flower_reads_what_we_write(values: dict[str, Scalar]) -> None:
-    assert parse_config_args([as_run_config(values)]) == values
-
-
-@pytest.mark.parametrize("text", ["both ' and \"", "two\nlines"])
-def test_what_flower_cannot_take_is_refused(text: str) -> None:
-    with pytest.raises(SettingsError, match=r"run-name = .*both kinds of quotes or with line breaks"):
-        as_run_config({"run-name": text})

@@ -207,8 +207,8 @@ def test_a_wrong_number_is_named(words: list[str], capsys: pytest.CaptureFixture
 def test_what_is_wrong_stands_first_with_its_cure_below(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", "lr=fast"]) == 1
     first, second, *_ = capsys.readouterr().out.splitlines()
-    assert first == "wrong   settings  lr = 'fast': must be a number above 0"
-    assert second == f"{'':18}do: correct that setting; protofl list shows choices"
+    assert first == "WRONG   settings      lr = 'fast': must be a number above 0"
+    assert second == f"{'':22}do: correct that setting; protofl list shows choices"
 
 
 def test_a_recipe_whose_key_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -216,7 +216,7 @@ def test_a_recipe_whose_key_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixtu
     recipe.write_text("[fedproto]\nlamda = 2.0\n")
     assert main(["doctor", "--recipe", str(recipe)]) == 1
     first = capsys.readouterr().out.splitlines()[0]
-    assert first == "wrong   settings  fedproto.lamda: unknown key; did you mean fedproto.lambda?"
+    assert first == "WRONG   settings      fedproto.lamda: unknown key; did you mean fedproto.lambda?"
 
 
 def test_a_check_that_fails_hides_no_other(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

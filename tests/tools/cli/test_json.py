@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-from contextlib import nullcontext
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import jsonschema
 import pytest
 
-from protofl_common.tools.cli import COMMANDS, main, parser_of, run
-from protofl_common.tools.cli.flower import Ended
+from protofl_common.tools import local
+from protofl_common.tools.cli import COMMANDS, main, parser_of
 from protofl_common.tools.cli.recipes import ROOT
 from tests.harness import run_config, run_federation
 from tests.tools.fakes import write_run
@@ -64,7 +62,7 @@ def test_what_a_site_keeps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
 
 def test_predictions_line_by_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = run_federation(run_config(tmp_path, models="table3", dataset="wine", partition="iid"), 2).folder
-    assert told(capsys, "predictions", str(folder))["rows"] > 0
+    assert told(capsys, "predict", str(folder))["rows"] > 0
     assert main(["export", str(folder), "--site", "site-0", "--out", str(tmp_path / "model")]) == 0
     (tmp_path / "good.csv").write_text(",".join("abcdefghijklm") + "\n" + ",".join(["1"] * 13) + "\n")
     (tmp_path / "bad.csv").write_text("a\n1\n")
@@ -83,18 +81,17 @@ def test_the_runs_of_a_folder_that_is_empty(tmp_path: Path, capsys: pytest.Captu
 def test_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "runs" / "one"
 
-    def follow(command: list[str], superlink: object, on_line: Any) -> Ended:
-        if 'run-name="bad"' in command[-1]:
-            return Ended("finished:failed", ("a reason",))
+    def attempt(config: Any, federation: object, on_line: Any) -> tuple[Path | None, str]:
+        if config["run-name"] == "bad":
+            return None, "a reason"
         write_run(folder, {"algo": "local"}, [{"0": {"head": 0.5}}] * 2)
         on_line("round 1/1 and so on")
-        return Ended("finished:completed", (), folder)
+        return folder, ""
 
-    monkeypatch.setattr(run, "SuperLink", lambda ray: nullcontext(SimpleNamespace(environment={})))
-    monkeypatch.setattr(run, "follow", follow)
-    for words in ((), ("--quiet",), ("--verbose",)):
-        found = told(capsys, "run", "--engine", "flower", "rounds=1", *words)
+    monkeypatch.setattr(local, "attempt", attempt)
+    for words in ((), ("--quiet",)):
+        found = told(capsys, "run", "rounds=1", *words)
         assert found["folder"] == str(folder)
         assert found["summary"]["settings"] == {"algo": "local"}
-    failed = told(capsys, "run", "--engine", "flower", "run-name=bad")
-    assert failed == {"command": "run", "format": 1, "status": "finished:failed", "folder": None, "summary": None}
+    failed = told(capsys, "run", "run-name=bad")
+    assert failed == {"command": "run", "format": 1, "status": "failed", "folder": None, "summary": None}

@@ -45,11 +45,13 @@ def test_what_crosses_the_wire_is_said(capsys: pytest.CaptureFixture[str]) -> No
     main(["list", "algorithms"])
     out = capsys.readouterr().out
     assert "Local (baseline: every client trains alone). Down: nothing. Up: nothing." in out
-    assert "Down: prototypes. Up: prototypes (with class counts)." in out
-    assert "Down: prototypes, local_sets (every client's prototypes). Up: prototypes (with class counts)." in out
-    assert "Up: weights, prototypes (several per class)." in out
-    assert "Down: weights (without the last layers). Up: weights (without the last layers)." in out
-    assert "Down: weights (of meme). Up: weights (of meme)." in out
+    out = " ".join(out.split())
+    each, counted = "prototypes (a prototype of each class", ", with the number of samples behind it)"
+    assert f"Down: {each}). Up: {each}{counted}." in out
+    assert f"Down: {each}), local_sets (every client's prototypes). Up: {each}{counted}." in out
+    assert "Up: weights (all weights of the model), prototypes (several prototypes of each class)." in out
+    assert "Up: weights (all weights of the model but its last layers)." in out
+    assert "Down: weights (all weights of the meme model). Up: weights (all weights of the meme model)." in out
 
 
 def test_a_part_and_another_module_are_named_too(capsys: pytest.CaptureFixture[str]) -> None:
@@ -59,7 +61,10 @@ def test_a_part_and_another_module_are_named_too(capsys: pytest.CaptureFixture[s
     )
     with mock.patch.dict(CATALOG, {"mine": row}):
         main(["list", "algorithms"])
-    assert "Down: nothing. Up: weights (body.), critic (of critic)." in capsys.readouterr().out
+    out = " ".join(capsys.readouterr().out.split())
+    assert (
+        "Down: nothing. Up: weights (the body weights of the model), critic (all weights of the critic model)." in out
+    )
 
 
 def test_compare_shows_figures_and_the_settings_that_differ(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

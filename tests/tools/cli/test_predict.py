@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from protofl_common.runs.folder import CARD
+from protofl_common.runs.folder import WEIGHTS
 from protofl_common.tools import reading
 from protofl_common.tools.cli import main
 from protofl_common.tools.inference import Predictor
@@ -148,20 +148,12 @@ def test_what_cannot_work_is_said_and_leaves_the_old_file(
         ([str(model), good, "--out", str(out), "--device", "cuda:99"], "device = 'cuda:99': not usable here"),
         ([str(model), good, "--by", "oracle", "--out", str(out)], "by = 'oracle': this model predicts by"),
         ([str(run), good], f"is a run; first take a model out of it: protofl export {run}"),
-        ([str(tmp_path), good], f"{tmp_path / CARD} cannot be read"),
+        ([str(tmp_path), good], f"{tmp_path / WEIGHTS}"),
+        ([str(model)], "FILE: which files?"),
     ):
         assert main(["predict", *arguments]) == 1, arguments
         assert said in capsys.readouterr().err
         assert out.read_text() == "old"
-
-
-def test_a_card_that_asks_for_too_much_is_refused(
-    model: Path, images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for shape in ([3, 10**6, 10**6], [3, -4, -4], "large"):
-        (tmp_path / CARD).write_text(json.dumps({"input-shape": shape, "input-type": "uint8"}))
-        assert main(["predict", str(tmp_path), str(images / "0000.png")]) == 1
-        assert f"{tmp_path / CARD} cannot be read" in capsys.readouterr().err
 
 
 def test_rows_of_a_file_and_one_that_has_too_few_columns(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

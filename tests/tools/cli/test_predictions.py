@@ -1,4 +1,4 @@
-"""``protofl predictions``: what a run's models say of the clients' test samples."""
+"""``protofl predict RUN``: what a run's models say of the clients' test samples."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ def test_every_test_sample_has_a_row_and_the_rows_the_accuracy_of_the_run(
     config = run_config(tmp_path, algo=algo, models="cnn4", test_samples=50)
     run = run_federation(config, 3)
     capsys.readouterr()
-    assert main(["predictions", str(run.folder), "--json"]) == 0
+    assert main(["predict", str(run.folder), "--json"]) == 0
     told = capsys.readouterr()
     assert told.err == ""
     assert json.loads(told.out) == {
-        "command": "predictions",
+        "command": "predict",
         "format": 1,
         "file": str(run.folder / "predictions.csv"),
         "rows": 150,
@@ -50,14 +50,14 @@ def test_data_that_changed_are_named(tmp_path: Path, capsys: pytest.CaptureFixtu
     run = run_federation(run_config(tmp_path, models="cnn4", rounds=1), 2).folder
     settings = (run / "settings.toml").read_text()
     (run / "settings.toml").write_text(settings.replace("seed = 42", "seed = 43"))
-    assert main(["predictions", str(run)]) == 0
+    assert main(["predict", str(run)]) == 0
     assert "the data, or what computes, are not the same" in capsys.readouterr().err
     (run / "settings.toml").write_text(settings.replace("test-samples = 30", "test-samples = 7"))
-    assert main(["predictions", str(run)]) == 1
+    assert main(["predict", str(run)]) == 1
     assert "7 test samples, not" in capsys.readouterr().err
 
 
 def test_a_run_without_models_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_run(tmp_path / "one", {"algo": "local"}, [{"north": {"head": 0.5}}] * 2)
-    assert main(["predictions", str(tmp_path / "one")]) == 1
+    assert main(["predict", str(tmp_path / "one")]) == 1
     assert "no trained models in it; they stayed with its sites, north" in capsys.readouterr().err

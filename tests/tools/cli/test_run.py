@@ -1,121 +1,89 @@
-"""``protofl run``: its exact command, and errors before anything starts."""
+"""``protofl run``: what it runs, and errors before anything starts."""
 
 from __future__ import annotations
 
-import os
-import shlex
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
-from typing import ClassVar
+from typing import Any
 
 import numpy as np
 import pytest
 
 from protofl_common.config.options import SettingsError
-from protofl_common.tools.cli import flower, main, run, superlink
-from protofl_common.tools.cli.flower import Ended
-from protofl_common.tools.cli.recipes import RECIPES, ROOT, federation_in, read_recipe
+from protofl_common.experiment.settings import default_run_config
+from protofl_common.tools import local
+from protofl_common.tools.cli import main, run
+from protofl_common.tools.cli.recipes import RECIPES, federation_in, read_recipe
 
-FLOWER = ("run", "--engine", "flower")
-
-
-class FakeSuperLink:
-    environment: ClassVar = {"FLWR_HOME": "/home of/flower"}
-
-    def __init__(self, ray: str) -> None:
-        assert not ray
-
-    def __enter__(self) -> FakeSuperLink:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        print("stopped")
+Attempt = tuple[dict[str, Any], dict[str, Any]]
 
 
 @pytest.fixture
-def commands(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
-    """The commands that would have run."""
-    seen: list[list[str]] = []
+def attempts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Attempt]:
+    """The run configs and federation configs that would have run."""
+    seen: list[Attempt] = []
 
-    def follow(command: list[str], superlink: FakeSuperLink, on_line: Callable[[str], None]) -> Ended:
-        seen.append(command)
+    def attempt(config: Any, federation: Any, on_line: Callable[[str], None]) -> tuple[Path | None, str]:
+        seen.append((dict(config), dict(federation)))
         on_line("a line of the run")
-        return Ended("finished:failed" if 'run-name="bad"' in command[-1] else "finished:completed", ())
+        return (None, "why") if config["run-name"] == "bad" else (tmp_path, "")
 
-    monkeypatch.setattr(run, "SuperLink", FakeSuperLink)
-    monkeypatch.setattr(run, "follow", follow)
-    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(local, "attempt", attempt)
+    monkeypatch.setattr(local, "workers_for", lambda federation, device: 1)
     return seen
 
 
-def test_bare_settings_become_flowers_command_and_it_is_shown(
-    commands: list[list[str]], capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main([*FLOWER, "algo=fedplvm", "--clients", "20", "rounds=20", "models=cnn4", "--verbose"]) == 0
-    federation, config = "num-supernodes=20 client-resources-num-cpus=1", 'algo="fedplvm" rounds=20 models="cnn4"'
-    wanted = ["flwr", "run", ".", "--stream", "--federation-config", federation, "--run-config", config]
-    assert commands == [wanted]
-    shown, *log = capsys.readouterr().out.splitlines()
-    assert shlex.split(shown) == ["$", "env", "FLWR_HOME=/home of/flower", *wanted]
-    assert log == ["a line of the run", "stopped"]
+def test_settings_go_over_the_defaults(attempts: list[Attempt], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "algo=fedplvm", "--clients", "20", "rounds=20", "models=cnn4"]) == 0
+    config = default_run_config() | {"algo": "fedplvm", "rounds": 20, "models": "cnn4"}
+    assert attempts == [(config, {"num-supernodes": 20, "client-resources-num-cpus": 1})]
+    assert capsys.readouterr().out.splitlines() == ["a line of the run", f"next: {run.NEXT}"]
 
 
-def test_without_settings_the_defaults_run_with_ten_clients(commands: list[list[str]]) -> None:
-    assert main([*FLOWER]) == 0
-    assert commands[0][4:] == ["--federation-config", "num-supernodes=10 client-resources-num-cpus=1"]
+def test_without_settings_the_defaults_run_with_ten_clients(attempts: list[Attempt]) -> None:
+    assert main(["run"]) == 0
+    assert attempts == [(default_run_config(), {"num-supernodes": 10, "client-resources-num-cpus": 1})]
 
 
-def test_a_recipe_alone_goes_as_a_file_with_the_clients_of_its_comment(commands: list[list[str]]) -> None:
-    recipe = "configs/recipes/fedpcl-digits.toml"
-    here = ROOT / "a recipe.toml"
-    assert read_recipe("fedpcl-digits").federation["num-supernodes"] == 5
-    assert not here.exists()
+def test_a_recipe_alone_has_the_clients_of_its_comment(attempts: list[Attempt]) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(run, "check_data_are_here", lambda settings: None)
-        assert main([*FLOWER, "--recipe", recipe]) == 0
-    assert commands[0][4:] == [
-        "--federation-config",
-        "num-supernodes=5 client-resources-num-cpus=1",
-        "--run-config",
-        recipe,
-    ]
+        assert main(["run", "--recipe", "configs/recipes/fedpcl-digits.toml"]) == 0
+    recipe = read_recipe("fedpcl-digits")
+    assert attempts == [(default_run_config() | recipe.settings, {"num-supernodes": 5, "client-resources-num-cpus": 1})]
 
 
-def test_a_recipe_with_settings_becomes_pairs_and_the_settings_win(commands: list[list[str]]) -> None:
+def test_a_recipe_with_settings_and_the_settings_win(attempts: list[Attempt]) -> None:
     words = ["dataset=digits", "partition=iid", "test-from=split", "rounds=3", "--clients", "2", "--gpus", "0.5"]
-    assert main([*FLOWER, "--recipe", "fedproto-mnist-3way", *words]) == 0
-    federation, config = commands[0][5], commands[0][7]
-    assert federation == "num-supernodes=2 client-resources-num-cpus=1 client-resources-num-gpus=0.5"
-    assert "rounds=3" in config
-    assert "rounds=100" not in config
-    assert 'fedproto.distance="mse"' in config
-
-
-def test_the_result_is_shown_before_the_superlink_has_stopped(
-    commands: list[list[str]], capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main([*FLOWER]) == 0
-    assert capsys.readouterr().out.splitlines() == ["a line of the run", f"next: {run.NEXT}", "stopped"]
+    assert main(["run", "--recipe", "fedproto-mnist-3way", *words]) == 0
+    ((config, federation),) = attempts
+    assert federation == {
+        "num-supernodes": 2,
+        "client-resources-num-cpus": 1,
+        "client-resources-num-gpus": 0.5,
+    }
+    assert (config["rounds"], config["fedproto.distance"]) == (3, "mse")
 
 
 def test_own_data_are_read_before_anything_starts_and_nothing_is_said_of_own_data_then(
-    commands: list[list[str]], capsys: pytest.CaptureFixture[str], tmp_path: Path
+    attempts: list[Attempt], capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     file = tmp_path / "mine.npz"
-    words = [*FLOWER, "dataset=arrays", "partition=iid", f"data-dir={file}", f"cache-dir={tmp_path / 'cache'}"]
+    words = ["run", "dataset=arrays", "partition=iid", f"data-dir={file}", f"cache-dir={tmp_path / 'cache'}"]
     np.savez(file, x=np.ones((4, 3)), y=np.arange(4))
     assert main(words) == 1
     assert "mine.npz: has no 'inputs', only 'x', 'y'" in capsys.readouterr().err
-    assert commands == []
+    assert attempts == []
     np.savez(file, inputs=np.ones((4, 3)), labels=np.arange(4))
     assert main(words) == 0
     assert "next:" not in capsys.readouterr().out
 
 
-def test_a_failed_run_exits_with_1(commands: list[list[str]], capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([*FLOWER, "run-name=bad"]) == 1
-    assert "this run has failed (finished:failed)" in capsys.readouterr().err
+def test_a_failed_run_exits_with_1(attempts: list[Attempt], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "run-name=bad"]) == 1
+    assert capsys.readouterr().err == "protofl: this run has failed\n"
+    assert main(["run", "run-name=bad", "--quiet"]) == 1
+    assert capsys.readouterr().err == "why\nprotofl: this run has failed\n"
 
 
 @pytest.mark.parametrize(
@@ -133,51 +101,32 @@ def test_a_failed_run_exits_with_1(commands: list[list[str]], capsys: pytest.Cap
     ],
 )
 def test_what_is_wrong_is_named_before_anything_starts(
-    words: list[str], said: list[str], commands: list[list[str]], capsys: pytest.CaptureFixture[str]
+    words: list[str], said: list[str], attempts: list[Attempt], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main([*FLOWER, *words]) == 1
+    assert main(["run", *words]) == 1
     told = capsys.readouterr().err
     assert all(part in told for part in said), told
-    assert commands == []
+    assert attempts == []
 
 
-def test_ctrl_c_exits_with_130(commands: list[list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(*_: object) -> Ended:
+def test_ctrl_c_exits_with_130(attempts: list[Attempt], monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(run, "follow", interrupted)
-    assert main([*FLOWER]) == 130
+    monkeypatch.setattr(local, "attempt", interrupted)
+    assert main(["run"]) == 130
 
 
-def test_the_reason_of_a_failure_is_what_our_server_said() -> None:
-    said = ("protofl: this run cannot go on", "rounds = 0: must be more", "", "Exit Code: 200")
-    assert Ended("finished:failed", said).reason == "rounds = 0: must be more"
-    assert Ended("finished:failed", ("one", "\x1b[92mtwo\x1b[0m", "")).reason == "finished:failed: two"
-
-
-def test_the_reason_is_kept_whatever_is_said_after_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    program = tmp_path / "flwr"
-    lines = ["protofl: this run cannot go on", "lr = 0: must be more", *(f"(pid={n}) Traceback" for n in range(200))]
-    program.write_text("#!/bin/sh\n" + "".join(f"echo '{line}'\n" for line in lines))
-    program.chmod(0o755)
-    monkeypatch.setattr(flower, "BIN", tmp_path)
-    started = SimpleNamespace(app=tmp_path, full_environment=dict(os.environ), alive=False)
-    shown: list[str] = []
-    ended = flower.follow(flower.flwr_run("", {}), started, shown.append)  # type: ignore[arg-type]
-    assert (ended.well, ended.reason) == (False, "lr = 0: must be more")
-    assert shown == lines
-
-
-def test_as_many_clients_as_the_data_name(commands: list[list[str]], tmp_path: Path) -> None:
+def test_as_many_clients_as_the_data_name(attempts: list[Attempt], tmp_path: Path) -> None:
     np.savez(tmp_path / "mine.npz", inputs=np.ones((6, 3)), labels=[0, 1] * 3, client=["a", "a", "b", "b", "c", "c"])
-    words = [*FLOWER, "dataset=arrays", f"data-dir={tmp_path / 'mine.npz'}", f"cache-dir={tmp_path / 'cache'}"]
+    words = ["run", "dataset=arrays", f"data-dir={tmp_path / 'mine.npz'}", f"cache-dir={tmp_path / 'cache'}"]
     for more, number in (
         (["partition=natural"], 3),
         (["partition=iid"], 10),
         (["partition=natural", "--clients", "2"], 2),
     ):
         assert main([*words, *more]) == 0
-        assert commands[-1][5].startswith(f"num-supernodes={number} ")
+        assert attempts[-1][1]["num-supernodes"] == number
 
 
 def test_every_recipe_says_its_federation() -> None:
@@ -190,18 +139,3 @@ def test_a_recipe_that_is_not_toml_is_refused(tmp_path: Path) -> None:
     (tmp_path / "bad.toml").write_text("algo = fedproto")
     with pytest.raises(SettingsError, match=r"bad.toml': not TOML"):
         read_recipe(str(tmp_path / "bad.toml"))
-
-
-@pytest.mark.parametrize(
-    ("shell", "number", "warned"),
-    [("/bin/bash", 1001, True), ("/usr/sbin/nologin", 1001, False), ("/bin/sh", 33, False)],
-)
-def test_other_people_of_this_machine_are_named(
-    shell: str, number: int, warned: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    someone = SimpleNamespace(pw_name="jane\x1b", pw_uid=number, pw_shell=shell)
-    monkeypatch.setattr("pwd.getpwall", lambda: [someone])
-    started = superlink.SuperLink.__new__(superlink.SuperLink)
-    monkeypatch.setattr(superlink.SuperLink, "_wait_until_healthy", lambda _: None)
-    started.__enter__()
-    assert (r"accounts on this machine (jane\x1b): while" in capsys.readouterr().err) == warned

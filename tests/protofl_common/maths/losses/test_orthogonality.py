@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from protofl_common.maths.losses.margin import mean_nearest_distance
-from protofl_common.maths.losses.orthogonality import angular_alignment, orthogonality
+from protofl_common.maths.losses.alignment import angular_alignment
+from protofl_common.maths.losses.margin import mean_nearest_distance, orthogonality
 
 SAMPLES = torch.tensor([[3.0, 4.0], [-2.0, 0.0]], dtype=torch.float64)
 LABELS = torch.tensor([0, 1])

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from protofl_common.maths.losses.sparsity import (
+from protofl_common.maths.losses.contrast import (
     centre_correction,
     sparse_contrast,
     sparse_correction,

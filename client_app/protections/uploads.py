@@ -1,10 +1,4 @@
-"""``min-class-samples``: a client says nothing of classes of which it has few samples.
-
-Whatever a message says of classes passes here: prototypes, clusters, outputs and counts; so do the figures of an
-evaluation, and losses. Weights do not.
-"""
-
-from __future__ import annotations
+"""Changes of an upload on its way out: ``min-class-samples``, and the noise of papers."""
 
 from dataclasses import replace
 
@@ -12,34 +6,39 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from client_app.client import Client
 from client_app.evaluation import Evaluation
 from client_app.protections.base import Protection
+from client_app.protections.private_step import PrivateStep
+from client_app.training import Step
+from protofl_common.basics.seeding import derive_seed
 from protofl_common.config.options import SettingsError
 from protofl_common.config.sections import FEWEST_TESTED
 from protofl_common.data.raw import Ints
 from protofl_common.experiment.settings import Settings
 from protofl_common.maths.prototypes import Prototypes
-from protofl_common.privacy.release import large_enough
+from protofl_common.privacy.release import large_enough, noised
 from protofl_common.runs.evaluation_metrics import RECALL
-from protofl_common.wire.payloads import Payload, Value
+from protofl_common.wire.payloads import ClientStatistics, Payload, Value
 from protofl_common.wire.records import Report
-from protofl_common.wire.statistics import ClientStatistics
 
 
 class SmallClasses(Protection):
-    """Nothing leaves of a class with fewer than k samples, and no figure of fewer than max(k, 20) samples."""
+    """Nothing leaves of a class with fewer than k samples, and no figure of fewer than max(k, 20) samples.
+
+    Whatever a message says of classes passes here: prototypes, clusters, outputs and counts; so do the figures of an
+    evaluation, and losses. Weights do not.
+    """
 
     name = "small classes"
 
+    def __init__(self, client: Client) -> None:
+        super().__init__(client)
+        self.least = client.settings.privacy.min_class_samples
+
     @staticmethod
     def acts(settings: Settings, is_site: bool) -> bool:
-        """With k above 1."""
         return settings.privacy.min_class_samples > 1
-
-    @property
-    def least(self) -> int:
-        """k."""
-        return self.client.settings.privacy.min_class_samples
 
     def evaluation(self, evaluation: Evaluation, labels_N: Ints) -> Evaluation:
         """Drop the recall of small classes, and all figures of few samples."""
@@ -61,9 +60,9 @@ class SmallClasses(Protection):
 
     def _of_large_classes(self, name: str, value: Value) -> Value:
         if isinstance(value, Tensor):
-            return self._without_small(value)
+            return torch.where(value < self.least, 0, value)
         if isinstance(value, ClientStatistics):
-            return replace(value, counts=self._without_small(value.counts))
+            return replace(value, counts=torch.where(value.counts < self.least, 0, value.counts))
         if not isinstance(value, Prototypes):
             return value
         if value.counts is None:
@@ -71,5 +70,33 @@ class SmallClasses(Protection):
             raise SettingsError(f"min-class-samples = {self.least}: {lacks}")
         return large_enough(value, self.least)
 
-    def _without_small(self, counts_C: Tensor) -> Tensor:
-        return torch.where(counts_C < self.least, 0, counts_C)
+
+class PaperNoise(Protection):
+    """``gradient-noise`` and ``prototype-noise``; images get theirs where they are read (`Client.data`).
+
+    Its ε, where a paper says one, holds for nothing sent.
+    """
+
+    name = "a paper's noise"
+
+    @staticmethod
+    def acts(settings: Settings, is_site: bool) -> bool:
+        return bool(settings.noise.gradient_noise) or settings.noise.prototype_noise != "none"
+
+    def step(self, step: Step) -> Step:
+        """DP-SGD's, with the paper's ε."""
+        plan = self.client.settings.plan_of_paper(len(self.client.data.train_labels))
+        return step if plan is None else PrivateStep.of(step, plan)
+
+    def upload(self, upload: Payload, round_number: int) -> Payload:
+        """Add noise to all prototypes."""
+        kind = self.client.settings.noise.prototype_noise
+        if kind == "none":
+            return upload
+        entries = dict(upload.entries)
+        for name, value in entries.items():
+            if isinstance(value, Prototypes):
+                of_entry = "prototype-noise", self.client.name, round_number, name
+                seed = derive_seed(self.client.settings.run.seed, *of_entry)
+                entries[name] = replace(value, means=noised(value.means, kind, seed))
+        return Payload(**entries)

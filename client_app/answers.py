@@ -1,0 +1,111 @@
+"""The answer to a message: a reply, or an error with a reason, for which the server does not wait.
+
+The whole error goes to the client's own log, and the server gets what may leave this machine. Errors about data,
+weights and states may name files, folders and classes, or quote their content. A site says of those only the kind, and
+the setting that they are about. A simulated client's log is the server's, so it says the whole text.
+"""
+
+import re
+import sys
+import traceback
+from collections.abc import Callable
+from datetime import datetime
+from functools import wraps
+
+import torch
+from flwr.app import ConfigRecord, Context, Error, Message, MessageType, RecordDict
+
+from client_app.state import LedgerError, StateError
+from client_app.training import TrainingError
+from protofl_common.backbones.network import BackboneError
+from protofl_common.basics.text import LONGEST_IN_LOG, is_site_name, printable, without_paths
+from protofl_common.config.options import SettingsError
+from protofl_common.data import DataError
+from protofl_common.experiment.node import is_site, site_name
+from protofl_common.experiment.settings import NODE_KEYS, digest_of, known_keys
+from protofl_common.wire.limits import RefusedMessage
+from protofl_common.wire.payloads import payload_bytes
+
+ERROR_CODE = 2
+"""Flower's code for "the ClientApp raised an exception"."""
+OPEN = (SettingsError, TrainingError, RefusedMessage)
+"""Their texts are made of settings, of the model's own names, and of what the server sent."""
+FULL = "the GPU has no memory left; let fewer clients share it (protofl run --gpus 1), or take a smaller batch-size"
+KINDS: dict[type[Exception], str] = {
+    DataError: "its data cannot be read or divided as the run asks",
+    StateError: "its model of this run cannot be read or written",
+    LedgerError: "its privacy ledger cannot be read or written",
+    BackboneError: "a frozen backbone cannot be had",
+}
+"""What a site says instead of the text."""
+UNEXPECTED = "an unexpected error"
+
+
+def answered(work: Callable[[Message, Context], RecordDict]) -> Callable[[Message, Context], Message]:
+    """Make a handler that replies with what ``work`` returns, or with the reason why it did not."""
+
+    @wraps(work)
+    def handler(message: Message, context: Context) -> Message:
+        at_site = is_site(context.node_config)
+        try:
+            content = work(message, context)
+            if at_site:
+                log("INFO", f"{_asked(message, context)}: {_sent(content)}")
+            return Message(content, reply_to=message)
+        except Exception as error:
+            asked = _asked(message, context) if at_site else ""
+            reason = reason_of(error, at_site, asked, context.run_config.get("dp") != "none")
+            name = site_name(context.node_config)
+            if message.metadata.message_type == MessageType.QUERY and at_site and is_site_name(name):
+                reason = f"site {name}: {reason}"  # the server does not know yet who this is
+            return Message(Error(ERROR_CODE, reason), reply_to=message)
+
+    return handler
+
+
+def _asked(message: Message, context: Context) -> str:
+    """The question to a site, for its own log: of which run, with which settings."""
+    meta, records, run = message.metadata, message.content.config_records, str(context.run_id)
+    algo = records.get("baseline", context.run_config).get("algo")
+    if name := records.get("round", ConfigRecord()).get("run_name"):
+        run = f"{name!s} ({run})"
+    settings = digest_of(context.run_config)
+    return printable(f"run {run}, settings {settings}, {algo!s}, {meta.message_type} {meta.group_id}")
+
+
+def _sent(content: RecordDict) -> str:
+    """List what has left a site, for its own log."""
+    card = content.config_records.get("site")
+    classes = f"; its classes: {', '.join(map(str, card['classes']))}" if card else ""  # type: ignore[arg-type]
+    return f"sent {', '.join(content)}, {payload_bytes(content):,} bytes of arrays{classes}"
+
+
+def reason_of(error: Exception, at_site: bool, asked: str = "", private: bool = False) -> str:
+    """Log ``error``, and what was ``asked``; the reason for the server: one line, nothing of a site's files.
+
+    With ``private``, under differential privacy, a site does not say of which kind an unexpected error is: single
+    samples may cause it.
+    """
+    if isinstance(error, torch.OutOfMemoryError):
+        error = TrainingError(FULL)
+    expected = isinstance(error, (*OPEN, *KINDS))
+    text = str(error) if expected else f"{type(error).__name__}: {error}"
+    log("ERROR", f"{asked}: {text}" if asked else text)
+    if not expected:
+        for line in "".join(traceback.format_exception(error)).splitlines():
+            print("   ", printable(line), file=sys.stderr, flush=True)
+    if at_site and not isinstance(error, OPEN):
+        key = re.match(r"[a-z-]*", str(error))
+        about = f" ({key[0]})" if key and key[0] in {*known_keys(), *NODE_KEYS} else ""  # with which its text begins
+        kind = f"{type(error).__name__}{about}: {KINDS.get(type(error), UNEXPECTED)}"
+        text = f"{kind if expected or not private else UNEXPECTED}; the log of the site says more"
+    return printable(without_paths(text))
+
+
+def log(level: str, text: str) -> None:
+    """A line with its time on standard error, which a SuperNode hands on to wherever its own goes.
+
+    It is one line whatever ``text`` has: a run's settings must not write lines of their own.
+    """
+    line = f"{datetime.now().astimezone():%Y-%m-%dT%H:%M:%S%z} {level} protofl: {printable(text, LONGEST_IN_LOG)}"
+    print(line, file=sys.stderr, flush=True)

@@ -1,0 +1,196 @@
+"""Networks for square images: small CNNs, and torchvision's ResNets, GoogLeNet and MobileNet_v2 for any image size.
+
+Small CNNs: 5×5 convolutions with 2×2 max-pooling, then fully connected layers; the last of a body has D outputs.
+
+- ``mnist-cnn``: McMahan et al. (2017) scaled down, as in the code of the authors of FedProto (Tan et al., AAAI 2022);
+  they fix D = 50. With 18, 20 or 22 channels in the second convolution it is FedProto-mh.
+- ``htcnn-1`` … ``htcnn-8``: HtCNN8 of FedTGP (Zhang et al., AAAI 2024), as in HtFLlib; they fix D = 512.
+- ``cnn4``: the "4-layer CNN" of FedTGP's HtFE groups.
+
+Their convolutions are unpadded, as published, wherever the image is large enough for all of them. Where it is not (two
+convolutions below 16×16), all of them are padded by 2, which keeps the size of the map.
+
+ResNets (He et al., 2016), from 4 to 152 layers:
+
+- ``resnet10``, ``resnet18``: a 3×3 stem of stride 1 and no max-pooling, for small images.
+- ``…-imagenet-stem``: torchvision's own, 7×7 of stride 2 and max-pooling of stride 2: maps of a quarter of the side, at
+  about a fifteenth of the cost. FedTGP's: its authors' code takes torchvision's ResNets unchanged for 32×32 images too,
+  and builds those of up to 10 layers with the same stem.
+- ``resnet18-stride-1-4``: the ImageNet stem with stride 1, then max-pooling of stride 4. The text on FedProto says only
+  that strides differ between clients; its authors' code has this one and (2, 2).
+- ``resnet10-5x5-stem``: 5×5 of stride 2 and padding 1, then the same max-pooling: FedPLVM's, by its authors' code.
+
+ResNet-4, 6 and 8 (Zhong et al., 2017) are ResNet-10 cut after its first, second and third stage: 64, 128, 256 features.
+All others end in 512 features, or in 2048 with bottlenecks (50 layers and more).
+
+GoogLeNet (Szegedy et al., 2015) and MobileNet_v2 (Sandler et al., 2018) belong to FedTGP's HtFE groups, whose code uses
+torchvision's definitions with untrained weights: ImageNet stems on small images too, GoogLeNet without its auxiliary
+heads. As there, the dropout of 0.2 on the 1024 or 1280 pooled features stays, inside the body: features of a model in
+training mode are noisy, those that prototypes are made of are not.
+
+BatchNorm cannot train on a batch of one sample where the last map is a single pixel: images of 8×8, and with the
+ImageNet stem, of up to 32×32. There even batches of two leave it little to go by.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+
+from protofl_common.models.vectors import fully_connected
+
+KERNEL = 5
+"""Pixels a side of the small CNNs' convolutions."""
+STAGES = 4
+SMALLEST_FOR_THIRD_POOL = 15
+"""Smaller images are a single pixel before GoogLeNet's third max-pooling, which cannot take one."""
+
+
+class ChannelsLast(nn.Module):
+    """The same images in the memory order [B, H, W, channels], which convolutions pass on to what follows them.
+
+    On a CPU max-pooling is over ten times as fast in this order: for the small CNNs on 28×28 images that saves an
+    eighth of a training step at batch 10, and half of an evaluation. 1×1 and depthwise convolutions gain too: networks
+    with many of them train 1.3 to 1.8 times as fast. Plain 3×3 ones do not. The weights keep torch's order.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [B, channels, H, W] -> x."""
+        return x.to(memory_format=torch.channels_last)
+
+
+def reach_width(width: int, feature_dim: int) -> nn.Module:
+    """From the features of a published network to the D that all clients share: [B, width] -> [B, D].
+
+    As in FedTGP, neighbouring features are averaged until D are left. More than ``width`` features come from a linear
+    projection instead, and can be negative; the authors' code repeats features there.
+    """
+    return nn.AdaptiveAvgPool1d(feature_dim) if feature_dim <= width else nn.Linear(width, feature_dim)
+
+
+@dataclass(frozen=True)
+class CnnPlan:
+    """``channels`` of the convolutions, widths of the ``hidden`` fully connected layers before the one of width D."""
+
+    channels: tuple[int, ...]
+    hidden: tuple[int, ...] = ()
+    dropout: float = 0.0
+    """FedProto's: whole maps after the last convolution, and features before the head, with this probability."""
+
+
+CNN_PLANS: dict[str, CnnPlan] = {
+    "mnist-cnn": CnnPlan((10, 20), dropout=0.5),
+    "mnist-cnn-18": CnnPlan((10, 18), dropout=0.5),
+    "mnist-cnn-20": CnnPlan((10, 20), dropout=0.5),
+    "mnist-cnn-22": CnnPlan((10, 22), dropout=0.5),
+    "cnn4": CnnPlan((32, 64)),
+    "htcnn-1": CnnPlan((32,)),
+    "htcnn-2": CnnPlan((32, 64)),
+    "htcnn-3": CnnPlan((32,), (512,)),
+    "htcnn-4": CnnPlan((32, 64), (512,)),
+    "htcnn-5": CnnPlan((32,), (1024,)),
+    "htcnn-6": CnnPlan((32, 64), (1024,)),
+    "htcnn-7": CnnPlan((32,), (1024, 512)),
+    "htcnn-8": CnnPlan((32, 64), (1024, 512)),
+}
+
+
+def _cnn(plan: CnnPlan, in_channels: int, image_size: int, feature_dim: int) -> nn.Module:
+    """ReLU follows the pool: the same values and gradients as before it, from a quarter of the elements."""
+    padding, side = _padding_and_side(image_size, len(plan.channels))
+    layers: list[nn.Module] = [ChannelsLast()]
+    for before, after in pairwise((in_channels, *plan.channels)):
+        layers += [nn.Conv2d(before, after, KERNEL, padding=padding), nn.MaxPool2d(2), nn.ReLU()]
+    if plan.dropout:
+        layers.insert(-2, nn.Dropout2d(plan.dropout))  # between the last convolution and its pool
+    return nn.Sequential(*layers, nn.Flatten(), *fully_connected(after * side * side, *plan.hidden, feature_dim))
+
+
+def _padding_and_side(image_size: int, convolutions: int) -> tuple[int, int]:
+    """The padding of all convolutions, and the side of the last map: unpadded if that leaves at least one pixel."""
+    for padding in (0, KERNEL // 2):
+        side = image_size
+        for _ in range(convolutions):
+            side = (side + 2 * padding - KERNEL + 1) // 2
+        if side >= 1:
+            break
+    return padding, side
+
+
+SMALL, IMAGENET = (3, 1, 1, 0), (7, 2, 3, 2)
+"""Stems: kernel, stride, padding of the first convolution, and the stride of 3×3 max-pooling behind it (0: none)."""
+
+
+@dataclass(frozen=True)
+class ResNetPlan:
+    """Number of ``blocks`` in each stage, of two convolutions, or of three with ``bottleneck``; one to four stages."""
+
+    blocks: tuple[int, ...]
+    stem: tuple[int, int, int, int] = IMAGENET
+    bottleneck: bool = False
+
+
+RESNET_PLANS: dict[str, ResNetPlan] = {
+    "resnet10": ResNetPlan((1, 1, 1, 1), SMALL),
+    "resnet18": ResNetPlan((2, 2, 2, 2), SMALL),
+    "resnet18-stride-1-4": ResNetPlan((2, 2, 2, 2), (7, 1, 3, 4)),
+    "resnet10-5x5-stem": ResNetPlan((1, 1, 1, 1), (5, 2, 1, 2)),
+    "resnet4-imagenet-stem": ResNetPlan((1,)),
+    "resnet6-imagenet-stem": ResNetPlan((1, 1)),
+    "resnet8-imagenet-stem": ResNetPlan((1, 1, 1)),
+    "resnet10-imagenet-stem": ResNetPlan((1, 1, 1, 1)),
+    "resnet18-imagenet-stem": ResNetPlan((2, 2, 2, 2)),
+    "resnet34-imagenet-stem": ResNetPlan((3, 4, 6, 3)),
+    "resnet50-imagenet-stem": ResNetPlan((3, 4, 6, 3), bottleneck=True),
+    "resnet101-imagenet-stem": ResNetPlan((3, 4, 23, 3), bottleneck=True),
+    "resnet152-imagenet-stem": ResNetPlan((3, 8, 36, 3), bottleneck=True),
+}
+
+
+def _resnet(plan: ResNetPlan, in_channels: int, image_size: int, feature_dim: int) -> nn.Module:
+    from torchvision.models.resnet import BasicBlock, Bottleneck, ResNet  # over a second to import: only where needed
+
+    stages, (kernel, stride, padding, pool) = len(plan.blocks), plan.stem
+    trunk = ResNet(Bottleneck if plan.bottleneck else BasicBlock, [*plan.blocks, *[1] * (STAGES - stages)])
+    for stage in range(stages, STAGES):
+        setattr(trunk, f"layer{stage + 1}", nn.Identity())
+    trunk.conv1 = nn.Conv2d(in_channels, 64, kernel, stride, padding, bias=False)
+    nn.init.kaiming_normal_(trunk.conv1.weight, mode="fan_out", nonlinearity="relu")  # as torchvision's other ones
+    trunk.maxpool = nn.MaxPool2d(3, pool, padding=1) if pool else nn.Identity()
+    trunk.fc = nn.Identity()
+    width = (256 if plan.bottleneck else 64) << (stages - 1)
+    return nn.Sequential(*[ChannelsLast()] * plan.bottleneck, trunk, reach_width(width, feature_dim))
+
+
+def _googlenet(in_channels: int, image_size: int, feature_dim: int) -> nn.Module:
+    from torchvision.models.googlenet import GoogLeNet  # over a second to import: only where it is needed
+
+    trunk = GoogLeNet(num_classes=1, aux_logits=False, init_weights=True)
+    trunk.conv1.conv = nn.Conv2d(in_channels, 64, 7, stride=2, padding=3, bias=False)
+    nn.init.trunc_normal_(trunk.conv1.conv.weight, std=0.01, a=-2, b=2)  # as torchvision's other ones
+    if image_size < SMALLEST_FOR_THIRD_POOL:
+        trunk.maxpool3 = nn.Identity()
+    trunk.fc = nn.Identity()
+    return nn.Sequential(ChannelsLast(), trunk, reach_width(1024, feature_dim))
+
+
+def _mobilenet_v2(in_channels: int, image_size: int, feature_dim: int) -> nn.Module:
+    from torchvision.models.mobilenetv2 import MobileNetV2  # over a second to import: only where it is needed
+
+    trunk = MobileNetV2(num_classes=1)
+    trunk.features[0][0] = nn.Conv2d(in_channels, 32, 3, stride=2, padding=1, bias=False)
+    nn.init.kaiming_normal_(trunk.features[0][0].weight, mode="fan_out")  # as torchvision's other ones
+    trunk.classifier[1] = nn.Identity()
+    return nn.Sequential(ChannelsLast(), trunk, reach_width(trunk.last_channel, feature_dim))
+
+
+VISION: dict[str, Callable[[int, int, int], nn.Module]] = {
+    **{name: partial(_cnn, plan) for name, plan in CNN_PLANS.items()},
+    **{name: partial(_resnet, plan) for name, plan in RESNET_PLANS.items()},
+    "googlenet": _googlenet,
+    "mobilenet-v2": _mobilenet_v2,
+}
+"""(channels, pixels a side from 8, D) -> body."""

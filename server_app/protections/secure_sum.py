@@ -1,0 +1,159 @@
+"""Secure aggregation at the server: four exchanges, after which it knows the sum of figures and uploads and no more.
+
+The client's half is `client_app/protections/secure_sum.py`. A site that is lost on the way costs only itself, as long
+as the threshold of sites stays: before its upload the sum goes on without it, and afterwards the others' shares reveal
+its mask. A site that is caught lying is asked nothing more in the run.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from functools import partial
+
+import numpy as np
+
+from protofl_common.privacy.masks import KEY, OWN, PAIR, SEALED, are_keys, own_mask, pair_mask, part, public_of
+from protofl_common.privacy.shamir import FEWEST, SHARE, needed, points_of, recovered
+from protofl_common.privacy.sums import MASKED, figure_names, from_sums, from_whole, length, means_of, with_masked
+from protofl_common.wire.limits import RefusedMessage
+from protofl_common.wire.records import Report
+from protofl_common.wire.secagg import FINAL, MOST_SITES, pack_by_site, unpack_by_site
+from server_app.network.exchange import Messenger, Records
+from server_app.network.membership import Federation, FederationError
+from server_app.replies import Expected, Upload
+from server_app.result import RoundResult, VoidRound
+from server_app.sampling import number_asked
+
+BySite = Mapping[str, Mapping[str, bytes]]
+
+
+class Channel:
+    """The way of one exchange's uploads to the server: here each site's own, as it was sent."""
+
+    def __init__(self, expected: Expected) -> None:
+        self.expected = expected
+
+    def opened_for(self, sites: Sequence[str]) -> Mapping[str, Records]:
+        """Return the sites that are asked for an upload, each with the records that its message must hold for that."""
+        return {site: {} for site in sites}
+
+    def accept(self, uploads: list[Upload], federation: Federation, result: RoundResult) -> list[Upload]:
+        """Return the uploads as the server may read them; VoidRound where it may not."""
+        return uploads
+
+
+def channel_of(messenger: Messenger, expected: Expected) -> Channel:
+    secure = messenger.federation.settings.privacy.secagg
+    return SecureSum(messenger, expected) if secure else Channel(expected)
+
+
+def check_number(federation: Federation) -> None:
+    """FederationError where a round asks too few sites for a sum, or too many."""
+    settings = federation.settings
+    asked = number_asked(len(federation.cards), share := settings.federation.participation)
+    if settings.privacy.secagg and not FEWEST <= asked <= MOST_SITES:
+        of_all = "" if share == 1 else f" (participation = {share:g})"
+        why = f"{FEWEST} are the fewest whose sum hides one from the others, {MOST_SITES} the most"
+        raise FederationError(f"secagg = true: a round asks {asked} sites{of_all}; {why}")
+
+
+class SecureSum(Channel):
+    """One sum of what is ``expected`` of each site; the result says what goes wrong."""
+
+    def __init__(self, messenger: Messenger, expected: Expected) -> None:
+        self.messenger, self.summed = messenger, expected
+        self.federation, self.result = messenger.federation, messenger.result
+        self.settings = self.federation.settings
+        self.figures = figure_names(self.settings.row.reported_losses, expected.metrics)
+        self.size = 2 * len(self.figures) + length(expected.declared, expected.limits)
+        limits = with_masked(expected.limits, self.size)
+        super().__init__(Expected(expected.server_round, MASKED, limits, counts_samples=False))
+        self.keys: dict[str, bytes] = {}
+        self.shared: list[str] = []
+        self.threshold = 0
+
+    def opened_for(self, sites: Sequence[str]) -> Mapping[str, Records]:
+        """Each site that may send, with the shares that the others have sealed for it."""
+        self.threshold = needed(len(sites), self.settings.privacy.secagg_threshold)
+        given = self._exchange("advertise", {site: {} for site in sites}, 3 * KEY)
+        self.keys = {site: own[site] for site, own in given.items() if set(own) == {site} and are_keys(own[site])}
+        self._expel(given.keys() - self.keys.keys(), "keys that are none")
+        self._check_enough(self.keys, "keys")
+        self.threshold = needed(len(self.keys), self.settings.privacy.secagg_threshold)
+        sealed = self._exchange("share", dict.fromkeys(self.keys, self.keys), SEALED)
+        shared = {site: its for site, its in sealed.items() if set(its) == self.keys.keys() - {site}}
+        self._expel(sealed.keys() - shared.keys(), "shares for other sites than the round's")
+        self._check_enough(shared, "shares of their keys")
+        self.shared = list(shared)
+        return {site: pack_by_site({peer: shared[peer][site] for peer in shared if peer != site}) for site in shared}
+
+    def accept(self, uploads: list[Upload], federation: Federation, result: RoundResult) -> list[Upload]:
+        """The mean of the masked ``uploads`` as one upload, and of their figures."""
+        masked = {upload.site: upload.payload.weights("masked") or {} for upload in uploads}
+        sent = {site: arrays["sum"].numpy().view(np.uint64) for site, arrays in masked.items()}
+        self._check_enough(sent, "uploads")
+        shares = self._exchange("unmask", dict.fromkeys(sent, dict.fromkeys(sent, b"")), SHARE)
+        self._check_enough(shares, "shares to unmask the sum")
+        try:
+            sums = np.add.reduce(list(sent.values())) - self._masks(sent, shares)
+            start, sites = 2 * len(self.figures), len(self.keys)
+            payload, samples = from_sums(sums[start:], self.summed.declared, self.summed.limits, sites)
+            result.means = means_of(from_whole(sums[:start], sites), self.figures)
+        except RefusedMessage as refusal:
+            raise VoidRound(f"secure aggregation: {refusal}") from None
+        return [Upload("all", payload, Report(result.number, samples, 0), clients=len(sent))]
+
+    def _masks(self, sent: Collection[str], shares: BySite) -> np.ndarray:
+        """Return the rest of the sum beside the uploads, [L] uint64. RefusedMessage where too many shares are wrong."""
+        total, points = np.zeros(self.size, np.uint64), points_of(self.keys)
+        conflicts: list[set[str]] = []
+        for site in self.shared:
+            which = OWN if site in sent else PAIR
+            public = part(self.keys[site], which)
+            given = {points[peer]: its[site] for peer, its in shares.items() if site in its}
+            found = recovered(given, self.threshold, partial(_fit, public))
+            if found is None:
+                lie = f"the shares of {site}'s keys do not give them: it, or others that have them, lie"
+                if len(shares) > self.threshold:  # then a single liar among the others could not do that
+                    self._expel([site], lie)
+                raise RefusedMessage(lie)
+            secret, wrong = found
+            liars = [peer for peer in sent if points[peer] in wrong]
+            self._refuse(liars, f"a wrong share of a key of {site}: one of the two lies")
+            conflicts += [{site, liar} for liar in liars]
+            if which == OWN:
+                total += own_mask(secret, self.size)
+            else:
+                for peer in sent:
+                    total -= pair_mask(secret, site, peer, self.keys[peer], self.size)
+        if conflicts and len(in_all := set.intersection(*conflicts)) == 1:
+            self._expel(in_all, "wrong shares of keys")
+        return total
+
+    def _exchange(self, stage: str, contents: BySite, size: int) -> dict[str, dict[str, bytes]]:
+        """Send each site its contents; return the answers, with ``size`` bytes of every site."""
+        kind = f"query.{stage}{FINAL if self.result.final else ''}"
+        records = {site: pack_by_site(own) if own else {} for site, own in contents.items()}
+        answers = {}
+        for site, content in self.messenger.ask(kind, records, f"{stage}: ").items():
+            try:
+                answers[site] = unpack_by_site(content, size)
+            except RefusedMessage as refusal:
+                self._expel([site], str(refusal))
+        return answers
+
+    def _expel(self, sites: Collection[str], why: str) -> None:
+        """Refuse what these sites have sent, and ask them nothing more."""
+        self._refuse(sites, f"{why}; it takes no further part in this run")
+        self.federation.expelled |= set(sites)
+
+    def _refuse(self, sites: Collection[str], why: str) -> None:
+        self.result.refused |= dict.fromkeys(sites, f"secure aggregation: {why}")
+
+    def _check_enough(self, left: Collection[str], sent: str) -> None:
+        """VoidRound where fewer than the threshold have sent something."""
+        if len(left) < self.threshold:
+            few = f"{len(left)} of {len(self.result.asked)} sites sent {sent}, fewer than the {self.threshold} needed"
+            raise VoidRound(f"secure aggregation: {few} (secagg-threshold)")
+
+
+def _fit(public: bytes, secret: bytes) -> bool:
+    return public_of(secret) == public

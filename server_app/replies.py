@@ -1,0 +1,115 @@
+"""Replies of clients: what a valid one holds, and the upload that it is read as."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, replace
+
+from flwr.app import RecordDict
+from torch import Tensor
+
+from protofl_common.maths.prototypes import Prototypes
+from protofl_common.wire.limits import Limits, RefusedMessage
+from protofl_common.wire.payloads import ClientStatistics, Payload, Value, check_size, unpack_payload
+from protofl_common.wire.records import Report, SiteCard, unpack_report
+from protofl_common.wire.schema import Declared
+
+
+@dataclass(frozen=True)
+class Upload:
+    """The checked upload of one client."""
+
+    site: str
+    payload: Payload
+    report: Report
+    most: float = math.inf
+    """Samples that it may weigh as."""
+    clients: int = 1
+    """How many it stands for: with secure aggregation one upload is the mean of all (`privacy/sums.py`)."""
+
+    @property
+    def train_samples(self) -> float:
+        """n of FedAvg's weights: its samples, as far as `protections/samples.py` lets them count."""
+        return min(self.report.train_samples, self.most)
+
+    def having(self, **entries: Value) -> Upload:
+        """Return the upload with these entries in place of its own of the same names."""
+        return replace(self, payload=Payload(**self.payload.entries | entries))
+
+
+def vectors_of(uploads: Iterable[Upload], name: str = "prototypes") -> dict[str, Prototypes]:
+    """Site -> the vectors that it has sent under ``name``, if any."""
+    sent = {upload.site: upload.payload for upload in uploads if name in upload.payload.entries}
+    return {site: vectors for site, payload in sent.items() if (vectors := payload.vectors(name)) is not None}
+
+
+def together(uploads: Iterable[Upload]) -> tuple[Tensor, Tensor]:
+    """All client prototypes of a round [P, D] and their labels [P]."""
+    every = Prototypes.joined(vectors_of(uploads).values())
+    return every.means, every.labels
+
+
+@dataclass(frozen=True)
+class Expected:
+    """The content of a valid reply."""
+
+    server_round: int
+    declared: Declared
+    limits: Limits
+    losses: tuple[str, ...] = ()
+    metrics: Collection[str] = ()
+    """Names of the losses that the report holds, and of the metrics that it may hold."""
+    complete: bool = True
+    """Whether everything in ``declared`` must be there."""
+    counts_samples: bool = True
+    """Whether the report must say how many samples the client has trained on."""
+
+    def read(self, content: RecordDict, card: SiteCard) -> Upload:
+        """Return what a site sent; RefusedMessage where it is not as declared, or more than it joined with."""
+        check_size(content, self.declared, self.limits)
+        report = unpack_report(content, self.server_round, self.losses, self.metrics)
+        payload = unpack_payload(content, self.declared, self.limits, required=self.complete)
+        check_claims(report, payload, card, self.counts_samples)
+        return Upload(card.name, payload, report)
+
+
+def check_claims(report: Report, payload: Payload, card: SiteCard, training: bool) -> None:
+    """RefusedMessage if the reply claims more samples or other classes than the site's introduction.
+
+    What a site claims of its own data cannot be verified, but it cannot claim more as the run goes on: samples weigh
+    its model, counts its prototypes, and a class that it does not hold is one that it never declared.
+    """
+    if training and report.train_samples < 1:
+        raise RefusedMessage("a training reply without training samples")
+    for what in ("train_samples", "test_samples", "validation_samples"):
+        now, before = getattr(report, what), getattr(card, what)
+        if now > before:
+            raise RefusedMessage(f"{what} = {now}, but it joined with {before}")
+    for value in payload.entries.values():
+        _check_entry(value, report, card)
+
+
+def _check_entry(value: Value, report: Report, card: SiteCard) -> None:
+    match value:
+        case Prototypes():
+            if len(value) > report.train_samples:
+                raise RefusedMessage(f"{len(value)} prototypes of {report.train_samples} training samples")
+            if alien := sorted(set(value.labels.tolist()) - set(card.holds)):
+                names = ", ".join(card.classes[label] for label in alien[:3])
+                raise RefusedMessage(f"a prototype of a class that it did not declare when it joined: {names}")
+            _check_counts("counts", value.counts, report.train_samples)
+        case Tensor():
+            if not set(value.nonzero().flatten().tolist()) <= set(card.holds):
+                raise RefusedMessage("samples of a class that it did not declare when it joined")
+            _check_counts("counts", value, report.train_samples)
+        case ClientStatistics():
+            _check_counts("statistics", value.counts, report.train_samples)
+            if value.labels is not None and len(value.labels) > report.test_samples:
+                tested = f"{report.test_samples} samples for testing"
+                raise RefusedMessage(f"statistics of {len(value.labels)} features, but {tested}")
+
+
+def _check_counts(what: str, counts: Tensor | None, samples: int) -> None:
+    if counts is not None and (total := float(counts.double().sum())) > samples:
+        raise RefusedMessage(f"{what} of {total:g} samples, but it has {samples} for training")

@@ -1,1 +1,0 @@
-"""Limits and checks of replies from clients."""
