@@ -251,8 +251,7 @@ class Algorithm:
     """Its server half. A half that adds nothing of its own need not exist: the row then names the one it inherits."""
     hparams: type[Hparams] = Hparams
     exchange: Exchange = field(default_factory=Exchange)
-    losses: tuple[str, ...] = ("cross-entropy",)
-    """Names of the loss terms that its clients report."""
+    losses: tuple[str, ...] = ("cross-entropy",)  # names of the loss terms that its clients report
     averages_prototypes: bool = False
     """The server takes a mean over the clients' prototypes of a class, which ``merging`` replaces; where it trains on
     prototypes or clusters them, ``merging`` leaves out those far from the other clients' (`aggregation.py`)."""
@@ -264,8 +263,7 @@ class Algorithm:
     private: tuple[str, ...] = ()
     """Entries of the upload that differential privacy covers: weights that `PrivateStep` alone has trained, and tables
     of classes with noise. An algorithm that sends any other is refused under ``dp``."""
-    one_shot: bool = False
-    """A client trains nothing, so its upload is the same in every round."""
+    one_shot: bool = False  # a client trains nothing, so its upload is the same in every round
     frozen_backbones: bool = False
     """Made for features of frozen backbones: they are used unless the settings say otherwise."""
 

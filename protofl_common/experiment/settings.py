@@ -48,8 +48,7 @@ from protofl_common.runs.evaluation_metrics import metric_names
 from protofl_common.runs.folder import KINDS
 from protofl_common.wire.schema import Exchange, vectors_in, weights_in
 
-READING = ("dataset", "classes", "image-size", "text-length")
-"""How a site's files are read."""
+READING = ("dataset", "classes", "image-size", "text-length")  # how a site's files are read
 NODE_OVERRIDES = ("data-dir", *READING, *DIVISION, "arch", "device", "state-dir", "cache-dir")
 NODE_KEYS = ("site-name", *PARTITION_KEYS, "domain", "statistics", *NODE_OVERRIDES, *DEMANDS, *PERMISSIONS, *LIMITS)
 """The keys of a site's ``--node-config``; ``statistics`` is true or false there (`client_app/statistics.py`)."""

@@ -17,8 +17,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-TOLERANCE = 1e-6
-"""Of rounding, relative to the trace, within which a covariance counts as positive semi-definite."""
+TOLERANCE = 1e-6  # of rounding, relative to the trace, within which a covariance counts as positive semi-definite
 LEAST_VARIANCE = 1e-9
 
 

@@ -13,10 +13,8 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import reduce
 
 PRIME = 2**256 + 297
-SHARE = 33
-"""Bytes of a share."""
-FEWEST = 3
-"""Clients whose sum hides one of them from the others."""
+SHARE = 33  # bytes of a share
+FEWEST = 3  # clients whose sum hides one of them from the others
 
 
 def needed(clients: int, fraction: float) -> int:

@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import kl_div, log_softmax
 
-SMALLEST = 1e-8
-"""Task losses below it count as it: both may be 0 to the precision of float32."""
+SMALLEST = 1e-8  # task losses below it count as it: both may be 0 to the precision of float32
 
 
 def divergence(logits_BC: Tensor, targets_BC: Tensor) -> Tensor:
