@@ -226,7 +226,6 @@ def _not_named(
 
 
 def _modules_named(config: Mapping[str, Scalar]) -> list[tuple[str, str]]:
-    """List the modules that a run would import beside this app: (``key = value``, the module)."""
     points = {} if (algo := str(config.get("algo"))) in CATALOG else installed()
     found = [(f"algo = {algo!r}", points[algo].module)] if algo in points else []
     names = [(key, name) for key, name in python_names(config) if key not in AT_THE_SERVER]

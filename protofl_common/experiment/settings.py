@@ -290,7 +290,6 @@ def _noise_problems(settings: Settings) -> Iterator[str]:
 
 
 def _dp_problems(settings: Settings) -> Iterator[str]:
-    """A line for each reason why not all that a client would send is covered by differential privacy."""
     if settings.privacy.dp == "none":
         return
     algo, able = settings.run.algo, ", ".join(_able(settings))
@@ -305,7 +304,6 @@ def _dp_problems(settings: Settings) -> Iterator[str]:
 
 
 def _secagg_problems(settings: Settings) -> Iterator[str]:
-    """Why the run cannot do with sums over the clients, or would tell what these hide."""
     if not settings.privacy.secagg:
         return
     algo, training, rounds = settings.run.algo, settings.training, settings.run.rounds
@@ -345,7 +343,6 @@ def _changed(settings: Settings, needed: Mapping[str, tuple[Scalar, str]]) -> It
 
 
 def _able(settings: Settings) -> Iterator[str]:
-    """Name the algorithms that can do what the run asks for, with ``dp`` and with ``secagg``."""
     for name, row in CATALOG.items():
         covered = settings.privacy.dp == "none" or set(row.exchange.up) <= set(row.private)
         if covered and not (settings.privacy.secagg and row.needs_single_uploads(row.exchange)):

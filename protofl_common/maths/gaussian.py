@@ -166,7 +166,6 @@ def _half(symmetric: Tensor) -> Tensor:
 
 
 def _whole(half: Tensor, width: int) -> Tensor:
-    """[…, F (F + 1) / 2] -> the symmetric [..., F, F]."""
     rows, columns = torch.triu_indices(width, width)
     whole = half.new_zeros(*half.shape[:-1], width, width)
     whole[..., rows, columns] = half

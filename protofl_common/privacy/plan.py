@@ -72,7 +72,6 @@ def least_noise(spent: Callable[[float], Iterable[Mechanism]], delta: float, mos
 
 @cache
 def _renyi(rate: float, noise: float) -> NDArray[Any]:
-    """ε_α of one use, for each of `ORDERS`."""
     orders = np.array(ORDERS, dtype=float)
     if rate >= 1:
         return orders / (2 * noise**2)

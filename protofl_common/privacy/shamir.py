@@ -51,7 +51,6 @@ def recovered(
 
 
 def _at(point: int, values: Mapping[int, int]) -> int:
-    """f(point), by Lagrange's formula through the points of ``values``."""
     total = 0
     for x, value in values.items():
         others = [other for other in values if other != x]
