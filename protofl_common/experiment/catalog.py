@@ -319,9 +319,8 @@ HEAD: dict[str, Entry] = {"weights": Weights(parts=("head.",))}
 PROTOTYPES: dict[str, Entry] = {"prototypes": Vectors()}
 COUNTED: dict[str, Entry] = {"prototypes": Vectors(counts=True)}
 SEVERAL: dict[str, Entry] = {"prototypes": Vectors(several=True)}
-MERGING, SUMS = ("merging",), ("merging", "secagg")
 FEDAVG = "server_app.strategies.fedavg:FedAvg"
-of_models = partial(Algorithm, exchange=Exchange(MODEL, MODEL), supports=SUMS)
+of_models = partial(Algorithm, exchange=Exchange(MODEL, MODEL), supports=("merging", "secagg"))
 _ROWS = {
     "local": Algorithm(
         "Local",
@@ -338,7 +337,7 @@ _ROWS = {
         losses=("cross-entropy", "prototype"),
         averages_prototypes=True,
         private=("prototypes",),
-        supports=SUMS,
+        supports=("merging", "secagg"),
     ),
     "fedtgp": Algorithm(
         "FedTGP",
@@ -347,7 +346,7 @@ _ROWS = {
         exchange=Exchange(PROTOTYPES, PROTOTYPES),
         losses=("cross-entropy", "prototype"),
         private=("prototypes",),
-        supports=MERGING,
+        supports=("merging",),
     ),
     "fedpcl": Algorithm(
         "FedPCL",
@@ -358,7 +357,7 @@ _ROWS = {
         averages_prototypes=True,
         frozen_backbones=True,
         private=("prototypes",),
-        supports=SUMS,
+        supports=("merging", "secagg"),
     ),
     "mpft": Algorithm(
         "MPFT",
@@ -367,7 +366,7 @@ _ROWS = {
         exchange=Exchange(MODEL, {"prototypes": Vectors(width="backbones", several=True)}),
         losses=(),
         frozen_backbones=True,
-        supports=MERGING,
+        supports=("merging",),
     ),
     "gaussian": Algorithm(
         "Gaussian head",
@@ -385,7 +384,7 @@ _ROWS = {
         hparams=FedPLVMHparams,
         exchange=Exchange(MODEL | SEVERAL, MODEL | SEVERAL),
         losses=("cross-entropy", "contrast", "correction"),
-        supports=MERGING,
+        supports=("merging",),
     ),
     "fpl": Algorithm(
         "FPL",
@@ -394,7 +393,7 @@ _ROWS = {
         exchange=Exchange(MODEL | SEVERAL, MODEL | PROTOTYPES),
         losses=("cross-entropy", "contrast", "consistency"),
         private=("weights", "prototypes"),
-        supports=MERGING,
+        supports=("merging",),
     ),
     "protofed": Algorithm(
         "ProtoFed",
@@ -403,7 +402,7 @@ _ROWS = {
         exchange=Exchange(MODEL | PROTOTYPES, MODEL | PROTOTYPES),
         averages_prototypes=True,
         private=("weights", "prototypes"),
-        supports=SUMS,
+        supports=("merging", "secagg"),
     ),
     "fedproto-avg": Algorithm(
         "FedProto + averaging",
@@ -413,7 +412,7 @@ _ROWS = {
         losses=("cross-entropy", "prototype"),
         averages_prototypes=True,
         private=("weights", "prototypes"),
-        supports=SUMS,
+        supports=("merging", "secagg"),
     ),
     "fednh": Algorithm(
         "FedNH",
@@ -423,7 +422,7 @@ _ROWS = {
         averages_prototypes=True,
         single_uploads="its server scales every client's prototypes to length 1",
         private=("weights", "prototypes"),
-        supports=MERGING,
+        supports=("merging",),
     ),
     "fedorgp": Algorithm(
         "FedORGP",
@@ -432,7 +431,7 @@ _ROWS = {
         exchange=Exchange(PROTOTYPES, PROTOTYPES),
         losses=("cross-entropy", "prototype"),
         private=("prototypes",),
-        supports=MERGING,
+        supports=("merging",),
     ),
     "fedsa": Algorithm(
         "FedSA",
@@ -442,7 +441,7 @@ _ROWS = {
         losses=("cross-entropy", "regularization", "contrast", "calibration"),
         averages_prototypes=True,
         private=("prototypes",),
-        supports=SUMS,
+        supports=("merging", "secagg"),
     ),
     "fedprox": of_models(
         "FedProx",
@@ -459,7 +458,7 @@ _ROWS = {
         exchange=Exchange(MODEL | {"control": Weights(of="common")}, MODEL | {"control": Weights(of="control")}),
         single_uploads="its server gives every client the same weight",
         private=("weights", "control"),
-        supports=MERGING,
+        supports=("merging",),
     ),
     "fedper": Algorithm(
         "FedPer",
@@ -468,10 +467,14 @@ _ROWS = {
         hparams=FedPerHparams,
         exchange=Exchange({"weights": Weights(without_last=1)}, {"weights": Weights(without_last=1)}),
         private=("weights",),
-        supports=SUMS,
+        supports=("merging", "secagg"),
     ),
     "lg-fedavg": Algorithm(
-        "LG-FedAvg", "Liang et al., 2020", exchange=Exchange(HEAD, HEAD), private=("weights",), supports=SUMS
+        "LG-FedAvg",
+        "Liang et al., 2020",
+        exchange=Exchange(HEAD, HEAD),
+        private=("weights",),
+        supports=("merging", "secagg"),
     ),
     "fedrep": Algorithm(
         "FedRep",
@@ -479,7 +482,7 @@ _ROWS = {
         server=FEDAVG,
         hparams=FedRepHparams,
         exchange=Exchange({"weights": Weights(parts=("body.",))}, {"weights": Weights(parts=("body.",))}),
-        supports=SUMS,
+        supports=("merging", "secagg"),
     ),
     "feddistill": Algorithm(
         "FedDistill",
@@ -491,7 +494,7 @@ _ROWS = {
         losses=("cross-entropy", "distillation"),
         averages_prototypes=True,
         single_uploads="what teaches a client is the mean of the others' outputs",
-        supports=MERGING,
+        supports=("merging",),
     ),
     "fml": Algorithm(
         "FML",
@@ -500,7 +503,7 @@ _ROWS = {
         exchange=Exchange({"weights": Weights(of="meme")}, {"weights": Weights(of="meme")}),
         losses=("cross-entropy", "mutual", "meme-cross-entropy", "meme-mutual"),
         private=("weights",),
-        supports=SUMS,
+        supports=("merging", "secagg"),
     ),
     "fedgh": Algorithm(
         "FedGH",
@@ -508,7 +511,7 @@ _ROWS = {
         hparams=ServerTrainingHparams,
         exchange=Exchange(HEAD, PROTOTYPES),
         private=("prototypes",),
-        supports=MERGING,
+        supports=("merging",),
     ),
     "fedgen": Algorithm(
         "FedGen",
@@ -519,7 +522,7 @@ _ROWS = {
         ),
         losses=("cross-entropy", "generated"),
         private=("weights", "label_counts"),
-        supports=SUMS,
+        supports=("merging", "secagg"),
     ),
     "fesem": Algorithm(
         "FeSEM",
@@ -529,7 +532,7 @@ _ROWS = {
         exchange=Exchange(MODEL, MODEL),
         single_uploads="its server groups the clients by their models",
         private=("weights",),
-        supports=MERGING,
+        supports=("merging",),
     ),
     "fedkd": Algorithm(
         "FedKD",
@@ -541,7 +544,7 @@ _ROWS = {
         losses=("cross-entropy", "mutual", "hidden", "student-cross-entropy", "student-mutual", "student-hidden"),
         single_uploads="its updates travel as factors, which cannot be added",
         private=("weights",),
-        supports=MERGING,
+        supports=("merging",),
     ),
     "fedfa": Algorithm(
         "FedFA",
@@ -552,7 +555,7 @@ _ROWS = {
             MODEL | {"averages": Weights(of="augmentation", parts=("averages.",))},
         ),
         single_uploads="its server takes the variance over the clients",
-        supports=MERGING,
+        supports=("merging",),
     ),
     "per-fedavg": of_models("Per-FedAvg", "Fallah et al., NeurIPS 2020", server=FEDAVG, hparams=PerFedAvgHparams),
     "ditto": of_models(

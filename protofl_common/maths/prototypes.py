@@ -49,7 +49,7 @@ class Prototypes:
         return cls(torch.cat(means), torch.cat(labels), torch.cat(told) if len(told) == len(counts) else None)
 
     def without_counts(self) -> Prototypes:
-            return Prototypes(self.means, self.labels)
+        return Prototypes(self.means, self.labels)
 
 
 def class_means(features_ND: Tensor, labels_N: Tensor, num_classes: int) -> Prototypes:

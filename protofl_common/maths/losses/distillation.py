@@ -11,7 +11,7 @@ SMALLEST = 1e-8  # task losses below it count as it: both may be 0 to the precis
 
 
 def divergence(logits_BC: Tensor, targets_BC: Tensor) -> Tensor:
-    """KL(q ‖ p), p the class probabilities of the logits, q those of the targets (detach them if fixed); averaged over samples."""
+    """KL(q ‖ p), p, q the probabilities of logits and targets (detach them if fixed); averaged over samples."""
     targets_BC = log_softmax(targets_BC, dim=1)
     return kl_div(log_softmax(logits_BC, dim=1), targets_BC, reduction="batchmean", log_target=True)
 
