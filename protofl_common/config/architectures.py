@@ -1,7 +1,6 @@
 """Names of architectures, of model groups and of kinds of heads (no heavy imports here)."""
 
-VOCABULARY = 2**14
-"""Number of tokens of the networks for texts; 0 is padding."""
+VOCABULARY = 2**14  # number of tokens of the networks for texts; 0 is padding
 BODIES: dict[str, str] = {
     "mnist-cnn": "2 conv (10, 20 channels) + 2 fc: FedProto's CNN for MNIST",
     "mnist-cnn-18": "mnist-cnn with 18 channels in its second convolution (FedProto-mh)",
@@ -42,8 +41,7 @@ BODIES: dict[str, str] = {
     "text-gru": "texts: words' vectors (64) + GRU of 64 units + fc D",
     "projection": "fc D, ReLU, BatchNorm: FedPCL's projection of frozen features",
 }
-PROJECTION = "projection"
-"""What every client trains behind frozen backbones."""
+PROJECTION = "projection"  # what every client trains behind frozen backbones
 HTC4 = ("", "+fc512", "+fc256", "+fc128")
 """FedTGP's four heads: fc C, or fc 512, 256, 128 before it. What follows the name of a body in that of a model."""
 _RESNETS = tuple(f"resnet{n}-imagenet-stem" for n in (4, 6, 8, 10, 18, 34, 50, 101, 152))

@@ -13,8 +13,7 @@ EMBEDDED: dict[str, str] = {
     "scenes": "shaded shapes under many textures, in clutter and changing light",
 }
 """Shipped with the code: small ResNets for 64×64 images, trained on images of a program (`tests/bench/pretraining`)."""
-SMALL = "small"
-"""The architecture of the embedded backbones, as ``file:`` calls it."""
+SMALL = "small"  # the architecture of the embedded backbones, as ``file:`` calls it
 OTHERS: dict[str, str] = {
     "torchvision:ARCH": "torchvision's ARCH with its default (ImageNet) weights, from torch hub's cache or downloaded",
     "timm:MODEL": "timm's MODEL with its pre-trained weights; needs the package timm",
@@ -25,14 +24,10 @@ CHOICES = ", ".join([*EMBEDDED, *OTHERS])
 
 @dataclass(frozen=True)
 class BackboneName:
-    kind: str
-    """``embedded``, ``torchvision``, ``timm`` or ``file``."""
-    arch: str
-    """The embedded backbone's name, or the architecture."""
-    size: int = 0
-    """Pixels a side asked for; 0: the backbone's own."""
-    path: str = ""
-    """The file of the weights of the kind ``file``, else ""."""
+    kind: str  # ``embedded``, ``torchvision``, ``timm`` or ``file``
+    arch: str  # the embedded backbone's name, or the architecture
+    size: int = 0  # pixels a side asked for; 0: the backbone's own
+    path: str = ""  # the file of the weights of the kind ``file``, else ""
 
 
 def parse_backbones(value: str) -> tuple[str, ...]:

@@ -117,7 +117,6 @@ def _checked(value: Scalar, wanted: type, legal: Mapping[str, Any]) -> tuple[Any
 
 
 def _not_among_choices(value: Scalar, legal: Mapping[str, Any]) -> str:
-    """Say why a value is none of the choices; "" if it is one."""
     choices, pattern = legal["choices"], legal["or_like"]
     parts = [part.strip() for part in value.split(",")] if legal["several"] and isinstance(value, str) else [value]
     wrong = [part for part in parts if part not in choices and not (pattern and pattern.fullmatch(str(part)))]

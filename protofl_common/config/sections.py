@@ -12,8 +12,7 @@ from protofl_common.config.datasets import DATASETS, OTHER_DATASETS, PARTITIONS
 from protofl_common.config.options import Affects, keys_affecting, option
 from protofl_common.config.python_names import PYTHON_NAME
 
-TRACKERS = ("mlflow", "tensorboard", "trackio", "wandb")
-"""Experiment trackers (`server_app/callbacks/trackers.py`)."""
+TRACKERS = ("mlflow", "tensorboard", "trackio", "wandb")  # experiment trackers (`server_app/callbacks/trackers.py`)
 FEWEST_TESTED = 20
 """Samples of a figure under ``min-class-samples``, at least. A figure of few samples says of nearly every one whether
 the model is right on it, and a server may ask again with another model."""

@@ -7,6 +7,7 @@ Hyper-parameters are the table ``[tool.flwr.app.config.NAME]`` of pyproject.toml
 """
 
 from dataclasses import dataclass, field, replace
+from functools import partial
 from importlib import import_module
 from typing import Literal, TypeVar
 
@@ -251,8 +252,7 @@ class Algorithm:
     """Its server half. A half that adds nothing of its own need not exist: the row then names the one it inherits."""
     hparams: type[Hparams] = Hparams
     exchange: Exchange = field(default_factory=Exchange)
-    losses: tuple[str, ...] = ("cross-entropy",)
-    """Names of the loss terms that its clients report."""
+    losses: tuple[str, ...] = ("cross-entropy",)  # names of the loss terms that its clients report
     averages_prototypes: bool = False
     """The server takes a mean over the clients' prototypes of a class, which ``merging`` replaces; where it trains on
     prototypes or clusters them, ``merging`` leaves out those far from the other clients' (`aggregation.py`)."""
@@ -264,8 +264,7 @@ class Algorithm:
     private: tuple[str, ...] = ()
     """Entries of the upload that differential privacy covers: weights that `PrivateStep` alone has trained, and tables
     of classes with noise. An algorithm that sends any other is refused under ``dp``."""
-    one_shot: bool = False
-    """A client trains nothing, so its upload is the same in every round."""
+    one_shot: bool = False  # a client trains nothing, so its upload is the same in every round
     frozen_backbones: bool = False
     """Made for features of frozen backbones: they are used unless the settings say otherwise."""
 
@@ -320,23 +319,19 @@ HEAD: dict[str, Entry] = {"weights": Weights(parts=("head.",))}
 PROTOTYPES: dict[str, Entry] = {"prototypes": Vectors()}
 COUNTED: dict[str, Entry] = {"prototypes": Vectors(counts=True)}
 SEVERAL: dict[str, Entry] = {"prototypes": Vectors(several=True)}
+FEDAVG = "server_app.strategies.fedavg:FedAvg"
+of_models = partial(Algorithm, exchange=Exchange(MODEL, MODEL), supports=("merging", "secagg"))
 _ROWS = {
     "local": Algorithm(
-        title="Local",
-        paper="baseline: every client trains alone",
+        "Local",
+        "baseline: every client trains alone",
         client="client_app.algorithms.base:ClientAlgorithm",
         server="server_app.strategies.base:ServerStrategy",
     ),
-    "fedavg": Algorithm(
-        title="FedAvg",
-        paper="McMahan et al., AISTATS 2017",
-        exchange=Exchange(MODEL, MODEL),
-        private=("weights",),
-        supports=("merging", "secagg"),
-    ),
+    "fedavg": of_models("FedAvg", "McMahan et al., AISTATS 2017", private=("weights",)),
     "fedproto": Algorithm(
-        title="FedProto",
-        paper="Tan et al., AAAI 2022",
+        "FedProto",
+        "Tan et al., AAAI 2022",
         hparams=FedProtoHparams,
         exchange=Exchange(PROTOTYPES, COUNTED),
         losses=("cross-entropy", "prototype"),
@@ -345,8 +340,8 @@ _ROWS = {
         supports=("merging", "secagg"),
     ),
     "fedtgp": Algorithm(
-        title="FedTGP",
-        paper="Zhang et al., AAAI 2024",
+        "FedTGP",
+        "Zhang et al., AAAI 2024",
         hparams=FedTGPHparams,
         exchange=Exchange(PROTOTYPES, PROTOTYPES),
         losses=("cross-entropy", "prototype"),
@@ -354,8 +349,8 @@ _ROWS = {
         supports=("merging",),
     ),
     "fedpcl": Algorithm(
-        title="FedPCL",
-        paper="Tan et al., NeurIPS 2022",
+        "FedPCL",
+        "Tan et al., NeurIPS 2022",
         hparams=FedPCLHparams,
         exchange=Exchange({**PROTOTYPES, "local_sets": VectorSets()}, COUNTED),
         losses=("contrast", "global", "local", "cross-entropy", "prototype"),
@@ -365,8 +360,8 @@ _ROWS = {
         supports=("merging", "secagg"),
     ),
     "mpft": Algorithm(
-        title="MPFT",
-        paper="Zhang et al., ICLR 2025",
+        "MPFT",
+        "Zhang et al., ICLR 2025",
         hparams=MPFTHparams,
         exchange=Exchange(MODEL, {"prototypes": Vectors(width="backbones", several=True)}),
         losses=(),
@@ -374,8 +369,8 @@ _ROWS = {
         supports=("merging",),
     ),
     "gaussian": Algorithm(
-        title="Gaussian head",
-        paper="FedCGS, Guan et al., AAAI 2025",
+        "Gaussian head",
+        "FedCGS, Guan et al., AAAI 2025",
         hparams=GaussianHparams,
         exchange=Exchange({"moments": Moments(), "counts": Counts()}, {"moments": Moments()}),
         losses=(),
@@ -384,16 +379,16 @@ _ROWS = {
         supports=("secagg",),
     ),
     "fedplvm": Algorithm(
-        title="FedPLVM",
-        paper="Wang et al., NeurIPS 2024",
+        "FedPLVM",
+        "Wang et al., NeurIPS 2024",
         hparams=FedPLVMHparams,
         exchange=Exchange(MODEL | SEVERAL, MODEL | SEVERAL),
         losses=("cross-entropy", "contrast", "correction"),
         supports=("merging",),
     ),
     "fpl": Algorithm(
-        title="FPL",
-        paper="Huang et al., CVPR 2023",
+        "FPL",
+        "Huang et al., CVPR 2023",
         hparams=FPLHparams,
         exchange=Exchange(MODEL | SEVERAL, MODEL | PROTOTYPES),
         losses=("cross-entropy", "contrast", "consistency"),
@@ -401,8 +396,8 @@ _ROWS = {
         supports=("merging",),
     ),
     "protofed": Algorithm(
-        title="ProtoFed",
-        paper="Qiao et al., Prototype Helps Federated Learning, 2023",
+        "ProtoFed",
+        "Qiao et al., Prototype Helps Federated Learning, 2023",
         hparams=ProtoFedHparams,
         exchange=Exchange(MODEL | PROTOTYPES, MODEL | PROTOTYPES),
         averages_prototypes=True,
@@ -410,8 +405,8 @@ _ROWS = {
         supports=("merging", "secagg"),
     ),
     "fedproto-avg": Algorithm(
-        title="FedProto + averaging",
-        paper="FedProto with FedAvg's model, a baseline of FedPLVM",
+        "FedProto + averaging",
+        "FedProto with FedAvg's model, a baseline of FedPLVM",
         hparams=FedProtoHparams,
         exchange=Exchange(MODEL | PROTOTYPES, MODEL | COUNTED),
         losses=("cross-entropy", "prototype"),
@@ -420,8 +415,8 @@ _ROWS = {
         supports=("merging", "secagg"),
     ),
     "fednh": Algorithm(
-        title="FedNH",
-        paper="Dai et al., AAAI 2023",
+        "FedNH",
+        "Dai et al., AAAI 2023",
         hparams=FedNHHparams,
         exchange=Exchange(MODEL | PROTOTYPES, MODEL | COUNTED),
         averages_prototypes=True,
@@ -430,8 +425,8 @@ _ROWS = {
         supports=("merging",),
     ),
     "fedorgp": Algorithm(
-        title="FedORGP",
-        paper="Guo et al., 2025",
+        "FedORGP",
+        "Guo et al., 2025",
         hparams=FedORGPHparams,
         exchange=Exchange(PROTOTYPES, PROTOTYPES),
         losses=("cross-entropy", "prototype"),
@@ -439,8 +434,8 @@ _ROWS = {
         supports=("merging",),
     ),
     "fedsa": Algorithm(
-        title="FedSA",
-        paper="Zhou et al., AAAI 2025",
+        "FedSA",
+        "Zhou et al., AAAI 2025",
         hparams=FedSAHparams,
         exchange=Exchange({"anchors": Vectors()} | PROTOTYPES, PROTOTYPES),
         losses=("cross-entropy", "regularization", "contrast", "calibration"),
@@ -448,19 +443,17 @@ _ROWS = {
         private=("prototypes",),
         supports=("merging", "secagg"),
     ),
-    "fedprox": Algorithm(
-        title="FedProx",
-        paper="Li et al., MLSys 2020",
-        server="server_app.strategies.fedavg:FedAvg",
+    "fedprox": of_models(
+        "FedProx",
+        "Li et al., MLSys 2020",
+        server=FEDAVG,
         hparams=FedProxHparams,
-        exchange=Exchange(MODEL, MODEL),
         losses=("cross-entropy", "proximal"),
         private=("weights",),
-        supports=("merging", "secagg"),
     ),
     "scaffold": Algorithm(
-        title="SCAFFOLD",
-        paper="Karimireddy et al., ICML 2020",
+        "SCAFFOLD",
+        "Karimireddy et al., ICML 2020",
         hparams=SCAFFOLDHparams,
         exchange=Exchange(MODEL | {"control": Weights(of="common")}, MODEL | {"control": Weights(of="control")}),
         single_uploads="its server gives every client the same weight",
@@ -468,32 +461,32 @@ _ROWS = {
         supports=("merging",),
     ),
     "fedper": Algorithm(
-        title="FedPer",
-        paper="Arivazhagan et al., 2019",
-        server="server_app.strategies.fedavg:FedAvg",
+        "FedPer",
+        "Arivazhagan et al., 2019",
+        server=FEDAVG,
         hparams=FedPerHparams,
         exchange=Exchange({"weights": Weights(without_last=1)}, {"weights": Weights(without_last=1)}),
         private=("weights",),
         supports=("merging", "secagg"),
     ),
     "lg-fedavg": Algorithm(
-        title="LG-FedAvg",
-        paper="Liang et al., 2020",
+        "LG-FedAvg",
+        "Liang et al., 2020",
         exchange=Exchange(HEAD, HEAD),
         private=("weights",),
         supports=("merging", "secagg"),
     ),
     "fedrep": Algorithm(
-        title="FedRep",
-        paper="Collins et al., ICML 2021",
-        server="server_app.strategies.fedavg:FedAvg",
+        "FedRep",
+        "Collins et al., ICML 2021",
+        server=FEDAVG,
         hparams=FedRepHparams,
         exchange=Exchange({"weights": Weights(parts=("body.",))}, {"weights": Weights(parts=("body.",))}),
         supports=("merging", "secagg"),
     ),
     "feddistill": Algorithm(
-        title="FedDistill",
-        paper="FD; Jeong et al., 2018",
+        "FedDistill",
+        "FD; Jeong et al., 2018",
         hparams=FedDistillHparams,
         exchange=Exchange(
             {"outputs": Vectors(width="classes")}, {"outputs": Vectors(width="classes", probabilities=True)}
@@ -504,8 +497,8 @@ _ROWS = {
         supports=("merging",),
     ),
     "fml": Algorithm(
-        title="FML",
-        paper="Shen et al., 2020",
+        "FML",
+        "Shen et al., 2020",
         hparams=FMLHparams,
         exchange=Exchange({"weights": Weights(of="meme")}, {"weights": Weights(of="meme")}),
         losses=("cross-entropy", "mutual", "meme-cross-entropy", "meme-mutual"),
@@ -513,16 +506,16 @@ _ROWS = {
         supports=("merging", "secagg"),
     ),
     "fedgh": Algorithm(
-        title="FedGH",
-        paper="Yi et al., ACM Multimedia 2023",
+        "FedGH",
+        "Yi et al., ACM Multimedia 2023",
         hparams=ServerTrainingHparams,
         exchange=Exchange(HEAD, PROTOTYPES),
         private=("prototypes",),
         supports=("merging",),
     ),
     "fedgen": Algorithm(
-        title="FedGen",
-        paper="Zhu et al., ICML 2021",
+        "FedGen",
+        "Zhu et al., ICML 2021",
         hparams=FedGenHparams,
         exchange=Exchange(
             HEAD | {"generator": Weights(of="generator"), "label_counts": Counts()}, HEAD | {"label_counts": Counts()}
@@ -532,8 +525,8 @@ _ROWS = {
         supports=("merging", "secagg"),
     ),
     "fesem": Algorithm(
-        title="FeSEM",
-        paper="Xie et al., Multi-Center Federated Learning, 2020",
+        "FeSEM",
+        "Xie et al., Multi-Center Federated Learning, 2020",
         client="client_app.algorithms.fedavg:FedAvg",
         hparams=FeSEMHparams,
         exchange=Exchange(MODEL, MODEL),
@@ -542,8 +535,8 @@ _ROWS = {
         supports=("merging",),
     ),
     "fedkd": Algorithm(
-        title="FedKD",
-        paper="Wu et al., Nature Communications 2022",
+        "FedKD",
+        "Wu et al., Nature Communications 2022",
         hparams=FedKDHparams,
         exchange=Exchange(
             {"weights": Weights(of="student"), "update": Update(of="student")}, {"weights": Update(of="student")}
@@ -554,8 +547,8 @@ _ROWS = {
         supports=("merging",),
     ),
     "fedfa": Algorithm(
-        title="FedFA",
-        paper="Zhou & Konukoglu, ICLR 2023",
+        "FedFA",
+        "Zhou & Konukoglu, ICLR 2023",
         hparams=FedFAHparams,
         exchange=Exchange(
             MODEL | {"coefficients": Weights(of="augmentation", parts=("coefficients.",))},
@@ -564,30 +557,15 @@ _ROWS = {
         single_uploads="its server takes the variance over the clients",
         supports=("merging",),
     ),
-    "per-fedavg": Algorithm(
-        title="Per-FedAvg",
-        paper="Fallah et al., NeurIPS 2020",
-        server="server_app.strategies.fedavg:FedAvg",
-        hparams=PerFedAvgHparams,
-        exchange=Exchange(MODEL, MODEL),
-        supports=("merging", "secagg"),
-    ),
-    "ditto": Algorithm(
-        title="Ditto",
-        paper="Li et al., ICML 2021",
-        server="server_app.strategies.fedavg:FedAvg",
+    "per-fedavg": of_models("Per-FedAvg", "Fallah et al., NeurIPS 2020", server=FEDAVG, hparams=PerFedAvgHparams),
+    "ditto": of_models(
+        "Ditto",
+        "Li et al., ICML 2021",
+        server=FEDAVG,
         hparams=DittoHparams,
-        exchange=Exchange(MODEL, MODEL),
         losses=("cross-entropy", "global-cross-entropy"),
-        supports=("merging", "secagg"),
     ),
-    "pfedme": Algorithm(
-        title="pFedMe",
-        paper="Dinh et al., NeurIPS 2020",
-        hparams=PFedMeHparams,
-        exchange=Exchange(MODEL, MODEL),
-        supports=("merging", "secagg"),
-    ),
+    "pfedme": of_models("pFedMe", "Dinh et al., NeurIPS 2020", hparams=PFedMeHparams),
 }
 CATALOG: dict[str, Algorithm] = {
     name: replace(

@@ -43,8 +43,7 @@ LIMITED = {
     "pfedme.personal-steps": "max-epochs",
 }
 """Settings of a run -> their limit at a site."""
-DEMANDS = ("min-class-samples", "require-dp")
-"""What a site wants of a run beyond what the run offers."""
+DEMANDS = ("min-class-samples", "require-dp")  # what a site wants of a run beyond what the run offers
 DIVISION = ("test-from", "train-fraction", "validation-fraction")
 """Settings by which a site with data of its own divides them: its node config's, else the defaults, never the run's."""
 UNDIVIDED: dict[str, Scalar] = {"total-samples": 0, "train-samples": 0, "test-samples": 0, "positive-rate": 1.0}
@@ -54,10 +53,8 @@ STRICT = (*DEMANDS, "require-secagg")
 AT_THE_SERVER = ("callback", "dataset")
 """Keys whose modules no site imports for a run: the callback runs at the server, a data set is the site's own."""
 _NOT_ALLOWED = "not allowed on this site; its operator may"
-PARTITION_KEYS = ("partition-id", "num-partitions")
-"""All that the node config of a simulated client has."""
-DELTA = 1e-5
-"""δ of a site that demands ε alone."""
+PARTITION_KEYS = ("partition-id", "num-partitions")  # all that the node config of a simulated client has
+DELTA = 1e-5  # δ of a site that demands ε alone
 _DP = re.compile(r"epsilon<=(\d+\.?\d*)( delta<=(\d*\.?\d+(?:e-\d+)?))?")
 
 
@@ -69,14 +66,12 @@ class NodeConfig:
     partition: int
     num_partitions: int
     domain: str
-    is_site: bool
-    """True on a machine with an operator, False for a simulated client."""
+    is_site: bool  # True on a machine with an operator, False for a simulated client
     has_own_data: bool
     """True where the client brings data of its own; they are then no share of a data set that several divide."""
     statistics: bool | None
     """True where statistics may leave; None where that depends on the run, which divides the data."""
-    required_dp: tuple[float, float] | None
-    """(ε, δ) that all runs together may spend."""
+    required_dp: tuple[float, float] | None  # (ε, δ) that all runs together may spend
 
     @classmethod
     def of(cls, node: Mapping[str, Scalar]) -> NodeConfig:
@@ -231,7 +226,6 @@ def _not_named(
 
 
 def _modules_named(config: Mapping[str, Scalar]) -> list[tuple[str, str]]:
-    """List the modules that a run would import beside this app: (``key = value``, the module)."""
     points = {} if (algo := str(config.get("algo"))) in CATALOG else installed()
     found = [(f"algo = {algo!r}", points[algo].module)] if algo in points else []
     names = [(key, name) for key, name in python_names(config) if key not in AT_THE_SERVER]

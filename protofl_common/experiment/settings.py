@@ -48,8 +48,7 @@ from protofl_common.runs.evaluation_metrics import metric_names
 from protofl_common.runs.folder import KINDS
 from protofl_common.wire.schema import Exchange, vectors_in, weights_in
 
-READING = ("dataset", "classes", "image-size", "text-length")
-"""How a site's files are read."""
+READING = ("dataset", "classes", "image-size", "text-length")  # how a site's files are read
 NODE_OVERRIDES = ("data-dir", *READING, *DIVISION, "arch", "device", "state-dir", "cache-dir")
 NODE_KEYS = ("site-name", *PARTITION_KEYS, "domain", "statistics", *NODE_OVERRIDES, *DEMANDS, *PERMISSIONS, *LIMITS)
 """The keys of a site's ``--node-config``; ``statistics`` is true or false there (`client_app/statistics.py`)."""
@@ -291,7 +290,6 @@ def _noise_problems(settings: Settings) -> Iterator[str]:
 
 
 def _dp_problems(settings: Settings) -> Iterator[str]:
-    """A line for each reason why not all that a client would send is covered by differential privacy."""
     if settings.privacy.dp == "none":
         return
     algo, able = settings.run.algo, ", ".join(_able(settings))
@@ -306,7 +304,6 @@ def _dp_problems(settings: Settings) -> Iterator[str]:
 
 
 def _secagg_problems(settings: Settings) -> Iterator[str]:
-    """Why the run cannot do with sums over the clients, or would tell what these hide."""
     if not settings.privacy.secagg:
         return
     algo, training, rounds = settings.run.algo, settings.training, settings.run.rounds
@@ -346,7 +343,6 @@ def _changed(settings: Settings, needed: Mapping[str, tuple[Scalar, str]]) -> It
 
 
 def _able(settings: Settings) -> Iterator[str]:
-    """Name the algorithms that can do what the run asks for, with ``dp`` and with ``secagg``."""
     for name, row in CATALOG.items():
         covered = settings.privacy.dp == "none" or set(row.exchange.up) <= set(row.private)
         if covered and not (settings.privacy.secagg and row.needs_single_uploads(row.exchange)):

@@ -17,10 +17,8 @@ from torch import Tensor
 
 from protofl_common.maths.prototypes import Prototypes
 
-FEWEST = 3
-"""Clients from which on their median tells what is usual, and can outvote one of them."""
-AT_ONCE = 2**18
-"""Coordinates that are sorted at once: of a large layer of many clients, all would take gigabytes."""
+FEWEST = 3  # clients from which on their median tells what is usual, and can outvote one of them
+AT_ONCE = 2**18  # coordinates that are sorted at once: of a large layer of many clients, all would take gigabytes
 
 
 def merge_prototypes(

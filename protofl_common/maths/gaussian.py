@@ -17,8 +17,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-TOLERANCE = 1e-6
-"""Of rounding, relative to the trace, within which a covariance counts as positive semi-definite."""
+TOLERANCE = 1e-6  # of rounding, relative to the trace, within which a covariance counts as positive semi-definite
 LEAST_VARIANCE = 1e-9
 
 
@@ -167,7 +166,6 @@ def _half(symmetric: Tensor) -> Tensor:
 
 
 def _whole(half: Tensor, width: int) -> Tensor:
-    """[…, F (F + 1) / 2] -> the symmetric [..., F, F]."""
     rows, columns = torch.triu_indices(width, width)
     whole = half.new_zeros(*half.shape[:-1], width, width)
     whole[..., rows, columns] = half

@@ -18,18 +18,15 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-MAX_COMPARED = 4096
-"""Prototypes of which `margins` takes all pairs: 17 million distances."""
+MAX_COMPARED = 4096  # prototypes of which `margins` takes all pairs: 17 million distances
 
 
 @dataclass(frozen=True)
 class Prototypes:
     """Prototypes with their classes; a class nobody holds is simply absent."""
 
-    means: Tensor
-    """[P, D] float32."""
-    labels: Tensor
-    """[P] int64, in [0, C)."""
+    means: Tensor  # [P, D] float32
+    labels: Tensor  # [P] int64, in [0, C)
     counts: Tensor | None = None
     """[P] int64: how many samples each prototype is the mean of; None where they are not told."""
 
@@ -52,7 +49,6 @@ class Prototypes:
         return cls(torch.cat(means), torch.cat(labels), torch.cat(told) if len(told) == len(counts) else None)
 
     def without_counts(self) -> Prototypes:
-        """The same prototypes without how many samples stand behind them."""
         return Prototypes(self.means, self.labels)
 
 

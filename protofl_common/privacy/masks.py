@@ -25,10 +25,8 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from protofl_common.privacy.shamir import SHARE
 
 KEY, NONCE = 32, 12
-SEALED = NONCE + 2 * SHARE + 16
-"""Bytes of a key, of a nonce, and of two shares under way, with AES-GCM's tag."""
-SEALING, PAIR, OWN = range(3)
-"""Which of the three keys."""
+SEALED = NONCE + 2 * SHARE + 16  # bytes of a key, of a nonce, and of two shares under way, with AES-GCM's tag
+SEALING, PAIR, OWN = range(3)  # which of the three keys
 
 
 def new_secret() -> bytes:

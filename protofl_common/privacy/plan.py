@@ -37,17 +37,14 @@ FIGURES_SHARE, TABLES_SHARE = 0.25, 0.5
 """The parts of ε that the evaluations, and the tables, may cost alone where something else is to follow. A quarter of ε
 for the evaluations makes the noise on gradients 3 to 5 % larger: costs do not add up linearly. They are added as if a
 sample could be of the training and of the test part, so nothing depends on who divides the data."""
-UNPLANNED = 2
-"""Evaluations beside those of the rounds: the final one, and one that a run repeats after a stop."""
+UNPLANNED = 2  # evaluations beside those of the rounds: the final one, and one that a run repeats after a stop
 
 
 class Mechanism(NamedTuple):
     """Gaussian noise on a sum over samples, ``times`` times."""
 
-    rate: float
-    """q."""
-    noise: float
-    """σ."""
+    rate: float  # q
+    noise: float  # σ
     times: int
 
 
@@ -75,7 +72,6 @@ def least_noise(spent: Callable[[float], Iterable[Mechanism]], delta: float, mos
 
 @cache
 def _renyi(rate: float, noise: float) -> NDArray[Any]:
-    """ε_α of one use, for each of `ORDERS`."""
     orders = np.array(ORDERS, dtype=float)
     if rate >= 1:
         return orders / (2 * noise**2)
@@ -97,18 +93,12 @@ class Plan:
     """The privacy cost of one client's messages."""
 
     privacy: PrivacySettings
-    samples: int
-    """N, its training samples."""
-    rate: float
-    """q: the part of them that is expected in a batch."""
-    batches: int
-    """Steps of DP-SGD in an epoch."""
-    epochs: int
-    """In a round."""
-    tables: tuple[int, ...]
-    """How many tables of classes it sends, for each round of the run."""
-    evaluate_every: int
-    """Rounds from one evaluation to the next; 0: none is sent."""
+    samples: int  # N, its training samples
+    rate: float  # q: the part of them that is expected in a batch
+    batches: int  # steps of DP-SGD in an epoch
+    epochs: int  # in a round
+    tables: tuple[int, ...]  # how many tables of classes it sends, for each round of the run
+    evaluate_every: int  # rounds from one evaluation to the next; 0: none is sent
 
     @property
     def steps(self) -> int:

@@ -44,10 +44,7 @@ def noised(values: Tensor, noise: str, seed: int) -> Tensor:
 
 
 def noised_images(images: Inputs, noise: str, seed: int) -> Images:
-    """`noised` images [N, channels, H, W] of bytes, scaled to -1..1 as in FedPCL's code, and bytes again.
-
-    DataError for inputs that are no images.
-    """
+    """`noised` images [N, channels, H, W] of bytes, scaled to -1..1 as in FedPCL's code, and bytes again."""
     if not are_images(images):
         raise DataError(f"image-noise = {noise!r}: only images take it; a sample is {described(images)}; set none")
     values = noised(torch.from_numpy(images / np.float32(127.5) - 1), noise, seed)

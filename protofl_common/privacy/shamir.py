@@ -13,10 +13,8 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import reduce
 
 PRIME = 2**256 + 297
-SHARE = 33
-"""Bytes of a share."""
-FEWEST = 3
-"""Clients whose sum hides one of them from the others."""
+SHARE = 33  # bytes of a share
+FEWEST = 3  # clients whose sum hides one of them from the others
 
 
 def needed(clients: int, fraction: float) -> int:
@@ -53,7 +51,6 @@ def recovered(
 
 
 def _at(point: int, values: Mapping[int, int]) -> int:
-    """f(point), by Lagrange's formula through the points of ``values``."""
     total = 0
     for x, value in values.items():
         others = [other for other in values if other != x]

@@ -26,8 +26,7 @@ from protofl_common.wire.schema import Declared, Weights
 
 Means = dict[str, dict[str, float]]
 """``correct``, ``metrics``, ``losses`` and ``validation`` -> each figure's mean over all samples."""
-MASKED: Declared = {"masked": Weights()}
-"""What is sent instead: one array, ``sum``."""
+MASKED: Declared = {"masked": Weights()}  # what is sent instead: one array, ``sum``
 
 
 def scale(clients: int) -> float:

@@ -6,8 +6,7 @@ from dataclasses import dataclass, field
 
 from protofl_common.basics.text import printable
 
-Template = Mapping[str, tuple[str, tuple[int, ...]]]
-"""Name of an array -> (dtype, shape)."""
+Template = Mapping[str, tuple[str, tuple[int, ...]]]  # name of an array -> (dtype, shape)
 
 
 @dataclass(frozen=True)
@@ -17,12 +16,9 @@ class Limits:
     max_norm: float = math.inf
     weights: Mapping[str, Template] = field(default_factory=dict)
     """Declared entry -> the arrays that it must hold, where weights are exchanged."""
-    max_per_class: int = 1000
-    """Vectors of one class in one message, where several are allowed at all."""
-    backbones: int = 0
-    """K, the frozen backbones that statistics compare."""
-    frozen_dim: int = 0
-    """The features of all frozen backbones together."""
+    max_per_class: int = 1000  # vectors of one class in one message, where several are allowed at all
+    backbones: int = 0  # K, the frozen backbones that statistics compare
+    frozen_dim: int = 0  # the features of all frozen backbones together
 
 
 class RefusedMessage(ValueError):

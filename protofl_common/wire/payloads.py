@@ -22,10 +22,8 @@ from protofl_common.wire.schema import Declared, Entry, vectors_in
 
 RAW = "raw-little-endian"
 DTYPES: dict[str, np.dtype[Any]] = {"float32": np.dtype("<f4"), "float64": np.dtype("<f8"), "int64": np.dtype("<i8")}
-MAX_SETS = 10_000
-"""Clients whose prototypes a message may carry."""
-MAX_FEATURES = 200
-"""Test samples of a client whose features statistics may have."""
+MAX_SETS = 10_000  # clients whose prototypes a message may carry
+MAX_FEATURES = 200  # test samples of a client whose features statistics may have
 NOT_NEGATIVE = ("running_var", "num_batches_tracked")
 """Buffers of batch normalisation; a negative variance makes every feature NaN."""
 NORMALISATION = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm)
@@ -38,14 +36,11 @@ StateDict = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class ClientStatistics:
-    counts: Tensor
-    """[C] int64: labelled training samples of each class."""
+    counts: Tensor  # [C] int64: labelled training samples of each class
     similarity: Tensor | None = None
     """[K] float32, in [-1, 1]: for each frozen backbone, how alike the prototypes of it alone and of all are."""
-    features: Tensor | None = None
-    """[N, D] float32: test samples in the space of the prototypes."""
-    labels: Tensor | None = None
-    """[N] int64: their classes."""
+    features: Tensor | None = None  # [N, D] float32: test samples in the space of the prototypes
+    labels: Tensor | None = None  # [N] int64: their classes
 
 
 Value = Prototypes | tuple[Prototypes, ...] | StateDict | Tensor | ClientStatistics
@@ -61,8 +56,7 @@ class Payload:
 
     def __init__(self, **entries: Value | None) -> None:
         self.entries = {name: value for name, value in entries.items() if value is not None}
-        self.declared: Declared | None = None
-        """Of a payload that was received: what could have been sent."""
+        self.declared: Declared | None = None  # of a payload that was received: what could have been sent
 
     def without_undeclared_counts(self, declared: Declared) -> Payload:
         """Drop the counts of prototypes for which ``declared`` has none: only protections needed them."""

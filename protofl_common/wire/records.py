@@ -15,28 +15,22 @@ from protofl_common.runs.folder import KINDS, BestRound
 from protofl_common.wire.limits import RefusedMessage
 
 _MAX_SCALARS = 64
-_MOST_SAMPLES = 10**15
-"""Samples that a card may claim; int64 takes the sum of thousands of such claims."""
+_MOST_SAMPLES = 10**15  # samples that a card may claim; int64 takes the sum of thousands of such claims
 ROUNDING = 1e-6
-_LARGEST = 1e30
-"""Magnitude of a number in a report; sums over clients stay finite."""
+_LARGEST = 1e30  # magnitude of a number in a report; sums over clients stay finite
 _MOST_DIMENSIONS, _LARGEST_INPUT = 8, 2**24
 """Of a sample in an introduction: its dimensions and its numbers; a server may have to build a model for it."""
-PHASES = ("load", "evaluate", "train", "prototypes", "save")
-"""What a report may tell of: phases of a client's round."""
-COUNTS = ("round", "train_samples", "test_samples", "validation_samples")
-"""What every report tells."""
+PHASES = ("load", "evaluate", "train", "prototypes", "save")  # what a report may tell of: phases of a client's round
+COUNTS = ("round", "train_samples", "test_samples", "validation_samples")  # what every report tells
 _Card = TypeVar("_Card", "Instructions", "SiteCard")
 
 
 @dataclass(frozen=True)
 class Instructions:
-    round: int
-    """From 1; the final evaluation carries the number of the last round."""
+    round: int  # from 1; the final evaluation carries the number of the last round
     run_name: str
     evaluate: bool
-    run_history: RunHistory
-    """Which states of a client count, where the run was resumed."""
+    run_history: RunHistory  # which states of a client count, where the run was resumed
 
 
 @dataclass(frozen=True)
@@ -50,8 +44,7 @@ class Report:
     """Correct test predictions per way to predict (`KINDS`), with what was received."""
     losses: dict[str, float] = field(default_factory=dict)
     """Mean over the round's training samples: ``total`` and each of its terms (`Algorithm.reported_losses`)."""
-    seconds: dict[str, float] = field(default_factory=dict)
-    """Per phase of the client's round (`PHASES`)."""
+    seconds: dict[str, float] = field(default_factory=dict)  # per phase of the client's round (`PHASES`)
     metrics: dict[str, float] = field(default_factory=dict)
     """``head/auc`` …: what the setting ``metrics`` asks for (`evaluation_metrics.py`)."""
     validation_samples: int = 0
@@ -73,19 +66,14 @@ class SiteCard:
     parameters: int
     train_samples: int
     test_samples: int
-    classes: tuple[str, ...]
-    """Names of all classes of the data set, in label order."""
+    classes: tuple[str, ...]  # names of all classes of the data set, in label order
     holds: tuple[int, ...]
     """Labels of its training samples, where its uploads will tell them; elsewhere nothing is told."""
-    weights: str
-    """A digest of names, types and shapes of all weights that it exchanges; "" for none."""
-    device: str
-    """Where it computes: ``"cpu"``, ``"cuda"``, ``"cuda:1"``."""
-    found: int = 0
-    """Samples that its share was taken from, used or not (`ClientData.found`)."""
+    weights: str  # a digest of names, types and shapes of all weights that it exchanges; "" for none
+    device: str  # where it computes: ``"cpu"``, ``"cuda"``, ``"cuda:1"``
+    found: int = 0  # samples that its share was taken from, used or not (`ClientData.found`)
     validation_samples: int = 0
-    real: bool = True
-    """Whether it is a machine with an operator, not a simulated client (`is_site`)."""
+    real: bool = True  # a machine with an operator, not a simulated client (`is_site`)
 
 
 def pack_instructions(instructions: Instructions) -> ConfigRecord:

@@ -36,10 +36,8 @@ class Vectors(Entry):
     """W: ``feature-dim``, the number of classes (mean logits), or of the features of all frozen backbones together."""
     counts: bool = False
     """How many samples stand behind each vector, [P], travels too. Some papers promise not to reveal it."""
-    several: bool = False
-    """A class may have several vectors, up to ``max-prototypes-per-class``."""
-    probabilities: bool = False
-    """Each vector is one of class probabilities: no number is below 0, and their sum is 1."""
+    several: bool = False  # a class may have several vectors, up to ``max-prototypes-per-class``
+    probabilities: bool = False  # each vector is one of class probabilities: no number is below 0, and their sum is 1
 
     @property
     def of_frozen(self) -> bool:
@@ -63,14 +61,10 @@ class VectorSets(Entry):
 class Weights(Entry):
     """Parameters and buffers of a module: of its layers, those whose names begin with one of ``parts``."""
 
-    of: str = "model"
-    """The attribute of the client's algorithm that is the module."""
-    parts: tuple[str, ...] = ("",)
-    """``("body.",)``, ``("head.",)``; the default is all of it."""
-    without_last: int = 0
-    """Layers with weights, counted from the end, that are left out."""
-    normalisation: bool = True
-    """False leaves out normalisation layers, with their statistics (FedBN)."""
+    of: str = "model"  # the attribute of the client's algorithm that is the module
+    parts: tuple[str, ...] = ("",)  # ``("body.",)``, ``("head.",)``; the default is all of it
+    without_last: int = 0  # layers with weights, counted from the end, that are left out
+    normalisation: bool = True  # False leaves out normalisation layers, with their statistics (FedBN)
 
     @property
     def words(self) -> str:
@@ -127,8 +121,7 @@ class Statistics(Entry):
     level: str
 
 
-Declared = Mapping[str, Entry]
-"""The entries of one direction, by name."""
+Declared = Mapping[str, Entry]  # the entries of one direction, by name
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,8 @@ from protofl_common.basics.text import is_site_name
 from protofl_common.wire.limits import RefusedMessage
 
 RECORD = "secagg"
-FINAL = "_final"
-"""After the name of a stage in a message about the final evaluation."""
-MOST_SITES = 1000
-"""In one sum: every client sends something to every other."""
+FINAL = "_final"  # after the name of a stage in a message about the final evaluation
+MOST_SITES = 1000  # in one sum: every client sends something to every other
 
 
 def pack_by_site(content: Mapping[str, bytes]) -> dict[str, ConfigRecord]:

@@ -7,15 +7,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import kl_div, log_softmax
 
-SMALLEST = 1e-8
-"""Task losses below it count as it: both may be 0 to the precision of float32."""
+SMALLEST = 1e-8  # task losses below it count as it: both may be 0 to the precision of float32
 
 
 def divergence(logits_BC: Tensor, targets_BC: Tensor) -> Tensor:
-    """KL(q ‖ p), p the class probabilities of the logits, q those of the targets; averaged over samples.
-
-    Detach the targets where they shall not learn.
-    """
+    """KL(q ‖ p), p, q the probabilities of logits and targets (detach them if fixed); averaged over samples."""
     targets_BC = log_softmax(targets_BC, dim=1)
     return kl_div(log_softmax(logits_BC, dim=1), targets_BC, reduction="batchmean", log_target=True)
 

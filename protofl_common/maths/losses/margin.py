@@ -47,16 +47,12 @@ def mean_nearest_distance(centres_KD: Tensor) -> float:
 
 
 def _nearest(centres_KD: Tensor) -> Tensor:
-    """min_{l≠k} φ(q_k, q_l) of each centre, [K]."""
     distances_KK = torch.cdist(centres_KD, centres_KD)
     return distances_KK.fill_diagonal_(float("inf")).min(dim=1).values
 
 
 def orthogonality(samples_PD: Tensor, labels_P: Tensor, targets_KD: Tensor, gamma: float) -> Tensor:
-    """(1 − cos(p, t_y)) + γ · mean over k ≠ y of |cos(p, t_k)|, averaged over client prototypes p; a scalar.
-
-    ``labels_P`` int64 in [0, K): which target is a prototype's own.
-    """
+    """(1 − cos(p, t_y)) + γ · mean over k ≠ y of |cos(p, t_k)|, averaged over client prototypes p; a scalar."""
     cosines_PK = normalize(samples_PD) @ normalize(targets_KD).T
     own_PK = one_hot(labels_P, len(targets_KD), cosines_PK.dtype)
     own_P = (cosines_PK * own_PK).sum(1)
