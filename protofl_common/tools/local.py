@@ -57,11 +57,9 @@ class LocalGrid(Grid):
 
     @property
     def run(self) -> Any:
-        """None: Flower knows nothing of this run."""
         return None
 
     def create_message(self, *args: Any, **kwargs: Any) -> Message:
-        """Raise: Flower's former way to make a message."""
         raise NotImplementedError
 
     def get_node_ids(self) -> Iterable[int]:

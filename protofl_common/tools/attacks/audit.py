@@ -94,7 +94,6 @@ def audit(folder: Path, invert: bool = False) -> list[dict[str, Any]]:
 
 
 def _similarity(images: Iterator[Inverted]) -> dict[str, float]:
-    """Mean correlations with training samples and with test samples."""
     pairs = [(one.candidates.members.mean(), one.candidates.others.mean()) for one in images]
     members, others = np.mean([pair for pair in pairs if np.isfinite(pair).all()], axis=0)
     return {"similarity": float(members), "similarity_of_others": float(others)}
@@ -111,7 +110,6 @@ def _keep(shown: list[Inverted], file: Path) -> None:
 def _of_site(
     run: Run, settings: Settings, folder: Path, number: int, site: str
 ) -> tuple[ClientData, Predictor, Prototypes | None]:
-    """Its data, its model, and what it sent."""
     file = folder / "clients" / site / WEIGHTS
     if site != f"site-{number}" or not file.exists():
         raise SettingsError(f"{file}: no model of the client; give a finished simulation with all its clients")

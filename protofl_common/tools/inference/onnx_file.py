@@ -20,8 +20,6 @@ OPSET = 18
 
 
 class _Whole(nn.Module):
-    """From inputs to logits and distances."""
-
     def __init__(self, trained: TrainedModel) -> None:
         super().__init__()
         self.model, self.prototypes, self.similarity = trained.build(), trained.prototypes, trained.card.similarity

@@ -27,8 +27,6 @@ from protofl_common.tools import UNKNOWN_SHARE
 
 @dataclass(frozen=True)
 class Prediction:
-    """The prediction for a sample."""
-
     label: int
     """Index of the class."""
     name: str
@@ -44,8 +42,6 @@ class Prediction:
 
 @dataclass(frozen=True)
 class Outputs:
-    """Predictions for N samples, on the CPU."""
-
     logits_NC: Tensor
     """Of the head."""
     distances_NP: Tensor | None
@@ -95,7 +91,6 @@ class Predictor:
 
     @property
     def inferences(self) -> tuple[str, ...]:
-        """The ways in which this model can predict."""
         able = KINDS if self.prototypes is not None else ("head",)
         return tuple(way for way in able if way in self.card.accuracy)
 
@@ -134,7 +129,6 @@ class Predictor:
 
     @torch.inference_mode()
     def outputs(self, inputs: Inputs) -> Outputs:
-        """Logits and distances of a batch."""
         features, prototypes = self.model.body(self.values(inputs)), self.prototypes
         distances_NP = None if prototypes is None else distances(features, prototypes, self.card.similarity).cpu()
         return Outputs(self.model.head(features).cpu(), distances_NP)

@@ -21,8 +21,6 @@ _ENTRY = re.compile(r".+-[0-9a-f]{16}(\.\w+)*")
 
 
 class Stored(NamedTuple):
-    """Files of one run, or of the caches."""
-
     name: str
     paths: tuple[Path, ...]
 
@@ -92,7 +90,6 @@ def _blank_secrets(folder: Path) -> None:
 
 
 def free_space(node: Mapping[str, Scalar]) -> Iterator[str]:
-    """Describe the disk of each folder in a line."""
     for key, folder in zip(("state-dir", "cache-dir"), site_folders(node), strict=True):
         yield f"{key} {folder.absolute()}: {shutil.disk_usage(existing(folder)).free / 1e9:.1f} GB free"
 

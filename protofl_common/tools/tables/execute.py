@@ -35,7 +35,6 @@ class Runs:
         return run.finished(self.folder_of(run))
 
     def execute(self, run: Run, launch: Launch, on_round: Callable[[int], None]) -> None:
-        """Run it, unless it is finished; a failure is running in `failed`."""
         if self.finished(run):
             return
         folder = self.folder_of(run)

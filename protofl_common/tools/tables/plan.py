@@ -65,7 +65,6 @@ class Cell:
     found: Found | None = None  # what it has found; the runs are of these settings
 
     def runs_with(self, settings: dict[str, Scalar], seeds: Iterable[int]) -> dict[int, Run]:
-        """The cell's runs with other settings, of these seeds; SettingsError for wrong ones."""
         one = next(iter(self.runs.values()))
         return {seed: _run(one.config | settings | {"seed": seed}, one.federation, "") for seed in seeds}
 

@@ -89,8 +89,6 @@ class Part:
 
 @dataclass(frozen=True)
 class Row:
-    """A row; ``part`` is None where nothing runs."""
-
     part: Part | None
     paper: dict[str, str]
     minus: tuple[str, str] | None = None
@@ -205,7 +203,6 @@ def _wrong_shapes(content: dict[str, Any]) -> Iterator[str]:
 
 
 def _problems(content: dict[str, Any]) -> Iterator[str]:
-    """A line for each thing that does not fit to another."""
     yield from (f"{key}: missing" for key in ("title", "rows") if not content.get(key))
     columns, rows, seeds = content["columns"], content.get("rows", {}), content.get("seeds", [1])
     if set(trial_seeds := content.get("trial-seeds", list(TRIAL_SEEDS))) & set(seeds):
