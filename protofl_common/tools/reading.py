@@ -87,10 +87,9 @@ def _grey(colour: Images) -> Images:
 
 @contextmanager
 def rows_file(path: Path) -> Iterator[Add]:
-    """Yield a function for rows of equal columns, at least one. In the end, but for an error, they replace ``path``.
+    """Yield a function for rows of equal columns; in the end they replace ``path``, but for an error.
 
-    SettingsError for a name that ends in neither ``.csv`` nor ``.parquet``, and where a package or the folder is
-    missing.
+    SettingsError for a wrong suffix, and where a package or the folder is missing.
     """
     if path.suffix not in (".csv", ".parquet"):
         raise SettingsError(f"--out {path}: must end in .csv or .parquet")

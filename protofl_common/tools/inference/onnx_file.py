@@ -44,11 +44,7 @@ class _Whole(nn.Module):
 
 
 def write_onnx(trained: TrainedModel, file: Path) -> None:
-    """Write the model.
-
-    SettingsError if the packages for it are missing, and for a model behind frozen backbones, which ONNX files do not
-    carry.
-    """
+    """Write the model; SettingsError if packages are missing, and for a model behind frozen backbones."""
     card = trained.card
     if card.backbones:
         raise SettingsError(f"--onnx: {card.site}'s model has frozen backbones in front of it, which are not exported")

@@ -27,25 +27,18 @@ from protofl_common.tools import UNKNOWN_SHARE
 
 @dataclass(frozen=True)
 class Prediction:
-    label: int
-    """Index of the class."""
+    label: int  # index of the class
     name: str
-    """Its name."""
     probability: float
-    nearest: str | None = None
-    """Class of the nearest prototype, which the head need not agree with; None without prototypes."""
-    distance: float | None = None
-    """From it."""
-    unknown: bool = False
-    """Farther from every prototype than the samples of the site are."""
+    nearest: str | None = None  # class of the nearest prototype, with which the head need not agree
+    distance: float | None = None  # from it
+    unknown: bool = False  # farther from every prototype than the samples of the site are
 
 
 @dataclass(frozen=True)
 class Outputs:
-    logits_NC: Tensor
-    """Of the head."""
-    distances_NP: Tensor | None
-    """From each prototype."""
+    logits_NC: Tensor  # of the head
+    distances_NP: Tensor | None  # from each prototype
 
 
 class Predictor:

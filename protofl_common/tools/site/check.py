@@ -38,8 +38,7 @@ FEW_DAYS, FEW_BYTES = 30, 2**30  # of a certificate that is left, and of a disk 
 def findings(options: argparse.Namespace, node: Mapping[str, Scalar], asked: Mapping[str, Scalar]) -> list[Finding]:
     """List the findings, worst first; nothing is written.
 
-    ``options`` are those of the SuperNode, ``asked`` the settings of a run that this site should take part in: its data
-    are then read as that run would have them read.
+    ``options`` are the SuperNode's; data are read as a run with the settings ``asked`` would have them read.
     """
     found = [*_code_and_user(), *_network(options)]
     try:

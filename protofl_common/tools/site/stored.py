@@ -16,8 +16,7 @@ from protofl_common.tools.findings import existing
 from protofl_common.tools.site.node import site_folders
 
 CACHES = "caches/"  # what decoded data and features are called beside the names of runs, which have no slash
-_ENTRY = re.compile(r".+-[0-9a-f]{16}(\.\w+)*")
-"""Names in a cache folder; whatever else lies there is not ours to remove."""
+_ENTRY = re.compile(r".+-[0-9a-f]{16}(\.\w+)*")  # in a cache folder; whatever else lies there is not ours to remove
 
 
 class Stored(NamedTuple):

@@ -72,8 +72,7 @@ class Pauses:
     """
 
     def __init__(self) -> None:
-        self.usual, self.since = 0.0, 0.0
-        """What Flower would sleep, which says what it waits for, and since when it does."""
+        self.usual, self.since = 0.0, 0.0  # what Flower would sleep, which says what it waits for; since when
 
     def __call__(self, usual: float) -> None:
         now = time.monotonic()

@@ -56,10 +56,7 @@ class Runs:
 
 
 def launcher(resources: Callable[[Federation], Federation]) -> Launch:
-    """Return what runs one; ``resources`` says what a client gets of this machine.
-
-    The log of each run is in ``logs/NAME.log`` beside the runs.
-    """
+    """Return what runs one, with a log in ``logs/NAME.log``; ``resources``: what a client gets of this machine."""
 
     def launch(run: Run, folder: Path, resume: bool, on_round: Callable[[int], None]) -> str:
         from protofl_common.tools.local import attempt  # PyTorch and Flower, two seconds

@@ -60,8 +60,7 @@ class Cell:
     figure: Figure
     runs: dict[int, Run]
     skipped: str = ""
-    spaces: dict[str, Any] = field(default_factory=dict)
-    """What ``--search`` looks for: setting -> choices, or a range (`spec`)."""
+    spaces: dict[str, Any] = field(default_factory=dict)  # of ``--search``: setting -> choices, or a range (`spec`)
     found: Found | None = None  # what it has found; the runs are of these settings
 
     def runs_with(self, settings: dict[str, Scalar], seeds: Iterable[int]) -> dict[int, Run]:
