@@ -24,15 +24,11 @@ PATIENCE = 10.0  # seconds
 
 
 class Shown(NamedTuple):
-    """At one address."""
-
     days: int | None  # until the certificate ends; None without TLS
     ahead: float  # seconds that this machine's clock is ahead of its
 
 
 class Federation(NamedTuple):
-    """The answers of a SuperLink."""
-
     nodes: list[NodeInfo]
     submissions: list[Run]  # the latest first
     shown: Shown

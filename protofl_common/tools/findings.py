@@ -12,8 +12,6 @@ LEVELS = (WRONG, WARNING, FACT)
 
 @dataclass(frozen=True)
 class Finding:
-    """A finding, and what to do about it."""
-
     level: str
     topic: str
     text: str
@@ -21,7 +19,6 @@ class Finding:
 
 
 def worst_first(found: Iterable[Finding]) -> list[Finding]:
-    """Sort them by level, those of a level as they come."""
     return sorted(found, key=lambda one: LEVELS.index(one.level))
 
 
@@ -38,5 +35,4 @@ def show(command: str, found: Iterable[Finding], as_json: bool) -> int:
 
 
 def existing(path: Path) -> Path:
-    """``path``, or what exists nearest above it."""
     return next(one for one in (path.absolute(), *path.absolute().parents) if one.exists())

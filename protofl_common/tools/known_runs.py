@@ -21,8 +21,6 @@ HEAVY = ("clients", CHECKPOINTS)  # what a finished run can do without: the clie
 
 @dataclass
 class KnownSite:
-    """Facts of a site in a run."""
-
     node: int
     last: int = 0  # the round of its last valid reply; 0: none
     trouble: dict[str, int] = field(default_factory=dict)  # kind of trouble -> how often
@@ -39,12 +37,10 @@ class KnownRun(RunFolder):
 
     @property
     def finished(self) -> bool:
-        """Return whether it has made its final evaluation."""
         return self.summary() is not None
 
     @property
     def goes_on(self) -> bool:
-        """Return whether a process is at work on it."""
         with suppress(Timeout), FileLock(self.lock, timeout=0) if self.lock.exists() else nullcontext():
             return False
         return True
@@ -60,7 +56,6 @@ class KnownRun(RunFolder):
         return max((int(path.stem) for path in self._checkpoints()), default=0), int(wanted)
 
     def settings(self) -> dict[str, Any]:
-        """{} where they cannot be read."""
         try:
             return flatten(tomllib.loads((self.path / SETTINGS).read_text(encoding="utf-8")))
         except (OSError, ValueError):

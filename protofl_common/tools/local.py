@@ -34,8 +34,7 @@ from protofl_common.experiment.settings import app_folder
 
 Values = Mapping[str, Scalar]
 PR_SET_PDEATHSIG = 1  # Linux: the signal that a process gets when its parent has died
-CPUS, GPUS = "client-resources-num-cpus", "client-resources-num-gpus"
-"""Flower's names for what a simulated client gets of a machine."""
+CPUS, GPUS = "client-resources-num-cpus", "client-resources-num-gpus"  # Flower's names
 MEGABYTES = 3000
 """Of a GPU's free memory for each client at work: 500 are CUDA's own, the rest do for a ResNet on small images."""
 AT_MOST = 8  # clients at a time on one GPU: it has enough to do then
@@ -57,11 +56,9 @@ class LocalGrid(Grid):
 
     @property
     def run(self) -> Any:
-        """None: Flower knows nothing of this run."""
         return None
 
     def create_message(self, *args: Any, **kwargs: Any) -> Message:
-        """Raise: Flower's former way to make a message."""
         raise NotImplementedError
 
     def get_node_ids(self) -> Iterable[int]:
@@ -189,10 +186,7 @@ def with_halves() -> None:
 
 
 def attempt(run_config: Values, federation: Values, on_line: Callable[[str], None]) -> tuple[Path | None, str]:
-    """Run a federation and return the folder of its results, or None and why it failed, which its lines say too.
-
-    ``federation``: Flower's federation config.
-    """
+    """Run a federation of Flower's config; the folder of its results, or None and why it failed."""
     with_halves()
     from server_app.app import EXPECTED
 

@@ -37,7 +37,6 @@ class Run:
 
     @property
     def summary(self) -> Summary:
-        """Return what ``summary.json`` holds."""
         return RunFolder(self.folder).finished_summary()
 
     @property

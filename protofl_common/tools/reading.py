@@ -26,8 +26,6 @@ Add = Callable[[Sequence[Row]], None]
 
 
 class Samples(NamedTuple):
-    """Read one file, or several."""
-
     names: list[str]  # of each: an image's file, or ``FILE:ROW``
     inputs: Inputs | None  # [N, …]; None where no file could be read
     problems: dict[str, str]  # file that could not be read -> why
@@ -52,7 +50,6 @@ def _joined(parts: list[Samples]) -> Samples:
 
 
 def _read(file: Path, shape: tuple[int, ...], kind: str, fast: bool) -> Samples:
-    """The samples of a file, or why there are none: image files have one, others one a row."""
     name = os.fsencode(file).decode(errors="backslashreplace")  # a name need not be text
     try:
         if kind == "uint8" and file.suffix not in ARRAYS:
@@ -85,16 +82,14 @@ def _rows(file: Path, shape: tuple[int, ...], kind: str) -> Inputs:
 
 
 def _grey(colour: Images) -> Images:
-    """[3, H, W] -> [1, H, W]; a grey file stays as it is."""
     return np.asarray(Image.fromarray(colour.transpose(1, 2, 0)).convert("L"))[None]
 
 
 @contextmanager
 def rows_file(path: Path) -> Iterator[Add]:
-    """Yield a function for rows of equal columns, at least one. In the end, but for an error, they replace ``path``.
+    """Yield a function for rows of equal columns; in the end they replace ``path``, but for an error.
 
-    SettingsError for a name that ends in neither ``.csv`` nor ``.parquet``, and where a package or the folder is
-    missing.
+    SettingsError for a wrong suffix, and where a package or the folder is missing.
     """
     if path.suffix not in (".csv", ".parquet"):
         raise SettingsError(f"--out {path}: must end in .csv or .parquet")

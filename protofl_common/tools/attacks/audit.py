@@ -39,11 +39,9 @@ from protofl_common.tools.attacks.membership import Candidates, Floats, finding
 from protofl_common.tools.inference.predictor import Predictor
 from protofl_common.wire.schema import Moments, weights_in
 
-SIZES = {"1 to 3": (1, 3), "4 to 9": (4, 9), "10 and more": (10, 10**9), "all": (1, 10**9)}
-"""Training samples of a class -> the bounds."""
+SIZES = {"1 to 3": (1, 3), "4 to 9": (4, 9), "10 and more": (10, 10**9), "all": (1, 10**9)}  # of training samples
 Scored = tuple[str, int, Candidates]  # attack, training samples of the class, scores
-MOST_INVERTED, MOST_SHOWN = 20, 12
-"""Prototypes of a client that are inverted, those of the smallest classes first; images on the page."""
+MOST_INVERTED, MOST_SHOWN = 20, 12  # prototypes of a client, of its smallest classes; images on the page
 
 
 class Inverted(NamedTuple):
@@ -53,16 +51,13 @@ class Inverted(NamedTuple):
     label: int
     samples: int  # training samples of the class
     candidates: Candidates  # their scores are correlations with the image
-    images: Images
-    """[3, channels, H, W]: the one made, and the training sample and the test sample of its class most like it."""
+    images: Images  # [3, channels, H, W]: the one made, the training and the test sample of its class most like it
 
 
 def audit(folder: Path, invert: bool = False) -> list[dict[str, Any]]:
-    """Attack the run in ``folder``, a finished simulation; the findings, which are left there for its page.
+    """Attack the finished simulation in ``folder``; the findings stay there for its page.
 
-    ``invert``: with images made from the prototypes, which takes seconds to minutes for each client.
-
-    SettingsError where its clients' models or data are not here, or there is nothing to ``invert``.
+    ``invert``: with images made from the prototypes. SettingsError where models, data or prototypes are not here.
     """
     run = Run(folder)
     settings = Settings.from_run_config(default_run_config() | run.settings)
@@ -94,7 +89,6 @@ def audit(folder: Path, invert: bool = False) -> list[dict[str, Any]]:
 
 
 def _similarity(images: Iterator[Inverted]) -> dict[str, float]:
-    """Mean correlations with training samples and with test samples."""
     pairs = [(one.candidates.members.mean(), one.candidates.others.mean()) for one in images]
     members, others = np.mean([pair for pair in pairs if np.isfinite(pair).all()], axis=0)
     return {"similarity": float(members), "similarity_of_others": float(others)}
@@ -111,7 +105,6 @@ def _keep(shown: list[Inverted], file: Path) -> None:
 def _of_site(
     run: Run, settings: Settings, folder: Path, number: int, site: str
 ) -> tuple[ClientData, Predictor, Prototypes | None]:
-    """Its data, its model, and what it sent."""
     file = folder / "clients" / site / WEIGHTS
     if site != f"site-{number}" or not file.exists():
         raise SettingsError(f"{file}: no model of the client; give a finished simulation with all its clients")

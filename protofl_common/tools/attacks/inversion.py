@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-BEGINNINGS, STEPS, RATE, SMOOTHNESS = 3, 300, 0.1, 0.2
-"""Of the descent; SMOOTHNESS is w."""
+BEGINNINGS, STEPS, RATE, SMOOTHNESS = 3, 300, 0.1, 0.2  # of the descent; SMOOTHNESS is w
 
 
 def inverted(
@@ -33,9 +32,8 @@ def inverted(
         optimizer = torch.optim.Adam([logits], lr=RATE)
         for _ in range(STEPS):
             optimizer.zero_grad()
-            loss_P = _misfit(features(logits.sigmoid()), sent_PD, similarity) + SMOOTHNESS * _variation(
-                logits.sigmoid()
-            )
+            images = logits.sigmoid()
+            loss_P = _misfit(features(images), sent_PD, similarity) + SMOOTHNESS * _variation(images)
             loss_P.sum().backward()
             optimizer.step()
         better = loss_P.detach() < least_P

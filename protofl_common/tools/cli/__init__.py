@@ -15,7 +15,7 @@ from protofl_common.basics.text import names_in
 from protofl_common.config.options import SettingsError
 from protofl_common.config.python_names import allow
 
-COMMANDS = {
+COMMANDS = {  # name of each file beside this one -> what it does
     "run": "one federation, simulated on this machine",
     "list": "algorithms, data sets, partitions, models that the settings can name",
     "table": "a matrix of runs: a paper's table rebuilt, or a comparison of your own",
@@ -29,7 +29,6 @@ COMMANDS = {
     "status": "a federation of separate machines: who is online, who submitted what, what went wrong",
     "site": "a machine with data of its own: its SuperNode, with code that its operator chose",
 }
-"""The name of each file beside this one, and what it does."""
 STOPPED = 130  # exit status after Ctrl-C, as shells have it
 
 

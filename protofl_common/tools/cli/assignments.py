@@ -19,7 +19,6 @@ def add_allow_python(parser: argparse.ArgumentParser, source: str) -> None:
 
 
 def declared_types() -> dict[str, type]:
-    """Every run-config key with its type, which its default has."""
     return {key: type(value) for key, value in default_run_config().items()}
 
 
@@ -58,5 +57,4 @@ def typed(text: str, wanted: type) -> Scalar:
 
 
 def _unquoted(text: str) -> str:
-    """Without the quotes that Flower's own syntax asks for."""
     return text[1:-1] if len(text) > 1 and text[0] == text[-1] and text[0] in "\"'" else text

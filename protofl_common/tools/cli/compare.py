@@ -75,9 +75,8 @@ def act(arguments: argparse.Namespace) -> int:
         if extra := len(folders) - sum(len(group.runs) for group in groups):
             print(f"{extra} runs repeat another with the same settings and seed; each such run counts once.")
         if len(groups) > 2:
-            print(
-                f"p is of each comparison alone; with {len(groups) - 1} of them, small ones come by chance more often."
-            )
+            others = len(groups) - 1
+            print(f"p is of each comparison alone; with {others} of them, small ones come by chance more often.")
     if arguments.csv:
         write_text(arguments.csv, as_csv(_csv_rows(groups)))
     if arguments.figure:

@@ -59,8 +59,7 @@ def act(arguments: argparse.Namespace) -> int:
     return show("doctor", (one for check in CHECKS for one in _safely(check, arguments)), arguments.json)
 
 
-Found = Iterator[tuple[str, str, str]]
-"""Level, text, and the cure, which a fact does not have."""
+Found = Iterator[tuple[str, str, str]]  # level, text, and the cure, which a fact does not have
 
 
 def _safely(check: Callable[[argparse.Namespace], Found], asked: argparse.Namespace) -> list[Finding]:

@@ -81,7 +81,6 @@ def _run(named: Path) -> Path:
 
 
 def _where(run: Path) -> str:
-    """Say where the models of ``run`` are, which has none."""
     summary = RunFolder(run).summary()
     if summary is None:
         return "give the folder of a finished run (it has clients/)"
@@ -94,7 +93,6 @@ def _where(run: Path) -> str:
 
 
 def models_in(run: Path, name: str = WEIGHTS) -> dict[str, Path]:
-    """Site -> the file of its trained model; SettingsError where there is none."""
     if files := {file.parent.name: file for file in run.glob(f"clients/*/{name}")}:
         return files
     if name != WEIGHTS and any(run.glob(f"clients/*/{WEIGHTS}")):

@@ -130,7 +130,6 @@ def _of_a_run(arguments: argparse.Namespace) -> int:
 
 
 def _rows_of(file: Path, settings: Settings, clients: int, device: str) -> list[Row]:
-    """The rows of a client, whose model is in ``file``."""
     from protofl_common.models.trained import TrainedModel
     from protofl_common.tools.inference.predictor import Predictor
 
@@ -178,7 +177,6 @@ def _one_line(text: str) -> str:
 
 
 def _files(given: list[Path]) -> list[Path]:
-    """The files, and those in the folders."""
     from protofl_common.data.images import image_files
 
     files: list[Path] = []

@@ -18,8 +18,6 @@ DEFAULT_FEDERATION: dict[str, Scalar] = {"num-supernodes": 10, "client-resources
 
 
 class Recipe(NamedTuple):
-    """One paper setting."""
-
     settings: dict[str, Scalar]  # its keys, flat
     federation: dict[str, Scalar]  # what ``--federation-config`` holds in the comment that says how to run it
 

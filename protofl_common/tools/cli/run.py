@@ -29,8 +29,7 @@ from protofl_common.tools.cli.assignments import add_allow_python, read_assignme
 from protofl_common.tools.cli.recipes import read_recipe
 from protofl_common.tools.cli.screen import Screen
 
-NEXT = "protofl run dataset=image-folder data-dir=FOLDER"
-"""What to type after a run: the own images, in a folder for each class."""
+NEXT = "protofl run dataset=image-folder data-dir=FOLDER"  # what to type after a run: the own images
 _CLIENTS = "number of clients (the recipe's, else 10, or as many as your data name for partition=natural)"
 
 
@@ -67,12 +66,9 @@ def with_resources(
         problems.append(f"--gpus {arguments.gpus}: must be at least 0")
     if problems:
         raise SettingsError("\n".join(problems))
-    said = {
-        "num-supernodes": clients,
-        "client-resources-num-cpus": arguments.cpus,
-        "client-resources-num-gpus": arguments.gpus,
-    }
-    return federation | {key: value for key, value in said.items() if value is not None}
+    names = ("num-supernodes", "client-resources-num-cpus", "client-resources-num-gpus")
+    given = zip(names, (clients, arguments.cpus, arguments.gpus), strict=True)
+    return federation | {key: value for key, value in given if value is not None}
 
 
 def act(arguments: argparse.Namespace) -> int:

@@ -79,7 +79,6 @@ def _as_dict(run: KnownRun) -> dict[str, Any]:
 
 
 def _table(runs: list[KnownRun]) -> Table:
-    """Describe the run and its progress, with a line for each way to predict."""
     table = Table("run", "final", "best", box=SIMPLE, pad_edge=False, caption=NOTE, caption_justify="left")
     for known in runs:
         run = _as_dict(known)

@@ -36,7 +36,6 @@ def describe(parser: argparse.ArgumentParser) -> None:
 
 
 def parse(parser: argparse.ArgumentParser, arguments: list[str]) -> argparse.Namespace:
-    """Read the command line; ``supernode`` gets what this command does not know."""
     known, rest = parser.parse_known_args(arguments)
     return argparse.Namespace(**vars(known), supernode=rest)
 
@@ -50,7 +49,6 @@ def act(arguments: argparse.Namespace) -> int:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Be the SuperNode, and have the executor work for it."""
     from protofl_common.tools.site.check import wrong_on_the_way
     from protofl_common.tools.site.node import site_settings
     from protofl_common.tools.site.supernode import start
@@ -66,7 +64,6 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def check(arguments: argparse.Namespace) -> int:
-    """Print what there is to say of this machine, worst first; 1 if something is wrong."""
     from protofl_common.tools.findings import show
     from protofl_common.tools.site.check import findings
 

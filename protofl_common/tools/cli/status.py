@@ -50,7 +50,6 @@ def number_of(name: str, federation: Federation, runs: list[KnownRun]) -> int:
 
 
 def lines(federation: Federation, runs: list[KnownRun]) -> Iterator[str]:
-    """For people."""
     sites = _latest(runs)
     for name, node, state in _sites(federation, sites):
         site = sites.get(name)
@@ -72,7 +71,6 @@ def lines(federation: Federation, runs: list[KnownRun]) -> Iterator[str]:
 
 
 def metrics(federation: Federation, runs: list[KnownRun]) -> Iterator[str]:
-    """For Prometheus."""
     sites = _latest(runs)
     for name, node, state in _sites(federation, sites):
         yield _sample("site_online", int(state == "online"), site=name, node=node)

@@ -59,7 +59,6 @@ def describe(parser: argparse.ArgumentParser) -> None:
 
 
 def act(arguments: argparse.Namespace) -> int:
-    """0 when no run has failed, else 1."""
     files = [word for word in arguments.what if word.endswith((".yaml", ".yml"))]
     overrides = read_assignments(word for word in arguments.what if word not in files)
     if not files:
@@ -181,7 +180,6 @@ def _planned(cell: Cell, cells: list[Cell], runs: Runs) -> tuple[str, ...]:
 
 
 def _one(run: Run, runs: Runs, *, launch: Launch, progress: Progress) -> bool:
-    """One run with a bar of its rounds, or, off a terminal, a line at its end; False: it was finished before."""
     if runs.finished(run):
         return False
     bar = progress.add_task(f"  {run.name}", total=run.settings.run.rounds)

@@ -27,16 +27,8 @@ def model_card(trained: TrainedModel, unknown_above: float, summary: Summary | N
         "classes": f"{len(card.classes)}: {', '.join(card.classes)}",
         **(_of_run(summary) if summary else {}),
     }
-    return "\n".join(
-        [
-            f"# A model of {card.site}",
-            "",
-            *_table(facts),
-            "",
-            *_use(card, unknown_above),
-            *_figures(card, unknown_above, summary),
-        ]
-    )
+    head = [f"# A model of {card.site}", "", *_table(facts), ""]
+    return "\n".join([*head, *_use(card, unknown_above), *_figures(card, unknown_above, summary)])
 
 
 def _of_run(summary: Summary) -> dict[str, str]:

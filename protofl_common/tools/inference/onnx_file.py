@@ -20,8 +20,6 @@ OPSET = 18
 
 
 class _Whole(nn.Module):
-    """From inputs to logits and distances."""
-
     def __init__(self, trained: TrainedModel) -> None:
         super().__init__()
         self.model, self.prototypes, self.similarity = trained.build(), trained.prototypes, trained.card.similarity
@@ -46,11 +44,7 @@ class _Whole(nn.Module):
 
 
 def write_onnx(trained: TrainedModel, file: Path) -> None:
-    """Write the model.
-
-    SettingsError if the packages for it are missing, and for a model behind frozen backbones, which ONNX files do not
-    carry.
-    """
+    """Write the model; SettingsError if packages are missing, and for a model behind frozen backbones."""
     card = trained.card
     if card.backbones:
         raise SettingsError(f"--onnx: {card.site}'s model has frozen backbones in front of it, which are not exported")

@@ -27,29 +27,18 @@ from protofl_common.tools import UNKNOWN_SHARE
 
 @dataclass(frozen=True)
 class Prediction:
-    """The prediction for a sample."""
-
-    label: int
-    """Index of the class."""
+    label: int  # index of the class
     name: str
-    """Its name."""
     probability: float
-    nearest: str | None = None
-    """Class of the nearest prototype, which the head need not agree with; None without prototypes."""
-    distance: float | None = None
-    """From it."""
-    unknown: bool = False
-    """Farther from every prototype than the samples of the site are."""
+    nearest: str | None = None  # class of the nearest prototype, with which the head need not agree
+    distance: float | None = None  # from it
+    unknown: bool = False  # farther from every prototype than the samples of the site are
 
 
 @dataclass(frozen=True)
 class Outputs:
-    """Predictions for N samples, on the CPU."""
-
-    logits_NC: Tensor
-    """Of the head."""
-    distances_NP: Tensor | None
-    """From each prototype."""
+    logits_NC: Tensor  # of the head
+    distances_NP: Tensor | None  # from each prototype
 
 
 class Predictor:
@@ -95,7 +84,6 @@ class Predictor:
 
     @property
     def inferences(self) -> tuple[str, ...]:
-        """The ways in which this model can predict."""
         able = KINDS if self.prototypes is not None else ("head",)
         return tuple(way for way in able if way in self.card.accuracy)
 
@@ -134,7 +122,6 @@ class Predictor:
 
     @torch.inference_mode()
     def outputs(self, inputs: Inputs) -> Outputs:
-        """Logits and distances of a batch."""
         features, prototypes = self.model.body(self.values(inputs)), self.prototypes
         distances_NP = None if prototypes is None else distances(features, prototypes, self.card.similarity).cpu()
         return Outputs(self.model.head(features).cpu(), distances_NP)

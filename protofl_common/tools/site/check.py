@@ -38,8 +38,7 @@ FEW_DAYS, FEW_BYTES = 30, 2**30  # of a certificate that is left, and of a disk 
 def findings(options: argparse.Namespace, node: Mapping[str, Scalar], asked: Mapping[str, Scalar]) -> list[Finding]:
     """List the findings, worst first; nothing is written.
 
-    ``options`` are those of the SuperNode, ``asked`` the settings of a run that this site should take part in: its data
-    are then read as that run would have them read.
+    ``options`` are the SuperNode's; data are read as a run with the settings ``asked`` would have them read.
     """
     found = [*_code_and_user(), *_network(options)]
     try:
@@ -53,7 +52,6 @@ def findings(options: argparse.Namespace, node: Mapping[str, Scalar], asked: Map
 
 
 def wrong_on_the_way(options: argparse.Namespace) -> list[Finding]:
-    """Find what would have the SuperLink refuse this site, or this site the SuperLink."""
     return [one for one in _network(options) if one.level == WRONG]
 
 
@@ -78,7 +76,6 @@ def _network(options: argparse.Namespace) -> Iterator[Finding]:
 
 
 def _superlink(address: str, root_certificates: str) -> Iterator[Finding]:
-    """Check that it answers, and that neither its certificate nor this machine's clock stands in the way."""
     try:
         shown = shown_by(address, os.path.expanduser(root_certificates))
     except ssl.SSLCertVerificationError as error:
@@ -115,7 +112,6 @@ def _key(path: Path) -> Finding:
 
 
 def _folders(node: Mapping[str, Scalar]) -> Iterator[Finding]:
-    """List what a run reads and writes; `Path` of each as the client resolves it."""
     if data := str(node.get("data-dir", "")):
         yield from _folder("reads", "data-dir", Path(data).expanduser(), others=0o007)
         if "partition-id" in node:
@@ -130,7 +126,6 @@ def _folders(node: Mapping[str, Scalar]) -> Iterator[Finding]:
 
 
 def _folder(topic: str, key: str, folder: Path, others: int) -> Iterator[Finding]:
-    """One folder: whether it can be used, who else may look in (``others``: their bits), and the space."""
     there, name, writes = existing(folder), f"{key} {folder.absolute()}", topic == "writes"
     mode = stat.S_IMODE(there.stat().st_mode)
     if not writes and there != folder.absolute():
@@ -162,7 +157,6 @@ def _permissions(node: Mapping[str, Scalar]) -> Iterator[Finding]:
 
 
 def _protections(settings: Settings) -> Finding:
-    """List what acts on a message of a run with these settings, in order."""
     from client_app.protections import PROTECTIONS
 
     acting = [kind.name for kind in PROTECTIONS if kind.acts(settings, is_site=True)]
@@ -171,7 +165,6 @@ def _protections(settings: Settings) -> Finding:
 
 
 def _algorithms(node: Mapping[str, Scalar]) -> Iterator[Finding]:
-    """List what may leave this machine, by the catalog's declarations."""
     names = names_in(allowed_by(node)["allow-algorithms"])
     chosen = CATALOG if "all" in names else {name: CATALOG[name] for name in names if name in CATALOG}
     by_upload: dict[str, list[str]] = {}
@@ -195,7 +188,6 @@ def _algorithms(node: Mapping[str, Scalar]) -> Iterator[Finding]:
 
 
 def _device(node: Mapping[str, Scalar]) -> Iterator[Finding]:
-    """Return whether PyTorch can use it, where the node config names one."""
     if name := str(node.get("device", "")):
         try:
             open_device(name, "fp32")

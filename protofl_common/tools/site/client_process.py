@@ -34,7 +34,6 @@ def installed_code(app: str) -> Callable[..., Handler]:
 
 
 def handle(app: str, arguments: list[str]) -> None:
-    """Handle the message that the arguments of ``flwr-clientapp`` name, and exit."""
     sys.argv[1:] = arguments
     ours: dict[str, Any] = {
         "install_from_fab": lambda *_, **__: None,

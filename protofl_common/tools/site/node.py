@@ -13,13 +13,7 @@ from protofl_common.config.options import Scalar, SettingsError, unknown_keys
 from protofl_common.data.store import cache_root
 from protofl_common.experiment.catalog import CATALOG
 from protofl_common.experiment.node import LIMITED, allowed_by, has_own_data, is_site, required_dp
-from protofl_common.experiment.settings import (
-    NODE_KEYS,
-    SITE_FOLDERS,
-    WITH_SECAGG,
-    Settings,
-    default_run_config,
-)
+from protofl_common.experiment.settings import NODE_KEYS, SITE_FOLDERS, WITH_SECAGG, Settings, default_run_config
 
 
 def supernode_options(words: list[str]) -> argparse.Namespace:

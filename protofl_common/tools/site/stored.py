@@ -16,13 +16,10 @@ from protofl_common.tools.findings import existing
 from protofl_common.tools.site.node import site_folders
 
 CACHES = "caches/"  # what decoded data and features are called beside the names of runs, which have no slash
-_ENTRY = re.compile(r".+-[0-9a-f]{16}(\.\w+)*")
-"""Names in a cache folder; whatever else lies there is not ours to remove."""
+_ENTRY = re.compile(r".+-[0-9a-f]{16}(\.\w+)*")  # in a cache folder; whatever else lies there is not ours to remove
 
 
 class Stored(NamedTuple):
-    """Files of one run, or of the caches."""
-
     name: str
     paths: tuple[Path, ...]
 
@@ -92,7 +89,6 @@ def _blank_secrets(folder: Path) -> None:
 
 
 def free_space(node: Mapping[str, Scalar]) -> Iterator[str]:
-    """Describe the disk of each folder in a line."""
     for key, folder in zip(("state-dir", "cache-dir"), site_folders(node), strict=True):
         yield f"{key} {folder.absolute()}: {shutil.disk_usage(existing(folder)).free / 1e9:.1f} GB free"
 

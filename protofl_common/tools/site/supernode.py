@@ -72,11 +72,9 @@ class Pauses:
     """
 
     def __init__(self) -> None:
-        self.usual, self.since = 0.0, 0.0
-        """What Flower would sleep, which says what it waits for, and since when it does."""
+        self.usual, self.since = 0.0, 0.0  # what Flower would sleep, which says what it waits for; since when
 
     def __call__(self, usual: float) -> None:
-        """Sleep in the place of ``usual`` seconds."""
         now = time.monotonic()
         if usual != self.usual:
             self.usual, self.since = usual, now
@@ -84,7 +82,6 @@ class Pauses:
 
 
 def _pipe_with(secret: bytes) -> str:
-    """The name of a pipe from which this process reads ``secret`` once."""
     reading, writing = os.pipe()
     os.write(writing, secret)
     os.close(writing)
@@ -121,7 +118,6 @@ class Executor(SubprocessExecutor):
 
 
 def execute() -> None:
-    """Be the executor, until the SuperNode ends."""
     address, method, supernode = sys.argv[1:]
     os.environ.setdefault("FLWR_SUPEREXEC_TASK_POLL_INTERVAL", "0.1")
     secret = sys.stdin.buffer.read()

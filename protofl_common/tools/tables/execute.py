@@ -34,7 +34,6 @@ class Runs:
         return run.finished(self.folder_of(run))
 
     def execute(self, run: Run, launch: Launch, on_round: Callable[[int], None]) -> None:
-        """Run it, unless it is finished; a failure is running in `failed`."""
         if self.finished(run):
             return
         folder = self.folder_of(run)
@@ -56,10 +55,7 @@ class Runs:
 
 
 def launcher(resources: Callable[[Federation], Federation]) -> Launch:
-    """Return what runs one; ``resources`` says what a client gets of this machine.
-
-    The log of each run is in ``logs/NAME.log`` beside the runs.
-    """
+    """Return what runs one, with a log in ``logs/NAME.log``; ``resources``: what a client gets of this machine."""
 
     def launch(run: Run, folder: Path, resume: bool, on_round: Callable[[int], None]) -> str:
         from protofl_common.tools.local import attempt  # PyTorch and Flower, two seconds

@@ -101,7 +101,6 @@ class Figure:
         return [best] if best else []
 
     def _accuracy(self, row: RoundRow, domains: dict[str, str]) -> float:
-        """In percent, if it is one."""
         clients = row["clients"]
         if not any(map(_figures, clients.values())):
             return self._over_samples(row)
@@ -141,7 +140,6 @@ def _evaluated(row: RoundRow) -> set[str]:
 
 
 def _figures(client: ClientRow) -> dict[str, float]:
-    """Accuracies in percent, metrics as they are."""
     found = {**client["accuracy"], **client.get("metrics", {})}
     found |= {f"validation/{name}": value for name, value in client.get("validation", {}).items()}
     return {name: value * (100 if name.removeprefix("validation/") in KINDS else 1) for name, value in found.items()}

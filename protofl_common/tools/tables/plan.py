@@ -60,12 +60,10 @@ class Cell:
     figure: Figure
     runs: dict[int, Run]
     skipped: str = ""
-    spaces: dict[str, Any] = field(default_factory=dict)
-    """What ``--search`` looks for: setting -> choices, or a range (`spec`)."""
+    spaces: dict[str, Any] = field(default_factory=dict)  # of ``--search``: setting -> choices, or a range (`spec`)
     found: Found | None = None  # what it has found; the runs are of these settings
 
     def runs_with(self, settings: dict[str, Scalar], seeds: Iterable[int]) -> dict[int, Run]:
-        """The cell's runs with other settings, of these seeds; SettingsError for wrong ones."""
         one = next(iter(self.runs.values()))
         return {seed: _run(one.config | settings | {"seed": seed}, one.federation, "") for seed in seeds}
 

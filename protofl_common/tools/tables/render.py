@@ -30,8 +30,7 @@ class Result:
     figure: str
     decimals: int = 2
     found: Found | None = None
-    division: object = None
-    """Of the data among how many clients, but for the seed: results of another one are not paired."""
+    division: object = None  # of the data among how many clients: results of another one are not paired
 
     @property
     def numbers(self) -> list[float]:

@@ -151,7 +151,6 @@ def _problems(cell: Cell) -> Iterator[str]:
 
 
 def _ends(space: Any) -> Iterable[Scalar]:
-    """The values that a setting must be able to take; those of a range lie between them."""
     values: list[Scalar] = space if isinstance(space, list) else next(iter(space.values()))
     return values
 
@@ -174,7 +173,6 @@ def _distribution(key: str, space: Any) -> Any:
 
 
 def _rounded(value: Scalar, space: Any) -> Scalar:
-    """A number of `DIGITS` digits, inside its range."""
     if not isinstance(value, float) or isinstance(space, list) or not math.isfinite(value):
         return value
     low, high = map(float, _ends(space))

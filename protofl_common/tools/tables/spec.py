@@ -58,7 +58,7 @@ def _is_dictionary(value: Any) -> bool:
     return isinstance(value, dict)
 
 
-SHAPES: dict[str, tuple[Callable[[Any], bool], str]] = {
+SHAPES: dict[str, tuple[Callable[[Any], bool], str]] = {  # key -> whether a value is right, and what it must be
     **dict.fromkeys(("settings", "figure", "search", "grid"), (_is_dictionary, "key: value pairs")),
     **dict.fromkeys(("columns", "rows"), (_is_dictionary, "a name and what it holds for each, NAME: {…}")),
     **dict.fromkeys(("seeds", "trial-seeds"), (_is_list_of_whole_numbers, "a list of whole numbers, at least 0")),
@@ -67,15 +67,13 @@ SHAPES: dict[str, tuple[Callable[[Any], bool], str]] = {
     ),
     "paper": (lambda value: isinstance(value, list | dict), "a number for each column, [1.0, …]"),
 }
-"""Key -> whether a value is right, and what it must be."""
-AMONG: dict[str, tuple[Callable[[Any], bool], str]] = {
+AMONG: dict[str, tuple[Callable[[Any], bool], str]] = {  # the same of each setting in it
     "grid": (lambda value: isinstance(value, list) and bool(value), "a list of values"),
     "search": (
         lambda value: _is_range(value) or (isinstance(value, list) and bool(value)),
         "a list of values, {log: [LOW, HIGH]} or {range: [LOW, HIGH]}",
     ),
 }
-"""The same of each setting in it."""
 
 
 @dataclass(frozen=True)
@@ -89,8 +87,6 @@ class Part:
 
 @dataclass(frozen=True)
 class Row:
-    """A row; ``part`` is None where nothing runs."""
-
     part: Part | None
     paper: dict[str, str]
     minus: tuple[str, str] | None = None
@@ -205,7 +201,6 @@ def _wrong_shapes(content: dict[str, Any]) -> Iterator[str]:
 
 
 def _problems(content: dict[str, Any]) -> Iterator[str]:
-    """A line for each thing that does not fit to another."""
     yield from (f"{key}: missing" for key in ("title", "rows") if not content.get(key))
     columns, rows, seeds = content["columns"], content.get("rows", {}), content.get("seeds", [1])
     if set(trial_seeds := content.get("trial-seeds", list(TRIAL_SEEDS))) & set(seeds):
@@ -218,12 +213,9 @@ def _problems(content: dict[str, Any]) -> Iterator[str]:
             yield f"row {name}: paper has {len(numbers)} numbers for {len(columns)} columns"
         if isinstance(numbers, dict):
             yield from (f"row {name}: paper: no column {column!r}" for column in numbers if column not in columns)
-        there = [
-            other for other, _ in _spread({one: rows[one] for one in rows if one != name and _runs(rows[one] or {})})
-        ]
-        if minus is not None and not (
-            isinstance(minus, list) and len(minus) == 2 and all(one in there for one in minus)
-        ):
+        there = [*dict(_spread({one: rows[one] for one in rows if one != name and _runs(rows[one] or {})}))]
+        is_pair = isinstance(minus, list) and len(minus) == 2 and all(one in there for one in minus)
+        if minus is not None and not is_pair:
             yield f"row {name}: minus = {minus!r}: must be two of {', '.join(map(str, there))}"
     names = [name for name, _ in _spread(rows)]
     if (against := content.get("against")) and against not in names:
