@@ -1,6 +1,7 @@
 """Figures over clients, and sizes of things."""
 
 import math
+import statistics
 from collections.abc import Sequence
 from typing import Literal
 
@@ -17,16 +18,13 @@ def over_clients(accuracies: Sequence[float], test_samples: Sequence[int], liars
     """
     if not accuracies:
         return {}
-    mean = math.fsum(accuracies) / len(accuracies)
-    total = sum(test_samples)
+    mean, total = statistics.fmean(accuracies), sum(test_samples)
     weighted = math.fsum(a * n for a, n in zip(accuracies, test_samples, strict=True)) / total if total else mean
     spread = fairness(accuracies)
     figures = {"mean": mean, "weighted": weighted, "worst-10%": spread["worst-10%"], "std": spread["std"]}
-    if not liars:
-        return figures
     drop = min(liars, (len(accuracies) - 1) // 2)
     middle = sorted(accuracies)[drop : len(accuracies) - drop]
-    return figures | {"trimmed": math.fsum(middle) / len(middle)}
+    return figures | {"trimmed": statistics.fmean(middle)} if liars else figures
 
 
 def fairness(accuracies: Sequence[float]) -> dict[str, float]:
@@ -37,17 +35,17 @@ def fairness(accuracies: Sequence[float]) -> dict[str, float]:
     """
     if not accuracies:
         return {}
-    found = {part: mean_of_part(accuracies, part) for part in ("worst-10%", "worst-20%", "worst-40%", "best-10%")}
-    mean = math.fsum(accuracies) / len(accuracies)
-    variance = math.fsum((a - mean) ** 2 for a in accuracies) / len(accuracies)
-    return found | {"std": math.sqrt(variance), "variance": variance}
+    parts = {part: mean_of_part(accuracies, part) for part in ("worst-10%", "worst-20%", "worst-40%", "best-10%")}
+    mean = statistics.fmean(accuracies)
+    variance = statistics.fmean((a - mean) ** 2 for a in accuracies)
+    return parts | {"std": math.sqrt(variance), "variance": variance}
 
 
 def mean_of_part(accuracies: Sequence[float], part: str) -> float:
     """The mean over the ``worst-N%`` or ``best-N%`` of the clients, at least one."""
     end, _, percent = part.rstrip("%").partition("-")
     some = sorted(accuracies, reverse=end == "best")[: max(1, len(accuracies) * int(percent) // 100)]
-    return math.fsum(some) / len(some)
+    return statistics.fmean(some)
 
 
 def of_all_sites(rows: Sequence[RoundRow]) -> list[RoundRow]:
@@ -129,7 +127,7 @@ def human_bytes(size: float) -> str:
 def human_seconds(seconds: float) -> str:
     """75 -> ``1m15s``."""
     if seconds < 60:
-        return f"{seconds:.1f}s" if seconds < 10 else f"{seconds:.0f}s"
+        return f"{seconds:.{int(seconds < 10)}f}s"
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}h{minutes:02d}m" if hours else f"{minutes}m{rest:02d}s"

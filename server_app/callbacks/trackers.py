@@ -33,14 +33,13 @@ class UserCallback(Callback):
         self.name = run.settings.run.callback
         if self.name in TRACKERS:
             config = {key: value for key, value in to_run_config(run.settings).items() if key not in FOLDERS}
-            self.call: Callable[[RoundRow], object] = Tracker(self.name, run.folder, config, run.rows)
+            self.call: Callable[[RoundRow], object] = tracker(self.name, run.folder, config, run.rows)
         elif self.name:
             self.call = load(self.name, "callback")
             if not callable(self.call):
                 raise SettingsError(f"callback = {self.name!r}: it is no function")
 
     def on_round(self, run: Run, row: RoundRow, result: RoundResult) -> None:
-        """Call it with a row of its own."""
         if not self.name:
             return
         try:
@@ -49,27 +48,29 @@ class UserCallback(Callback):
             say(f"  callback: {self.name} failed, {type(error).__name__}: {error}")
 
 
-class Tracker:
-    """Called with every row of the run in ``folder``; SettingsError where the package is not there, or cannot start."""
+def tracker(name: str, folder: Path, config: Mapping[str, Scalar], rows: list[RoundRow]) -> Callable[[RoundRow], None]:
+    """Start the run in ``folder`` there; it returns what takes every further row.
 
-    def __init__(self, name: str, folder: Path, config: Mapping[str, Scalar], rows: list[RoundRow]) -> None:
-        try:
-            self.log, self.finish = STARTS[name](import_module(name), folder, dict(config))
-        except Exception as error:  # of the package, or of the network
-            why = f"it did not start ({type(error).__name__}: {error})"
-            if isinstance(error, ImportError):
-                why = f"{error.name} is not installed; pip install 'protofl[{name}]'"
-            raise SettingsError(f"callback = {name!r}: {why}") from error
-        for row in rows:
-            self(row)
+    SettingsError where the package is not there, or cannot start.
+    """
+    try:
+        log, finish = STARTS[name](import_module(name), folder, dict(config))
+    except Exception as error:  # of the package, or of the network
+        why = f"it did not start ({type(error).__name__}: {error})"
+        if isinstance(error, ImportError):
+            why = f"{error.name} is not installed; pip install 'protofl[{name}]'"
+        raise SettingsError(f"callback = {name!r}: {why}") from error
 
-    def __call__(self, row: RoundRow) -> None:
-        """Send a row of ``metrics.jsonl``; after that of the final evaluation nothing follows."""
-        self.log(accuracies(row), row["evaluated-after-round"])
+    def take(row: RoundRow) -> None:
+        log(accuracies(row), row["evaluated-after-round"])
         if row["kind"] == "round":
-            self.log(others(row), row["round"])
+            log(others(row), row["round"])
         else:
-            self.finish()
+            finish()  # nothing follows the final evaluation
+
+    for row in rows:
+        take(row)
+    return take
 
 
 def accuracies(row: RoundRow) -> dict[str, float]:
@@ -119,8 +120,7 @@ def _tensorboard(package: Any, folder: Path, config: dict[str, Scalar]) -> tuple
 
 
 def _wandb(package: Any, folder: Path, config: dict[str, Scalar]) -> tuple[Log, Callable[[], object]]:
-    """Trackio has the same functions."""
-    started = package.init(project=PROJECT, name=folder.name, config=config)
+    started = package.init(project=PROJECT, name=folder.name, config=config)  # trackio has the same functions
     return lambda figures, number: started.log(figures, step=number), started.finish
 
 

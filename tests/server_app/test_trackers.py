@@ -14,7 +14,7 @@ import pytest
 
 from protofl_common.config.options import SettingsError
 from protofl_common.experiment.settings import Settings, default_run_config
-from server_app.callbacks.trackers import Tracker, accuracies, others
+from server_app.callbacks.trackers import accuracies, others, tracker
 from tests.harness import Outcome, run_config, run_federation
 
 NAMES = ("mlflow", "trackio", "wandb")
@@ -80,7 +80,7 @@ def test_every_round_arrives_and_nothing_of_a_single_client(
     assert "site-0" not in json.dumps([fake.figures, fake.config])
     again = Fake()  # as a resumed run, which has all rows but the last
     monkeypatch.setitem(sys.modules, name, again)
-    Tracker(name, Path("one"), {}, run.rows[:-1])(run.rows[-1])
+    tracker(name, Path("one"), {}, run.rows[:-1])(run.rows[-1])
     assert again.figures == fake.figures
 
 
@@ -94,7 +94,7 @@ def test_a_missing_package_and_one_that_cannot_start_are_one_line(
     assert f"is not installed; pip install 'protofl[{name}]'" in str(error.value)
     monkeypatch.setitem(sys.modules, name, SimpleNamespace())
     with pytest.raises(SettingsError, match="it did not start"):
-        Tracker(name, Path("one"), {}, [])
+        tracker(name, Path("one"), {}, [])
 
 
 def test_another_name_is_refused_with_the_choices() -> None:
