@@ -14,7 +14,6 @@ PLACES = keys_that_change("name", "machine") - {"device", "threads"}  # settings
 
 
 def as_markdown(run: Run) -> str:
-    """The short report: the run, its machine, its settings and its results."""
     summary: dict[str, Any] = dict(run.summary or {})
     defaults = default_run_config()
     own = {key: value for key, value in run.settings.items() if key not in PLACES and defaults.get(key) != value}

@@ -111,7 +111,6 @@ def _drawn(function: Callable[[Run], Iterable[Drawing]], run: Run) -> Markup:
 
 
 def _result(run: Run) -> Markup:
-    """The figures that count, large, and the table of the last evaluation."""
     if not run.rows:
         return _note("No round has been finished yet.")
     last = {kind: run.evaluations(kind)[-1] for kind in run.kinds}
@@ -142,7 +141,6 @@ def _result(run: Run) -> Markup:
 
 
 def _privacy(run: Run) -> Markup:
-    """Show what protected the clients' samples, and how well."""
     lines = each("<p>{}</p>", [(line,) for line in protections(run.settings)])
     if not run.audit:
         return lines
@@ -173,7 +171,6 @@ def audit_table(findings: Sequence[dict[str, Any]]) -> Table:
 
 
 def _accuracies(run: Run) -> Markup:
-    """The last evaluation: mean, spread over the clients, and the best mean of the run."""
     if not run.kinds:
         return Markup("")
     last = {kind: run.evaluations(kind)[-1] for kind in run.kinds}
@@ -207,7 +204,6 @@ def _metrics(run: Run) -> Markup:
 
 
 def _troubles(run: Run) -> Markup:
-    """Who failed, was refused, missing or late, in which round, and why."""
     rows: list[tuple[str, str, str, str]] = []
     for row in run.rows:
         where = "final" if row["kind"] == "final" else str(row["round"])
@@ -238,7 +234,6 @@ def _clients(run: Run) -> Markup:
 
 
 def _settings(run: Run) -> Markup:
-    """All of them, those that differ from the defaults first and marked."""
     defaults = default_run_config()
     changed = {key for key, value in run.settings.items() if key in defaults and defaults[key] != value}
     own = [(key, _value(run.settings[key]), _value(defaults[key])) for key in run.settings if key in changed]

@@ -19,7 +19,6 @@ from protofl_common.runs.comparison import compared
 from protofl_common.runs.folder import KINDS, RoundRow, RunFolder, SiteFacts
 
 AUDIT, INVERSION = "audit.json", "inversion.safetensors"
-"""Beside the other files of a run."""
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
@@ -46,12 +45,8 @@ class Run:
             raise SettingsError(f"{folder}: no settings.toml in it; give the folder of a run") from None
         files, baselines = RunFolder(folder), names_in(settings.get("baselines"))
         self.name, self.settings = folder.resolve().name, settings
-        self.rows, self.summary, self.facts, self.margins = (
-            files.rows(),
-            files.summary(),
-            files.sites(),
-            files.margins(),
-        )
+        self.rows, self.summary = files.rows(), files.summary()
+        self.facts, self.margins = files.sites(), files.margins()
         sent = folder / "client-prototypes.safetensors"  # of the last round, with the global ones after it
         self.client_prototypes = _vectors(sent, "means")
         at_the_end = _vectors(folder / "prototypes.safetensors", "means")
@@ -102,19 +97,15 @@ class Run:
         """The way to predict with the better last mean; "" without any."""
         return max(self.kinds, key=lambda kind: self.evaluations(kind)[-1]["accuracy"][kind]["mean"], default="")
 
-    @property
-    def algorithm(self) -> str:
-        algo = str(self.settings.get("algo", ""))
-        return str(self.facts.get("algorithm") or (CATALOG[algo].title if algo in CATALOG else algo))
-
     def class_name(self, label: int) -> str:
-        """Names of the classes, or their numbers where there are no names."""
         classes = self.facts.get("classes", [])
         return str(classes[label]) if label < len(classes) else str(label)
 
     @property
     def title(self) -> str:
-        return f"{self.algorithm} on {self.settings.get('dataset', 'unknown data')}"
+        algo = str(self.settings.get("algo", ""))
+        algorithm = self.facts.get("algorithm") or (CATALOG[algo].title if algo in CATALOG else algo)
+        return f"{algorithm} on {self.settings.get('dataset', 'unknown data')}"
 
 
 def _audit(file: Path) -> list[dict[str, Any]]:

@@ -15,7 +15,7 @@ NOTE = "Mean test accuracy over the clients, after the last round; the same clie
 
 @dataclass(frozen=True)
 class Compared:
-    """One run of a comparison; accuracies in percent, by the head where the run has one, else by prototype."""
+    """Accuracies in percent, by the head where the run has one, else by prototype."""
 
     algo: str
     title: str

@@ -53,7 +53,6 @@ RECALL = "recall"  # names not one figure but one of each class that occurs: `re
 
 
 def metric_names(text: str) -> tuple[str, ...]:
-    """The names in the setting ``metrics``; SettingsError if one is no metric."""
     names = names_in(text)
     known = [*METRICS, RECALL]
     if odd := [name for name in names if name not in known and not is_python_name(name)]:

@@ -17,8 +17,6 @@ HIDDEN = "Over all sites' samples together, also as the mean: secure aggregation
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of text under their heads."""
-
     heads: Sequence[str]
     rows: Sequence[Sequence[str]]
     note: str = ""
@@ -26,7 +24,6 @@ class Table:
     words: Collection[int] = (0,)  # columns that hold words, where the others hold numbers
 
     def on_terminal(self) -> Any:
-        """The table as rich shows it; texts are no markup."""
         from rich.table import Table as Shown
         from rich.text import Text
 
@@ -46,7 +43,6 @@ class Table:
         return text.getvalue().rstrip()
 
     def as_markdown(self) -> Iterator[str]:
-        """Line by line."""
         marks = ["---" if number in self.words else "---:" for number in range(len(self.heads))]
         yield from (_line(self.heads), f"|{'|'.join(marks)}|", *map(_line, self.rows))
 
@@ -56,7 +52,6 @@ def _line(texts: Iterable[str]) -> str:
 
 
 def as_csv(rows: Iterable[Iterable[object]], dialect: str = "excel") -> str:
-    """Rows of a file, the heads first."""
     text = io.StringIO()
     csv.writer(text, dialect, lineterminator="\n").writerows(rows)
     return text.getvalue()
@@ -93,12 +88,10 @@ def short_best(best: Best) -> str:
 
 
 def best_text(best: Best) -> str:
-    """``"75.00 @3 (chosen on test data)"``."""
     return f"{short_best(best)} ({chosen([best])})"
 
 
 def chosen(best: Iterable[Best]) -> str:
-    """Say on which data the best rounds were chosen."""
     return " and ".join(sorted({f"chosen on {one.get('chosen-on', 'test')} data" for one in best})) or "not found"
 
 

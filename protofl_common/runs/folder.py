@@ -123,11 +123,12 @@ Best = TypedDict("Best", {"mean": float, "after-round": int, "chosen-on": NotReq
 
 
 class BestRound(TypedDict):
-    """The round that was the best by one figure, which the setting ``early-stopping-metric`` names."""
-
     metric: str
     after: int
     on: Literal["validation", "test"]
+
+
+"""The round that was the best by one figure, which the setting ``early-stopping-metric`` names."""
 
 
 Summary = TypedDict(
@@ -163,7 +164,7 @@ Summary = TypedDict(
 
 
 def troubles(row: RoundRow) -> Iterator[tuple[Trouble, str, str]]:
-    """Each reply that is not used: kind, site and reason."""
+    """List the replies that are not used: kind, site and reason."""
     for kind in TROUBLE:
         reasons = row[kind]
         for site in reasons:
@@ -186,15 +187,13 @@ class RunFolder:
         return self.path.parent / f".{self.path.name}.lock"
 
     def rows(self) -> list[RoundRow]:
-        """Rounds, and at the end of a finished run the final evaluation."""
         return list(self.each_row())
 
     def each_row(self) -> Iterator[RoundRow]:
-        """The same one by one: with the figures of many clients all may be too many for the memory."""
+        """Read one by one: with the figures of many clients all may be too many for the memory."""
         return _read(self.path / METRICS)
 
     def margins(self) -> list[MarginRow]:
-        """Rows of all rounds so far."""
         return list(_read(self.path / MARGINS))
 
     def sites(self) -> Sites:
@@ -234,13 +233,11 @@ def _read(path: Path) -> Iterator[Any]:
         with path.open(encoding="utf-8") as file:
             for part in file if path.suffix == ".jsonl" else (file.read(),):
                 with suppress(json.JSONDecodeError):
-                    if isinstance(found := json.loads(part), dict):
-                        yield _of_this_version(found, path)
+                    if not isinstance(content := json.loads(part), dict):
+                        continue
+                    if not isinstance(number := content.get("format", FORMAT), int) or number > FORMAT:
+                        later = f"{path} has format {number}, of a later version"
+                        raise SettingsError(f"{later}; this one reads up to {FORMAT}")
+                    yield content
     except (OSError, UnicodeDecodeError):
         return
-
-
-def _of_this_version(found: dict[str, Any], path: Path) -> dict[str, Any]:
-    if not isinstance(number := found.get("format", FORMAT), int) or number > FORMAT:
-        raise SettingsError(f"{path} has format {found['format']}, of a later version; this one reads up to {FORMAT}")
-    return found

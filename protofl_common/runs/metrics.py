@@ -35,10 +35,10 @@ def fairness(accuracies: Sequence[float]) -> dict[str, float]:
     """
     if not accuracies:
         return {}
-    found = {part: mean_of_part(accuracies, part) for part in ("worst-10%", "worst-20%", "worst-40%", "best-10%")}
+    parts = {part: mean_of_part(accuracies, part) for part in ("worst-10%", "worst-20%", "worst-40%", "best-10%")}
     mean = statistics.fmean(accuracies)
     variance = statistics.fmean((a - mean) ** 2 for a in accuracies)
-    return found | {"std": math.sqrt(variance), "variance": variance}
+    return parts | {"std": math.sqrt(variance), "variance": variance}
 
 
 def mean_of_part(accuracies: Sequence[float], part: str) -> float:
@@ -127,7 +127,7 @@ def human_bytes(size: float) -> str:
 def human_seconds(seconds: float) -> str:
     """75 -> ``1m15s``."""
     if seconds < 60:
-        return f"{seconds:.1f}s" if seconds < 10 else f"{seconds:.0f}s"
+        return f"{seconds:.{int(seconds < 10)}f}s"
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}h{minutes:02d}m" if hours else f"{minutes}m{rest:02d}s"

@@ -37,8 +37,7 @@ from server_app.result import RoundResult
 MOST_ABSENT = 10
 """The data are divided once more only for up to that many times as many partitions as there are sites: a site that
 claims a million must not keep the server at it."""
-FEW, EVERY = 2000, 10
-"""Up to so many vectors of clients are written after each round, more of them after every so many rounds."""
+FEW, EVERY = 2000, 10  # up to so many vectors are written after each round, more of them after every so many rounds
 
 
 class Artifacts(Callback):
@@ -46,12 +45,10 @@ class Artifacts(Callback):
         self._write: Callable[[], None] | None = None
 
     def on_start(self, run: Run) -> None:
-        """Write who takes part, with the division of the data as far as it is known here."""
         run.folder.mkdir(parents=True, exist_ok=True)
         _write_sites(run, _division(run))
 
     def on_round(self, run: Run, row: RoundRow, result: RoundResult) -> None:
-        """Write the margins and the client prototypes of a round, where there were any."""
         sent, classes = result.prototypes, run.strategy.num_classes
         if not sent:
             return
@@ -70,7 +67,6 @@ class Artifacts(Callback):
             self._write_prototypes()
 
     def on_end(self, run: Run, row: RoundRow, result: RoundResult) -> None:
-        """Write who took part in the end, and what clients sent for the report."""
         self._write_prototypes()
         facts = _division(run)
         for site, statistics in result.statistics.items():
@@ -87,7 +83,6 @@ class Artifacts(Callback):
             _write_owned(run.folder / "test-features.safetensors", "features", features, result.number, {})
 
     def _write_prototypes(self) -> None:
-        """Write the prototypes of the last round that had any, unless they are written."""
         if self._write is not None:
             self._write()
         self._write = None
@@ -131,13 +126,10 @@ def _fits(card: SiteCard, share: ShareCounts) -> bool:
 
 
 def _facts(card: SiteCard) -> SiteFacts:
-    facts: SiteFacts = {"arch": card.arch, "domain": card.domain, "parameters": card.parameters}
-    sizes: SiteFacts = {
-        "train-samples": card.train_samples,
-        "test-samples": card.test_samples,
-        "validation-samples": card.validation_samples,
-    }
-    return cast(SiteFacts, {**facts, **{key: number for key, number in sizes.items() if number}})
+    parts = ("train", "test", "validation")
+    sizes = {f"{part}-samples": size for part in parts if (size := getattr(card, f"{part}_samples"))}
+    facts = {"arch": card.arch, "domain": card.domain, "parameters": card.parameters, **sizes}
+    return cast(SiteFacts, facts)
 
 
 def _numbers(values: Tensor) -> list[float | None]:

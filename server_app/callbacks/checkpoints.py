@@ -17,7 +17,6 @@ class Checkpoints(Callback):
     """From the first checkpoint on, before the first round, the run can be resumed."""
 
     def on_start(self, run: Run) -> None:
-        """Write the state before the first round, or before the next one of a run that is resumed."""
         run.folder.mkdir(parents=True, exist_ok=True)
         (run.folder / METRICS).touch()
         write_checkpoint(run, run.start.round)
@@ -43,8 +42,7 @@ def write_checkpoint(run: Run, number: int) -> None:
     ).write(run.folder)
     for file, name in (("settings.toml", ""), ("resume.toml", run.folder.name)):
         if not (run.folder / file).exists():
-            text = as_toml(run.settings, run.folder / file, federation.num_partitions, name)
-            write_text(run.folder / file, text)
+            write_text(run.folder / file, as_toml(run.settings, run.folder / file, federation.num_partitions, name))
 
 
 def as_toml(settings: Settings, file: Path, num_partitions: int, resumed: str = "") -> str:

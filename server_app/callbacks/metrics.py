@@ -49,7 +49,6 @@ class Conclusion(Callback):
     """Writes what was learnt, and then the summary: a run that has one is complete."""
 
     def on_end(self, run: Run, row: RoundRow, result: RoundResult) -> None:
-        """Write the global prototypes and weights, and the summary."""
         strategy = run.strategy
         if (prototypes := strategy.global_prototypes) is not None:
             arrays = {"means": prototypes.means, "labels": prototypes.labels}
@@ -95,7 +94,6 @@ def row_of(result: RoundResult, strategy: Strategy) -> RoundRow:
 
 
 def _without_empty(row: Row) -> Row:
-    """Drop optional entries that say nothing."""
     return cast(Row, {key: value for key, value in row.items() if value or key not in OPTIONAL})
 
 

@@ -28,20 +28,16 @@ from server_app.log import say
 from server_app.result import RoundResult
 
 BARS = " ▁▂▃▄▅▆▇█"
-MOST_LINES, MOST_CLASSES = 20, 60
-"""Of clients and classes that are shown before the first round."""
+MOST_LINES, MOST_CLASSES = 20, 60  # clients and classes that are shown before the first round
 MOST_NAMED = 20  # clients that are named in one line
 RECENT = 3  # rounds whose mean duration tells how long the rest will take
 
 
 class Screen(Callback):
-    """Prints; a warning that stays the same is printed once."""
-
     def __init__(self, run: Run) -> None:
         self.warned = {reason for row in run.rows for reason in row.get("bounded", [])}
 
     def on_start(self, run: Run) -> None:
-        """Show who takes part; for a baseline, only what is different."""
         settings, federation, introduced = run.settings, run.federation, run.federation.cards
         cards = introduced.values()
         archs, devices = counted(card.arch for card in cards), counted(card.device for card in cards)
@@ -74,7 +70,6 @@ class Screen(Callback):
         say("accuracies of a round are those of what the clients received at its start, before its training")
 
     def on_round(self, run: Run, row: RoundRow, result: RoundResult) -> None:
-        """Show what went wrong, and the round in a line."""
         for kind, site, reason in troubles(row):
             why = f"no answer in {result.waited:.0f} s" if kind == "missing" else reason
             say(f"  {kind}: {site}: {why}")
@@ -106,15 +101,11 @@ def class_strip(sites: Sites) -> str:
     if not known or len(known) > MOST_LINES or len(sites["classes"]) > MOST_CLASSES:
         return ""
     most, wide = max(max(facts["train-classes"]) for facts in known.values()), max(map(len, known))
-    lines = [
-        f"  {site:<{wide}}  {_bars(known[site]['train-classes'], most)}  {known[site]['domain']}".rstrip()
-        for site in in_order(known)
-    ]
-    return "\n".join([f"training samples of each class, █ = {most}", *lines])
-
-
-def _bars(counts: list[int], most: int) -> str:
-    return "".join(BARS[-(-count * (len(BARS) - 1) // max(1, most))] for count in counts)
+    lines = [f"training samples of each class, █ = {most}"]
+    for site in in_order(known):
+        bars = [BARS[-(-count * (len(BARS) - 1) // max(1, most))] for count in known[site]["train-classes"]]
+        lines.append(f"  {site:<{wide}}  {''.join(bars)}  {known[site]['domain']}".rstrip())
+    return "\n".join(lines)
 
 
 def samples_line(cards: Collection[SiteCard], data: DataSettings) -> str:
@@ -147,24 +138,19 @@ def _selecting(data: DataSettings) -> list[str]:
 
 
 def round_line(row: RoundRow, rounds: int, seconds_left: float) -> str:
-    """One round in one line, from its row in ``metrics.jsonl``."""
     parts = [f"round {row['round']:>{len(str(rounds))}}/{rounds}"]
     if "total" in row["losses"]:
         parts.append(f"loss {row['losses']['total']:.3f}")
-    parts += _accuracy_texts(row)
+    parts += [f"{kind} {100 * figures['mean']:.1f}%" for kind, figures in row["accuracy"].items()]
+    validated = {kind: figures for kind, figures in row.get("validation", {}).items() if kind in KINDS}
+    parts += [f"validation {kind} {100 * figures['mean']:.1f}%" for kind, figures in validated.items()]
+    if "worst-10%" in (first := next(iter(row["accuracy"].values()), {})):
+        parts.append(f"worst {100 * first['worst-10%']:.1f}%")
     if "epsilon" in row:
         parts.append(f"ε ≤ {row['epsilon']:.2f}")
     parts.append(f"↑{human_bytes(row['bytes']['up'])} ↓{human_bytes(row['bytes']['down'])}")
     parts.append(f"{human_seconds(row['seconds']['total'])}, {human_seconds(seconds_left)} to go")
     return "  ".join(parts)
-
-
-def _accuracy_texts(row: RoundRow) -> list[str]:
-    texts = [f"{kind} {100 * figures['mean']:.1f}%" for kind, figures in row["accuracy"].items()]
-    validated = {kind: figures for kind, figures in row.get("validation", {}).items() if kind in KINDS}
-    texts += [f"validation {kind} {100 * figures['mean']:.1f}%" for kind, figures in validated.items()]
-    first = next(iter(row["accuracy"].values()), {})
-    return [*texts, f"worst {100 * first['worst-10%']:.1f}%"] if "worst-10%" in first else texts
 
 
 def final_table(summary: Summary) -> str:
@@ -198,12 +184,11 @@ def conclude(settings: Settings, folder: Path) -> None:
 
 
 def draw(settings: Settings, folder: Path) -> None:
-    """The page with the run's figures, if the settings want it; a failure to draw it is said and fails nothing."""
     if not settings.run.report or not (folder / SITES).exists():
         return
     from protofl_common.report.page import write_report  # takes seconds: when all else is done
 
     try:
         say(f"report: {write_report(folder)}")
-    except Exception as error:
+    except Exception as error:  # a page that cannot be drawn fails nothing
         say(f"report: not drawn, {type(error).__name__}: {error}")

@@ -119,8 +119,7 @@ def _tensorboard(package: Any, folder: Path, config: dict[str, Scalar]) -> tuple
 
 
 def _wandb(package: Any, folder: Path, config: dict[str, Scalar]) -> tuple[Log, Callable[[], object]]:
-    """Trackio has the same functions."""
-    started = package.init(project=PROJECT, name=folder.name, config=config)
+    started = package.init(project=PROJECT, name=folder.name, config=config)  # trackio has the same functions
     return lambda figures, number: started.log(figures, step=number), started.finish
 
 

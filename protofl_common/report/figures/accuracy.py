@@ -16,7 +16,6 @@ MOST_ROWS = 200  # clients of a heat map; with more it shows the first ones
 
 
 def curves(run: Run) -> Iterator[plot.Drawing]:
-    """Mean and worst tenth of the clients, of each way to predict."""
     if not run.kinds:
         return
     with plot.canvas() as (figure, axes):
@@ -24,11 +23,12 @@ def curves(run: Run) -> Iterator[plot.Drawing]:
             rows, colour = run.evaluations(kind), plot.COLOURS[index]
             for name, label, dashes in (("mean", "mean", "-"), ("worst-10%", "worst 10 %", "--")):
                 if name in rows[-1]["accuracy"][kind]:  # with secure aggregation there is only a mean
-                    values, style = [row["accuracy"][kind][name] for row in rows], plot.markers(index, len(rows))
-                    _curve(axes, rows, values, dashes, color=colour, label=f"{kind}, {label}", **style)
+                    values = [100 * row["accuracy"][kind][name] for row in rows]
+                    look = {"color": colour, "label": f"{kind}, {label}", **plot.markers(index, len(rows))}
+                    axes.plot(_rounds(rows), values, dashes, **look)
             if validated := [row for row in rows if kind in row.get("validation", {})]:
-                values = [row["validation"][kind]["mean"] for row in validated]
-                _curve(axes, validated, values, ":", color=colour, label=f"{kind}, validation")
+                values = [100 * row["validation"][kind]["mean"] for row in validated]
+                axes.plot(_rounds(validated), values, ":", color=colour, label=f"{kind}, validation")
         validation = any("validation" in row for row in run.rows)
         axes.set_ylabel("accuracy, %" if validation else "test accuracy, %")
         plot.round_axis(axes)
@@ -41,10 +41,6 @@ def curves(run: Run) -> Iterator[plot.Drawing]:
         )
         caption += " Dotted: the mean on the clients' validation data." if validation else ""
         yield plot.draw(figure, "accuracy-curves", "Mean and worst clients", caption)
-
-
-def _curve(axes: Any, rows: list[RoundRow], shares: list[float], dashes: str, **look: Any) -> None:
-    axes.plot(_rounds(rows), [100 * share for share in shares], dashes, **look)
 
 
 def of_domains(run: Run) -> Iterator[plot.Drawing]:
@@ -60,7 +56,6 @@ def of_domains(run: Run) -> Iterator[plot.Drawing]:
 
 
 def of_clients(run: Run) -> Iterator[plot.Drawing]:
-    """A row per client, a column per evaluation."""
     sites = [] if run.hides_clients else list(run.sites)[:MOST_ROWS]
     shown = f" The first {len(sites)} of {len(run.sites)} clients." if len(sites) < len(run.sites) else ""
     for kind in run.kinds if sites else ():
@@ -86,7 +81,6 @@ def _over_rounds(
 
 
 def _round_columns(axes: Any, rounds: Sequence[int]) -> None:
-    """Some of the rounds, at even distances, under the columns of a heat map."""
     step = next(step * ten for ten in (1, 10, 100, 1000, 10_000) for step in (1, 2, 5) if len(rounds) <= 8 * step * ten)
     chosen = [position for position, number in enumerate(rounds) if number % step == 0] or [0]
     axes.set_xticks(chosen, [str(rounds[position]) for position in chosen])
@@ -94,7 +88,6 @@ def _round_columns(axes: Any, rounds: Sequence[int]) -> None:
 
 
 def metrics(run: Run) -> Iterator[plot.Drawing]:
-    """A line for each metric that the run asked for beside accuracy; and the recall of each class."""
     rows = [row for row in run.rows if row.get("metrics")]
     names = dict.fromkeys(name for row in rows for name in row["metrics"])
     values = {name: [row["metrics"].get(name, {}).get("mean", math.nan) for row in rows] for name in names}

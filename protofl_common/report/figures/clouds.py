@@ -20,7 +20,6 @@ SEED = 0
 
 
 def samples(run: Run) -> Iterator[plot.Drawing]:
-    """A bubble for each client and class, whose area is the number of training samples."""
     sites = [site for site, facts in run.sites.items() if facts.get("train-classes")][:MOST_CLIENTS]
     if not sites:
         return
@@ -60,7 +59,6 @@ def samples(run: Run) -> Iterator[plot.Drawing]:
 
 
 def prototypes(run: Run) -> Iterator[plot.Drawing]:
-    """Client prototypes as circles, global ones as triangles, in one map."""
     own, merged = run.client_prototypes, run.global_prototypes
     if own is None or merged is None or len(own.labels) + len(merged.labels) < 5:
         return
@@ -90,7 +88,6 @@ def prototypes(run: Run) -> Iterator[plot.Drawing]:
 
 
 def test_features(run: Run) -> Iterator[plot.Drawing]:
-    """The features of test samples that clients have sent."""
     features = run.test_features
     if features is None or len(features.labels) < 5:
         return

@@ -27,7 +27,6 @@ def traffic(run: Run) -> Iterator[plot.Drawing]:
 
 
 def time(run: Run) -> Iterator[plot.Drawing]:
-    """Seconds of a round as the server sees it, and of the phases of a client's part in it."""
     rows = [row for row in run.rounds if row["seconds"].get("clients") and row["valid"]]
     if not rows:
         return
@@ -63,7 +62,6 @@ def time(run: Run) -> Iterator[plot.Drawing]:
 
 
 def spent(run: Run) -> Iterator[plot.Drawing]:
-    """Accuracy against ε, a point for each evaluation."""
     after = {row["round"]: row["epsilon"] for row in run.rounds if "epsilon" in row}
     if not after:
         return

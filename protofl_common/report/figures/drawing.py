@@ -24,8 +24,7 @@ from protofl_common.report.reading import Floats
 from protofl_common.runs.figures import as_csv
 
 Columns = Mapping[str, Sequence[object]]  # name, with its unit -> texts and numbers, all of one length
-INK = "#010203"
-"""Stands for the colour of the page's text."""
+INK = "#010203"  # stands for the colour of the page's text
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#8C6D1F", "#999999")
 DASHES = ("-", "--", "-.", ":")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<")
@@ -60,7 +59,6 @@ class Drawing:
 
 @contextmanager
 def canvas(width: float = WIDTH, height: float = HEIGHT) -> Iterator[tuple[Any, Any]]:
-    """A figure of this size in inches with one set of axes, in our style."""
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(width, height), layout="constrained")
         FigureCanvasSVG(figure)
@@ -92,7 +90,9 @@ def draw(
     least = f' style="min-width:{70 * figure.get_size_inches()[0]:.0f}px"' if wide else ""
     alt = escape(f"{title}. {caption}", quote=True)
     svg = f'<svg viewBox="{box}" role="img" aria-label="{alt}"{least}>{body}'
-    return Drawing(name, title, caption, svg, _as_tsv(columns or _of_lines(figure.axes[0])), wide)
+    shown = columns or _of_lines(figure.axes[0])
+    rows = [list(shown), *zip(*shown.values(), strict=True)]
+    return Drawing(name, title, caption, svg, as_csv((map(_cell, row) for row in rows), "excel-tab"), wide)
 
 
 def line_chart(
@@ -155,10 +155,6 @@ def _of_lines(axes: Any) -> Columns:
     return {axes.get_xlabel(): places} | {name: [line.get(place, math.nan) for place in places] for name, line in lines}
 
 
-def _as_tsv(columns: Columns) -> str:
-    return as_csv((map(_cell, row) for row in [list(columns), *zip(*columns.values(), strict=True)]), "excel-tab")
-
-
 def _cell(value: object) -> str:
     """Blank for NaN. Names come from clients: none is a formula of the spreadsheet."""
     if isinstance(value, float):
@@ -168,7 +164,6 @@ def _cell(value: object) -> str:
 
 
 def as_file(drawing: Drawing) -> str:
-    """The figure as a file of its own, dark on white."""
     begin = '<svg xmlns="http://www.w3.org/2000/svg" style="color:#222;background:#fff" '
     return drawing.svg.replace("<svg ", begin, 1)
 
@@ -180,12 +175,10 @@ def line_style(index: int, points: int) -> dict[str, Any]:
 
 
 def markers(index: int, points: int) -> dict[str, Any]:
-    """A dozen markers on a line of few points."""
     return {"marker": MARKERS[index % len(MARKERS)], "markevery": max(1, points // 12)} if points <= 60 else {}
 
 
 def class_columns(axes: Any, names: Sequence[str]) -> None:
-    """Some of the classes' names below the columns 0, 1, 2, …; upright where they are long."""
     chosen, shown = some_ticks(names, 20, 10)
     axes.set_xticks(chosen, shown, rotation=90 if max(map(len, shown)) > 2 else 0)
     axes.set_xlabel("class")
@@ -197,7 +190,6 @@ def finite_mean(values: Floats) -> float:
 
 
 def legend_below(axes: Any, columns: int) -> None:
-    """The legend under the axes, where it hides nothing; long names are cut."""
     handles, names = axes.get_legend_handles_labels()
     longest = int(14 * axes.figure.get_figwidth()) // columns
     axes.figure.legend(handles, [short(name, longest) for name in names], loc="outside lower center", ncols=columns)

@@ -23,7 +23,6 @@ MOST_COLUMNS = 16
 
 
 def margins_by_class(run: Run) -> Iterator[plot.Drawing]:
-    """After the last round: every client's margin of each class, the largest, and the global one."""
     if not run.margins or not np.isfinite((tables := _margins(run.margins[-1]))[0]).any():
         return
     clients_SC, global_C = tables
@@ -53,7 +52,6 @@ def margins_by_class(run: Run) -> Iterator[plot.Drawing]:
 
 
 def margins_over_rounds(run: Run) -> Iterator[plot.Drawing]:
-    """Their means over the classes, round by round."""
     tables = [_margins(row) for row in run.margins]
     lines = {
         "largest among clients": [plot.finite_mean(_largest(clients_SC)) for clients_SC, _ in tables],
@@ -84,7 +82,6 @@ def _largest(clients_SC: Floats) -> Floats:
 
 
 def numbers_over_rounds(run: Run) -> Iterator[plot.Drawing]:
-    """The mean over a domain's clients and their classes, round by round."""
     if len(rows := _rows_with_numbers(run)) > 1:
         lines = {name: [plot.finite_mean(_numbers(row, sites)) for row in rows] for name, sites in _groups(run).items()}
         caption = (
@@ -98,7 +95,6 @@ def numbers_over_rounds(run: Run) -> Iterator[plot.Drawing]:
 
 
 def numbers_by_class(run: Run) -> Iterator[plot.Drawing]:
-    """In the last round: the mean over a domain's clients, of each class."""
     rows, groups = _rows_with_numbers(run), _groups(run)
     tables = [_numbers(rows[-1], sites) for sites in groups.values()] if rows else []
     values_GC = np.array([[plot.finite_mean(of_class) for of_class in table.T[:MOST_CLASSES]] for table in tables])
