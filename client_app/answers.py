@@ -26,8 +26,7 @@ from protofl_common.experiment.settings import NODE_KEYS, digest_of, known_keys
 from protofl_common.wire.limits import RefusedMessage
 from protofl_common.wire.payloads import payload_bytes
 
-ERROR_CODE = 2
-"""Flower's code for "the ClientApp raised an exception"."""
+ERROR_CODE = 2  # Flower's code for "the ClientApp raised an exception"
 OPEN = (SettingsError, TrainingError, RefusedMessage)
 """Their texts are made of settings, of the model's own names, and of what the server sent."""
 FULL = "the GPU has no memory left; let fewer clients share it (protofl run --gpus 1), or take a smaller batch-size"

@@ -35,8 +35,7 @@ from protofl_common.runs.evaluation_metrics import declared_metrics
 from protofl_common.wire.limits import Limits, RefusedMessage, Template
 from protofl_common.wire.records import Instructions
 
-OWN_SEED = 0
-"""The seed with which a site with data of its own divides them: no run draws another division."""
+OWN_SEED = 0  # The seed with which a site with data of its own divides them: no run draws another division
 
 
 class Client:

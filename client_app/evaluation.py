@@ -18,10 +18,8 @@ from protofl_common.runs.evaluation_metrics import evaluate_metrics
 class Evaluation:
     """Figures of some of a client's samples, by way to predict: ``head`` (logits) and, given any, ``prototype``."""
 
-    correct: dict[str, int] = field(default_factory=dict)
-    """Right predictions."""
-    metrics: dict[str, float] = field(default_factory=dict)
-    """``head/auc`` …, where asked for (`evaluation_metrics.py`)."""
+    correct: dict[str, int] = field(default_factory=dict)  # Right predictions
+    metrics: dict[str, float] = field(default_factory=dict)  # ``head/auc`` …, where asked for (`evaluation_metrics.py`)
 
     def accuracies(self, samples: int) -> dict[str, float]:
         """The share of right predictions among so many samples."""

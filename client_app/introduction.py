@@ -19,8 +19,7 @@ from protofl_common.experiment.settings import own_division
 from protofl_common.models.build import check_model
 from protofl_common.wire.records import SiteCard, check_settings, unpack_baseline
 
-_KNOWN_MODELS: dict[str, tuple[int, str]] = {}
-"""Cache of `_about_model`, by what a model depends on."""
+_KNOWN_MODELS: dict[str, tuple[int, str]] = {}  # Cache of `_about_model`, by what a model depends on
 
 
 def introduction(message: Message, context: Context) -> SiteCard:

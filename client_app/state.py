@@ -22,8 +22,7 @@ from protofl_common.basics.tensorfile import TensorFileError, read_tensors, writ
 
 FORMAT = "protofl-client-state-3"
 _NAME = re.compile(r"(\d+)-(\d+)\.safetensors(\.\w+\.tmp)?")
-_Key = tuple[int, int]
-"""(round, Flower run id)."""
+_Key = tuple[int, int]  # (round, Flower run id)
 
 
 class LedgerError(RuntimeError):
@@ -40,8 +39,7 @@ class ClientState:
 
     round: int
     arch: str
-    tensors: dict[str, Tensor]
-    """What the algorithm names in its ``state`` (`protofl_common/runs/attributes.py`)."""
+    tensors: dict[str, Tensor]  # What the algorithm names in its ``state`` (`protofl_common/runs/attributes.py`)
 
 
 class StateFolder:
@@ -49,8 +47,7 @@ class StateFolder:
 
     def __init__(self, folder: Path, name: str, run_history: RunHistory, *, wary: bool = False, use: str = "") -> None:
         self.folder, self.run_history = folder / name, run_history
-        self.wary = wary
-        """Whether only states of the present Flower run may be removed, and never its newest."""
+        self.wary = wary  # Whether only states of the present Flower run may be removed, and never its newest
         self.use = use
         """The algorithm and what it exchanges: a private model must not come into the hands of one that uploads it."""
 

@@ -41,16 +41,11 @@ class TrainingError(RuntimeError):
 class Batch:
     """The input of a loss: B samples, with their features and logits."""
 
-    inputs: Tensor
-    """[B, …]."""
-    labels: Tensor
-    """[B] int64."""
-    index: Tensor
-    """[B] int64: which samples of the training set they are, the same in every epoch and round."""
-    features: Tensor
-    """z = f(x), [B, D]."""
-    logits: Tensor
-    """g(z), [B, C]."""
+    inputs: Tensor  # [B, …]
+    labels: Tensor  # [B] int64
+    index: Tensor  # [B] int64: which samples of the training set they are, the same in every epoch and round
+    features: Tensor  # z = f(x), [B, D]
+    logits: Tensor  # g(z), [B, C]
 
     def only(self, mask_B: Tensor) -> Batch:
         """The samples that ``mask_B`` selects."""
@@ -60,8 +55,7 @@ class Batch:
 Loss = Callable[[Batch], LossTerms]
 """Named scalar terms of a batch, whose sum is minimised; no terms: there is nothing to learn from it."""
 COMPILER = "torch._dynamo"
-Correction = Callable[[], None]
-"""Changes the gradients in place, before the optimizer takes its step along them."""
+Correction = Callable[[], None]  # Changes the gradients in place, before the optimizer takes its step along them
 
 
 @dataclass(eq=False)
@@ -77,8 +71,7 @@ class Step:
     optimizer: torch.optim.Optimizer
     loss: Loss
     correction: Correction | None = None
-    private = False
-    """True for DP-SGD: the loop then says nothing of the loss, which is a function of single samples."""
+    private = False  # True for DP-SGD: the loop then says nothing of the loss, which is a function of single samples
     replayable = False
     """Whether every call does the same (`basics/cuda_graph.py`), so that a GPU may be handed it as a graph."""
 

@@ -31,10 +31,8 @@ from server_app.strategies import built
 
 app = ServerApp()
 
-EXPECTED = (SettingsError, DataError, FederationError, TensorFileError, OSError)
-"""What the user can mend."""
-MOST_IDLE_ROUNDS = 3
-"""Rounds in a row that changed nothing, after which a run gives up."""
+EXPECTED = (SettingsError, DataError, FederationError, TensorFileError, OSError)  # What the user can mend
+MOST_IDLE_ROUNDS = 3  # Rounds in a row that changed nothing, after which a run gives up
 
 
 @app.main()

@@ -29,8 +29,7 @@ from server_app.log import say
 
 FORMAT = "protofl-checkpoint-4"
 FOLDER = "checkpoints"
-NEWEST = 3
-"""Clients keep their states of as many rounds (`client_app/state.py`)."""
+NEWEST = 3  # Clients keep their states of as many rounds (`client_app/state.py`)
 
 MAY_DIFFER = keys_that_change("name", "machine", "waiting", "display") - {"state-dir"}
 """Settings that a resumed run may change; but without the clients' models these would begin anew."""
@@ -42,17 +41,12 @@ class Checkpoint:
 
     settings: dict[str, Scalar]
     run_history: RunHistory
-    round: int = 0
-    """0: before the first."""
+    round: int = 0  # 0: before the first
     sites: tuple[str, ...] = ()
-    owners: dict[str, int] = field(default_factory=dict)
-    """Site -> the Flower node that it is bound to."""
-    num_partitions: int = 0
-    """Among how many clients the data set is divided; 0 where sites bring data of their own."""
-    seconds: float = 0.0
-    """That the run has taken so far."""
-    metrics_bytes: int = 0
-    """Length of ``metrics.jsonl``; what it holds beyond that is of a round that does not count."""
+    owners: dict[str, int] = field(default_factory=dict)  # Site -> the Flower node that it is bound to
+    num_partitions: int = 0  # Among how many clients the data set is divided; 0 where sites bring data of their own
+    seconds: float = 0.0  # That the run has taken so far
+    metrics_bytes: int = 0  # Length of ``metrics.jsonl``; what it holds beyond that is of a round that does not count
     code: str = ""
     state: dict[str, Tensor] = field(default_factory=dict)
 

@@ -23,8 +23,7 @@ class Upload:
     site: str
     payload: Payload
     report: Report
-    most: float = math.inf
-    """Samples that it may weigh as."""
+    most: float = math.inf  # Samples that it may weigh as
     clients: int = 1
     """How many it stands for: with secure aggregation one upload is the mean of all (`privacy/sums.py`)."""
 
@@ -58,12 +57,9 @@ class Expected:
     declared: Declared
     limits: Limits
     losses: tuple[str, ...] = ()
-    metrics: Collection[str] = ()
-    """Names of the losses that the report holds, and of the metrics that it may hold."""
-    complete: bool = True
-    """Whether everything in ``declared`` must be there."""
-    counts_samples: bool = True
-    """Whether the report must say how many samples the client has trained on."""
+    metrics: Collection[str] = ()  # Names of the losses that the report holds, and of the metrics that it may hold
+    complete: bool = True  # Whether everything in ``declared`` must be there
+    counts_samples: bool = True  # Whether the report must say how many samples the client has trained on
 
     def read(self, content: RecordDict, card: SiteCard) -> Upload:
         """Return what a site sent; RefusedMessage where it is not as declared, or more than it joined with."""

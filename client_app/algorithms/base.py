@@ -46,12 +46,9 @@ class ClientAlgorithm(Generic[H]):
     every gradient is then left in place until the optimizer's step."""
     steps_differ = False
     """True where the loss draws lots or looks at single numbers: a GPU cannot replay one step as the next."""
-    similarity = "l2"
-    """How prediction compares with prototypes: ``l2`` or ``cosine``."""
-    predicts_with_head = True
-    """Whether the head is trained, so that its accuracy is worth reporting."""
-    global_prototypes: Prototypes | None = None
-    """What the server sent, on the device; None where it sent none."""
+    similarity = "l2"  # How prediction compares with prototypes: ``l2`` or ``cosine``
+    predicts_with_head = True  # Whether the head is trained, so that its accuracy is worth reporting
+    global_prototypes: Prototypes | None = None  # What the server sent, on the device; None where it sent none
     last_round: int | None = None
     """The client's last round before this one; None if it has no state: it has not taken part before."""
 

@@ -12,8 +12,7 @@ from protofl_common.wire.records import Instructions, Report
 class Protection:
     """One protection, for one message; the hooks stand in the order in which they are called, and change nothing."""
 
-    name = ""
-    """For a site's log, and for ``protofl site check``."""
+    name = ""  # For a site's log, and for ``protofl site check``
 
     def __init__(self, client: Client) -> None:
         self.client = client

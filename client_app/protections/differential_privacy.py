@@ -28,8 +28,7 @@ from protofl_common.privacy.plan import Mechanism, Plan, epsilon
 from protofl_common.privacy.release import fresh_draw, private_class_means, private_counts, private_hits
 from protofl_common.wire.records import Instructions, Report
 
-Spending = Counter[tuple[float, float]]
-"""(q, σ) -> how many times."""
+Spending = Counter[tuple[float, float]]  # (q, σ) -> how many times
 Ledger = dict[str, Spending]
 """By run and Flower run. One that is resumed has a new Flower run, and a server may change the name from message to
 message: what either has spent counts."""

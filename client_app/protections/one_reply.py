@@ -17,8 +17,7 @@ from protofl_common.wire.records import Instructions
 
 Answers = dict[str, tuple[int, int]]
 """Flower run and algorithm -> the last training round answered, and the round of the final evaluation; 0 for none."""
-MOST = 1000
-"""Entries in the file; the oldest go. A server that starts as many runs gets more answers from those."""
+MOST = 1000  # Entries in the file; the oldest go. A server that starts as many runs gets more answers from those.
 
 
 class OneReply(Protection):

@@ -17,8 +17,7 @@ from protofl_common.config.options import SettingsError
 from protofl_common.privacy.plan import Plan
 from protofl_common.privacy.release import fresh_draw
 
-AT_ONCE = 2**24
-"""Numbers of which the gradients of the samples in memory at a time consist: 64 MiB."""
+AT_ONCE = 2**24  # Numbers of which the gradients of the samples in memory at a time consist: 64 MiB
 
 
 @dataclass(eq=False)

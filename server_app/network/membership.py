@@ -37,17 +37,13 @@ class Federation:
         self.owners = dict(owners)
         """Site -> the first node that was it; it remains its own, for Flower's authentication ties nodes to keys."""
         self.online: set[int] = set()
-        self.problems: dict[int, str] = {}
-        """Node -> why it cannot take part."""
-        self.expelled: set[str] = set()
-        """Sites that were caught lying: they take no further part in the run."""
-        self._asked: set[int] = set()
-        """Nodes that were asked who they are."""
+        self.problems: dict[int, str] = {}  # Node -> why it cannot take part
+        self.expelled: set[str] = set()  # Sites that were caught lying: they take no further part in the run
+        self._asked: set[int] = set()  # Nodes that were asked who they are
         self._waiting: dict[str, Message] = {}
         self._card_of: dict[int, SiteCard] = {}
         self._silent: Counter[str] = Counter()
-        self._rests_until: dict[str, int] = {}
-        """Site -> the last round in which it is not asked."""
+        self._rests_until: dict[str, int] = {}  # Site -> the last round in which it is not asked
         self._reference: SiteCard | None = None
 
     @property

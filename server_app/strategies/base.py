@@ -40,11 +40,9 @@ class ServerStrategy(Generic[H]):
         self.settings = federation.settings
         self.hparams = cast(H, federation.settings.hparams)
         self.row = federation.settings.row
-        self.card = federation.reference
-        """For what all clients have alike; the majority's."""
+        self.card = federation.reference  # For what all clients have alike; the majority's
         self.num_classes = len(self.card.classes)
-        self.reduced: set[str] = set()
-        """What `merge` reduces of a site's part in the aggregate: ``"site: how"``."""
+        self.reduced: set[str] = set()  # What `merge` reduces of a site's part in the aggregate: ``"site: how"``
 
     # -- hooks of an algorithm -----------------------------------------------------------------------------------
 
