@@ -29,7 +29,7 @@ class Upload:
 
     @property
     def train_samples(self) -> float:
-        """n of FedAvg's weights: its samples, as far as `protections/samples.py` lets them count."""
+        """n of FedAvg's weights: its samples, as far as `protections/uploads.py` lets them count."""
         return min(self.report.train_samples, self.most)
 
     def having(self, **entries: Value) -> Upload:

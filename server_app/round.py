@@ -15,13 +15,13 @@ from protofl_common.wire.limits import Limits, RefusedMessage
 from protofl_common.wire.payloads import pack_payload
 from protofl_common.wire.records import pack_best
 from protofl_common.wire.schema import Declared, statistics_declared
+from server_app.network.admission import sample_sites
 from server_app.network.exchange import MessageExchange, Messenger, Records
 from server_app.network.membership import AT_ONCE, Federation
-from server_app.protections import outliers, samples, vote
 from server_app.protections.secure_sum import Channel, channel_of
+from server_app.protections.uploads import bound_samples, leave_out_farthest, refuse_outliers
 from server_app.replies import Expected, Upload, vectors_of
 from server_app.result import RoundResult, VoidRound
-from server_app.sampling import sample_sites
 from server_app.strategies.base import Strategy
 
 
@@ -40,7 +40,7 @@ def train_round(
     sent, merging = list[Upload](), 0.0
     try:
         sent = uploads = _uploads(strategy, messenger, channel, MessageType.TRAIN, len(sites), pack_best(best))
-        for accept in (outliers.accept, samples.accept, _enough, channel.accept, vote.accept):
+        for accept in (refuse_outliers, bound_samples, _enough, channel.accept, leave_out_farthest):
             uploads = accept(uploads, federation, result)
         merging = time.monotonic()
         result.metrics = _merge(strategy, uploads, result)

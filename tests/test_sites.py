@@ -22,7 +22,7 @@ from PIL import Image
 from client_app.answers import reason_of
 from client_app.client import Client
 from client_app.protections.differential_privacy import ledger_of
-from client_app.state import ClientState, StateFolder
+from client_app.state import StateFolder
 from protofl_common.basics.run_history import RunHistory
 from protofl_common.config.options import SettingsError
 from protofl_common.experiment import plugins
@@ -505,7 +505,7 @@ def test_a_server_asks_for_no_round_after_the_last(tmp_path: Path) -> None:
 
 def _saved(folder: Path, run_id: int) -> list[Path]:
     states = StateFolder(folder, "north", RunHistory(run_id))
-    states.save(ClientState(1, "cnn4", {"w": torch.ones(1)}))
+    states.save(1, "cnn4", {"w": torch.ones(1)})
     return list(states.folder.iterdir())
 
 
@@ -615,7 +615,7 @@ def test_an_error_is_an_answer(kind: str, tmp_path: Path, monkeypatch: pytest.Mo
     config = run_config(tmp_path, dataset="digits", partition="iid", train_samples=10)
     grid = LocalGrid(config, {7: SITE | SIMULATED | {"state-dir": str(tmp_path / "state")}}, run_id=5)
     with monkeypatch.context() as patch:
-        patch.setattr("client_app.visit.Visit.evaluate", lambda *_: 1 / 0)
+        patch.setattr("client_app.app.Visit.evaluate", lambda *_: 1 / 0)
         assert "ZeroDivisionError" in asked(grid, kind, 1)
     assert "this Flower run has had the reply to" in asked(grid, kind, 1)
 

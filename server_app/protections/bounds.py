@@ -13,7 +13,7 @@ from protofl_common.experiment.settings import Settings
 from protofl_common.maths.aggregation import FEWEST
 from protofl_common.wire.records import SiteCard
 from protofl_common.wire.schema import vectors_in
-from server_app.sampling import number_asked
+from server_app.network.admission import number_asked
 
 NORM_RATIO, UPDATE_RATIO, SAMPLES_RATIO, SAMPLES_LEAD = 5.0, 2.0, 8.0, 2.0
 """The bounds with liars; an honest site's largest prototype is at most 2.9 times as long as the median, but up to 5.9

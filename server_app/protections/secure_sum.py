@@ -16,11 +16,11 @@ from protofl_common.privacy.sums import MASKED, figure_names, from_sums, from_wh
 from protofl_common.wire.limits import RefusedMessage
 from protofl_common.wire.records import Report
 from protofl_common.wire.secagg import FINAL, MOST_SITES, pack_by_site, unpack_by_site
+from server_app.network.admission import number_asked
 from server_app.network.exchange import Messenger, Records
 from server_app.network.membership import Federation, FederationError
 from server_app.replies import Expected, Upload
 from server_app.result import RoundResult, VoidRound
-from server_app.sampling import number_asked
 
 BySite = Mapping[str, Mapping[str, bytes]]
 
