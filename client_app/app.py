@@ -99,7 +99,6 @@ class Visit:
 
     @contextmanager
     def timed(self, phase: str) -> Iterator[None]:
-        """Add a phase to the `seconds` of the report."""
         start = time.perf_counter()
         yield
         self.seconds[phase] = time.perf_counter() - start
@@ -120,7 +119,6 @@ class Visit:
             log("WARNING", f"run {client.run_id}: no model of an earlier round in state-dir; it begins with a new one")
 
     def evaluate(self) -> None:
-        """Evaluate the model on the test and the validation samples."""
         client = self.client
         with self.timed("evaluate"):
             self.prototypes = self.algorithm.prototypes_for_prediction()

@@ -33,7 +33,6 @@ class StoredInputs:
         return normalised(self.rows[index.cpu().numpy()], self.data.mean, self.data.std, self.device)
 
     def split(self, size: int) -> Iterator[Tensor]:
-        """All rows in their order, ``size`` at a time."""
         for index in torch.arange(len(self.rows)).split(size):
             yield self[index]
 

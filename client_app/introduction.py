@@ -98,7 +98,6 @@ def _about_model(client: Client) -> tuple[int, str]:
 
 
 def _check_model(client: Client) -> None:
-    """SettingsError where this client's model, or a frozen backbone before it, does not take its data."""
     if client.settings.backbones:
         check_images(client.data.train_inputs, client.settings.backbones)
         return

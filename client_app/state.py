@@ -87,7 +87,6 @@ class StateFolder:
             raise StateError(f"round {after} is lost on this client, which has {newest}: {error}") from error
 
     def finish(self, last_round: int) -> None:
-        """The run is over: keep only the last state."""
         self._tidy(self._last(last_round + 1))
 
     def _tidy(self, start: _Key | None) -> None:
@@ -108,7 +107,6 @@ class StateFolder:
                 path.unlink(missing_ok=True)
 
     def _last(self, before: int) -> _Key | None:
-        """The newest state that counts."""
         whole = [key for path, key in self._files() if path.suffix != ".tmp"]
         return max((key for key in whole if key[0] < before and self.run_history.counts(key[1], key[0])), default=None)
 

@@ -48,7 +48,6 @@ class Batch:
     logits: Tensor  # g(z), [B, C]
 
     def only(self, mask_B: Tensor) -> Batch:
-        """The samples that ``mask_B`` selects."""
         return Batch(*(value[mask_B] for value in vars(self).values()))
 
 
@@ -88,14 +87,12 @@ class Step:
         return terms
 
     def descend(self) -> None:
-        """Correct the gradients, and step along them."""
         if self.correction is not None:
             with torch.no_grad():
                 self.correction()
         self.optimizer.step()
 
     def gradients(self, terms: LossTerms) -> None:
-        """Replace all gradients by those of the total."""
         self.optimizer.zero_grad(set_to_none=True)
         terms["total"].backward()
 
@@ -112,7 +109,6 @@ class Step:
     def batches(
         self, data: Samples, batch_size: int, generator: torch.Generator, *, no_single: bool, drop_last: bool
     ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """The batches of an epoch."""
         return shuffled_batches(data, batch_size, generator, no_single=no_single, drop_last=drop_last)
 
     def session(self) -> AbstractContextManager[object]:
@@ -149,10 +145,7 @@ class Proximal:
 
 
 def labelled_loss(loss: Loss, data: Samples, settings: TrainingSettings, num_classes: int) -> Loss:
-    """``loss`` of the labelled samples of a batch and, with ``pu-weight``, FedPU's risk of the unlabelled ones.
-
-    Where all samples have labels, it is ``loss`` itself. No terms mean that there is nothing to learn.
-    """
+    """``loss`` of labelled samples plus, with ``pu-weight``, FedPU's risk of the rest; no terms: nothing to learn."""
     hidden = data.unlabelled
     if hidden is None:
         return loss

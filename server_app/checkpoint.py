@@ -52,11 +52,9 @@ class Checkpoint:
 
     @property
     def resumed(self) -> bool:
-        """Return whether the present Flower run goes on with what an earlier one began."""
         return bool(self.run_history.earlier)
 
     def write(self, folder: Path) -> None:
-        """Keep this checkpoint, and those of the rounds just before it."""
         facts: dict[str, Any] = vars(self) | {"run_history": self.run_history.text}
         del facts["state"]
         path = folder / FOLDER / f"{self.round:06d}.safetensors"
@@ -77,7 +75,6 @@ class Checkpoint:
 
 
 def checkpoints(folder: Path) -> list[Path]:
-    """The checkpoints of a run, the newest first."""
     return sorted((path for path in (folder / FOLDER).glob("*.safetensors") if path.stem.isdigit()), reverse=True)
 
 
@@ -97,7 +94,6 @@ def is_complete(folder: Path) -> bool:
 
 
 def check_free(folder: Path) -> None:
-    """SettingsError where ``folder`` has a run."""
     if (folder / "settings.toml").exists():
         hint = "choose another name, or let it go on with resume = true"
         raise SettingsError(f"run-name = {folder.name!r}: {folder} holds a run already; {hint}")

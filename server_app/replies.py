@@ -33,7 +33,6 @@ class Upload:
         return min(self.report.train_samples, self.most)
 
     def having(self, **entries: Value) -> Upload:
-        """Return the upload with these entries in place of its own of the same names."""
         return replace(self, payload=Payload(**self.payload.entries | entries))
 
 

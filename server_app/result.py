@@ -42,6 +42,5 @@ class RoundResult:
 
     @property
     def missing(self) -> list[str]:
-        """Sites that did not answer in time."""
         heard = self.reports.keys() | self.failed.keys() | self.refused.keys()
         return [site for site in self.asked if site not in heard]

@@ -28,10 +28,7 @@ from server_app.strategies.base import Strategy
 def train_round(
     strategy: Strategy, run_name: str, number: int, send: MessageExchange, best: BestRound | None = None
 ) -> RoundResult:
-    """The sites of this round's sample evaluate what they receive, train and upload; the server merges.
-
-    ``best``: the best round so far, where sites store their models of it.
-    """
+    """The round's sites evaluate what they receive, train and upload; the server merges. They store the ``best``."""
     federation, settings = strategy.federation, strategy.settings.federation
     sites = sample_sites(federation.answering(number), settings.participation, strategy.settings.run.seed, number)
     result, start = RoundResult(number, asked=sites), time.monotonic()
@@ -106,7 +103,6 @@ def _contents(strategy: Strategy, sites: Mapping[str, Records], more: Records) -
 
 
 def _enough(uploads: list[Upload], federation: Federation, result: RoundResult) -> list[Upload]:
-    """VoidRound below ``min-replies``."""
     if len(uploads) < (least := federation.settings.federation.min_replies):
         raise VoidRound(f"{len(uploads)} valid replies, fewer than min-replies = {least}")
     return uploads
@@ -138,7 +134,6 @@ def _is_finite(value: Tensor) -> bool:  # NaN and infinity show in the smallest 
 
 
 def _expected(strategy: Strategy, number: int, declared: Declared, training: bool) -> Expected:
-    """The content of a valid reply, to a message that asks for training or for the final evaluation."""
     settings = strategy.settings
     limits = Limits(
         num_classes=strategy.num_classes,

@@ -30,7 +30,6 @@ class Protection:
         return evaluation
 
     def step(self, step: Step) -> Step:
-        """Return the step to train with, in the place of an algorithm's own."""
         return step
 
     def upload(self, upload: Payload, round_number: int) -> Payload:

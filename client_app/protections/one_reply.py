@@ -32,11 +32,9 @@ class OneReply(Protection):
 
     @staticmethod
     def acts(settings: Settings, is_site: bool) -> bool:
-        """At real sites."""
         return is_site
 
     def before(self, instructions: Instructions, training: bool) -> None:
-        """Refuse a question that this site has answered, and training after the final evaluation."""
         self._check(self._read(), instructions, training)
 
     def after(self, instructions: Instructions, training: bool) -> None:
@@ -53,7 +51,6 @@ class OneReply(Protection):
             raise StateError(f"state-dir: {self.file} cannot be written: {error}") from error
 
     def _check(self, answers: Answers, instructions: Instructions, training: bool) -> tuple[int, int]:
-        """The entry of this run, if the question is new."""
         last, final = answers.get(self.key, (0, 0))
         if final or (training and instructions.round <= last):
             asked = f"training in round {instructions.round}" if training else "the final evaluation"

@@ -130,7 +130,6 @@ class SecureSum:
         return needed(len(progress.keys), self.client.settings.privacy.secagg_threshold)
 
     def _passed(self, stage: str) -> _Progress:
-        """Return what this site stored after ``stage`` of this sum."""
         progress = self._read()
         if progress is None or (progress.run_id, progress.sum, progress.stage) != (self.run_id, self.sum, stage):
             raise RefusedMessage(f"a stage of secure aggregation that does not follow {stage!r} of {_called(self.sum)}")
@@ -151,7 +150,6 @@ class SecureSum:
 
 
 def _called(number: int) -> str:
-    """Name a sum of a run in words."""
     return f"{'the final evaluation after ' if number % 2 else ''}round {number // 2}"
 
 

@@ -55,7 +55,6 @@ def check_division(settings: Settings, cards: Cards, before: int = 0) -> None:
 
 
 def _check_known(settings: Settings, cards: Cards) -> None:
-    """The server builds the model whose weights are averaged: only one that the run's own settings name."""
     named = {*ARCHITECTURES, settings.model.arch, *members_of(settings.model.models)}
     for name, card in cards.items():
         if card.arch not in named:

@@ -106,10 +106,7 @@ class MessageExchange:
             )
 
     def _patience(self, took: dict[str, float]) -> float:
-        """Seconds to wait: once ``min-replies`` sites have answered, ``grace`` times what is usual.
-
-        That is the median of this exchange, and for a site that is still out its slowest reply before, if longer.
-        """
+        """Seconds to wait: ``grace`` times the median of this exchange, or the slowest reply before of those out."""
         settings = self.federation.settings.federation
         if len(took) < settings.min_replies:
             return math.inf
@@ -173,7 +170,6 @@ class Messenger:
     evaluate: bool  # Whether the sites are to evaluate what they receive
 
     def ask(self, kind: str, contents: Mapping[str, Records], stage: str = "") -> dict[str, RecordDict]:
-        """Send each site its records, and return what its reply holds; ``stage``: what an error came in."""
         federation, result = self.federation, self.result
         instructions = Instructions(result.number, self.run_name, self.evaluate, federation.run_history)
         common = {"round": pack_instructions(instructions), **pack_baseline(federation.baseline)}

@@ -129,7 +129,6 @@ class SecureSum(Channel):
         return total
 
     def _exchange(self, stage: str, contents: BySite, size: int) -> dict[str, dict[str, bytes]]:
-        """Send each site its contents; return the answers, with ``size`` bytes of every site."""
         kind = f"query.{stage}{FINAL if self.result.final else ''}"
         records = {site: pack_by_site(own) if own else {} for site, own in contents.items()}
         answers = {}
@@ -141,7 +140,6 @@ class SecureSum(Channel):
         return answers
 
     def _expel(self, sites: Collection[str], why: str) -> None:
-        """Refuse what these sites have sent, and ask them nothing more."""
         self._refuse(sites, f"{why}; it takes no further part in this run")
         self.federation.expelled |= set(sites)
 
@@ -149,7 +147,6 @@ class SecureSum(Channel):
         self.result.refused |= dict.fromkeys(sites, f"secure aggregation: {why}")
 
     def _check_enough(self, left: Collection[str], sent: str) -> None:
-        """VoidRound where fewer than the threshold have sent something."""
         if len(left) < self.threshold:
             few = f"{len(left)} of {len(self.result.asked)} sites sent {sent}, fewer than the {self.threshold} needed"
             raise VoidRound(f"secure aggregation: {few} (secagg-threshold)")

@@ -79,7 +79,6 @@ def most_samples(claims: Sequence[int], bounds: Bounds) -> tuple[float, str]:
 
 
 def _with_counts(value: Value, factor: float) -> Value:
-    """Counts, those of prototypes too, ``factor`` times as large, rounded up; anything else as it is."""
     if isinstance(value, Tensor):
         return (value.double() * factor).ceil().long()
     if not isinstance(value, Prototypes) or value.counts is None:
