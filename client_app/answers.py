@@ -26,8 +26,7 @@ from protofl_common.experiment.settings import NODE_KEYS, digest_of, known_keys
 from protofl_common.wire.limits import RefusedMessage
 from protofl_common.wire.payloads import payload_bytes
 
-ERROR_CODE = 2
-"""Flower's code for "the ClientApp raised an exception"."""
+ERROR_CODE = 2  # Flower's code for "the ClientApp raised an exception"
 OPEN = (SettingsError, TrainingError, RefusedMessage)
 """Their texts are made of settings, of the model's own names, and of what the server sent."""
 FULL = "the GPU has no memory left; let fewer clients share it (protofl run --gpus 1), or take a smaller batch-size"
@@ -64,7 +63,6 @@ def answered(work: Callable[[Message, Context], RecordDict]) -> Callable[[Messag
 
 
 def _asked(message: Message, context: Context) -> str:
-    """The question to a site, for its own log: of which run, with which settings."""
     meta, records, run = message.metadata, message.content.config_records, str(context.run_id)
     algo = records.get("baseline", context.run_config).get("algo")
     if name := records.get("round", ConfigRecord()).get("run_name"):
@@ -74,7 +72,6 @@ def _asked(message: Message, context: Context) -> str:
 
 
 def _sent(content: RecordDict) -> str:
-    """List what has left a site, for its own log."""
     card = content.config_records.get("site")
     classes = f"; its classes: {', '.join(map(str, card['classes']))}" if card else ""  # type: ignore[arg-type]
     return f"sent {', '.join(content)}, {payload_bytes(content):,} bytes of arrays{classes}"
@@ -103,9 +100,6 @@ def reason_of(error: Exception, at_site: bool, asked: str = "", private: bool = 
 
 
 def log(level: str, text: str) -> None:
-    """A line with its time on standard error, which a SuperNode hands on to wherever its own goes.
-
-    It is one line whatever ``text`` has: a run's settings must not write lines of their own.
-    """
+    """One line with its time on standard error, whatever ``text`` has: settings must not write lines of their own."""
     line = f"{datetime.now().astimezone():%Y-%m-%dT%H:%M:%S%z} {level} protofl: {printable(text, LONGEST_IN_LOG)}"
     print(line, file=sys.stderr, flush=True)

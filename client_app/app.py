@@ -17,7 +17,6 @@ from client_app.evaluation import Evaluation, evaluate
 from client_app.introduction import introduction
 from client_app.protections import protections_of
 from client_app.protections.secure_sum import STAGES, channel_of
-from client_app.state import ClientState
 from client_app.statistics import statistics_of
 from client_app.trained_model import choose_best, leave_model
 from protofl_common.maths.prototypes import Prototypes, chosen
@@ -100,7 +99,6 @@ class Visit:
 
     @contextmanager
     def timed(self, phase: str) -> Iterator[None]:
-        """Add a phase to the `seconds` of the report."""
         start = time.perf_counter()
         yield
         self.seconds[phase] = time.perf_counter() - start
@@ -116,12 +114,11 @@ class Visit:
             return
         first_without = instructions.round + (not self.training)
         if state := self.states.load(first_without, client.arch, client.device):
-            algorithm.restore(state.tensors, state.round)
+            algorithm.restore(*state)
         elif first_without > 1 and client.node.is_site:
             log("WARNING", f"run {client.run_id}: no model of an earlier round in state-dir; it begins with a new one")
 
     def evaluate(self) -> None:
-        """Evaluate the model on the test and the validation samples."""
         client = self.client
         with self.timed("evaluate"):
             self.prototypes = self.algorithm.prototypes_for_prediction()
@@ -154,7 +151,7 @@ class Visit:
             upload = self.algorithm.upload()
         with self.timed("save"):
             if tensors := self.algorithm.packed_state():
-                self.states.save(ClientState(self.instructions.round, self.client.arch, tensors))
+                self.states.save(self.instructions.round, self.client.arch, tensors)
         return upload, losses, self.client.settings.exchange.up
 
     def finish(self) -> tuple[Payload, dict[str, float], Declared]:

@@ -35,8 +35,7 @@ from protofl_common.runs.evaluation_metrics import declared_metrics
 from protofl_common.wire.limits import Limits, RefusedMessage, Template
 from protofl_common.wire.records import Instructions
 
-OWN_SEED = 0
-"""The seed with which a site with data of its own divides them: no run draws another division."""
+OWN_SEED = 0  # The seed with which a site with data of its own divides them: no run draws another division
 
 
 class Client:
@@ -106,7 +105,6 @@ class Client:
 
     @cached_property
     def validation_set(self) -> Samples:
-        """There may be no samples in it."""
         return self._on_device(self.data.validation_inputs, self.data.validation_labels)
 
     def _on_device(self, inputs: np.ndarray, labels: np.ndarray) -> Samples:
@@ -137,10 +135,7 @@ class Client:
 
     @property
     def root(self) -> Path:
-        """The folder of what never leaves a client: ``state-dir``; a simulated client's is the folder of results.
-
-        At a real site no name that the server chooses leads from here to the files of another run.
-        """
+        """The folder of what never leaves a client: ``state-dir``; a simulated client's is the folder of results."""
         return Path(self.settings.machine.state_dir or self.settings.run.out_dir)
 
     def own_file(self, run_name: str, name: str) -> Path:
@@ -170,12 +165,10 @@ class Client:
 
     @property
     def num_classes(self) -> int:
-        """C, of the whole data set."""
         return len(self.data.classes)
 
     @property
     def metrics(self) -> set[str]:
-        """Names of the metrics that a report may carry beside accuracy."""
         return declared_metrics(self.settings.metrics, self.num_classes)
 
     def limits(self, weights: Mapping[str, Template]) -> Limits:

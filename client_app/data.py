@@ -33,7 +33,6 @@ class StoredInputs:
         return normalised(self.rows[index.cpu().numpy()], self.data.mean, self.data.std, self.device)
 
     def split(self, size: int) -> Iterator[Tensor]:
-        """All rows in their order, ``size`` at a time."""
         for index in torch.arange(len(self.rows)).split(size):
             yield self[index]
 
@@ -45,8 +44,7 @@ class Augment:
     kinds: frozenset[str]
     """``flip``: left and right exchanged, for one image in two. ``rotate``: turned by up to 30° to either side, by the
     nearest pixel, black where the image has none."""
-    black_C11: Tensor
-    """Black after normalisation, [channels, 1, 1]."""
+    black_C11: Tensor  # Black after normalisation, [channels, 1, 1]
 
     def __call__(self, images: Tensor, generator: torch.Generator) -> Tensor:
         many = len(images)

@@ -18,13 +18,10 @@ from protofl_common.runs.evaluation_metrics import evaluate_metrics
 class Evaluation:
     """Figures of some of a client's samples, by way to predict: ``head`` (logits) and, given any, ``prototype``."""
 
-    correct: dict[str, int] = field(default_factory=dict)
-    """Right predictions."""
-    metrics: dict[str, float] = field(default_factory=dict)
-    """``head/auc`` …, where asked for (`evaluation_metrics.py`)."""
+    correct: dict[str, int] = field(default_factory=dict)  # Right predictions
+    metrics: dict[str, float] = field(default_factory=dict)  # ``head/auc`` …, where asked for (`evaluation_metrics.py`)
 
     def accuracies(self, samples: int) -> dict[str, float]:
-        """The share of right predictions among so many samples."""
         return {kind: right / max(1, samples) for kind, right in self.correct.items()}
 
 
@@ -71,7 +68,6 @@ def evaluate(
 
 
 def _finite(scores_NC: Tensor) -> np.ndarray:
-    """With a number below all others in the place of −∞."""
     scores = scores_NC.double().cpu().numpy()
     lowest = scores[np.isfinite(scores)].min(initial=0.0) - 1
     return np.where(np.isfinite(scores), scores, lowest)

@@ -19,8 +19,7 @@ from protofl_common.experiment.settings import own_division
 from protofl_common.models.build import check_model
 from protofl_common.wire.records import SiteCard, check_settings, unpack_baseline
 
-_KNOWN_MODELS: dict[str, tuple[int, str]] = {}
-"""Cache of `_about_model`, by what a model depends on."""
+_KNOWN_MODELS: dict[str, tuple[int, str]] = {}  # Cache of `_about_model`, by what a model depends on
 
 
 def introduction(message: Message, context: Context) -> SiteCard:
@@ -99,7 +98,6 @@ def _about_model(client: Client) -> tuple[int, str]:
 
 
 def _check_model(client: Client) -> None:
-    """SettingsError where this client's model, or a frozen backbone before it, does not take its data."""
     if client.settings.backbones:
         check_images(client.data.train_inputs, client.settings.backbones)
         return

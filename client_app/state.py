@@ -10,7 +10,6 @@ resumed leaves up to three more files there each time.
 
 import re
 import sys
-from dataclasses import dataclass
 from glob import escape
 from pathlib import Path
 
@@ -22,8 +21,7 @@ from protofl_common.basics.tensorfile import TensorFileError, read_tensors, writ
 
 FORMAT = "protofl-client-state-3"
 _NAME = re.compile(r"(\d+)-(\d+)\.safetensors(\.\w+\.tmp)?")
-_Key = tuple[int, int]
-"""(round, Flower run id)."""
+_Key = tuple[int, int]  # (round, Flower run id)
 
 
 class LedgerError(RuntimeError):
@@ -34,23 +32,12 @@ class StateError(RuntimeError):
     """The state on disk cannot be used, or not be written; the message says which file and why."""
 
 
-@dataclass(frozen=True)
-class ClientState:
-    """A client after one of its rounds."""
-
-    round: int
-    arch: str
-    tensors: dict[str, Tensor]
-    """What the algorithm names in its ``state`` (`protofl_common/runs/attributes.py`)."""
-
-
 class StateFolder:
     """The states of one client in one run."""
 
     def __init__(self, folder: Path, name: str, run_history: RunHistory, *, wary: bool = False, use: str = "") -> None:
         self.folder, self.run_history = folder / name, run_history
-        self.wary = wary
-        """Whether only states of the present Flower run may be removed, and never its newest."""
+        self.wary = wary  # Whether only states of the present Flower run may be removed, and never its newest
         self.use = use
         """The algorithm and what it exchanges: a private model must not come into the hands of one that uploads it."""
 
@@ -63,8 +50,8 @@ class StateFolder:
         others = ", ".join(sorted(one.name for one in alike if one != run and one.is_dir()))
         return f"{begins}, in {run}" + (f"; others of this name stay as they are: {others}" if others else "")
 
-    def load(self, before: int, arch: str, device: torch.device) -> ClientState | None:
-        """The last state before the round ``before`` that counts and is not damaged; None if there is none at all.
+    def load(self, before: int, arch: str, device: torch.device) -> tuple[dict[str, Tensor], int] | None:
+        """The last state before the round ``before`` that counts and is not damaged, with its round; None without any.
 
         StateError if all are damaged, or the file was written for another architecture, algorithm or exchange.
         """
@@ -85,22 +72,21 @@ class StateFolder:
             raise StateError(f"{path} holds a {facts['arch']}, but this client is now a {arch}")
         if facts["use"] != self.use:
             raise StateError(f"{path} was kept under {facts['use']}, and is not for {self.use}")
-        return ClientState(key[0], arch, tensors)
+        return tensors, key[0]
 
-    def save(self, state: ClientState) -> None:
-        """Keep ``state`` beside the one its round started from, and the one before; StateError leaves these."""
-        start = self._last(state.round)
+    def save(self, after: int, arch: str, tensors: dict[str, Tensor]) -> None:
+        """Keep a round's state beside the one that it started from, and the one before; StateError leaves these."""
+        start = self._last(after)
         self._tidy(self._last(start[0]) if start else None)
-        path = self._path((state.round, self.run_history.run_id))
-        facts = {"format": FORMAT, "round": str(state.round), "arch": state.arch, "use": self.use}
+        path = self._path((after, self.run_history.run_id))
+        facts = {"format": FORMAT, "round": str(after), "arch": arch, "use": self.use}
         try:
-            write_tensors(path, state.tensors, facts)
+            write_tensors(path, tensors, facts)
         except TensorFileError as error:
             newest = f"the state after round {start[0]}" if start else "no older state"
-            raise StateError(f"round {state.round} is lost on this client, which has {newest}: {error}") from error
+            raise StateError(f"round {after} is lost on this client, which has {newest}: {error}") from error
 
     def finish(self, last_round: int) -> None:
-        """The run is over: keep only the last state."""
         self._tidy(self._last(last_round + 1))
 
     def _tidy(self, start: _Key | None) -> None:
@@ -121,7 +107,6 @@ class StateFolder:
                 path.unlink(missing_ok=True)
 
     def _last(self, before: int) -> _Key | None:
-        """The newest state that counts."""
         whole = [key for path, key in self._files() if path.suffix != ".tmp"]
         return max((key for key in whole if key[0] < before and self.run_history.counts(key[1], key[0])), default=None)
 

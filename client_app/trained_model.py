@@ -96,7 +96,6 @@ def _keep_former(path: Path, run_id: int) -> None:
 
 
 def _forget_all_but(client: Client, folder: Path, best: int) -> None:
-    """Remove earlier models of this run. An earlier run's best stays, at a real site, under another name."""
     if client.node.is_site:
         _keep_former(folder / BEST, client.run_id)
     for file in (*folder.glob(_evaluated("*")), folder / BEST):

@@ -41,27 +41,20 @@ class TrainingError(RuntimeError):
 class Batch:
     """The input of a loss: B samples, with their features and logits."""
 
-    inputs: Tensor
-    """[B, …]."""
-    labels: Tensor
-    """[B] int64."""
-    index: Tensor
-    """[B] int64: which samples of the training set they are, the same in every epoch and round."""
-    features: Tensor
-    """z = f(x), [B, D]."""
-    logits: Tensor
-    """g(z), [B, C]."""
+    inputs: Tensor  # [B, …]
+    labels: Tensor  # [B] int64
+    index: Tensor  # [B] int64: which samples of the training set they are, the same in every epoch and round
+    features: Tensor  # z = f(x), [B, D]
+    logits: Tensor  # g(z), [B, C]
 
     def only(self, mask_B: Tensor) -> Batch:
-        """The samples that ``mask_B`` selects."""
         return Batch(*(value[mask_B] for value in vars(self).values()))
 
 
 Loss = Callable[[Batch], LossTerms]
 """Named scalar terms of a batch, whose sum is minimised; no terms: there is nothing to learn from it."""
 COMPILER = "torch._dynamo"
-Correction = Callable[[], None]
-"""Changes the gradients in place, before the optimizer takes its step along them."""
+Correction = Callable[[], None]  # Changes the gradients in place, before the optimizer takes its step along them
 
 
 @dataclass(eq=False)
@@ -77,8 +70,7 @@ class Step:
     optimizer: torch.optim.Optimizer
     loss: Loss
     correction: Correction | None = None
-    private = False
-    """True for DP-SGD: the loop then says nothing of the loss, which is a function of single samples."""
+    private = False  # True for DP-SGD: the loop then says nothing of the loss, which is a function of single samples
     replayable = False
     """Whether every call does the same (`basics/cuda_graph.py`), so that a GPU may be handed it as a graph."""
 
@@ -95,14 +87,12 @@ class Step:
         return terms
 
     def descend(self) -> None:
-        """Correct the gradients, and step along them."""
         if self.correction is not None:
             with torch.no_grad():
                 self.correction()
         self.optimizer.step()
 
     def gradients(self, terms: LossTerms) -> None:
-        """Replace all gradients by those of the total."""
         self.optimizer.zero_grad(set_to_none=True)
         terms["total"].backward()
 
@@ -119,7 +109,6 @@ class Step:
     def batches(
         self, data: Samples, batch_size: int, generator: torch.Generator, *, no_single: bool, drop_last: bool
     ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """The batches of an epoch."""
         return shuffled_batches(data, batch_size, generator, no_single=no_single, drop_last=drop_last)
 
     def session(self) -> AbstractContextManager[object]:
@@ -156,10 +145,7 @@ class Proximal:
 
 
 def labelled_loss(loss: Loss, data: Samples, settings: TrainingSettings, num_classes: int) -> Loss:
-    """``loss`` of the labelled samples of a batch and, with ``pu-weight``, FedPU's risk of the unlabelled ones.
-
-    Where all samples have labels, it is ``loss`` itself. No terms mean that there is nothing to learn.
-    """
+    """``loss`` of labelled samples plus, with ``pu-weight``, FedPU's risk of the rest; no terms: nothing to learn."""
     hidden = data.unlabelled
     if hidden is None:
         return loss

@@ -31,10 +31,8 @@ from server_app.strategies import built
 
 app = ServerApp()
 
-EXPECTED = (SettingsError, DataError, FederationError, TensorFileError, OSError)
-"""What the user can mend."""
-MOST_IDLE_ROUNDS = 3
-"""Rounds in a row that changed nothing, after which a run gives up."""
+EXPECTED = (SettingsError, DataError, FederationError, TensorFileError, OSError)  # What the user can mend
+MOST_IDLE_ROUNDS = 3  # Rounds in a row that changed nothing, after which a run gives up
 
 
 @app.main()
@@ -43,10 +41,7 @@ def main(grid: Grid, context: Context) -> None:
 
 
 def federate(grid: Grid, context: Context) -> Path:
-    """A run and its baselines; the folder of its results.
-
-    What the user can mend ends it with one clear message, early where possible.
-    """
+    """A run and its baselines; the folder of its results. What the user can mend ends it with one clear message."""
     find_messages_by_node(grid)
     try:
         settings = Settings.from_run_config(context.run_config)
@@ -75,10 +70,7 @@ def name_of_run(settings: Settings, run_id: int) -> str:
 
 
 def one_run(grid: Grid, settings: Settings, folder: Path, run_id: int, later: int, baseline: str = "") -> None:
-    """From the sites' introductions to the summary.
-
-    ``later``: how many runs of as many rounds follow; ``baseline``: the algorithm, where it is that of a baseline.
-    """
+    """From introductions to the summary; ``later`` runs follow; ``baseline``: its algorithm, where it is one's run."""
     with alone_in(folder):
         run = Run(settings, folder, starting_point(settings, folder, run_id), later)
         callbacks = callbacks_of(run)
@@ -108,10 +100,7 @@ def baseline_run(grid: Grid, settings: Settings, folder: Path, run_id: int, late
 
 
 def run_rounds(run: Run, callbacks: list[Callback]) -> None:
-    """All rounds that are left and the final evaluation.
-
-    FederationError when several rounds in a row changed nothing.
-    """
+    """All rounds that are left and the final evaluation; FederationError when several in a row changed nothing."""
     federation, strategy, wanted = run.federation, run.strategy, run.settings.run
     exchange, budget = MessageExchange(federation), Budget(federation, run.start.run_history)
     callbacks = [*callbacks, budget]

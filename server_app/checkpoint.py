@@ -29,8 +29,7 @@ from server_app.log import say
 
 FORMAT = "protofl-checkpoint-4"
 FOLDER = "checkpoints"
-NEWEST = 3
-"""Clients keep their states of as many rounds (`client_app/state.py`)."""
+NEWEST = 3  # Clients keep their states of as many rounds (`client_app/state.py`)
 
 MAY_DIFFER = keys_that_change("name", "machine", "waiting", "display") - {"state-dir"}
 """Settings that a resumed run may change; but without the clients' models these would begin anew."""
@@ -42,27 +41,20 @@ class Checkpoint:
 
     settings: dict[str, Scalar]
     run_history: RunHistory
-    round: int = 0
-    """0: before the first."""
+    round: int = 0  # 0: before the first
     sites: tuple[str, ...] = ()
-    owners: dict[str, int] = field(default_factory=dict)
-    """Site -> the Flower node that it is bound to."""
-    num_partitions: int = 0
-    """Among how many clients the data set is divided; 0 where sites bring data of their own."""
-    seconds: float = 0.0
-    """That the run has taken so far."""
-    metrics_bytes: int = 0
-    """Length of ``metrics.jsonl``; what it holds beyond that is of a round that does not count."""
+    owners: dict[str, int] = field(default_factory=dict)  # Site -> the Flower node that it is bound to
+    num_partitions: int = 0  # Among how many clients the data set is divided; 0 where sites bring data of their own
+    seconds: float = 0.0  # That the run has taken so far
+    metrics_bytes: int = 0  # Length of ``metrics.jsonl``; what it holds beyond that is of a round that does not count
     code: str = ""
     state: dict[str, Tensor] = field(default_factory=dict)
 
     @property
     def resumed(self) -> bool:
-        """Return whether the present Flower run goes on with what an earlier one began."""
         return bool(self.run_history.earlier)
 
     def write(self, folder: Path) -> None:
-        """Keep this checkpoint, and those of the rounds just before it."""
         facts: dict[str, Any] = vars(self) | {"run_history": self.run_history.text}
         del facts["state"]
         path = folder / FOLDER / f"{self.round:06d}.safetensors"
@@ -83,7 +75,6 @@ class Checkpoint:
 
 
 def checkpoints(folder: Path) -> list[Path]:
-    """The checkpoints of a run, the newest first."""
     return sorted((path for path in (folder / FOLDER).glob("*.safetensors") if path.stem.isdigit()), reverse=True)
 
 
@@ -103,7 +94,6 @@ def is_complete(folder: Path) -> bool:
 
 
 def check_free(folder: Path) -> None:
-    """SettingsError where ``folder`` has a run."""
     if (folder / "settings.toml").exists():
         hint = "choose another name, or let it go on with resume = true"
         raise SettingsError(f"run-name = {folder.name!r}: {folder} holds a run already; {hint}")

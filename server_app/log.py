@@ -7,8 +7,7 @@ from pathlib import Path
 
 from protofl_common.runs.folder import TROUBLE
 
-ALARMING = (*TROUBLE, "void", "warning", "waiting")
-"""Lines that begin so have the level WARNING in a run's log."""
+ALARMING = (*TROUBLE, "void", "warning", "waiting")  # Lines that begin so have the level WARNING in a run's log
 _LOG = logging.Logger("protofl", logging.INFO)  # no child of the root's, whose handlers would print all again
 _LOG.addHandler(logging.NullHandler())
 

@@ -23,18 +23,16 @@ class Upload:
     site: str
     payload: Payload
     report: Report
-    most: float = math.inf
-    """Samples that it may weigh as."""
+    most: float = math.inf  # Samples that it may weigh as
     clients: int = 1
     """How many it stands for: with secure aggregation one upload is the mean of all (`privacy/sums.py`)."""
 
     @property
     def train_samples(self) -> float:
-        """n of FedAvg's weights: its samples, as far as `protections/samples.py` lets them count."""
+        """n of FedAvg's weights: its samples, as far as `protections/uploads.py` lets them count."""
         return min(self.report.train_samples, self.most)
 
     def having(self, **entries: Value) -> Upload:
-        """Return the upload with these entries in place of its own of the same names."""
         return replace(self, payload=Payload(**self.payload.entries | entries))
 
 
@@ -58,12 +56,9 @@ class Expected:
     declared: Declared
     limits: Limits
     losses: tuple[str, ...] = ()
-    metrics: Collection[str] = ()
-    """Names of the losses that the report holds, and of the metrics that it may hold."""
-    complete: bool = True
-    """Whether everything in ``declared`` must be there."""
-    counts_samples: bool = True
-    """Whether the report must say how many samples the client has trained on."""
+    metrics: Collection[str] = ()  # Names of the losses that the report holds, and of the metrics that it may hold
+    complete: bool = True  # Whether everything in ``declared`` must be there
+    counts_samples: bool = True  # Whether the report must say how many samples the client has trained on
 
     def read(self, content: RecordDict, card: SiteCard) -> Upload:
         """Return what a site sent; RefusedMessage where it is not as declared, or more than it joined with."""

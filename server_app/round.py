@@ -15,23 +15,20 @@ from protofl_common.wire.limits import Limits, RefusedMessage
 from protofl_common.wire.payloads import pack_payload
 from protofl_common.wire.records import pack_best
 from protofl_common.wire.schema import Declared, statistics_declared
+from server_app.network.admission import sample_sites
 from server_app.network.exchange import MessageExchange, Messenger, Records
 from server_app.network.membership import AT_ONCE, Federation
-from server_app.protections import outliers, samples, vote
 from server_app.protections.secure_sum import Channel, channel_of
+from server_app.protections.uploads import bound_samples, leave_out_farthest, refuse_outliers
 from server_app.replies import Expected, Upload, vectors_of
 from server_app.result import RoundResult, VoidRound
-from server_app.sampling import sample_sites
 from server_app.strategies.base import Strategy
 
 
 def train_round(
     strategy: Strategy, run_name: str, number: int, send: MessageExchange, best: BestRound | None = None
 ) -> RoundResult:
-    """The sites of this round's sample evaluate what they receive, train and upload; the server merges.
-
-    ``best``: the best round so far, where sites store their models of it.
-    """
+    """The round's sites evaluate what they receive, train and upload; the server merges. They store the ``best``."""
     federation, settings = strategy.federation, strategy.settings.federation
     sites = sample_sites(federation.answering(number), settings.participation, strategy.settings.run.seed, number)
     result, start = RoundResult(number, asked=sites), time.monotonic()
@@ -40,7 +37,7 @@ def train_round(
     sent, merging = list[Upload](), 0.0
     try:
         sent = uploads = _uploads(strategy, messenger, channel, MessageType.TRAIN, len(sites), pack_best(best))
-        for accept in (outliers.accept, samples.accept, _enough, channel.accept, vote.accept):
+        for accept in (refuse_outliers, bound_samples, _enough, channel.accept, leave_out_farthest):
             uploads = accept(uploads, federation, result)
         merging = time.monotonic()
         result.metrics = _merge(strategy, uploads, result)
@@ -106,7 +103,6 @@ def _contents(strategy: Strategy, sites: Mapping[str, Records], more: Records) -
 
 
 def _enough(uploads: list[Upload], federation: Federation, result: RoundResult) -> list[Upload]:
-    """VoidRound below ``min-replies``."""
     if len(uploads) < (least := federation.settings.federation.min_replies):
         raise VoidRound(f"{len(uploads)} valid replies, fewer than min-replies = {least}")
     return uploads
@@ -138,7 +134,6 @@ def _is_finite(value: Tensor) -> bool:  # NaN and infinity show in the smallest 
 
 
 def _expected(strategy: Strategy, number: int, declared: Declared, training: bool) -> Expected:
-    """The content of a valid reply, to a message that asks for training or for the final evaluation."""
     settings = strategy.settings
     limits = Limits(
         num_classes=strategy.num_classes,

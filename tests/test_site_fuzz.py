@@ -33,7 +33,7 @@ import protofl_common.backbones.features
 import protofl_common.basics.tensorfile
 from client_app import answers
 from client_app.answers import OPEN, reason_of
-from client_app.state import ClientState, StateFolder
+from client_app.state import StateFolder
 from protofl_common.basics.run_history import RunHistory
 from protofl_common.config.options import keys_of
 from protofl_common.config.sections import SECTIONS
@@ -140,7 +140,7 @@ class SiteOnDisk:
     def _write_model(self) -> dict[Path, bytes]:
         """Of an earlier run, which no server may have, nor destroy."""
         states = StateFolder(self.state / "earlier-12/clients", "north", RunHistory(12), use="fedproto (x)")
-        states.save(ClientState(1, "cnn4", {"w": torch.full((64,), WEIGHT)}))
+        states.save(1, "cnn4", {"w": torch.full((64,), WEIGHT)})
         (states.folder / "model.safetensors").write_text(SECRET)
         return {path: path.read_bytes() for path in states.folder.iterdir()}
 

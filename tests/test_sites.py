@@ -22,7 +22,7 @@ from PIL import Image
 from client_app.answers import reason_of
 from client_app.client import Client
 from client_app.protections.differential_privacy import ledger_of
-from client_app.state import ClientState, StateFolder
+from client_app.state import StateFolder
 from protofl_common.basics.run_history import RunHistory
 from protofl_common.config.options import SettingsError
 from protofl_common.experiment import plugins
@@ -505,7 +505,7 @@ def test_a_server_asks_for_no_round_after_the_last(tmp_path: Path) -> None:
 
 def _saved(folder: Path, run_id: int) -> list[Path]:
     states = StateFolder(folder, "north", RunHistory(run_id))
-    states.save(ClientState(1, "cnn4", {"w": torch.ones(1)}))
+    states.save(1, "cnn4", {"w": torch.ones(1)})
     return list(states.folder.iterdir())
 
 

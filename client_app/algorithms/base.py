@@ -46,12 +46,9 @@ class ClientAlgorithm(Generic[H]):
     every gradient is then left in place until the optimizer's step."""
     steps_differ = False
     """True where the loss draws lots or looks at single numbers: a GPU cannot replay one step as the next."""
-    similarity = "l2"
-    """How prediction compares with prototypes: ``l2`` or ``cosine``."""
-    predicts_with_head = True
-    """Whether the head is trained, so that its accuracy is worth reporting."""
-    global_prototypes: Prototypes | None = None
-    """What the server sent, on the device; None where it sent none."""
+    similarity = "l2"  # How prediction compares with prototypes: ``l2`` or ``cosine``
+    predicts_with_head = True  # Whether the head is trained, so that its accuracy is worth reporting
+    global_prototypes: Prototypes | None = None  # What the server sent, on the device; None where it sent none
     last_round: int | None = None
     """The client's last round before this one; None if it has no state: it has not taken part before."""
 
@@ -71,10 +68,7 @@ class ClientAlgorithm(Generic[H]):
         self.last_round = last_round
 
     def receive(self, payload: Payload) -> None:
-        """Take in what the server sent; in some first rounds that is nothing.
-
-        Weights go where the row says (`Weights.of`), and prototypes into `global_prototypes`.
-        """
+        """Take in what the server sent, if anything: weights where the row says, prototypes as `global_prototypes`."""
         prototypes = payload.vectors() if "prototypes" in payload.entries else None
         if prototypes is not None:
             self.global_prototypes = prototypes.to(self.client.device)
@@ -95,7 +89,6 @@ class ClientAlgorithm(Generic[H]):
 
     @property
     def evaluation_arch(self) -> str:
-        """The architecture of that model."""
         return self.client.arch
 
     def prototypes_for_prediction(self) -> Prototypes | None:
@@ -106,12 +99,10 @@ class ClientAlgorithm(Generic[H]):
 
     @property
     def modules(self) -> Sequence[nn.Module]:
-        """The modules that `trains` names."""
         return tuple(getattr(self, name) for name in self.trains)
 
     @cached_property
     def optimizer(self) -> torch.optim.Optimizer:
-        """A new one each round; with ``keep-optimizer`` it goes on as it was."""
         return training.make_optimizer(self.modules, self.training)
 
     def loss(self, batch: Batch) -> LossTerms:
@@ -124,10 +115,7 @@ class ClientAlgorithm(Generic[H]):
         return training.labelled_loss(self.loss, self.client.train_set, self.training, self.client.num_classes)
 
     def step(self, correction: Correction | None = None) -> Step:
-        """The update by one batch: a protection's, where one acts on steps.
-
-        The fused one is used where it is known to be right: with parts of the catalog, and without a correction.
-        """
+        """The update by one batch: a protection's, where one acts on steps; fused where that is known to be right."""
         kind = FusedStep if self.of_catalog and not self.needs_gradients and correction is None else Step
         return protected_step(self.client, kind(self.modules, self.optimizer, self.labelled_loss, correction))
 
@@ -195,10 +183,7 @@ class ClientAlgorithm(Generic[H]):
         return part_of(getattr(self, entry.of), entry)
 
     def local_prototypes(self) -> Prototypes:
-        """The class means of this client's training data under its model as it is now (FedProto Eq. 1), in one pass.
-
-        Under differential privacy they have noise, and each call costs ε.
-        """
+        """The class means of the training data under the present model (FedProto Eq. 1); under DP each call costs ε."""
         data = self.client.train_set
         return self.privacy.class_means(self.features(data), data.labels.cpu(), self.round)
 
@@ -210,12 +195,10 @@ class ClientAlgorithm(Generic[H]):
 
     @property
     def lasting(self) -> tuple[str, ...]:
-        """All attributes that live on."""
         with_optimizer = self.training.keep_optimizer and not self.settings.row.one_shot
         return (*self.state, "optimizer") if with_optimizer else self.state
 
     def packed_state(self) -> dict[str, Tensor]:
-        """The attributes that live on, as tensors of a file."""
         return pack_attributes(self, self.lasting)
 
     def templates(self, declared: Declared) -> dict[str, Template]:
@@ -225,5 +208,4 @@ class ClientAlgorithm(Generic[H]):
 
 
 def client_half(row: Algorithm) -> type[ClientAlgorithm[Any]]:
-    """The class that a row of the catalog names."""
     return half(row.client, ClientAlgorithm)

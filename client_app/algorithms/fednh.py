@@ -52,5 +52,4 @@ class FedNH(FedAvg[FedNHHparams]):
         return SplitModel(self.model.body, head)
 
     def features(self, data: Samples) -> Tensor:
-        """z / ‖z‖."""
         return normalize(super().features(data))

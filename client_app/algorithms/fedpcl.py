@@ -42,7 +42,6 @@ class FedPCL(ClientAlgorithm[FedPCLHparams]):
         self.predicts_with_head = self.hparams.loss.startswith("ce")  # only these ablations train the classifier
 
     def receive(self, payload: Payload) -> None:
-        """Keep C̄ and the C_p as tables by class, of unit length."""
         super().receive(payload)
         own = payload.vectors()
         sets = payload.sets("local_sets") if "local_sets" in payload.entries else ()

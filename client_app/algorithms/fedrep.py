@@ -34,12 +34,10 @@ class FedRep(ClientAlgorithm[FedRepHparams]):
 
     @cached_property
     def optimizer(self) -> torch.optim.Optimizer:
-        """The body's."""
         return make_optimizer((self.model.body,), self.training)
 
     @cached_property
     def head_optimizer(self) -> torch.optim.Optimizer | None:
-        """The head's; None where nothing of the head trains (setting ``head``)."""
         head = self.model.head
         trains = any(one.requires_grad for one in head.parameters())
         return make_optimizer((head,), self.training) if trains else None

@@ -48,7 +48,6 @@ class FML(ClientAlgorithm[FMLHparams]):
         return terms
 
     def _divergence(self, target_BC: Tensor, logits_BC: Tensor) -> Tensor:
-        """KL of the target's class probabilities from those of the logits, averaged over the batch."""
         if self.hparams.mutual == "coupled":
             return divergence(logits_BC, target_BC) / logits_BC.shape[1]
         return divergence(logits_BC, target_BC.detach())

@@ -52,7 +52,6 @@ class MetaStep(Step):
         return terms
 
     def adapt(self, inputs: Tensor, labels: Tensor, index: Tensor) -> None:
-        """w ← w̃."""
         if terms := self.terms(self.model, inputs, labels, index):
             self.gradients(terms)
             with torch.no_grad():

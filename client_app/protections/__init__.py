@@ -19,7 +19,6 @@ def protections_of(client: Client) -> list[Protection]:
 
 
 def protected_step(client: Client, step: Step) -> Step:
-    """Return the step to train with in the place of ``step``."""
     for protection in protections_of(client):
         step = protection.step(step)
     return step

@@ -12,8 +12,7 @@ from protofl_common.wire.records import Instructions, Report
 class Protection:
     """One protection, for one message; the hooks stand in the order in which they are called, and change nothing."""
 
-    name = ""
-    """For a site's log, and for ``protofl site check``."""
+    name = ""  # For a site's log, and for ``protofl site check``
 
     def __init__(self, client: Client) -> None:
         self.client = client
@@ -31,7 +30,6 @@ class Protection:
         return evaluation
 
     def step(self, step: Step) -> Step:
-        """Return the step to train with, in the place of an algorithm's own."""
         return step
 
     def upload(self, upload: Payload, round_number: int) -> Payload:

@@ -28,8 +28,7 @@ from protofl_common.privacy.plan import Mechanism, Plan, epsilon
 from protofl_common.privacy.release import fresh_draw, private_class_means, private_counts, private_hits
 from protofl_common.wire.records import Instructions, Report
 
-Spending = Counter[tuple[float, float]]
-"""(q, σ) -> how many times."""
+Spending = Counter[tuple[float, float]]  # (q, σ) -> how many times
 Ledger = dict[str, Spending]
 """By run and Flower run. One that is resumed has a new Flower run, and a server may change the name from message to
 message: what either has spent counts."""
@@ -54,7 +53,6 @@ class DifferentialPrivacy(Protection):
         return settings.privacy.dp != "none"
 
     def before(self, instructions: Instructions, training: bool) -> None:
-        """Charge the ledger for a round, or for a final evaluation."""
         of_round = self._plan.of_round(instructions.round, instructions.evaluate)
         charge(self.client, instructions.run_name, of_round if training else self._plan.of_evaluation())
 
@@ -64,7 +62,6 @@ class DifferentialPrivacy(Protection):
         return Evaluation(private_hits(evaluation.correct, len(labels_N), noise, fresh_draw()))
 
     def step(self, step: Step) -> Step:
-        """DP-SGD's, on the same loss and with the same correction."""
         return PrivateStep.of(step, self._plan)
 
     def report(self, report: Report) -> Report:
@@ -143,10 +140,7 @@ def charge(client: Client, run_name: str, costs: Sequence[Mechanism]) -> None:
 
 
 def check_affordable(client: Client) -> None:
-    """Raise SettingsError where not even one round fits in what this site lets all runs together spend.
-
-    So a run that this site can only refuse hears of it before the first round, not in each.
-    """
+    """SettingsError, before the first round, where not even one fits in what this site lets all runs spend."""
     if client.plan is not None and client.node.required_dp is not None:
         used = sum(read_ledger(ledger_of(client, "")).values(), Counter())
         _check_all_runs(client, used + _spending(client.plan.of_round(1, True)))

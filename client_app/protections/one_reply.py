@@ -17,8 +17,7 @@ from protofl_common.wire.records import Instructions
 
 Answers = dict[str, tuple[int, int]]
 """Flower run and algorithm -> the last training round answered, and the round of the final evaluation; 0 for none."""
-MOST = 1000
-"""Entries in the file; the oldest go. A server that starts as many runs gets more answers from those."""
+MOST = 1000  # Entries in the file; the oldest go. A server that starts as many runs gets more answers from those.
 
 
 class OneReply(Protection):
@@ -33,11 +32,9 @@ class OneReply(Protection):
 
     @staticmethod
     def acts(settings: Settings, is_site: bool) -> bool:
-        """At real sites."""
         return is_site
 
     def before(self, instructions: Instructions, training: bool) -> None:
-        """Refuse a question that this site has answered, and training after the final evaluation."""
         self._check(self._read(), instructions, training)
 
     def after(self, instructions: Instructions, training: bool) -> None:
@@ -54,7 +51,6 @@ class OneReply(Protection):
             raise StateError(f"state-dir: {self.file} cannot be written: {error}") from error
 
     def _check(self, answers: Answers, instructions: Instructions, training: bool) -> tuple[int, int]:
-        """The entry of this run, if the question is new."""
         last, final = answers.get(self.key, (0, 0))
         if final or (training and instructions.round <= last):
             asked = f"training in round {instructions.round}" if training else "the final evaluation"

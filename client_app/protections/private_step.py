@@ -17,8 +17,7 @@ from protofl_common.config.options import SettingsError
 from protofl_common.privacy.plan import Plan
 from protofl_common.privacy.release import fresh_draw
 
-AT_ONCE = 2**24
-"""Numbers of which the gradients of the samples in memory at a time consist: 64 MiB."""
+AT_ONCE = 2**24  # Numbers of which the gradients of the samples in memory at a time consist: 64 MiB
 
 
 @dataclass(eq=False)
@@ -45,7 +44,6 @@ class PrivateStep(Step):
 
     @classmethod
     def of(cls, step: Step, plan: Plan) -> PrivateStep:
-        """DP-SGD on the same loss and with the same correction."""
         return cls(step.modules, step.optimizer, step.loss, step.correction, plan=plan)
 
     def __post_init__(self) -> None:
@@ -58,7 +56,6 @@ class PrivateStep(Step):
     def batches(
         self, data: Samples, batch_size: int, generator: torch.Generator, *, no_single: bool, drop_last: bool
     ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """An epoch's, by Poisson sampling."""
         for _ in range(self.plan.batches):
             drawn = np.flatnonzero(self.draw.random(len(data)) < self.plan.rate)
             self.empty = not len(drawn)
@@ -83,7 +80,6 @@ class PrivateStep(Step):
         return terms
 
     def _of_each(self, weights: Mapping[str, Tensor], samples: tuple[Tensor, ...]) -> dict[str, Tensor]:
-        """g_i, [B, …] for each of the weights."""
         weights = {name: one.detach() for name, one in weights.items()}
         of_one = grad(partial(functional_call, self.alone))
         try:

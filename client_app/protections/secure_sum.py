@@ -33,8 +33,7 @@ from protofl_common.wire.records import Instructions, Report, unpack_baseline, u
 from protofl_common.wire.schema import Declared
 from protofl_common.wire.secagg import FINAL, pack_by_site, unpack_by_site
 
-Arrays = Callable[[Declared], dict[str, Template]]
-"""The arrays of declared weights (`ClientAlgorithm.templates`)."""
+Arrays = Callable[[Declared], dict[str, Template]]  # The arrays of declared weights (`ClientAlgorithm.templates`)
 _ORDER = ("advertise", "share", "mask", "unmask")
 
 
@@ -43,13 +42,10 @@ class _Progress:
     """The content of the file."""
 
     run_id: int
-    sum: int
-    """2 r for the training of round r, and 2 r + 1 for the final evaluation after it."""
-    stage: str
-    """The last one passed."""
+    sum: int  # 2 r for the training of round r, and 2 r + 1 for the final evaluation after it
+    stage: str  # The last one passed
     secret: bytes = b""
-    keys: dict[str, bytes] = field(default_factory=dict)
-    """The public keys of all sites."""
+    keys: dict[str, bytes] = field(default_factory=dict)  # The public keys of all sites
     shares: dict[str, bytes] = field(default_factory=dict)
     """Site -> this one's shares of its PAIR and of its OWN key, one after the other."""
 
@@ -134,7 +130,6 @@ class SecureSum:
         return needed(len(progress.keys), self.client.settings.privacy.secagg_threshold)
 
     def _passed(self, stage: str) -> _Progress:
-        """Return what this site stored after ``stage`` of this sum."""
         progress = self._read()
         if progress is None or (progress.run_id, progress.sum, progress.stage) != (self.run_id, self.sum, stage):
             raise RefusedMessage(f"a stage of secure aggregation that does not follow {stage!r} of {_called(self.sum)}")
@@ -155,7 +150,6 @@ class SecureSum:
 
 
 def _called(number: int) -> str:
-    """Name a sum of a run in words."""
     return f"{'the final evaluation after ' if number % 2 else ''}round {number // 2}"
 
 

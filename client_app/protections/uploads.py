@@ -84,7 +84,6 @@ class PaperNoise(Protection):
         return bool(settings.noise.gradient_noise) or settings.noise.prototype_noise != "none"
 
     def step(self, step: Step) -> Step:
-        """DP-SGD's, with the paper's ε."""
         plan = self.client.settings.plan_of_paper(len(self.client.data.train_labels))
         return step if plan is None else PrivateStep.of(step, plan)
 

@@ -1,17 +1,19 @@
-"""Checks that sites fit together and are enough for a round, and the words for those that cannot take part."""
+"""Who of the sites fits the others, whether they are enough, whom a round asks, and words for who cannot take part."""
 
 import math
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+import numpy as np
+
+from protofl_common.basics.seeding import derive_seed
 from protofl_common.basics.text import in_order, printable
 from protofl_common.config.architectures import ARCHITECTURES, members_of
 from protofl_common.experiment.settings import Settings
 from protofl_common.maths.aggregation import FEWEST
 from protofl_common.wire.records import SiteCard
-from server_app.sampling import number_asked
 
 Cards = Mapping[str, SiteCard]
 
@@ -53,7 +55,6 @@ def check_division(settings: Settings, cards: Cards, before: int = 0) -> None:
 
 
 def _check_known(settings: Settings, cards: Cards) -> None:
-    """The server builds the model whose weights are averaged: only one that the run's own settings name."""
     named = {*ARCHITECTURES, settings.model.arch, *members_of(settings.model.models)}
     for name, card in cards.items():
         if card.arch not in named:
@@ -83,6 +84,21 @@ def check_number(settings: Settings, sites: int, liars: int) -> None:
         raise FederationError(f"liars = {liars}: {asks}, and {2 * liars + 1} are the fewest that can outvote {liars}")
     if asked < FEWEST and merging not in ("auto", "mean"):
         raise FederationError(f"merging = {merging!r}: {asks}, and {FEWEST} are the fewest that can outvote one")
+
+
+def number_asked(sites: int, participation: float) -> int:
+    """How many of ``sites`` take part in a round: ``participation`` of them, rounded, and at least one."""
+    return max(1, round(participation * sites))
+
+
+def sample_sites(sites: Iterable[str], participation: float, seed: int, server_round: int) -> list[str]:
+    """`number_asked` of the sites, in natural order; seeded, by their names: Flower's node ids are random."""
+    ordered = in_order(sites)
+    number = number_asked(len(ordered), participation)
+    if number == len(ordered):
+        return ordered
+    generator = np.random.default_rng(derive_seed(seed, "sampling", server_round))
+    return [ordered[index] for index in sorted(generator.choice(len(ordered), size=number, replace=False))]
 
 
 def odd_ones(settings: Settings, cards: Cards, divided_among: int, least: int) -> dict[str, str]:

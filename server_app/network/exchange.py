@@ -18,14 +18,11 @@ from server_app.network.flower_compat import ErrorCode, copy_for, id_of, is_simu
 from server_app.network.membership import Federation, FederationError
 from server_app.result import RoundResult
 
-LOOK_EVERY = 3.0
-"""Seconds between two looks around for sites that are new or back, while a round waits."""
+LOOK_EVERY = 3.0  # Seconds between two looks around for sites that are new or back, while a round waits
 PATIENCE = 30.0
 """Seconds in which a node that died over its message may come back. Flower takes a minute to notice its death."""
-SILENCE = 2.0
-"""Seconds that the SuperLink may take to say that there is nothing new, before it is worth a line."""
-SLOW_LINK = 5e6
-"""Bytes a second that any link to the SuperLink has."""
+SILENCE = 2.0  # Seconds that the SuperLink may take to say that there is nothing new, before it is worth a line
+SLOW_LINK = 5e6  # Bytes a second that any link to the SuperLink has
 LEAST_GRACE = 120.0
 """Seconds that a round waits at least: Flower notices a death after one minute, and `PATIENCE` follows."""
 WORKER_DIED = re.compile(r"<class 'ray\.exceptions\.(\w*(?:Died|Unavailable|Crashed|OutOfMemory)\w*)'>")
@@ -53,14 +50,10 @@ class MessageExchange:
 
     def __init__(self, federation: Federation) -> None:
         self.federation, self.grid = federation, federation.grid
-        self.waited = 0.0
-        """Seconds, of this exchange."""
-        self._longest: dict[str, float] = {}
-        """Site -> its slowest reply so far, in seconds."""
-        self.late: dict[str, str] = {}
-        """Site -> which reply came after its deadline, during this exchange."""
-        self._overdue: dict[str, Message] = {}
-        """Site -> the last message that it has not answered in time."""
+        self.waited = 0.0  # Seconds, of this exchange
+        self._longest: dict[str, float] = {}  # Site -> its slowest reply so far, in seconds
+        self.late: dict[str, str] = {}  # Site -> which reply came after its deadline, during this exchange
+        self._overdue: dict[str, Message] = {}  # Site -> the last message that it has not answered in time
         self._pending: dict[str, Message] = {}
         self._away: dict[str, _Away] = {}
         self._replies: dict[str, Message] = {}
@@ -113,10 +106,7 @@ class MessageExchange:
             )
 
     def _patience(self, took: dict[str, float]) -> float:
-        """Seconds to wait: once ``min-replies`` sites have answered, ``grace`` times what is usual.
-
-        That is the median of this exchange, and for a site that is still out its slowest reply before, if longer.
-        """
+        """Seconds to wait: ``grace`` times the median of this exchange, or the slowest reply before of those out."""
         settings = self.federation.settings.federation
         if len(took) < settings.min_replies:
             return math.inf
@@ -176,13 +166,10 @@ class Messenger:
     federation: Federation
     run_name: str
     send: MessageExchange
-    result: RoundResult
-    """Takes the bytes, and the errors of sites that could not do their work."""
-    evaluate: bool
-    """Whether the sites are to evaluate what they receive."""
+    result: RoundResult  # Takes the bytes, and the errors of sites that could not do their work
+    evaluate: bool  # Whether the sites are to evaluate what they receive
 
     def ask(self, kind: str, contents: Mapping[str, Records], stage: str = "") -> dict[str, RecordDict]:
-        """Send each site its records, and return what its reply holds; ``stage``: what an error came in."""
         federation, result = self.federation, self.result
         instructions = Instructions(result.number, self.run_name, self.evaluate, federation.run_history)
         common = {"round": pack_instructions(instructions), **pack_baseline(federation.baseline)}

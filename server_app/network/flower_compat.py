@@ -20,8 +20,7 @@ __all__ = ["ErrorCode", "copy_for", "find_messages_by_node", "id_of", "is_simula
 
 UNREADABLE = (TypeError, ValueError, LookupError, AttributeError, DecodeError)
 """What Flower raises for an array whose shape is not one, text that is not JSON, a missing part, bad protobuf bytes."""
-TRIES = 3
-"""How often messages are sent before a SuperLink that keeps losing them ends the run."""
+TRIES = 3  # How often messages are sent before a SuperLink that keeps losing them ends the run
 
 
 def is_simulated(grid: Grid) -> bool:

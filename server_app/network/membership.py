@@ -37,30 +37,22 @@ class Federation:
         self.owners = dict(owners)
         """Site -> the first node that was it; it remains its own, for Flower's authentication ties nodes to keys."""
         self.online: set[int] = set()
-        self.problems: dict[int, str] = {}
-        """Node -> why it cannot take part."""
-        self.expelled: set[str] = set()
-        """Sites that were caught lying: they take no further part in the run."""
-        self._asked: set[int] = set()
-        """Nodes that were asked who they are."""
+        self.problems: dict[int, str] = {}  # Node -> why it cannot take part
+        self.expelled: set[str] = set()  # Sites that were caught lying: they take no further part in the run
+        self._asked: set[int] = set()  # Nodes that were asked who they are
         self._waiting: dict[str, Message] = {}
         self._card_of: dict[int, SiteCard] = {}
         self._silent: Counter[str] = Counter()
-        self._rests_until: dict[str, int] = {}
-        """Site -> the last round in which it is not asked."""
+        self._rests_until: dict[str, int] = {}  # Site -> the last round in which it is not asked
         self._reference: SiteCard | None = None
 
     @property
     def reference(self) -> SiteCard:
-        """The introduction from which the server builds its models: the majority's, whoever answers first.
-
-        Where nothing must be alike, that of the most common inputs, and among these of the most common network.
-        """
+        """The introduction from which the server builds its models: the majority's, whoever answers first."""
         return self._reference or admission.most_common(self.cards)
 
     @property
     def simulated(self) -> bool:
-        """Return whether all clients are simulated: one person's own, without an operator at any site."""
         return not any(card.real for card in self.cards.values())
 
     @property
@@ -146,7 +138,6 @@ class Federation:
         return f"{text}\n{admission.explained(self.problems)}" if self.problems else text
 
     def _leave_out(self, name: str, why: str) -> None:
-        """Go on without a site whose introduction cannot be used."""
         del self.cards[name]
         self.problems[self.node_of.pop(name)] = f"{name}: {why}"
 
@@ -196,7 +187,6 @@ class Federation:
 
     @property
     def greeting(self) -> bool:
-        """Return whether somebody new has been asked who it is and has not answered yet."""
         return any(message.metadata.dst_node_id in self.online for message in self._waiting.values())
 
     def answering(self, server_round: int) -> list[str]:

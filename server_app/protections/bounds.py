@@ -13,13 +13,12 @@ from protofl_common.experiment.settings import Settings
 from protofl_common.maths.aggregation import FEWEST
 from protofl_common.wire.records import SiteCard
 from protofl_common.wire.schema import vectors_in
-from server_app.sampling import number_asked
+from server_app.network.admission import number_asked
 
 NORM_RATIO, UPDATE_RATIO, SAMPLES_RATIO, SAMPLES_LEAD = 5.0, 2.0, 8.0, 2.0
 """The bounds with liars; an honest site's largest prototype is at most 2.9 times as long as the median, but up to 5.9
 times in the first round of unlike networks."""
-WIDE_NORM_RATIO = 1000.0
-"""Without liars: what only a broken client sends."""
+WIDE_NORM_RATIO = 1000.0  # Without liars: what only a broken client sends
 
 
 @dataclass(frozen=True)
@@ -33,8 +32,7 @@ class Bounds:
     max_samples_lead: float = math.inf
     weights: tuple[str, float] = ("mean", 0)
     """``merging`` and ``trim`` of the functions in `aggregation.py`, for the clients' weights."""
-    prototypes: tuple[str, float] = ("mean", 0)
-    """The same for what they send of classes."""
+    prototypes: tuple[str, float] = ("mean", 0)  # The same for what they send of classes
 
     def __str__(self) -> str:
         if not self.liars:

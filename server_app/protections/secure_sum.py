@@ -16,11 +16,11 @@ from protofl_common.privacy.sums import MASKED, figure_names, from_sums, from_wh
 from protofl_common.wire.limits import RefusedMessage
 from protofl_common.wire.records import Report
 from protofl_common.wire.secagg import FINAL, MOST_SITES, pack_by_site, unpack_by_site
+from server_app.network.admission import number_asked
 from server_app.network.exchange import Messenger, Records
 from server_app.network.membership import Federation, FederationError
 from server_app.replies import Expected, Upload
 from server_app.result import RoundResult, VoidRound
-from server_app.sampling import number_asked
 
 BySite = Mapping[str, Mapping[str, bytes]]
 
@@ -129,7 +129,6 @@ class SecureSum(Channel):
         return total
 
     def _exchange(self, stage: str, contents: BySite, size: int) -> dict[str, dict[str, bytes]]:
-        """Send each site its contents; return the answers, with ``size`` bytes of every site."""
         kind = f"query.{stage}{FINAL if self.result.final else ''}"
         records = {site: pack_by_site(own) if own else {} for site, own in contents.items()}
         answers = {}
@@ -141,7 +140,6 @@ class SecureSum(Channel):
         return answers
 
     def _expel(self, sites: Collection[str], why: str) -> None:
-        """Refuse what these sites have sent, and ask them nothing more."""
         self._refuse(sites, f"{why}; it takes no further part in this run")
         self.federation.expelled |= set(sites)
 
@@ -149,7 +147,6 @@ class SecureSum(Channel):
         self.result.refused |= dict.fromkeys(sites, f"secure aggregation: {why}")
 
     def _check_enough(self, left: Collection[str], sent: str) -> None:
-        """VoidRound where fewer than the threshold have sent something."""
         if len(left) < self.threshold:
             few = f"{len(left)} of {len(self.result.asked)} sites sent {sent}, fewer than the {self.threshold} needed"
             raise VoidRound(f"secure aggregation: {few} (secagg-threshold)")

@@ -40,19 +40,14 @@ class ServerStrategy(Generic[H]):
         self.settings = federation.settings
         self.hparams = cast(H, federation.settings.hparams)
         self.row = federation.settings.row
-        self.card = federation.reference
-        """For what all clients have alike; the majority's."""
+        self.card = federation.reference  # For what all clients have alike; the majority's
         self.num_classes = len(self.card.classes)
-        self.reduced: set[str] = set()
-        """What `merge` reduces of a site's part in the aggregate: ``"site: how"``."""
+        self.reduced: set[str] = set()  # What `merge` reduces of a site's part in the aggregate: ``"site: how"``
 
     # -- hooks of an algorithm -----------------------------------------------------------------------------------
 
     def payload_down(self) -> Payload:
-        """Return the payload for every client, at the start of a round and at the final evaluation.
-
-        The default: of each entry that the catalog's row declares, what `entry` gives.
-        """
+        """Return the payload for every client: by default, what `entry` gives of each entry that the row declares."""
         return Payload(**{name: self.entry(name) for name in self.settings.exchange.down})
 
     def entry(self, name: str) -> Any:
@@ -95,10 +90,7 @@ class ServerStrategy(Generic[H]):
     # -- for algorithms to use -----------------------------------------------------------------------------------
 
     def merged(self, uploads: list[Upload], weighting: str, previous: Prototypes | None) -> Prototypes | None:
-        """For an algorithm that averages: the uploads' prototypes as one per class, by `Federation.bounds`.
-
-        A class that nobody sent keeps that of ``previous``; so do all where no prototypes were due.
-        """
+        """Average the uploads' prototypes by `Federation.bounds`; a class that nobody sent stays as in ``previous``."""
         sets = list(vectors_of(uploads).values())
         return merge_prototypes(sets, weighting, previous, *self.federation.bounds.prototypes) if sets else previous
 

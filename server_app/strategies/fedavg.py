@@ -35,7 +35,6 @@ class FedAvg(ServerStrategy[H]):
             raise FederationError(f"{self.settings.run.algo} {shared}, and {self.arch} has no more")
 
     def first_model(self) -> SplitModel:
-        """The model of the first round."""
         model, seed = self.settings.model, self.settings.run.seed
         return initial_model(self.arch, self.card.input_shape, self.num_classes, model, seed, "global")
 

@@ -29,7 +29,6 @@ class FedFA(FedAvg[FedFAHparams]):
         self.averages: StateDict = augmentation.averages.state_dict(prefix="averages.")
 
     def merge(self, uploads: list[Upload]) -> dict[str, float]:
-        """FedAvg, and γ of the round's averages."""
         sent = [averages for upload in uploads if (averages := upload.payload.weights("averages")) is not None]
         for name in self.averages:
             together_MC = torch.stack([averages[name] for averages in sent])

@@ -38,12 +38,10 @@ class FedGen(LGFedAvg[FedGenHparams]):
         self.random = torch.Generator().manual_seed(seed)
 
     def payload_down(self) -> Payload:
-        """The head and, after the first round, the generator and the label counts."""
         generator = None if self.label_counts is None else self.generator.state_dict()
         return Payload(weights=self.weights, generator=generator, label_counts=self.label_counts)
 
     def merge(self, uploads: list[Upload]) -> dict[str, float]:
-        """Average the heads, add up the label counts, train the generator; its mean loss."""
         super().merge(uploads)
         counts = [one for upload in uploads if (one := upload.payload.counts("label_counts")) is not None]
         self.label_counts = torch.stack(counts).sum(dim=0)

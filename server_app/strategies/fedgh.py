@@ -39,7 +39,6 @@ class FedGH(ServerStrategy[ServerTrainingHparams]):
         return {f"head.{name}": value.cpu() for name, value in self.head.state_dict().items()}
 
     def merge(self, uploads: list[Upload]) -> dict[str, float]:
-        """Train θ on the round's representations; the last epoch's mean loss."""
         parameters = [parameter for parameter in self.head.parameters() if parameter.requires_grad]
         if not parameters or not uploads:
             return {}

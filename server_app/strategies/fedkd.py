@@ -29,7 +29,6 @@ class FedKD(FedAvg[FedKDHparams]):
 
     @property
     def arch(self) -> str:
-        """The architecture of the student."""
         return self.settings.architecture(0, self.hparams.student)
 
     def payload_down(self) -> Payload:

@@ -46,7 +46,6 @@ class FedNH(FedAvg[FedNHHparams]):
         return SplitModel(model.body, CosineHead(self.num_classes, dim, self.hparams.scale))
 
     def merge(self, uploads: list[Upload]) -> dict[str, float]:
-        """The mean body, and a step of the prototypes towards the clients' means."""
         means = self.merged([self._of_length_one(upload) for upload in uploads], "counts", None)
         if means is not None:
             rho, previous_PD = self.hparams.smoothing, self.prototypes_CD[means.labels]
@@ -55,7 +54,6 @@ class FedNH(FedAvg[FedNHHparams]):
         return super().merge(uploads)
 
     def _of_length_one(self, upload: Upload) -> Upload:
-        """With each class mean scaled to length 1."""
         means = upload.payload.vectors()
         assert means is not None
         return replace(upload, payload=Payload(prototypes=replace(means, means=normalize(means.means, dim=1))))

@@ -22,6 +22,5 @@ class FedORGP(TrainedPrototypes[FedORGPHparams]):
     """Trains them by orthogonality."""
 
     def merge(self, uploads: list[Upload]) -> dict[str, float]:
-        """S epochs on the round's client prototypes; the last epoch's mean loss."""
         samples_PD, labels_P = together(uploads)
         return {"server-loss": self.train(samples_PD, labels_P, partial(orthogonality, gamma=self.hparams.gamma))}

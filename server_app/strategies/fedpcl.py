@@ -29,7 +29,6 @@ class FedPCL(ServerStrategy[FedPCLHparams]):
         self.sets: dict[str, Prototypes] = {}
 
     def payload_down(self) -> Payload:
-        """C̄, and all clients' sets in the order of the sites."""
         if self.prototypes is None:
             return Payload()
         padded = tuple(padded_with(self.sets[site], self.prototypes) for site in in_order(self.sets))

@@ -26,7 +26,6 @@ class FedPLVM(FedAvg[FedPLVMHparams]):
     state: tuple[str, ...] = ("weights", "prototypes")
 
     def merge(self, uploads: list[Upload]) -> dict[str, float]:
-        """FedAvg's mean of the models; the clusters of all local prototypes (Eq. 4)."""
         super().merge(uploads)
         means, labels = together(uploads)
         merged = self.clustered(means, labels)
@@ -37,7 +36,6 @@ class FedPLVM(FedAvg[FedPLVMHparams]):
         return {"local-prototypes": float(len(labels)), "global-prototypes": float(len(merged))}
 
     def clustered(self, means_PD: Tensor, labels_P: Tensor) -> Prototypes:
-        """G of all local prototypes (Eq. 4)."""
         method = self.hparams.global_clusters
         if method == "none":
             return Prototypes(means_PD, labels_P)

@@ -34,12 +34,10 @@ class FedSA(ServerStrategy[FedSAHparams]):
             self.anchors_CD = nn.Sequential(*layers)(torch.randn(classes, dim))
 
     def payload_down(self) -> Payload:
-        """All anchors, and the global prototypes once there are any."""
         anchors = Prototypes(self.anchors_CD.clone(), torch.arange(self.num_classes))
         return Payload(anchors=anchors, prototypes=self.prototypes)
 
     def merge(self, uploads: list[Upload]) -> dict[str, float]:
-        """P̄, and a step of the anchors towards it."""
         means = self.merged(uploads, "uniform", None)
         if means is not None:
             self.anchors_CD[means.labels] = means.means.lerp(self.anchors_CD[means.labels], self.hparams.smoothing)

@@ -84,7 +84,6 @@ class FedTGP(TrainedPrototypes[FedTGPHparams]):
         return super().network(dim) if self.hparams.transform else nn.Sequential()
 
     def merge(self, uploads: list[Upload]) -> dict[str, float]:
-        """S epochs on the round's client prototypes; the last epoch's mean loss and the margin."""
         samples_PD, labels_P = together(uploads)
         margin = self.margin(samples_PD, labels_P)
         loss = self.train(samples_PD, labels_P, partial(margin_contrast, margin=margin))

@@ -43,7 +43,6 @@ class FeSEM(FedAvg[FeSEMHparams]):
         return Payload(weights=self.centres[str(int(self.cluster_of.get(site, torch.tensor(0))))])
 
     def merge(self, uploads: list[Upload]) -> dict[str, float]:
-        """E-step and M-step; how many clusters the round's clients are in."""
         points = np.stack([self._vector(upload.payload.weights() or {}) for upload in uploads])
         clusters = self._nearest(points) if self.cluster_of else self._first_clusters(points)
         assigned = list(zip(uploads, clusters, strict=True))
@@ -56,7 +55,6 @@ class FeSEM(FedAvg[FeSEMHparams]):
         return torch.cat([weights[name].flatten() for name in self.names]).numpy()
 
     def _nearest(self, points: np.ndarray) -> list[int]:
-        """r_i of points [n, parameters]."""
         centres = [self.centres[str(k)] for k in range(self.hparams.centres)]  # a checkpoint may order them otherwise
         squares = [np.square(points - self._vector(centre)).sum(axis=1) for centre in centres]
         return [int(k) for k in np.argmin(squares, axis=0)]

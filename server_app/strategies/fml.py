@@ -13,5 +13,4 @@ class FML(FedAvg[FMLHparams]):
 
     @property
     def arch(self) -> str:
-        """The architecture of the meme model."""
         return self.settings.architecture(0, self.hparams.meme)

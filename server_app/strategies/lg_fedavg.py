@@ -17,7 +17,6 @@ class LGFedAvg(FedAvg[H]):
     """Keeps the global head; all heads have one shape, or the sites do not fit together."""
 
     def first_model(self) -> SplitModel:
-        """The head of the first round, over no body."""
         settings = self.settings
         head = initial_head(self.arch, self.num_classes, settings.model, settings.run.seed)
         return SplitModel(nn.Identity(), head)

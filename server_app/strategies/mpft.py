@@ -34,7 +34,6 @@ class MPFT(ServerStrategy[MPFTHparams]):
         self.centres: dict[str, Prototypes] = {}
 
     def payload_down(self) -> Payload:
-        """Adapter and classifier, once they are trained."""
         return Payload(weights=self.global_weights if self.centres else None)
 
     @property
@@ -42,7 +41,6 @@ class MPFT(ServerStrategy[MPFTHparams]):
         return {name: value.cpu() for name, value in self.model.state_dict().items()}
 
     def merge(self, uploads: list[Upload]) -> dict[str, float]:
-        """Train on all centres that there are; the last epoch's mean loss."""
         self.centres |= vectors_of(uploads)
         centres = Prototypes.joined(self.centres[site] for site in sorted(self.centres))
         cuda = next(self.model.parameters()).is_cuda

@@ -20,7 +20,6 @@ class ProtoFed(FedAvg[ProtoFedHparams]):
     state: tuple[str, ...] = ("weights", "prototypes")
 
     def expected_up(self, server_round: int) -> Declared:
-        """Weights in every round, prototypes when it is time."""
         due = self.hparams.due(server_round, self.settings.run.rounds)
         return {name: entry for name, entry in super().expected_up(server_round).items() if due or name != "prototypes"}
 

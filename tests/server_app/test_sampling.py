@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from protofl_common.basics.text import in_order
-from server_app.sampling import sample_sites
+from server_app.network.admission import sample_sites
 
 SITES = [f"site-{i}" for i in range(20)]
 

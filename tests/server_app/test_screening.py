@@ -13,10 +13,8 @@ from protofl_common.maths.prototypes import Prototypes
 from protofl_common.wire.limits import RefusedMessage
 from protofl_common.wire.payloads import Payload
 from protofl_common.wire.records import Report, SiteCard
-from server_app.protections import samples
 from server_app.protections.bounds import Bounds
-from server_app.protections.outliers import outliers
-from server_app.protections.samples import most_samples
+from server_app.protections.uploads import bound_samples, most_samples, outliers
 from server_app.replies import Upload, check_claims
 from server_app.result import RoundResult
 
@@ -89,7 +87,7 @@ def test_label_counts_weigh_no_more_than_their_client() -> None:
     federation: Any = SimpleNamespace(bounds=bounds, cards={"north": CARD})
     claimed = torch.tensor([10**9, 0, 2 * 10**9])
     upload = Upload("north", Payload(label_counts=claimed), Report(1, 3 * 10**9, 0))
-    (found,) = samples.accept([upload], federation, RoundResult())
+    (found,) = bound_samples([upload], federation, RoundResult())
     counts = found.payload.counts("label_counts")
     assert counts is not None
     assert counts.tolist() == [20, 0, 40]
