@@ -23,8 +23,7 @@ from protofl_common.backbones.network import Backbone, BackboneError, SmallResNe
 from protofl_common.basics.tensorfile import checksum
 from protofl_common.config.backbones import SMALL, BackboneName, parse_name
 
-WEIGHTS = Path(__file__).parent / "weights"
-"""The folder of the embedded weights, ``NAME.json``."""
+WEIGHTS = Path(__file__).parent / "weights"  # the folder of the embedded weights, ``NAME.json``
 IMAGENET = 224, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 """Size, mean and deviation that files of weights for torchvision's models expect, unless ``@SIZE`` says otherwise."""
 
@@ -121,7 +120,6 @@ def _from_file(name: BackboneName) -> Parts:
 
 
 def _read(file: Path) -> dict[str, Tensor]:
-    """The tensors in a file by their names."""
     try:
         safe = file.suffix == ".safetensors"
         state: Any = load_file(file) if safe else torch.load(file, map_location="cpu", weights_only=True)
@@ -139,7 +137,6 @@ def _reason(error: Exception) -> str:
 
 
 def _checked(arch: str) -> str:
-    """``arch``, where it is one of torchvision's classifiers."""
     from torchvision import models
 
     choices = models.list_models(module=models)

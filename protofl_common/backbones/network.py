@@ -10,12 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-SIZE = 64
-"""Pixels a side of the images that the embedded backbones see."""
-WIDTH = 128
-"""F, the number of features."""
-CHANNELS = (24, 32, 56, 80)
-"""Of the stem and of the three blocks."""
+SIZE = 64  # pixels a side of the images that the embedded backbones see
+WIDTH = 128  # F, the number of features
+CHANNELS = (24, 32, 56, 80)  # of the stem and of the three blocks
 
 
 class SmallResNet(nn.Module):
@@ -48,8 +45,6 @@ class _Block(nn.Module):
 
 
 class _Convolution(nn.Sequential):
-    """A convolution without bias and its BatchNorm."""
-
     def __init__(self, inputs: int, outputs: int, *, kernel: int, stride: int) -> None:
         super().__init__(
             nn.Conv2d(inputs, outputs, kernel, stride, padding=kernel // 2, bias=False), nn.BatchNorm2d(outputs)
@@ -68,10 +63,8 @@ class Backbone:
     size: int
     width: int
     mean: tuple[float, ...]
-    std: tuple[float, ...]
-    """Of the three channels, for images in [0, 1], like the mean."""
-    identity: str
-    """Stands for everything that the features depend on, weights included."""
+    std: tuple[float, ...]  # of the three channels, for images in [0, 1], like the mean
+    identity: str  # stands for everything that the features depend on, weights included
 
     def features(self, pixels: Tensor) -> Tensor:
         """pixels [B, 3, size, size] in [0, 255] -> features float32 [B, width]."""

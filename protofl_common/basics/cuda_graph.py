@@ -39,7 +39,6 @@ class Replayed:
         self.recorded: dict[tuple[torch.Size, ...], tuple[tuple[Tensor, ...], Results, Callable[[], None]]] = {}
 
     def __call__(self, *inputs: Tensor) -> Results:
-        """Call ``function``, and detach its results."""
         shapes = tuple(one.shape for one in inputs)
         if shapes in self.recorded:
             places, results, replay = self.recorded[shapes]
@@ -96,7 +95,6 @@ def steps_alike(optimizer: torch.optim.Optimizer) -> bool:
 
 
 def can_replay(device: torch.device) -> bool:
-    """Return whether the device has graphs."""
     return device.type == "cuda"
 
 

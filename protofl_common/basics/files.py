@@ -62,7 +62,6 @@ def sync(path: Path) -> None:
 
 
 def remove(path: Path) -> None:
-    """Remove a file or a folder, where there is one."""
     if path.is_dir():
         shutil.rmtree(path)
     else:

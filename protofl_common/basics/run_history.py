@@ -18,17 +18,14 @@ class RunHistory:
     """The Flower run that goes on now, and those before it."""
 
     run_id: int
-    earlier: tuple[tuple[int, int], ...] = ()
-    """(run id, the last round of it that counts), oldest first."""
+    earlier: tuple[tuple[int, int], ...] = ()  # (run id, the last round of it that counts), oldest first
 
     @property
     def first(self) -> int:
-        """The Flower run in which it all began."""
         return self.earlier[0][0] if self.earlier else self.run_id
 
     @property
     def known(self) -> set[int]:
-        """All its Flower run ids."""
         return {self.run_id, *(run_id for run_id, _ in self.earlier)}
 
     def counts(self, run_id: int, server_round: int) -> bool:

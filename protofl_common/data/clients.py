@@ -16,8 +16,7 @@ from protofl_common.data.shares import Generator, by_class
 from protofl_common.data.sources import check_data_settings
 from protofl_common.data.store import StoredData, data_if_cached, open_data
 
-UNLABELLED = -1
-"""The label of a training sample whose label the client does not know."""
+UNLABELLED = -1  # the label of a training sample whose label the client does not know
 
 
 @dataclass(frozen=True)
@@ -35,10 +34,8 @@ class ClientData:
     test_labels: Ints
     validation_inputs: Inputs
     validation_labels: Ints
-    classes: tuple[str, ...]
-    """Class names of the whole data set, of which the client may have a few only."""
-    domain: str
-    """The client's domain; "" when the data have none, or when the client's samples are of several."""
+    classes: tuple[str, ...]  # class names of the whole data set, of which the client may have a few only
+    domain: str  # the client's domain; "" when the data have none, or when the client's samples are of several
     mean: tuple[float, ...]
     std: tuple[float, ...]
     """Per channel, of the images scaled to [0, 1], over the whole data set (a constant channel has std 1), like the

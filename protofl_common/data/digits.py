@@ -22,12 +22,9 @@ from protofl_common.data.torchvision_sets import locate_torchvision, read_torchv
 
 PER_CLASS = 50
 SEED = 20240229
-SIDE = 28
-"""Pixels a side."""
-REAL, LOOKS = ("mnist", "usps"), ("photo", "inverted", "coloured")
-"""The domains of ``digit-mix``."""
-REAL_PER_CLASS = 200
-"""Images of each digit that ``digit-mix`` takes of a real set: the first ones of its training part."""
+SIDE = 28  # pixels a side
+REAL, LOOKS = ("mnist", "usps"), ("photo", "inverted", "coloured")  # the domains of ``digit-mix``
+REAL_PER_CLASS = 200  # images of each digit that ``digit-mix`` takes of a real set: the first ones of its training part
 PRINTED_FONTS = (
     "DejaVuSans DejaVuSans-BoldOblique DejaVuSerif DejaVuSerif-Italic DejaVuSansMono "
     "DejaVuSansMono-Bold STIXGeneral STIXGeneralBolIta cmr10 cmtt10"
@@ -35,13 +32,10 @@ PRINTED_FONTS = (
 COLOURED_FONTS = (
     "DejaVuSans-Bold DejaVuSans-Oblique DejaVuSerif-Bold DejaVuSerif-BoldItalic DejaVuSansMono-Oblique "
     "STIXGeneralBol STIXGeneralItalic cmb10 cmss10 cmti10"
-)
-"""Files of matplotlib; no font serves two domains."""
+)  # files of matplotlib; no font serves two domains
 
-Ink = NDArray[np.float32]
-"""float32 [28, 28] in [0, 1]: 0 paper, 1 ink."""
-Pixels = NDArray[np.floating[Any]]
-"""Floating point [28, 28, 3] in [0, 1] (values outside are clipped at the end)."""
+Ink = NDArray[np.float32]  # float32 [28, 28] in [0, 1]: 0 paper, 1 ink
+Pixels = NDArray[np.floating[Any]]  # floating point [28, 28, 3] in [0, 1] (values outside are clipped at the end)
 
 
 def read_domains(settings: DataSettings) -> RawData:
@@ -83,7 +77,6 @@ def read_mix(settings: DataSettings) -> RawData:
 
 
 def _of_domains(parts: list[tuple[Images, Ints]], names: tuple[str, ...]) -> RawData:
-    """Images and labels of each domain as one data set."""
     images, labels = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
     domains = np.repeat(np.arange(len(parts)), [len(part) for _, part in parts])
     official = np.zeros(len(labels), dtype=np.uint8)
@@ -133,7 +126,6 @@ def _coloured_look(ink: Ink, others: list[Ink], rng: np.random.Generator) -> Pix
 
 
 def _mixed(ink: Ink, ground: NDArray[np.float64], stroke: NDArray[np.float64]) -> Pixels:
-    """Colours [3] of the ground and of the stroke, mixed by the ink."""
     return ground + ink[..., None] * (stroke - ground)
 
 
@@ -152,8 +144,7 @@ DOMAINS: dict[str, tuple[Look, int, str]] = {
     "photo": (_photo_look, PER_CLASS, ""),
     "inverted": (_inverted_look, PER_CLASS, ""),
     "coloured": (_coloured_look, PER_CLASS // 2 - 1, COLOURED_FONTS),
-}
-"""Each domain's look, how many images of a digit are scanned ones, and the fonts of the others."""
+}  # each domain's look, how many images of a digit are scanned ones, and the fonts of the others
 
 
 # -- strokes

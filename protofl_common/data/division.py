@@ -20,8 +20,7 @@ from protofl_common.data.raw import VALIDATION, DataError, Ints
 from protofl_common.data.shares import Generator, Pool, balanced, proportional, set_aside, split
 from protofl_common.data.store import StoredData, cache_root, cached
 
-FORMAT = 3
-"""Raise it when the same settings come to mean another division."""
+FORMAT = 3  # raise it when the same settings come to mean another division
 UNSHAPED = ("iid", "feature-shift", "own")
 """Partitions that give clients no class proportions of their own: ``train-samples`` balances the classes."""
 COMMON = ("official", "official-all")
@@ -109,11 +108,9 @@ class _Division:
         """Set of classes -> the official test samples of these classes, which clients have in common."""
 
     def random(self, *purpose: str | int) -> Generator:
-        """The stream for one purpose."""
         return np.random.default_rng(derive_seed(self.seed, *purpose))
 
     def shares(self, clients: int) -> list[Share]:
-        """Every client's share."""
         settings, pool, tests = self.settings, self._pool(), np.flatnonzero(self.official == 1)
         least = 1 if settings.test_from in COMMON else 2
         if len(pool.rows) < least * clients:

@@ -23,14 +23,10 @@ from protofl_common.config.sections import DataSettings
 from protofl_common.data.raw import DataError, Images, RawData, class_names
 
 EXTENSIONS = frozenset((".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"))
-DEFAULT_SIZE = 64
-"""Pixels a side when ``image-size`` is 0: photographs have no common size of their own."""
-MOST_PIXELS = 2**26
-"""Limit of an image file; decoded, so many pixels take 200 MB."""
-FAST = 4
-"""A fast reading decodes a JPEG file to at least that many times the wanted size."""
-PATIENCE = 5.0
-"""Seconds between two lines of progress."""
+DEFAULT_SIZE = 64  # pixels a side when ``image-size`` is 0: photographs have no common size of their own
+MOST_PIXELS = 2**26  # limit of an image file; decoded, so many pixels take 200 MB
+FAST = 4  # a fast reading decodes a JPEG file to at least that many times the wanted size
+PATIENCE = 5.0  # seconds between two lines of progress
 
 
 def data_dir_of(settings: DataSettings, *, hint: str = "") -> Path:

@@ -65,11 +65,9 @@ class Rows:
                 raise DataError(f"{file}, line {line}: {len(row)} values; there are {len(names)} columns")
         self.lines = [line for line, _ in numbered]
         self.columns = {name: [row[i] for _, row in numbered] for i, name in enumerate(names)}
-        self.others = [name for name in names if name not in COLUMNS]
-        """The columns of the inputs."""
+        self.others = [name for name in names if name not in COLUMNS]  # the columns of the inputs
 
     def place(self, row: int) -> str:
-        """The place of a row, for errors."""
         return f"line {self.lines[row]}"
 
     def annotations(self, *needed: str) -> dict[str, Any]:
@@ -88,7 +86,6 @@ class Rows:
         return columns
 
     def texts(self) -> list[str]:
-        """The columns of the inputs, joined."""
         if not self.others:
             raise DataError(f"{self.file}: has no column of texts beside {', '.join(self.columns)}")
         return [" ".join(parts) for parts in zip(*(self.columns[name] for name in self.others), strict=True)]
@@ -142,7 +139,6 @@ def read_arrays(settings: DataSettings) -> RawData:
 
 
 def locate_arrays(settings: DataSettings) -> tuple[Path]:
-    """The file."""
     return (file_of(settings, ARRAYS),)
 
 
@@ -258,7 +254,6 @@ def read_python(name: str, settings: DataSettings) -> RawData:
 
 
 def locate_python(name: str, settings: DataSettings) -> tuple[Path, ...]:
-    """The file of the function, and ``data-dir``."""
     folder = (Path(settings.data_dir).expanduser().absolute(),) if settings.data_dir else ()
     try:
         return (Path(inspect.getfile(inspect.unwrap(load(name, "dataset")))), *folder)

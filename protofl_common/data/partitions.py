@@ -16,10 +16,8 @@ from protofl_common.data.raw import DataError, Ints
 from protofl_common.data.shares import Generator, Pool, Shares, by_class, dealt_evenly
 
 Floats = NDArray[np.float64]
-TRIES = 220
-"""Draws of Dirichlet partitions, before the richest clients fill up the poorest."""
-TINY = 1e-300
-"""A proportion where none was drawn; it changes no other one."""
+TRIES = 220  # draws of Dirichlet partitions, before the richest clients fill up the poorest
+TINY = 1e-300  # a proportion where none was drawn; it changes no other one
 
 
 def iid(pool: Pool, clients: int, rng: Generator) -> Shares:
@@ -274,7 +272,6 @@ def parse_clients_per_domain(text: str) -> list[int]:
 
 
 def _domain_of_clients(text: str, domain_names: tuple[str, ...], clients: int) -> list[int]:
-    """The domain of each client."""
     counts = parse_clients_per_domain(text)
     if not counts:
         return [client % len(domain_names) for client in range(clients)]
@@ -301,7 +298,5 @@ DIVIDE: dict[str, Callable[[Pool, DataSettings, int, Generator], Shares]] = {
     "feature-label-shift": lambda pool, s, n, rng: feature_label_shift(pool, n, rng, s.clients_per_domain, s.alpha),
     "natural": lambda pool, s, n, rng: natural(pool, n),
     "own": lambda pool, s, n, rng: [np.arange(len(pool.rows))],
-}
-"""The legal values of ``partition``, each with the settings s that it takes beside the number n of clients."""
-DOMAIN_PARTITIONS = ("feature-shift", "feature-label-shift", "natural")
-"""The partitions that need data with domains."""
+}  # the legal values of ``partition``, each with the settings s that it takes beside the number n of clients
+DOMAIN_PARTITIONS = ("feature-shift", "feature-label-shift", "natural")  # the partitions that need data with domains

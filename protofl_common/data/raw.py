@@ -22,12 +22,9 @@ Ints = NDArray[np.int64]
 VALIDATION = 2
 KEYS = ("inputs", "labels", "client", "split", "classes")
 SPLITS = {"train": 0, "test": 1, "validation": VALIDATION, "0": 0, "1": 1, "2": VALIDATION, "False": 0, "True": 1}
-Place = Callable[[int], str]
-"""Number of a sample -> its place in the file, for errors."""
-CHUNK = 2048
-"""Images handled at a time: all at once they are too large to be made floating point."""
-MOST_IN_MEMORY = 2**32
-"""Bytes of inputs as float32; more stay on the disk (`StoredRows`)."""
+Place = Callable[[int], str]  # number of a sample -> its place in the file, for errors
+CHUNK = 2048  # images handled at a time: all at once they are too large to be made floating point
+MOST_IN_MEMORY = 2**32  # bytes of inputs as float32; more stay on the disk (`StoredRows`)
 
 
 class DataError(ValueError):
@@ -41,10 +38,8 @@ class RawData:
     inputs: Inputs
     """uint8 [N, channels, H, W]: images; float32 [N, …]: numbers (a table [N, features], a signal [N, channels,
     steps]), standardised along their second axis; int64 [N, length]: tokens, given to models as they are."""
-    labels: Ints
-    """int64 [N], indices into ``classes``."""
-    domains: Ints
-    """int64 [N], indices into ``domain_names``; all 0 when the data have no domains."""
+    labels: Ints  # int64 [N], indices into ``classes``
+    domains: Ints  # int64 [N], indices into ``domain_names``; all 0 when the data have no domains
     official: Images
     """uint8 [N]: 1 for the samples of the official test part, `VALIDATION` (2) for those of a validation part that the
     data name, 0 for all others."""
@@ -166,7 +161,6 @@ def _labels(
 
 
 def _official(column: NDArray[Any], where: str, place: Place) -> Images:
-    """uint8 [N], as `RawData.official`."""
     parts = [SPLITS.get(str(value)) for value in column]
     if None in parts:
         row = parts.index(None)
@@ -191,7 +185,6 @@ class StoredRows:
         return np.asarray(self.array[self.rows[index]])
 
     def __array__(self, *_: Any, **__: Any) -> Inputs:
-        """All of them, in memory."""
         return self[:]
 
 

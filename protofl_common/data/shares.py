@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 from protofl_common.data.raw import Ints
 
 Generator = np.random.Generator
-Shares = list[Ints]
-"""Positions in the pool of each client's samples."""
+Shares = list[Ints]  # positions in the pool of each client's samples
 
 
 @dataclass(frozen=True)

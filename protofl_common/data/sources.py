@@ -24,18 +24,13 @@ Locate = Callable[[DataSettings], tuple[Path, ...]]
 class Source:
     """A data set that ``dataset`` can name."""
 
-    read: Read
-    """Settings -> the decoded data, at their own size or already at ``image-size``."""
+    read: Read  # settings -> the decoded data, at their own size or already at ``image-size``
     locate: Locate | None = None
     """Settings -> the files or folders that hold the data, downloaded if need be; None for the embedded data sets."""
-    num_classes: int = 0
-    """Number of classes where it is known without reading; 0 where the data decide."""
-    domains: tuple[str, ...] = ()
-    """Names of the domains where they are known without reading."""
-    has_domains: bool = False
-    """The data come, or may come, in domains."""
-    has_official: bool = False
-    """The data come, or may come, with an official test part."""
+    num_classes: int = 0  # number of classes where it is known without reading; 0 where the data decide
+    domains: tuple[str, ...] = ()  # names of the domains where they are known without reading
+    has_domains: bool = False  # the data come, or may come, in domains
+    has_official: bool = False  # the data come, or may come, with an official test part
 
 
 def read_digits(settings: DataSettings) -> RawData:

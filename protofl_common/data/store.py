@@ -23,8 +23,7 @@ from protofl_common.data.raw import DataError, RawData, are_images, resized, sta
 from protofl_common.data.sources import source_of
 
 T = TypeVar("T")
-FORMAT = 4
-"""Raise it when the content of the files, or of a data set that a source delivers, changes."""
+FORMAT = 4  # raise it when the content of the files, or of a data set that a source delivers, changes
 MADE_BY = ("pillow", "matplotlib", "scikit-learn")
 """Packages whose version the images depend on: they decode and resize, and the embedded data sets are made of them."""
 ARRAYS = ("inputs", "labels", "domains", "official")
@@ -51,7 +50,6 @@ def data_if_cached(settings: DataSettings) -> StoredData | None:
 
 
 def cache_root(settings: DataSettings) -> Path:
-    """``cache-dir``, else ``protofl`` in the user's cache folder; `cached` makes it."""
     return cache_folder(settings.cache_dir)
 
 
@@ -110,7 +108,6 @@ def _opened(folder: Path) -> StoredData | None:
 
 
 def _build(folder: Path, settings: DataSettings) -> StoredData | None:
-    """Read the data set and write its cache entry."""
     raw = source_of(settings.dataset).read(settings)
     raw = replace(raw, inputs=resized(raw.inputs, settings.image_size))
     mean, std = statistics(raw.inputs if are_images(raw.inputs) else raw.inputs[raw.official == 0])

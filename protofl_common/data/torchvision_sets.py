@@ -126,6 +126,5 @@ def _images(dataset: Any, size: int) -> Images:
 
 
 def _labels(dataset: Any) -> Ints:
-    """Labels int64 [N]; torchvision's classes call them differently."""
     names = ("targets", "labels", "_labels")
     return np.asarray(next(getattr(dataset, name) for name in names if hasattr(dataset, name)), dtype=np.int64)

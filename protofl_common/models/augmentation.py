@@ -9,10 +9,8 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-MOMENTUM = 0.99
-"""α of the averages."""
-EPSILON = 1e-6
-"""Beneath every variance; a batch of one sample has none."""
+MOMENTUM = 0.99  # α of the averages
+EPSILON = 1e-6  # beneath every variance; a batch of one sample has none
 
 
 class Moments(nn.Module):

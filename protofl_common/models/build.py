@@ -25,8 +25,7 @@ IMAGES = (
     f"square images [channels, H, W] (grey: [1, H, W]) of at least {SMALLEST_IMAGE} pixels a side (set image-size for "
     "others)"
 )
-GAUSSIAN = "gaussian-"
-"""The architecture of a Gaussian head behind frozen backbones, before the kind of head."""
+GAUSSIAN = "gaussian-"  # the architecture of a Gaussian head behind frozen backbones, before the kind of head
 HINT = "models = table3 is for tables, signal3 for signals, text3 for texts, small3 and most others for images"
 
 

@@ -21,8 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-MIN_WEIGHTS = 2**17
-"""Smaller layers gain nothing."""
+MIN_WEIGHTS = 2**17  # smaller layers gain nothing
 BLOCK_ROWS, BLOCK_FROM = 32, 2**21
 """Layers of at least ``BLOCK_FROM`` weights are processed ``BLOCK_ROWS`` rows at a time, smaller ones at once."""
 
@@ -81,7 +80,6 @@ def _refuse_gradients(layers: list[nn.Linear], *_: Any) -> None:
 
 
 def _forward(layer: nn.Linear, state: dict[Tensor, Any], group: dict[str, Any], x: Tensor) -> Tensor:
-    """x [B, in] -> [B, out]."""
     if not (torch.is_grad_enabled() and layer.training):
         return F.linear(x, layer.weight, layer.bias)
     output: Tensor = _LinearWithSgd.apply(x, layer.weight, layer.bias, state, group)
@@ -122,7 +120,6 @@ def _momentum_buffer(weight: Tensor, state: dict[Tensor, Any], group: dict[str, 
 
 
 def _step(weight: Tensor, momentum: Tensor | None, grad_T: Tensor, x: Tensor, group: dict[str, Any]) -> None:
-    """The step of the formulas above, in place, on some rows of a weight."""
     lr, decay = group["lr"], group["weight_decay"]
     if momentum is None:
         weight.addmm_(grad_T, x, beta=1 - lr * decay, alpha=-lr)

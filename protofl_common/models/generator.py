@@ -21,7 +21,6 @@ class Generator(nn.Module):
         self.out = nn.Linear(feature_dim, feature_dim)
 
     def forward(self, noise_BN: Tensor, labels_B: Tensor) -> Tensor:
-        """Features [B, D] of the classes ``labels_B``."""
         labels_BC = one_hot(labels_B, self.num_classes).to(noise_BN.dtype)
         features: Tensor = self.out(torch.relu(self.norm(self.hidden(torch.cat([noise_BN, labels_BC], dim=1)))))
         return features

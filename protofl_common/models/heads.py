@@ -20,7 +20,6 @@ class LinearHead(nn.Linear):
         self.dropout = dropout
 
     def forward(self, input: Tensor) -> Tensor:
-        """z [B, D] -> logits [B, C]."""
         return super().forward(F.dropout(input, self.dropout, self.training) if self.dropout else input)
 
 
@@ -36,7 +35,6 @@ class HiddenHead(LinearHead):
         self.hidden = nn.Linear(feature_dim, hidden)
 
     def forward(self, input: Tensor) -> Tensor:
-        """z [B, D] -> logits [B, C]."""
         return super().forward(F.relu(self.hidden(input)))
 
 
@@ -54,7 +52,6 @@ class CosineHead(nn.Module):
         self.scale = nn.Parameter(torch.tensor(scale))
 
     def forward(self, input: Tensor) -> Tensor:
-        """z [B, D] -> logits [B, C]."""
         return self.scale * (F.normalize(input) @ self.weight.T)
 
 

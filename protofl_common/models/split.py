@@ -13,7 +13,6 @@ class SplitModel(nn.Module):
         self.head = head
 
     def forward(self, x: Tensor) -> Tensor:
-        """x [B, …] -> logits [B, C]."""
         logits: Tensor = self.head(self.body(x))
         return logits
 

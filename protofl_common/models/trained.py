@@ -24,8 +24,7 @@ from protofl_common.models.split import SplitModel
 from protofl_common.runs.folder import CARD, KINDS, MOST_NUMBERS, WEIGHTS
 
 FORMAT = "protofl-model-2"
-LARGEST = 2**24
-"""Of a whole number on a card."""
+LARGEST = 2**24  # of a whole number on a card
 
 
 @dataclass(frozen=True)
@@ -36,35 +35,23 @@ class ModelCard:
     flower_run: str
     site: str
     domain: str
-    algorithm: str
-    """As the setting ``algo`` names it."""
-    round: int
-    """After which it was left."""
+    algorithm: str  # as the setting ``algo`` names it
+    round: int  # after which it was left
     arch: str
-    input_shape: tuple[int, ...]
-    """Of a sample: (channels, H, W), (features,), (channels, steps), (tokens,)."""
-    input_type: str
-    """Of its numbers, as NumPy calls it: ``uint8`` for images, ``int64`` for tokens, else ``float32``."""
+    input_shape: tuple[int, ...]  # of a sample: (channels, H, W), (features,), (channels, steps), (tokens,)
+    input_type: str  # of its numbers, as NumPy calls it: ``uint8`` for images, ``int64`` for tokens, else ``float32``
     mean: tuple[float, ...]
     std: tuple[float, ...]
     """Per channel or feature, for pixels in [0, 1]; what the model is given is (x − mean) / std. () for tokens."""
-    backbones: tuple[str, ...]
-    """Frozen backbones in front of the model, which then is given their features."""
-    features_in: int
-    """How many these are; 0 without backbones."""
-    feature_dim: int
-    """D."""
-    classes: tuple[str, ...]
-    """Names in label order."""
-    inference: str
-    """How it predicts unless told otherwise: ``head`` or ``prototype``."""
-    similarity: str
-    """How it compares with prototypes: ``l2``, or ``cosine``."""
-    accuracy: dict[str, float]
-    """Of each way to predict, on the site's test samples, after that round."""
+    backbones: tuple[str, ...]  # frozen backbones in front of the model, which then is given their features
+    features_in: int  # how many these are; 0 without backbones
+    feature_dim: int  # D
+    classes: tuple[str, ...]  # names in label order
+    inference: str  # how it predicts unless told otherwise: ``head`` or ``prototype``
+    similarity: str  # how it compares with prototypes: ``l2``, or ``cosine``
+    accuracy: dict[str, float]  # of each way to predict, on the site's test samples, after that round
     test_samples: int
-    temperature: float
-    """T of the probabilities by prototype, see `calibration`."""
+    temperature: float  # T of the probabilities by prototype, see `calibration`
     calibrated_on: str
     """``validation`` or ``test``: the samples that choose ``inference``, T and the limit of unknown inputs."""
     chosen_on: str
@@ -76,10 +63,8 @@ class TrainedModel:
     """The model that a site has after a run."""
 
     card: ModelCard
-    weights: dict[str, Tensor]
-    """State dict of the `SplitModel`."""
-    prototypes: Prototypes | None
-    """Those that predict; None where the algorithm has none."""
+    weights: dict[str, Tensor]  # state dict of the `SplitModel`
+    prototypes: Prototypes | None  # those that predict; None where the algorithm has none
     distances: Tensor
     """[n] float32, ascending: of the site's validation samples, or test samples where it has none, from their nearest
     prototypes; empty without prototypes."""
@@ -147,7 +132,6 @@ class TrainedModel:
 
 
 def _has_statistics(weights: Iterable[str]) -> bool:
-    """Return whether these names of weights have running ones of batch normalisation among them."""
     return any(name.endswith("running_var") for name in weights)
 
 

@@ -33,7 +33,6 @@ class Embedded(nn.Module):
             self.vectors.weight.mul_(0.1)  # torch's N(0, 1) drowns what a few thousand words can teach
 
     def forward(self, x: Tensor) -> Tensor:
-        """x [B, length] -> [B, E, length]."""
         vectors: Tensor = self.vectors(torch.where(x > 0, 1 + (x - 1) % (VOCABULARY - 1), 0))
         return vectors.transpose(1, 2)
 
@@ -42,7 +41,6 @@ class MeanOfSteps(nn.Module):
     """x [B, E, steps] -> [B, E]: the mean over the steps that are not all zero, as padding is."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """x [B, E, steps] -> [B, E]."""
         return x.sum(2) / (x != 0).any(dim=1).sum(1, keepdim=True).clamp(min=1)
 
 
@@ -50,7 +48,6 @@ class LargestOfSteps(nn.Module):
     """x [B, E, steps] -> [B, E]; unlike max-pooling, its backward pass repeats exactly on a GPU."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """x [B, E, steps] -> [B, E]."""
         return x.amax(dim=2)
 
 
@@ -62,7 +59,6 @@ class Gru(nn.Module):
         self.gru = nn.GRU(channels, WIDTH, batch_first=True)
 
     def forward(self, x: Tensor) -> Tensor:
-        """x [B, channels, steps] -> [B, E, steps]."""
         states: Tensor = self.gru(x.transpose(1, 2))[0]
         return states.transpose(1, 2)
 
@@ -77,7 +73,6 @@ class SmallTransformer(nn.Module):
         self.layer = nn.TransformerEncoderLayer(WIDTH, 4, 2 * WIDTH, dropout=0.0, batch_first=True, norm_first=True)
 
     def forward(self, x: Tensor) -> Tensor:
-        """x [B, channels, steps] -> [B, E]."""
         steps: Tensor = self.layer(self.project(x.transpose(1, 2)) + self.positions)
         return steps.mean(dim=1)
 
@@ -109,12 +104,10 @@ SIGNAL: dict[str, Callable[[int, int, int], list[nn.Module]]] = {
         SmallTransformer(channels, steps),
         *fully_connected(WIDTH, dim),
     ],
-}
-"""(channels, steps, D) -> layers."""
+}  # (channels, steps, D) -> layers
 
 TEXT: dict[str, Callable[[int], list[nn.Module]]] = {
     "text-bag": lambda dim: [MeanOfSteps(), *fully_connected(WIDTH, WIDTH, dim)],
     "text-cnn": lambda dim: [_cnn(WIDTH), *fully_connected(2 * WIDTH, dim)],
     "text-gru": lambda dim: [Gru(WIDTH), LargestOfSteps(), *fully_connected(WIDTH, dim)],
-}
-"""D -> layers behind `Embedded`."""
+}  # D -> layers behind `Embedded`

@@ -42,8 +42,7 @@ from torch import Tensor, nn
 
 from protofl_common.models.vectors import fully_connected
 
-KERNEL = 5
-"""Pixels a side of the small CNNs' convolutions."""
+KERNEL = 5  # pixels a side of the small CNNs' convolutions
 STAGES = 4
 SMALLEST_FOR_THIRD_POOL = 15
 """Smaller images are a single pixel before GoogLeNet's third max-pooling, which cannot take one."""
@@ -58,7 +57,6 @@ class ChannelsLast(nn.Module):
     """
 
     def forward(self, x: Tensor) -> Tensor:
-        """x [B, channels, H, W] -> x."""
         return x.to(memory_format=torch.channels_last)
 
 
@@ -192,5 +190,4 @@ VISION: dict[str, Callable[[int, int, int], nn.Module]] = {
     **{name: partial(_resnet, plan) for name, plan in RESNET_PLANS.items()},
     "googlenet": _googlenet,
     "mobilenet-v2": _mobilenet_v2,
-}
-"""(channels, pixels a side from 8, D) -> body."""
+}  # (channels, pixels a side from 8, D) -> body
