@@ -29,8 +29,7 @@ from flwr.supernode.cli.flower_supernode import flower_supernode
 from protofl_common.config.options import Scalar
 from protofl_common.experiment.settings import app_folder, default_run_config
 
-HASTE = 0.1
-"""Part of Flower's own pause before it looks again, and of the time it has waited, that a pause takes."""
+HASTE = 0.1  # part of Flower's own pause before it looks again, and of the time it has waited, that a pause takes
 CLIENT_PROCESS = Path(__file__).with_name("client_process.py")
 
 
