@@ -28,7 +28,10 @@ from server_app.strategies.base import Strategy
 def train_round(
     strategy: Strategy, run_name: str, number: int, send: MessageExchange, best: BestRound | None = None
 ) -> RoundResult:
-    """The round's sites evaluate what they receive, train and upload; the server merges. They store the ``best``."""
+    """The sites of the round evaluate what they receive, train and upload; the server merges.
+
+    ``best`` is the best round so far, of which sites may store their models.
+    """
     federation, settings = strategy.federation, strategy.settings.federation
     sites = sample_sites(federation.answering(number), settings.participation, strategy.settings.run.seed, number)
     result, start = RoundResult(number, asked=sites), time.monotonic()

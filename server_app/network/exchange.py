@@ -106,7 +106,10 @@ class MessageExchange:
             )
 
     def _patience(self, took: dict[str, float]) -> float:
-        """Seconds to wait: ``grace`` times the median of this exchange, or the slowest reply before of those out."""
+        """Seconds to wait: all, until ``min-replies`` sites have answered, then ``grace`` times what is usual.
+
+        Usual is the median of this exchange, or the slowest reply before of a site that is still out, if longer.
+        """
         settings = self.federation.settings.federation
         if len(took) < settings.min_replies:
             return math.inf

@@ -48,7 +48,10 @@ class Federation:
 
     @property
     def reference(self) -> SiteCard:
-        """The introduction from which the server builds its models: the majority's, whoever answers first."""
+        """The introduction from which the server builds its models: the majority's, whoever answers first.
+
+        Where nothing must be alike, it is that of the most common inputs, and among these of the most common network.
+        """
         return self._reference or admission.most_common(self.cards)
 
     @property
