@@ -123,12 +123,9 @@ Best = TypedDict("Best", {"mean": float, "after-round": int, "chosen-on": NotReq
 
 
 class BestRound(TypedDict):
-    metric: str
+    metric: str  # the figure by which it is the best: the setting ``early-stopping-metric``
     after: int
     on: Literal["validation", "test"]
-
-
-"""The round that was the best by one figure, which the setting ``early-stopping-metric`` names."""
 
 
 Summary = TypedDict(

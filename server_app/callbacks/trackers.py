@@ -31,7 +31,7 @@ class UserCallback(Callback):
 
     def __init__(self, run: Run) -> None:
         self.name = run.settings.run.callback
-        self.call: Callable[[RoundRow], object] = lambda row: None
+        self.call: Callable[[RoundRow], object] | None = None
         if self.name in TRACKERS:
             config = {key: value for key, value in to_run_config(run.settings).items() if key not in FOLDERS}
             self.call = tracker(self.name, run.folder, config, run.rows)
@@ -41,6 +41,8 @@ class UserCallback(Callback):
                 raise SettingsError(f"callback = {self.name!r}: it is no function")
 
     def on_round(self, run: Run, row: RoundRow, result: RoundResult) -> None:
+        if self.call is None:
+            return
         try:
             self.call(deepcopy(row))
         except Exception as error:
