@@ -19,7 +19,7 @@ from protofl_common.config.options import SettingsError
 from protofl_common.data.raw import Inputs, are_images, described
 from protofl_common.data.store import cached
 
-FORMAT = 1  # raised whenever the same backbones give other features, e.g. after a change of the resizing.
+FORMAT = 1  # raised whenever the same backbones give other features, e.g. after a change of the resizing
 FOLDER = "features"  # under ``cache_dir``
 MOST_IN_MEMORY = 8  # feature sets kept in memory: in simulation a worker serves many clients in turn
 _memory: dict[str, Tensor] = {}  # the one used last stands last
