@@ -14,7 +14,17 @@ from typing import Literal, TypeVar
 from protofl_common.config.architectures import ARCHITECTURES, GAUSSIAN_HEADS
 from protofl_common.config.options import SettingsError, option
 from protofl_common.config.python_names import PYTHON_NAME
-from protofl_common.wire.schema import Counts, Entry, Exchange, Moments, Update, Vectors, VectorSets, Weights
+from protofl_common.wire.schema import (
+    Counts,
+    Entry,
+    Exchange,
+    Moments,
+    Update,
+    Vectors,
+    VectorSets,
+    Weights,
+    vectors_in,
+)
 
 CLUSTERINGS = ("finch", "kmeans", "average")
 """How `prototypes.cluster` makes prototypes of a class's vectors: clusters by FINCH or by k-means, or one mean."""
@@ -270,9 +280,9 @@ class Algorithm:
 
     def needs_single_uploads(self, exchange: Exchange) -> str:
         """Why sums over the clients are not enough for the server, where it exchanges this; "" if they are."""
-        if any(isinstance(entry, VectorSets) for entry in exchange.down.values()):
+        if any(entry.of_each_client for entry in exchange.down.values()):
             return "its clients receive one another's prototypes"
-        if not self.averages_prototypes and any(isinstance(entry, Vectors) for entry in exchange.up.values()):
+        if not self.averages_prototypes and vectors_in(exchange.up):
             return "its server does more with the clients' prototypes than average them"
         if self.single_uploads or not exchange.up or "secagg" in self.supports:
             return self.single_uploads
@@ -285,7 +295,7 @@ class Algorithm:
     @property
     def several_per_class(self) -> bool:
         """Return whether clients may send several vectors of a class."""
-        return any(entry.several for entry in self.exchange.up.values() if isinstance(entry, Vectors))
+        return any(entry.several for entry in vectors_in(self.exchange.up).values())
 
     @property
     def tells_classes(self) -> bool:

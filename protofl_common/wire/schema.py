@@ -15,6 +15,7 @@ class Entry:
 
     of_classes: ClassVar[bool] = False
     """It shows which classes a client has, so it is noised or refused under differential privacy."""
+    of_each_client: ClassVar[bool] = False  # it shows what single clients have sent
 
     @property
     def of_frozen(self) -> bool:
@@ -55,6 +56,7 @@ class VectorSets(Entry):
     """The vectors of every client, one set each, without counts; only a server can send them."""
 
     words = "every client's prototypes"
+    of_each_client = True
 
 
 @dataclass(frozen=True)
