@@ -33,8 +33,8 @@ class Gaussian(ClientAlgorithm[GaussianHparams]):
 
     def __init__(self, client: Client, round_number: int) -> None:
         super().__init__(client, round_number)
-        sizes = client.num_classes, client.input_shape[0], self.hparams.head
-        self.moments, self.head = ClassMoments(*sizes), GaussianHead(*sizes)
+        self.sizes = client.num_classes, client.input_shape[0], self.hparams.head
+        self.moments, self.head = ClassMoments(*self.sizes), GaussianHead(*self.sizes)
         self.model = SplitModel(nn.Identity(), self.head).to(client.device)
 
     @property
@@ -61,6 +61,6 @@ class Gaussian(ClientAlgorithm[GaussianHparams]):
         self.privacy.check_covered(False)
         data, large = self.client.train_set, torch.from_numpy(self.client.large_classes)
         chosen_N = torch.isin(data.labels.cpu(), large)
-        moments = ClassMoments(self.client.num_classes, self.client.input_shape[0], self.hparams.head)
+        moments = ClassMoments(*self.sizes)
         moments.measure(data.in_memory.cpu()[chosen_N], data.labels.cpu()[chosen_N])
         return moments

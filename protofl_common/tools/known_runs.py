@@ -13,7 +13,7 @@ from filelock import FileLock, Timeout
 from safetensors import safe_open
 
 from protofl_common.experiment.settings import flatten
-from protofl_common.runs.folder import METRICS, TROUBLE, RunFolder
+from protofl_common.runs.folder import METRICS, RunFolder, troubles
 
 SETTINGS, CHECKPOINTS = "settings.toml", "checkpoints"
 HEAVY = ("clients", CHECKPOINTS)  # what a finished run can do without: the clients' models, and what lets it go on
@@ -71,13 +71,10 @@ class KnownRun(RunFolder):
         for row in self.rows():
             for site in row["clients"]:
                 found.setdefault(site, KnownSite(0)).last = row["round"]
-            for kind in TROUBLE:
-                told = row[kind]
-                reasons = told if isinstance(told, dict) else dict.fromkeys(told, "no answer in time")
-                for site, reason in reasons.items():
-                    known = found.setdefault(site, KnownSite(0))
-                    known.trouble[kind] = known.trouble.get(kind, 0) + 1
-                    known.reason = f"round {row['round']}: {reason}"
+            for kind, site, reason in troubles(row):
+                known = found.setdefault(site, KnownSite(0))
+                known.trouble[kind] = known.trouble.get(kind, 0) + 1
+                known.reason = f"round {row['round']}: {reason}"
         return found
 
     def _checkpoints(self) -> Iterator[Path]:
