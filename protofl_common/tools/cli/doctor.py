@@ -5,9 +5,9 @@
   protofl doctor --recipe mine.toml                                                 # is every setting right?
   protofl doctor --port 8000 --port 9094                                            # ports that shall be free
 
-It looks at versions, PyTorch, memory, cores, ports, folders, data, the clock and processes that are left. It starts
-nothing, and writes nothing but an empty file, for a moment, into folders that runs write to. protofl site check is for
-machines with data of their own.
+It looks at versions, PyTorch, memory, cores, ports, folders, data, the clock and processes that are left. Data of your
+own are read, and stay in the cache for the run. It starts nothing, and writes nothing else but an empty file, for a
+moment, into folders that runs write to. protofl site check is for machines with data of their own.
 """
 
 import argparse
@@ -24,9 +24,10 @@ from pathlib import Path
 
 from packaging.requirements import Requirement
 
+from protofl_common.config.datasets import is_own
 from protofl_common.config.options import SettingsError
 from protofl_common.data import DataError
-from protofl_common.data.store import cache_root
+from protofl_common.data.store import cache_root, open_data
 from protofl_common.experiment.settings import Settings, app_folder, default_run_config
 from protofl_common.tools.cli.as_json import add_json
 from protofl_common.tools.cli.assignments import add_allow_python, read_assignments
@@ -157,6 +158,8 @@ def _folders(asked: argparse.Namespace) -> Found:
 def _settings(asked: argparse.Namespace) -> Found:
     try:
         settings = checked(default_run_config() | asked.settings)
+        if is_own(settings.data.dataset):
+            open_data(settings.data)
         yield FACT, f"right; the data set {settings.data.dataset} is here", ""
     except (SettingsError, DataError) as error:
         text = str(error).replace("\n", f"\n{'':22}")
