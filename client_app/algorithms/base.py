@@ -136,7 +136,7 @@ class ClientAlgorithm(Generic[H]):
     def fit_covered(self) -> dict[str, float]:
         """`fit`, as the app calls it: SettingsError under differential privacy where that bypasses `train`."""
         losses = self.fit()
-        self.privacy.check_covered(self.privacy.has_trained)
+        self.privacy.check_covered(self.privacy.has_trained or self.settings.row.one_shot)
         return losses
 
     @property

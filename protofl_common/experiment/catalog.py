@@ -47,6 +47,11 @@ class Hparams:
         """Say what to set so that a run may end early; "" where nothing is done in the last round only."""
         return ""
 
+    @property
+    def uncovered(self) -> str:
+        """Say which of them differential privacy cannot cover, and why; "" for none."""
+        return ""
+
 
 @dataclass(frozen=True)
 class AlignmentHparams(Hparams):
@@ -108,6 +113,11 @@ class FedPCLHparams(Hparams):
             return declared
         return Exchange(down={"prototypes": declared.down["prototypes"]}, up=declared.up)
 
+    @property
+    def uncovered(self) -> str:
+        why = "fedpcl.loss = 'supcon' compares samples, whose gradients are then no sample's own"
+        return why if self.loss == "supcon" else ""
+
 
 @dataclass(frozen=True)
 class MPFTHparams(ServerTrainingHparams):
@@ -119,6 +129,11 @@ class GaussianHparams(Hparams):
     head: str = option(choices=GAUSSIAN_HEADS)
     shrinkage: float = option(minimum=-1, maximum=1)
     priors: str = option(choices=("global", "personal"))
+
+    @property
+    def uncovered(self) -> str:
+        why = "gaussian.priors = 'personal' lets the client's own class shares, without noise, shape its predictions"
+        return why if self.priors == "personal" else ""
 
 
 @dataclass(frozen=True)
@@ -384,6 +399,7 @@ _ROWS = {
         hparams=GaussianHparams,
         exchange=Exchange({"moments": Moments(), "counts": Counts()}, {"moments": Moments()}),
         losses=(),
+        private=("moments",),
         one_shot=True,
         frozen_backbones=True,
         supports=("secagg",),

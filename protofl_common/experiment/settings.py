@@ -29,7 +29,7 @@ from protofl_common.config.options import (
 )
 from protofl_common.config.python_names import is_python_name
 from protofl_common.config.sections import SECTIONS, TRACKERS, Sections
-from protofl_common.experiment.catalog import CATALOG, Algorithm, FedPCLHparams, Hparams
+from protofl_common.experiment.catalog import CATALOG, Algorithm, Hparams
 from protofl_common.experiment.node import (
     DEMANDS,
     DIVISION,
@@ -132,7 +132,8 @@ class Settings(Sections):
         rounds, tables = self.run.rounds, sum(entry.of_classes for entry in self.exchange.up.values())
         of_rounds = tuple(tables * self.hparams.due(number, rounds) for number in range(1, rounds + 1))
         training, every = self.training, self.federation.evaluate_every
-        return plan_of(self.privacy, samples, training.batch_size, training.local_epochs, of_rounds, every)
+        epochs = 0 if self.row.one_shot else training.local_epochs
+        return plan_of(self.privacy, samples, training.batch_size, epochs, of_rounds, every)
 
     def plan_of_paper(self, samples: int) -> Plan | None:
         """The DP-SGD of ``gradient-noise``, whose ε holds for nothing that is sent; None without."""
@@ -299,8 +300,11 @@ def _dp_problems(settings: Settings) -> Iterator[str]:
         yield f"dp = 'sample': {algo} is of another package, whose steps are not covered; choose among {able}"
     elif uncovered := [name for name in settings.exchange.up if name not in settings.row.private]:
         yield f"dp = 'sample': {algo} sends {', '.join(uncovered)}, which it does not cover; choose among {able}"
-    if isinstance(settings.hparams, FedPCLHparams) and settings.hparams.loss == "supcon":
-        yield "dp = 'sample': fedpcl.loss = 'supcon' compares samples, whose gradients are then no sample's own"
+    if settings.hparams.uncovered:
+        yield f"dp = 'sample': {settings.hparams.uncovered}"
+    least, whole = settings.privacy.min_class_samples, any(entry.of_all for entry in settings.exchange.up.values())
+    if least > 1 and whole:
+        yield f"dp = 'sample': min-class-samples = {least}: {algo} sends sums over all classes; choose 1"
 
 
 def _secagg_problems(settings: Settings) -> Iterator[str]:

@@ -175,7 +175,7 @@ def protections(settings: Mapping[str, Scalar]) -> list[str]:
         lines.append(f"secure aggregation: {hidden}; no bound on single sites (liars) can act")
     if settings.get("dp", "none") != "none":
         bound = f"at most ε = {settings['dp-epsilon']}, δ = {settings['dp-delta']} for each sample of a client"
-        covered = "of all that it sends, with noise: weights, prototypes, numbers of right predictions"
+        covered = "of all that it sends, with noise: weights, prototypes, class moments, numbers of right predictions"
         beside = "not covered: numbers of samples, times of replies"
         whose = "ε in a line is that of the client that the run costs most"
         lines.append(f"differential privacy: {bound}, {covered}; {beside}; {whose}")

@@ -4,15 +4,19 @@ Other half: `client_app/algorithms/gaussian.py`.
 
     π, m, S ← Σ_i (n_i / Σ n) · (π, m, S)_i      n_i training samples of client i
 
-Nothing here depends on how the samples are divided, but for bounds on single clients: with ``liars`` a client weighs at
-most as ``max-samples-ratio`` and ``max-samples-lead`` say.
+Under differential privacy the result is repaired (`ClassMoments.repair`), and a class whose count is not clear of the
+noise, twice its deviation, is left out. Nothing here depends on how the samples are divided, but for bounds on single
+clients: with ``liars`` a client weighs at most as ``max-samples-ratio`` and ``max-samples-lead`` say.
 """
+
+import math
 
 from torch import Tensor
 
 from protofl_common.experiment.catalog import GaussianHparams
 from protofl_common.maths.aggregation import merge_weights
 from protofl_common.maths.gaussian import ClassMoments
+from protofl_common.privacy.release import count_noise
 from server_app.strategies.base import Federation, Payload, ServerStrategy, StateDict, Template, Upload, template_of
 
 
@@ -38,5 +42,8 @@ class Gaussian(ServerStrategy[GaussianHparams]):
         samples = sum(upload.train_samples for upload in uploads)
         shares = [upload.train_samples / samples for upload in uploads]
         self.moments = merge_weights([upload.payload.weights("moments") or {} for upload in uploads], shares, "mean", 0)
+        if (plan := self.settings.plan(1)) is not None:
+            spread = count_noise(plan.table_noise) * math.sqrt(sum(upload.clients for upload in uploads))
+            ClassMoments.of(self.moments).repair(2 * spread / samples, self.settings.privacy.dp_feature_clip)
         self.counts_C = (self.moments["shares"] * samples).round().long()
         return {"samples": float(samples)}
