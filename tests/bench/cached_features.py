@@ -23,7 +23,7 @@ import torch
 import client_app.client
 from protofl_common.backbones.features import extract_features
 from protofl_common.experiment.settings import flatten
-from tests.harness import run_config, run_federation
+from tests.support.harness import run_config, run_federation
 
 RECIPE = Path(__file__).parents[2] / "configs" / "recipes" / "fedpcl-office10.toml"
 CLIENTS = 4

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from protofl_common.config.architectures import GROUPS, architecture_of
 from protofl_common.models.build import build_model
-from tests.communication import CIFAR100, CLIENTS, DIM, numbers_per_round
+from tests.support.communication import CIFAR100, CLIENTS, DIM, numbers_per_round
 from tests.support.flops import forward_flops
 
 PAPER_FORWARD = {

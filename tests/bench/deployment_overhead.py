@@ -24,7 +24,7 @@ from pathlib import Path
 
 import psutil
 
-from tests.system.machines import SITES, Machines
+from tests.support.machines import SITES, Machines
 
 LINES = {
     "received": re.compile(r"Receiving: train message"),

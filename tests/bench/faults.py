@@ -26,7 +26,7 @@ from typing import Any
 import psutil
 from safetensors.numpy import load_file
 
-from tests.system.standing import Standing
+from tests.support.standing import Standing
 
 SITES = ("north", "south")
 Tries = list[dict[str, Any]]

@@ -21,8 +21,8 @@ import torch
 from safetensors.torch import load_file
 
 from protofl_common.experiment.catalog import CATALOG
-from tests.harness import LONG, run_config, run_federation
-from tests.test_federation import without_times
+from tests.support.harness import LONG, run_config, run_federation
+from tests.support.results import without_times
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "plain": {"train_samples": 20, "test_samples": 40},

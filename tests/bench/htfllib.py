@@ -27,7 +27,7 @@ from protofl_common.data import open_client_data
 from protofl_common.experiment.settings import Settings
 from protofl_common.models.vision import CNN_PLANS
 from tests.bench.bare import normalised
-from tests.system.processes import ROOT
+from tests.support import ROOT
 
 SERVERS = {"fedproto": ("serverproto", "FedProto"), "fedtgp": ("servertgp", "FedTGP")}
 """Our name of an algorithm -> the module and the class of HtFLlib's server."""

@@ -28,7 +28,7 @@ from flwr.supernode.start_client_internal import _init_connection
 
 from client_app.app import app
 from protofl_common.experiment.settings import default_run_config
-from tests.system.processes import superlink
+from tests.support.processes import superlink
 
 ROUNDS = 8
 SETTINGS = {

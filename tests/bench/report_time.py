@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 
 from protofl_common.maths.prototypes import Prototypes, margins
-from tests.report.test_page import row, write, write_prototypes
+from tests.support.fakes import row, write, write_prototypes
 
 
 def main() -> None:

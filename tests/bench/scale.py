@@ -18,7 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from tests.system.processes import ROOT, Connection, superlink
+from tests.support import ROOT
+from tests.support.processes import Connection, superlink
 
 FEDERATIONS = ("100", "1000", "3000", "10000", "1000:1.0")
 SETTING = {

@@ -12,7 +12,7 @@ from safetensors import safe_open
 from sklearn.datasets import load_digits
 
 from protofl_common.tools.cli import main
-from tests.system.processes import superlink, supernode
+from tests.support.processes import superlink, supernode
 
 pytestmark = pytest.mark.system
 

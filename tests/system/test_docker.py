@@ -14,7 +14,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.system.processes import ROOT
+from tests.support import ROOT
 
 pytestmark = [
     pytest.mark.docker,

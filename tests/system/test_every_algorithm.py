@@ -13,8 +13,8 @@ from protofl_common.config.options import Scalar
 from protofl_common.experiment.catalog import CATALOG
 from protofl_common.runs.folder import RunFolder, Summary, baseline_folder
 from tests.bench.golden import tensors_of
-from tests.system.processes import BIN, Connection, superlink
-from tests.test_federation import without_times
+from tests.support.processes import BIN, Connection, superlink
+from tests.support.results import without_times
 
 pytestmark = pytest.mark.system
 TWO = ("--federation-config", "num-supernodes=2 client-resources-num-cpus=1")

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from tests.system.machines import HAPROXY, SITES, Machines
+from tests.support.machines import HAPROXY, SITES, Machines
 
 pytestmark = [
     pytest.mark.hosts,

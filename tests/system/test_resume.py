@@ -13,8 +13,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.system.processes import ROOT, Connection, superlink
-from tests.system.standing import Standing
+from tests.support import ROOT
+from tests.support.processes import Connection, superlink
+from tests.support.standing import Standing
 
 pytestmark = pytest.mark.system
 FOUR = ("--federation-config", "num-supernodes=4 client-resources-num-cpus=1")

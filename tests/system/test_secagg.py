@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.system.standing import Standing
+from tests.support.standing import Standing
 
 pytestmark = [pytest.mark.system, pytest.mark.long]
 ROUNDS = 2

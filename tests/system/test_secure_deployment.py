@@ -22,9 +22,10 @@ from urllib.request import HTTPSHandler, ProxyHandler, Request, build_opener
 import psutil
 import pytest
 
-from tests.system.machines import HAPROXY, README, SITES, Machines, blocks_of, copy_checkout
-from tests.system.processes import ROOT, free_port
-from tests.system.strangers import strangers_at
+from tests.support import ROOT
+from tests.support.machines import HAPROXY, README, SITES, Machines, blocks_of, copy_checkout
+from tests.support.processes import free_port
+from tests.support.strangers import strangers_at
 
 pytestmark = pytest.mark.system
 OPERATIONS = ROOT / "docs" / "operations.md"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.system.processes import Connection, superlink
+from tests.support.processes import Connection, superlink
 
 pytestmark = pytest.mark.system
 FOUR = ("--federation-config", "num-supernodes=4 client-resources-num-cpus=1")

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.system.machines import copy_checkout
-from tests.system.processes import BIN, Connection, superlink, supernode
+from tests.support.machines import copy_checkout
+from tests.support.processes import BIN, Connection, superlink, supernode
 
 pytestmark = pytest.mark.system
 
