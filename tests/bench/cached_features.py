@@ -7,8 +7,6 @@ runs the backbones, once for its training images (which serves the epoch and the
 images. A round that ran them in every pass would be slower still, so the ratio is a lower bound.
 """
 
-from __future__ import annotations
-
 import argparse
 import statistics
 import tempfile

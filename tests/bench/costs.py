@@ -6,8 +6,6 @@ Tables 5 and 12 are of Cifar100's practical setting: 20 clients, D = 512, HtFE8.
 labels alone, so clients here hold Cifar100's labels (100 classes × 600) and images of a few black pixels.
 """
 
-from __future__ import annotations
-
 import statistics
 import tempfile
 from pathlib import Path

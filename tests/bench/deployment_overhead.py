@@ -6,8 +6,6 @@ leaves out what we do about the waiting, ``--start-method spawn`` what we do abo
 here passes or fails.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import re

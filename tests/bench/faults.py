@@ -7,8 +7,6 @@ SuperNodes. What came of it is kept in ``<out>/<fault>.json``, so that the comma
 missing; ``<out>/table.md`` is made of all that is there.
 """
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import json

@@ -7,8 +7,6 @@ Figures belong to a machine and a PyTorch; so they are recorded where they are c
 Compared are the rounds' metrics without times, the summary's accuracies, and every tensor that the server leaves.
 """
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import json

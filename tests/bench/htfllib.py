@@ -5,8 +5,6 @@ trains and merges round after round and keeps what each took. Its ``main.py`` is
 where it looks for them, relative to the process's folder, so nothing is written into HtFLlib's.
 """
 
-from __future__ import annotations
-
 import argparse
 import ast
 import importlib

@@ -5,8 +5,6 @@ of ``protofl site run``, and their messages are handled one at a time by the app
 each). Prints CPU seconds per round, the first left out; nothing here passes or fails.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -4,8 +4,6 @@ Each mutant is a line of the product made wrong, and the tests that should fail 
 named: it survives.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import shutil

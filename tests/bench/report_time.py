@@ -6,8 +6,6 @@ The run is made up: random figures and prototypes in the files that a FedTGP run
 round on the margins is told too (D = 512).
 """
 
-from __future__ import annotations
-
 import argparse
 import resource
 import subprocess

@@ -5,8 +5,6 @@ every limit. The figure is the mean accuracy of the honest, by the nearest proto
 model. What a run came to is kept in ``<out>/results.jsonl``: the command, started again, does only what is missing.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import io

@@ -8,8 +8,6 @@ one thread against two bare processes of one thread (`bare.py`) and, given the f
 passes or fails.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import statistics

@@ -5,8 +5,6 @@ on as many Ray actors as there are CPUs. Prints figures; nothing here passes or 
 other federations: clients, and after a colon the part of them that a round asks.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

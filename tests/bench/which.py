@@ -7,8 +7,6 @@ The first goes on where it was stopped; several may run at the same time. CPU se
 and server, on one thread; a first run of the same data, whose seconds do not count, fills the caches.
 """
 
-from __future__ import annotations
-
 import argparse
 import csv
 import fcntl

@@ -1,7 +1,5 @@
 """The audit: its statistics by hand, and what it finds in small runs."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

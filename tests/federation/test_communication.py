@@ -1,7 +1,5 @@
 """FedTGP, Table 5: what a round costs on the wire."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

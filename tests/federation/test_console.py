@@ -1,7 +1,5 @@
 """The lines that a run prints."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from server_app.callbacks.screen import final_table

@@ -1,7 +1,5 @@
 """On a real CUDA device, and skipped elsewhere: ``make test-gpu``. What can be shown without one is in test_gpu.py."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """TensorBoard's event files hold the figures of ``metrics.jsonl``, each once."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Any

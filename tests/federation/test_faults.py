@@ -1,7 +1,5 @@
 """Faults of a federation, in one process: who dies, comes back, comes late, or has no room on the disk."""
 
-from __future__ import annotations
-
 import errno
 import time
 from collections.abc import Callable, Iterable

@@ -1,7 +1,5 @@
 """Whole runs in one process: results, repetition, faults, and rubbish from clients."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import tomllib

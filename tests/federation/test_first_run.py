@@ -1,7 +1,5 @@
 """A first run on data of one's own: nothing is left out unless asked for, and every sample is accounted for."""
 
-from __future__ import annotations
-
 import csv
 import json
 import re

@@ -3,8 +3,6 @@
 On a real GPU: ``make test-gpu``.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from pathlib import Path
 from typing import Any

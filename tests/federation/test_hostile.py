@@ -1,7 +1,5 @@
 """One hostile or broken client in a federation: refused with a reason, counted, and the others' run as without it."""
 
-from __future__ import annotations
-
 import json
 import tracemalloc
 from collections.abc import Callable, Iterable

@@ -4,8 +4,6 @@ Of the rows of metrics what both have is compared, and the models that the clien
 random numbers (dropout), or the private model draws others than it does alone.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """A trained model taken out of a run: it predicts as it did in the last evaluation, and knows what it does not know."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The engine in this process: the same figures however many processes work, clear ends, nothing left running."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

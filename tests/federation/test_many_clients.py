@@ -1,7 +1,5 @@
 """What must not grow with the number of clients and rounds: memory, files written again, models built to be counted."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

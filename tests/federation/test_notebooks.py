@@ -1,7 +1,5 @@
 """The notebooks run from their first cell to their last; `protofl run` as a federation in this process."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

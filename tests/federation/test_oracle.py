@@ -6,8 +6,6 @@ better than the site's ``require-dp`` allows; the same attack on a site whose pr
 succeed, or this test could not fail.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from pathlib import Path

@@ -3,8 +3,6 @@
 It is `tests/support/outside`, which the page docs/extend.md explains; `tests/system/test_outside.py` runs it for real.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import re

@@ -1,7 +1,5 @@
 """Whole federations on tables, signals and texts, with networks and data of the user's own."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """``protofl predict`` on many files, some of which are broken."""
 
-from __future__ import annotations
-
 import csv
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """``protofl predict RUN``: what a run's models say of the clients' test samples."""
 
-from __future__ import annotations
-
 import csv
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Federations under differential privacy: what is sent, what it costs, and where the account stands."""
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import replace

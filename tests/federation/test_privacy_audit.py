@@ -7,8 +7,6 @@ counts, figures, and whether there is a reply at all. By (ε, δ) its advantage 
 most (e^ε − 1 + 2 δ) / (e^ε + 1) (Kairouz, Oh and Viswanath, "The Composition Theorem for Differential Privacy", 2015).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import replace

@@ -3,8 +3,6 @@
 Prototypes come down from the second round on, and only then have the papers' losses something to do.
 """
 
-from __future__ import annotations
-
 import tomllib
 from pathlib import Path
 

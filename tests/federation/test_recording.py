@@ -1,7 +1,5 @@
 """What the server records for the report: margins, who the sites are, and the division of the data."""
 
-from __future__ import annotations
-
 import json
 import time
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The page of real runs: every section is there with the run's own numbers, and only those that it can have."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A run that was stopped anywhere and resumed leaves bit for bit what an undisturbed one leaves."""
 
-from __future__ import annotations
-
 import errno
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Median and trimmed mean: by hand, against NumPy and SciPy, and under attack where the mean fails."""
 
-from __future__ import annotations
-
 import itertools
 from pathlib import Path
 from typing import Any

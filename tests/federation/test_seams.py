@@ -1,7 +1,5 @@
 """Attacks where two protections of a site meet: well-formed messages and settings of a hostile server or submitter."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Any

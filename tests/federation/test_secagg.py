@@ -1,7 +1,5 @@
 """Secure aggregation over whole runs: the sums are right, whoever is lost or lies, and nothing else can be read."""
 
-from __future__ import annotations
-
 import json
 import re
 import stat

@@ -3,8 +3,6 @@
 A function may be right, tested and called by nobody; then its setting does nothing, and only this notices.
 """
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable
 from importlib.metadata import EntryPoint

@@ -1,7 +1,5 @@
 """What is wrong at one of three sites with data of their own: both sides name it, and the other two go on."""
 
-from __future__ import annotations
-
 import errno
 import os
 import re

@@ -4,8 +4,6 @@
 imports and connects to; files with known texts and numbers, inside the site's folders and outside, show what leaves.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import re

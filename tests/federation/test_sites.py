@@ -1,7 +1,5 @@
 """A site with an operator of its own: what a run, or a server, cannot make it read, write, download, remove or tell."""
 
-from __future__ import annotations
-
 import os
 import stat
 import tomllib

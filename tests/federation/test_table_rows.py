@@ -5,8 +5,6 @@ small and random, and weights of ImageNet are an embedded backbone's; all else i
 no number, clients whose heads differ may be refused.
 """
 
-from __future__ import annotations
-
 import shutil
 from collections import defaultdict
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """A table over real runs (in this process, without Flower's processes): the figures stand where they are looked for."""
 
-from __future__ import annotations
-
 import csv
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A validation part in whole runs: its figures beside those of test data, and who chooses by it."""
 
-from __future__ import annotations
-
 import json
 from html import unescape
 from pathlib import Path

@@ -6,8 +6,6 @@ is no further record, field, or padding. What the values are is checked too: pro
 means) of the model that the client keeps, and none is the feature of a single sample.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """What happens to a run: the server dies at a place of a round, a client fails, a disk flips a bit."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A case for each setting: where it acts, and another value than its default."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from tests.support.declared import DECLARED

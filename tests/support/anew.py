@@ -1,7 +1,5 @@
 """A reply's bytes read with NumPy and written anew: both must be the same."""
 
-from __future__ import annotations
-
 import math
 import re
 from typing import Any

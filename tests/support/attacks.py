@@ -1,7 +1,5 @@
 """What a hostile or broken client may send: changes of its honest reply, for the in-process federation."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 

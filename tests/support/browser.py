@@ -1,7 +1,5 @@
 """Chromium without a display."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 

@@ -1,7 +1,5 @@
 """How much crosses the wire in Cifar100's practical setting (FedTGP, Table 5), measured on a real run."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from pathlib import Path
 from unittest import mock

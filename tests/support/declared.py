@@ -3,8 +3,6 @@
 A row is all that the tests need to know of an algorithm.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Runs that never ran: the files that a finished one leaves behind."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """An in-process federation: the real ServerApp and ClientApp code, without Ray, SuperLink or processes."""
 
-from __future__ import annotations
-
 import json
 import tempfile
 import uuid

@@ -3,8 +3,6 @@
 The README's blocks are run as they stand, with the substitutions that `Machines` declares.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

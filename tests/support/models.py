@@ -1,7 +1,5 @@
 """Small models, data for them, and sections of the settings."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import torch

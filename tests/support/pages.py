@@ -1,7 +1,5 @@
 """A report read back: its tags, texts, tables and figures."""
 
-from __future__ import annotations
-
 import csv
 import re
 from collections import Counter

@@ -1,8 +1,6 @@
 """A client of the independent scripts. It shares with the system only what is not the algorithm: the clients' data,
 their initial weights and the seeds of the batch orders."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """FedPCL's clients, written again from the equations."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 

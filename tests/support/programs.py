@@ -1,7 +1,5 @@
 """Loads a program of docker/ as a module."""
 
-from __future__ import annotations
-
 import importlib.util
 from typing import Any
 

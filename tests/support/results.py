@@ -1,7 +1,5 @@
 """What runs leave behind, compared."""
 
-from __future__ import annotations
-
 import hashlib
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Rubbish for decoders: texts, values and arrays, drawn by hypothesis."""
 
-from __future__ import annotations
-
 import numpy as np
 from flwr.app import Array
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """Sites with data of their own."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

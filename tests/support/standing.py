@@ -4,8 +4,6 @@ A SuperLink with a database, its worker (`flower-superexec`), and SuperNodes: th
 encryption. Every part is a process group of its own.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import socket

@@ -3,8 +3,6 @@
 Each comes from an address of its own on the loopback interface, or from few of them, as on a network.
 """
 
-from __future__ import annotations
-
 import asyncio
 import ssl
 import threading

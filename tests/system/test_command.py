@@ -1,7 +1,5 @@
 """``protofl run`` and ``protofl table`` for real: their exit status is the run's, and nothing is left running."""
 
-from __future__ import annotations
-
 import re
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """SuperLink and two SuperNodes as separate processes on loopback, each with its own data and architecture."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

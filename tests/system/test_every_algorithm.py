@@ -1,7 +1,5 @@
 """Each algorithm by `flwr run .`: all in one short run; and alone with all defaults, by 2 and 10 SuperNodes (long)."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 from collections.abc import Iterator

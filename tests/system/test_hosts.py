@@ -3,8 +3,6 @@
 Skipped unless PROTOFL_HOSTS=1 and this is root. Nothing outside the namespaces is changed.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -3,8 +3,6 @@
 The checkout cannot be imported there, although the tests' own Python imports it.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

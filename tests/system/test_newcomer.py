@@ -1,7 +1,5 @@
 """What somebody does who has just cloned this: run, look, compare, take a model out, and predict with it."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -4,8 +4,6 @@ The simulation is the command of the page docs/extend.md, stopped in the middle 
 take part only where their node configs name the package.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -4,8 +4,6 @@
 `test_newcomer`, ``make test`` by the gate.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

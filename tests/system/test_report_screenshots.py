@@ -3,8 +3,6 @@
 For the measurement a copy of the page gets a script of ours, which writes down what sticks out.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from html import unescape

@@ -1,7 +1,5 @@
 """kill -9 in the middle: for all of a simulated run, for the server of a deployed one; then ``resume=true``."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import time

@@ -1,7 +1,5 @@
 """Secure aggregation, and differential privacy, with four real SuperNodes, beside the same run without them."""
 
-from __future__ import annotations
-
 import json
 from contextlib import ExitStack
 from pathlib import Path

@@ -4,8 +4,6 @@ Then what must be refused: unknown keys, no key, a certificate of another author
 at the door.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

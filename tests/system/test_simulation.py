@@ -1,7 +1,5 @@
 """`flwr run` on Flower's Ray simulation, as a user types it."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

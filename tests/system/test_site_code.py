@@ -1,7 +1,5 @@
 """Whose code a site runs: a bundle with changed client code, at a site of each kind."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from contextlib import ExitStack

@@ -1,7 +1,5 @@
 """Sites with every key of the node config and both demands start, take part in a run that meets them, are cleared."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 from contextlib import ExitStack

@@ -3,8 +3,6 @@
 `tests/federation/test_site_faults.py` has the same and more in one process, for what is wrong with a site that gets in.
 """
 
-from __future__ import annotations
-
 import datetime
 import os
 import re

@@ -1,7 +1,5 @@
 """What holds for the whole house: twins, import rules, one training loop, what may leave a client."""
 
-from __future__ import annotations
-
 import ast
 import re
 from graphlib import TopologicalSorter

@@ -1,7 +1,5 @@
 """The site builds without a warning, with every link checked; the files that say the version agree."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import re

@@ -11,8 +11,6 @@
 All other tests that run over algorithms take them from the catalog or from `declared`.
 """
 
-from __future__ import annotations
-
 import pytest
 
 from protofl_common.config.options import keys_of

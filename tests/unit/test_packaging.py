@@ -1,7 +1,5 @@
 """What travels: the app bundle that every site is sent, the wheel, and the image."""
 
-from __future__ import annotations
-
 import io
 import re
 import shlex

@@ -1,7 +1,5 @@
 """Files of strangers run no code: models, recipes, runs and tables that name modules which nobody here has named."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """HtFLlib's options are those of its own command line, whichever it has: a stand-in's server reads some of them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

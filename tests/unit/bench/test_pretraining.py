@@ -1,7 +1,5 @@
 """The corpora and the training that made the embedded weights."""
 
-from __future__ import annotations
-
 import json
 import unicodedata
 from importlib import import_module

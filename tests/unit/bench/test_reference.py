@@ -1,7 +1,5 @@
 """What the documents say of the code is what the code makes, and names all that there is."""
 
-from __future__ import annotations
-
 import pytest
 
 from protofl_common.experiment.catalog import CATALOG

@@ -1,7 +1,5 @@
 """A client's hooks: their order, what lives on, which step trains, and what stays off the disk."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

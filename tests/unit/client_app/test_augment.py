@@ -1,7 +1,5 @@
 """Changes of training images: what they do to a batch, what they leave alone, and where they are refused."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

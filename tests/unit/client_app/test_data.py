@@ -1,7 +1,5 @@
 """From bytes to tensors: normalisation, and samples without a label kept apart."""
 
-from __future__ import annotations
-
 import warnings
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Training in a fresh process leaves PyTorch's compiler alone, and nothing else changes."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

@@ -1,7 +1,5 @@
 """The passes without gradient, against plain code."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """FedPCL's ablations of the loss (Table 5) on a client's batch, against NumPy."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """DP-SGD: gradients of single samples by hand, the size of the noise, who is drawn, and what is refused."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

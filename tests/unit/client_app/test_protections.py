@@ -1,7 +1,5 @@
 """The protections that act on a client's messages, and their order."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Clients that know few labels: what learns from which samples."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The client's private files: which state counts, how many are kept, atomicity, and clear errors."""
 
-from __future__ import annotations
-
 import errno
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Training on more than fits into memory: the inputs stay on the disk."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

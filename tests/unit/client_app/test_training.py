@@ -1,7 +1,5 @@
 """The training loop: batches, exact steps, and its errors."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

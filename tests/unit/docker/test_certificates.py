@@ -1,7 +1,5 @@
 """Keys and certificates: what is made, who may read it, what is kept, and what is refused."""
 
-from __future__ import annotations
-
 import ipaddress
 import ssl
 import stat

@@ -1,7 +1,5 @@
 """The compose file as text: what each container may do, and whose keys it has. `test_docker.py` brings it up."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Following a run's log through breaks, and its end as an exit status; `flwr` is a script that plays a scene."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

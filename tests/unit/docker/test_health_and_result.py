@@ -1,7 +1,5 @@
 """The two smallest programs: is a container healthy, and what did a run achieve."""
 
-from __future__ import annotations
-
 import json
 import threading
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The units for systemd: that it reads them, and that they are as tight as the page says."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """Ditto, two rounds: FedAvg, and the personal model's step by hand; switched off, it is Local beside FedAvg."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """FedAvg and FedProto + averaging, two rounds, with batch normalisation: all that is in a state dict is averaged."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """FedDistill, two rounds: mean outputs by class, and distances sample by sample, in float64, over several bodies."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """FedFA, two rounds: the layers written into the network's forward pass, channel by channel."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

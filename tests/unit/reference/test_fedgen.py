@@ -1,7 +1,5 @@
 """FedGen, two rounds: bodies of different architectures; generator, ensemble of heads and Adam by hand, in float64."""
 
-from __future__ import annotations
-
 import itertools
 from pathlib import Path
 from typing import Any

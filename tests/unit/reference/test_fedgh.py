@@ -1,7 +1,5 @@
 """FedGH, two rounds: bodies of different architectures; the header's steps by hand, in float64, on every mean alone."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

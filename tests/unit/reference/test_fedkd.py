@@ -1,7 +1,5 @@
 """FedKD, two rounds: teachers of different architectures; each loss's gradient asked for by itself; NumPy's SVD."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """FedNH, two rounds: cosines, the trained scale, class means and the moving prototypes, sample by sample in float64."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

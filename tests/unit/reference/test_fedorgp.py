@@ -1,7 +1,5 @@
 """FedORGP, two rounds: angles, the server's training and its prototypes, one at a time in float64."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

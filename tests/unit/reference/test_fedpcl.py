@@ -1,7 +1,5 @@
 """FedPCL, three rounds: contrast, prototypes, padding and inference written again from the equations."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """FedPer, two rounds: base layers averaged, personal ones each client's own, and never on the wire."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """FedPLVM, two rounds: clusters, loss, model average and global clusters written again from the equations."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

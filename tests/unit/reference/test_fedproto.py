@@ -1,7 +1,5 @@
 """FedProto, two rounds: losses, steps, prototypes, aggregation and inference written again, sample by sample."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

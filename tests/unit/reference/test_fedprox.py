@@ -1,7 +1,5 @@
 """FedProx, two rounds: the gradient of the proximal term by hand, the mean of the models by samples."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """FedRep, two rounds: evaluated under the last round's head, which is then fitted to the body; bodies are averaged."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """FedSA, two rounds: anchors, the margin, the four terms and the prototypes, one at a time in float64."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """FedTGP, two rounds with the paper's defaults: the clients' Eq. 11, and the server's own draw, Eq. 9 and Eq. 10."""
 
-from __future__ import annotations
-
 from itertools import combinations
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """FeSEM, three rounds: the best first division of four clients by trying all, later the nearest centre."""
 
-from __future__ import annotations
-
 import itertools
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """FML, two rounds: private models of different architectures; the divergences by hand, in float64, of probabilities."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """FPL, two rounds: class means, clusters, both prototype terms and the mean of the models, written again."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

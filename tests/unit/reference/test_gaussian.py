@@ -1,7 +1,5 @@
 """Gaussian heads: of the moments of many clients, the head equals the one of all features in one place."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """LG-FedAvg, two rounds: heads averaged over bodies of different architectures, which never leave their clients."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

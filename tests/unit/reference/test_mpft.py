@@ -1,7 +1,5 @@
 """MPFT: centres of frozen features go up once; AdamW by hand trains adapter and classifier on them for everybody."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from typing import Any

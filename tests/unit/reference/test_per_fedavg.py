@@ -1,7 +1,5 @@
 """Per-FedAvg, two rounds: w~ and the outer step on weights by hand; evaluated after one inner step."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """pFedMe, two rounds: K inner steps and the step of w_i by hand, and the server's β; with K = 1 it can be FedAvg."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """ProtoFed: FedAvg's weights to the last bit, and Eq. 3's plain mean of what the clients' models make of their data."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """SCAFFOLD, three rounds: Eq. 3 to 5 by hand, the client's variate by option II."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import torch

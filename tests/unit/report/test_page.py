@@ -1,7 +1,5 @@
 """The page of hand-made folders: hostile names, runs that go on, runs of older versions, many clients and classes."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

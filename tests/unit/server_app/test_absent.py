@@ -1,7 +1,5 @@
 """What a server remembers of clients and classes that a round lacks, by hand."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import torch

@@ -1,7 +1,5 @@
 """FedDistill's server by hand: who teaches whom, with absent clients and classes that one client alone holds."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest

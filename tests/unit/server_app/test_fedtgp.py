@@ -1,7 +1,5 @@
 """FedTGP's server: Eq. 9 and 10 by hand and against loops, the whole step against an independent implementation."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from types import SimpleNamespace

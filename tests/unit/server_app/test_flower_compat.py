@@ -1,7 +1,5 @@
 """What is changed of Flower's simulation, on its own in-memory state."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

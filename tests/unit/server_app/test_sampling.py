@@ -1,7 +1,5 @@
 """Seeded sampling, independent of node ids and of the order in which sites connected."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 from protofl_common.basics.text import in_order

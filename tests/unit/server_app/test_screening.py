@@ -1,7 +1,5 @@
 """What is out of proportion, from three replies on; and what a site may claim after its introduction."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any

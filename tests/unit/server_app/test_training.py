@@ -1,7 +1,5 @@
 """A server's training: on how many threads. What it computes is in tests/unit/reference."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

@@ -1,7 +1,5 @@
 """``import protofl``: a federation and a client half from Python, and the names that extensions import."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 

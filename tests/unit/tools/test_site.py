@@ -1,7 +1,5 @@
 """``protofl site``: whose code a site runs, and what it says a run could make it do."""
 
-from __future__ import annotations
-
 import io
 import json
 import re

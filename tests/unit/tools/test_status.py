@@ -1,7 +1,5 @@
 """``protofl status``: what a SuperLink and the folders of runs say, put together."""
 
-from __future__ import annotations
-
 import re
 import socket
 import ssl

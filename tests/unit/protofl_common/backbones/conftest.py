@@ -1,7 +1,5 @@
 """A few of the embedded digit-domains' images."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

@@ -1,7 +1,5 @@
 """Features are computed once: memory, disk, damage."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

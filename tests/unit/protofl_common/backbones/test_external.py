@@ -1,7 +1,5 @@
 """torchvision's and timm's backbones and files of weights; nothing is downloaded."""
 
-from __future__ import annotations
-
 import pickle
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Features of the embedded backbones."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

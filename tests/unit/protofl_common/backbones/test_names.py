@@ -1,7 +1,5 @@
 """Reading the setting's value."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

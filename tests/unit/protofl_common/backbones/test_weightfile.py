@@ -1,7 +1,5 @@
 """Weights as JSON: what is shipped, the round trip, and files that are wrong."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A file of tensors that comes back as it was, or not at all."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Texts fit for a log, and without folders."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

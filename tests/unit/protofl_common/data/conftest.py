@@ -1,7 +1,5 @@
 """Settings over a cache of the test session, and small file-based data sets."""
 
-from __future__ import annotations
-
 import bz2
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What is wrong with the settings is said before data are read, or when they are divided."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

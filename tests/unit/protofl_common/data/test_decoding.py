@@ -1,7 +1,5 @@
 """Image files decoded side by side, onto the disk."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Dirichlet partitions against Flower's and PFLlib's, and for more clients than a plain draw can serve."""
 
-from __future__ import annotations
-
 import warnings
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Around the partitions: the pool, the split into training and test samples, the caps."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

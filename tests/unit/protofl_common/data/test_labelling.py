@@ -1,7 +1,5 @@
 """Hiding training labels: how many, which, and that nothing else changes."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 from pathlib import Path
 from typing import Any

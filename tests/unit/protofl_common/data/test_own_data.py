@@ -1,7 +1,5 @@
 """Data of the user's own: manifests, arrays, texts, functions, Hugging Face folders; and errors that say where."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Every partition on the embedded data: counts, disjointness, coverage, repeatability."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

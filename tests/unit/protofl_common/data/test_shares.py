@@ -1,7 +1,5 @@
 """The stratified helpers, on labels small enough to reason about."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given

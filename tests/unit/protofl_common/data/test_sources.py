@@ -1,7 +1,5 @@
 """What the sources deliver: shapes, labels, domains, and errors that name the key."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

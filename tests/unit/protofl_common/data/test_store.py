@@ -1,7 +1,5 @@
 """The cache: built once, mapped into memory, rebuilt when damaged."""
 
-from __future__ import annotations
-
 import multiprocessing
 import subprocess
 import sys

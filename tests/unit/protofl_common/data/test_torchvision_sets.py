@@ -1,7 +1,5 @@
 """The data sets read by torchvision: a made-up MNIST on disk, and stand-ins for the classes with other layouts."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import ClassVar

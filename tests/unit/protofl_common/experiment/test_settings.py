@@ -1,7 +1,5 @@
 """Settings: defaults complete, errors that name the key, the value and the choices."""
 
-from __future__ import annotations
-
 import tomllib
 from pathlib import Path
 

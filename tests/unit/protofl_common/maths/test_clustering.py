@@ -1,7 +1,5 @@
 """Clusters: finch-clust's partitions, an independent reading of FINCH, the small cases, and the means."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """FedKD's terms on hand-worked arrays."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

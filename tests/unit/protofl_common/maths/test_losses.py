@@ -1,7 +1,5 @@
 """FedProto's regulariser on hand-worked arrays, against float64 NumPy, and gradient-checked."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Updates as factors: on matrices of known singular values, and in the sizes where factors are fewer numbers."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Prototypes on hand-worked arrays, and against float64 references."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """FedFA's layers: where they are put into which network, and their equations on hand-worked arrays."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

@@ -1,7 +1,5 @@
 """Every architecture: shapes, a real training step, seeds, and what is refused."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor, nn

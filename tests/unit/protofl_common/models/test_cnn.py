@@ -1,7 +1,5 @@
 """The small CNNs against the published definitions."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

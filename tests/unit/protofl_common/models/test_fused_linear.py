@@ -1,7 +1,5 @@
 """Updating wide linear weights inside backward is torch.optim.SGD, to the rounding."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import nullcontext
 from copy import deepcopy

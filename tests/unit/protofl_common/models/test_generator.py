@@ -1,7 +1,5 @@
 """FedGen's generator: by hand, what it draws, and the numbers that FedTGP's Table 5 counts."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Heads: the directions of a frozen last layer, and that it stays what it is."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor, nn

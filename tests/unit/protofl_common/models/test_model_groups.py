@@ -1,7 +1,5 @@
 """Names of architectures and groups."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

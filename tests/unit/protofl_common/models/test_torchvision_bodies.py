@@ -1,7 +1,5 @@
 """ResNets, GoogLeNet and MobileNet_v2 against torchvision's own models and the numbers it publishes for them."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor, nn

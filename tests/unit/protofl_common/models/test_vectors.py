@@ -1,7 +1,5 @@
 """Networks for tables, signals and texts: shapes, learning, padding, and what they refuse."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor, nn

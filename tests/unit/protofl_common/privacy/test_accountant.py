@@ -1,7 +1,5 @@
 """The accountant against Google's dp-accounting, and against arithmetic by hand."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

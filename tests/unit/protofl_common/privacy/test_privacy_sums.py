@@ -1,7 +1,5 @@
 """Secret sharing, masks, and uploads as vectors: what secure aggregation is made of."""
 
-from __future__ import annotations
-
 import hashlib
 import itertools
 from typing import Any

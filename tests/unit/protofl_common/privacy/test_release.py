@@ -1,7 +1,5 @@
 """Small classes are left out, small clusters merged; the papers' noise has the papers' size."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

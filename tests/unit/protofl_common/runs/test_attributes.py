@@ -1,7 +1,5 @@
 """What of a half lives on: every kind of attribute through a file, into a freshly built owner."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Metrics beside accuracy: by hand, of clients with few classes, and all the way to a run's files."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from types import ModuleType

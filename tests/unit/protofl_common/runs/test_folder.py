@@ -1,7 +1,5 @@
 """What is written into a run's folder is read back as it was; what is not whole is left out."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

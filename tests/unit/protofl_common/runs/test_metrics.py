@@ -1,7 +1,5 @@
 """Figures over clients by hand."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

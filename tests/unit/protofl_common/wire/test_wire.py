@@ -1,7 +1,5 @@
 """The wire: everything declared survives a round trip, everything else is refused with its reason."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Callable

@@ -3,8 +3,6 @@
 ``make fuzz`` runs 10,000 cases of each test. What is accepted is held to the rules as stated here, in NumPy.
 """
 
-from __future__ import annotations
-
 import math
 import string
 from collections.abc import Callable

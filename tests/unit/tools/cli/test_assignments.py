@@ -1,7 +1,5 @@
 """``key=value`` without further quotes."""
 
-from __future__ import annotations
-
 from typing import get_type_hints
 
 import pytest

@@ -1,7 +1,5 @@
 """``protofl doctor``: each planted fault is found, and its cure is named."""
 
-from __future__ import annotations
-
 import json
 import os
 import socket

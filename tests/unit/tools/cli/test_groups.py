@@ -1,7 +1,5 @@
 """``protofl compare`` over groups of runs: intervals and paired tests, and what cannot be paired."""
 
-from __future__ import annotations
-
 import csv
 import json
 import math

@@ -1,7 +1,5 @@
 """``--json``: what each command prints is an object of the schema that the documents have."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

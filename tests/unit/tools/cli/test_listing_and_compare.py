@@ -1,7 +1,5 @@
 """``protofl list`` and ``protofl compare``."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """``protofl run``: what it runs, and errors before anything starts."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """``protofl runs``: what it lists, what it removes and what it never does."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Iterator

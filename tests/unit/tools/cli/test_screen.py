@@ -1,7 +1,5 @@
 """What a person sees of a run's lines."""
 
-from __future__ import annotations
-
 import pytest
 from rich.console import Console
 

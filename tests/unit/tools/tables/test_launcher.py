@@ -1,7 +1,5 @@
 """How a table makes a run: its settings, its rounds as they end, a log."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Which figure of a run stands in a cell."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """``protofl table --search``: chosen on validation data alone, as many trials for each row, and nothing made twice."""
 
-from __future__ import annotations
-
 import csv
 import json
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Tables: their files, what runs, what is not repeated, and how the result looks."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import asdict
 from io import StringIO

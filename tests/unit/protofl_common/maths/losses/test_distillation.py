@@ -1,7 +1,5 @@
 """FD's regulariser by hand, against a float64 loop, and gradient-checked."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """FedORGP's losses and FedSA's margin on hand-worked arrays in float64."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """FedPU's risk on hand-worked batches, against a float64 loop, over epochs, at the extremes, and gradient-checked."""
 
-from __future__ import annotations
-
 from math import log
 
 import numpy as np

@@ -1,7 +1,5 @@
 """FedPLVM's loss terms: by hand, against float64 loops written from the equations, and gradient-checked."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
