@@ -32,8 +32,8 @@ from protofl_common.models.split import SplitModel
 from protofl_common.privacy.plan import Plan
 from protofl_common.privacy.release import noised_images
 from protofl_common.runs.evaluation_metrics import declared_metrics
-from protofl_common.wire.limits import Limits, RefusedMessage, Template
 from protofl_common.wire.records import Instructions
+from protofl_common.wire.schema import Limits, RefusedMessage, Template
 
 OWN_SEED = 0  # The seed with which a site with data of its own divides them: no run draws another division
 

@@ -25,7 +25,7 @@ from server_app.network.exchange import MessageExchange
 from server_app.network.flower_compat import find_messages_by_node
 from server_app.network.membership import Federation, FederationError
 from server_app.protections.secure_sum import check_number
-from server_app.result import RoundResult
+from server_app.replies import RoundResult
 from server_app.round import final_evaluation, tell_best, train_round
 from server_app.strategies import built
 

@@ -11,17 +11,15 @@ from protofl_common.basics.text import in_order, printable
 from protofl_common.runs.attributes import pack_attributes
 from protofl_common.runs.evaluation_metrics import declared_metrics
 from protofl_common.runs.folder import BestRound
-from protofl_common.wire.limits import Limits, RefusedMessage
 from protofl_common.wire.payloads import pack_payload
 from protofl_common.wire.records import pack_best
-from protofl_common.wire.schema import Declared, statistics_declared
+from protofl_common.wire.schema import Declared, Limits, RefusedMessage, statistics_declared
 from server_app.network.admission import sample_sites
 from server_app.network.exchange import MessageExchange, Messenger, Records
 from server_app.network.membership import AT_ONCE, Federation
 from server_app.protections.secure_sum import Channel, channel_of
 from server_app.protections.uploads import bound_samples, leave_out_farthest, refuse_outliers
-from server_app.replies import Expected, Upload, vectors_of
-from server_app.result import RoundResult, VoidRound
+from server_app.replies import Expected, RoundResult, Upload, VoidRound, vectors_of
 from server_app.strategies.base import Strategy
 
 
@@ -36,7 +34,7 @@ def train_round(
     sites = sample_sites(federation.answering(number), settings.participation, strategy.settings.run.seed, number)
     result, start = RoundResult(number, asked=sites), time.monotonic()
     messenger = Messenger(federation, run_name, send, result, (number - 1) % settings.evaluate_every == 0)
-    channel = channel_of(messenger, _expected(strategy, number, strategy.expected_up(number), training=True))
+    channel = channel_of(messenger, _expected(strategy, number, strategy.settings.due_up(number), training=True))
     sent, merging = list[Upload](), 0.0
     try:
         sent = uploads = _uploads(strategy, messenger, channel, MessageType.TRAIN, len(sites), pack_best(best))

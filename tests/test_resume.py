@@ -26,7 +26,7 @@ from server_app.callbacks import checkpoints as checkpoint_files
 from server_app.callbacks.checkpoints import as_toml
 from server_app.checkpoint import FOLDER, checkpoints
 from server_app.network.membership import FederationError
-from server_app.result import RoundResult
+from server_app.replies import RoundResult
 from tests.harness import Outcome, Tamper, run_config, run_federation
 from tests.protofl_common.basics.test_tensorfile import flip_a_bit
 from tests.test_federation import without_times

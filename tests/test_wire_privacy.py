@@ -41,10 +41,9 @@ from protofl_common.maths.prototypes import Prototypes
 from protofl_common.privacy.masks import KEY, SEALED
 from protofl_common.privacy.shamir import SHARE
 from protofl_common.wire import records
-from protofl_common.wire.limits import RefusedMessage
 from protofl_common.wire.payloads import RAW, Payload, pack_payload
-from protofl_common.wire.records import pack_site_card, unpack_site_card
-from protofl_common.wire.secagg import RECORD as SECAGG
+from protofl_common.wire.records import SECAGG, pack_site_card, unpack_site_card
+from protofl_common.wire.schema import RefusedMessage
 from tests.attacks import raw, values_of
 from tests.declared import DECLARED, SITE, STATISTICS, report_names
 from tests.harness import CACHE, LocalGrid, Outcome, rows_without_a_reply, run_config, run_federation

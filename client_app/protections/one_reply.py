@@ -12,8 +12,8 @@ from client_app.protections.base import Protection
 from client_app.state import StateError
 from protofl_common.basics.files import locked, replacing
 from protofl_common.experiment.settings import Settings
-from protofl_common.wire.limits import RefusedMessage
 from protofl_common.wire.records import Instructions
+from protofl_common.wire.schema import RefusedMessage
 
 Answers = dict[str, tuple[int, int]]
 """Flower run and algorithm -> the last training round answered, and the round of the final evaluation; 0 for none."""

@@ -27,11 +27,17 @@ from protofl_common.basics.files import replacing
 from protofl_common.privacy.masks import KEY, OWN, PAIR, SEALED, masked, new_secret, opened, part, public_of, seal
 from protofl_common.privacy.shamir import FEWEST, SHARE, needed, points_of, split
 from protofl_common.privacy.sums import MASKED, figure_names, to_sums, to_whole, weighted_figures, without_figures
-from protofl_common.wire.limits import RefusedMessage, Template
 from protofl_common.wire.payloads import Payload, pack_payload
-from protofl_common.wire.records import Instructions, Report, unpack_baseline, unpack_instructions
-from protofl_common.wire.schema import Declared
-from protofl_common.wire.secagg import FINAL, pack_by_site, unpack_by_site
+from protofl_common.wire.records import (
+    FINAL,
+    Instructions,
+    Report,
+    pack_by_site,
+    unpack_baseline,
+    unpack_by_site,
+    unpack_instructions,
+)
+from protofl_common.wire.schema import Declared, RefusedMessage, Template
 
 Arrays = Callable[[Declared], dict[str, Template]]  # The arrays of declared weights (`ClientAlgorithm.templates`)
 _ORDER = ("advertise", "share", "mask", "unmask")

@@ -46,7 +46,7 @@ from protofl_common.experiment.plugins import algorithm_named, read_hparams
 from protofl_common.privacy.plan import Plan, plan_of
 from protofl_common.runs.evaluation_metrics import metric_names
 from protofl_common.runs.folder import KINDS
-from protofl_common.wire.schema import Exchange, vectors_in, weights_in
+from protofl_common.wire.schema import Declared, Exchange, vectors_in, weights_in
 
 READING = ("dataset", "classes", "image-size", "text-length")  # how a site's files are read
 NODE_OVERRIDES = ("data-dir", *READING, *DIVISION, "arch", "device", "state-dir", "cache-dir")
@@ -96,6 +96,11 @@ class Settings(Sections):
     @property
     def exchange(self) -> Exchange:
         return self.hparams.exchange(self.row.exchange)
+
+    def due_up(self, round_number: int) -> Declared:
+        """Return the entries that a client sends after training in this round; both halves ask here."""
+        due = self.hparams.due(round_number, self.run.rounds)
+        return {name: entry for name, entry in self.exchange.up.items() if due or name != "prototypes"}
 
     @property
     def starts_alike(self) -> bool:

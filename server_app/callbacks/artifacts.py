@@ -32,7 +32,7 @@ from protofl_common.maths.prototypes import margins
 from protofl_common.runs.folder import MARGINS, SITES, MarginRow, RoundRow, SiteFacts, Sites
 from protofl_common.wire.records import SiteCard
 from server_app.callbacks.base import Callback, Run
-from server_app.result import RoundResult
+from server_app.replies import RoundResult
 
 MOST_ABSENT = 10
 """The data are divided once more only for up to that many times as many partitions as there are sites: a site that

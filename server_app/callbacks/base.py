@@ -12,7 +12,7 @@ from protofl_common.runs.folder import BestRound, RoundRow, RunFolder
 from protofl_common.runs.metrics import best_round
 from server_app.checkpoint import Checkpoint
 from server_app.network.membership import Federation
-from server_app.result import RoundResult
+from server_app.replies import RoundResult
 from server_app.strategies.base import Strategy
 
 

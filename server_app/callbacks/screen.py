@@ -25,7 +25,7 @@ from protofl_common.runs.metrics import human_bytes, human_seconds
 from protofl_common.wire.records import SiteCard
 from server_app.callbacks.base import Callback, Run
 from server_app.log import say
-from server_app.result import RoundResult
+from server_app.replies import RoundResult
 
 BARS = " ▁▂▃▄▅▆▇█"
 MOST_LINES, MOST_CLASSES = 20, 60  # clients and classes that are shown before the first round

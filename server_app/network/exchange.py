@@ -16,7 +16,7 @@ from protofl_common.wire.records import Instructions, pack_baseline, pack_instru
 from server_app.log import say
 from server_app.network.flower_compat import ErrorCode, copy_for, id_of, is_simulated, pull_each, push_each
 from server_app.network.membership import Federation, FederationError
-from server_app.result import RoundResult
+from server_app.replies import RoundResult
 
 LOOK_EVERY = 3.0  # Seconds between two looks around for sites that are new or back, while a round waits
 PATIENCE = 30.0

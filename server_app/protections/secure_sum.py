@@ -13,14 +13,12 @@ import numpy as np
 from protofl_common.privacy.masks import KEY, OWN, PAIR, SEALED, are_keys, own_mask, pair_mask, part, public_of
 from protofl_common.privacy.shamir import FEWEST, SHARE, needed, points_of, recovered
 from protofl_common.privacy.sums import MASKED, figure_names, from_sums, from_whole, length, means_of, with_masked
-from protofl_common.wire.limits import RefusedMessage
-from protofl_common.wire.records import Report
-from protofl_common.wire.secagg import FINAL, MOST_SITES, pack_by_site, unpack_by_site
+from protofl_common.wire.records import FINAL, MOST_SITES, Report, pack_by_site, unpack_by_site
+from protofl_common.wire.schema import RefusedMessage
 from server_app.network.admission import number_asked
 from server_app.network.exchange import Messenger, Records
 from server_app.network.membership import Federation, FederationError
-from server_app.replies import Expected, Upload
-from server_app.result import RoundResult, VoidRound
+from server_app.replies import Expected, RoundResult, Upload, VoidRound
 
 BySite = Mapping[str, Mapping[str, bytes]]
 

@@ -10,13 +10,12 @@ import pytest
 import torch
 
 from protofl_common.maths.prototypes import Prototypes
-from protofl_common.wire.limits import RefusedMessage
 from protofl_common.wire.payloads import Payload
 from protofl_common.wire.records import Report, SiteCard
+from protofl_common.wire.schema import RefusedMessage
 from server_app.protections.bounds import Bounds
 from server_app.protections.uploads import bound_samples, most_samples, outliers
-from server_app.replies import Upload, check_claims
-from server_app.result import RoundResult
+from server_app.replies import RoundResult, Upload, check_claims
 
 CARD = SiteCard("north", 0, 3, "", "cnn4", (1, 8, 8), 99, 30, 20, ("zero", "one", "two"), (0, 2), "", "cpu")
 
