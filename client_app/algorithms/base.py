@@ -132,12 +132,6 @@ class ClientAlgorithm(Generic[H]):
         """Train for a round; the mean of each loss term, which the catalog's row names."""
         return self.train(self.step())
 
-    def fit_covered(self) -> dict[str, float]:
-        """`fit`, as the app calls it: SettingsError under differential privacy where that bypasses `train`."""
-        losses = self.fit()
-        self.privacy.check_covered(self.privacy.has_trained)
-        return losses
-
     @property
     def training_set(self) -> Samples:
         """The samples of batches: with few labels the labelled ones and, with ``pu-weight``, the unlabelled."""

@@ -151,6 +151,11 @@ class PrivacySettings:
     secagg: bool = option()
     secagg_threshold: float = option(above=0.5, maximum=1, affects="waiting")
 
+    @property
+    def sums_only(self) -> bool:
+        """True where the server learns sums over the clients, and no upload, figure or classes of a single one."""
+        return self.secagg
+
 
 @dataclass(frozen=True)
 class NoiseSettings:

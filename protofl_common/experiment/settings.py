@@ -112,7 +112,7 @@ class Settings(Sections):
     @property
     def hides_samples(self) -> bool:
         """Return whether clients hide their numbers of training samples too; with `dp` the budget needs them."""
-        return self.privacy.secagg and self.privacy.dp == "none"
+        return self.privacy.sums_only and self.privacy.dp == "none"
 
     @property
     def baselines(self) -> tuple[str, ...]:

@@ -99,11 +99,11 @@ def _write_sites(run: Run, facts: Mapping[str, SiteFacts]) -> None:
 def _division(run: Run) -> dict[str, SiteFacts]:
     """Each site's training samples of each class, by dividing the data set as the clients did.
 
-    Left out are sites whose introduction does not fit their share: they have data of their own. With secure
-    aggregation all are.
+    Left out are sites whose introduction does not fit their share: they have data of their own. All are, where the
+    server sees sums only.
     """
     cards = run.federation.cards
-    if run.settings.privacy.secagg:
+    if run.settings.privacy.sums_only:
         return {}
     sizes = Counter(card.num_partitions for card in cards.values() if card.num_partitions)
     clients = sizes.most_common(1)[0][0] if sizes else 0

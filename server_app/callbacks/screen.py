@@ -45,7 +45,7 @@ class Screen(Callback):
             say(f"baseline · models: {archs}")
             return
         say(f"{len(cards)} clients · {run.strategy.num_classes} classes · partition {settings.data.partition}")
-        if not settings.privacy.secagg:
+        if not settings.privacy.sums_only:
             say(samples_line(cards, settings.data))
             without = [name for name, card in introduced.items() if not card.validation_samples]
             if without and (settings.data.validation_fraction or len(without) < len(cards)):

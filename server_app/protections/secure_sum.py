@@ -39,7 +39,7 @@ class Channel:
 
 
 def channel_of(messenger: Messenger, expected: Expected) -> Channel:
-    secure = messenger.federation.settings.privacy.secagg
+    secure = messenger.send.federation.settings.privacy.secagg
     return SecureSum(messenger, expected) if secure else Channel(expected)
 
 
@@ -58,7 +58,7 @@ class SecureSum(Channel):
 
     def __init__(self, messenger: Messenger, expected: Expected) -> None:
         self.messenger, self.summed = messenger, expected
-        self.federation, self.result = messenger.federation, messenger.result
+        self.federation, self.result = messenger.send.federation, messenger.result
         self.settings = self.federation.settings
         self.figures = figure_names(self.settings.row.reported_losses, expected.metrics)
         self.size = 2 * len(self.figures) + length(expected.declared, expected.limits)
