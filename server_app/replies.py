@@ -82,7 +82,9 @@ def check_claims(report: Report, payload: Payload, card: SiteCard, training: boo
         now, before = getattr(report, what), getattr(card, what)
         if now > before:
             raise RefusedMessage(f"{what} = {now}, but it joined with {before}")
-    for value in payload.entries.values():
+    for name, value in payload.entries.items():
+        if isinstance(value, dict) and (payload.declared or {})[name].of_classes:
+            value = value["shares"]  # of class moments
         _check_entry(value, report, card)
 
 

@@ -75,6 +75,7 @@ RECORDS: dict[str, set[str]] = {
     MessageType.QUERY: {"site"},
     MessageType.TRAIN: {"report", "masked", *(name for one in DECLARED.values() for name in one.records)},
     MessageType.EVALUATE: {"report", "masked", "statistics"},
+    "query.best": set(),
     **{stage: {SECAGG} for stage in SECURE},
 }
 """Kind of message -> all records that a reply may have, in any run."""
@@ -747,10 +748,10 @@ def sends_a_sample(honest: Pack) -> Pack:
 
 
 MORE: dict[str, tuple[Any, str, Callable[[Pack], Pack], str]] = {
-    "a record": (secure_sum, "pack_payload", adds_record, "bytes beyond the declared values"),
-    "an array": (secure_sum, "pack_payload", adds_array, "an undeclared array"),
-    "bytes after an array": (secure_sum, "pack_payload", adds_bytes, "bytes beyond the shape"),
-    "a text": (secure_sum, "pack_payload", adds_text, "bytes beyond the declared values"),
+    "a record": (client_module, "pack_payload", adds_record, "bytes beyond the declared values"),
+    "an array": (client_module, "pack_payload", adds_array, "an undeclared array"),
+    "bytes after an array": (client_module, "pack_payload", adds_bytes, "bytes beyond the shape"),
+    "a text": (client_module, "pack_payload", adds_text, "bytes beyond the declared values"),
     "a number": (records, "pack_report", adds_number, "an undeclared number losses.first-feature"),
     "a list in place of a number": (records, "pack_report", adds_list, "not a single number"),
     "a path in the introduction": (records, "pack_site_card", tells_a_path, "a path"),

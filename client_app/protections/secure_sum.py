@@ -14,6 +14,7 @@ what they hide. The symbols, and what is added, stand in `privacy/masks.py`.
 import json
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -146,6 +147,15 @@ class SecureSum:
     def _write(self, progress: _Progress) -> None:
         with replacing(self.path, private=True) as beside:
             beside.write_text(json.dumps(asdict(progress), default=bytes.hex), encoding="utf-8")
+
+
+def blank_secrets(folder: Path) -> None:
+    """Blank what sums that were broken off have left; which sums a site has been in stays, lest it be asked again."""
+    for file in folder.glob("*.secagg"):
+        rows = json.loads(file.read_text(encoding="utf-8"))
+        rows |= {"stage": "unmask", "secret": "", "keys": {}, "shares": {}}
+        with replacing(file, private=True) as beside:
+            beside.write_text(json.dumps(rows), encoding="utf-8")
 
 
 def _called(number: int) -> str:

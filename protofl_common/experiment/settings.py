@@ -36,11 +36,13 @@ from protofl_common.experiment.node import (
     LIMITS,
     PARTITION_KEYS,
     PERMISSIONS,
+    REQUIRE_SUMS,
     UNDIVIDED,
     demanded,
     has_own_data,
     is_site,
     permission_problems,
+    required_dp,
 )
 from protofl_common.experiment.plugins import algorithm_named, read_hparams
 from protofl_common.privacy.plan import Plan, plan_of
@@ -223,6 +225,16 @@ def own_division(node: Mapping[str, Scalar]) -> dict[str, Scalar]:
     if not has_own_data(node):
         return {}
     return UNDIVIDED | {key: node.get(key, _defaults()[key]) for key in DIVISION}
+
+
+def meeting_demands(node: Mapping[str, Scalar]) -> dict[str, Scalar]:
+    """Return the settings with which a run meets what a site demands of its protections."""
+    config: dict[str, Scalar] = {}
+    if limits := required_dp(node):
+        config |= {"dp": "sample", "dp-epsilon": limits[0], "dp-delta": limits[1]}
+    if node.get(REQUIRE_SUMS):
+        config |= {key: only for key, (only, _) in WITH_SECAGG.items()} | {"secagg": True}
+    return config
 
 
 def _hparams(config: Mapping[str, Scalar], tables: Mapping[str, Hparams | None], problems: list[str]) -> Hparams | None:
