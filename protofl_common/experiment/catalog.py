@@ -48,6 +48,11 @@ class Hparams:
         return ""
 
     @property
+    def by_site(self) -> str:
+        """Say which of them needs what single sites sent; "" for none."""
+        return ""
+
+    @property
     def uncovered(self) -> str:
         """Say which of them differential privacy cannot cover, and why; "" for none."""
         return ""
@@ -129,6 +134,13 @@ class GaussianHparams(Hparams):
     head: str = option(choices=GAUSSIAN_HEADS)
     shrinkage: float = option(minimum=-1, maximum=1)
     priors: str = option(choices=("global", "personal"))
+    revocable: bool = option()
+    start_from: str = option()
+
+    @property
+    def by_site(self) -> str:
+        chosen = {"gaussian.revocable": self.revocable, "gaussian.start-from": self.start_from}
+        return next((key for key, value in chosen.items() if value), "")
 
     @property
     def uncovered(self) -> str:

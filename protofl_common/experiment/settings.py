@@ -334,6 +334,8 @@ def _secagg_problems(settings: Settings) -> Iterator[str]:
     if training.local_epochs == training.local_steps == 0 and rounds != 1:
         why = f"without training a client sends {same}"
         yield f"local-epochs = 0: {why}; with secagg = true choose at least 1, or rounds = 1"
+    if key := settings.hparams.by_site:
+        yield f"{key}: secagg = true hides what single sites send; to take one out or add one, make the run again"
     if settings.row.one_shot and rounds != 1:
         yield f"rounds = {rounds}: {algo} sends {same}; with secagg = true choose 1"
     if "recall" in names_in(settings.run.metrics):
