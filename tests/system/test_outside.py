@@ -22,7 +22,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from protofl_common.tools.cli.recipes import read_recipe
+from protofl_common.tools.cli.arguments import read_recipe
 from tests.support.installed import install_into
 from tests.system.processes import BIN, ROOT, superlink, supernode
 from tests.system.test_command import hear_ctrl_c

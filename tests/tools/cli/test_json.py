@@ -11,7 +11,7 @@ import pytest
 
 from protofl_common.tools import local
 from protofl_common.tools.cli import COMMANDS, main, parser_of
-from protofl_common.tools.cli.recipes import ROOT
+from protofl_common.tools.cli.arguments import ROOT
 from tests.harness import run_config, run_federation
 from tests.tools.fakes import write_run
 
