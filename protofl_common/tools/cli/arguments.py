@@ -1,4 +1,4 @@
-"""Arguments that commands share: ``key=value`` and ``--allow-python`` as a person types them, recipes, runs by name, ``--json``.
+"""Arguments that commands share: ``key=value``, ``--allow-python``, ``--json``, and recipes and runs by their names.
 
 Flower's ``--run-config`` is TOML, so a string needs quotes inside the shell's quotes, and a wrong type passes
 silently. Here the declared type of each key (`experiment/settings.py`) decides how its value is read.

@@ -37,8 +37,8 @@ from protofl_common.tools.cli.arguments import (
 from protofl_common.tools.cli.run import checked
 from protofl_common.tools.findings import FACT, WARNING, WRONG, Finding, existing, show
 
-OF_A_CLIENT, FEW_BYTES, FEW_SHARED = 700e6, 2e9, 500e6
-"""Memory that a simulated client at work takes, with PyTorch; space, and shared memory, of which less is too little."""
+OF_A_CLIENT = 700e6  # bytes of memory of a simulated client at work
+FEW_BYTES, FEW_SHARED = 2e9, 500e6  # less space, or less shared memory, is too little
 PROC, BIN = Path("/proc"), Path(sys.executable).parent
 RAY_NOTE = Path("/tmp/ray/ray_current_cluster")
 CLIENTS = DEFAULT_FEDERATION["num-supernodes"]
