@@ -56,10 +56,9 @@ def final_evaluation(strategy: Strategy, number: int, send: MessageExchange) -> 
     channel = channel_of(messenger, _expected(strategy, number, declared, training=False))
     try:
         uploads = _uploads(strategy, messenger, channel, MessageType.EVALUATE, AT_ONCE, {})
-        shown = (
-            (one.site, one.payload.statistics()) for one in channel.accept(uploads, federation, result) if declared
-        )
-        result.statistics = {site: statistics for site, statistics in shown if statistics is not None}
+        for upload in channel.accept(uploads, federation, result):
+            if declared and (statistics := upload.payload.statistics()) is not None:
+                result.statistics[upload.site] = statistics
     except VoidRound as reason:
         result.not_merged = str(reason)
     return result

@@ -23,7 +23,7 @@ class RefusedMessage(ValueError):
 
 @dataclass(frozen=True)
 class Limits:
-    """What a receiver accepts of the declared entries."""
+    """The limits of what a receiver accepts."""
 
     num_classes: int
     feature_dim: int

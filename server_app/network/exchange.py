@@ -34,7 +34,7 @@ Records = Mapping[str, Any]
 
 @dataclass
 class _Away:
-    """A site whose node died: what it was asked, the error that told it, and until when it may come back."""
+    """A site whose node died: what it was asked, the error that says so, and until when it may come back."""
 
     message: Message
     error: Message
@@ -91,13 +91,13 @@ class MessageExchange:
         self._longest |= {site: max(took[site], self._longest.get(site, 0)) for site in took}
         self._replies |= {site: away.error for site, away in self._away.items()}
         self._check_workers()
-        replies, self._replies = self._replies, {}  # they are the caller's alone: ten thousand are not kept
+        replies, self._replies = self._replies, {}  # they are the caller's alone: ten thousand must not stay
         return {site: replies[site] for site in in_order(replies)}
 
     def _check_workers(self) -> None:
         """FederationError where a process that simulates clients has died: Flower would go on giving it clients."""
         errors = {site: str(reply.error.reason) for site, reply in self._replies.items() if reply.has_error()}
-        lost = {site: found[1] for site, reason in errors.items() if (found := WORKER_DIED.match(reason))}
+        lost = {site: died[1] for site, reason in errors.items() if (died := WORKER_DIED.match(reason))}
         if lost and is_simulated(self.grid):
             raise FederationError(
                 f"a process that simulates clients has died ({next(iter(lost.values()))}), so that "

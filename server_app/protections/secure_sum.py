@@ -71,9 +71,9 @@ class SecureSum(Channel):
     def opened_for(self, sites: Sequence[str]) -> Mapping[str, Records]:
         """Each site that may send, with the shares that the others have sealed for it."""
         self.threshold = needed(len(sites), self.settings.privacy.secagg_threshold)
-        given = self._exchange("advertise", {site: {} for site in sites}, 3 * KEY)
-        self.keys = {site: own[site] for site, own in given.items() if set(own) == {site} and are_keys(own[site])}
-        self._expel(given.keys() - self.keys.keys(), "keys that are none")
+        keys = self._exchange("advertise", {site: {} for site in sites}, 3 * KEY)
+        self.keys = {site: own[site] for site, own in keys.items() if set(own) == {site} and are_keys(own[site])}
+        self._expel(keys.keys() - self.keys.keys(), "keys that are none")
         self._check_enough(self.keys, "keys")
         self.threshold = needed(len(self.keys), self.settings.privacy.secagg_threshold)
         sealed = self._exchange("share", dict.fromkeys(self.keys, self.keys), SEALED)
@@ -106,14 +106,14 @@ class SecureSum(Channel):
         for site in self.shared:
             which = OWN if site in sent else PAIR
             public = part(self.keys[site], which)
-            given = {points[peer]: its[site] for peer, its in shares.items() if site in its}
-            found = recovered(given, self.threshold, partial(_fit, public))
-            if found is None:
+            its_shares = {points[peer]: its[site] for peer, its in shares.items() if site in its}
+            solution = recovered(its_shares, self.threshold, partial(_fit, public))
+            if solution is None:
                 lie = f"the shares of {site}'s keys do not give them: it, or others that have them, lie"
                 if len(shares) > self.threshold:  # then a single liar among the others could not do that
                     self._expel([site], lie)
                 raise RefusedMessage(lie)
-            secret, wrong = found
+            secret, wrong = solution
             liars = [peer for peer in sent if points[peer] in wrong]
             self._refuse(liars, f"a wrong share of a key of {site}: one of the two lies")
             conflicts += [{site, liar} for liar in liars]
