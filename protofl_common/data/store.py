@@ -24,8 +24,7 @@ from protofl_common.data.sources import source_of
 
 T = TypeVar("T")
 FORMAT = 4  # raise it when the content of the files, or of a data set that a source delivers, changes
-MADE_BY = ("pillow", "matplotlib", "scikit-learn")
-"""Packages whose version the images depend on: they decode and resize, and the embedded data sets are made of them."""
+MADE_BY = ("pillow", "matplotlib", "scikit-learn")  # packages that decode, resize or bring images
 ARRAYS = ("inputs", "labels", "domains", "official")
 
 
@@ -96,6 +95,16 @@ def _listing(path: Path) -> list[tuple[str, int, int]]:
 
 def _opened(folder: Path) -> StoredData | None:
     """The cache entry; None when there is none or it is damaged."""
+    try:
+        files = [(folder / name).stat() for name in ("meta.json", *(f"{name}.npy" for name in ARRAYS))]
+    except OSError:
+        return None
+    return _opened_once(folder, tuple((file.st_mtime_ns, file.st_size) for file in files))
+
+
+@lru_cache(maxsize=8)
+def _opened_once(folder: Path, state: tuple[tuple[int, int], ...]) -> StoredData | None:
+    """The entry whose files are in this ``state``: a process that simulates many clients maps the arrays once."""
     try:
         meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
         arrays = {name: np.load(folder / f"{name}.npy", mmap_mode="r") for name in ARRAYS}
