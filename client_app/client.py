@@ -24,7 +24,7 @@ from protofl_common.config.python_names import allow
 from protofl_common.config.sections import MachineSettings
 from protofl_common.data import UNLABELLED, ClientData, open_client_data
 from protofl_common.data.raw import Ints
-from protofl_common.data.store import cache_root
+from protofl_common.data.store import cache_root, open_data
 from protofl_common.experiment.node import NodeConfig, allow_named, is_site
 from protofl_common.experiment.settings import Settings, baseline_config
 from protofl_common.models.build import initial_model
@@ -82,8 +82,9 @@ class Client:
             log("WARNING", f"if these names may leave this site, add {names} to its node config")
             many = f"this site's data have {len(data.classes)} classes that nobody named"
             raise SettingsError(f"classes = '': {many}; set classes, in label order, in its node config, or in the run")
-        if own and settings.privacy.dp != "none" and data.mean:
-            data = with_public_scale(data)
+        if settings.privacy.dp != "none" and data.mean:
+            public = open_data(settings.data)  # a simulated client's data set is
+            data = with_public_scale(data) if own else replace(data, mean=public.mean, std=public.std)
         self._augment(data)  # refuses what are no images
         noise, seed = settings.noise.image_noise, derive_seed(settings.run.seed, "image-noise", self.name)
         if noise == "none":

@@ -14,6 +14,7 @@ from protofl_common.data.digits import DOMAINS, LOOKS, REAL, locate_mix, read_do
 from protofl_common.data.images import locate_folder, read_folder
 from protofl_common.data.partitions import DOMAIN_PARTITIONS, parse_clients_per_domain
 from protofl_common.data.raw import DataError, RawData, class_names, from_arrays
+from protofl_common.data.table import definition_problems
 from protofl_common.data.torchvision_sets import SETS, locate_torchvision, read_torchvision
 
 Read = Callable[[DataSettings], RawData]
@@ -87,7 +88,7 @@ def source_of(dataset: str) -> Source:
 def check_data_settings(settings: DataSettings) -> None:
     """Check the settings before any client is contacted, without reading data; DataError with a line per problem."""
     source = source_of(settings.dataset)
-    problems = [*_about_parts(settings, source), *_about_classes(settings, source)]
+    problems = [*_about_parts(settings, source), *_about_classes(settings, source), *definition_problems(settings)]
     if problems:
         raise DataError("\n".join(problems))
 

@@ -46,6 +46,9 @@ LIMITED = {
 DEMANDS = ("min-class-samples", "require-dp")  # what a site wants of a run beyond what the run offers
 DIVISION = ("test-from", "train-fraction", "validation-fraction")
 """Settings by which a site with data of its own divides them: its node config's, else the defaults, never the run's."""
+TABLE = ("columns", "drop", "one-hot")
+"""Settings that say what of a table becomes inputs. A run may only repeat what the operator says: names of columns and
+categories that a run tries out would tell what a site has."""
 UNDIVIDED: dict[str, Scalar] = {"total-samples": 0, "train-samples": 0, "test-samples": 0, "positive-rate": 1.0}
 """Settings that would leave samples or labels out; at a site with data of its own they have these values."""
 STRICT = (*DEMANDS, "require-secagg")
@@ -163,6 +166,15 @@ def permission_problems(node: Mapping[str, Scalar], config: Mapping[str, Scalar]
         return wrong
     own_choice = {key: value for key, value in config.items() if key not in node}
     return [*_beyond_limits(allowed, own_choice), *_about_data(node, config), *_not_named(allowed, config, own_choice)]
+
+
+def definition_problems(node: Mapping[str, Scalar], asked: Mapping[str, Scalar]) -> list[str]:
+    """A line for each setting of `TABLE` by which a run would choose what is read of a site's table."""
+    return [
+        f"{key} = {asked[key]!r}: {_NOT_ALLOWED} set it to the same (node config)"
+        for key in TABLE
+        if node and asked.get(key, "") not in ("", node.get(key, ""))
+    ]
 
 
 def _wrong_permissions(allowed: Mapping[str, Scalar]) -> Iterator[str]:

@@ -56,6 +56,8 @@ class ModelCard:
     """``validation`` or ``test``: the samples that choose ``inference``, T and the limit of unknown inputs."""
     chosen_on: str
     """The data on which this round was chosen as the best, ``validation`` or ``test``; "" for the run's last round."""
+    fill: tuple[float, ...] = ()  # what stands in the place of missing values, per feature; () where none may miss
+    columns: tuple[str, ...] = ()  # of a table, in the order of its features: ``age``, ``sex:f|m``
 
 
 @dataclass(frozen=True)
@@ -144,6 +146,7 @@ def _fits(prototypes: Prototypes, card: ModelCard) -> bool:
 def _card(facts: Any) -> ModelCard:
     """A card that a stranger may have written; ValueError names what is wrong with it."""
     kinds = get_type_hints(ModelCard)
+    facts = {"fill": [], "columns": []} | facts if isinstance(facts, dict) else facts  # cards of before have none
     if not isinstance(facts, dict) or facts.keys() != kinds.keys():
         raise ValueError("not the entries of a card")
     choices: dict[str, tuple[str, ...]] = {"inference": KINDS, "similarity": ("l2", "cosine")}
@@ -152,7 +155,11 @@ def _card(facts: Any) -> ModelCard:
     for name, value in facts.items():
         if not _is(value, kinds[name]) or value not in choices.get(name, (value,)):
             raise ValueError(f"{name} = {printable(repr(value))}")
-    if len(facts["mean"]) != len(facts["std"]) or math.prod(facts["input_shape"]) > MOST_NUMBERS:
+    if (
+        len(facts["mean"]) != len(facts["std"])
+        or len(facts["fill"]) not in (0, len(facts["mean"]))
+        or math.prod(facts["input_shape"]) > MOST_NUMBERS
+    ):
         raise ValueError("its input_shape is too large, or it has not as many means as deviations")
     lists = {name: tuple(value) for name, value in facts.items() if isinstance(value, list)}
     return ModelCard(**facts | lists)
