@@ -11,7 +11,14 @@ from protofl_common.basics.text import is_site_name, names_in
 from protofl_common.config.backbones import is_allowed
 from protofl_common.config.datasets import OWN_FORMATS, is_own
 from protofl_common.config.options import Scalar, SettingsError
-from protofl_common.config.python_names import allow, check_allowed, is_inside, is_python_name, module_of
+from protofl_common.config.python_names import (
+    LIBRARY_NETWORK,
+    allow,
+    check_allowed,
+    is_inside,
+    is_python_name,
+    module_of,
+)
 from protofl_common.experiment.catalog import CATALOG
 from protofl_common.experiment.plugins import installed
 
@@ -19,12 +26,13 @@ REQUIRE_SUMS = "require-secagg"
 PERMISSIONS: dict[str, Scalar] = {
     "allow-download": False,
     "allow-backbones": "",
+    "allow-arch": "",
     "allow-python": "",
     "allow-algorithms": "all",
     REQUIRE_SUMS: False,
 }
-"""With the defaults: no download, embedded backbones, no module but this app's, every algorithm of its catalog, with
-secure aggregation or without."""
+"""With the defaults: no download, embedded backbones, this app's networks and modules only, every algorithm of its
+catalog, with secure aggregation or without."""
 LIMITS: dict[str, int] = {
     "max-rounds": 2000,
     "max-epochs": 100,
@@ -56,6 +64,7 @@ STRICT = (*DEMANDS, REQUIRE_SUMS)
 """Demands under which a run must not try out names of classes: whether a site accepts them tells which it has."""
 AT_THE_SERVER = ("callback", "dataset")
 """Keys whose modules no site imports for a run: the callback runs at the server, a data set is the site's own."""
+NETWORKS = ("arch", "models", "fml.meme", "fedkd.student")  # keys that name networks
 _NOT_ALLOWED = "not allowed on this site; its operator may"
 PARTITION_KEYS = ("partition-id", "num-partitions")  # all that the node config of a simulated client has
 DELTA = 1e-5  # δ of a site that demands ε alone
@@ -176,11 +185,8 @@ def permission_problems(node: Mapping[str, Scalar], config: Mapping[str, Scalar]
 
 def definition_problems(node: Mapping[str, Scalar], asked: Mapping[str, Scalar]) -> list[str]:
     """A line for each setting of `TABLE` by which a run would choose what is read of a site's table."""
-    return [
-        f"{key} = {asked[key]!r}: {_NOT_ALLOWED} set it to the same (node config)"
-        for key in TABLE
-        if node and asked.get(key, "") not in ("", node.get(key, ""))
-    ]
+    beyond = [key for key in TABLE if node and asked.get(key, "") not in ("", node.get(key, ""))]
+    return [f"{key} = {asked[key]!r}: {_NOT_ALLOWED} set it to the same (node config)" for key in beyond]
 
 
 def _wrong_permissions(allowed: Mapping[str, Scalar]) -> Iterator[str]:
@@ -238,6 +244,9 @@ def _not_named(
     for name in names_in(config.get("backbones")):
         if not is_allowed(name, str(allowed["allow-backbones"])):
             yield f"backbones = {name!r}: {_NOT_ALLOWED} name it in allow-backbones (node config)"
+    for key, name in ((at, name) for at in NETWORKS for name in names_in(own_choice.get(at))):
+        if LIBRARY_NETWORK.fullmatch(name) and not is_allowed(name, str(allowed["allow-arch"])):
+            yield f"{key} = {name!r}: {_NOT_ALLOWED} name it in allow-arch (node config)"
     algorithms, algo = names_in(allowed["allow-algorithms"]), config.get("algo")
     if "all" not in algorithms and algo not in algorithms:
         yield f"algo = {algo!r}: {_NOT_ALLOWED} name it in allow-algorithms (node config)"
@@ -252,7 +261,7 @@ def _modules_named(config: Mapping[str, Scalar]) -> list[tuple[str, str]]:
 
 def python_names(config: Mapping[str, Scalar]) -> Iterator[tuple[str, str]]:
     """The values ``module:name`` of a run's settings, each with its key."""
-    for key in ("metrics", "dataset", "arch", "models", "fml.meme", "fedkd.student", "callback"):
+    for key in ("metrics", "dataset", *NETWORKS, "callback"):
         for name in filter(is_python_name, names_in(config.get(key))):
             if not name.startswith("hf:"):
                 yield key, name

@@ -18,6 +18,7 @@ from protofl_common.basics.tensorfile import TensorFileError, read_tensors, writ
 from protofl_common.basics.text import LONGEST_NAME, printable
 from protofl_common.config.architectures import ARCHITECTURES, PROJECTION
 from protofl_common.config.options import SettingsError
+from protofl_common.config.python_names import LIBRARY_NETWORK
 from protofl_common.maths.prototypes import Prototypes
 from protofl_common.models.build import build_model, with_group_norm
 from protofl_common.models.split import SplitModel
@@ -74,7 +75,9 @@ class TrainedModel:
     def build(self) -> SplitModel:
         """The model, on the CPU, ready to predict; SettingsError if the weights are not of the network on the card."""
         try:
-            if self.card.arch in (*ARCHITECTURES, PROJECTION):  # before it takes memory that the weights do not need
+            if self.card.arch in (*ARCHITECTURES, PROJECTION) or LIBRARY_NETWORK.fullmatch(
+                self.card.arch
+            ):  # before it takes memory that the weights do not need
                 with torch.device("meta"):
                     self._untrained().load_state_dict(self.weights, assign=True)
             model = self._untrained()
