@@ -1,8 +1,8 @@
 """What the documents say of the code, made from it: ``python -m tests.bench.reference``.
 
-That is the pages in ``docs/reference``, and of each page in ``docs/algorithms`` the drawing and the end. A test compares what is
-committed with what this makes, so it cannot go stale. Nothing here depends on the machine, on the Python version, or on
-other packages that are installed.
+That is the pages in ``docs/reference``, and of each page in ``docs/algorithms`` the drawing and the end. A test compares
+what is committed with what this makes, so it cannot go stale. Nothing here depends on the machine, on the Python
+version, or on other packages that are installed.
 """
 
 import argparse
@@ -17,7 +17,7 @@ from protofl_common.config.sections import SECTIONS
 from protofl_common.experiment.catalog import CATALOG, Algorithm
 from protofl_common.experiment.settings import NODE_OVERRIDES, default_run_config
 from protofl_common.tools.cli import COMMANDS, parser_of
-from protofl_common.tools.cli.list import carries, lists
+from protofl_common.tools.cli.list import lists
 from protofl_common.wire.schema import Vectors, Weights
 from tests.bench.travels import alternative, drawing
 

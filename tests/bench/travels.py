@@ -7,7 +7,7 @@ from protofl_common.experiment.catalog import Algorithm
 from protofl_common.wire.schema import Declared
 
 HEAD = """\
-<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 760 {height}" font-family="Helvetica, Arial, sans-serif" role="img">
+<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 540 {height}" font-family="Helvetica, sans-serif" role="img">
 <title>{title}</title>
 <style>
 text {{ font-size: 14px; fill: #1f2430 }} .strong {{ font-weight: bold }} .small {{ font-size: 12.5px; fill: #4a5260 }}
@@ -18,8 +18,7 @@ text {{ fill: #e8ebf0 }} .small {{ fill: #b9c1cc }} .paper {{ fill: #23272f }} .
 .up {{ stroke: #f0a36b }} .down {{ stroke: #7db4ee }}
 }}
 </style>
-<rect class="paper" width="760" height="{height}" rx="8"/>"""
-STEP = 46
+<rect class="paper" width="540" height="{height}" rx="8"/>"""
 
 
 def alternative(row: Algorithm, stays: str) -> str:
@@ -31,28 +30,32 @@ def drawing(row: Algorithm, stays: str) -> str:
     """Return the SVG of one row of the catalog; ``stays`` says what never leaves a client."""
     arrows = [("up", name, entry.words) for name, entry in row.exchange.up.items()]
     arrows += [("down", name, entry.words) for name, entry in row.exchange.down.items()]
-    kept = wrap(f"stays: {stays}", 24)
-    height = max(40 + STEP * len(arrows), 76 + 18 * len(kept), 96)
+    y, middle = 42, list[str]()
+    for direction, name, words in arrows:
+        explained = wrap(words, 38)
+        middle += _arrow(y, direction, name, explained)
+        y += 36 + 15 * len(explained)
+    stay = wrap(f"stays: {stays}", 19)
+    height = max(y - 12, 72 + 16 * len(stay), 92)
     lines = [HEAD.format(height=height, title=escape(f"{row.title}. {alternative(row, stays)}"))]
-    for x, width, name in ((16, 190, "client"), (624, 120, "server")):
-        lines += [f'<rect class="box" x="{x}" y="16" width="{width}" height="{height - 32}" rx="6"/>']
-        lines += [f'<text class="strong" x="{x + 14}" y="42">{name}</text>']
-    lines += [f'<text class="small" x="30" y="{66 + 18 * i}">{escape(text)}</text>' for i, text in enumerate(kept)]
-    for i, arrow in enumerate(arrows):
-        lines += _arrow(50 + STEP * i, *arrow)
+    for x, width, name in ((10, 150, "client"), (450, 80, "server")):
+        lines += [f'<rect class="box" x="{x}" y="10" width="{width}" height="{height - 20}" rx="6"/>']
+        lines += [f'<text class="strong" x="{x + 12}" y="34">{name}</text>']
+    lines += [f'<text class="small" x="22" y="{56 + 16 * i}">{escape(text)}</text>' for i, text in enumerate(stay)]
     if not arrows:
-        lines += ['<text x="415" y="52" text-anchor="middle">nothing travels</text>']
-    return "\n".join([*lines, "</svg>"])
+        middle = ['<text x="305" y="50" text-anchor="middle">nothing travels</text>']
+    return "\n".join([*lines, *middle, "</svg>"])
 
 
-def _arrow(y: int, direction: str, name: str, words: str) -> tuple[str, ...]:
-    line = f"M214 {y} H614 m-9 -5 l9 5 l-9 5" if direction == "up" else f"M616 {y} H216 m9 -5 l-9 5 l9 5"
+def _arrow(y: int, direction: str, name: str, explained: list[str]) -> list[str]:
+    line = f"M166 {y} H442 m-8 -5 l8 5 l-8 5" if direction == "up" else f"M444 {y} H168 m8 -5 l-8 5 l8 5"
     named = f'<tspan class="strong">{escape(name.replace("_", " "))}</tspan>'
-    return (
+    lines = [
         f'<path class="{direction}" d="{line}"/>',
-        f'<text x="415" y="{y - 8}" text-anchor="middle">{named}</text>',
-        f'<text class="small" x="415" y="{y + 17}" text-anchor="middle">{escape(words)}</text>',
-    )
+        f'<text x="305" y="{y - 7}" text-anchor="middle">{named}</text>',
+    ]
+    small = '<text class="small" x="305" y="{}" text-anchor="middle">{}</text>'
+    return lines + [small.format(y + 16 + 15 * i, escape(text)) for i, text in enumerate(explained)]
 
 
 def _names(declared: Declared) -> str:
