@@ -1,6 +1,6 @@
 """What the documents say of the code, made from it: ``python -m tests.bench.reference``.
 
-That is the pages in ``docs/reference``, and of each page in ``docs/algorithms`` the drawing and the end. A test compares
+That is the pages in ``docs/reference``, and of a page in ``docs/algorithms`` the drawing and the end. A test compares
 what is committed with what this makes, so it cannot go stale. Nothing here depends on the machine, on the Python
 version, or on other packages that are installed.
 """
