@@ -124,7 +124,7 @@ def hide_labels(labels: Ints, rate: float, rng: Generator) -> Ints:
 
 
 def _fitted(data: StoredData, settings: DataSettings, rows: Ints) -> tuple[Floats, Floats, Floats]:
-    """What stands in the place of missing values, the mean and the deviation, all made of these ``rows``."""
+    """Return what stands in the place of missing values, the mean and the deviation, all made of these ``rows``."""
     if settings.standardise == "auto" and are_images(data.inputs):
         return (), data.mean, data.std
     fill, inputs = Floats(), _rows(data.inputs, rows)
