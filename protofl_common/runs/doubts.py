@@ -26,7 +26,7 @@ def doubts_of_outcome(rows: Sequence[RoundRow], final: RoundRow, sites: Sites) -
     """Yield a line for rounds that changed nothing, and for accuracies that need no model."""
     rounds = [row for row in rows if row["kind"] == "round"]
     if idle := [row for row in rounds if row["void"]]:
-        last = ", the last one among them" if rounds[-1]["void"] else ""
+        last = ", the last one among them" if rounds[-1] is idle[-1] else ""
         yield f"{len(idle)} of {len(rounds)} rounds changed nothing{last}: {idle[-1].get('void-because', '')}"
     shares = [share for site in final["clients"] if (share := majority_share(sites.get("sites", {}).get(site, {})))]
     for kind, figures in final["accuracy"].items() if shares else ():

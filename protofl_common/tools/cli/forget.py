@@ -24,7 +24,7 @@ from protofl_common.config.options import SettingsError
 from protofl_common.experiment.catalog import GaussianHparams
 from protofl_common.experiment.settings import Settings, default_run_config
 from protofl_common.runs.folder import BEST, WEIGHTS
-from protofl_common.tools.cli.recipes import run_named
+from protofl_common.tools.cli.arguments import run_named
 
 if TYPE_CHECKING:  # torch takes a second, which --help must not
     from torch import Tensor
