@@ -80,7 +80,7 @@ class SiteCard:
 
 
 def pack_instructions(instructions: Instructions) -> ConfigRecord:
-    return ConfigRecord(dataclasses.asdict(instructions) | {"run_history": instructions.run_history.text})
+    return ConfigRecord(vars(instructions) | {"run_history": instructions.run_history.text})
 
 
 def unpack_instructions(content: RecordDict) -> Instructions:
@@ -135,8 +135,7 @@ def unpack_best(content: RecordDict) -> tuple[int, str]:
 
 
 def pack_site_card(card: SiteCard) -> ConfigRecord:
-    values = dataclasses.asdict(card)
-    return ConfigRecord({key: list(value) if isinstance(value, tuple) else value for key, value in values.items()})
+    return ConfigRecord({key: list(value) if isinstance(value, tuple) else value for key, value in vars(card).items()})
 
 
 def unpack_site_card(content: RecordDict) -> SiteCard:
@@ -144,7 +143,7 @@ def unpack_site_card(content: RecordDict) -> SiteCard:
     if set(content) != {"site"}:
         raise RefusedMessage("records other than 'site'")
     card = _from_config(SiteCard, content, "site")
-    for key, value in dataclasses.asdict(card).items():
+    for key, value in vars(card).items():
         if isinstance(value, int) and not 0 <= value <= _MOST_SAMPLES:
             raise RefusedMessage(f"site.{key} is {value}, not from 0 to {_MOST_SAMPLES}")
         for text in value if key == "classes" else (value,):
