@@ -61,7 +61,7 @@ def test_two_rounds_equal_an_independent_script(steps: int, beta: float, tmp_pat
 
 def test_one_inner_step_that_the_local_model_takes_whole_is_fedavgs(tmp_path: Path) -> None:
     """With K = 1, η · λ = 1 and β = 1, w_i = θ after every batch; to the last bit, batch normalisation included."""
-    settings: dict[str, Any] = {"models": "resnet4-imagenet-stem", "train_samples": 25, "test_samples": 20}
+    settings: dict[str, Any] = {"models": "resnet4-imagenet-stem", "train_samples": 12, "test_samples": 10}
     settings |= {"lr": 0.05, "weight_decay": 0.01}
     ours = {"pfedme__lambda": 20.0, "pfedme__personal_steps": 1, "pfedme__eta": 0.05}
     runs = [
@@ -83,7 +83,7 @@ def test_under_adam_the_local_model_follows_the_personalised_one(tmp_path: Path)
 
 def test_a_large_beta_leaves_batch_normalisation_a_mean(tmp_path: Path) -> None:
     """Beyond the mean, a variance could be negative."""
-    settings = {"models": "resnet4-imagenet-stem", "train_samples": 25, "test_samples": 20, "rounds": 1, "lr": 0.01}
+    settings = {"models": "resnet4-imagenet-stem", "train_samples": 12, "test_samples": 10, "rounds": 1, "lr": 0.01}
     runs = [
         run_federation(run_config(tmp_path / str(beta), algo="pfedme", pfedme__beta=beta, **settings), CLIENTS)
         for beta in (1.0, 8.0)
