@@ -112,6 +112,11 @@ def _short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inversion, "STEPS", 120)
 
 
+def test_sums_over_the_clients_are_no_message_of_one(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match="nothing to attack: with secure aggregation no message is that of one cli"):
+        findings(tmp_path, "fedproto", secagg=True)
+
+
 def test_correlation_by_hand() -> None:
     image = torch.tensor([[[[0.0, 1.0], [0.0, 1.0]]]])
     others = torch.stack([image[0] * 0.2 + 0.5, 1 - image[0], torch.tensor([[[0.0, 0.0], [1.0, 1.0]]])])

@@ -57,7 +57,7 @@ def test_a_process_that_dies_ends_the_run_and_it_can_be_resumed(
     fit = Visit.fit
 
     def dying(visit: Visit) -> dict[str, float]:
-        if visit.client.node.partition == 1 and visit.message.metadata.group_id == "2":
+        if visit.client.node.partition == 1 and visit.client.instructions.round == 2:
             os.kill(os.getpid(), signal.SIGKILL)
         return fit(visit)
 

@@ -25,10 +25,11 @@ from client_app.training import FusedStep, Step
 from protofl_common.basics.files import digest
 from protofl_common.basics.run_history import RunHistory
 from protofl_common.config.options import SettingsError
+from protofl_common.config.sections import protections
 from protofl_common.experiment.catalog import CATALOG
 from protofl_common.experiment.settings import Settings
 from protofl_common.models.trained import TrainedModel
-from protofl_common.privacy.plan import Mechanism, epsilon, protections
+from protofl_common.privacy.plan import Mechanism, epsilon
 from protofl_common.report.figures.costs import spent as spent_on_page
 from protofl_common.report.reading import Run
 from protofl_common.runs.folder import WEIGHTS

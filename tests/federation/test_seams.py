@@ -151,10 +151,10 @@ def test_another_run_does_not_replace_the_best_model_of_a_study(tmp_path: Path) 
     best = {"best": ConfigRecord({"after": 1, "on": "test"})}
     asked(node, config, MessageType.TRAIN)
     asked(node, config, MessageType.EVALUATE)
-    asked(node, config, MessageType.EVALUATE, **best)
+    asked(node, config, "query.best", **best)
     (model,) = tmp_path.rglob("best.safetensors")
     before = model.read_bytes()
     thief = (3, f"{RUN_ID}:1,4712", 4712)
     asked(node, config, MessageType.EVALUATE, *thief)
-    asked(node, config, MessageType.EVALUATE, *thief, best=ConfigRecord({"after": 3, "on": "test"}))
+    asked(node, config, "query.best", *thief, best=ConfigRecord({"after": 3, "on": "test"}))
     assert before in [file.read_bytes() for file in model.parent.glob("best*.safetensors")]

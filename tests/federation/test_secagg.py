@@ -25,7 +25,7 @@ from protofl_common.privacy.shamir import SHARE
 from protofl_common.runs.figures import HIDDEN
 from protofl_common.tools.cli import main
 from protofl_common.tools.tables.metrics import Figure, NoFigure
-from protofl_common.wire.secagg import RECORD, pack_by_site
+from protofl_common.wire.records import SECAGG, pack_by_site
 from server_app.network.membership import FederationError
 from tests.support.accidents import Killed, on_message
 from tests.support.anew import bytes_of, read_anew
@@ -224,7 +224,7 @@ def lies_about_shares(node: int) -> Tamper:
 
     def tamper(message: Message, reply: Message) -> Message:
         if message.metadata.message_type == "query.unmask" and message.metadata.dst_node_id == node:
-            record = reply.content.config_records[RECORD]
+            record = reply.content.config_records[SECAGG]
             for site in record:
                 record[site] = bytes(SHARE - 1) + b"\7"
         return reply
@@ -259,7 +259,7 @@ def test_a_liar_is_out_for_the_rest_of_the_run_and_the_others_go_on(lie: str, tm
         if lie == "wrong shares":
             return lies_about_shares(1002)(message, reply) or reply
         if (message.metadata.message_type, message.metadata.dst_node_id) == ("query.advertise", 1002):
-            reply.content.config_records[RECORD]["site-2"] = bytes(3 * KEY)
+            reply.content.config_records[SECAGG]["site-2"] = bytes(3 * KEY)
         return reply
 
     found = federation(tmp_path, tamper, rounds=5)
@@ -339,16 +339,16 @@ def test_an_upload_that_is_noise_costs_the_round(tmp_path: Path, capsys: pytest.
 
 
 RUBBISH: dict[str, tuple[str, Callable[[RecordDict], Any]]] = {
-    "keys of another length": ("query.advertise", lambda c: c[RECORD].update({"site-1": bytes(5)})),
-    "keys that are none": ("query.advertise", lambda c: c[RECORD].update({"site-1": bytes(3 * KEY)})),
-    "another's keys": ("query.advertise", lambda c: c[RECORD].update({"site-2": bytes(3 * KEY)})),
-    "no record": ("query.advertise", lambda c: c.__delitem__(RECORD)),
-    "shares of another length": ("query.share", lambda c: c[RECORD].update({"site-2": b""})),
-    "shares for strangers": ("query.share", lambda c: c[RECORD].update({"nobody": bytes(SEALED)})),
-    "a name that is none": ("query.share", lambda c: c[RECORD].update({"../x": bytes(SEALED)})),
+    "keys of another length": ("query.advertise", lambda c: c[SECAGG].update({"site-1": bytes(5)})),
+    "keys that are none": ("query.advertise", lambda c: c[SECAGG].update({"site-1": bytes(3 * KEY)})),
+    "another's keys": ("query.advertise", lambda c: c[SECAGG].update({"site-2": bytes(3 * KEY)})),
+    "no record": ("query.advertise", lambda c: c.__delitem__(SECAGG)),
+    "shares of another length": ("query.share", lambda c: c[SECAGG].update({"site-2": b""})),
+    "shares for strangers": ("query.share", lambda c: c[SECAGG].update({"nobody": bytes(SEALED)})),
+    "a name that is none": ("query.share", lambda c: c[SECAGG].update({"../x": bytes(SEALED)})),
     "a masked upload of another length": ("train", lambda c: cut(c)),
     "an upload in the clear": ("train", lambda c: c.update({"prototypes": c.pop("masked")})),
-    "words for shares": ("query.unmask", lambda c: c[RECORD].update({"site-2": "word"})),
+    "words for shares": ("query.unmask", lambda c: c[SECAGG].update({"site-2": "word"})),
 }
 
 
@@ -396,7 +396,7 @@ def test_every_byte_of_every_reply_is_declared_and_tells_no_counts_and_no_classe
         kind = message.metadata.message_type
         names, arrays = read_anew("fedproto", kind, bytes_of(reply.content))
         wanted = {"query": {"site"}, "train": {"masked", "report"}, "evaluate": {"masked", "report"}}
-        assert names == wanted.get(kind, {RECORD})
+        assert names == wanted.get(kind, {SECAGG})
         if "masked" in names:  # a sum and its samples of: two accuracies, on two kinds of data, and four losses
             size = 2 * (2 * 2 + 4) + 1 + (10 * (64 + 1) if kind == MessageType.TRAIN else 0)
             assert {key: value.shape for key, value in arrays["masked"].items()} == {"sum": (size,)}
@@ -428,7 +428,7 @@ BySite = dict[str, bytes]
 
 
 def own_keys(reply: Message) -> BySite:
-    return dict(reply.content.config_records[RECORD])  # type: ignore[arg-type]
+    return dict(reply.content.config_records[SECAGG])  # type: ignore[arg-type]
 
 
 def strangers(number: int) -> BySite:
@@ -440,7 +440,7 @@ def sites(*numbers: int) -> Callable[[Message, Message], BySite]:
 
 
 def as_it_was(message: Message, reply: Message) -> BySite:
-    return dict(message.content.config_records.get(RECORD, {}))  # type: ignore[arg-type]
+    return dict(message.content.config_records.get(SECAGG, {}))  # type: ignore[arg-type]
 
 
 TRICKS: dict[str, tuple[str, str, Callable[[Message, Message], BySite], str]] = {
@@ -486,7 +486,7 @@ def test_a_client_reveals_no_more_to_a_server_that_tries(tmp_path: Path) -> None
     def tamper(message: Message, reply: Message) -> Message:
         for trick, (at, stage, told, _) in TRICKS.items():
             if message.metadata.message_type == at and message.metadata.dst_node_id == 1000:
-                records = {name: record for name, record in message.content.items() if name != RECORD}
+                records = {name: record for name, record in message.content.items() if name != SECAGG}
                 more = told(message, reply)
                 content = RecordDict({**records, **(pack_by_site(more) if more else {})})
                 context = Context(4711, 1000, grids[0].nodes[1000], RecordDict(), grids[0].run_config)

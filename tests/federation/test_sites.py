@@ -572,7 +572,7 @@ def test_a_real_site_answers_each_question_once_in_a_flower_run(tmp_path: Path) 
     assert asked(grid, evaluate, 3) == ""
     for kind in (train, evaluate):
         assert "has had the reply to the final evaluation" in asked(grid, kind, 3)
-    assert asked(grid, evaluate, 3, best={"after": 1, "on": "test"}) == ""  # reads no data
+    assert asked(grid, "query.best", 3, best={"after": 1, "on": "test"}) == ""  # reads no data
     assert asked(grid, train, 1, **baseline) == ""
     assert "has had the reply to round 1" in asked(grid, train, 1, **baseline)
     assert asked(LocalGrid(config, {7: node}, run_id=6), train, 1) == ""

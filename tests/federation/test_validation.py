@@ -15,6 +15,7 @@ from client_app.data import Samples
 from client_app.evaluation import Evaluation
 from protofl_common.config.options import SettingsError
 from protofl_common.experiment.catalog import CATALOG
+from protofl_common.maths.prototypes import Prototypes
 from protofl_common.models.trained import TrainedModel
 from protofl_common.report.page import page
 from protofl_common.report.reading import Run
@@ -133,9 +134,11 @@ def test_the_best_round_early_stopping_and_the_kept_model_follow_validation_data
     """On planted data, and with planted numbers of right predictions on validation data after each round."""
     evaluated = Visit._evaluated
 
-    def right(self: Visit, data: Samples) -> Evaluation:
+    def right(self: Visit, data: Samples, *prototypes: Prototypes | None) -> Evaluation:
         planted = data is self.client.validation_set
-        return Evaluation({"head": scripted[self.algorithm.round - 1]}) if planted else evaluated(self, data)
+        return (
+            Evaluation({"head": scripted[self.algorithm.round - 1]}) if planted else evaluated(self, data, *prototypes)
+        )
 
     if scripted:
         monkeypatch.setattr(Visit, "_evaluated", right)

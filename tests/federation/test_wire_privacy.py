@@ -35,9 +35,9 @@ from protofl_common.data import DataError
 from protofl_common.experiment.catalog import CATALOG
 from protofl_common.maths.prototypes import Prototypes
 from protofl_common.wire import records
-from protofl_common.wire.limits import RefusedMessage
 from protofl_common.wire.payloads import RAW, Payload, pack_payload
 from protofl_common.wire.records import pack_site_card, unpack_site_card
+from protofl_common.wire.schema import RefusedMessage
 from tests.support.anew import RECORDS, arrays_anew, bytes_of, read_anew
 from tests.support.attacks import raw, values_of
 from tests.support.declared import DECLARED, SITE, STATISTICS
@@ -417,11 +417,11 @@ def test_the_similarity_of_backbones_says_nothing_of_small_classes(tmp_path: Pat
     labels = client.train_set.labels.clone()
     small = [label for label in labels.unique().tolist() if label not in client.large_classes]
     algorithm = client_half(client.settings.row)(client, 1)
-    told = backbone_similarity(client, algorithm)
+    told = backbone_similarity(algorithm)
     labels[(labels == small[0]).nonzero()[0]] = small[1]
     client.__dict__["train_set"] = replace(client.train_set, labels=labels)
     assert len(client.large_classes)
-    assert torch.equal(backbone_similarity(client, algorithm), told)
+    assert torch.equal(backbone_similarity(algorithm), told)
 
 
 @pytest.mark.parametrize("least", [3, 25])
@@ -649,10 +649,10 @@ def sends_a_sample(honest: Pack) -> Pack:
 
 
 MORE: dict[str, tuple[Any, str, Callable[[Pack], Pack], str]] = {
-    "a record": (secure_sum, "pack_payload", adds_record, "bytes beyond the declared values"),
-    "an array": (secure_sum, "pack_payload", adds_array, "an undeclared array"),
-    "bytes after an array": (secure_sum, "pack_payload", adds_bytes, "bytes beyond the shape"),
-    "a text": (secure_sum, "pack_payload", adds_text, "bytes beyond the declared values"),
+    "a record": (client_module, "pack_payload", adds_record, "bytes beyond the declared values"),
+    "an array": (client_module, "pack_payload", adds_array, "an undeclared array"),
+    "bytes after an array": (client_module, "pack_payload", adds_bytes, "bytes beyond the shape"),
+    "a text": (client_module, "pack_payload", adds_text, "bytes beyond the declared values"),
     "a number": (records, "pack_report", adds_number, "an undeclared number losses.first-feature"),
     "a list in place of a number": (records, "pack_report", adds_list, "not a single number"),
     "a path in the introduction": (records, "pack_site_card", tells_a_path, "a path"),

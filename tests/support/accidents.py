@@ -11,7 +11,7 @@ from flwr.app import Error, Message, MessageType
 from server_app import app as app_module
 from server_app import round as round_module
 from server_app.callbacks import checkpoints as checkpoint_files
-from server_app.result import RoundResult
+from server_app.replies import RoundResult
 from tests.support.attacks import from_node
 from tests.support.harness import Tamper, run_federation
 

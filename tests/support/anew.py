@@ -12,7 +12,7 @@ from flwr.proto import recorddict_pb2 as proto
 from protofl_common.privacy.masks import KEY, SEALED
 from protofl_common.privacy.shamir import SHARE
 from protofl_common.wire.payloads import RAW
-from protofl_common.wire.secagg import RECORD as SECAGG
+from protofl_common.wire.records import SECAGG
 from tests.support.declared import DECLARED, SITE, report_names
 
 SECURE = {"query.advertise": 3 * KEY, "query.share": SEALED, "query.unmask": SHARE}
@@ -22,6 +22,7 @@ RECORDS: dict[str, set[str]] = {
     MessageType.QUERY: {"site"},
     MessageType.TRAIN: {"report", "masked", *(name for one in DECLARED.values() for name in one.records)},
     MessageType.EVALUATE: {"report", "masked", "statistics"},
+    "query.best": set(),
     **{stage: {SECAGG} for stage in SECURE},
 }
 """Kind of message -> all records that a reply may have, in any run."""

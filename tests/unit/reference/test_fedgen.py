@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 from protofl_common.basics.seeding import derive_seed
 from protofl_common.experiment.settings import Settings
-from protofl_common.models.generator import build_generator
+from protofl_common.models.generator import Generator as TrainedGenerator
 from tests.support.attacks import values_of
 from tests.support.harness import run_config, run_federation
 from tests.support.plain import (
@@ -53,7 +53,7 @@ class Generator:
     """Weights, running statistics and Adam."""
 
     def __init__(self, seed: int) -> None:
-        state = build_generator(CLASSES, DIM, NOISE, seed).state_dict()
+        state = TrainedGenerator(CLASSES, DIM, NOISE, seed).state_dict()
         self.w = {name: value.double() for name, value in state.items() if value.ndim and "running" not in name}
         self.mean, self.var = torch.zeros(DIM).double(), torch.ones(DIM).double()
         self.m = {name: torch.zeros_like(value) for name, value in self.w.items()}

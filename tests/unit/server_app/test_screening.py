@@ -8,13 +8,12 @@ import pytest
 import torch
 
 from protofl_common.maths.prototypes import Prototypes
-from protofl_common.wire.limits import RefusedMessage
 from protofl_common.wire.payloads import Payload
 from protofl_common.wire.records import Report, SiteCard
+from protofl_common.wire.schema import Moments, RefusedMessage
 from server_app.protections.bounds import Bounds
 from server_app.protections.uploads import bound_samples, most_samples, outliers
-from server_app.replies import Upload, check_claims
-from server_app.result import RoundResult
+from server_app.replies import RoundResult, Upload, check_claims
 
 CARD = SiteCard("north", 0, 3, "", "cnn4", (1, 8, 8), 99, 30, 20, ("zero", "one", "two"), (0, 2), "", "cpu")
 
@@ -77,6 +76,17 @@ def test_label_counts_are_held_to_the_introduction_too() -> None:
         claims(9, 0, 22)
     with pytest.raises(RefusedMessage, match=r"counts of 1\.84467e\+19"):
         claims(2**63 - 1, 0, 2**63 - 1)
+
+
+def test_moments_are_held_to_the_introduction_too() -> None:
+    def claims(*shares: float) -> None:
+        payload = Payload(moments={"shares": torch.tensor(shares, dtype=torch.float64)})
+        payload.declared = {"moments": Moments()}
+        check_claims(Report(1, 30, 20), payload, CARD, training=True)
+
+    claims(0.3, 0.0, 0.7)
+    with pytest.raises(RefusedMessage, match="samples of a class that it did not declare when it joined"):
+        claims(0.3, 0.1, 0.6)
 
 
 def test_label_counts_weigh_no_more_than_their_client() -> None:

@@ -4,9 +4,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from protofl_common.models.build import build_head_alone, build_model
+from protofl_common.basics.seeding import derive_seed
+from protofl_common.experiment.settings import Settings, default_run_config
+from protofl_common.models.build import build_model, initial_head
 from protofl_common.models.fused_linear import fused_linears
-from protofl_common.models.heads import HiddenHead, class_directions
+from protofl_common.models.heads import HiddenHead, LinearHead, class_directions
 from protofl_common.models.split import SplitModel
 
 
@@ -20,6 +22,11 @@ def build(arch: str, head: str, seed: int = 0, head_seed: int | None = None, cla
         head=head,
         head_seed=head_seed,
     )
+
+
+def head_alone(arch: str, head: str) -> LinearHead:
+    settings = Settings.from_run_config({**default_run_config(), "head": head, "feature-dim": 512})
+    return initial_head(arch, 10, settings.model, seed=3)
 
 
 def cosines(rows: Tensor) -> Tensor:
@@ -123,16 +130,16 @@ def test_a_state_goes_into_a_frozen_model_and_stays_frozen() -> None:
 
 
 @pytest.mark.parametrize("arch", ["cnn4", "resnet18-imagenet-stem+fc128"])
-@pytest.mark.parametrize("head", ["trainable", "orthogonal-frozen"])
+@pytest.mark.parametrize("head", ["trainable", "orthogonal-shared"])
 def test_a_head_alone_is_like_that_of_a_whole_model(arch: str, head: str) -> None:
-    found = build_head_alone(arch, num_classes=10, feature_dim=512, seed=3, head=head, head_seed=7)
-    like = build(arch, head, head_seed=7).head.state_dict()
+    found = head_alone(arch, head)
+    frozen = "orthogonal-frozen" if head == "orthogonal-shared" else head
+    like = build(arch, frozen, head_seed=derive_seed(3, "head")).head.state_dict()
     assert {name: value.shape for name, value in found.state_dict().items()} == {n: v.shape for n, v in like.items()}
-    assert torch.equal(found.weight, like["weight"]) == (head == "orthogonal-frozen")
+    assert torch.equal(found.weight, like["weight"]) == (head == "orthogonal-shared")
     assert not found.training  # the server trains it without dropout
-    again = build_head_alone(arch, num_classes=10, feature_dim=512, seed=3, head=head, head_seed=7)
-    assert torch.equal(found.weight, again.weight)
+    assert torch.equal(found.weight, head_alone(arch, head).weight)
 
 
 def test_a_head_alone_fits_a_body_that_cannot_be_imported_here() -> None:
-    assert build_head_alone("no_such_package:Net", num_classes=3, feature_dim=4, seed=1).weight.shape == (3, 4)
+    assert head_alone("no_such_package:Net", "trainable").weight.shape == (10, 512)

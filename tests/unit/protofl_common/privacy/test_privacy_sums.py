@@ -29,10 +29,9 @@ from protofl_common.privacy.sums import (
     weighted_figures,
     without_figures,
 )
-from protofl_common.wire.limits import Limits, RefusedMessage
 from protofl_common.wire.payloads import Payload, template_of
 from protofl_common.wire.records import Report
-from protofl_common.wire.schema import Counts, Declared, Vectors, Weights
+from protofl_common.wire.schema import Counts, Declared, Limits, RefusedMessage, Vectors, Weights
 
 SECRET = bytes(range(32))
 

@@ -16,7 +16,6 @@ from protofl_common.maths.gaussian import ClassMoments
 from protofl_common.maths.prototypes import Prototypes
 from protofl_common.models.build import build_model
 from protofl_common.runs.folder import BestRound
-from protofl_common.wire.limits import Limits, RefusedMessage
 from protofl_common.wire.payloads import (
     RAW,
     ClientStatistics,
@@ -47,7 +46,9 @@ from protofl_common.wire.schema import (
     Declared,
     Entry,
     Exchange,
+    Limits,
     Moments,
+    RefusedMessage,
     Update,
     Vectors,
     VectorSets,

@@ -18,10 +18,9 @@ from hypothesis import strategies as st
 
 from protofl_common.experiment.catalog import CATALOG
 from protofl_common.maths.gaussian import ClassMoments
-from protofl_common.wire.limits import Limits, RefusedMessage
 from protofl_common.wire.payloads import Payload, check_size, template_of, unpack_payload
 from protofl_common.wire.records import Report, SiteCard, unpack_instructions, unpack_report, unpack_site_card
-from protofl_common.wire.schema import statistics_declared
+from protofl_common.wire.schema import Limits, RefusedMessage, statistics_declared
 from server_app.replies import check_claims
 from tests.support.attacks import raw
 from tests.support.declared import DECLARED, INFERENCES, SITE, STATISTICS, report_names
