@@ -24,8 +24,7 @@ from protofl_common.basics.tensorfile import checksum
 from protofl_common.config.backbones import SMALL, BackboneName, parse_name
 
 WEIGHTS = Path(__file__).parent / "weights"  # the folder of the embedded weights, ``NAME.json``
-IMAGENET = 224, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-"""Size, mean and deviation that files of weights for torchvision's models expect, unless ``@SIZE`` says otherwise."""
+IMAGENET = 224, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # size, mean, std of torchvision's files of weights
 
 
 @lru_cache(maxsize=16)
@@ -43,8 +42,7 @@ def load_backbone(name: str, device: torch.device) -> Backbone:
     return backbone
 
 
-Parts = tuple[nn.Module, int, Sequence[float], Sequence[float]]
-"""A network, the size of its images, their mean and their deviation."""
+Parts = tuple[nn.Module, int, Sequence[float], Sequence[float]]  # network; its images' size, mean and deviation
 
 
 def frozen(name: BackboneName, network: nn.Module, size: int, mean: Sequence[float], std: Sequence[float]) -> Backbone:

@@ -40,8 +40,7 @@ class ClientData:
     std: tuple[float, ...]
     """Per channel, of the images scaled to [0, 1], over the whole data set (a constant channel has std 1), like the
     mean. Of numbers per channel or feature, without an official test part; () for tokens."""
-    found: int
-    """Number of samples that the client's share was taken from: those of the data set, or of the domain it names."""
+    found: int  # samples that the client's share was taken from: of the data set, or of the domain that it names
 
 
 def open_client_data(

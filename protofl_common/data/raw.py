@@ -44,8 +44,7 @@ class RawData:
     """uint8 [N]: 1 for the samples of the official test part, `VALIDATION` (2) for those of a validation part that the
     data name, 0 for all others."""
     classes: tuple[str, ...]
-    domain_names: tuple[str, ...] = ()
-    """Names in the order of the indices, like ``classes``; empty when the data have no domains."""
+    domain_names: tuple[str, ...] = ()  # in the order of the indices; () when the data have no domains
 
 
 def from_arrays(arrays: Mapping[str, Any], where: str, classes: str = "", place: Place = "sample {}".format) -> RawData:

@@ -24,8 +24,7 @@ from protofl_common.data.sources import source_of
 
 T = TypeVar("T")
 FORMAT = 4  # raise it when the content of the files, or of a data set that a source delivers, changes
-MADE_BY = ("pillow", "matplotlib", "scikit-learn")
-"""Packages whose version the images depend on: they decode and resize, and the embedded data sets are made of them."""
+MADE_BY = ("pillow", "matplotlib", "scikit-learn")  # packages that decode, resize or bring images
 ARRAYS = ("inputs", "labels", "domains", "official")
 
 

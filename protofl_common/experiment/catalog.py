@@ -256,10 +256,8 @@ class PFedMeHparams(DittoHparams):
 class Algorithm:
     title: str
     paper: str
-    client: str = ""
-    """Its client half, as ``module:Class``; only in this catalog "", for the class in the file of the row's name."""
-    server: str = ""
-    """Its server half. A half that adds nothing of its own need not exist: the row then names the one it inherits."""
+    client: str = ""  # its client half, ``module:Class``; "", in this catalog only: in the file of the row's name
+    server: str = ""  # its server half; where it adds nothing, the one that it inherits
     hparams: type[Hparams] = Hparams
     exchange: Exchange = field(default_factory=Exchange)
     losses: tuple[str, ...] = ("cross-entropy",)  # names of the loss terms that its clients report
@@ -269,14 +267,12 @@ class Algorithm:
     supports: tuple[Literal["merging", "secagg"], ...] = ()
     """Settings that the server half was written for: ``merging`` acts in its `merge`; with ``secagg`` that takes one
     upload, the mean of all. Any other value of these is refused."""
-    single_uploads: str = ""
-    """What the server needs single uploads for, beside what `exchange` shows; "" if averages are all it takes."""
+    single_uploads: str = ""  # what the server needs them for, beside what `exchange` shows; "": nothing
     private: tuple[str, ...] = ()
     """Entries of the upload that differential privacy covers: weights that `PrivateStep` alone has trained, and tables
     of classes with noise. An algorithm that sends any other is refused under ``dp``."""
     one_shot: bool = False  # a client trains nothing, so its upload is the same in every round
-    frozen_backbones: bool = False
-    """Made for features of frozen backbones: they are used unless the settings say otherwise."""
+    frozen_backbones: bool = False  # used unless the settings say otherwise
 
     def needs_single_uploads(self, exchange: Exchange) -> str:
         """Why sums over the clients are not enough for the server, where it exchanges this; "" if they are."""

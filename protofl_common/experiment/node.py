@@ -16,24 +16,21 @@ from protofl_common.experiment.catalog import CATALOG
 from protofl_common.experiment.plugins import installed
 
 REQUIRE_SUMS = "require-secagg"
-PERMISSIONS: dict[str, Scalar] = {
+PERMISSIONS: dict[str, Scalar] = {  # what an operator may allow or demand, with the defaults
     "allow-download": False,
     "allow-backbones": "",
     "allow-python": "",
     "allow-algorithms": "all",
     REQUIRE_SUMS: False,
 }
-"""With the defaults: no download, embedded backbones, no module but this app's, every algorithm of its catalog, with
-secure aggregation or without."""
-LIMITS: dict[str, int] = {
+LIMITS: dict[str, int] = {  # what a site takes of a run at most, and the defaults, which every recipe meets
     "max-rounds": 2000,
     "max-epochs": 100,
     "max-steps": 10_000,
     "max-batch-size": 1024,
     "max-image-size": 512,
 }
-"""The largest values that a site takes from a run, with the defaults; every recipe of the project keeps them."""
-LIMITED = {
+LIMITED = {  # settings of a run -> their limit at a site
     "rounds": "max-rounds",
     "local-epochs": "max-epochs",
     "local-steps": "max-steps",
@@ -43,16 +40,13 @@ LIMITED = {
     "fedrep.head-epochs": "max-epochs",
     "pfedme.personal-steps": "max-epochs",
 }
-"""Settings of a run -> their limit at a site."""
 DEMANDS = ("min-class-samples", "require-dp")  # what a site wants of a run beyond what the run offers
 DIVISION = ("test-from", "train-fraction", "validation-fraction")
 """Settings by which a site with data of its own divides them: its node config's, else the defaults, never the run's."""
 UNDIVIDED: dict[str, Scalar] = {"total-samples": 0, "train-samples": 0, "test-samples": 0, "positive-rate": 1.0}
 """Settings that would leave samples or labels out; at a site with data of its own they have these values."""
-STRICT = (*DEMANDS, REQUIRE_SUMS)
-"""Demands under which a run must not try out names of classes: whether a site accepts them tells which it has."""
-AT_THE_SERVER = ("callback", "dataset")
-"""Keys whose modules no site imports for a run: the callback runs at the server, a data set is the site's own."""
+STRICT = (*DEMANDS, REQUIRE_SUMS)  # with these a site names its classes itself: a refusal would tell which it has
+AT_THE_SERVER = ("callback", "dataset")  # keys whose modules no site imports for a run
 _NOT_ALLOWED = "not allowed on this site; its operator may"
 PARTITION_KEYS = ("partition-id", "num-partitions")  # all that the node config of a simulated client has
 DELTA = 1e-5  # δ of a site that demands ε alone
@@ -68,10 +62,8 @@ class NodeConfig:
     num_partitions: int
     domain: str
     is_site: bool  # True on a machine with an operator, False for a simulated client
-    has_own_data: bool
-    """True where the client brings data of its own; they are then no share of a data set that several divide."""
-    statistics: bool | None
-    """True where statistics may leave; None where that depends on the run, which divides the data."""
+    has_own_data: bool  # they are then no share of a data set that several divide
+    statistics: bool | None  # True where they may leave; None: where the run divides the data
     required_dp: tuple[float, float] | None  # (ε, δ) that all runs together may spend
 
     @classmethod

@@ -55,16 +55,14 @@ NODE_OVERRIDES = ("data-dir", *READING, *DIVISION, "arch", "device", "state-dir"
 NODE_KEYS = ("site-name", *PARTITION_KEYS, "domain", "statistics", *NODE_OVERRIDES, *DEMANDS, *PERMISSIONS, *LIMITS)
 """The keys of a site's ``--node-config``; ``statistics`` is true or false there (`client_app/statistics.py`)."""
 SITE_FOLDERS: dict[str, Scalar] = {"data-dir": "", "cache-dir": "", "state-dir": "", "out-dir": "runs"}
-"""The folders of a site whose node config does not say otherwise; what the run config says of them is ignored."""
-WITH_SECAGG: dict[str, tuple[Scalar, str]] = {
+WITH_SECAGG: dict[str, tuple[Scalar, str]] = {  # key -> what it must be unless it has its default, and why
     "liars": (0, "hides the single uploads that it needs"),
     "merging": ("mean", "hides the single uploads that it needs"),
     "max-update-ratio": (0.0, "hides the single uploads that it needs"),
     "statistics": ("none", "hides what it tells of single clients"),
     "participation": (1.0, "forbids sums over different clients, whose difference shows single uploads"),
 }
-"""Key -> what it must be with secure aggregation, unless it has its default, and why."""
-WITH_DP: dict[str, tuple[Scalar, str]] = {
+WITH_DP: dict[str, tuple[Scalar, str]] = {  # what privacy cannot cover: key -> its value then, and why
     "positive-rate": (1.0, "terms of unlabelled samples compare samples"),
     "local-steps": (0, "the privacy ledger counts epochs"),
     "gradient-noise": (0.0, "the noise follows from dp-epsilon"),
@@ -73,9 +71,7 @@ WITH_DP: dict[str, tuple[Scalar, str]] = {
     "predict-among": ("all", "predictions would show which classes a client has"),
     "baselines": ("", "each baseline would spend ε once more on the same samples; make it a run of its own"),
 }
-"""Settings that differential privacy cannot cover: the value that they must have with it, and why."""
-Typed = tuple[tuple[str, type, Scalar], ...]
-"""A configuration that can be compared: 1, 1.0 and true are different values."""
+Typed = tuple[tuple[str, type, Scalar], ...]  # can be compared: 1, 1.0 and true differ
 
 
 @dataclass(frozen=True)
@@ -83,8 +79,7 @@ class Settings(Sections):
     """Everything a run needs to know; ``hparams`` are those of the chosen algorithm."""
 
     hparams: Hparams
-    given: Mapping[str, Scalar] = field(default_factory=dict, compare=False, repr=False)
-    """The run configuration, as it was before this node changed anything in it."""
+    given: Mapping[str, Scalar] = field(default_factory=dict, compare=False, repr=False)  # as the run gave it
 
     @property
     def digest(self) -> str:
@@ -339,16 +334,10 @@ def _secagg_problems(settings: Settings) -> Iterator[str]:
         yield f"secagg = true: {algo} needs single uploads, for {why}; choose an algo of {choices}"
 
 
-RULES = (
-    _merging_problems,
-    _noise_problems,
-    _dp_problems,
-    _run_problems,
-    _stopping_problems,
-    _backbone_problems,
-    _secagg_problems,
+RULES = (  # what values must mean together
+    *(_merging_problems, _noise_problems, _dp_problems, _run_problems),
+    *(_stopping_problems, _backbone_problems, _secagg_problems),
 )
-"""What values must mean together."""
 
 
 def _changed(settings: Settings, needed: Mapping[str, tuple[Scalar, str]]) -> Iterator[tuple[str, Scalar, str]]:

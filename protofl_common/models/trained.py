@@ -41,8 +41,7 @@ class ModelCard:
     input_shape: tuple[int, ...]  # of a sample: (channels, H, W), (features,), (channels, steps), (tokens,)
     input_type: str  # of its numbers, as NumPy calls it: ``uint8`` for images, ``int64`` for tokens, else ``float32``
     mean: tuple[float, ...]
-    std: tuple[float, ...]
-    """Per channel or feature, for pixels in [0, 1]; what the model is given is (x − mean) / std. () for tokens."""
+    std: tuple[float, ...]  # per channel or feature, pixels in [0, 1]; the model gets (x − mean) / std; () for tokens
     backbones: tuple[str, ...]  # frozen backbones in front of the model, which then is given their features
     features_in: int  # how many these are; 0 without backbones
     feature_dim: int  # D
@@ -52,10 +51,8 @@ class ModelCard:
     accuracy: dict[str, float]  # of each way to predict, on the site's test samples, after that round
     test_samples: int
     temperature: float  # T of the probabilities by prototype, see `calibration`
-    calibrated_on: str
-    """``validation`` or ``test``: the samples that choose ``inference``, T and the limit of unknown inputs."""
-    chosen_on: str
-    """The data on which this round was chosen as the best, ``validation`` or ``test``; "" for the run's last round."""
+    calibrated_on: str  # the data that choose ``inference``, T, the limit of unknown inputs: ``validation``, ``test``
+    chosen_on: str  # the data that chose this round as the best: ``validation``, ``test``; "": it is the run's last
 
 
 @dataclass(frozen=True)

@@ -40,7 +40,6 @@ FIGURES: dict[str, tuple[Callable[[Run], Iterable[Drawing]], ...]] = {
     "Privacy in figures": (costs.spent, costs.inversions),
     "Traffic and time": (costs.traffic, costs.time),
 }
-"""Section -> functions that yield its figures, none where a run has nothing to draw."""
 PAGE = """<!DOCTYPE html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
 <meta name="color-scheme" content="light dark">{policy}<title>{title} – {name}</title><style>{css}</style></head>

@@ -23,7 +23,7 @@ class RefusedMessage(ValueError):
 
 @dataclass(frozen=True)
 class Limits:
-    """What a receiver accepts of the declared entries."""
+    """Limits of a receiver, for the entries that are declared."""
 
     num_classes: int
     feature_dim: int

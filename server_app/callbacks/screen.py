@@ -19,15 +19,13 @@ from protofl_common.runs.figures import (
     metric_rows,
     short_best,
 )
-from protofl_common.runs.folder import KINDS, SITES, RoundRow, Sites, Summary, troubles
+from protofl_common.runs.folder import KINDS, SITES, RoundRow, Summary, troubles
 from protofl_common.runs.metrics import human_bytes, human_seconds
 from protofl_common.wire.records import SiteCard
 from server_app.callbacks.base import Callback, Run
 from server_app.log import say
 from server_app.replies import RoundResult
 
-BARS = " ▁▂▃▄▅▆▇█"
-MOST_LINES, MOST_CLASSES = 20, 60  # clients and classes that are shown before the first round
 MOST_NAMED = 20  # clients that are named in one line
 RECENT = 3  # rounds whose mean duration tells how long the rest will take
 
@@ -51,8 +49,6 @@ class Screen(Callback):
                 why = "too small for validation samples, or without any marked, so that all stay for training"
                 say(f"{why}: {_first(without)}")
         say(f"models: {archs} · devices: {devices}")
-        if strip := class_strip(run.files.sites()):
-            say(strip)
         if not settings.hides_samples:
             samples = {name: introduced[name].train_samples for name in in_order(introduced)}
             shares = [(name, 100 * samples[name] / max(1, sum(samples.values()))) for name in samples]
@@ -92,19 +88,6 @@ class Screen(Callback):
 def _first(texts: list[str], others: str = " others") -> str:
     """As many as are named in one line, and how many more there are."""
     return ", ".join(texts[:MOST_NAMED]) + (f", and {len(texts) - MOST_NAMED}{others}" if texts[MOST_NAMED:] else "")
-
-
-def class_strip(sites: Sites) -> str:
-    """A line per client with a bar per class, its training samples; "" for many clients, or classes not known here."""
-    known = {site: facts for site, facts in sites.get("sites", {}).items() if "train-classes" in facts}
-    if not known or len(known) > MOST_LINES or len(sites["classes"]) > MOST_CLASSES:
-        return ""
-    most, wide = max(max(facts["train-classes"]) for facts in known.values()), max(map(len, known))
-    lines = [f"training samples of each class, █ = {most}"]
-    for site in in_order(known):
-        bars = [BARS[-(-count * (len(BARS) - 1) // max(1, most))] for count in known[site]["train-classes"]]
-        lines.append(f"  {site:<{wide}}  {''.join(bars)}  {known[site]['domain']}".rstrip())
-    return "\n".join(lines)
 
 
 def samples_line(cards: Collection[SiteCard], data: DataSettings) -> str:

@@ -15,7 +15,7 @@ from protofl_common.basics.tensorfile import TensorFileError
 from protofl_common.config.options import SettingsError
 from protofl_common.experiment.catalog import CATALOG
 from protofl_common.experiment.settings import Settings, default_run_config
-from protofl_common.tools.cli.recipes import read_recipe
+from protofl_common.tools.cli.arguments import read_recipe
 from server_app.callbacks.checkpoints import as_toml
 from server_app.checkpoint import FOLDER, checkpoints
 from server_app.network.membership import FederationError

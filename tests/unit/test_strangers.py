@@ -14,7 +14,7 @@ from protofl_common.config.options import SettingsError
 from protofl_common.config.python_names import allow, is_python_name, load
 from protofl_common.models.trained import ModelCard, TrainedModel
 from protofl_common.tools.cli import main
-from protofl_common.tools.cli.assignments import read_assignments
+from protofl_common.tools.cli.arguments import read_assignments
 from protofl_common.tools.inference import Predictor
 from tests.support.harness import run_config
 

@@ -34,10 +34,8 @@ from protofl_common.data.division import client_share, placed
 from protofl_common.data.store import open_data
 from protofl_common.experiment.settings import Settings, default_run_config
 from protofl_common.runs.folder import CARD
-from protofl_common.tools.cli.as_json import print_json
-from protofl_common.tools.cli.assignments import add_allow_python
+from protofl_common.tools.cli.arguments import add_allow_python, print_json, read_recipe, run_named
 from protofl_common.tools.cli.export import models_in
-from protofl_common.tools.cli.recipes import read_recipe, run_named
 from protofl_common.tools.reading import FILES, Row, Samples, read_ahead, rows_file
 
 if TYPE_CHECKING:

@@ -5,7 +5,6 @@ import os
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -120,12 +119,6 @@ FAULTS: dict[str, tuple[Plant, str, str, str]] = {
         "correct that setting",
     ),
     "a wrong setting": (asked("lr=fast"), "wrong", "lr = 'fast': must be a number above 0", "correct that setting"),
-    "a clock years ago": (
-        planted("time", SimpleNamespace(time=lambda: 0.0, ctime=time.ctime)),
-        "wrong",
-        "this code is of",
-        "timedatectl set-ntp true",
-    ),
     "a SuperLink left": (
         planted("subprocess", SimpleNamespace(run=lambda *a, **k: LEFT)),
         "warning",
@@ -226,7 +219,7 @@ def test_a_check_that_fails_hides_no_other(monkeypatch: pytest.MonkeyPatch, caps
     assert [one["text"] for one in found if one["topic"] == "processes"] == [
         "cannot be told here (FileNotFoundError('ps'))"
     ]
-    assert {"versions", "torch", "clock"} <= {one["topic"] for one in found}
+    assert {"versions", "torch", "cores"} <= {one["topic"] for one in found}
 
 
 def test_processes_of_this_machine_are_read(capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,7 +11,7 @@ from protofl_common.config.options import SettingsError
 from protofl_common.experiment.settings import default_run_config
 from protofl_common.tools import local
 from protofl_common.tools.cli import main, run
-from protofl_common.tools.cli.recipes import RECIPES, federation_in, read_recipe
+from protofl_common.tools.cli.arguments import RECIPES, federation_in, read_recipe
 
 Attempt = tuple[dict[str, Any], dict[str, Any]]
 
