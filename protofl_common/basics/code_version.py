@@ -23,10 +23,7 @@ def code_version() -> str:
 
 @cache
 def commit() -> str:
-    """Git's short name of the commit, with ``-dirty`` where files differ from it; "none" outside of a repository.
-
-    So it is for a run by Flower, which runs a copy of the code.
-    """
+    """Git's name, ``-dirty`` where files differ; "none" outside a repository, as in the copy that Flower runs."""
     command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--exclude=*"]
     try:
         found = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)

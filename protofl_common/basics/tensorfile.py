@@ -34,10 +34,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str,
 
 
 def read_tensors(path: Path, device: torch.device) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """The tensors of a file and the facts beside them; TensorFileError if it is damaged or missing.
-
-    A file without a checksum is of an older version, or of somebody else, and is taken as it is.
-    """
+    """The tensors of a file, and its facts; TensorFileError if it is damaged (old ones have no checksum) or missing."""
     try:
         with safe_open(path, framework="pt") as file:
             tensors, facts = {name: file.get_tensor(name) for name in file.keys()}, dict(file.metadata() or {})  # noqa: SIM118

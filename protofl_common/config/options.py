@@ -79,7 +79,6 @@ def read_section(
 
 @cache
 def _types_of(section: type) -> dict[str, Any]:
-    """The types of the fields; reading the annotations takes longer than all checks."""
     return get_type_hints(section)
 
 

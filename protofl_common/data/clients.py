@@ -101,10 +101,7 @@ def counts_of_shares(
 
 
 def hide_labels(labels: Ints, rate: float, rng: Generator) -> Ints:
-    """``labels`` int64 [n] with those of a random ``rate`` of every class, at least one; others: `UNLABELLED`.
-
-    The same generator state hides nested sets: a sample labelled at a rate is labelled at every larger one.
-    """
+    """Hide all labels but a random ``rate`` of every class, at least one; a larger rate hides a subset of these."""
     if rate >= 1:
         return labels
     hidden = np.full_like(labels, UNLABELLED)
@@ -123,6 +120,5 @@ def _rows(array: NDArray[Any], rows: Ints) -> NDArray[Any]:
 
 
 def _domain_of(data: StoredData, rows: Ints) -> str:
-    """The domain of these rows; "" where the data have none, or the rows are of several."""
     present = np.unique(np.asarray(data.domains)[rows])
     return data.domain_names[present[0]] if data.domain_names and len(present) == 1 else ""

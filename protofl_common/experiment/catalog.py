@@ -303,10 +303,7 @@ Half = TypeVar("Half")
 
 
 def half(path: str, kind: type[Half]) -> type[Half]:
-    """The class that a row names as ``module:Class``, or the last of this ``kind`` that ``module`` itself defines.
-
-    SettingsError if there is none, or it is no subclass of ``kind``.
-    """
+    """The class ``module:Class``, or the last of this ``kind`` that ``module`` defines; SettingsError without one."""
     module, _, name = path.partition(":")
     try:
         loaded = import_module(module)

@@ -24,10 +24,7 @@ AT_ONCE = 2**18  # coordinates that are sorted at once: of a large layer of many
 def merge_prototypes(
     sets: Sequence[Prototypes], weighting: str, previous: Prototypes | None, merging: str, trim: float
 ) -> Prototypes:
-    """One prototype per class by ``merging``: ``mean`` (`merge_by_class`), ``median`` or ``trimmed-mean``.
-
-    ``sets``, at least one, hold one prototype per class each. A class nobody sent keeps that of ``previous``.
-    """
+    """One prototype per class by ``merging``, of at least one set; a class nobody sent stays as in ``previous``."""
     if merging == "mean":
         merged = merge_by_class(sets, weighting)
     else:
@@ -106,10 +103,7 @@ def _distances(sets: Sequence[Prototypes]) -> Tensor:
 def merge_weights(
     sets: Sequence[Mapping[str, Tensor]], shares: Sequence[float], merging: str, trim: float
 ) -> dict[str, Tensor]:
-    """The clients' weights as one, tensor by tensor, computed in float64; whole numbers are rounded.
-
-    ``mean`` is Σ_i share_i · w_i; ``median`` and ``trimmed-mean`` leave the ``shares`` aside.
-    """
+    """Σ_i share_i · w_i in float64, whole numbers rounded; ``median`` and ``trimmed-mean`` ignore ``shares``."""
     drop = dropped(len(sets), merging, trim)
     merged = {}
     for name, one in sets[0].items():
@@ -127,10 +121,7 @@ def merge_weights(
 def clip_updates(
     sets: Sequence[Mapping[str, Tensor]], received: Sequence[Mapping[str, Tensor]], ratio: float
 ) -> list[Mapping[str, Tensor]]:
-    """The weights w_i of each client, no farther from those it ``received`` than ``ratio`` times the median distance.
-
-    Fewer than `FEWEST` sets are returned as they are. Integer buffers do not count, and stay.
-    """
+    """Cut w_i farther from those received than ``ratio`` times the median, of at least `FEWEST` clients."""
     lengths = [_distance(one, other) for one, other in zip(sets, received, strict=True)]
     limit = ratio * statistics.median_low(lengths) if len(sets) >= FEWEST else math.inf
     found = zip(sets, received, lengths, strict=True)

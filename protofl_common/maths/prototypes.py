@@ -139,10 +139,7 @@ def cluster(vectors_ND: Tensor, method: str, clusters: int = 0) -> tuple[Tensor,
 def cluster_classes(
     vectors_ND: Tensor, labels_N: Tensor, method: str, clusters: int = 0, ratio: float = 0.0
 ) -> Prototypes:
-    """Each class's vectors clustered on their own (FedPLVM Eq. 3 and 4): several prototypes per class, by label.
-
-    ``ratio`` asks for ⌈ratio · n⌉ clusters of a class of n vectors (MPFT), instead of ``clusters`` many.
-    """
+    """Each class's vectors clustered alone (FedPLVM Eq. 3 and 4), by label; ``ratio``: into ⌈ratio · n⌉ (MPFT)."""
     found = []
     for label in labels_N.unique().tolist():
         rows_ND = vectors_ND[labels_N == label]

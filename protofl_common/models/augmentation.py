@@ -26,10 +26,7 @@ class Moments(nn.Module):
 
 
 class Augmentation(nn.Module):
-    """Hooks behind the stages of ``body`` that augment each batch with a ``probability`` while the body trains.
-
-    ``averages`` μ̄, σ̄ of what the hooks saw; ``coefficients`` γ of the variances. Both empty: there are no stages.
-    """
+    """Hooks behind the stages of ``body`` that augment training batches; ``averages`` μ̄, σ̄, ``coefficients`` γ."""
 
     def __init__(self, body: nn.Module, input_shape: tuple[int, ...], probability: float) -> None:
         super().__init__()

@@ -32,10 +32,7 @@ HINT = "models = table3 is for tables, signal3 for signals, text3 for texts, sma
 def initial_model(
     arch: str, input_shape: tuple[int, ...], num_classes: int, settings: ModelSettings, seed: int, owner: str
 ) -> SplitModel:
-    """``owner``'s model before its first round, on the CPU; ``input_shape`` is a sample's.
-
-    The same run seed, architecture and owner give the same weights, on the server as on a client.
-    """
+    """``owner``'s model before round 1, on the CPU: the same of seed, arch and owner on the server and a client."""
     model = build_model(arch, input_shape=input_shape, num_classes=num_classes, **_arguments(settings, seed, owner))
     return with_group_norm(model) if settings.norm == "group" else model
 
@@ -83,10 +80,7 @@ def build_model(
 def build_head_alone(
     arch: str, *, num_classes: int, feature_dim: int, seed: int, head: str = "trainable", head_seed: int | None = None
 ) -> LinearHead:
-    """A head as a model of ``arch`` has it, in evaluation mode, with weights of its own.
-
-    The body is not built, so it may be a network that cannot be imported here. Arguments as of `build_model`.
-    """
+    """The head of a model, for evaluation, built without its body. Arguments as of `build_model`."""
     _check(arch, head, num_classes, feature_dim)
     with _seeded(seed):
         return _head(arch, num_classes, feature_dim, head, head_seed).eval()
@@ -158,10 +152,7 @@ def _check(arch: str, head: str, num_classes: int, feature_dim: int) -> None:
 
 
 def check_model(model: SplitModel, arch: str, inputs: Tensor, feature_dim: int) -> None:
-    """Let two samples through the body of a model, without training it.
-
-    SettingsError when it does not take them, or does not return features [2, D].
-    """
+    """Let samples through the body; SettingsError where it does not take them, or returns no features [B, D]."""
     taken = f"arch = {arch!r}: inputs {_described(inputs)}"
     try:
         with torch.inference_mode():
@@ -179,10 +170,7 @@ def _described(tensor: Tensor) -> str:
 
 
 def with_group_norm(module: M) -> M:
-    """The module, with GroupNorm in the place of batch normalisation: it normalises each sample by itself.
-
-    Maps have up to 32 groups of channels (Wu and He, ECCV 2018); vectors and signals have one.
-    """
+    """GroupNorm for BatchNorm: maps in up to 32 groups (Wu and He, ECCV 2018), vectors and signals in one."""
     for name, child in module.named_children():
         if isinstance(child, nn.modules.batchnorm._BatchNorm):
             groups = math.gcd(32, child.num_features) if isinstance(child, nn.BatchNorm2d) else 1

@@ -64,10 +64,7 @@ def each(template: str, rows: Iterable[Sequence[object]]) -> Markup:
 
 
 def write_report(folder: Path) -> Path:
-    """Draw ``report.html`` of the run in ``folder``, finished or not, and ``report.md`` beside it; the page's path.
-
-    SettingsError when the folder holds no run, OSError when the page cannot be written.
-    """
+    """Draw ``report.html`` and ``report.md``; the page's path. SettingsError: no run; OSError: it cannot be written."""
     path, run = folder / "report.html", Run(folder)
     write_text(folder / "report.md", as_markdown(run))
     write_text(path, page(run))
@@ -195,7 +192,6 @@ def _hidden(run: Run) -> str:
 
 
 def _metrics(run: Run) -> Markup:
-    """The last evaluation's metrics beside accuracy, over the clients; recalls of classes are a figure."""
     last = next((row["metrics"] for row in reversed(run.rows) if row.get("metrics")), {})
     note = f"The metrics that the run asked for, at its last evaluation, over the clients that have them.{_hidden(run)}"
     rows = metric_rows(last, 4)

@@ -33,10 +33,7 @@ class Vectors:
 
 
 class Run:
-    """One run, as its files tell it; what is not there, or damaged, is left out.
-
-    SettingsError when there are not even settings, or the run is of a later version.
-    """
+    """One run without what is missing or damaged; SettingsError without settings, or of a later version."""
 
     def __init__(self, folder: Path) -> None:
         try:

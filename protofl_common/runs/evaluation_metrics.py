@@ -36,10 +36,7 @@ def macro_f1(scores_NC: Scores, labels_N: Labels) -> float:
 
 
 def auc(scores_NC: Scores, labels_N: Labels) -> float:
-    """The mean, over the classes that occur, of the area under the ROC curve of a class against the rest.
-
-    0.5 where only one class occurs: there is nothing to tell apart.
-    """
+    """The mean area under the ROC curve of each class that occurs against the rest; 0.5 where only one does."""
     from sklearn.metrics import roc_auc_score
 
     present = np.unique(labels_N)
@@ -68,10 +65,7 @@ def declared_metrics(names: Iterable[str], num_classes: int) -> set[str]:
 
 
 def evaluate_metrics(names: Iterable[str], scores_NC: Scores, labels_N: Labels) -> dict[str, float]:
-    """The figures of these metrics; none where there are no samples, and none that is NaN or infinite.
-
-    SettingsError when a metric of the user's own is not there, fails, or returns no number.
-    """
+    """The finite figures of these metrics, none without samples; SettingsError where a user's own one fails."""
     if not len(labels_N):
         return {}
     found: dict[str, float] = {}

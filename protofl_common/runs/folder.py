@@ -221,10 +221,7 @@ class RunFolder:
 
 
 def _read(path: Path) -> Iterator[Any]:
-    """The JSON objects in a file: one per line of a ``.jsonl``, where a line that is still being written is none.
-
-    SettingsError for a later format.
-    """
+    """The JSON objects in a file, but for a line that is still being written; SettingsError for a later format."""
     try:
         with path.open(encoding="utf-8") as file:
             for part in file if path.suffix == ".jsonl" else (file.read(),):

@@ -92,10 +92,7 @@ def best_round(rows: Sequence[RoundRow], metric: str) -> BestRound | None:
 
 
 def has_stalled(rows: Sequence[RoundRow], metric: str, patience: int) -> bool:
-    """Return whether ``patience`` rounds have passed since the best one on validation data; 0: never.
-
-    SettingsError where the run measures other figures only, though it has trained.
-    """
+    """Return whether the best round on validation data is that long ago; SettingsError if nothing measures it."""
     if not patience and not metric:
         return False
     best, known = best_round(rows, metric), sorted(_measured(rows))

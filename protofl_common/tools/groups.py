@@ -97,10 +97,7 @@ def run_folders(given: Iterable[Path]) -> list[Path]:
 
 
 def grouped(folders: Sequence[Path], figure: Figure | None) -> list[Group]:
-    """The groups in the order of their first runs; ``figure`` None: accuracy by the head, else by prototype.
-
-    SettingsError for a folder without a finished run, or a run without that figure.
-    """
+    """The groups in the order of their first runs, by ``figure``, or accuracy by head, or else prototype."""
     groups: dict[str, Group] = {}
     for folder in folders:
         summary = RunFolder(folder).finished_summary()
@@ -120,7 +117,6 @@ def grouped(folders: Sequence[Path], figure: Figure | None) -> list[Group]:
 
 
 def _name(group: Group, groups: Iterable[Group]) -> str:
-    """Its algorithm, and the settings in which it differs from others that have them."""
     differing = [
         f"{key}={value}"
         for key, value in group.settings.items()

@@ -67,10 +67,7 @@ def canvas(width: float = WIDTH, height: float = HEIGHT) -> Iterator[tuple[Any, 
 def draw(
     figure: Any, name: str, title: str, caption: str, *, columns: Columns | None = None, wide: bool = False
 ) -> Drawing:
-    """The figure as SVG inside HTML: its ids made unique in the page, no outside references.
-
-    ``columns``: what it shows; None: its lines.
-    """
+    """The figure as SVG in HTML, with ids of its own and no outside references; ``columns``: its data, or its lines."""
     for part in (figure, *figure.axes):
         part.patch.set_alpha(0)
     text = io.StringIO()
@@ -108,10 +105,7 @@ def line_chart(
     powers: bool = False,
     styles: Sequence[int] = (),
 ) -> Drawing:
-    """A line per name over the rounds; ``styles``: of each, the next one by default.
-
-    ``powers``: values far apart stand on an axis of powers of ten.
-    """
+    """A line per name over the rounds, in these ``styles``; ``powers``: wide ranges on a logarithmic axis."""
     with canvas() as (figure, axes):
         for index, (label, values) in enumerate(lines.items()):
             axes.plot(rounds, values, label=label, **line_style(styles[index] if styles else index, len(rounds)))
@@ -146,7 +140,6 @@ def number_cells(axes: Any, values_RC: Floats, digits: int, size: float) -> None
 
 
 def _of_lines(axes: Any) -> Columns:
-    """A column for each line, blank where it has no point."""
     lines = [
         (f"{line.get_label()} ({axes.get_ylabel()})", dict(zip(*line.get_data(), strict=True))) for line in axes.lines
     ]

@@ -75,7 +75,6 @@ def _margins(row: MarginRow) -> tuple[Floats, Floats]:
 
 
 def _largest(clients_SC: Floats) -> Floats:
-    """[C], NaN where no client has one."""
     lowest = np.where(np.isnan(clients_SC), -np.inf, clients_SC).max(axis=0)
     return np.asarray(np.where(np.isfinite(lowest), lowest, np.nan))
 
@@ -137,10 +136,7 @@ def _numbers(row: RoundRow, sites: list[str]) -> Floats:
 
 
 def similarity(run: Run) -> Iterator[plot.Drawing]:
-    """How much of a client's prototypes each frozen backbone alone explains.
-
-    Rows: backbones; columns: clients, or domains of many clients.
-    """
+    """How much of the prototypes of clients (or domains, of many) each frozen backbone alone explains."""
     similarities = {site: facts[SIMILARITY] for site, facts in run.sites.items() if facts.get(SIMILARITY)}
     names = [str(name) for name in run.facts.get("backbones", [])]
     if not similarities or not names:

@@ -55,10 +55,7 @@ class Inverted(NamedTuple):
 
 
 def audit(folder: Path, invert: bool = False) -> list[dict[str, Any]]:
-    """Attack the finished simulation in ``folder``; the findings stay there for its page.
-
-    ``invert``: with images made from the prototypes. SettingsError where models, data or prototypes are not here.
-    """
+    """Attack a finished simulation, and leave the findings for its page; SettingsError where a part is not here."""
     run = Run(folder)
     settings = Settings.from_run_config(default_run_config() | run.settings)
     if invert and run.client_prototypes is None:

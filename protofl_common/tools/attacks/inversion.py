@@ -21,10 +21,7 @@ BEGINNINGS, STEPS, RATE, SMOOTHNESS = 3, 300, 0.1, 0.2  # of the descent; SMOOTH
 def inverted(
     features: Callable[[Tensor], Tensor], sent_PD: Tensor, shape: tuple[int, ...], similarity: str = "l2"
 ) -> Tensor:
-    """Images [P, *shape], shape (channels, H, W), in [0, 1], whose ``features`` are nearest to what was sent.
-
-    ``similarity``: ``l2``, or ``cosine``, with which only the direction of features counts.
-    """
+    """Images [P, *shape] in [0, 1] whose ``features`` are nearest to what was sent; ``cosine``: in direction only."""
     draw = torch.Generator().manual_seed(0)
     found, least_P = torch.zeros(len(sent_PD), *shape), torch.full((len(sent_PD),), torch.inf)
     for _ in range(BEGINNINGS):

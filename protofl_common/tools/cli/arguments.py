@@ -72,10 +72,7 @@ class Recipe(NamedTuple):
 
 
 def read_recipe(name: str) -> Recipe:
-    """The recipe of that name in ``configs/recipes``, or the TOML file at that path; an empty one of no name.
-
-    SettingsError when there is none, or it is not TOML.
-    """
+    """The recipe of ``configs/recipes`` or a TOML file, empty for no name; SettingsError if missing, or not TOML."""
     if not name:
         return Recipe({}, DEFAULT_FEDERATION)
     path = file_named(name) if name.endswith(".toml") else RECIPES / f"{name}.toml"

@@ -165,12 +165,10 @@ def _text(row: Row, width: int) -> str:
 
 
 def _line(said: str, probability: str, nearest: str, distance: str, file: str, width: int) -> str:
-    """A row with the file at its end, which so is never broken."""
     return f"{said:{width}} {probability:>11}  {nearest:{width - len(UNKNOWN)}} {distance:>9}  {file}"
 
 
 def _one_line(text: str) -> str:
-    """Whole, and fit for a terminal."""
     return text if text.isprintable() else repr(text)[1:-1]
 
 

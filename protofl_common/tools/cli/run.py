@@ -101,7 +101,6 @@ def act(arguments: argparse.Namespace) -> int:
 
 
 def _resumable(out_dir: Path, since: float) -> Path | None:
-    """Return the file that lets the run go on which has begun ``since`` and has a finished round."""
     files = [file for file in out_dir.glob("*/resume.toml") if file.stat().st_mtime >= since]
     finished = [file for file in files if any((file.parent / "checkpoints").glob("*"))]
     return max(finished, key=lambda file: file.stat().st_mtime, default=None)

@@ -127,7 +127,6 @@ def _agreed(out: Any) -> bool:
 
 
 def _removed(run: KnownRun, parts: list[Path]) -> bool:
-    """Return whether nobody else was at work on it."""
     lock = FileLock(run.lock)
     with suppress(Timeout):
         with lock.acquire(timeout=0):

@@ -95,10 +95,7 @@ class Predictor:
         return by
 
     def predict(self, inputs: Inputs, by: str | None = None, batch_size: int = 256) -> list[Prediction]:
-        """Predictions for inputs [N, …] of the model's own type and shape, not normalised; ``by``: head or prototype.
-
-        SettingsError if this model cannot predict that way, DataError if the inputs are not of that type and shape.
-        """
+        """Predictions for inputs [N, …], not normalised; SettingsError or DataError where these do not fit."""
         by = self.way(by)
         return [one for outputs in self._batches(inputs, batch_size) for one in self._read(outputs, by)]
 

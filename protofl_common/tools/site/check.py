@@ -36,10 +36,7 @@ FEW_DAYS, FEW_BYTES = 30, 2**30  # of a certificate that is left, and of a disk 
 
 
 def findings(options: argparse.Namespace, node: Mapping[str, Scalar], asked: Mapping[str, Scalar]) -> list[Finding]:
-    """List the findings, worst first; nothing is written.
-
-    ``options`` are the SuperNode's; data are read as a run with the settings ``asked`` would have them read.
-    """
+    """List the findings, data read as a run with settings ``asked`` would have it; nothing is written."""
     found = [*_code_and_user(), *_network(options)]
     try:
         settings = site_settings(node, asked)

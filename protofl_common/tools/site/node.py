@@ -43,11 +43,7 @@ def node_config(text: str) -> dict[str, Scalar]:
 
 
 def site_settings(node: Mapping[str, Scalar], asked: Mapping[str, Scalar] | None = None) -> Settings:
-    """The settings of a run at this site: of one that asks for these, or of the most modest one that it accepts.
-
-    SettingsError where the site would refuse the run, or accepts none of its algorithms; or the node config is not a
-    site's.
-    """
+    """The settings of a run that asks for these, or of the most modest one that is accepted; SettingsError if none."""
     _check_is_site(node)
     if asked:
         return Settings.from_run_config({**default_run_config(), **asked}, node)

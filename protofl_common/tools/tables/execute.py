@@ -16,11 +16,7 @@ Launch = Callable[[Run, Path, bool, Callable[[int], None]], str]  # (run, folder
 
 
 class Runs:
-    """The folder of all runs, and how those of this invocation ended.
-
-    Hundreds of runs of twenty clients fill a disk with models that nobody opens: unless ``keep_models``, a run that has
-    finished keeps its figures only.
-    """
+    """All runs, and how those of now ended; without ``keep_models`` a finished one keeps only its figures."""
 
     def __init__(self, folder: Path, keep_models: bool = False) -> None:
         self.folder, self.keep_models = folder.resolve(), keep_models

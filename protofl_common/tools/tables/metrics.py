@@ -119,7 +119,6 @@ class Figure:
         return mean_of_part(shares, self.over)
 
     def _over_samples(self, row: RoundRow) -> float:
-        """The figure of a run with secure aggregation, which hides those of single clients."""
         if self.domain or self.over not in ("mean", "by-samples"):
             raise NoFigure(f"{self}: secure aggregation hides single clients; it leaves a mean over all samples")
         tested = {**row["accuracy"], **row.get("metrics", {})}

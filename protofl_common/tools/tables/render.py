@@ -106,7 +106,6 @@ def markdown(table: TableFile, results: Results, overrides: dict[str, Scalar]) -
 
 
 def _differences(table: TableFile, results: Results) -> Iterator[str]:
-    """How much more than the row ``against`` the others have."""
     if table.against:
         yield from ("", f"## Against {table.against}", "", DIFFERENCES, "")
         shown = [place for place, result in results.items() if result.values]

@@ -51,10 +51,7 @@ class Search:
         return list(self.cell.runs_with(settings | alone, self.table.trial_seeds).values())
 
     def tuned(self, make: Callable[[Run, Runs], object] | None) -> Cell:
-        """The cell with the best settings, the first of several, once ``make`` has made the runs of all trials.
-
-        Trials that failed earlier are made again. ``make`` None: trials that are left skip the cell.
-        """
+        """The cell with the best settings, once ``make`` has made the trials left or failed; None: they skip it."""
         try:
             for number in range(self.table.trials):
                 earlier = self.trials[number] if number < len(self.trials) else None
@@ -72,7 +69,6 @@ class Search:
             return replace(self.cell, runs={}, skipped=f"search: {error}")
 
     def _add(self, number: int, settings: dict[str, Scalar]) -> None:
-        """Store a trial whose runs have been made; NoFigure where these have none on validation data."""
         runs = self.runs_of(settings)
         reasons = [self.runs.failed[run.name] for run in runs if run.name in self.runs.failed]
         found = [] if reasons else [self.figure.read(self.runs.folder_of(run)) for run in runs]

@@ -154,7 +154,6 @@ def read_table(path: Path) -> TableFile:
 
 
 def _spread(rows: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    """A row for each combination of the values in its ``grid``."""
     for name, row in rows.items():
         content = row or {}
         for values in product(*content.get("grid", {}).values()):
