@@ -10,36 +10,30 @@ from torch import Tensor
 from protofl_common.basics.text import in_order, printable
 from protofl_common.runs.attributes import pack_attributes
 from protofl_common.runs.evaluation_metrics import declared_metrics
-from protofl_common.runs.folder import BestRound
-from protofl_common.wire.limits import Limits, RefusedMessage
 from protofl_common.wire.payloads import pack_payload
-from protofl_common.wire.records import pack_best
-from protofl_common.wire.schema import Declared, statistics_declared
+from protofl_common.wire.schema import Declared, Limits, RefusedMessage, statistics_declared
 from server_app.network.admission import sample_sites
 from server_app.network.exchange import MessageExchange, Messenger, Records
 from server_app.network.membership import AT_ONCE, Federation
 from server_app.protections.secure_sum import Channel, channel_of
 from server_app.protections.uploads import bound_samples, leave_out_farthest, refuse_outliers
-from server_app.replies import Expected, Upload, vectors_of
-from server_app.result import RoundResult, VoidRound
+from server_app.replies import Expected, RoundResult, Upload, VoidRound, vectors_of
 from server_app.strategies.base import Strategy
 
 
-def train_round(
-    strategy: Strategy, run_name: str, number: int, send: MessageExchange, best: BestRound | None = None
-) -> RoundResult:
+def train_round(strategy: Strategy, number: int, send: MessageExchange, more: Records) -> RoundResult:
     """The sites of the round evaluate what they receive, train and upload; the server merges.
 
-    ``best`` is the best round so far, of which sites may store their models.
+    ``more``: the records that their messages carry beside the payload.
     """
     federation, settings = strategy.federation, strategy.settings.federation
     sites = sample_sites(federation.answering(number), settings.participation, strategy.settings.run.seed, number)
     result, start = RoundResult(number, asked=sites), time.monotonic()
-    messenger = Messenger(federation, run_name, send, result, (number - 1) % settings.evaluate_every == 0)
-    channel = channel_of(messenger, _expected(strategy, number, strategy.expected_up(number), training=True))
+    messenger = Messenger(send, result, evaluate=(number - 1) % settings.evaluate_every == 0)
+    channel = channel_of(messenger, _expected(strategy, number, strategy.settings.due_up(number), training=True))
     sent, merging = list[Upload](), 0.0
     try:
-        sent = uploads = _uploads(strategy, messenger, channel, MessageType.TRAIN, len(sites), pack_best(best))
+        sent = uploads = _uploads(strategy, messenger, channel, MessageType.TRAIN, len(sites), more)
         for accept in (refuse_outliers, bound_samples, _enough, channel.accept, leave_out_farthest):
             uploads = accept(uploads, federation, result)
         merging = time.monotonic()
@@ -53,15 +47,15 @@ def train_round(
     return result
 
 
-def final_evaluation(strategy: Strategy, run_name: str, number: int, send: MessageExchange) -> RoundResult:
+def final_evaluation(strategy: Strategy, number: int, send: MessageExchange) -> RoundResult:
     """After round ``number``, the last: all sites evaluate, and say what the report may show."""
     federation = strategy.federation
     result = RoundResult(number, final=True, asked=in_order(federation.answering(number)))
-    messenger = Messenger(federation, run_name, send, result, True)
+    messenger = Messenger(send, result, evaluate=True)
     declared = statistics_declared(strategy.settings.run.statistics)
     channel = channel_of(messenger, _expected(strategy, number, declared, training=False))
     try:
-        uploads = _uploads(strategy, messenger, channel, MessageType.EVALUATE, AT_ONCE)
+        uploads = _uploads(strategy, messenger, channel, MessageType.EVALUATE, AT_ONCE, {})
         shown = (
             (one.site, one.payload.statistics()) for one in channel.accept(uploads, federation, result) if declared
         )
@@ -71,21 +65,14 @@ def final_evaluation(strategy: Strategy, run_name: str, number: int, send: Messa
     return result
 
 
-def tell_best(strategy: Strategy, run_name: str, number: int, send: MessageExchange, best: BestRound) -> None:
-    """Tell the sites, when all is evaluated, which of their models is the best, and on which data it was chosen."""
-    messenger = Messenger(strategy.federation, run_name, send, RoundResult(number), False)
-    sites = in_order(strategy.federation.answering(number))
-    messenger.ask(MessageType.EVALUATE, dict.fromkeys(sites, pack_best(best, True)))
-
-
 def _uploads(
-    strategy: Strategy, messenger: Messenger, channel: Channel, kind: str, at_once: int, more: Records | None = None
+    strategy: Strategy, messenger: Messenger, channel: Channel, kind: str, at_once: int, more: Records
 ) -> list[Upload]:
     """Ask the round's sites, so many ``at_once``; their reports, and what is wrong with replies, go into the result."""
     result, cards = messenger.result, strategy.federation.cards
     opened, uploads = list(channel.opened_for(result.asked).items()), list[Upload]()
     for start in range(0, len(opened), at_once):
-        contents = _contents(strategy, dict(opened[start : start + at_once]), more or {})
+        contents = _contents(strategy, dict(opened[start : start + at_once]), more)
         for site, content in messenger.ask(kind, contents).items():
             try:
                 uploads.append(channel.expected.read(content, cards[site]))

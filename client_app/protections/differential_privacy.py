@@ -26,7 +26,7 @@ from protofl_common.experiment.settings import Settings
 from protofl_common.maths.prototypes import Prototypes, class_means
 from protofl_common.privacy.plan import Mechanism, Plan, epsilon
 from protofl_common.privacy.release import fresh_draw, private_class_means, private_counts, private_hits
-from protofl_common.wire.records import Instructions, Report
+from protofl_common.wire.records import Report
 
 Spending = Counter[tuple[float, float]]  # (q, σ) -> how many times
 Ledger = dict[str, Spending]
@@ -52,9 +52,10 @@ class DifferentialPrivacy(Protection):
     def acts(settings: Settings, is_site: bool) -> bool:
         return settings.privacy.dp != "none"
 
-    def before(self, instructions: Instructions, training: bool) -> None:
-        of_round = self._plan.of_round(instructions.round, instructions.evaluate)
-        charge(self.client, instructions.run_name, of_round if training else self._plan.of_evaluation())
+    def before(self) -> None:
+        asked, plan = self.client.instructions, self._plan
+        costs = plan.of_round(asked.round, asked.evaluate) if self.client.training else plan.of_evaluation()
+        charge(self.client, asked.run_name, costs)
 
     def evaluation(self, evaluation: Evaluation, labels_N: Ints) -> Evaluation:
         """Add noise to the numbers of right predictions, and drop all other figures."""

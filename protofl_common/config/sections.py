@@ -4,12 +4,13 @@ This folder imports nothing else of the project. What values must mean together 
 """
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import get_type_hints
 
 from protofl_common.config.architectures import ARCHITECTURES, GROUPS, HEADS, ORTHOGONAL_SHARED
 from protofl_common.config.datasets import DATASETS, OTHER_DATASETS, PARTITIONS
-from protofl_common.config.options import Affects, keys_affecting, option
+from protofl_common.config.options import Affects, Scalar, keys_affecting, option
 from protofl_common.config.python_names import PYTHON_NAME
 
 TRACKERS = ("mlflow", "tensorboard", "trackio", "wandb")  # experiment trackers (`server_app/callbacks/trackers.py`)
@@ -151,6 +152,11 @@ class PrivacySettings:
     secagg: bool = option()
     secagg_threshold: float = option(above=0.5, maximum=1, affects="waiting")
 
+    @property
+    def sums_only(self) -> bool:
+        """True where the server learns sums over the clients, and no upload, figure or classes of a single one."""
+        return self.secagg
+
 
 @dataclass(frozen=True)
 class NoiseSettings:
@@ -194,3 +200,22 @@ SECTIONS: dict[str, type] = get_type_hints(Sections)
 def keys_that_change(*kinds: Affects) -> frozenset[str]:
     """The keys of the general settings that change one of these; those of algorithms change the result."""
     return frozenset(key for section in SECTIONS.values() for key in keys_affecting(section, *kinds))
+
+
+def protections(settings: Mapping[str, Scalar]) -> list[str]:
+    """A line for people on each protection that the settings ask for; a site may add to them."""
+    lines = []
+    if (least := settings.get("min-class-samples", 1)) != 1:
+        classes = f"nothing is sent of classes and clusters of fewer than {least} training samples"
+        figures = f"nor figures of fewer than {max(FEWEST_TESTED, int(least))} test samples"
+        lines.append(f"small classes: {classes}, {figures}")
+    if settings.get("secagg", False):
+        hidden = "the server learns sums over the clients, and no upload, figure or classes of one"
+        lines.append(f"secure aggregation: {hidden}; no bound on single sites (liars) can act")
+    if settings.get("dp", "none") != "none":
+        bound = f"at most ε = {settings['dp-epsilon']}, δ = {settings['dp-delta']} for each sample of a client"
+        covered = "of all that it sends, with noise: weights, prototypes, numbers of right predictions"
+        beside = "not covered: numbers of samples, times of replies"
+        whose = "ε in a line is that of the client that the run costs most"
+        lines.append(f"differential privacy: {bound}, {covered}; {beside}; {whose}")
+    return lines

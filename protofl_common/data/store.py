@@ -91,6 +91,16 @@ def _listing(path: Path) -> list[tuple[str, int, int]]:
 
 def _opened(folder: Path) -> StoredData | None:
     try:
+        files = [(folder / name).stat() for name in ("meta.json", *(f"{name}.npy" for name in ARRAYS))]
+    except OSError:
+        return None
+    return _opened_once(folder, tuple((file.st_mtime_ns, file.st_size) for file in files))
+
+
+@lru_cache(maxsize=8)
+def _opened_once(folder: Path, state: tuple[tuple[int, int], ...]) -> StoredData | None:
+    """The entry whose files are in this ``state``: a process that simulates many clients maps the arrays once."""
+    try:
         meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
         arrays = {name: np.load(folder / f"{name}.npy", mmap_mode="r") for name in ARRAYS}
         if any(len(array) != meta["samples"] for array in arrays.values()):

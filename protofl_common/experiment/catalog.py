@@ -39,7 +39,7 @@ class Hparams:
         return declared
 
     def due(self, server_round: int, rounds: int) -> bool:
-        """Return whether clients send prototypes in this round of ``rounds``; both halves ask here."""
+        """Return whether clients send prototypes in this round of ``rounds``."""
         return True
 
     @property

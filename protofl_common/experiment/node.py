@@ -15,12 +15,13 @@ from protofl_common.config.python_names import allow, check_allowed, is_inside, 
 from protofl_common.experiment.catalog import CATALOG
 from protofl_common.experiment.plugins import installed
 
+REQUIRE_SUMS = "require-secagg"
 PERMISSIONS: dict[str, Scalar] = {  # what an operator may allow or demand, with the defaults
     "allow-download": False,
     "allow-backbones": "",
     "allow-python": "",
     "allow-algorithms": "all",
-    "require-secagg": False,
+    REQUIRE_SUMS: False,
 }
 LIMITS: dict[str, int] = {  # what a site takes of a run at most, and the defaults, which every recipe meets
     "max-rounds": 2000,
@@ -44,7 +45,7 @@ DIVISION = ("test-from", "train-fraction", "validation-fraction")
 """Settings by which a site with data of its own divides them: its node config's, else the defaults, never the run's."""
 UNDIVIDED: dict[str, Scalar] = {"total-samples": 0, "train-samples": 0, "test-samples": 0, "positive-rate": 1.0}
 """Settings that would leave samples or labels out; at a site with data of its own they have these values."""
-STRICT = (*DEMANDS, "require-secagg")  # with these a site names its classes itself: a refusal would tell which it has
+STRICT = (*DEMANDS, REQUIRE_SUMS)  # with these a site names its classes itself: a refusal would tell which it has
 AT_THE_SERVER = ("callback", "dataset")  # keys whose modules no site imports for a run
 _NOT_ALLOWED = "not allowed on this site; its operator may"
 PARTITION_KEYS = ("partition-id", "num-partitions")  # all that the node config of a simulated client has
@@ -120,6 +121,11 @@ def allowed_by(node: Mapping[str, Scalar]) -> dict[str, Scalar]:
     """Every permission and limit of a site: what its node config says, else the default."""
     defaults = PERMISSIONS | LIMITS
     return defaults | {key: node[key] for key in defaults if key in node}
+
+
+def openly(config: Mapping[str, Scalar], node: Mapping[str, Scalar]) -> tuple[dict[str, Scalar], dict[str, Scalar]]:
+    """Return both without secure aggregation, which would hide a site's numbers from its operator, too."""
+    return {**config, "secagg": False}, {**node, REQUIRE_SUMS: False}
 
 
 def demanded(node: Mapping[str, Scalar], config: dict[str, Scalar]) -> Iterator[str]:
@@ -201,8 +207,8 @@ def _not_named(
     allowed: Mapping[str, Scalar], config: Mapping[str, Scalar], own_choice: Mapping[str, Scalar]
 ) -> Iterator[str]:
     """Downloads, modules of ``own_choice`` (what the node config leaves to the run), backbones and algorithms."""
-    if allowed["require-secagg"] and config.get("secagg") is not True:
-        only = "this site takes part with secure aggregation only (node config: require-secagg); set secagg = true"
+    if allowed[REQUIRE_SUMS] and config.get("secagg") is not True:
+        only = f"this site takes part with secure aggregation only (node config: {REQUIRE_SUMS}); set secagg = true"
         yield f"secagg = {str(config.get('secagg')).lower()}: {only}"
     if config.get("download") is True and not allowed["allow-download"]:
         yield f"download = true: {_NOT_ALLOWED} set allow-download=true (node config)"

@@ -36,17 +36,19 @@ from protofl_common.experiment.node import (
     LIMITS,
     PARTITION_KEYS,
     PERMISSIONS,
+    REQUIRE_SUMS,
     UNDIVIDED,
     demanded,
     has_own_data,
     is_site,
     permission_problems,
+    required_dp,
 )
 from protofl_common.experiment.plugins import algorithm_named, read_hparams
 from protofl_common.privacy.plan import Plan, plan_of
 from protofl_common.runs.evaluation_metrics import metric_names
 from protofl_common.runs.folder import KINDS
-from protofl_common.wire.schema import Exchange, vectors_in, weights_in
+from protofl_common.wire.schema import Declared, Exchange, vectors_in, weights_in
 
 READING = ("dataset", "classes", "image-size", "text-length")  # how a site's files are read
 NODE_OVERRIDES = ("data-dir", *READING, *DIVISION, "arch", "device", "state-dir", "cache-dir")
@@ -92,6 +94,11 @@ class Settings(Sections):
     def exchange(self) -> Exchange:
         return self.hparams.exchange(self.row.exchange)
 
+    def due_up(self, round_number: int) -> Declared:
+        """Return the entries that a client sends after training in this round; both halves ask here."""
+        due = self.hparams.due(round_number, self.run.rounds)
+        return {name: entry for name, entry in self.exchange.up.items() if due or name != "prototypes"}
+
     @property
     def starts_alike(self) -> bool:
         """Return whether clients of one architecture begin with equal weights; by default where they receive some."""
@@ -102,7 +109,7 @@ class Settings(Sections):
     @property
     def hides_samples(self) -> bool:
         """Return whether clients hide their numbers of training samples too; with `dp` the budget needs them."""
-        return self.privacy.secagg and self.privacy.dp == "none"
+        return self.privacy.sums_only and self.privacy.dp == "none"
 
     @property
     def baselines(self) -> tuple[str, ...]:
@@ -213,6 +220,16 @@ def own_division(node: Mapping[str, Scalar]) -> dict[str, Scalar]:
     if not has_own_data(node):
         return {}
     return UNDIVIDED | {key: node.get(key, _defaults()[key]) for key in DIVISION}
+
+
+def meeting_demands(node: Mapping[str, Scalar]) -> dict[str, Scalar]:
+    """Return the settings with which a run meets what a site demands of its protections."""
+    config: dict[str, Scalar] = {}
+    if limits := required_dp(node):
+        config |= {"dp": "sample", "dp-epsilon": limits[0], "dp-delta": limits[1]}
+    if node.get(REQUIRE_SUMS):
+        config |= {key: only for key, (only, _) in WITH_SECAGG.items()} | {"secagg": True}
+    return config
 
 
 def _hparams(config: Mapping[str, Scalar], tables: Mapping[str, Hparams | None], problems: list[str]) -> Hparams | None:

@@ -1,13 +1,12 @@
 """From the name of an architecture to a freshly initialised model: whose it is, and from which seed."""
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
+from protofl_common.basics.devices import seeded
 from protofl_common.basics.seeding import derive_seed
 from protofl_common.config.architectures import ARCHITECTURES, HEADS, ORTHOGONAL_SHARED, body_and_hidden
 from protofl_common.config.options import SettingsError
@@ -38,8 +37,14 @@ def initial_model(
 
 
 def initial_head(arch: str, num_classes: int, settings: ModelSettings, seed: int) -> LinearHead:
-    """Everybody's head, where no body comes with it: fitting a model of ``arch``, with weights of its own."""
-    return build_head_alone(arch, num_classes=num_classes, **_arguments(settings, seed, "global"))
+    """Everybody's head as a model of ``arch`` has it, in evaluation mode, with weights of its own.
+
+    The body is not built, so it may be a network that cannot be imported here.
+    """
+    values = _arguments(settings, seed, "global")
+    _check(arch, values["head"], num_classes, settings.feature_dim)
+    with seeded(values["seed"]):
+        return _head(arch, num_classes, settings.feature_dim, values["head"], values["head_seed"]).eval()
 
 
 def _arguments(settings: ModelSettings, seed: int, owner: str) -> dict[str, Any]:
@@ -72,25 +77,9 @@ def build_model(
     if arch.startswith(GAUSSIAN):
         return SplitModel(nn.Identity(), GaussianHead(num_classes, input_shape[0], arch.removeprefix(GAUSSIAN)))
     _check(arch, head, num_classes, feature_dim)
-    with _seeded(seed):
+    with seeded(seed):
         body = _body(body_and_hidden(arch)[0], input_shape, feature_dim)
         return SplitModel(body, _head(arch, num_classes, feature_dim, head, head_seed))
-
-
-def build_head_alone(
-    arch: str, *, num_classes: int, feature_dim: int, seed: int, head: str = "trainable", head_seed: int | None = None
-) -> LinearHead:
-    """The head of a model, for evaluation, built without its body. Arguments as of `build_model`."""
-    _check(arch, head, num_classes, feature_dim)
-    with _seeded(seed):
-        return _head(arch, num_classes, feature_dim, head, head_seed).eval()
-
-
-@contextmanager
-def _seeded(seed: int) -> Iterator[None]:
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(seed)  # unlike torch.manual_seed, leaves the GPUs' generators alone
-        yield
 
 
 def _head(arch: str, num_classes: int, feature_dim: int, head: str, head_seed: int | None) -> LinearHead:

@@ -21,7 +21,7 @@ little too large, never too small.
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Any, NamedTuple
@@ -29,8 +29,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from protofl_common.config.options import Scalar, SettingsError
-from protofl_common.config.sections import FEWEST_TESTED, PrivacySettings
+from protofl_common.config.options import SettingsError
+from protofl_common.config.sections import PrivacySettings
 
 ORDERS = (*range(2, 65), 72, 80, 96, 128, 192, 256, 384, 512)
 FIGURES_SHARE, TABLES_SHARE = 0.25, 0.5
@@ -161,22 +161,3 @@ def plan_of(
 ) -> Plan:
     batches = max(1, math.ceil(samples / batch_size))
     return Plan(privacy, samples, min(1.0, batch_size / max(1, samples)), batches, epochs, tables, evaluate_every)
-
-
-def protections(settings: Mapping[str, Scalar]) -> list[str]:
-    """A line for people on each protection that the settings ask for; a site may add to them."""
-    lines = []
-    if (least := settings.get("min-class-samples", 1)) != 1:
-        classes = f"nothing is told of classes and clusters of fewer than {least} training samples"
-        figures = f"nor figures of fewer than {max(FEWEST_TESTED, int(least))} test samples"
-        lines.append(f"small classes: {classes}, {figures}")
-    if settings.get("secagg", False):
-        hidden = "the server learns sums over the clients, and no upload, figure or classes of one"
-        lines.append(f"secure aggregation: {hidden}; no bound on single sites (liars) can act")
-    if settings.get("dp", "none") != "none":
-        bound = f"at most ε = {settings['dp-epsilon']}, δ = {settings['dp-delta']} for each sample of a client"
-        covered = "of all that it sends, with noise: weights, prototypes, numbers of right predictions"
-        beside = "not covered: numbers of samples, times of replies"
-        whose = "ε in a line is that of the client that the run costs most"
-        lines.append(f"differential privacy: {bound}, {covered}; {beside}; {whose}")
-    return lines

@@ -19,10 +19,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from protofl_common.wire.limits import Limits, RefusedMessage
 from protofl_common.wire.payloads import LARGEST, MOST_SAMPLES, Payload, codec_of, pack_payload, unpack_payload
 from protofl_common.wire.records import ROUNDING, Report, is_share, report_names
-from protofl_common.wire.schema import Declared, Weights
+from protofl_common.wire.schema import Declared, Limits, RefusedMessage, Weights
 
 Means = dict[str, dict[str, float]]
 """``correct``, ``metrics``, ``losses`` and ``validation`` -> each figure's mean over all samples."""

@@ -13,8 +13,8 @@ from markupsafe import Markup
 
 from protofl_common.basics.files import write_text
 from protofl_common.config.options import Scalar
+from protofl_common.config.sections import protections
 from protofl_common.experiment.settings import default_run_config
-from protofl_common.privacy.plan import protections
 from protofl_common.report.figures import accuracy, clouds, costs, prototypes
 from protofl_common.report.figures.drawing import Drawing
 from protofl_common.report.markdown import as_markdown

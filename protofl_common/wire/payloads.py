@@ -17,8 +17,7 @@ from protofl_common.maths.gaussian import ClassMoments
 from protofl_common.maths.low_rank import LEFT, RIGHT, largest_rank, product
 from protofl_common.maths.prototypes import Prototypes
 from protofl_common.wire import schema
-from protofl_common.wire.limits import Limits, RefusedMessage, Template
-from protofl_common.wire.schema import Declared, Entry, vectors_in
+from protofl_common.wire.schema import Declared, Entry, Limits, RefusedMessage, Template, vectors_in
 
 RAW = "raw-little-endian"
 DTYPES: dict[str, np.dtype[Any]] = {"float32": np.dtype("<f4"), "float64": np.dtype("<f8"), "int64": np.dtype("<i8")}

@@ -4,9 +4,34 @@ The wire code (`wire/payloads.py`) packs, checks and unpacks by this declaration
 be sent and is not accepted. Which clients must have equal models follows from the declared parts of weights.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
+
+from protofl_common.basics.text import printable
+
+Template = Mapping[str, tuple[str, tuple[int, ...]]]  # name of an array -> (dtype, shape)
+
+
+class RefusedMessage(ValueError):
+    """A message that the catalog does not declare so; the text, of bounded length, says what is wrong."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(printable(reason))
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Limits of a receiver, for the entries that are declared."""
+
+    num_classes: int
+    feature_dim: int
+    max_norm: float = math.inf
+    weights: Mapping[str, Template] = field(default_factory=dict)  # Declared entry of weights -> its arrays
+    max_per_class: int = 1000  # vectors of one class in one message, where several are allowed at all
+    backbones: int = 0  # K, the frozen backbones that statistics compare
+    frozen_dim: int = 0  # the features of all frozen backbones together
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,7 @@ from protofl_common.maths.prototypes import margins
 from protofl_common.runs.folder import MARGINS, SITES, MarginRow, RoundRow, SiteFacts, Sites
 from protofl_common.wire.records import SiteCard
 from server_app.callbacks.base import Callback, Run
-from server_app.result import RoundResult
+from server_app.replies import RoundResult
 
 MOST_ABSENT = 10
 """The data are divided once more only for up to that many times as many partitions as there are sites: a site that
@@ -99,11 +99,11 @@ def _write_sites(run: Run, facts: Mapping[str, SiteFacts]) -> None:
 def _division(run: Run) -> dict[str, SiteFacts]:
     """Each site's training samples of each class, by dividing the data set as the clients did.
 
-    Left out are sites whose introduction does not fit their share: they have data of their own. With secure
-    aggregation all are.
+    Left out are sites whose introduction does not fit their share: they have data of their own. All are, where the
+    server sees sums only.
     """
     cards = run.federation.cards
-    if run.settings.privacy.secagg:
+    if run.settings.privacy.sums_only:
         return {}
     sizes = Counter(card.num_partitions for card in cards.values() if card.num_partitions)
     clients = sizes.most_common(1)[0][0] if sizes else 0

@@ -18,7 +18,7 @@ from protofl_common.runs.metrics import best_of, over_clients
 from protofl_common.wire.records import Report
 from server_app.callbacks.base import Callback, Run
 from server_app.log import say
-from server_app.result import RoundResult
+from server_app.replies import RoundResult
 from server_app.strategies.base import Strategy
 
 Row = TypeVar("Row", RoundRow, ClientRow)

@@ -5,10 +5,9 @@ from collections.abc import Collection
 from pathlib import Path
 
 from protofl_common.basics.text import in_order
-from protofl_common.config.sections import DataSettings
+from protofl_common.config.sections import DataSettings, protections
 from protofl_common.experiment.settings import Settings, to_run_config
 from protofl_common.maths.aggregation import FEWEST
-from protofl_common.privacy.plan import protections
 from protofl_common.runs.comparison import compared, counted, sentence, side_by_side
 from protofl_common.runs.figures import (
     HIDDEN,
@@ -25,7 +24,7 @@ from protofl_common.runs.metrics import human_bytes, human_seconds
 from protofl_common.wire.records import SiteCard
 from server_app.callbacks.base import Callback, Run
 from server_app.log import say
-from server_app.result import RoundResult
+from server_app.replies import RoundResult
 
 MOST_NAMED = 20  # clients that are named in one line
 RECENT = 3  # rounds whose mean duration tells how long the rest will take
@@ -43,7 +42,7 @@ class Screen(Callback):
             say(f"baseline · models: {archs}")
             return
         say(f"{len(cards)} clients · {run.strategy.num_classes} classes · partition {settings.data.partition}")
-        if not settings.privacy.secagg:
+        if not settings.privacy.sums_only:
             say(samples_line(cards, settings.data))
             without = [name for name, card in introduced.items() if not card.validation_samples]
             if without and (settings.data.validation_fraction or len(without) < len(cards)):
@@ -145,8 +144,9 @@ def final_table(summary: Summary) -> str:
         summary["accuracy"], {kind: short_best(one) for kind, one in best.items()}, summary.get("validation", {})
     )
     private = f"ε ≤ {summary['epsilon']:.2f} · " if "epsilon" in summary else ""
+    hidden = any("std" not in figures for figures in summary["accuracy"].values())
     note = (
-        f"{HIDDEN + chr(10) if summary['settings'].get('secagg') else ''}best mean: test accuracy of the round "
+        f"{HIDDEN + chr(10) if hidden else ''}best mean: test accuracy of the round "
         f"{chosen(best.values())}\n{private}{human_bytes(sizes['up'])} up, {human_bytes(sizes['down'])} down · "
         f"{human_seconds(summary['seconds'])} · lost replies: {lost_text({**summary['trouble'], 'late': 0})}"
     )

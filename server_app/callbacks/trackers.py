@@ -19,7 +19,7 @@ from protofl_common.experiment.settings import to_run_config
 from protofl_common.runs.folder import TROUBLE, RoundRow
 from server_app.callbacks.base import Callback, Run
 from server_app.log import say
-from server_app.result import RoundResult
+from server_app.replies import RoundResult
 
 PROJECT = "protofl"
 FOLDERS = keys_that_change("name", "machine")  # settings that no tracker is given: where things lie

@@ -16,7 +16,7 @@ from protofl_common.wire.records import Instructions, pack_baseline, pack_instru
 from server_app.log import say
 from server_app.network.flower_compat import ErrorCode, copy_for, id_of, is_simulated, pull_each, push_each
 from server_app.network.membership import Federation, FederationError
-from server_app.result import RoundResult
+from server_app.replies import RoundResult
 
 LOOK_EVERY = 3.0  # Seconds between two looks around for sites that are new or back, while a round waits
 PATIENCE = 30.0
@@ -48,8 +48,8 @@ class MessageExchange:
     from the same state, so nothing is lost.
     """
 
-    def __init__(self, federation: Federation) -> None:
-        self.federation, self.grid = federation, federation.grid
+    def __init__(self, federation: Federation, run_name: str) -> None:
+        self.federation, self.grid, self.run_name = federation, federation.grid, run_name
         self.waited = 0.0  # Seconds, of this exchange
         self._longest: dict[str, float] = {}  # Site -> its slowest reply so far, in seconds
         self.late: dict[str, str] = {}  # Site -> which reply came after its deadline, during this exchange
@@ -166,15 +166,13 @@ class MessageExchange:
 class Messenger:
     """Asks the sites of a round, or of the final evaluation."""
 
-    federation: Federation
-    run_name: str
     send: MessageExchange
     result: RoundResult  # Takes the bytes, and the errors of sites that could not do their work
     evaluate: bool  # Whether the sites are to evaluate what they receive
 
     def ask(self, kind: str, contents: Mapping[str, Records], stage: str = "") -> dict[str, RecordDict]:
-        federation, result = self.federation, self.result
-        instructions = Instructions(result.number, self.run_name, self.evaluate, federation.run_history)
+        federation, result = self.send.federation, self.result
+        instructions = Instructions(result.number, self.send.run_name, self.evaluate, federation.run_history)
         common = {"round": pack_instructions(instructions), **pack_baseline(federation.baseline)}
         messages, answers = dict[str, Message](), dict[str, RecordDict]()
         for site, records in contents.items():

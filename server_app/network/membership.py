@@ -10,8 +10,8 @@ from flwr.serverapp import Grid
 from protofl_common.basics.run_history import RunHistory
 from protofl_common.basics.text import in_order, is_site_name, printable
 from protofl_common.experiment.settings import Settings
-from protofl_common.wire.limits import RefusedMessage
 from protofl_common.wire.records import SiteCard, pack_baseline, pack_settings, unpack_site_card
+from protofl_common.wire.schema import RefusedMessage
 from server_app.log import say
 from server_app.network import admission
 from server_app.network.admission import FederationError

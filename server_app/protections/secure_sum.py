@@ -13,14 +13,12 @@ import numpy as np
 from protofl_common.privacy.masks import KEY, OWN, PAIR, SEALED, are_keys, own_mask, pair_mask, part, public_of
 from protofl_common.privacy.shamir import FEWEST, SHARE, needed, points_of, recovered
 from protofl_common.privacy.sums import MASKED, figure_names, from_sums, from_whole, length, means_of, with_masked
-from protofl_common.wire.limits import RefusedMessage
-from protofl_common.wire.records import Report
-from protofl_common.wire.secagg import FINAL, MOST_SITES, pack_by_site, unpack_by_site
+from protofl_common.wire.records import FINAL, MOST_SITES, Report, pack_by_site, unpack_by_site
+from protofl_common.wire.schema import RefusedMessage
 from server_app.network.admission import number_asked
 from server_app.network.exchange import Messenger, Records
 from server_app.network.membership import Federation, FederationError
-from server_app.replies import Expected, Upload
-from server_app.result import RoundResult, VoidRound
+from server_app.replies import Expected, RoundResult, Upload, VoidRound
 
 BySite = Mapping[str, Mapping[str, bytes]]
 
@@ -41,7 +39,7 @@ class Channel:
 
 
 def channel_of(messenger: Messenger, expected: Expected) -> Channel:
-    secure = messenger.federation.settings.privacy.secagg
+    secure = messenger.send.federation.settings.privacy.secagg
     return SecureSum(messenger, expected) if secure else Channel(expected)
 
 
@@ -60,7 +58,7 @@ class SecureSum(Channel):
 
     def __init__(self, messenger: Messenger, expected: Expected) -> None:
         self.messenger, self.summed = messenger, expected
-        self.federation, self.result = messenger.federation, messenger.result
+        self.federation, self.result = messenger.send.federation, messenger.result
         self.settings = self.federation.settings
         self.figures = figure_names(self.settings.row.reported_losses, expected.metrics)
         self.size = 2 * len(self.figures) + length(expected.declared, expected.limits)

@@ -15,8 +15,7 @@ from protofl_common.wire.payloads import Payload, Value
 from protofl_common.wire.schema import vectors_in
 from server_app.network.membership import Federation
 from server_app.protections.bounds import Bounds
-from server_app.replies import Upload, vectors_of
-from server_app.result import RoundResult
+from server_app.replies import RoundResult, Upload, vectors_of
 
 
 def refuse_outliers(uploads: list[Upload], federation: Federation, result: RoundResult) -> list[Upload]:

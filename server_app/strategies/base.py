@@ -1,6 +1,6 @@
 """The server's side of an algorithm: hooks, in the order in which `server_app/round.py` calls them.
 
-payload_down, payload_for -> (clients) -> expected_up -> merge, and at the end prototypes and weights for the results
+payload_down, payload_for -> (clients) -> merge, and at the end prototypes and weights for the results
 
 Every reply is checked against what the catalog declares before `merge` sees it. An algorithm's file holds only its own
 mathematics.
@@ -15,9 +15,8 @@ from protofl_common.experiment.catalog import Hparams
 from protofl_common.maths.aggregation import merge_prototypes
 from protofl_common.maths.prototypes import Prototypes
 from protofl_common.runs.attributes import restore_attributes, tensors_of
-from protofl_common.wire.limits import Template
 from protofl_common.wire.payloads import Payload, StateDict, template_of
-from protofl_common.wire.schema import Declared, weights_in
+from protofl_common.wire.schema import Template, weights_in
 from server_app.network.membership import Federation, FederationError
 from server_app.replies import Upload, together, vectors_of
 
@@ -58,10 +57,6 @@ class ServerStrategy(Generic[H]):
     def payload_for(self, site: str, common: Payload) -> Payload:
         """Return the payload for ``site``, where it is not the ``common`` one."""
         return common
-
-    def expected_up(self, server_round: int) -> Declared:
-        """Return what every reply of this round must carry: all that the row declares, or less."""
-        return self.settings.exchange.up
 
     def merge(self, uploads: list[Upload]) -> dict[str, float]:
         """The server's step on the round's valid uploads, in the order of the sites; metrics to report."""

@@ -14,6 +14,7 @@ Deviations: the equations are those of the authors' code. A class that nobody se
 import torch
 from torch import nn
 
+from protofl_common.basics.devices import seeded
 from protofl_common.basics.seeding import derive_seed
 from protofl_common.experiment.catalog import FedSAHparams
 from protofl_common.maths.prototypes import Prototypes
@@ -28,8 +29,7 @@ class FedSA(ServerStrategy[FedSAHparams]):
     def __init__(self, federation: Federation) -> None:
         super().__init__(federation)
         dim, classes = self.settings.model.feature_dim, self.num_classes
-        with torch.random.fork_rng(devices=[]), torch.no_grad():
-            torch.default_generator.manual_seed(derive_seed(self.settings.run.seed, "fedsa"))
+        with seeded(derive_seed(self.settings.run.seed, "fedsa")), torch.no_grad():
             layers = [layer for _ in range(2) for layer in (nn.Linear(dim, dim), nn.BatchNorm1d(dim), nn.ReLU())]
             self.anchors_CD = nn.Sequential(*layers)(torch.randn(classes, dim))
 

@@ -5,8 +5,6 @@ committed with what this makes, so it cannot go stale. Nothing here depends on t
 other packages that are installed.
 """
 
-from __future__ import annotations
-
 import argparse
 import ast
 import re

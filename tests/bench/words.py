@@ -3,8 +3,6 @@
 docs/glossary.md has the words of the field. The limits are what is left, and only ever go down.
 """
 
-from __future__ import annotations
-
 import ast
 import re
 import sys
