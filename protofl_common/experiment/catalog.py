@@ -322,8 +322,12 @@ HEAD: dict[str, Entry] = {"weights": Weights(parts=("head.",))}
 PROTOTYPES: dict[str, Entry] = {"prototypes": Vectors()}
 COUNTED: dict[str, Entry] = {"prototypes": Vectors(counts=True)}
 SEVERAL: dict[str, Entry] = {"prototypes": Vectors(several=True)}
+OUTPUTS = Vectors(width="classes")
 FEDAVG = "server_app.strategies.fedavg:FedAvg"
 of_models = partial(Algorithm, exchange=Exchange(MODEL, MODEL), supports=("merging", "secagg"))
+of_prototypes = partial(
+    Algorithm, exchange=Exchange(PROTOTYPES, PROTOTYPES), losses=("cross-entropy", "prototype"), supports=("merging",)
+)
 _ROWS = {
     "local": Algorithm(
         "Local",
@@ -332,25 +336,16 @@ _ROWS = {
         server="server_app.strategies.base:ServerStrategy",
     ),
     "fedavg": of_models("FedAvg", "McMahan et al., AISTATS 2017", private=("weights",)),
-    "fedproto": Algorithm(
+    "fedproto": of_prototypes(
         "FedProto",
         "Tan et al., AAAI 2022",
         hparams=FedProtoHparams,
         exchange=Exchange(PROTOTYPES, COUNTED),
-        losses=("cross-entropy", "prototype"),
         averages_prototypes=True,
         private=("prototypes",),
         supports=("merging", "secagg"),
     ),
-    "fedtgp": Algorithm(
-        "FedTGP",
-        "Zhang et al., AAAI 2024",
-        hparams=FedTGPHparams,
-        exchange=Exchange(PROTOTYPES, PROTOTYPES),
-        losses=("cross-entropy", "prototype"),
-        private=("prototypes",),
-        supports=("merging",),
-    ),
+    "fedtgp": of_prototypes("FedTGP", "Zhang et al., AAAI 2024", hparams=FedTGPHparams, private=("prototypes",)),
     "fedpcl": Algorithm(
         "FedPCL",
         "Tan et al., NeurIPS 2022",
@@ -427,15 +422,7 @@ _ROWS = {
         private=("weights", "prototypes"),
         supports=("merging",),
     ),
-    "fedorgp": Algorithm(
-        "FedORGP",
-        "Guo et al., 2025",
-        hparams=FedORGPHparams,
-        exchange=Exchange(PROTOTYPES, PROTOTYPES),
-        losses=("cross-entropy", "prototype"),
-        private=("prototypes",),
-        supports=("merging",),
-    ),
+    "fedorgp": of_prototypes("FedORGP", "Guo et al., 2025", hparams=FedORGPHparams, private=("prototypes",)),
     "fedsa": Algorithm(
         "FedSA",
         "Zhou et al., AAAI 2025",
@@ -491,9 +478,7 @@ _ROWS = {
         "FedDistill",
         "FD; Jeong et al., 2018",
         hparams=FedDistillHparams,
-        exchange=Exchange(
-            {"outputs": Vectors(width="classes")}, {"outputs": Vectors(width="classes", probabilities=True)}
-        ),
+        exchange=Exchange({"outputs": OUTPUTS}, {"outputs": replace(OUTPUTS, probabilities=True)}),
         losses=("cross-entropy", "distillation"),
         averages_prototypes=True,
         single_uploads="what teaches a client is the mean of the others' outputs",

@@ -30,31 +30,13 @@ from protofl_common.config.options import (
 from protofl_common.config.python_names import is_python_name
 from protofl_common.config.sections import SECTIONS, TRACKERS, Sections
 from protofl_common.experiment.catalog import CATALOG, Algorithm, FedPCLHparams, Hparams
-from protofl_common.experiment.node import (
-    DEMANDS,
-    DIVISION,
-    LIMITS,
-    PARTITION_KEYS,
-    PERMISSIONS,
-    REQUIRE_SUMS,
-    UNDIVIDED,
-    demanded,
-    has_own_data,
-    is_site,
-    permission_problems,
-    required_dp,
-)
+from protofl_common.experiment.node import NODE_KEYS, REQUIRE_SUMS, instead, is_site, refusals, required_dp
 from protofl_common.experiment.plugins import algorithm_named, read_hparams
 from protofl_common.privacy.plan import Plan, plan_of
 from protofl_common.runs.evaluation_metrics import metric_names
 from protofl_common.runs.folder import KINDS
 from protofl_common.wire.schema import Declared, Exchange, vectors_in, weights_in
 
-READING = ("dataset", "classes", "image-size", "text-length")  # how a site's files are read
-NODE_OVERRIDES = ("data-dir", *READING, *DIVISION, "arch", "device", "state-dir", "cache-dir")
-NODE_KEYS = ("site-name", *PARTITION_KEYS, "domain", "statistics", *NODE_OVERRIDES, *DEMANDS, *PERMISSIONS, *LIMITS)
-"""The keys of a site's ``--node-config``; ``statistics`` is true or false there (`client_app/statistics.py`)."""
-SITE_FOLDERS: dict[str, Scalar] = {"data-dir": "", "cache-dir": "", "state-dir": "", "out-dir": "runs"}
 WITH_SECAGG: dict[str, tuple[Scalar, str]] = {  # key -> what it must be unless it has its default, and why
     "liars": (0, "hides the single uploads that it needs"),
     "merging": ("mean", "hides the single uploads that it needs"),
@@ -170,16 +152,13 @@ class Settings(Sections):
 
     @classmethod
     def _read(cls, given: Mapping[str, Scalar], node: Mapping[str, Scalar]) -> Settings:
-        config = dict(given)
-        if node:
-            config |= SITE_FOLDERS
-        config |= own_division(node) | {key: node[key] for key in NODE_OVERRIDES if key in node}
+        config = {**given, **instead(node, _defaults())}
         choices = f"choose from {', '.join(NODE_KEYS)}"
         problems = [f"node-config: {line}; {choices}" for line in unknown_keys(node, NODE_KEYS)]
         # those of other algorithms last: a key that nobody knows was rather meant for the chosen one
         likely_first = sorted(known_keys(), key=lambda key: "." in key and not key.startswith(f"{config.get('algo')}."))
         problems += unknown_keys(config, likely_first)
-        denied = [*demanded(node, config), *(permission_problems(node, config) if node else [])]
+        denied = refusals(node, config) if node else []
         late = list[str]()
         tables = {name: read_section(row.hparams, config, late, prefix=f"{name}.") for name, row in CATALOG.items()}
         hparams = None if denied else _hparams(config, tables, problems)  # the package of a denied run is not imported
@@ -213,13 +192,6 @@ def baselines_of(settings: Settings, run_config: Mapping[str, Scalar]) -> dict[s
             lines = [f"baselines = {algo!r}: {line}" for line in str(error).splitlines()]
             raise SettingsError("\n".join(lines)) from error
     return found
-
-
-def own_division(node: Mapping[str, Scalar]) -> dict[str, Scalar]:
-    """Return the settings by which a site with data of its own divides them, whatever the run says; else none."""
-    if not has_own_data(node):
-        return {}
-    return UNDIVIDED | {key: node.get(key, _defaults()[key]) for key in DIVISION}
 
 
 def meeting_demands(node: Mapping[str, Scalar]) -> dict[str, Scalar]:

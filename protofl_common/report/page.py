@@ -20,8 +20,18 @@ from protofl_common.report.figures.drawing import Drawing
 from protofl_common.report.markdown import as_markdown
 from protofl_common.report.reading import Run
 from protofl_common.report.style import CSS, POLICY, SCRIPT
-from protofl_common.runs.comparison import sentence, side_by_side
-from protofl_common.runs.figures import HIDDEN, MEASURES, Table, accuracy_rows, chosen, metric_rows, short_best, totals
+from protofl_common.runs.figures import (
+    HIDDEN,
+    MEASURES,
+    Table,
+    accuracy_rows,
+    chosen,
+    metric_rows,
+    sentence,
+    short_best,
+    side_by_side,
+    totals,
+)
 from protofl_common.runs.folder import troubles
 from protofl_common.runs.metrics import best_of, fairness, human_bytes, human_seconds
 
@@ -35,7 +45,7 @@ FIGURES: dict[str, tuple[Callable[[Run], Iterable[Drawing]], ...]] = {
     "Data": (clouds.samples,),
     "Prototypes": (
         *(prototypes.margins_by_class, prototypes.margins_over_rounds, clouds.prototypes, clouds.test_features),
-        *(prototypes.numbers_over_rounds, prototypes.numbers_by_class, prototypes.similarity),
+        *(prototypes.numbers_over_rounds, prototypes.similarity),
     ),
     "Privacy in figures": (costs.spent, costs.inversions),
     "Traffic and time": (costs.traffic, costs.time),

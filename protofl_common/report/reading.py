@@ -15,7 +15,7 @@ from protofl_common.basics.text import in_order, names_in
 from protofl_common.config.options import SettingsError
 from protofl_common.experiment.catalog import CATALOG
 from protofl_common.experiment.settings import flatten
-from protofl_common.runs.comparison import compared
+from protofl_common.runs.figures import compared
 from protofl_common.runs.folder import KINDS, RoundRow, RunFolder, SiteFacts
 
 AUDIT, INVERSION = "audit.json", "inversion.safetensors"

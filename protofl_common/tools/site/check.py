@@ -26,7 +26,7 @@ from protofl_common.experiment.catalog import CATALOG
 from protofl_common.experiment.node import DEMANDS, LIMITS, REQUIRE_SUMS, allowed_by, openly
 from protofl_common.experiment.settings import Settings, app_folder, default_run_config, digest_of
 from protofl_common.tools.federation import shown_by
-from protofl_common.tools.findings import FACT, WARNING, WRONG, Finding, existing, worst_first
+from protofl_common.tools.findings import FACT, WARNING, WRONG, Finding, existing
 from protofl_common.tools.site.node import site_folders, site_settings
 from protofl_common.wire.records import pack_settings, unpack_site_card
 
@@ -36,7 +36,7 @@ FEW_DAYS, FEW_BYTES = 30, 2**30  # of a certificate that is left, and of a disk 
 
 def findings(options: argparse.Namespace, node: Mapping[str, Scalar], asked: Mapping[str, Scalar]) -> list[Finding]:
     """List the findings, data read as a run with settings ``asked`` would have it; nothing is written."""
-    found = [*_code_and_user(), *_network(options)]
+    found = [*_code_and_user(), *network(options)]
     try:
         settings = site_settings(node, asked)
     except SettingsError as error:
@@ -44,11 +44,7 @@ def findings(options: argparse.Namespace, node: Mapping[str, Scalar], asked: Map
     else:
         found += [*_folders(node), *_permissions(node), *_algorithms(node), *_device(node), *_data(node, asked)]
         found += [_protections(settings)]
-    return worst_first(found)
-
-
-def wrong_on_the_way(options: argparse.Namespace) -> list[Finding]:
-    return [one for one in _network(options) if one.level == WRONG]
+    return found
 
 
 def _code_and_user() -> Iterator[Finding]:
@@ -58,7 +54,7 @@ def _code_and_user() -> Iterator[Finding]:
     yield Finding(FACT, "user", f"uid {os.geteuid()}") if os.geteuid() else Finding(WARNING, "user", root)
 
 
-def _network(options: argparse.Namespace) -> Iterator[Finding]:
+def network(options: argparse.Namespace) -> Iterator[Finding]:
     if options.insecure:
         yield Finding(WARNING, "network", "--insecure: anybody on the way reads and changes what goes to and fro")
     elif options.root_certificates:

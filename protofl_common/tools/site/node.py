@@ -12,8 +12,8 @@ from protofl_common.basics.text import names_in
 from protofl_common.config.options import Scalar, SettingsError, unknown_keys
 from protofl_common.data.store import cache_root
 from protofl_common.experiment.catalog import CATALOG
-from protofl_common.experiment.node import LIMITED, allowed_by, has_own_data, is_site
-from protofl_common.experiment.settings import NODE_KEYS, SITE_FOLDERS, Settings, default_run_config, meeting_demands
+from protofl_common.experiment.node import LIMITED, NODE_KEYS, SITE_FOLDERS, allowed_by, has_own_data, is_site
+from protofl_common.experiment.settings import Settings, default_run_config, meeting_demands
 
 
 def supernode_options(words: list[str]) -> argparse.Namespace:
