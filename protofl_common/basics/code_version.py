@@ -26,10 +26,10 @@ def commit() -> str:
     """Git's name, ``-dirty`` where files differ; "none" outside a repository, as in the copy that Flower runs."""
     command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--exclude=*"]
     try:
-        found = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
+        described = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return "none"
-    return found.stdout.strip() if found.returncode == 0 and (ROOT / ".git").exists() else "none"
+    return described.stdout.strip() if described.returncode == 0 and (ROOT / ".git").exists() else "none"
 
 
 def machine() -> str:

@@ -34,17 +34,17 @@ class Replayed:
         self.recorded: dict[tuple[torch.Size, ...], tuple[tuple[Tensor, ...], Results, Callable[[], None]]] = {}
 
     def __call__(self, *inputs: Tensor) -> Results:
-        shapes = tuple(one.shape for one in inputs)
+        shapes = tuple(value.shape for value in inputs)
         if shapes in self.recorded:
             places, results, replay = self.recorded[shapes]
-            for place, one in zip(places, inputs, strict=True):
-                place.copy_(one)
+            for place, value in zip(places, inputs, strict=True):
+                place.copy_(value)
             replay()
             return results
         self.calls[shapes] += 1
         if self.calls[shapes] <= WARM_UP:
             return self._detached(*inputs)
-        places = tuple(one.clone() for one in inputs)
+        places = tuple(value.clone() for value in inputs)
         results, replay = record(partial(self._detached, *places))
         self.recorded[shapes] = places, results, replay
         return results

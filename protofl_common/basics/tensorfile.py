@@ -40,8 +40,8 @@ def read_tensors(path: Path, device: torch.device) -> tuple[dict[str, Tensor], d
             tensors, facts = {name: file.get_tensor(name) for name in file.keys()}, dict(file.metadata() or {})  # noqa: SIM118
     except (OSError, SafetensorError) as error:
         raise TensorFileError(f"{path} cannot be read ({error})") from error
-    said = facts.pop(CHECKSUM, None)
-    if said is not None and said != checksum(tensors, facts):
+    stored = facts.pop(CHECKSUM, None)
+    if stored is not None and stored != checksum(tensors, facts):
         raise TensorFileError(f"{path} is damaged: its content does not have its checksum")
     return {name: value.to(device) for name, value in tensors.items()}, facts
 

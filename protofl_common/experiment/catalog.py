@@ -309,12 +309,12 @@ def half(path: str, kind: type[Half]) -> type[Half]:
         loaded = import_module(module)
         own = (each for each in reversed(vars(loaded).values()) if getattr(each, "__module__", "") == module)
         fitting = (each for each in own if isinstance(each, type) and issubclass(each, kind))
-        found = getattr(loaded, name) if name else next(fitting, None)
+        chosen = getattr(loaded, name) if name else next(fitting, None)
     except Exception as error:  # a package's module may raise anything
         raise SettingsError(f"{path!r} in an algorithm's row: {type(error).__name__}: {error}") from error
-    if not (isinstance(found, type) and issubclass(found, kind)):
+    if not (isinstance(chosen, type) and issubclass(chosen, kind)):
         raise SettingsError(f"{path!r} in an algorithm's row: {name or 'nothing'} is no subclass of {kind.__name__}")
-    return found
+    return chosen
 
 
 MODEL: dict[str, Entry] = {"weights": Weights()}

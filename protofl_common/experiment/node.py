@@ -244,9 +244,9 @@ def _not_named(
 
 def _modules_named(config: Mapping[str, Scalar]) -> list[tuple[str, str]]:
     points = {} if (algo := str(config.get("algo"))) in CATALOG else installed()
-    found = [(f"algo = {algo!r}", points[algo].module)] if algo in points else []
+    named = [(f"algo = {algo!r}", points[algo].module)] if algo in points else []
     names = [(key, name) for key, name in python_names(config) if key not in AT_THE_SERVER]
-    return found + [(f"{key} = {name!r}", module_of(name)) for key, name in names]
+    return named + [(f"{key} = {name!r}", module_of(name)) for key, name in names]
 
 
 def python_names(config: Mapping[str, Scalar]) -> Iterator[tuple[str, str]]:

@@ -184,14 +184,14 @@ def baseline_config(run_config: Mapping[str, Scalar], algo: str) -> dict[str, Sc
 
 
 def baselines_of(settings: Settings, run_config: Mapping[str, Scalar]) -> dict[str, Settings]:
-    found = {}
+    baselines = {}
     for algo in settings.baselines:
         try:
-            found[algo] = Settings.from_run_config(baseline_config(run_config, algo))
+            baselines[algo] = Settings.from_run_config(baseline_config(run_config, algo))
         except SettingsError as error:
             lines = [f"baselines = {algo!r}: {line}" for line in str(error).splitlines()]
             raise SettingsError("\n".join(lines)) from error
-    return found
+    return baselines
 
 
 def meeting_demands(node: Mapping[str, Scalar]) -> dict[str, Scalar]:
@@ -237,8 +237,8 @@ def _stopping_problems(settings: Settings) -> Iterator[str]:
     run, last = settings.run, settings.hparams.needs_last_round
     kind, slash, metric = run.early_stopping_metric.partition("/")
     if kind and (kind not in KINDS or (slash and metric.partition("/")[0] not in names_in(run.metrics))):
-        one = "head, prototype, or one of the setting metrics, such as head/auc with metrics = 'auc'"
-        yield f"early-stopping-metric = {run.early_stopping_metric!r}: choose {one}"
+        choices = "head, prototype, or one of the setting metrics, such as head/auc with metrics = 'auc'"
+        yield f"early-stopping-metric = {run.early_stopping_metric!r}: choose {choices}"
     if run.early_stopping and last:
         asked = f"{run.algo} does a part of its work in the last round only; set {last}"
         yield f"early-stopping = {run.early_stopping}: {asked}"

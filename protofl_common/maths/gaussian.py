@@ -134,7 +134,7 @@ class GaussianHead(nn.Module):
         shape = (-1, 1) if diagonal else (-1, 1, 1)
         within, n_C = (moments.shares.reshape(shape) * covariances).sum(0), counts_C.double().reshape(shape)
         smoothed = (n_C * covariances + within) / (n_C + 1)
-        of_classes = torch.stack([shrunk(one, float(n), shrinkage) for one, n in zip(smoothed, n_C, strict=True)])
+        of_classes = torch.stack([shrunk(each, float(n), shrinkage) for each, n in zip(smoothed, n_C, strict=True)])
         log_volume_C = of_classes.log().sum(1) if diagonal else torch.logdet(of_classes)
         self.mean.copy_(means_CF)
         self.precision.copy_(1 / of_classes if diagonal else torch.linalg.inv(of_classes))

@@ -43,9 +43,9 @@ class Prototypes:
     @classmethod
     def joined(cls, sets: Iterable[Prototypes]) -> Prototypes:
         """All of at least one set, one after another; with counts where every set has them."""
-        means, labels, counts = zip(*((one.means, one.labels, one.counts) for one in sets), strict=True)
-        told = [one for one in counts if one is not None]
-        return cls(torch.cat(means), torch.cat(labels), torch.cat(told) if len(told) == len(counts) else None)
+        means, labels, counts = zip(*((each.means, each.labels, each.counts) for each in sets), strict=True)
+        counted = [each for each in counts if each is not None]
+        return cls(torch.cat(means), torch.cat(labels), torch.cat(counted) if len(counted) == len(counts) else None)
 
     def without_counts(self) -> Prototypes:
         return Prototypes(self.means, self.labels)

@@ -150,8 +150,8 @@ def check_model(model: SplitModel, arch: str, inputs: Tensor, feature_dim: int) 
         raise SettingsError(f"{taken} do not fit ({type(error).__name__}: {error}); {HINT}") from error
     wanted = (len(inputs), feature_dim)
     if not isinstance(features, Tensor) or features.dtype != torch.float32 or tuple(features.shape) != wanted:
-        found = _described(features) if isinstance(features, Tensor) else type(features).__name__
-        raise SettingsError(f"{taken} become {found}, not float32 [B, feature-dim] = {list(wanted)}")
+        returned = _described(features) if isinstance(features, Tensor) else type(features).__name__
+        raise SettingsError(f"{taken} become {returned}, not float32 [B, feature-dim] = {list(wanted)}")
 
 
 def _described(tensor: Tensor) -> str:

@@ -158,9 +158,9 @@ def _card(facts: Any) -> ModelCard:
 def _is(value: Any, kind: Any) -> bool:
     """Return whether a value of a JSON file is of a type of `ModelCard`, of bounded size and fit for a terminal."""
     if get_origin(kind) is tuple:
-        return isinstance(value, list) and all(_is(one, get_args(kind)[0]) for one in value)
+        return isinstance(value, list) and all(_is(entry, get_args(kind)[0]) for entry in value)
     if get_origin(kind) is dict:
-        return isinstance(value, dict) and all(_is(one, str) and _is(value[one], float) for one in value)
+        return isinstance(value, dict) and all(_is(entry, str) and _is(value[entry], float) for entry in value)
     if kind is str:
         return isinstance(value, str) and len(value) <= LONGEST_NAME and value.isprintable()
     if kind is int:

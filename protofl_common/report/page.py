@@ -113,7 +113,7 @@ def _drawn(function: Callable[[Run], Iterable[Drawing]], run: Run) -> Markup:
     except Exception as error:
         where = f"{function.__module__.rpartition('.')[2]}.{function.__name__}"
         return _note(f"A figure could not be drawn ({where}: {type(error).__name__}: {error}).", "note failed")
-    return each(FIGURE, [(one, Markup(" class=wide" if one.wide else ""), Markup(one.svg)) for one in drawn])
+    return each(FIGURE, [(shape, Markup(" class=wide" if shape.wide else ""), Markup(shape.svg)) for shape in drawn])
 
 
 def _result(run: Run) -> Markup:
@@ -150,7 +150,7 @@ def _privacy(run: Run) -> Markup:
     lines = each("<p>{}</p>", [(line,) for line in protections(run.settings)])
     if not run.audit:
         return lines
-    leaks = sum(one["above_chance"] for one in run.audit)
+    leaks = sum(attack["above_chance"] for attack in run.audit)
     verdict = _note(f"{leaks} of {len(run.audit)} attacks name training samples above chance.", "note leak")
     return lines + (verdict if leaks else _note("None above chance.")) + table(audit_table(run.audit), words=True)
 
@@ -159,14 +159,14 @@ def audit_table(findings: Sequence[dict[str, Any]]) -> Table:
     heads = ("attack", "samples of a class", "classes", "advantage", "likeliest is a member")
     rows = [
         (
-            f"{one['attack']}{' (above chance)' if one['above_chance'] else ''}",
-            str(one["samples"]),
-            str(one["classes"]),
-            f"{one['advantage']:+.2f} ± {3 * one['error']:.2f}",
-            f"{one['named']} ({one['by_chance']:.1f} by chance)",
-            f"{one['similarity']:.2f} ({one['similarity_of_others']:.2f})" if "similarity" in one else "",
+            f"{attack['attack']}{' (above chance)' if attack['above_chance'] else ''}",
+            str(attack["samples"]),
+            str(attack["classes"]),
+            f"{attack['advantage']:+.2f} ± {3 * attack['error']:.2f}",
+            f"{attack['named']} ({attack['by_chance']:.1f} by chance)",
+            f"{attack['similarity']:.2f} ({attack['similarity_of_others']:.2f})" if "similarity" in attack else "",
         )
-        for one in findings
+        for attack in findings
     ]
     note = (
         "Membership inference by whoever has the messages and the clients' models: 0 is guessing, 1 names all members; "
@@ -225,7 +225,7 @@ def _troubles(run: Run) -> Markup:
 
 def _clients(run: Run) -> Markup:
     last = {kind: run.evaluations(kind)[-1]["clients"] for kind in run.kinds}
-    sizes = [key for key in SIZES if key != "validation-samples" or any(key in one for one in run.sites.values())]
+    sizes = [key for key in SIZES if key != "validation-samples" or any(key in facts for facts in run.sites.values())]
     rows = []
     for site, facts in run.sites.items():
         line = [site, str(facts.get("domain") or "–"), str(facts.get("arch", "–"))]

@@ -95,7 +95,7 @@ def best_text(best: Best) -> str:
 
 
 def chosen(best: Iterable[Best]) -> str:
-    return " and ".join(sorted({f"chosen on {one.get('chosen-on', 'test')} data" for one in best})) or "not found"
+    return " and ".join(sorted({f"chosen on {result.get('chosen-on', 'test')} data" for result in best})) or "not found"
 
 
 def totals(rows: Sequence[RoundRow]) -> tuple[dict[str, int], dict[str, int], float]:

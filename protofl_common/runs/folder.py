@@ -201,9 +201,9 @@ class RunFolder:
         return next(_read(self.path / SUMMARY), None)
 
     def finished_summary(self) -> Summary:
-        if (found := self.summary()) is None:
+        if (summary := self.summary()) is None:
             raise SettingsError(f"{self.path}: no {SUMMARY} in it; give the folder of a finished run")
-        return found
+        return summary
 
     def add(self, file: str, row: RoundRow | MarginRow) -> None:
         with (self.path / file).open("a", encoding="utf-8") as lines:

@@ -63,12 +63,12 @@ def best_evaluation(rows: Sequence[RoundRow], kind: str) -> RoundRow | None:
     where the run has any (`chosen_on`), else on test data. None where there is none.
     """
     validated = chosen_on(rows, kind) == "validation"
-    found = [
+    candidates = [
         (figures[kind].get("trimmed", figures[kind]["mean"]), row)
         for row in of_all_sites(rows)
         if kind in (figures := _figures(row, validated))
     ]
-    return max(found, key=lambda one: one[0], default=(0.0, None))[1]
+    return max(candidates, key=lambda one: one[0], default=(0.0, None))[1]
 
 
 def chosen_on(rows: Sequence[RoundRow], kind: str) -> Literal["validation", "test"]:

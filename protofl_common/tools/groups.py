@@ -58,8 +58,8 @@ class Estimate:
 
 def estimated(figures: Iterable[float], than: Estimate | None) -> list[str]:
     """Cells for the mean of ``figures`` and, if there is one, its difference from another."""
-    one = Estimate.of(figures)
-    cells = [str(one.n), f"{one.mean:.2f}", one.interval]
+    estimate = Estimate.of(figures)
+    cells = [str(estimate.n), f"{estimate.mean:.2f}", estimate.interval]
     if than is None:
         return [*cells, "–", "–", "–"]
     p = "–" if than.n == 1 else "< 0.001" if than.p < 0.001 else f"{than.p:.3f}"
@@ -89,11 +89,11 @@ class Group:
 
 def run_folders(given: Iterable[Path]) -> list[Path]:
     """The folders of runs among ``given``, and those of the finished runs in others."""
-    found: list[Path] = []
+    folders: list[Path] = []
     for folder in given:
         inside = [] if (folder / SUMMARY).exists() else sorted(path.parent for path in folder.glob(f"*/{SUMMARY}"))
-        found += inside or [folder]
-    return list(dict.fromkeys(found))
+        folders += inside or [folder]
+    return list(dict.fromkeys(folders))
 
 
 def grouped(folders: Sequence[Path], figure: Figure | None) -> list[Group]:
@@ -113,7 +113,7 @@ def grouped(folders: Sequence[Path], figure: Figure | None) -> list[Group]:
         except NoFigure as error:
             raise SettingsError(f"{folder}: {error}; --each shows what there is") from None
         group.runs[seed] = folder
-    return [replace(one, name=_name(one, groups.values())) for one in groups.values()]
+    return [replace(each, name=_name(each, groups.values())) for each in groups.values()]
 
 
 def _name(group: Group, groups: Iterable[Group]) -> str:
@@ -144,10 +144,19 @@ def draw_groups(groups: Sequence[Group], unit: str) -> str:
 
     with canvas(6.4, 1.1 + 0.4 * len(groups)) as (figure, axes):
         for row, group in enumerate(groups):
-            one, colour = Estimate.of(group.values.values()), COLOURS[row % len(COLOURS)]
-            axes.plot(list(group.values.values()), [row] * one.n, "|", color=colour, markersize=9)
-            axes.errorbar(one.mean, row, xerr=0 if math.isnan(one.half) else one.half, fmt="o", color=colour, capsize=3)
-        axes.set_yticks(range(len(groups)), [short(f"{one.name} (n = {len(one.values)})", 44) for one in groups])
+            estimate, colour = Estimate.of(group.values.values()), COLOURS[row % len(COLOURS)]
+            axes.plot(list(group.values.values()), [row] * estimate.n, "|", color=colour, markersize=9)
+            axes.errorbar(
+                estimate.mean,
+                row,
+                xerr=0 if math.isnan(estimate.half) else estimate.half,
+                fmt="o",
+                color=colour,
+                capsize=3,
+            )
+        axes.set_yticks(
+            range(len(groups)), [short(f"{estimate.name} (n = {len(estimate.values)})", 44) for estimate in groups]
+        )
         axes.set_ylim(len(groups) - 0.5, -0.5)
         axes.set_xlabel(unit)
         caption = "Means over seeds with 95 % intervals; a stroke for each run."

@@ -177,8 +177,8 @@ def class_columns(axes: Any, names: Sequence[str]) -> None:
 
 
 def finite_mean(values: Floats) -> float:
-    there = values[np.isfinite(values)]
-    return float(there.mean()) if there.size else math.nan
+    present = values[np.isfinite(values)]
+    return float(present.mean()) if present.size else math.nan
 
 
 def legend_below(axes: Any, columns: int) -> None:

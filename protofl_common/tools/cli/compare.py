@@ -134,7 +134,7 @@ def comparison(folders: list[Path]) -> Table:
     """A column per run; figures first, then settings that are not the same everywhere."""
     summaries = [RunFolder(folder).finished_summary() for folder in folders]
     figures = [_figures(summary) for summary in summaries]
-    rows = [[name, *(one[name] for one in figures)] for name in figures[0]]
+    rows = [[name, *(column[name] for column in figures)] for name in figures[0]]
     for key in dict.fromkeys(key for summary in summaries for key in summary["settings"]):
         values = [summary["settings"].get(key) for summary in summaries]
         if key not in keys_that_change("name") and any(value != values[0] for value in values):
@@ -143,13 +143,13 @@ def comparison(folders: list[Path]) -> Table:
 
 
 def _figures(summary: Summary) -> dict[str, str]:
-    found = {name: str(summary[name]) for name in ("algorithm", "rounds")} | {"clients": str(len(summary["clients"]))}
+    figures = {name: str(summary[name]) for name in ("algorithm", "rounds")} | {"clients": str(len(summary["clients"]))}
     for kind in KINDS:
         texts = cells(summary["accuracy"].get(kind, {}))
         names = [f"{kind}: {name.replace('weighted', 'by-samples')}" for name in MEASURES]
         best = summary["best-accuracy"].get(kind)
-        found |= dict(zip(names, texts, strict=True)) | {f"{kind}: best": best_text(best) if best else "–"}
-    found |= {f"bytes {way}": human_bytes(size) for way, size in summary["bytes"].items()}
-    found |= {"seconds": human_seconds(summary["seconds"])}
-    found |= {"seconds per round": human_seconds(summary["seconds-per-round"])}
-    return found | {"lost replies": str(sum(summary["trouble"].values()))}
+        figures |= dict(zip(names, texts, strict=True)) | {f"{kind}: best": best_text(best) if best else "–"}
+    figures |= {f"bytes {way}": human_bytes(size) for way, size in summary["bytes"].items()}
+    figures |= {"seconds": human_seconds(summary["seconds"])}
+    figures |= {"seconds per round": human_seconds(summary["seconds-per-round"])}
+    return figures | {"lost replies": str(sum(summary["trouble"].values()))}

@@ -59,7 +59,7 @@ def act(arguments: argparse.Namespace) -> int:
     if arguments.clients < 1:
         raise SettingsError(f"--clients {arguments.clients}: must be at least 1")
     arguments.settings = read_recipe(arguments.recipe).settings | read_assignments(arguments.settings)
-    return show("doctor", (one for check in CHECKS for one in _safely(check, arguments)), arguments.json)
+    return show("doctor", (finding for check in CHECKS for finding in _safely(check, arguments)), arguments.json)
 
 
 Found = Iterator[tuple[str, str, str]]  # level, text, and the cure, which a fact does not have

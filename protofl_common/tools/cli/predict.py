@@ -104,8 +104,8 @@ def act(arguments: argparse.Namespace) -> int:
 def _rows(predictor: Predictor, samples: Samples, by: str) -> list[Row]:
     if samples.inputs is None:
         return []
-    found = predictor.predict(samples.inputs, by)
-    return [{"file": name, "by": by, **vars(one)} for name, one in zip(samples.names, found, strict=True)]
+    predictions = predictor.predict(samples.inputs, by)
+    return [{"file": name, "by": by, **vars(answer)} for name, answer in zip(samples.names, predictions, strict=True)]
 
 
 def _of_a_run(arguments: argparse.Namespace) -> int:
@@ -159,9 +159,9 @@ def _rows_of(file: Path, settings: Settings, clients: int, device: str) -> list[
 
 
 def _text(row: Row, width: int) -> str:
-    said = f"{UNKNOWN} ({row['name']}?)" if row["unknown"] else row["name"]
+    answer = f"{UNKNOWN} ({row['name']}?)" if row["unknown"] else row["name"]
     nearest, distance = ("–", "–") if row["distance"] is None else (row["nearest"], f"{row['distance']:.4g}")
-    return _line(said, f"{row['probability']:.3f}", nearest, distance, _one_line(row["file"]), width)
+    return _line(answer, f"{row['probability']:.3f}", nearest, distance, _one_line(row["file"]), width)
 
 
 def _line(said: str, probability: str, nearest: str, distance: str, file: str, width: int) -> str:
@@ -179,8 +179,8 @@ def _files(given: list[Path]) -> list[Path]:
     for path in given:
         if not path.exists():
             raise SettingsError(f"{path}: there is no such file")
-        found = image_files(path) if path.is_dir() else [path]
-        if not found:
+        inside = image_files(path) if path.is_dir() else [path]
+        if not inside:
             raise SettingsError(f"{path}: no images in this folder")
-        files += found
+        files += inside
     return list(dict.fromkeys(files))

@@ -65,8 +65,8 @@ def with_resources(
     if problems:
         raise SettingsError("\n".join(problems))
     names = ("num-supernodes", "client-resources-num-cpus", "client-resources-num-gpus")
-    given = zip(names, (clients, arguments.cpus, arguments.gpus), strict=True)
-    return federation | {key: value for key, value in given if value is not None}
+    resources = zip(names, (clients, arguments.cpus, arguments.gpus), strict=True)
+    return federation | {key: value for key, value in resources if value is not None}
 
 
 def act(arguments: argparse.Namespace) -> int:

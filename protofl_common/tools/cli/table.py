@@ -86,7 +86,7 @@ def act(arguments: argparse.Namespace) -> int:
         workers_for(resources(todo[0].federation), device)  # before a thread draws on the screen (`local.pool`)
     failed = execute(planned, runs, launcher(resources), out, overrides, console, trials, options)
     if arguments.json:
-        print_json("table", {"tables": [json.loads((out / f"{one.name}.json").read_text()) for one in tables]})
+        print_json("table", {"tables": [json.loads((out / f"{table.name}.json").read_text()) for table in tables]})
     return failed
 
 
@@ -167,10 +167,10 @@ def _planned(cell: Cell, cells: list[Cell], runs: Runs) -> tuple[str, ...]:
     finished = {seed for seed, run in cell.runs.items() if runs.finished(run)}
     seeds = [", ".join(str(seed) for seed in cell.runs if (seed in finished) == done) or "–" for done in (False, True)]
     configs = [next(iter(other.runs.values())).config for other in cells if other.runs]
-    one = next(iter(cell.runs.values()))
-    differing = {key: value for key, value in one.config.items() if any(other.get(key) != value for other in configs)}
+    first = next(iter(cell.runs.values()))
+    differing = {key: value for key, value in first.config.items() if any(other.get(key) != value for other in configs)}
     settings = " ".join(f"{key}={value}" for key, value in differing.items())
-    return (*seeds, str(one.federation["num-supernodes"]), str(one.settings.run.rounds), settings)
+    return (*seeds, str(first.federation["num-supernodes"]), str(first.settings.run.rounds), settings)
 
 
 def _one(run: Run, runs: Runs, *, launch: Launch, progress: Progress) -> bool:
@@ -181,8 +181,8 @@ def _one(run: Run, runs: Runs, *, launch: Launch, progress: Progress) -> bool:
     progress.remove_task(bar)
     reason = runs.failed.get(run.name)
     if reason or not progress.console.is_terminal:
-        said = f"failed: {run.name}: {reason}" if reason else f"done: {run.name}"
-        progress.console.print(f"  {said}", markup=False, highlight=False)
+        outcome = f"failed: {run.name}: {reason}" if reason else f"done: {run.name}"
+        progress.console.print(f"  {outcome}", markup=False, highlight=False)
     return True
 
 

@@ -97,7 +97,7 @@ class Predictor:
     def predict(self, inputs: Inputs, by: str | None = None, batch_size: int = 256) -> list[Prediction]:
         """Predictions for inputs [N, …], not normalised; SettingsError or DataError where these do not fit."""
         by = self.way(by)
-        return [one for outputs in self._batches(inputs, batch_size) for one in self._read(outputs, by)]
+        return [prediction for outputs in self._batches(inputs, batch_size) for prediction in self._read(outputs, by)]
 
     def scores(self, inputs: Inputs, batch_size: int = 256) -> dict[str, Tensor]:
         """For each way to predict [N, C], on the CPU: what its softmax makes probabilities of.
@@ -111,11 +111,11 @@ class Predictor:
         return (self.outputs(inputs[start : start + size]) for start in range(0, max(1, len(inputs)), size))
 
     def _scores(self, outputs: Outputs) -> dict[str, Tensor]:
-        found = {"head": outputs.logits_NC}
+        scores_of = {"head": outputs.logits_NC}
         if self.prototypes is not None and outputs.distances_NP is not None:
             scores = class_scores(outputs.distances_NP, self.prototypes.labels.cpu(), len(self.card.classes))
-            found["prototype"] = scores / self.card.temperature
-        return found
+            scores_of["prototype"] = scores / self.card.temperature
+        return scores_of
 
     @torch.inference_mode()
     def outputs(self, inputs: Inputs) -> Outputs:

@@ -63,8 +63,8 @@ def launcher(resources: Callable[[Federation], Federation]) -> Launch:
             def note(line: str) -> None:
                 file.write(line + "\n")
                 file.flush()
-                if found := ROUND.match(line):
-                    on_round(int(found[2]))
+                if match := ROUND.match(line):
+                    on_round(int(match[2]))
 
             return attempt(default_run_config() | config, resources(run.federation), note)[1]
 

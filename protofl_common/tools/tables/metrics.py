@@ -111,8 +111,8 @@ class Figure:
             if (samples := client["test-samples"] if self.what == self._kind else client["validation-samples"])
         ]
         if not chosen:
-            there = ", ".join(sorted(set(map(str, domains.values()))))
-            raise NoFigure(f"no client of domain {self.domain!r}; there are {there}")
+            names = ", ".join(sorted(set(map(str, domains.values()))))
+            raise NoFigure(f"no client of domain {self.domain!r}; there are {names}")
         shares, numbers = zip(*chosen, strict=True)
         if self.over in ("mean", "by-samples", "std"):
             return over_clients(shares, numbers)["weighted" if self.over == "by-samples" else self.over]
@@ -139,6 +139,6 @@ def _evaluated(row: RoundRow) -> set[str]:
 
 
 def _figures(client: ClientRow) -> dict[str, float]:
-    found = {**client["accuracy"], **client.get("metrics", {})}
-    found |= {f"validation/{name}": value for name, value in client.get("validation", {}).items()}
-    return {name: value * (100 if name.removeprefix("validation/") in KINDS else 1) for name, value in found.items()}
+    figures = {**client["accuracy"], **client.get("metrics", {})}
+    figures |= {f"validation/{name}": value for name, value in client.get("validation", {}).items()}
+    return {name: value * (100 if name.removeprefix("validation/") in KINDS else 1) for name, value in figures.items()}

@@ -40,8 +40,8 @@ class Run:
         summary = RunFolder(folder).summary()
         if summary is None:
             return False
-        wanted, found = experiment(to_run_config(self.settings)), summary["settings"]
-        same = all(found[key] == value for key, value in wanted.items() if key in found)
+        wanted, made = experiment(to_run_config(self.settings)), summary["settings"]
+        same = all(made[key] == value for key, value in wanted.items() if key in made)
         return same and len(summary["clients"]) == self.federation["num-supernodes"]
 
 
@@ -64,8 +64,8 @@ class Cell:
     found: Found | None = None  # what it has found; the runs are of these settings
 
     def runs_with(self, settings: dict[str, Scalar], seeds: Iterable[int]) -> dict[int, Run]:
-        one = next(iter(self.runs.values()))
-        return {seed: _run(one.config | settings | {"seed": seed}, one.federation, "") for seed in seeds}
+        first = next(iter(self.runs.values()))
+        return {seed: _run(first.config | settings | {"seed": seed}, first.federation, "") for seed in seeds}
 
 
 def experiment(config: dict[str, Scalar]) -> dict[str, Scalar]:

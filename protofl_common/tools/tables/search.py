@@ -71,8 +71,8 @@ class Search:
     def _add(self, number: int, settings: dict[str, Scalar]) -> None:
         runs = self.runs_of(settings)
         reasons = [self.runs.failed[run.name] for run in runs if run.name in self.runs.failed]
-        found = [] if reasons else [self.figure.read(self.runs.folder_of(run)) for run in runs]
-        value = statistics.fmean(found) if found else None
+        values = [] if reasons else [self.figure.read(self.runs.folder_of(run)) for run in runs]
+        value = statistics.fmean(values) if values else None
         self.trials[number : number + 1] = [{"settings": settings, "value": value, "reason": "; ".join(reasons)}]
         write_text(self.file, "".join(json.dumps(trial) + "\n" for trial in self.trials))
 
@@ -86,8 +86,8 @@ class Search:
         best = max(self.made, key=lambda trial: trial["value"] or 0.0)
         runs = self.cell.runs_with(best["settings"], self.cell.runs)
         failed = min(len(self.trials), self.table.trials) - len(self.made)
-        found = Found(best["settings"], best["value"] or 0.0, self.table.trials, failed)
-        return replace(self.cell, runs=runs, found=found)
+        search = Found(best["settings"], best["value"] or 0.0, self.table.trials, failed)
+        return replace(self.cell, runs=runs, search=search)
 
     def _suggested(self, number: int) -> dict[str, Scalar]:
         own = {key: self.own[key] for key in self.cell.spaces}
@@ -103,8 +103,8 @@ class Search:
             study.add_trial(
                 optuna.trial.create_trial(params=trial["settings"], distributions=spaces, value=trial["value"])
             )
-        found = study.ask(spaces).params
-        return {key: _rounded(value, self.cell.spaces[key]) for key, value in found.items()}
+        suggested = study.ask(spaces).params
+        return {key: _rounded(value, self.cell.spaces[key]) for key, value in suggested.items()}
 
 
 def check_search(table: TableFile, cells: list[Cell]) -> None:
