@@ -26,7 +26,7 @@ from protofl_common.experiment.catalog import CATALOG
 from protofl_common.experiment.node import DEMANDS, LIMITS, REQUIRE_SUMS, allowed_by, openly
 from protofl_common.experiment.settings import Settings, app_folder, default_run_config, digest_of
 from protofl_common.tools.federation import shown_by
-from protofl_common.tools.findings import FACT, WARNING, WRONG, Finding, existing
+from protofl_common.tools.findings import FACT, WARNING, WRONG, Finding, existing, worst_first
 from protofl_common.tools.site.node import site_folders, site_settings
 from protofl_common.wire.records import pack_settings, unpack_site_card
 
@@ -44,7 +44,7 @@ def findings(options: argparse.Namespace, node: Mapping[str, Scalar], asked: Map
     else:
         listed += [*_folders(node), *_permissions(node), *_algorithms(node), *_device(node), *_data(node, asked)]
         listed += [_protections(settings)]
-    return listed
+    return worst_first(listed)
 
 
 def _code_and_user() -> Iterator[Finding]:

@@ -87,7 +87,7 @@ class Search:
         runs = self.cell.runs_with(best["settings"], self.cell.runs)
         failed = min(len(self.trials), self.table.trials) - len(self.made)
         search = Found(best["settings"], best["value"] or 0.0, self.table.trials, failed)
-        return replace(self.cell, runs=runs, search=search)
+        return replace(self.cell, runs=runs, found=search)
 
     def _suggested(self, number: int) -> dict[str, Scalar]:
         own = {key: self.own[key] for key in self.cell.spaces}
