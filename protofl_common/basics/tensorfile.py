@@ -1,7 +1,4 @@
-"""Tensors in a file that is written whole or not at all, and an optimizer as tensors.
-
-A checksum stands among the facts of a file: a disk that changes a bit of it is noticed when it is read.
-"""
+"""Tensors in a file written whole or not at all, with a checksum against damage; an optimizer as tensors."""
 
 import hashlib
 import json

@@ -4,15 +4,13 @@ A client's ``--node-config`` may override some of them (`NODE_OVERRIDES`): facts
 run configuration chooses no folders, and nothing that its operator does not allow (`node.py`).
 """
 
-from __future__ import annotations
-
 import dataclasses
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from protofl_common.basics.files import digest
 from protofl_common.basics.text import is_plain_name, names_in
@@ -130,9 +128,7 @@ class Settings(Sections):
         return PROJECTION if self.backbones else named or architecture_of(self.model.models, client)
 
     @classmethod
-    def from_run_config(
-        cls, run_config: Mapping[str, Scalar], node_config: Mapping[str, Scalar] | None = None
-    ) -> Settings:
+    def from_run_config(cls, run_config: Mapping[str, Scalar], node_config: Mapping[str, Scalar] | None = None) -> Self:
         """Check every key of ``run_config`` (and a node's overrides of it) and build the settings, once per process.
 
         SettingsError has a line for each unknown key (of the node's, too), missing key, wrong type, and value out of
@@ -147,11 +143,11 @@ class Settings(Sections):
 
     @classmethod
     @lru_cache(maxsize=16)
-    def _read_once(cls, run_config: Typed, node_config: Typed) -> Settings:
+    def _read_once(cls, run_config: Typed, node_config: Typed) -> Self:
         return cls._read(*({key: value for key, _, value in each} for each in (run_config, node_config)))
 
     @classmethod
-    def _read(cls, given: Mapping[str, Scalar], node: Mapping[str, Scalar]) -> Settings:
+    def _read(cls, given: Mapping[str, Scalar], node: Mapping[str, Scalar]) -> Self:
         config = {**given, **instead(node, _defaults())}
         choices = f"choose from {', '.join(NODE_KEYS)}"
         problems = [f"node-config: {line}; {choices}" for line in unknown_keys(node, NODE_KEYS)]

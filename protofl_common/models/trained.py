@@ -1,14 +1,12 @@
 """A trained model as a file: weights and prototypes as safetensors, and a small JSON card that says what they are."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any, Self, get_args, get_origin, get_type_hints
 
 import torch
 from torch import Tensor
@@ -107,7 +105,7 @@ class TrainedModel:
         write_text(folder / CARD, json.dumps(facts, indent=2, ensure_ascii=False) + "\n")
 
     @classmethod
-    def read(cls, file: Path) -> TrainedModel:
+    def read(cls, file: Path) -> Self:
         """The model in a file; SettingsError if there is none, if it is damaged, or of another version."""
         try:
             tensors, facts = read_tensors(file, torch.device("cpu"))

@@ -1,7 +1,4 @@
-"""A federation: what its SuperLink answers, and the certificate and clock that it, or the door before it, shows.
-
-`known_runs` has the folders of its runs.
-"""
+"""A federation: what its SuperLink answers, and the certificate and clock that it, or the door before it, shows."""
 
 from __future__ import annotations
 

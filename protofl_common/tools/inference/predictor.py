@@ -1,12 +1,10 @@
 """Predicting with a trained model, by its head or by the nearest prototype."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Self
 
 import numpy as np
 import torch
@@ -55,9 +53,7 @@ class Predictor:
         self.threshold = unknown_above(trained.distances, UNKNOWN_SHARE) if threshold is None else threshold
 
     @classmethod
-    def load(
-        cls, folder: str | Path, device: str = "cpu", allow_backbones: str = "", allow_python: str = ""
-    ) -> Predictor:
+    def load(cls, folder: str | Path, device: str = "cpu", allow_backbones: str = "", allow_python: str = "") -> Self:
         """From an exported model: a folder with ``model.safetensors`` and ``model.json``.
 
         ``allow_backbones``: frozen backbones that it may read or download, beside the embedded ones; names with commas.

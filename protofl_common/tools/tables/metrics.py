@@ -11,13 +11,11 @@ A figure has four parts; a table, its columns and its rows each name some of the
     over    mean, by-samples, std, worst-10%, best-20%, …: of the clients' accuracies
 """
 
-from __future__ import annotations
-
 import re
 import statistics
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from protofl_common.config.options import SettingsError
 from protofl_common.runs.folder import KINDS, ClientRow, RoundRow, RunFolder
@@ -48,7 +46,7 @@ class Figure:
     over: str = "mean"
 
     @classmethod
-    def of(cls, parts: dict[str, Any], where: str) -> Figure:
+    def of(cls, parts: dict[str, Any], where: str) -> Self:
         """A figure from the parts that a table names; SettingsError with a line for each unknown part or value."""
         problems = []
         for name, value in parts.items():
