@@ -38,6 +38,5 @@ def machine() -> str:
 
     gigabytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9
     gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
-    return ", ".join(
-        [f"{platform.system()} {platform.machine()}", f"{os.cpu_count()} CPUs", f"{gigabytes:.0f} GB", *gpus]
-    )
+    system = f"{platform.system()} {platform.machine()}"
+    return ", ".join([system, f"{os.cpu_count()} CPUs", f"{gigabytes:.0f} GB", *gpus])

@@ -13,6 +13,7 @@ from functools import cache
 from typing import Any, Literal, TypeVar, get_type_hints
 
 Scalar = bool | int | float | str
+Config = dict[str, Scalar]  # a flat configuration: of a run, or of its federation
 Section = TypeVar("Section")
 Affects = Literal["result", "data", "name", "machine", "waiting", "display"]
 """What a setting changes: the result; the samples themselves, but not how they are divided; the name and place of the

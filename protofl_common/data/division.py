@@ -144,9 +144,7 @@ class _Division:
                 "'client', or choose another partition"
             )
         if settings.test_from.startswith("official") and not (self.official == 1).any():
-            raise DataError(
-                f"test-from = {settings.test_from!r}: the data mark no test samples; use 'split' or 'balanced'"
-            )
+            raise DataError(f"test-from = {settings.test_from!r}: the data mark no test samples; use split or balanced")
         return pool
 
     def _for_training(self, pool: Pool) -> NDArray[np.bool_] | None:

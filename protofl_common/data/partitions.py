@@ -5,6 +5,7 @@ client the positions (int64) of its share in the pool. Shares are disjoint, exce
 The same generator state gives the same shares.
 """
 
+import math
 from collections.abc import Callable, Iterator
 from itertools import cycle, islice
 
@@ -53,9 +54,7 @@ def balanced_dirichlet(pool: Pool, clients: int, rng: Generator, alpha: float) -
     return _dirichlet(pool, clients, rng, alpha, least, full=size / clients)
 
 
-def _dirichlet(
-    pool: Pool, clients: int, rng: Generator, alpha: float, least: int, full: float = float("inf")
-) -> Shares:
+def _dirichlet(pool: Pool, clients: int, rng: Generator, alpha: float, least: int, full: float = math.inf) -> Shares:
     """Shares of at least ``least`` samples; after `TRIES` draws in vain the richest clients fill up the poorest."""
     decks = [np.flatnonzero(pool.labels == label) for label in np.unique(pool.labels)]
     sizes = [len(deck) for deck in decks]
@@ -79,7 +78,7 @@ def _counts_drawn(sizes: list[int], alpha_N: Floats, rng: Generator, full: float
     total_N = np.zeros(len(alpha_N), dtype=np.int64)
     for size in sizes:
         proportions_N = rng.dirichlet(alpha_N)
-        if full < float("inf"):
+        if full < math.inf:
             proportions_N = np.maximum(proportions_N, TINY) * (total_N < full)
             proportions_N /= proportions_N.sum()
         cuts = (np.cumsum(proportions_N) * size).astype(np.int64)[:-1]

@@ -137,7 +137,7 @@ def cluster(vectors_ND: Tensor, method: str, clusters: int = 0) -> tuple[Tensor,
 
 
 def cluster_classes(
-    vectors_ND: Tensor, labels_N: Tensor, method: str, clusters: int = 0, ratio: float = 0.0
+    vectors_ND: Tensor, labels_N: Tensor, method: str, clusters: int = 0, ratio: float = 0
 ) -> Prototypes:
     """Each class's vectors clustered alone (FedPLVM Eq. 3 and 4), by label; ``ratio``: into ⌈ratio · n⌉ (MPFT)."""
     found = []

@@ -85,11 +85,8 @@ def build_model(
 def _head(arch: str, num_classes: int, feature_dim: int, head: str, head_seed: int | None) -> LinearHead:
     name, hidden = body_and_hidden(arch)
     dropout = CNN_PLANS[name].dropout if name in CNN_PLANS else 0.0
-    made = (
-        HiddenHead(feature_dim, hidden, num_classes, dropout)
-        if hidden
-        else LinearHead(feature_dim, num_classes, dropout)
-    )
+    sizes = (feature_dim, hidden) if hidden else (feature_dim,)
+    made = (HiddenHead if hidden else LinearHead)(*sizes, num_classes, dropout)
     if head == "orthogonal-frozen":
         if head_seed is not None:
             torch.default_generator.manual_seed(head_seed)

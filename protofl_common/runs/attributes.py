@@ -53,9 +53,7 @@ def _restored(found: Any, name: str, entries: Mapping[str, Tensor]) -> Any:
             lasting = {key: value for key, value in found.items() if isinstance(value, _IN_PLACE)}
             return _tree(inner) | {key: _restored(value, key, inner) for key, value in lasting.items()}
         case _:
-            plain = {
-                key: entries[key] for key in (name, name + _MEANS, name + _LABELS, name + _COUNTS) if key in entries
-            }
+            plain = {key: entries[key] for part in ("", _MEANS, _LABELS, _COUNTS) if (key := name + part) in entries}
             return _tree(inner) if inner else _tree(plain).get(name)
     return found
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from scipy.special import stdtr, stdtrit
 
 from protofl_common.config.datasets import is_own
-from protofl_common.config.options import Scalar, SettingsError, keys_of
+from protofl_common.config.options import Config, SettingsError, keys_of
 from protofl_common.config.sections import DataSettings
 from protofl_common.runs.folder import SUMMARY, RunFolder
 from protofl_common.tools.tables.metrics import Figure, NoFigure
@@ -73,7 +73,7 @@ def paired(more: Mapping[int, float], less: Mapping[int, float]) -> dict[int, fl
 
 @dataclass(frozen=True)
 class Group:
-    settings: dict[str, Scalar]
+    settings: Config
     clients: int
     runs: dict[int, Path]  # seed -> folder
     values: dict[int, float]  # seed -> figure
@@ -81,7 +81,7 @@ class Group:
     figure: str = ""  # which one
 
     @property
-    def data(self) -> dict[str, Scalar]:
+    def data(self) -> Config:
         """The settings that the division of the data depends on, beside the seed."""
         settings = {key: self.settings[key] for key in keys_of(DataSettings) if key in self.settings}
         return settings | {"clients": self.clients}
@@ -154,9 +154,7 @@ def draw_groups(groups: Sequence[Group], unit: str) -> str:
                 color=colour,
                 capsize=3,
             )
-        axes.set_yticks(
-            range(len(groups)), [short(f"{estimate.name} (n = {len(estimate.values)})", 44) for estimate in groups]
-        )
+        axes.set_yticks(range(len(groups)), [short(f"{each.name} (n = {len(each.values)})", 44) for each in groups])
         axes.set_ylim(len(groups) - 0.5, -0.5)
         axes.set_xlabel(unit)
         caption = "Means over seeds with 95 % intervals; a stroke for each run."

@@ -140,9 +140,8 @@ def number_cells(axes: Any, values_RC: Floats, digits: int, size: float) -> None
 
 
 def _of_lines(axes: Any) -> Columns:
-    lines = [
-        (f"{line.get_label()} ({axes.get_ylabel()})", dict(zip(*line.get_data(), strict=True))) for line in axes.lines
-    ]
+    unit, drawn = axes.get_ylabel(), axes.lines
+    lines = [(f"{line.get_label()} ({unit})", dict(zip(*line.get_data(), strict=True))) for line in drawn]
     places = sorted({place for _, line in lines for place in line})
     return {axes.get_xlabel(): places} | {name: [line.get(place, math.nan) for place in places] for name, line in lines}
 

@@ -86,9 +86,8 @@ def numbers_over_rounds(run: Run) -> Iterator[plot.Drawing]:
             "Clustering finds more of them where a class looks more varied."
         )
         title, rounds = "Prototypes per class over the rounds", [row["round"] for row in rows]
-        yield plot.line_chart(
-            "prototype-numbers", title, caption, rounds, lines, "prototypes per class", from_zero=True
-        )
+        unit = "prototypes per class"
+        yield plot.line_chart("prototype-numbers", title, caption, rounds, lines, unit, from_zero=True)
 
 
 def _rows_with_numbers(run: Run) -> list[RoundRow]:

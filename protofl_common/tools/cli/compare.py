@@ -37,13 +37,9 @@ from protofl_common.tools.tables.metrics import LEGAL, Figure
 
 
 def describe(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "runs", nargs="+", metavar="RUN", help="folder of a run, its name in runs/, or a folder of runs"
-    )
+    parser.add_argument("runs", nargs="+", metavar="RUN", help="a run's folder or name in runs/, or a folder of runs")
     parser.add_argument("--against", metavar="RUN", help="a run of the group that others are compared with (the first)")
-    parser.add_argument(
-        "--each", action="store_true", help="a column per run, even where runs differ in their seeds only"
-    )
+    parser.add_argument("--each", action="store_true", help="a column per run, even where only their seeds differ")
     for part in ("what", "when", "over"):
         parser.add_argument(f"--{part}", default="", help=f"of groups: {LEGAL[part][0]}".replace("%", "%%"))
     parser.add_argument("--csv", type=Path, metavar="FILE", help="a line per run: group, seed, figure, difference")

@@ -51,9 +51,7 @@ def describe(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("files", type=Path, nargs="*", metavar="FILE", help=_FILES)
     parser.add_argument("--by", default="", help="head or prototype (default: what was right more often)")
     parser.add_argument("--out", type=Path, metavar="FILE", help=_OUT)
-    parser.add_argument(
-        "--fast", action="store_true", help="decode large JPEG files at a reduced size: nearly the same"
-    )
+    parser.add_argument("--fast", action="store_true", help="decode large JPEG files smaller: nearly the same")
     parser.add_argument("--device", default="cpu", help="cpu, cuda, cuda:1, …")
     parser.add_argument("--allow-backbones", default="", metavar="NAMES", help=_BACKBONES)
     parser.add_argument("--json", action="store_true", help="a line of JSON per sample, and per file left out")
@@ -138,9 +136,8 @@ def _rows_of(file: Path, settings: Settings, clients: int, device: str) -> list[
     client, of = placed(settings.data, int(number), clients, "")
     rows_N = client_share(data, settings.data, seed=settings.run.seed, client=client, clients=of, domain="").test
     if len(rows_N) != card.test_samples:
-        raise DataError(
-            f"{card.site}: {len(rows_N)} test samples, not {card.test_samples} as in the run; the data changed"
-        )
+        wanted = f"not {card.test_samples} as in the run; the data changed"
+        raise DataError(f"{card.site}: {len(rows_N)} test samples, {wanted}")
     labels_N, scores = data.labels[rows_N], Predictor(trained, device=device).scores(data.inputs[rows_N])
     named = {"client": card.site, "domain": card.domain}
     rows: list[Row] = [

@@ -27,7 +27,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from protofl_common.basics.files import write_text
-from protofl_common.config.options import Scalar, SettingsError
+from protofl_common.config.options import Config, SettingsError
 from protofl_common.tools.cli.arguments import add_allow_python, add_json, file_named, print_json, read_assignments
 from protofl_common.tools.cli.run import add_resources, with_resources
 from protofl_common.tools.tables.execute import Launch, Runs, launcher
@@ -36,12 +36,12 @@ from protofl_common.tools.tables.render import as_dict, collect, csv_of_cells, c
 from protofl_common.tools.tables.search import Search, check_search
 from protofl_common.tools.tables.spec import TableFile, read_table
 
+Make = Callable[[Run, Runs], bool]  # makes a run unless it is finished; whether it did
+
 
 def describe(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("what", nargs="+", metavar="TABLE.yaml|KEY=VALUE", help="tables, and settings of all runs")
-    parser.add_argument(
-        "--data-dir", default="", metavar="D", help="instead of the leading data in the recipes' data-dir"
-    )
+    parser.add_argument("--data-dir", default="", metavar="D", help="instead of the leading data of recipes' data-dir")
     parser.add_argument("--only", action="append", default=[], metavar="ROW", help="this row only; may be repeated")
     parser.add_argument("--seeds", default="", metavar="1,2,3", help="instead of the table's")
     parser.add_argument("--out", default="runs/tables", metavar="DIR", help="where results go (runs/tables)")
@@ -76,7 +76,7 @@ def act(arguments: argparse.Namespace) -> int:
         show_plan([(table, _searched(table, cells, trials, None)) for table, cells in planned], runs, console)
         return 0
 
-    def resources(federation: dict[str, Scalar]) -> dict[str, Scalar]:
+    def resources(federation: Config) -> Config:
         return with_resources(federation, arguments, None)
 
     if todo := [run for _, cells in planned for run in runs_of(cells) if not runs.finished(run)]:
@@ -95,7 +95,7 @@ def execute(
     runs: Runs,
     launch: Launch,
     out: Path,
-    overrides: dict[str, Scalar],
+    overrides: Config,
     console: Console,
     trials: Runs | None = None,
     options: dict[str, Any] | None = None,
@@ -136,9 +136,7 @@ def _with_other_rows(table: TableFile, cells: list[Cell], trials: Runs | None, o
     return sorted([*cells, *_searched(table, others, trials, None)], key=lambda cell: rows.index(cell.row))
 
 
-def _searched(
-    table: TableFile, cells: list[Cell], trials: Runs | None, make: Callable[[Run, Runs], bool] | None
-) -> list[Cell]:
+def _searched(table: TableFile, cells: list[Cell], trials: Runs | None, make: Make | None) -> list[Cell]:
     """The cells with the settings that are the best on validation data; ``make`` None: of finished searches only."""
     return [Search(table, cell, trials).tuned(make) if trials and cell.runs and cell.spaces else cell for cell in cells]
 
@@ -158,9 +156,8 @@ def show_plan(planned: list[tuple[TableFile, list[Cell]]], runs: Runs, console: 
             console.print(f"{count} cells are skipped: {reason}", markup=False, highlight=False, soft_wrap=True)
         todo = [run for run in runs_of(cells) if not runs.finished(run)]
         rounds, finished = sum(run.settings.run.rounds for run in todo), len(runs_of(cells)) - len(todo)
-        console.print(
-            f"{len(todo)} runs to make, {rounds:,} rounds in all; {finished} runs are finished", highlight=False
-        )
+        text = f"{len(todo)} runs to make, {rounds:,} rounds in all; {finished} runs are finished"
+        console.print(text, highlight=False)
 
 
 def _planned(cell: Cell, cells: list[Cell], runs: Runs) -> tuple[str, ...]:
@@ -186,7 +183,7 @@ def _one(run: Run, runs: Runs, *, launch: Launch, progress: Progress) -> bool:
     return True
 
 
-def _write(table: TableFile, cells: list[Cell], runs: Runs, out: Path, overrides: dict[str, Scalar]) -> None:
+def _write(table: TableFile, cells: list[Cell], runs: Runs, out: Path, overrides: Config) -> None:
     results = collect(cells, runs)
     files = {
         ".json": json.dumps(as_dict(table, results), indent=2, ensure_ascii=False) + "\n",

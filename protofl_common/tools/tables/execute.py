@@ -4,14 +4,13 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from protofl_common.config.options import Scalar
+from protofl_common.config.options import Config
 from protofl_common.experiment.settings import default_run_config
 from protofl_common.runs.folder import SUMMARY
 from protofl_common.tools.cli.screen import ROUND
 from protofl_common.tools.known_runs import HEAVY
 from protofl_common.tools.tables.plan import Run
 
-Federation = dict[str, Scalar]
 Launch = Callable[[Run, Path, bool, Callable[[int], None]], str]  # (run, folder, resume, on_round) -> why it failed
 
 
@@ -49,7 +48,7 @@ class Runs:
                 shutil.rmtree(folder / part, ignore_errors=True)
 
 
-def launcher(resources: Callable[[Federation], Federation]) -> Launch:
+def launcher(resources: Callable[[Config], Config]) -> Launch:
     """Return what runs one, with a log in ``logs/NAME.log``; ``resources``: what a client gets of this machine."""
 
     def launch(run: Run, folder: Path, resume: bool, on_round: Callable[[int], None]) -> str:

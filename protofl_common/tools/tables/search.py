@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Any, TypedDict
 
 from protofl_common.basics.files import digest, write_text
-from protofl_common.config.options import Scalar, SettingsError, keys_of
+from protofl_common.config.options import Config, Scalar, SettingsError, keys_of
 from protofl_common.config.sections import DataSettings
 from protofl_common.experiment.settings import default_run_config, to_run_config
 from protofl_common.tools.tables.execute import Runs
@@ -28,7 +28,7 @@ OF_DATA = {"seed", *keys_of(DataSettings)}  # settings with which a figure would
 
 
 class Trial(TypedDict):
-    settings: dict[str, Scalar]
+    settings: Config
     value: float | None  # None: it failed, and is tried again when the search goes on
     reason: str
 
@@ -46,8 +46,8 @@ class Search:
         lines = self.file.read_text(encoding="utf-8").splitlines() if self.file.exists() else []
         self.trials: list[Trial] = [json.loads(line) for line in lines]
 
-    def runs_of(self, settings: dict[str, Scalar]) -> list[Run]:
-        alone: dict[str, Scalar] = {"report": False, "baselines": ""}
+    def runs_of(self, settings: Config) -> list[Run]:
+        alone: Config = {"report": False, "baselines": ""}
         return list(self.cell.runs_with(settings | alone, self.table.trial_seeds).values())
 
     def tuned(self, make: Callable[[Run, Runs], object] | None) -> Cell:
@@ -68,7 +68,7 @@ class Search:
         except (NoFigure, SettingsError) as error:
             return replace(self.cell, runs={}, skipped=f"search: {error}")
 
-    def _add(self, number: int, settings: dict[str, Scalar]) -> None:
+    def _add(self, number: int, settings: Config) -> None:
         runs = self.runs_of(settings)
         reasons = [self.runs.failed[run.name] for run in runs if run.name in self.runs.failed]
         values = [] if reasons else [self.figure.read(self.runs.folder_of(run)) for run in runs]
@@ -89,7 +89,7 @@ class Search:
         search = Found(best["settings"], best["value"] or 0.0, self.table.trials, failed)
         return replace(self.cell, runs=runs, found=search)
 
-    def _suggested(self, number: int) -> dict[str, Scalar]:
+    def _suggested(self, number: int) -> Config:
         own = {key: self.own[key] for key in self.cell.spaces}
         if number == 0 and all(_inside(own[key], space) for key, space in self.cell.spaces.items()):
             return own
@@ -100,9 +100,8 @@ class Search:
         sampler = optuna.samplers.TPESampler(seed=number, n_startup_trials=STARTUP_TRIALS)
         study = optuna.create_study(direction="maximize", sampler=sampler)
         for trial in self.made:
-            study.add_trial(
-                optuna.trial.create_trial(params=trial["settings"], distributions=spaces, value=trial["value"])
-            )
+            past = optuna.trial.create_trial(params=trial["settings"], distributions=spaces, value=trial["value"])
+            study.add_trial(past)
         suggested = study.ask(spaces).params
         return {key: _rounded(value, self.cell.spaces[key]) for key, value in suggested.items()}
 

@@ -115,9 +115,8 @@ class _Loader(yaml.SafeLoader):
     """Takes 1e-3 for a number, as JSON, TOML and YAML 1.2 do."""
 
 
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+$"), list("-+0123456789")
-)
+_NUMBER = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+$")
+_Loader.add_implicit_resolver("tag:yaml.org,2002:float", _NUMBER, list("-+0123456789"))
 
 
 def read_table(path: Path) -> TableFile:
