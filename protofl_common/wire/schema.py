@@ -23,7 +23,7 @@ class RefusedMessage(ValueError):
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of a receiver, for the entries that are declared."""
+    """The limits of what a receiver accepts."""
 
     num_classes: int
     feature_dim: int
@@ -41,6 +41,7 @@ class Entry:
     of_classes: ClassVar[bool] = False
     """It shows which classes a client has, so it is noised or refused under differential privacy."""
     of_each_client: ClassVar[bool] = False  # it shows what single clients have sent
+    of_all: ClassVar[bool] = False  # a part is of all classes together, of which none can be left out once it has noise
 
     @property
     def of_frozen(self) -> bool:
@@ -120,6 +121,7 @@ class Moments(Weights):
     """Class moments of frozen features (`maths/gaussian.py`): shares of the classes, class means, second moments."""
 
     of_classes = True
+    of_all = True
     of_frozen = True
     words = "the share of each class, its mean of frozen features, and their second moments"
     of: str = "moments"
