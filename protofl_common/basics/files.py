@@ -70,10 +70,7 @@ def remove(path: Path) -> None:
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Keep other processes from writing ``path`` meanwhile; the system frees the lock when this process dies.
-
-    Temporary files that a killed process left beside ``path`` are removed. OSError where its folder cannot be written.
-    """
+    """Let one process write ``path``, until it dies, and remove leftovers of another; OSError for a closed folder."""
     from filelock import FileLock
 
     make_private(path.parent)

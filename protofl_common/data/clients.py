@@ -93,11 +93,7 @@ class ShareCounts:
 def counts_of_shares(
     settings: DataSettings, *, seed: int, chosen: Iterable[int], clients: int
 ) -> dict[int, ShareCounts]:
-    """The shares of the ``chosen`` ones of ``clients`` clients; training samples count, labelled or not.
-
-    The settings alone determine the division, so every machine that has the data set can see it: no client sends
-    anything. {} where the cache of this machine does not have the data set, or nothing is divided (partition ``own``).
-    """
+    """The shares of the ``chosen``, which settings alone determine; {} without the data set here, or by ``own``."""
     data = data_if_cached(settings) if settings.partition != "own" else None
     if data is None:
         return {}

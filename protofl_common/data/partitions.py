@@ -177,11 +177,7 @@ def _deal(deck: tuple[Iterator[int], int], count: int) -> list[int]:
 
 
 def label_shift(pool: Pool, clients: int, rng: Generator, alpha: float) -> Shares:
-    """Shares of equal size, whatever the domain, with class proportions from Dir(alpha) for each client.
-
-    Clients draw one after the other without replacement; for a class that has run out, the client's other classes
-    step in (Hsu et al., 2019, arXiv:1909.06335), so the last clients get what is left.
-    """
+    """Equal sizes in proportions from Dir(alpha) (Hsu et al., arXiv:1909.06335); the last get what is left."""
     decks = by_class(pool.labels, rng)
     left = np.array([len(deck) for deck in decks])
     shares = []

@@ -141,10 +141,7 @@ def _between(start: Mapping[str, Tensor], end: Mapping[str, Tensor], part: float
 
 
 def dropped(n: int, merging: str, trim: float) -> int:
-    """Count the values of n that go at each end: ⌈βn⌉ for a part β below 1, else β; for the median all but one or two.
-
-    A part is rounded up, so that three clients are enough to outvote one; with two nothing can be dropped.
-    """
+    """Count what goes at each end of n: ⌈βn⌉ of a part β below 1, else β; for the median all but one or two."""
     most = (n - 1) // 2
     return most if merging == "median" else min(most, math.ceil(round(trim * n if trim < 1 else trim, 9)))
 

@@ -151,11 +151,7 @@ class GaussianHead(nn.Module):
         return self.bias - torch.einsum("bcf,cfg,bcg->bc", away_BCF, self.precision, away_BCF) / 2
 
     def fit(self, moments: ClassMoments, counts_C: Tensor, priors_C: Tensor, shrinkage: float) -> None:
-        """Become the classifier of these moments, which are of ``counts_C`` samples.
-
-        Covariances are `shrunk`. Those of classes have the one within all classes as one more sample, since a class may
-        have too few of its own.
-        """
+        """Become the classifier of these moments; each class's covariance has that within all as one more sample."""
         means_CF, covariances = moments.means(), moments.covariances()
         log_priors_C = priors_C.double().log().masked_fill(moments.shares == 0, -torch.inf)
         if self.kind == "lda":

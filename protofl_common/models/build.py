@@ -38,10 +38,7 @@ def initial_model(
 
 
 def initial_head(arch: str, num_classes: int, settings: ModelSettings, seed: int) -> LinearHead:
-    """Everybody's head as a model of ``arch`` has it, in evaluation mode, with weights of its own.
-
-    The body is not built, so it may be a network that cannot be imported here.
-    """
+    """A head that fits a model of ``arch``, built without the body, whose code need not be here."""
     values = _arguments(settings, seed, "global")
     _check(arch, values["head"], num_classes, settings.feature_dim)
     with seeded(values["seed"]):

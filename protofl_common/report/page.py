@@ -1,9 +1,10 @@
-"""The page itself: HTML with everything inside, for a telephone's screen and a desk's, light and dark.
+"""``report.html`` with all inside, for a telephone and a desk, light and dark; ``report.md``, to paste into an issue.
 
-Names of sites, classes and domains and the reasons of failures come from clients: every text goes through `html`, which
-escapes it.
+Names and reasons of failures come from clients: every text goes through `html`, which escapes it, or `in_markdown`. No
+path of the machine is in ``report.md``.
 """
 
+import shlex
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -12,12 +13,12 @@ from typing import Any, Literal, get_args
 from markupsafe import Markup
 
 from protofl_common.basics.files import write_text
+from protofl_common.basics.text import in_markdown, printable
 from protofl_common.config.options import Scalar
-from protofl_common.config.sections import protections
+from protofl_common.config.sections import keys_that_change, protections
 from protofl_common.experiment.settings import default_run_config
 from protofl_common.report.figures import accuracy, clouds, costs, prototypes
 from protofl_common.report.figures.drawing import Drawing
-from protofl_common.report.markdown import as_markdown
 from protofl_common.report.reading import Run
 from protofl_common.report.style import CSS, POLICY, SCRIPT
 from protofl_common.runs.figures import (
@@ -25,7 +26,10 @@ from protofl_common.runs.figures import (
     MEASURES,
     Table,
     accuracy_rows,
+    audit_table,
+    best_text,
     chosen,
+    lost_text,
     metric_rows,
     sentence,
     short_best,
@@ -35,6 +39,7 @@ from protofl_common.runs.figures import (
 from protofl_common.runs.folder import troubles
 from protofl_common.runs.metrics import best_of, fairness, human_bytes, human_seconds
 
+PLACES = keys_that_change("name", "machine") - {"device", "threads"}  # settings that say where things lie
 MOST_TROUBLES = 300  # rows of the table of lost replies; the rest is counted
 Size = Literal["parameters", "train-samples", "validation-samples", "test-samples"]
 SIZES: tuple[Size, ...] = get_args(Size)
@@ -79,6 +84,39 @@ def write_report(folder: Path) -> Path:
     write_text(folder / "report.md", as_markdown(run))
     write_text(path, page(run))
     return path
+
+
+def as_markdown(run: Run) -> str:
+    summary: dict[str, Any] = dict(run.summary or {})
+    defaults = default_run_config()
+    own = {key: value for key, value in run.settings.items() if key not in PLACES and defaults.get(key) != value}
+    texts = {key: str(value).lower() if isinstance(value, bool) else str(value) for key, value in own.items()}
+    clients = [] if run.settings.get("partition") == "own" else ["--clients", str(len(run.sites))]
+    versions = ", ".join(f"{name} {number}" for name, number in summary.get("versions", {}).items())
+    sizes, lost, seconds = totals(run.rows)
+    accuracy = {kind: run.evaluations(kind)[-1]["accuracy"][kind] for kind in run.kinds}
+    best = {kind: best_text(best_round) for kind in run.kinds if (best_round := best_of(run.rows, kind))}
+    heads = ("", "mean, %", *list(MEASURES.values())[1:], "best mean")
+    lines = [
+        f"### {in_markdown(run.title)}",
+        "",
+        f"- {'finished' if run.finished else 'not finished'}: {len(run.rounds)} of "
+        f"{in_markdown(run.settings.get('rounds', '?'))} rounds, {len(run.sites)} clients, "
+        f"{human_seconds(summary.get('seconds', seconds))}, {human_bytes(sum(sizes.values()))} on the wire",
+        f"- lost replies: {lost_text(lost)}",
+        f"- commit {in_markdown(summary.get('commit', 'not kept'))}; {in_markdown(versions) or 'versions not kept'}",
+        f"- server: {in_markdown(summary.get('machine', 'not kept'))}",
+        "",
+        "Settings that are not the defaults:",
+        "",
+        "```sh",
+        shlex.join(["protofl", "run", *clients, *(printable(f"{key}={text}") for key, text in texts.items())]),
+        "```",
+        "",
+        *Table(heads, accuracy_rows(accuracy, best, {})).as_markdown(),
+        *(["", HIDDEN] if run.hides_clients else []),
+    ]
+    return "\n".join(lines) + "\n"
 
 
 def page(run: Run) -> str:
@@ -153,27 +191,6 @@ def _privacy(run: Run) -> Markup:
     leaks = sum(attack["above_chance"] for attack in run.audit)
     verdict = _note(f"{leaks} of {len(run.audit)} attacks name training samples above chance.", "note leak")
     return lines + (verdict if leaks else _note("None above chance.")) + table(audit_table(run.audit), words=True)
-
-
-def audit_table(findings: Sequence[dict[str, Any]]) -> Table:
-    heads = ("attack", "samples of a class", "classes", "advantage", "likeliest is a member")
-    rows = [
-        (
-            f"{attack['attack']}{' (above chance)' if attack['above_chance'] else ''}",
-            str(attack["samples"]),
-            str(attack["classes"]),
-            f"{attack['advantage']:+.2f} ± {3 * attack['error']:.2f}",
-            f"{attack['named']} ({attack['by_chance']:.1f} by chance)",
-            f"{attack['similarity']:.2f} ({attack['similarity_of_others']:.2f})" if "similarity" in attack else "",
-        )
-        for attack in findings
-    ]
-    note = (
-        "Membership inference by whoever has the messages and the clients' models: 0 is guessing, 1 names all members; "
-        "± three deviations of guessing. Inversion makes an image from each prototype: its correlation with training "
-        "samples, and with the class's test samples. Other attacks may find more."
-    )
-    return Table((*heads, "likeness of image (others)"), rows, note)
 
 
 def _accuracies(run: Run) -> Markup:

@@ -110,6 +110,27 @@ def lost_text(numbers: Mapping[str, int]) -> str:
     return ", ".join(f"{number} {kind}" for kind, number in numbers.items() if number) or "none"
 
 
+def audit_table(findings: Sequence[dict[str, Any]]) -> Table:
+    heads = ("attack", "samples of a class", "classes", "advantage", "likeliest is a member")
+    rows = [
+        (
+            f"{attack['attack']}{' (above chance)' if attack['above_chance'] else ''}",
+            str(attack["samples"]),
+            str(attack["classes"]),
+            f"{attack['advantage']:+.2f} ± {3 * attack['error']:.2f}",
+            f"{attack['named']} ({attack['by_chance']:.1f} by chance)",
+            f"{attack['similarity']:.2f} ({attack['similarity_of_others']:.2f})" if "similarity" in attack else "",
+        )
+        for attack in findings
+    ]
+    note = (
+        "Membership inference by whoever has the messages and the clients' models: 0 is guessing, 1 names all members; "
+        "± three deviations of guessing. Inversion makes an image from each prototype: its correlation with training "
+        "samples, and with the class's test samples. Other attacks may find more."
+    )
+    return Table((*heads, "likeness of image (others)"), rows, note)
+
+
 # -- a run beside its baselines (the setting ``baselines``): what prototypes gained, and what they cost
 
 COMPARED_HEADS = ("", "accuracy", "against alone", "worst 10 %", "exchanged", "models")

@@ -100,11 +100,7 @@ def execute(
     trials: Runs | None = None,
     options: dict[str, Any] | None = None,
 ) -> int:
-    """All runs of all tables with a progress bar; a table's files are written anew after each of its runs.
-
-    ``trials``: the folder of the runs of a search; None: the settings are the table's. ``options``: what `plan` was
-    given; where that left rows out (``only``), the files show what there is of them.
-    """
+    """Make all runs of all tables, and write the files after each; ``options`` are those that `plan` was given."""
     out.mkdir(parents=True, exist_ok=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     for table, planned_cells in planned:

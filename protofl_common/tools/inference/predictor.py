@@ -96,10 +96,7 @@ class Predictor:
         return [prediction for outputs in self._batches(inputs, batch_size) for prediction in self._read(outputs, by)]
 
     def scores(self, inputs: Inputs, batch_size: int = 256) -> dict[str, Tensor]:
-        """For each way to predict [N, C], on the CPU: what its softmax makes probabilities of.
-
-        ``head``: logits; ``prototype``: −d²/T from the nearest prototype of each class, −∞ for a class without any.
-        """
+        """For each way [N, C], on the CPU: logits; −d²/T from each class's nearest prototype, −∞ for none."""
         parts = [self._scores(outputs) for outputs in self._batches(inputs, batch_size)]
         return {way: torch.cat([part[way] for part in parts]) for way in self.inferences}
 

@@ -56,10 +56,7 @@ def ledgers_at(node: Mapping[str, Scalar]) -> Iterator[str]:
 
 
 def purge(node: Mapping[str, Scalar], names: list[str]) -> Iterator[str]:
-    """Remove what is named, and nothing else; a line for each. A run's name without a number must be of one run only.
-
-    SettingsError before anything is removed: if nothing is named, or something that is not there.
-    """
+    """Remove what is named, a line for each; SettingsError before for no name, an unknown or an ambiguous one."""
     from client_app.protections.secure_sum import blank_secrets
 
     stored = {entry.name: entry for entry in stored_at(node)}
