@@ -16,15 +16,7 @@ from protofl_common.basics.files import digest
 from protofl_common.basics.text import is_plain_name, names_in
 from protofl_common.config.architectures import PROJECTION, architecture_of
 from protofl_common.config.backbones import EMBEDDED, parse_backbones
-from protofl_common.config.options import (
-    Scalar,
-    SettingsError,
-    did_you_mean,
-    key_of,
-    keys_of,
-    read_section,
-    unknown_keys,
-)
+from protofl_common.config.options import Scalar, SettingsError, did_you_mean, keys_of, read_section, unknown_keys
 from protofl_common.config.python_names import is_python_name
 from protofl_common.config.sections import SECTIONS, TRACKERS, Sections
 from protofl_common.experiment.catalog import CATALOG, Algorithm, Hparams
@@ -371,4 +363,5 @@ def to_run_config(settings: Settings) -> dict[str, Scalar]:
     parts = [("", getattr(settings, name)) for name in SECTIONS]
     if settings.run.algo in CATALOG:  # those of other packages stand in the setting hparams
         parts.append((f"{settings.run.algo}.", settings.hparams))
-    return {prefix + key_of(name): value for prefix, part in parts for name, value in vars(part).items()}
+    keyed = (zip(keys_of(type(part), prefix), vars(part).values(), strict=True) for prefix, part in parts)
+    return {key: value for pairs in keyed for key, value in pairs}

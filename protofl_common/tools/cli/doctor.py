@@ -29,13 +29,7 @@ from protofl_common.data.raw import described
 from protofl_common.data.sources import source_of
 from protofl_common.data.store import cache_root
 from protofl_common.experiment.settings import Settings, app_folder, default_run_config
-from protofl_common.tools.cli.arguments import (
-    DEFAULT_FEDERATION,
-    add_allow_python,
-    add_json,
-    read_assignments,
-    read_recipe,
-)
+from protofl_common.tools.cli.arguments import add_allow_python, add_json, read_assignments, read_recipe
 from protofl_common.tools.cli.run import checked
 from protofl_common.tools.findings import FACT, WARNING, WRONG, Finding, existing, show
 
@@ -44,7 +38,7 @@ FEW_BYTES, FEW_SHARED = 2e9, 500e6  # less space, or less shared memory, is too 
 TABLES = ("arrays", "text-csv")  # data that are read now: decoding images takes minutes
 PROC, BIN = Path("/proc"), Path(sys.executable).parent
 RAY_NOTE = Path("/tmp/ray/ray_current_cluster")
-CLIENTS = DEFAULT_FEDERATION["num-supernodes"]
+CLIENTS = read_recipe("").federation["num-supernodes"]
 
 
 def describe(parser: argparse.ArgumentParser) -> None:
