@@ -8,16 +8,19 @@ from protofl_common.basics.text import in_order
 from protofl_common.config.sections import DataSettings, protections
 from protofl_common.experiment.settings import Settings, to_run_config
 from protofl_common.maths.aggregation import FEWEST
-from protofl_common.runs.comparison import compared, counted, sentence, side_by_side
 from protofl_common.runs.figures import (
     HIDDEN,
     MEASURES,
     Table,
     accuracy_rows,
     chosen,
+    compared,
+    counted,
     lost_text,
     metric_rows,
+    sentence,
     short_best,
+    side_by_side,
 )
 from protofl_common.runs.folder import KINDS, SITES, RoundRow, Summary, troubles
 from protofl_common.runs.metrics import human_bytes, human_seconds
