@@ -87,7 +87,7 @@ def _about_model(client: Client) -> tuple[int, str]:
         return _KNOWN_MODELS[kind]
     _check_model(client)
     algorithm = client_half(settings.row)(client, 0)
-    if any(noise):
+    if any(noise) and not settings.row.one_shot:
         algorithm.step()  # refuses what DP-SGD cannot train
     weights = {**algorithm.templates(exchange.down), **algorithm.templates(exchange.up)}
     parameters = sum(parameter.numel() for parameter in client.model.parameters())

@@ -65,7 +65,8 @@ class Expected:
         """Return what a site sent; RefusedMessage where it is not as declared, or more than it joined with."""
         check_size(content, self.declared, self.limits)
         report = unpack_report(content, self.server_round, self.losses, self.metrics)
-        payload = unpack_payload(content, self.declared, self.limits, required=self.complete)
+        limits = replace(self.limits, samples=float(report.train_samples))
+        payload = unpack_payload(content, self.declared, limits, required=self.complete)
         check_claims(report, payload, card, self.counts_samples)
         return Upload(card.name, payload, report)
 

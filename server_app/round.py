@@ -8,6 +8,7 @@ from flwr.app import MessageType
 from torch import Tensor
 
 from protofl_common.basics.text import in_order, printable
+from protofl_common.privacy.release import count_noise
 from protofl_common.runs.attributes import pack_attributes
 from protofl_common.runs.evaluation_metrics import declared_metrics
 from protofl_common.wire.payloads import pack_payload
@@ -123,6 +124,7 @@ def _is_finite(value: Tensor) -> bool:  # NaN and infinity show in the smallest 
 
 def _expected(strategy: Strategy, number: int, declared: Declared, training: bool) -> Expected:
     settings = strategy.settings
+    plan = settings.plan(1)  # the noise of tables is the same for any number of samples
     limits = Limits(
         num_classes=strategy.num_classes,
         feature_dim=settings.model.feature_dim,
@@ -131,6 +133,8 @@ def _expected(strategy: Strategy, number: int, declared: Declared, training: boo
         weights=strategy.templates(),
         backbones=len(settings.backbones),
         frozen_dim=strategy.card.input_shape[0] if settings.backbones else 0,
+        noise=8 * count_noise(plan.table_noise) if plan else 0.0,  # deviations, which no honest client exceeds
+        longest=settings.privacy.dp_feature_clip,
     )
     losses = strategy.row.reported_losses if training else ()
     metrics = declared_metrics(settings.metrics, strategy.num_classes)

@@ -29,7 +29,7 @@ from protofl_common.config.options import (
 )
 from protofl_common.config.python_names import is_python_name
 from protofl_common.config.sections import SECTIONS, TRACKERS, Sections
-from protofl_common.experiment.catalog import CATALOG, Algorithm, FedPCLHparams, Hparams
+from protofl_common.experiment.catalog import CATALOG, Algorithm, Hparams
 from protofl_common.experiment.node import (
     DEMANDS,
     DIVISION,
@@ -37,7 +37,9 @@ from protofl_common.experiment.node import (
     PARTITION_KEYS,
     PERMISSIONS,
     REQUIRE_SUMS,
+    TABLE,
     UNDIVIDED,
+    definition_problems,
     demanded,
     has_own_data,
     is_site,
@@ -50,7 +52,8 @@ from protofl_common.runs.evaluation_metrics import metric_names
 from protofl_common.runs.folder import KINDS
 from protofl_common.wire.schema import Declared, Exchange, vectors_in, weights_in
 
-READING = ("dataset", "classes", "image-size", "text-length")  # how a site's files are read
+READING = ("dataset", "classes", "image-size", "text-length", *TABLE, "impute", "standardise")
+"""How a site's files are read."""
 NODE_OVERRIDES = ("data-dir", *READING, *DIVISION, "arch", "device", "state-dir", "cache-dir")
 NODE_KEYS = ("site-name", *PARTITION_KEYS, "domain", "statistics", *NODE_OVERRIDES, *DEMANDS, *PERMISSIONS, *LIMITS)
 """The keys of a site's ``--node-config``; ``statistics`` is true or false there (`client_app/statistics.py`)."""
@@ -65,6 +68,8 @@ WITH_SECAGG: dict[str, tuple[Scalar, str]] = {  # key -> what it must be unless 
 WITH_DP: dict[str, tuple[Scalar, str]] = {  # what privacy cannot cover: key -> its value then, and why
     "positive-rate": (1.0, "terms of unlabelled samples compare samples"),
     "local-steps": (0, "the privacy ledger counts epochs"),
+    "impute": ("none", "values in the place of missing ones are made of all samples; fill them in yourself"),
+    "standardise": ("auto", "its mean and deviation are made of all samples"),
     "gradient-noise": (0.0, "the noise follows from dp-epsilon"),
     "statistics": ("none", "statistics for the report have no noise"),
     "metrics": ("", "only numbers of right predictions have noise"),
@@ -134,7 +139,8 @@ class Settings(Sections):
         rounds, tables = self.run.rounds, sum(entry.of_classes for entry in self.exchange.up.values())
         of_rounds = tuple(tables * self.hparams.due(number, rounds) for number in range(1, rounds + 1))
         training, every = self.training, self.federation.evaluate_every
-        return plan_of(self.privacy, samples, training.batch_size, training.local_epochs, of_rounds, every)
+        epochs = 0 if self.row.one_shot else training.local_epochs
+        return plan_of(self.privacy, samples, training.batch_size, epochs, of_rounds, every)
 
     def plan_of_paper(self, samples: int) -> Plan | None:
         """The DP-SGD of ``gradient-noise``, whose ε holds for nothing that is sent; None without."""
@@ -180,6 +186,7 @@ class Settings(Sections):
         likely_first = sorted(known_keys(), key=lambda key: "." in key and not key.startswith(f"{config.get('algo')}."))
         problems += unknown_keys(config, likely_first)
         denied = [*demanded(node, config), *(permission_problems(node, config) if node else [])]
+        denied += definition_problems(node, given)
         late = list[str]()
         tables = {name: read_section(row.hparams, config, late, prefix=f"{name}.") for name, row in CATALOG.items()}
         hparams = None if denied else _hparams(config, tables, problems)  # the package of a denied run is not imported
@@ -311,8 +318,11 @@ def _dp_problems(settings: Settings) -> Iterator[str]:
         yield f"dp = 'sample': {algo} is of another package, whose steps are not covered; choose among {able}"
     elif uncovered := [name for name in settings.exchange.up if name not in settings.row.private]:
         yield f"dp = 'sample': {algo} sends {', '.join(uncovered)}, which it does not cover; choose among {able}"
-    if isinstance(settings.hparams, FedPCLHparams) and settings.hparams.loss == "supcon":
-        yield "dp = 'sample': fedpcl.loss = 'supcon' compares samples, whose gradients are then no sample's own"
+    if settings.hparams.uncovered:
+        yield f"dp = 'sample': {settings.hparams.uncovered}"
+    least, whole = settings.privacy.min_class_samples, any(entry.of_all for entry in settings.exchange.up.values())
+    if least > 1 and whole:
+        yield f"dp = 'sample': min-class-samples = {least}: {algo} sends sums over all classes; choose 1"
 
 
 def _secagg_problems(settings: Settings) -> Iterator[str]:
@@ -325,6 +335,8 @@ def _secagg_problems(settings: Settings) -> Iterator[str]:
     if training.local_epochs == training.local_steps == 0 and rounds != 1:
         why = f"without training a client sends {same}"
         yield f"local-epochs = 0: {why}; with secagg = true choose at least 1, or rounds = 1"
+    if key := settings.hparams.by_site:
+        yield f"{key}: secagg = true hides what single sites send; to take one out or add one, make the run again"
     if settings.row.one_shot and rounds != 1:
         yield f"rounds = {rounds}: {algo} sends {same}; with secagg = true choose 1"
     if "recall" in names_in(settings.run.metrics):

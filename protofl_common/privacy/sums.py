@@ -79,6 +79,7 @@ def from_sums(sums: np.ndarray, declared: Declared, limits: Limits, clients: int
             size = math.prod(shape)
             arrays[key], start = numbers[start : start + size].reshape(shape), start + size
         means[name] = codec.mean(arrays, n, clients)
+    limits = replace(limits, samples=n / clients)  # as much noise as the average client's, at most
     return unpack_payload(pack_payload(Payload(**means), declared), declared, limits, required=False), round(n)
 
 

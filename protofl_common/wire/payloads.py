@@ -353,7 +353,9 @@ class MomentsCodec(WeightsCodec):
     """Class moments, of which not all are those of samples."""
 
     def checked(self, arrays: StateDict) -> StateDict:
-        if wrong := ClassMoments.of(super().checked(arrays)).problem():
+        moments, limits = ClassMoments.of(super().checked(arrays)), self.limits
+        noise = limits.noise / max(1.0, limits.samples)
+        if wrong := moments.problem_with_noise(noise, limits.longest) if noise else moments.problem():
             raise RefusedMessage(f"{self.name}: {wrong}")
         return arrays
 
