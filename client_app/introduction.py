@@ -54,7 +54,7 @@ def card_of(client: Client, parameters: int, weights: str) -> SiteCard:
         train_samples=client.stated_samples,
         test_samples=0 if hidden else len(data.test_labels),
         classes=data.classes,
-        holds=_classes_present(client) if tells and not hidden else (),
+        present=_classes_present(client) if tells and not hidden else (),
         weights=weights,
         device=str(client.device),
         found=0 if hidden else data.found,

@@ -57,7 +57,7 @@ class Screen(Callback):
             shares = [(name, 100 * samples[name] / max(1, sum(samples.values()))) for name in samples]
             texts = [f"{name} {share:.1f} %" for name, share in sorted(shares, key=lambda one: -one[1])]
             say(f"shares of the training samples: {_first(texts, ' with less')}")
-        holders = Counter(label for card in cards for label in card.holds)
+        holders = Counter(label for card in cards for label in card.present)
         few, merging = sum(number < FEWEST for number in holders.values()), federation.bounds.prototypes[0]
         if few and merging != "mean":
             say(f"warning: fewer than {FEWEST} clients hold {few} classes, where merging = {merging!r} outvotes nobody")

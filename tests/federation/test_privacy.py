@@ -98,7 +98,7 @@ def test_an_algorithm_trains_privately_and_sends_no_losses_no_seconds_and_no_cla
             assert not [name for name in reply.content["report"] if name.startswith(("losses", "seconds"))]
         if message.metadata.message_type == MessageType.QUERY:
             every = list(range(len(reply.content["site"]["classes"])))
-            assert list(reply.content["site"]["holds"]) == (every if CATALOG[algo].tells_classes else [])
+            assert list(reply.content["site"]["present"]) == (every if CATALOG[algo].tells_classes else [])
 
 
 def test_which_algorithms_it_covers_is_written_here_a_second_time() -> None:
