@@ -149,7 +149,7 @@ class Client:
 
     @cached_property
     def instructions(self) -> Instructions:
-        """Read what the message asks for; RefusedMessage for another Flower run, or a round too many."""
+        """Read what is asked for; RefusedMessage for another Flower run, or a round too many."""
         instructions, rounds = unpack_instructions(self.content), self.settings.run.rounds
         run_history = instructions.run_history
         if instructions.round > rounds:

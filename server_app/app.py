@@ -88,7 +88,7 @@ def one_run(grid: Grid, settings: Settings, folder: Path, run_id: int, later: in
 
 
 def baseline_run(grid: Grid, settings: Settings, folder: Path, run_id: int, later: int) -> None:
-    """The same for a baseline, unless a run that is resumed has finished it; its failure is said and costs no more."""
+    """The same for a baseline, unless a run that is resumed has finished it; its failure costs a line and no more."""
     resumed = settings.run.resume
     if resumed and is_complete(folder):
         return

@@ -57,7 +57,7 @@ class Expected:
     declared: Declared
     limits: Limits
     losses: tuple[str, ...] = ()
-    metrics: Collection[str] = ()  # Names of the losses that the report holds, and of the metrics that it may hold
+    metrics: Collection[str] = ()  # Names of the losses that the report has, and of the metrics that it may have
     complete: bool = True  # Whether everything in ``declared`` must be there
     counts_samples: bool = True  # Whether the report must say how many samples the client has trained on
 
@@ -124,6 +124,7 @@ class RoundResult:
 
     number: int = 0  # The round; of the final evaluation, the last one
     final: bool = False
+    evaluates: bool = False  # Whether the sites are to evaluate what they receive
     asked: list[str] = field(default_factory=list)
     reports: dict[str, Report] = field(default_factory=dict)
     failed: dict[str, str] = field(default_factory=dict)  # Site -> why it could not do its work
@@ -131,7 +132,7 @@ class RoundResult:
     prototypes: dict[str, Prototypes] = field(default_factory=dict)
     """Site -> its prototypes, of valid replies, in the order of the sites."""
     statistics: dict[str, ClientStatistics] = field(default_factory=dict)
-    """Site -> what it told for the report, after the last round."""
+    """Site -> its statistics for the report, after the last round."""
     metrics: dict[str, float] = field(default_factory=dict)  # What the server's step reports
     means: Means | None = None
     """The figures over all sites' samples, where secure aggregation hides those of single sites."""

@@ -74,7 +74,7 @@ class SmallClasses(Protection):
 class PaperNoise(Protection):
     """``gradient-noise`` and ``prototype-noise``; images get theirs where they are read (`Client.data`).
 
-    Its ε, where a paper says one, holds for nothing sent.
+    Its ε, where a paper says one, covers nothing that is sent.
     """
 
     name = "a paper's noise"

@@ -11,9 +11,8 @@ from functools import partial
 from importlib import import_module
 from typing import Literal, TypeVar
 
-from protofl_common.config.architectures import ARCHITECTURES, GAUSSIAN_HEADS
+from protofl_common.config.architectures import ARCHITECTURES, GAUSSIAN_HEADS, OR_ANOTHER
 from protofl_common.config.options import SettingsError, option
-from protofl_common.config.python_names import PYTHON_NAME
 from protofl_common.wire.schema import (
     Counts,
     Entry,
@@ -203,7 +202,7 @@ class FedDistillHparams(Hparams):
 class FMLHparams(Hparams):
     alpha: float = option(minimum=0, maximum=1)
     beta: float = option(minimum=0, maximum=1)
-    meme: str = option(choices=("", *ARCHITECTURES), or_like=PYTHON_NAME, or_words="MODULE:CLASS of your own")
+    meme: str = option(choices=("", *ARCHITECTURES), **OR_ANOTHER)
     mutual: str = option(choices=("detached", "coupled"))
 
 
@@ -223,7 +222,7 @@ class FeSEMHparams(Hparams):
 
 @dataclass(frozen=True)
 class FedKDHparams(Hparams):
-    student: str = option(choices=("", *ARCHITECTURES), or_like=PYTHON_NAME, or_words="MODULE:CLASS of your own")
+    student: str = option(choices=("", *ARCHITECTURES), **OR_ANOTHER)
     energy_start: float = option(above=0, maximum=1)
     energy_end: float = option(above=0, maximum=1)
 

@@ -11,7 +11,14 @@ from protofl_common.basics.text import is_site_name, names_in
 from protofl_common.config.backbones import is_allowed
 from protofl_common.config.datasets import OWN_FORMATS, is_own
 from protofl_common.config.options import Scalar, SettingsError
-from protofl_common.config.python_names import allow, check_allowed, is_inside, is_python_name, module_of
+from protofl_common.config.python_names import (
+    LIBRARY_NETWORK,
+    allow,
+    check_allowed,
+    is_inside,
+    is_python_name,
+    module_of,
+)
 from protofl_common.experiment.catalog import CATALOG
 from protofl_common.experiment.plugins import installed
 
@@ -19,6 +26,7 @@ REQUIRE_SUMS = "require-secagg"
 PERMISSIONS: dict[str, Scalar] = {  # what an operator may allow or demand, with the defaults
     "allow-download": False,
     "allow-backbones": "",
+    "allow-arch": "",
     "allow-python": "",
     "allow-algorithms": "all",
     REQUIRE_SUMS: False,
@@ -43,10 +51,14 @@ LIMITED = {  # settings of a run -> their limit at a site
 DEMANDS = ("min-class-samples", "require-dp")  # what a site wants of a run beyond what the run offers
 DIVISION = ("test-from", "train-fraction", "validation-fraction")
 """Settings by which a site with data of its own divides them: its node config's, else the defaults, never the run's."""
+TABLE = ("columns", "drop", "one-hot")
+"""Settings that say what of a table becomes inputs. A run may only repeat what the operator says: names of columns and
+categories that a run tries out would tell what a site has."""
 UNDIVIDED: dict[str, Scalar] = {"total-samples": 0, "train-samples": 0, "test-samples": 0, "positive-rate": 1.0}
 """Settings that would leave samples or labels out; at a site with data of its own they have these values."""
 STRICT = (*DEMANDS, REQUIRE_SUMS)  # with these a site names its classes itself: a refusal would tell which it has
 AT_THE_SERVER = ("callback", "dataset")  # keys whose modules no site imports for a run
+NETWORKS = ("arch", "models", "fml.meme", "fedkd.student")  # keys that name networks
 _NOT_ALLOWED = "not allowed on this site; its operator may"
 PARTITION_KEYS = ("partition-id", "num-partitions")  # all that the node config of a simulated client has
 DELTA = 1e-5  # δ of a site that demands ε alone
@@ -163,6 +175,12 @@ def permission_problems(node: Mapping[str, Scalar], config: Mapping[str, Scalar]
     return [*_beyond_limits(allowed, own_choice), *_about_data(node, config), *_not_named(allowed, config, own_choice)]
 
 
+def definition_problems(node: Mapping[str, Scalar], asked: Mapping[str, Scalar]) -> list[str]:
+    """A line for each setting of `TABLE` by which a run would choose what is read of a site's table."""
+    beyond = [key for key in TABLE if node and asked.get(key, "") not in ("", node.get(key, ""))]
+    return [f"{key} = {asked[key]!r}: {_NOT_ALLOWED} set it to the same (node config)" for key in beyond]
+
+
 def _wrong_permissions(allowed: Mapping[str, Scalar]) -> Iterator[str]:
     kinds = {bool: "true or false", str: "a string of names, separated by commas", int: "a whole number at least 1"}
     for key, default in (PERMISSIONS | LIMITS).items():
@@ -218,6 +236,9 @@ def _not_named(
     for name in names_in(config.get("backbones")):
         if not is_allowed(name, str(allowed["allow-backbones"])):
             yield f"backbones = {name!r}: {_NOT_ALLOWED} name it in allow-backbones (node config)"
+    for key, name in ((at, name) for at in NETWORKS for name in names_in(own_choice.get(at))):
+        if LIBRARY_NETWORK.fullmatch(name) and not is_allowed(name, str(allowed["allow-arch"])):
+            yield f"{key} = {name!r}: {_NOT_ALLOWED} name it in allow-arch (node config)"
     algorithms, algo = names_in(allowed["allow-algorithms"]), config.get("algo")
     if "all" not in algorithms and algo not in algorithms:
         yield f"algo = {algo!r}: {_NOT_ALLOWED} name it in allow-algorithms (node config)"
@@ -232,7 +253,7 @@ def _modules_named(config: Mapping[str, Scalar]) -> list[tuple[str, str]]:
 
 def python_names(config: Mapping[str, Scalar]) -> Iterator[tuple[str, str]]:
     """The values ``module:name`` of a run's settings, each with its key."""
-    for key in ("metrics", "dataset", "arch", "models", "fml.meme", "fedkd.student", "callback"):
+    for key in ("metrics", "dataset", *NETWORKS, "callback"):
         for name in filter(is_python_name, names_in(config.get(key))):
             if not name.startswith("hf:"):
                 yield key, name

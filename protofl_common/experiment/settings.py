@@ -37,7 +37,9 @@ from protofl_common.experiment.node import (
     PARTITION_KEYS,
     PERMISSIONS,
     REQUIRE_SUMS,
+    TABLE,
     UNDIVIDED,
+    definition_problems,
     demanded,
     has_own_data,
     is_site,
@@ -50,7 +52,8 @@ from protofl_common.runs.evaluation_metrics import metric_names
 from protofl_common.runs.folder import KINDS
 from protofl_common.wire.schema import Declared, Exchange, vectors_in, weights_in
 
-READING = ("dataset", "classes", "image-size", "text-length")  # how a site's files are read
+READING = ("dataset", "classes", "image-size", "text-length", *TABLE, "impute", "standardise")
+"""How a site's files are read."""
 NODE_OVERRIDES = ("data-dir", *READING, *DIVISION, "arch", "device", "state-dir", "cache-dir")
 NODE_KEYS = ("site-name", *PARTITION_KEYS, "domain", "statistics", *NODE_OVERRIDES, *DEMANDS, *PERMISSIONS, *LIMITS)
 """The keys of a site's ``--node-config``; ``statistics`` is true or false there (`client_app/statistics.py`)."""
@@ -67,6 +70,8 @@ WITH_SECAGG: dict[str, tuple[Scalar, str]] = {  # key -> what it must be unless 
 WITH_DP: dict[str, tuple[Scalar, str]] = {  # what privacy cannot cover: key -> its value then, and why
     "positive-rate": (1.0, "terms of unlabelled samples compare samples"),
     "local-steps": (0, "the privacy ledger counts epochs"),
+    "impute": ("none", "values in the place of missing ones are made of all samples; fill them in yourself"),
+    "standardise": ("auto", "its mean and deviation are made of all samples"),
     "gradient-noise": (0.0, "the noise follows from dp-epsilon"),
     "statistics": ("none", "statistics for the report have no noise"),
     "metrics": ("", "only numbers of right predictions have noise"),
@@ -184,6 +189,7 @@ class Settings(Sections):
         likely_first = sorted(known_keys(), key=lambda key: "." in key and not key.startswith(f"{config.get('algo')}."))
         problems += unknown_keys(config, likely_first)
         denied = [*demanded(node, config), *(permission_problems(node, config) if node else [])]
+        denied += definition_problems(node, given)
         late = list[str]()
         tables = {name: read_section(row.hparams, config, late, prefix=f"{name}.") for name, row in CATALOG.items()}
         hparams = None if denied else _hparams(config, tables, problems)  # the package of a denied run is not imported

@@ -8,12 +8,13 @@ from torch import Tensor, nn
 
 from protofl_common.basics.devices import seeded
 from protofl_common.basics.seeding import derive_seed
-from protofl_common.config.architectures import ARCHITECTURES, HEADS, ORTHOGONAL_SHARED, body_and_hidden
+from protofl_common.config.architectures import ARCHITECTURES, HEADS, ORTHOGONAL_SHARED, OTHER_NETWORKS, body_and_hidden
 from protofl_common.config.options import SettingsError
-from protofl_common.config.python_names import is_python_name, load
+from protofl_common.config.python_names import LIBRARY_NETWORK, is_python_name, load
 from protofl_common.config.sections import ModelSettings
 from protofl_common.maths.gaussian import GaussianHead
 from protofl_common.models.heads import HiddenHead, LinearHead, freeze_orthogonally
+from protofl_common.models.library import library_body
 from protofl_common.models.split import SplitModel
 from protofl_common.models.vectors import SIGNAL, TABLE, TEXT, Embedded
 from protofl_common.models.vision import CNN_PLANS, VISION
@@ -104,6 +105,8 @@ def _body(name: str, input_shape: tuple[int, ...], feature_dim: int) -> nn.Modul
     """The body called ``name``; ValueError for samples of another shape than it takes."""
     if is_python_name(name):
         return _own_body(name, input_shape, feature_dim)
+    if LIBRARY_NETWORK.fullmatch(name) and len(input_shape) == 3:
+        return library_body(name, input_shape, feature_dim)
     if name in TABLE:
         return nn.Sequential(nn.Flatten(), *TABLE[name](math.prod(input_shape), feature_dim))
     if name in SIGNAL and len(input_shape) == 2:
@@ -134,7 +137,7 @@ def _own_body(name: str, input_shape: tuple[int, ...], feature_dim: int) -> nn.M
 
 
 def _check(arch: str, head: str, num_classes: int, feature_dim: int) -> None:
-    if arch not in ARCHITECTURES and not is_python_name(arch):
+    if arch not in ARCHITECTURES and not OTHER_NETWORKS.fullmatch(arch):
         raise ValueError(f"arch is {arch!r}, not one of {', '.join(ARCHITECTURES)}")
     if head not in HEADS:
         raise ValueError(f"head is {head!r}, not one of {', '.join(HEADS)}")

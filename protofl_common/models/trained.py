@@ -18,6 +18,7 @@ from protofl_common.basics.tensorfile import TensorFileError, read_tensors, writ
 from protofl_common.basics.text import LONGEST_NAME, printable
 from protofl_common.config.architectures import ARCHITECTURES, PROJECTION
 from protofl_common.config.options import SettingsError
+from protofl_common.config.python_names import LIBRARY_NETWORK
 from protofl_common.maths.prototypes import Prototypes
 from protofl_common.models.build import build_model, with_group_norm
 from protofl_common.models.split import SplitModel
@@ -53,6 +54,8 @@ class ModelCard:
     temperature: float  # T of the probabilities by prototype, see `calibration`
     calibrated_on: str  # the data that choose ``inference``, T, the limit of unknown inputs: ``validation``, ``test``
     chosen_on: str  # the data that chose this round as the best: ``validation``, ``test``; "": it is the run's last
+    fill: tuple[float, ...] = ()  # what stands in the place of missing values, per feature; () where none may miss
+    columns: tuple[str, ...] = ()  # of a table, in the order of its features: ``age``, ``sex:f|m``
 
 
 @dataclass(frozen=True)
@@ -69,7 +72,9 @@ class TrainedModel:
     def build(self) -> SplitModel:
         """The model, on the CPU, ready to predict; SettingsError if the weights are not of the network on the card."""
         try:
-            if self.card.arch in (*ARCHITECTURES, PROJECTION):  # before it takes memory that the weights do not need
+            if self.card.arch in (*ARCHITECTURES, PROJECTION) or LIBRARY_NETWORK.fullmatch(
+                self.card.arch
+            ):  # before it takes memory that the weights do not need
                 with torch.device("meta"):
                     self._untrained().load_state_dict(self.weights, assign=True)
             model = self._untrained()
@@ -141,6 +146,7 @@ def _fits(prototypes: Prototypes, card: ModelCard) -> bool:
 def _card(facts: Any) -> ModelCard:
     """A card that a stranger may have written; ValueError names what is wrong with it."""
     kinds = get_type_hints(ModelCard)
+    facts = {"fill": [], "columns": []} | facts if isinstance(facts, dict) else facts  # cards of before have none
     if not isinstance(facts, dict) or facts.keys() != kinds.keys():
         raise ValueError("not the entries of a card")
     choices: dict[str, tuple[str, ...]] = {"inference": KINDS, "similarity": ("l2", "cosine")}
@@ -149,7 +155,11 @@ def _card(facts: Any) -> ModelCard:
     for name, value in facts.items():
         if not _is(value, kinds[name]) or value not in choices.get(name, (value,)):
             raise ValueError(f"{name} = {printable(repr(value))}")
-    if len(facts["mean"]) != len(facts["std"]) or math.prod(facts["input_shape"]) > MOST_NUMBERS:
+    if (
+        len(facts["mean"]) != len(facts["std"])
+        or len(facts["fill"]) not in (0, len(facts["mean"]))
+        or math.prod(facts["input_shape"]) > MOST_NUMBERS
+    ):
         raise ValueError("its input_shape is too large, or it has not as many means as deviations")
     lists = {name: tuple(value) for name, value in facts.items() if isinstance(value, list)}
     return ModelCard(**facts | lists)

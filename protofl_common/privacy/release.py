@@ -23,7 +23,7 @@ def large_enough(prototypes: Prototypes, least: int) -> Prototypes:
     """The prototypes of at least ``least`` samples each, which must have counts.
 
     Clusters of fewer samples are merged, within a class, to one, which stays if it is large enough. So a class of
-    enough samples keeps a prototype. No prototype changes where all are large enough.
+    enough samples retains a prototype. No prototype changes where all are large enough.
     """
     counts = prototypes.counts
     assert counts is not None

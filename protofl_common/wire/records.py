@@ -71,7 +71,7 @@ class SiteCard:
     test_samples: int
     classes: tuple[str, ...]  # names of all classes of the data set, in label order
     holds: tuple[int, ...]
-    """Labels of its training samples, where its uploads will tell them; elsewhere nothing is told."""
+    """Labels of its training samples, where its uploads will show them; elsewhere none."""
     weights: str  # a digest of names, types and shapes of all weights that it exchanges; "" for none
     device: str  # where it computes: ``"cpu"``, ``"cuda"``, ``"cuda:1"``
     found: int = 0  # samples that its share was taken from, used or not (`ClientData.found`)
@@ -126,7 +126,7 @@ def pack_best(best: BestRound | None, final: bool = False) -> dict[str, ConfigRe
 
 
 def unpack_best(content: RecordDict) -> tuple[int, str]:
-    """After which round the model was the best, -1 if not told, and, where this is final, on which data; checked."""
+    """After which round the model was the best, -1 if unknown, and, where this is final, on which data; checked."""
     record = content.config_records.get("best", {"after": -1, "on": ""})
     after, on = record.get("after"), record.get("on")
     if len(record) != 2 or type(after) is not int or on not in ("", "validation", "test"):

@@ -1,6 +1,6 @@
 """Callbacks act after each round: each is a file, and the list below is the order in which they are called.
 
-A run's folder holds
+A run's folder has
     ``settings.toml``            every setting, usable again with ``--run-config``
     ``resume.toml``              the same, to let the run go on after it was stopped
     ``checkpoints/``             what that takes, after each of the last three rounds (`server_app/checkpoint.py`)

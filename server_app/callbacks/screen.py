@@ -96,17 +96,17 @@ def samples_line(cards: Collection[SiteCard], data: DataSettings) -> str:
     Sites that divide one data set have found the same samples, all others samples of their own.
     """
     divided = [card.found for card in cards if card.num_partitions and data.partition != "own"]
-    found = sum(card.found for card in cards) - sum(divided) + max(divided, default=0)
+    total = sum(card.found for card in cards) - sum(divided) + max(divided, default=0)
     train, test = sum(card.train_samples for card in cards), sum(card.test_samples for card in cards)
     validation = sum(card.validation_samples for card in cards)
     capped = f" (train-samples = {data.train_samples} a client)" if data.train_samples else ""
     between = f" · {validation:,} for validation" if validation else ""
-    left = found - train - validation - test
+    left = total - train - validation - test
     if left > 0:
         rest = f"{left:,} left out ({', '.join(_selecting(data)) or 'of clients that are not here'})"
     else:
         rest = "some of them used by several clients" if left else "none left out"
-    return f"samples: {found:,} found · {train:,} for training{capped}{between} · {test:,} for testing · {rest}"
+    return f"samples: {total:,} found · {train:,} for training{capped}{between} · {test:,} for testing · {rest}"
 
 
 def _selecting(data: DataSettings) -> list[str]:
@@ -141,7 +141,7 @@ def final_table(summary: Summary) -> str:
     data = "the sites' own data" if summary["partition"] == "own" else summary["dataset"]
     best, sizes = summary["best-accuracy"], summary["bytes"]
     rows = accuracy_rows(
-        summary["accuracy"], {kind: short_best(one) for kind, one in best.items()}, summary.get("validation", {})
+        summary["accuracy"], {kind: short_best(figure) for kind, figure in best.items()}, summary.get("validation", {})
     )
     private = f"ε ≤ {summary['epsilon']:.2f} · " if "epsilon" in summary else ""
     hidden = any("std" not in figures for figures in summary["accuracy"].values())

@@ -54,6 +54,22 @@ def private(folder: Path, algo: str, clients: int = 2, **changes: Any) -> Outcom
     return run_federation(run_config(folder, algo=algo, **small | changes), clients)
 
 
+def test_what_is_fitted_on_a_clients_samples_is_refused_or_left_out_under_differential_privacy(tmp_path: Path) -> None:
+    for key, value in (("impute", "mean"), ("standardise", "client"), ("standardise", "pooled")):
+        with pytest.raises(SettingsError, match=f"dp = 'sample': {key} = '{value}'.* made of all samples"):
+            Settings.from_run_config(run_config(tmp_path, **SMALL, **{key: value}))
+    nodes = [{"partition-id": i, "num-partitions": 2} for i in range(2)]
+    scales = {
+        dp: [
+            Client(Context(RUN_ID, 1, node, RecordDict(), run_config(tmp_path, **SMALL | {"dp": dp}))).data.mean
+            for node in nodes
+        ]
+        for dp in ("none", "sample")
+    }
+    assert scales["none"][0] != scales["none"][1]
+    assert scales["sample"][0] == scales["sample"][1]
+
+
 def compared(step: PrivateStep, weights: dict[str, Tensor], samples: tuple[Tensor, ...]) -> dict[str, Tensor]:
     """What `of_each` finds, after the first sample's has been compared with what `backward` finds for it alone."""
     found = of_each(step, weights, samples)

@@ -25,6 +25,8 @@ from packaging.requirements import Requirement
 
 from protofl_common.config.options import SettingsError
 from protofl_common.data import DataError
+from protofl_common.data.raw import described
+from protofl_common.data.sources import source_of
 from protofl_common.data.store import cache_root
 from protofl_common.experiment.settings import Settings, app_folder, default_run_config
 from protofl_common.tools.cli.arguments import (
@@ -39,6 +41,7 @@ from protofl_common.tools.findings import FACT, WARNING, WRONG, Finding, existin
 
 OF_A_CLIENT = 700e6  # bytes of memory of a simulated client at work
 FEW_BYTES, FEW_SHARED = 2e9, 500e6  # less space, or less shared memory, is too little
+TABLES = ("arrays", "text-csv")  # data that are read now: decoding images takes minutes
 PROC, BIN = Path("/proc"), Path(sys.executable).parent
 RAY_NOTE = Path("/tmp/ray/ray_current_cluster")
 CLIENTS = DEFAULT_FEDERATION["num-supernodes"]
@@ -161,6 +164,11 @@ def _settings(asked: argparse.Namespace) -> Found:
     try:
         settings = checked(default_run_config() | asked.settings)
         yield FACT, f"right; the data set {settings.data.dataset} is here", ""
+        if settings.data.dataset in TABLES:
+            data = source_of(settings.data.dataset).read(settings.data)
+            clients = f"; clients: {', '.join(data.domain_names)}" if data.domain_names else ""
+            samples = f"{len(data.labels)} samples, {described(data.inputs)}"
+            yield FACT, f"{samples}, of {len(data.classes)} classes: {', '.join(data.classes)}{clients}", ""
     except (SettingsError, DataError) as error:
         text = str(error).replace("\n", f"\n{'':22}")
         yield WRONG, text, "correct that setting; protofl list shows choices"

@@ -76,7 +76,7 @@ def act(arguments: argparse.Namespace) -> int:
     files, console = _files(arguments.files), Console(stderr=True)
     warnings.filterwarnings("ignore", module="PIL")  # of odd metadata: what matters is whether pixels can be read
     predictor = Predictor.load(arguments.model, arguments.device, arguments.allow_backbones)
-    batches = read_ahead(files, predictor.card.input_shape, predictor.card.input_type, fast=arguments.fast)
+    batches = read_ahead(files, predictor.card, fast=arguments.fast)
     by, width = predictor.way(arguments.by), max(map(len, predictor.card.classes)) + len(f"{UNKNOWN} (?)")
     shows_rows, problems = not (arguments.json or arguments.out), dict[str, str]()
     hidden = not console.is_terminal or (not arguments.out and sys.stdout.isatty())
