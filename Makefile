@@ -9,7 +9,7 @@ export FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION := 1
 export FLWR_TELEMETRY_ENABLED := 0
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: run table reproduce quick test test-system test-long coverage docs test-gpu fuzz mutants lint format bench bench-gpu bench-report bench-scale bench-deployment clean certificates demo demo-down faults
+.PHONY: run table reproduce quick test test-system test-long coverage docs test-gpu fuzz mutants lint format bench bench-gpu bench-peers bench-report bench-scale bench-deployment clean certificates demo demo-down faults
 
 $(BIN)/.installed: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -32,8 +32,8 @@ table: $(BIN)/.installed  ## a paper's table; make table TABLE=fedtgp-fmnist DAT
 reproduce: $(BIN)/.installed  ## every table for a CPU, in days; start it again to go on; DATA_DIR holds MNIST/raw, office10, …
 	$(BIN)/protofl table $(REPRODUCE:%=configs/tables/%.yaml) --data-dir '$(DATA_DIR)' $(ARGS)
 
-quick: $(BIN)/.installed  ## the unit tests of single modules
-	$(BIN)/python -m pytest -q -n auto --dist worksteal -m 'not system and not long' tests/protofl_common tests/client_app tests/server_app
+quick: $(BIN)/.installed  ## the unit tests
+	$(BIN)/python -m pytest -n auto --dist worksteal -m 'not system and not long' tests/unit
 
 test: $(BIN)/.installed  ## unit tests and in-process federations, on all cores: six minutes on two
 	$(BIN)/python -m pytest -n auto --dist worksteal -m 'not system and not long' --durations=15
@@ -52,10 +52,11 @@ docs: $(BIN)/.installed  ## the references anew, from the code; the site in site
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 test-gpu: $(BIN)/.installed  ## on a machine with a CUDA device: every algorithm, graphs, seeds, resuming, memory
-	$(BIN)/python -m pytest tests/test_cuda.py -n 0 --durations=15
+	$(BIN)/python -m pytest tests/federation/test_cuda.py -n 0 --durations=15
 
 fuzz: $(BIN)/.installed  ## 10,000 random messages for each decoder, and for a site that is watched: half an hour
-	$(BIN)/python -m pytest tests/test_wire_fuzz.py tests/test_site_fuzz.py --hypothesis-profile=fuzz --hypothesis-show-statistics
+	$(BIN)/python -m pytest --hypothesis-profile=fuzz --hypothesis-show-statistics \
+	    tests/unit/protofl_common/wire/test_wire_fuzz.py tests/federation/test_site_fuzz.py
 
 mutants: $(BIN)/.installed  ## lines of the mathematics made wrong one at a time: does a test notice? ten minutes
 	$(BIN)/python -m tests.bench.mutants
@@ -72,6 +73,9 @@ format: $(BIN)/.installed
 
 bench: $(BIN)/.installed  ## speed against a bare PyTorch script, and HtFLlib given HTFLLIB=<its folder>; DATA_DIR holds FashionMNIST/raw
 	$(BIN)/python -m tests.bench.round_speed --data-dir '$(DATA_DIR)' $(if $(HTFLLIB),--htfllib '$(HTFLLIB)') $(ARGS)
+
+bench-peers: $(BIN)/.installed  ## one job in a bare loop, ProtoFL, pfl-research and Flower; DATA_DIR holds FashionMNIST/raw; needs a network once
+	$(BIN)/python -m tests.bench.peers.compare --data-dir '$(DATA_DIR)' $(ARGS)
 
 bench-report: $(BIN)/.installed  ## how long report.html takes: 20 clients × 100 rounds × 100 classes
 	$(BIN)/python -m tests.bench.report_time

@@ -23,8 +23,8 @@ from protofl_common.config.options import SettingsError
 from protofl_common.data import DataError
 from protofl_common.experiment.node import is_site, site_name
 from protofl_common.experiment.settings import NODE_KEYS, digest_of, known_keys
-from protofl_common.wire.limits import RefusedMessage
 from protofl_common.wire.payloads import payload_bytes
+from protofl_common.wire.schema import RefusedMessage
 
 ERROR_CODE = 2  # Flower's code for "the ClientApp raised an exception"
 OPEN = (SettingsError, TrainingError, RefusedMessage)

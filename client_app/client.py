@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from flwr.app import Context
+from flwr.app import Context, Message, MessageType, RecordDict
 
 from client_app.answers import log
 from client_app.data import Augment, Samples, augment_of, split_unlabelled, to_device
@@ -32,21 +32,23 @@ from protofl_common.models.split import SplitModel
 from protofl_common.privacy.plan import Plan
 from protofl_common.privacy.release import noised_images
 from protofl_common.runs.evaluation_metrics import declared_metrics
-from protofl_common.wire.limits import Limits, RefusedMessage, Template
-from protofl_common.wire.records import Instructions
+from protofl_common.wire.records import Instructions, unpack_baseline, unpack_instructions
+from protofl_common.wire.schema import Limits, RefusedMessage, Template
 
 OWN_SEED = 0  # The seed with which a site with data of its own divides them: no run draws another division
 
 
 class Client:
-    """Built anew for every message from Flower's context; nothing is read before it is needed.
+    """Built anew for every message that it answers; nothing is read before it is needed.
 
-    SettingsError if the run configuration or this node's ``--node-config`` is wrong. RefusedMessage for a ``baseline``
-    that the run configuration does not name.
+    SettingsError if the run configuration or this node's ``--node-config`` is wrong. RefusedMessage for a message about
+    a baseline that the run configuration does not name.
     """
 
-    def __init__(self, context: Context, baseline: str = "") -> None:
-        node = context.node_config
+    def __init__(self, context: Context, message: Message | None = None) -> None:
+        node, self.content = context.node_config, message.content if message else RecordDict()
+        self.training = message is not None and message.metadata.message_type == MessageType.TRAIN
+        baseline = unpack_baseline(self.content)
         self.settings = Settings.from_run_config(context.run_config, node)
         allow_named(node if is_site(node) else context.run_config)
         allow(names_in(node.get("allow-python")))
@@ -145,19 +147,23 @@ class Client:
         """Return a file of a simulated client."""
         return self.root / run_name / "clients" / self.name / name
 
-    def states(self, instructions: Instructions) -> StateFolder:
-        """Return the folder of this client's state: at a real site, every study has one of its own.
-
-        RefusedMessage for another Flower run, or a round too many.
-        """
-        run_history, rounds = instructions.run_history, self.settings.run.rounds
+    @cached_property
+    def instructions(self) -> Instructions:
+        """Read what is asked for; RefusedMessage for another Flower run, or a round too many."""
+        instructions, rounds = unpack_instructions(self.content), self.settings.run.rounds
+        run_history = instructions.run_history
         if instructions.round > rounds:
             raise RefusedMessage(f"round.round is {instructions.round} in a run of {rounds} rounds")
         if run_history.run_id != self.run_id:
             raise RefusedMessage(f"round.run_history is {run_history.text!r} in the Flower run {self.run_id}")
+        return instructions
+
+    @cached_property
+    def states(self) -> StateFolder:
+        """The folder of this client's state: at a real site, every study has one of its own."""
         private = "" if self.settings.privacy.dp == "none" else ", with differential privacy"
         use = f"{self.settings.run.algo} ({digest(repr(self.settings.exchange))}){private}"
-        name, wary = instructions.run_name, self.node.is_site
+        name, run_history, wary = self.instructions.run_name, self.instructions.run_history, self.node.is_site
         folder = self.root / (f"{name}-{run_history.first}" if wary else name) / "clients"  # names may meet
         return StateFolder(folder, self.name, run_history, wary=wary, use=use)
 

@@ -17,14 +17,14 @@ from protofl_common.basics.files import digest, make_private
 from protofl_common.config.options import SettingsError
 from protofl_common.experiment.settings import own_division
 from protofl_common.models.build import check_model
-from protofl_common.wire.records import SiteCard, check_settings, unpack_baseline
+from protofl_common.wire.records import SiteCard, check_settings
 
 _KNOWN_MODELS: dict[str, tuple[int, str]] = {}  # Cache of `_about_model`, by what a model depends on
 
 
 def introduction(message: Message, context: Context) -> SiteCard:
     """Check that this client can train, and describe it. What is wrong with its data shows now."""
-    client = Client(context, unpack_baseline(message.content))
+    client = Client(context, message)
     check_settings(message.content, client.settings.digest)
     if client.node.has_own_data:
         own, asked = own_division(context.node_config), context.run_config
@@ -39,7 +39,7 @@ def introduction(message: Message, context: Context) -> SiteCard:
 
 def card_of(client: Client, parameters: int, weights: str) -> SiteCard:
     """Describe a client; ``weights``: a digest of all weights that it exchanges, "" for none."""
-    data, hidden, tells = client.data, client.settings.privacy.secagg, client.settings.row.tells_classes
+    data, hidden, tells = client.data, client.settings.privacy.sums_only, client.settings.row.tells_classes
     if hidden and client.settings.row.one_shot:
         _classes_present(client)  # moments of no class are no numbers, which nobody can sum
     return SiteCard(
@@ -87,7 +87,7 @@ def _about_model(client: Client) -> tuple[int, str]:
         return _KNOWN_MODELS[kind]
     _check_model(client)
     algorithm = client_half(settings.row)(client, 0)
-    if any(noise):
+    if any(noise) and not settings.row.one_shot:
         algorithm.step()  # refuses what DP-SGD cannot train
     weights = {**algorithm.templates(exchange.down), **algorithm.templates(exchange.up)}
     parameters = sum(parameter.numel() for parameter in client.model.parameters())

@@ -31,13 +31,14 @@ def statistics_level(client: Client) -> str:
     return settings.run.statistics if allowed and not single else "none"
 
 
-def statistics_of(client: Client, algorithm: ClientAlgorithm[Any]) -> tuple[ClientStatistics | None, Declared]:
+def statistics_of(algorithm: ClientAlgorithm[Any]) -> tuple[ClientStatistics | None, Declared]:
     """Class counts and, with frozen backbones, similarities; at level ``features`` test features; and how declared."""
+    client = algorithm.client
     level = statistics_level(client)
     if level == "none":
         return None, statistics_declared(level)
     counts_C = client.train_set.labels.cpu().bincount(minlength=client.num_classes)
-    similarity_K = backbone_similarity(client, algorithm) if client.settings.backbones else None
+    similarity_K = backbone_similarity(algorithm) if client.settings.backbones else None
     features_ND = labels_N = None
     if level == "features":
         some, seed = client.test_set, derive_seed(client.settings.run.seed, "statistics", client.name)
@@ -49,13 +50,14 @@ def statistics_of(client: Client, algorithm: ClientAlgorithm[Any]) -> tuple[Clie
     return ClientStatistics(counts_C, similarity_K, features_ND, labels_N), statistics_declared(level)
 
 
-def backbone_similarity(client: Client, algorithm: ClientAlgorithm[Any]) -> Tensor:
+def backbone_similarity(algorithm: ClientAlgorithm[Any]) -> Tensor:
     """How alike a client's prototypes from one backbone alone and from all of them are, [K] (FedPCL, Figure 3).
 
     The inner product of unit vectors, averaged over the client's large classes. "Alone" means that the features of the
     other backbones are put to their mean over the client's training samples, in front of the same projection. The paper
     leaves open how its single-backbone prototypes are made and how the scores are normalised.
     """
+    client = algorithm.client
     data, widths = client.train_set, feature_widths(client.settings.backbones)
     labels_N = data.labels.cpu()
     fused = class_means(algorithm.features(data), labels_N, client.num_classes)

@@ -25,8 +25,8 @@ from server_app.network.exchange import MessageExchange
 from server_app.network.flower_compat import find_messages_by_node
 from server_app.network.membership import Federation, FederationError
 from server_app.protections.secure_sum import check_number
-from server_app.result import RoundResult
-from server_app.round import final_evaluation, tell_best, train_round
+from server_app.replies import RoundResult
+from server_app.round import final_evaluation, train_round
 from server_app.strategies import built
 
 app = ServerApp()
@@ -88,7 +88,7 @@ def one_run(grid: Grid, settings: Settings, folder: Path, run_id: int, later: in
 
 
 def baseline_run(grid: Grid, settings: Settings, folder: Path, run_id: int, later: int) -> None:
-    """The same for a baseline, unless a run that is resumed has finished it; its failure is said and costs no more."""
+    """The same for a baseline, unless a run that is resumed has finished it; its failure costs a line and no more."""
     resumed = settings.run.resume
     if resumed and is_complete(folder):
         return
@@ -102,7 +102,8 @@ def baseline_run(grid: Grid, settings: Settings, folder: Path, run_id: int, late
 def run_rounds(run: Run, callbacks: list[Callback]) -> None:
     """All rounds that are left and the final evaluation; FederationError when several in a row changed nothing."""
     federation, strategy, wanted = run.federation, run.strategy, run.settings.run
-    exchange, budget = MessageExchange(federation), Budget(federation, run.start.run_history)
+    run.exchange = exchange = MessageExchange(federation, run.folder.name)
+    budget = Budget(federation, run.start.run_history)
     callbacks = [*callbacks, budget]
     say(f"{strategy.row.title} ({strategy.row.paper})")
     for callback in callbacks:
@@ -124,8 +125,8 @@ def run_rounds(run: Run, callbacks: list[Callback]) -> None:
         if why := next(filter(None, (callback.why_stop(run, number) for callback in callbacks)), ""):
             say(why)
             break
-        best = run.best if wanted.keep_best else None
-        result, last = train_round(strategy, run.folder.name, number, exchange, best), number
+        more = {name: record for callback in callbacks for name, record in callback.records(run).items()}
+        result, last = train_round(strategy, number, exchange, more), number
         federation.note_silence(number, (), exchange.late)
         report(result, start)
         idle = idle + 1 if result.not_merged else 0
@@ -136,13 +137,11 @@ def run_rounds(run: Run, callbacks: list[Callback]) -> None:
         raise FederationError("no client has sent one valid reply: nothing was learnt; the lines above say why")
     start = time.monotonic()
     federation.await_sites()
-    result = final_evaluation(strategy, run.folder.name, last, exchange)
+    result = final_evaluation(strategy, last, exchange)
     if result.not_merged or not result.reports:
         lost = [f"{site}: {reason}" for site, reason in (result.failed | result.refused).items()]
         why = "; ".join([*filter(None, [result.not_merged]), *lost]) or "silence"
         raise FederationError(f"no valid reply to the final evaluation ({why}); resume.toml repeats it")
     row = report(result, start)
-    if wanted.keep_best and run.best:
-        tell_best(strategy, run.folder.name, last, exchange, run.best)
     for callback in callbacks:
         callback.on_end(run, row, result)

@@ -1,19 +1,20 @@
-"""Replies of clients: what a valid one holds, and the upload that it is read as."""
+"""Replies of clients: what makes one valid, the upload that it is read as, and the result of a round."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from flwr.app import RecordDict
 from torch import Tensor
 
 from protofl_common.maths.prototypes import Prototypes
-from protofl_common.wire.limits import Limits, RefusedMessage
+from protofl_common.privacy.sums import Means
+from protofl_common.runs.folder import Seconds
 from protofl_common.wire.payloads import ClientStatistics, Payload, Value, check_size, unpack_payload
 from protofl_common.wire.records import Report, SiteCard, unpack_report
-from protofl_common.wire.schema import Declared
+from protofl_common.wire.schema import Declared, Limits, RefusedMessage
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,7 @@ class Expected:
     declared: Declared
     limits: Limits
     losses: tuple[str, ...] = ()
-    metrics: Collection[str] = ()  # Names of the losses that the report holds, and of the metrics that it may hold
+    metrics: Collection[str] = ()  # Names of the losses that the report has, and of the metrics that it may have
     complete: bool = True  # Whether everything in ``declared`` must be there
     counts_samples: bool = True  # Whether the report must say how many samples the client has trained on
 
@@ -64,7 +65,8 @@ class Expected:
         """Return what a site sent; RefusedMessage where it is not as declared, or more than it joined with."""
         check_size(content, self.declared, self.limits)
         report = unpack_report(content, self.server_round, self.losses, self.metrics)
-        payload = unpack_payload(content, self.declared, self.limits, required=self.complete)
+        limits = replace(self.limits, samples=float(report.train_samples))
+        payload = unpack_payload(content, self.declared, limits, required=self.complete)
         check_claims(report, payload, card, self.counts_samples)
         return Upload(card.name, payload, report)
 
@@ -81,7 +83,9 @@ def check_claims(report: Report, payload: Payload, card: SiteCard, training: boo
         now, before = getattr(report, what), getattr(card, what)
         if now > before:
             raise RefusedMessage(f"{what} = {now}, but it joined with {before}")
-    for value in payload.entries.values():
+    for name, value in payload.entries.items():
+        if isinstance(value, dict) and (payload.declared or {})[name].of_classes:
+            value = value["shares"]  # of class moments
         _check_entry(value, report, card)
 
 
@@ -108,3 +112,41 @@ def _check_entry(value: Value, report: Report, card: SiteCard) -> None:
 def _check_counts(what: str, counts: Tensor | None, samples: int) -> None:
     if counts is not None and (total := float(counts.double().sum())) > samples:
         raise RefusedMessage(f"{what} of {total:g} samples, but it has {samples} for training")
+
+
+class VoidRound(Exception):
+    """A round changes nothing; the text says why."""
+
+
+@dataclass
+class RoundResult:
+    """The result of a round, or of the final evaluation."""
+
+    number: int = 0  # The round; of the final evaluation, the last one
+    final: bool = False
+    evaluates: bool = False  # Whether the sites are to evaluate what they receive
+    asked: list[str] = field(default_factory=list)
+    reports: dict[str, Report] = field(default_factory=dict)
+    failed: dict[str, str] = field(default_factory=dict)  # Site -> why it could not do its work
+    refused: dict[str, str] = field(default_factory=dict)  # Site -> what was wrong with its reply
+    prototypes: dict[str, Prototypes] = field(default_factory=dict)
+    """Site -> its prototypes, of valid replies, in the order of the sites."""
+    statistics: dict[str, ClientStatistics] = field(default_factory=dict)
+    """Site -> its statistics for the report, after the last round."""
+    metrics: dict[str, float] = field(default_factory=dict)  # What the server's step reports
+    means: Means | None = None
+    """The figures over all sites' samples, where secure aggregation hides those of single sites."""
+    epsilon: float | None = None  # What the run has cost of privacy by now; None where nothing is private
+    seconds: Seconds = field(default_factory=Seconds)  # Of the exchange and of the server's step
+    bytes_down: int = 0
+    bytes_up: int = 0
+    waited: float = 0.0  # Seconds of the exchange, for those that did not answer
+    not_merged: str = ""  # Why nothing was merged; "" where it was
+    bounded: set[str] = field(default_factory=set)  # ``"site: how its part in the aggregate was reduced"``
+    late: dict[str, str] = field(default_factory=dict)
+    """Site -> which reply to an earlier exchange came during this one; it is not used."""
+
+    @property
+    def missing(self) -> list[str]:
+        heard = self.reports.keys() | self.failed.keys() | self.refused.keys()
+        return [site for site in self.asked if site not in heard]

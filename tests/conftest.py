@@ -1,7 +1,5 @@
 """One thread: these models are too small for more, and several wait for one another on a busy machine."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

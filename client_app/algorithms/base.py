@@ -26,9 +26,8 @@ from protofl_common.experiment.catalog import CATALOG, Algorithm, Hparams, half
 from protofl_common.maths.prototypes import Prototypes, by_class
 from protofl_common.models.split import SplitModel
 from protofl_common.runs.attributes import pack_attributes, restore_attributes
-from protofl_common.wire.limits import Template
 from protofl_common.wire.payloads import Payload, StateDict, part_of, template_of
-from protofl_common.wire.schema import Declared, weights_in
+from protofl_common.wire.schema import Declared, Template, weights_in
 
 H = TypeVar("H", bound=Hparams)
 
@@ -133,12 +132,6 @@ class ClientAlgorithm(Generic[H]):
         """Train for a round; the mean of each loss term, which the catalog's row names."""
         return self.train(self.step())
 
-    def fit_covered(self) -> dict[str, float]:
-        """`fit`, as the app calls it: SettingsError under differential privacy where that bypasses `train`."""
-        losses = self.fit()
-        self.privacy.check_covered(self.privacy.has_trained)
-        return losses
-
     @property
     def training_set(self) -> Samples:
         """The samples of batches: with few labels the labelled ones and, with ``pu-weight``, the unlabelled."""
@@ -167,14 +160,12 @@ class ClientAlgorithm(Generic[H]):
     # -- after training ------------------------------------------------------------------------------------------
 
     def upload(self) -> Payload:
-        """Return what goes to the server after training: as far as the row declares them, this client's prototypes, in
-        the rounds in which they are due, and weights.
+        """Return what goes to the server after training: prototypes and weights, as far as they are declared and due.
 
         Prototypes come with their counts, which protections need; they do not leave where the row declares none.
         """
-        declared = self.settings.exchange.up
-        due = "prototypes" in declared and self.hparams.due(self.round, self.settings.run.rounds)
-        prototypes = self.local_prototypes() if due else None
+        declared = self.settings.due_up(self.round)
+        prototypes = self.local_prototypes() if "prototypes" in declared else None
         return Payload(prototypes=prototypes, **{name: self.weights(name) for name in weights_in(declared)})
 
     def weights(self, name: str = "weights") -> StateDict:

@@ -25,7 +25,7 @@ from client_app.algorithms.base import ClientAlgorithm
 from client_app.client import Client
 from client_app.training import Batch, LossTerms
 from protofl_common.experiment.catalog import FedGenHparams
-from protofl_common.models.generator import build_generator
+from protofl_common.models.generator import Generator
 from protofl_common.wire.payloads import Payload
 
 
@@ -39,8 +39,7 @@ class FedGen(ClientAlgorithm[FedGenHparams]):
         super().__init__(client, round_number)
         self.needs_gradients = self.hparams.lambda_ > 0  # the head is then used twice
         dim = self.settings.model.feature_dim
-        generator = build_generator(client.num_classes, dim, self.hparams.noise_dim, seed=0)
-        self.generator = generator.to(client.device).eval()
+        self.generator = Generator(client.num_classes, dim, self.hparams.noise_dim, seed=0).to(client.device).eval()
 
     def receive(self, payload: Payload) -> None:
         super().receive(payload)

@@ -20,7 +20,6 @@ weights instead of their updates. The authors' code lets each term move both mod
 classes too.
 """
 
-import torch
 from torch import nn
 from torch.nn.functional import cross_entropy, mse_loss
 
@@ -28,6 +27,7 @@ from client_app.algorithms.base import ClientAlgorithm
 from client_app.client import Client
 from client_app.state import StateError
 from client_app.training import Batch, LossTerms
+from protofl_common.basics.devices import seeded
 from protofl_common.basics.seeding import derive_seed
 from protofl_common.experiment.catalog import FedKDHparams
 from protofl_common.maths.losses.distillation import adaptive, divergence
@@ -46,8 +46,7 @@ class FedKD(ClientAlgorithm[FedKDHparams]):
         self.student = client.new_model(self.settings.architecture(0, self.hparams.student), "global")
         self.trained = {name for name, _ in self.student.named_parameters()}
         self.received: StateDict = {}
-        with torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(derive_seed(self.settings.run.seed, "fedkd", client.name))
+        with seeded(derive_seed(self.settings.run.seed, "fedkd", client.name)):
             self.projection = nn.Linear(*(self.settings.model.feature_dim,) * 2, bias=False)
         self.projection.to(client.device)
 

@@ -88,5 +88,5 @@ class FedPCL(ClientAlgorithm[FedPCLHparams]):
         if not sets:
             table_1CD = torch.zeros(1, classes, self.settings.model.feature_dim, device=device)
             return table_1CD, torch.zeros(1, classes, dtype=torch.bool, device=device)
-        tables, masks = zip(*(by_class(one.to(device), classes) for one in sets), strict=True)
+        tables, masks = zip(*(by_class(each.to(device), classes) for each in sets), strict=True)
         return normalize(torch.stack(tables), dim=2), torch.stack(masks)

@@ -1,6 +1,6 @@
 """Protections stand between an algorithm and the wire, a file each; no algorithm knows them.
 
-`PROTECTIONS` is their order. Secure aggregation is not among them: its sum takes four messages (`secure_sum.py`).
+`PROTECTIONS` is their order. Behind them stands secure aggregation, whose sum takes four messages (`secure_sum.py`).
 """
 
 from client_app.client import Client
@@ -9,8 +9,15 @@ from client_app.protections.differential_privacy import DifferentialPrivacy
 from client_app.protections.one_reply import OneReply
 from client_app.protections.uploads import PaperNoise, SmallClasses
 from client_app.training import Step
+from protofl_common.experiment.settings import Settings
 
 PROTECTIONS: tuple[type[Protection], ...] = (OneReply, SmallClasses, PaperNoise, DifferentialPrivacy)
+
+
+def names(settings: Settings, is_site: bool) -> str:
+    """Name what acts on messages, for a site's log and its operator."""
+    acting = [kind.name for kind in PROTECTIONS if kind.acts(settings, is_site)]
+    return ", ".join([*acting, "secure aggregation"] if settings.privacy.sums_only else acting)
 
 
 def protections_of(client: Client) -> list[Protection]:

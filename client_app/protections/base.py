@@ -6,11 +6,11 @@ from client_app.training import Step
 from protofl_common.data.raw import Ints
 from protofl_common.experiment.settings import Settings
 from protofl_common.wire.payloads import Payload
-from protofl_common.wire.records import Instructions, Report
+from protofl_common.wire.records import Report
 
 
 class Protection:
-    """One protection, for one message; the hooks stand in the order in which they are called, and change nothing."""
+    """One protection, for the message that ``client`` answers; the hooks stand in calling order, and change nothing."""
 
     name = ""  # For a site's log, and for ``protofl site check``
 
@@ -22,8 +22,8 @@ class Protection:
         """Return whether it does anything in a run with these settings."""
         raise NotImplementedError
 
-    def before(self, instructions: Instructions, training: bool) -> None:
-        """Refuse, or charge for, the answer to ``instructions``; ``training``: a round, not the final evaluation."""
+    def before(self) -> None:
+        """Refuse, or charge for, the answer."""
 
     def evaluation(self, evaluation: Evaluation, labels_N: Ints) -> Evaluation:
         """Return the part of an evaluation on samples with ``labels_N`` that may leave."""
@@ -32,7 +32,7 @@ class Protection:
     def step(self, step: Step) -> Step:
         return step
 
-    def upload(self, upload: Payload, round_number: int) -> Payload:
+    def upload(self, upload: Payload) -> Payload:
         """Return the part of what an algorithm sends that may leave."""
         return upload
 
@@ -40,5 +40,5 @@ class Protection:
         """Return the part of a report that may leave; its evaluations have passed `evaluation`."""
         return report
 
-    def after(self, instructions: Instructions, training: bool) -> None:
+    def after(self) -> None:
         """Record that the answer is ready, or the error that is sent in its place."""

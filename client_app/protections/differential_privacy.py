@@ -23,10 +23,17 @@ from protofl_common.basics.files import digest, locked, write_text
 from protofl_common.config.options import SettingsError
 from protofl_common.data.raw import Ints
 from protofl_common.experiment.settings import Settings
+from protofl_common.maths.gaussian import ClassMoments
 from protofl_common.maths.prototypes import Prototypes, class_means
 from protofl_common.privacy.plan import Mechanism, Plan, epsilon
-from protofl_common.privacy.release import fresh_draw, private_class_means, private_counts, private_hits
-from protofl_common.wire.records import Instructions, Report
+from protofl_common.privacy.release import (
+    fresh_draw,
+    private_class_means,
+    private_counts,
+    private_hits,
+    private_moments,
+)
+from protofl_common.wire.records import Report
 
 Spending = Counter[tuple[float, float]]  # (q, σ) -> how many times
 Ledger = dict[str, Spending]
@@ -52,9 +59,10 @@ class DifferentialPrivacy(Protection):
     def acts(settings: Settings, is_site: bool) -> bool:
         return settings.privacy.dp != "none"
 
-    def before(self, instructions: Instructions, training: bool) -> None:
-        of_round = self._plan.of_round(instructions.round, instructions.evaluate)
-        charge(self.client, instructions.run_name, of_round if training else self._plan.of_evaluation())
+    def before(self) -> None:
+        asked, plan = self.client.instructions, self._plan
+        costs = plan.of_round(asked.round, asked.evaluate) if self.client.training else plan.of_evaluation()
+        charge(self.client, asked.run_name, costs)
 
     def evaluation(self, evaluation: Evaluation, labels_N: Ints) -> Evaluation:
         """Add noise to the numbers of right predictions, and drop all other figures."""
@@ -83,6 +91,14 @@ class DifferentialPrivacy(Protection):
         if self.client.plan is None:
             return counts_C
         return private_counts(counts_C, self._table_noise(round_number), fresh_draw())
+
+    def measure(self, moments: ClassMoments, features_NF: Tensor, labels_N: Tensor, round_number: int) -> None:
+        """Set ``moments`` to those of training samples as they may be sent; each call is a table of the ledger."""
+        if self.client.plan is None:
+            moments.measure(features_NF, labels_N)
+            return
+        clip, noise = self.client.settings.privacy.dp_feature_clip, self._table_noise(round_number)
+        private_moments(moments, features_NF, labels_N, clip, noise, fresh_draw())
 
     def check_training(self, step: Step, as_charged: bool) -> None:
         """SettingsError for a second training, for steps that are not private, and for more or larger batches."""

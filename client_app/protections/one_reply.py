@@ -12,8 +12,7 @@ from client_app.protections.base import Protection
 from client_app.state import StateError
 from protofl_common.basics.files import locked, replacing
 from protofl_common.experiment.settings import Settings
-from protofl_common.wire.limits import RefusedMessage
-from protofl_common.wire.records import Instructions
+from protofl_common.wire.schema import RefusedMessage
 
 Answers = dict[str, tuple[int, int]]
 """Flower run and algorithm -> the last training round answered, and the round of the final evaluation; 0 for none."""
@@ -34,26 +33,28 @@ class OneReply(Protection):
     def acts(settings: Settings, is_site: bool) -> bool:
         return is_site
 
-    def before(self, instructions: Instructions, training: bool) -> None:
-        self._check(self._read(), instructions, training)
+    def before(self) -> None:
+        self._check(self._read())
 
-    def after(self, instructions: Instructions, training: bool) -> None:
+    def after(self) -> None:
         """Record the answer. It is checked once more: the same question may have come twice at the same time."""
+        number = self.client.instructions.round
         try:
             with locked(self.file):
                 answers = self._read()
-                last, final = self._check(answers, instructions, training)
+                last, final = self._check(answers)
                 answers.pop(self.key, None)
-                answers[self.key] = (instructions.round, final) if training else (last, max(1, instructions.round))
+                answers[self.key] = (number, final) if self.client.training else (last, max(1, number))
                 with replacing(self.file, private=True) as beside:
                     beside.write_text(json.dumps(dict(list(answers.items())[-MOST:])) + "\n", encoding="utf-8")
         except OSError as error:
             raise StateError(f"state-dir: {self.file} cannot be written: {error}") from error
 
-    def _check(self, answers: Answers, instructions: Instructions, training: bool) -> tuple[int, int]:
+    def _check(self, answers: Answers) -> tuple[int, int]:
+        number, training = self.client.instructions.round, self.client.training
         last, final = answers.get(self.key, (0, 0))
-        if final or (training and instructions.round <= last):
-            asked = f"training in round {instructions.round}" if training else "the final evaluation"
+        if final or (training and number <= last):
+            asked = f"training in round {number}" if training else "the final evaluation"
             answered = f"the reply to {'the final evaluation' if final else f'round {last}'}: one for each"
             raise RefusedMessage(f"asked for {asked}, but this Flower run has had {answered}")
         return last, final

@@ -12,28 +12,30 @@ what they hide. The symbols, and what is added, stand in `privacy/masks.py`.
 """
 
 import json
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from cryptography.exceptions import InvalidTag
-from flwr.app import Context, Message, MessageType, RecordDict
+from flwr.app import Context, Message, RecordDict
 
 from client_app.client import Client
 from protofl_common.basics.files import replacing
 from protofl_common.privacy.masks import KEY, OWN, PAIR, SEALED, masked, new_secret, opened, part, public_of, seal
 from protofl_common.privacy.shamir import FEWEST, SHARE, needed, points_of, split
 from protofl_common.privacy.sums import MASKED, figure_names, to_sums, to_whole, weighted_figures, without_figures
-from protofl_common.wire.limits import RefusedMessage, Template
 from protofl_common.wire.payloads import Payload, pack_payload
-from protofl_common.wire.records import Instructions, Report, unpack_baseline, unpack_instructions
-from protofl_common.wire.schema import Declared
-from protofl_common.wire.secagg import FINAL, pack_by_site, unpack_by_site
+from protofl_common.wire.records import (
+    FINAL,
+    Report,
+    pack_by_site,
+    unpack_by_site,
+)
+from protofl_common.wire.schema import Limits, RefusedMessage
 
-Arrays = Callable[[Declared], dict[str, Template]]  # The arrays of declared weights (`ClientAlgorithm.templates`)
 _ORDER = ("advertise", "share", "mask", "unmask")
 
 
@@ -53,16 +55,14 @@ class _Progress:
 class SecureSum:
     """One site in one sum. RefusedMessage for a stage out of turn, and for what would reveal an upload."""
 
-    def __init__(self, client: Client, instructions: Instructions, final: bool) -> None:
-        self.client, self.name = client, client.name
-        self.run_id, self.final = instructions.run_history.run_id, final
-        self.sum = 2 * instructions.round + self.final
-        client.states(instructions)  # refuses another run's instructions
-        self.path = client.own_file(instructions.run_name, "secagg.json")
+    def __init__(self, client: Client, final: bool) -> None:
+        self.client, self.name, self.run_id, self.final = client, client.name, client.run_id, final
+        self.sum = 2 * client.instructions.round + final
+        self.path = client.own_file(client.instructions.run_name, "secagg.json")
         if client.node.is_site:  # whatever the server calls the run
             self.path = client.root / "privacy" / f"{self.name}-{self.run_id}-{client.settings.run.algo}.secagg"
 
-    def advertise(self, content: RecordDict) -> dict[str, bytes]:
+    def advertise(self) -> dict[str, bytes]:
         """Own public keys. A sum that never came to `mask` may begin anew."""
         last = self._read()
         reached = (last.sum, _ORDER.index(last.stage) > 1) if last and last.run_id == self.run_id else (-1, False)
@@ -73,9 +73,9 @@ class SecureSum:
         self._write(_Progress(self.run_id, self.sum, "advertise", secret))
         return {self.name: public_of(secret)}
 
-    def share(self, content: RecordDict) -> dict[str, bytes]:
+    def share(self) -> dict[str, bytes]:
         """For each peer its shares of the secret, sealed."""
-        progress, keys = self._passed("advertise"), unpack_by_site(content, 3 * KEY)
+        progress, keys = self._passed("advertise"), unpack_by_site(self.client.content, 3 * KEY)
         if keys.get(self.name) != public_of(progress.secret) or len(set(keys.values())) < len(keys):
             raise RefusedMessage("keys of which this site's are not its own, or two sites' are the same")
         if len(keys) < FEWEST:
@@ -87,9 +87,9 @@ class SecureSum:
         self._write(replace(progress, stage="share", keys=keys, shares=mine))
         return {peer: seal(progress.secret, keys[peer], f"{self.name} {peer}", text) for peer, text in shares.items()}
 
-    def peers(self, content: RecordDict) -> None:
+    def peers(self) -> None:
         """Before the work: whose masks are in the sum, those who shared; who sealed badly has no share here."""
-        progress, sealed = self._passed("share"), unpack_by_site(content, SEALED)
+        progress, sealed = self._passed("share"), unpack_by_site(self.client.content, SEALED)
         sites = {self.name, *sealed}
         if not sites <= progress.keys.keys() or len(sites) < (fewest := self._threshold(progress)):
             raise RefusedMessage(f"shares of {len(sites)} sites, fewer than {fewest}, or of unknown ones")
@@ -101,11 +101,11 @@ class SecureSum:
                 shares[peer] = b""
         self._progress = replace(progress, shares=shares)
 
-    def pack(self, upload: Payload, report: Report, declared: Declared, arrays: Arrays) -> tuple[RecordDict, Report]:
+    def pack(self, upload: Payload, report: Report, limits: Limits) -> tuple[RecordDict, Report]:
         """The figures of the report and the upload, masked; and the part of the report that stays in the clear."""
         progress, settings, samples = self._progress, self.client.settings, len(self.client.data.train_labels)
         summed = {name: entry for name, entry in settings.exchange.up.items() if name in upload.entries}
-        bounded = replace(self.client.limits(arrays(declared)), max_norm=settings.bounds.max_prototype_norm)
+        bounded = replace(limits, max_norm=settings.bounds.max_prototype_norm)
         figures = weighted_figures(report, samples, figure_names(settings.row.reported_losses, self.client.metrics))
         parts = to_whole(figures, len(progress.keys)), to_sums(upload, summed, bounded, samples, len(progress.keys))
         vector = np.concatenate(parts)
@@ -115,9 +115,9 @@ class SecureSum:
         self._write(replace(progress, stage="mask", secret=b""))
         return content, without_figures(report)
 
-    def unmask(self, content: RecordDict) -> dict[str, bytes]:
+    def unmask(self) -> dict[str, bytes]:
         """Send one share for each site in the sum: of its own mask if it has sent its upload, else of its key."""
-        progress, sent = self._passed("mask"), unpack_by_site(content, 0).keys()
+        progress, sent = self._passed("mask"), unpack_by_site(self.client.content, 0).keys()
         if not {self.name} <= sent <= progress.shares.keys() or len(sent) < self._threshold(progress):
             raise RefusedMessage(f"an unmasking for {len(sent)} sites: not this one, too few, or not all of the sum")
         self._write(_Progress(self.run_id, self.sum, "unmask"))
@@ -140,7 +140,7 @@ class SecureSum:
             return None
         values: dict[str, Any] = json.loads(self.path.read_text(encoding="utf-8"))
         by_site = {
-            name: {site: bytes.fromhex(one) for site, one in values[name].items()} for name in ("keys", "shares")
+            name: {site: bytes.fromhex(text) for site, text in values[name].items()} for name in ("keys", "shares")
         }
         return _Progress(**values | {"secret": bytes.fromhex(values["secret"]), **by_site})
 
@@ -149,34 +149,34 @@ class SecureSum:
             beside.write_text(json.dumps(asdict(progress), default=bytes.hex), encoding="utf-8")
 
 
+def blank_secrets(folder: Path) -> None:
+    """Blank what sums that were broken off have left; which sums a site has been in stays, lest it be asked again."""
+    for file in folder.glob("*.secagg"):
+        rows = json.loads(file.read_text(encoding="utf-8"))
+        rows |= {"stage": "unmask", "secret": "", "keys": {}, "shares": {}}
+        with replacing(file, private=True) as beside:
+            beside.write_text(json.dumps(rows), encoding="utf-8")
+
+
 def _called(number: int) -> str:
     return f"{'the final evaluation after ' if number % 2 else ''}round {number // 2}"
 
 
-class Plain:
-    """The other channel: the upload as it is."""
-
-    def pack(self, upload: Payload, report: Report, declared: Declared, arrays: Arrays) -> tuple[RecordDict, Report]:
-        """Return the record of ``upload``, and the report."""
-        return pack_payload(upload, declared), report
-
-
-def channel_of(client: Client, instructions: Instructions, message: Message) -> SecureSum | Plain:
-    """How an upload leaves: in the sum to which a message has the peers' shares, or plainly."""
+def sum_of(client: Client) -> SecureSum | None:
+    """The sum in which an upload leaves, to which its message has the peers' shares; None where it leaves by itself."""
     if not client.settings.privacy.secagg:
-        return Plain()
-    its_sum = SecureSum(client, instructions, message.metadata.message_type != MessageType.TRAIN)
-    its_sum.peers(message.content)
-    return its_sum
+        return None
+    secure_sum = SecureSum(client, final=not client.training)
+    secure_sum.peers()
+    return secure_sum
 
 
 def _stage(name: str, final: bool, message: Message, context: Context) -> RecordDict:
     """A stage without training, in a round or in the final evaluation."""
-    client = Client(context, unpack_baseline(message.content))
+    client = Client(context, message)
     if not client.settings.privacy.secagg:
         raise RefusedMessage("a stage of secure aggregation, which the run's settings do not ask for")
-    its_sum = SecureSum(client, unpack_instructions(message.content), final)
-    return RecordDict({**pack_by_site(getattr(its_sum, name)(message.content))})
+    return RecordDict({**pack_by_site(getattr(SecureSum(client, final), name)())})
 
 
 STAGES = {

@@ -50,7 +50,7 @@ class SmallClasses(Protection):
         metrics = {name: value for name, value in evaluation.metrics.items() if name.partition("/")[2] not in few}
         return Evaluation(evaluation.correct, metrics)
 
-    def upload(self, upload: Payload, round_number: int) -> Payload:
+    def upload(self, upload: Payload) -> Payload:
         """Drop small classes; SettingsError for prototypes that do not come with their counts."""
         return Payload(**{name: self._of_large_classes(name, value) for name, value in upload.entries.items()})
 
@@ -74,7 +74,7 @@ class SmallClasses(Protection):
 class PaperNoise(Protection):
     """``gradient-noise`` and ``prototype-noise``; images get theirs where they are read (`Client.data`).
 
-    Its ε, where a paper says one, holds for nothing sent.
+    Its ε, where a paper says one, covers nothing that is sent.
     """
 
     name = "a paper's noise"
@@ -87,7 +87,7 @@ class PaperNoise(Protection):
         plan = self.client.settings.plan_of_paper(len(self.client.data.train_labels))
         return step if plan is None else PrivateStep.of(step, plan)
 
-    def upload(self, upload: Payload, round_number: int) -> Payload:
+    def upload(self, upload: Payload) -> Payload:
         """Add noise to all prototypes."""
         kind = self.client.settings.noise.prototype_noise
         if kind == "none":
@@ -95,7 +95,7 @@ class PaperNoise(Protection):
         entries = dict(upload.entries)
         for name, value in entries.items():
             if isinstance(value, Prototypes):
-                of_entry = "prototype-noise", self.client.name, round_number, name
+                of_entry = "prototype-noise", self.client.name, self.client.instructions.round, name
                 seed = derive_seed(self.client.settings.run.seed, *of_entry)
                 entries[name] = replace(value, means=noised(value.means, kind, seed))
         return Payload(**entries)

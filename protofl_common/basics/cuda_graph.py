@@ -19,9 +19,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-WARM_UP = 8
-"""Calls for each shape before it is recorded: the optimizer makes its buffers, cuDNN and cuBLAS their workspaces. A
-function that is called less often is not worth a recording."""
+WARM_UP = 8  # calls before a shape is recorded: optimizer and cuBLAS make their buffers; fewer calls are not worth it
 
 Results = dict[str, Tensor]
 Function = Callable[..., Results]

@@ -1,6 +1,8 @@
 """The device that something computes on, so prepared that the same seed gives the same numbers on it again."""
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -26,6 +28,14 @@ def open_device(name: str, precision: str) -> torch.device:
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = precision == "tf32"
     torch.empty(0, device=device)
     return device
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Draw from the CPU's generator with this seed, and leave the state of all generators as it was."""
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)  # unlike torch.manual_seed, leaves the GPUs' generators alone
+        yield
 
 
 def seed_torch(seed: int) -> None:

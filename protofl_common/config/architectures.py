@@ -1,5 +1,16 @@
 """Names of architectures, of model groups and of kinds of heads (no heavy imports here)."""
 
+import re
+from typing import Any
+
+from protofl_common.config.python_names import LIBRARY_NETWORK, PYTHON_NAME
+
+OTHER_NETWORKS = re.compile(f"{LIBRARY_NETWORK.pattern}|{PYTHON_NAME.pattern}", re.ASCII)
+OR_ANOTHER: dict[str, Any] = {
+    "or_like": OTHER_NETWORKS,
+    "or_words": "torchvision:NAME, timm:NAME, or MODULE:CLASS of your own",
+}
+"""What an option may be beside the names below."""
 VOCABULARY = 2**14  # number of tokens of the networks for texts; 0 is padding
 BODIES: dict[str, str] = {
     "mnist-cnn": "2 conv (10, 20 channels) + 2 fc: FedProto's CNN for MNIST",
@@ -42,8 +53,7 @@ BODIES: dict[str, str] = {
     "projection": "fc D, ReLU, BatchNorm: FedPCL's projection of frozen features",
 }
 PROJECTION = "projection"  # what every client trains behind frozen backbones
-HTC4 = ("", "+fc512", "+fc256", "+fc128")
-"""FedTGP's four heads: fc C, or fc 512, 256, 128 before it. What follows the name of a body in that of a model."""
+HTC4 = ("", "+fc512", "+fc256", "+fc128")  # FedTGP's heads, behind a body's name: fc C, or one more layer before it
 _RESNETS = tuple(f"resnet{n}-imagenet-stem" for n in (4, 6, 8, 10, 18, 34, 50, 101, 152))
 _HTFE8 = ("cnn4", "googlenet", "mobilenet-v2", *_RESNETS[4:])
 _RES34_HTC4 = tuple("resnet34-imagenet-stem" + head for head in HTC4)
@@ -80,16 +90,13 @@ ARCHITECTURES: dict[str, str] = BODIES | {
 }
 
 GROUPS: dict[str, tuple[str, ...]] = _PAPERS | {name: (name,) for name in ARCHITECTURES}
-"""Every architecture is also a group of one."""
-GAUSSIAN_HEADS = ("naive-bayes", "lda", "qda")
-"""Classifiers in closed form (`maths/gaussian.py`); ``gaussian-lda`` … is such a head on frozen features."""
+GAUSSIAN_HEADS = ("naive-bayes", "lda", "qda")  # in closed form (`maths/gaussian.py`), as arch ``gaussian-lda`` …
 
 HEADS: dict[str, str] = {
     "trainable": "trains like the body",
     "orthogonal-frozen": "last layer fixed: orthogonal directions of length 1, no bias (FedProto-UH)",
 }
-ORTHOGONAL_SHARED = "orthogonal-shared"
-"""The setting ``head``: as orthogonal-frozen, with the same directions for all clients (FedNH)."""
+ORTHOGONAL_SHARED = "orthogonal-shared"  # as orthogonal-frozen, with the same directions for all clients (FedNH)
 
 
 def members_of(models: str) -> tuple[str, ...]:

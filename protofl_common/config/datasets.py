@@ -19,6 +19,13 @@ DATASETS: dict[str, str] = {
     "cifar10": "CIFAR-10, 32×32 RGB",
     "cifar100": "CIFAR-100, 32×32 RGB",
     "flowers102": "Oxford Flowers-102, RGB",
+    "digit5": "MNIST, MNIST-M, USPS, SVHN and SynthDigits as domains, those that are there; 32×32 RGB (Digit-5)",
+    "pacs": "PACS: photographs, paintings, cartoons and sketches of 7 classes as domains",
+    "office10": "Office-Caltech-10: 4 domains, 10 classes",
+    "tiny-imagenet": "Tiny-ImageNet, 64×64 RGB, 200 classes",
+    "fed-isic": "FLamby's Fed-ISIC2019: skin, 8 classes, 6 centres as clients",
+    "fed-heart": "FLamby's Fed-Heart-Disease: tables of 4 hospitals as clients, 2 classes",
+    "har": "UCI HAR: nine signals of 30 people as clients, 6 activities",
     "breast-cancer": "scikit-learn's table of 569 tumours, 30 numbers each, 2 classes (embedded)",
     "wine": "scikit-learn's table of 178 wines, 13 numbers each, 3 classes (embedded)",
     "image-folder": "a folder of your own: CLASS/image",
@@ -27,8 +34,7 @@ DATASETS: dict[str, str] = {
     "arrays": "arrays of your own: .npz (inputs, labels, …), or CSV or Parquet of numbers with a column label",
     "text-csv": "texts of your own in a CSV file with a column label (AG News)",
 }
-OWN_FORMATS = ("image-folder", "domain-folder", "manifest", "arrays", "text-csv")
-"""The names above that stand for files of the user's own; the others are public data sets."""
+OWN_FORMATS = ("image-folder", "domain-folder", "manifest", "arrays", "text-csv")  # files of the user's own
 
 
 def is_own(dataset: str) -> bool:

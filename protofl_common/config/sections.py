@@ -4,13 +4,13 @@ This folder imports nothing else of the project. What values must mean together 
 """
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import get_type_hints
 
-from protofl_common.config.architectures import ARCHITECTURES, GROUPS, HEADS, ORTHOGONAL_SHARED
+from protofl_common.config.architectures import ARCHITECTURES, GROUPS, HEADS, OR_ANOTHER, ORTHOGONAL_SHARED
 from protofl_common.config.datasets import DATASETS, OTHER_DATASETS, PARTITIONS
-from protofl_common.config.options import Affects, keys_affecting, option
-from protofl_common.config.python_names import PYTHON_NAME
+from protofl_common.config.options import Affects, Scalar, keys_affecting, option
 
 TRACKERS = ("mlflow", "tensorboard", "trackio", "wandb")  # experiment trackers (`server_app/callbacks/trackers.py`)
 FEWEST_TESTED = 20
@@ -85,6 +85,11 @@ class DataSettings:
     image_size: int = option(minimum=0, affects="data")
     text_length: int = option(minimum=1, maximum=65536, affects="data")
     classes: str = option(affects="data")
+    columns: str = option(affects="data")
+    drop: str = option(affects="data")
+    one_hot: str = option(affects="data")
+    impute: str = option(choices=("none", "mean", "median"), affects="data")
+    standardise: str = option(choices=("auto", "client", "pooled"), affects="data")
     partition: str = option(choices=PARTITIONS)
     alpha: float = option(above=0)
     classes_per_client: int = option(minimum=1)
@@ -106,8 +111,8 @@ class DataSettings:
 class ModelSettings:
     """The networks."""
 
-    models: str = option(choices=GROUPS, or_like=PYTHON_NAME, or_words="MODULE:CLASS of your own", several=True)
-    arch: str = option(choices=("", *ARCHITECTURES), or_like=PYTHON_NAME, or_words="MODULE:CLASS of your own")
+    models: str = option(choices=GROUPS, several=True, **OR_ANOTHER)
+    arch: str = option(choices=("", *ARCHITECTURES), **OR_ANOTHER)
     feature_dim: int = option(minimum=1, maximum=16384)
     head: str = option(choices=(*HEADS, ORTHOGONAL_SHARED))
     initial_weights: str = option(choices=("auto", "own", "shared"))
@@ -150,6 +155,11 @@ class PrivacySettings:
     dp_feature_clip: float = option(minimum=1e-6, maximum=1e6)
     secagg: bool = option()
     secagg_threshold: float = option(above=0.5, maximum=1, affects="waiting")
+
+    @property
+    def sums_only(self) -> bool:
+        """True where the server learns sums over the clients, and no upload, figure or classes of a single one."""
+        return self.secagg
 
 
 @dataclass(frozen=True)
@@ -194,3 +204,22 @@ SECTIONS: dict[str, type] = get_type_hints(Sections)
 def keys_that_change(*kinds: Affects) -> frozenset[str]:
     """The keys of the general settings that change one of these; those of algorithms change the result."""
     return frozenset(key for section in SECTIONS.values() for key in keys_affecting(section, *kinds))
+
+
+def protections(settings: Mapping[str, Scalar]) -> list[str]:
+    """A line for people on each protection that the settings ask for; a site may add to them."""
+    lines = []
+    if (least := settings.get("min-class-samples", 1)) != 1:
+        classes = f"nothing is sent of classes and clusters of fewer than {least} training samples"
+        figures = f"nor figures of fewer than {max(FEWEST_TESTED, int(least))} test samples"
+        lines.append(f"small classes: {classes}, {figures}")
+    if settings.get("secagg", False):
+        hidden = "the server learns sums over the clients, and no upload, figure or classes of one"
+        lines.append(f"secure aggregation: {hidden}; no bound on single sites (liars) can act")
+    if settings.get("dp", "none") != "none":
+        bound = f"at most ε = {settings['dp-epsilon']}, δ = {settings['dp-delta']} for each sample of a client"
+        covered = "of all that it sends, with noise: weights, prototypes, class moments, numbers of right predictions"
+        beside = "not covered: numbers of samples, times of replies"
+        whose = "ε in a line is that of the client that the run costs most"
+        lines.append(f"differential privacy: {bound}, {covered}; {beside}; {whose}")
+    return lines

@@ -21,12 +21,9 @@ from protofl_common.data.shares import Generator, Pool, balanced, proportional, 
 from protofl_common.data.store import StoredData, cache_root, cached
 
 FORMAT = 3  # raise it when the same settings come to mean another division
-UNSHAPED = ("iid", "feature-shift", "own")
-"""Partitions that give clients no class proportions of their own: ``train-samples`` balances the classes."""
-COMMON = ("official", "official-all")
-"""Values of ``test-from`` by which clients are tested on samples that are in nobody's share, official ones."""
-DEALT_AGAIN = ("n-way-k-shot",)
-"""Partitions in which clients may share samples: split into training and test samples before they are dealt out."""
+UNSHAPED = ("iid", "feature-shift", "own")  # no class proportions of their own: ``train-samples`` balances the classes
+COMMON = ("official", "official-all")  # values of ``test-from`` with test samples that are in nobody's share
+DEALT_AGAIN = ("n-way-k-shot",)  # clients may share samples: split into training and test before they are dealt out
 
 
 @dataclass(frozen=True)
@@ -104,8 +101,7 @@ class _Division:
         self.settings = replace(settings, clients_per_domain="") if domain else settings
         self.labels, self.domains, self.official = map(np.asarray, (data.labels, data.domains, data.official))
         self.marked = self.official == VALIDATION
-        self.tests_of: dict[bytes, Ints] = {}
-        """Set of classes -> the official test samples of these classes, which clients have in common."""
+        self.tests_of: dict[bytes, Ints] = {}  # set of classes -> its official test samples
 
     def random(self, *purpose: str | int) -> Generator:
         return np.random.default_rng(derive_seed(self.seed, *purpose))

@@ -46,10 +46,10 @@ def locate_folder(settings: DataSettings) -> tuple[Path]:
     return (data_dir_of(settings),)
 
 
-def read_folder(settings: DataSettings) -> RawData:
-    """CLASS/image, or DOMAIN/CLASS/image, below ``data-dir``; domains and classes are sorted by name."""
-    root, by_domain = data_dir_of(settings), settings.dataset == "domain-folder"
-    trees = _folders(root) if by_domain else [root]
+def read_folder(settings: DataSettings, domains: Sequence[Path] = ()) -> RawData:
+    """CLASS/image, or DOMAIN/CLASS/image, below ``data-dir``, or in ``domains``; the names are sorted."""
+    root, by_domain = data_dir_of(settings), settings.dataset != "image-folder"
+    trees = domains or (_folders(root) if by_domain else [root])
     names = class_names(settings.classes)
     files = [
         (file, folder.name, domain)

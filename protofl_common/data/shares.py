@@ -25,8 +25,7 @@ class Pool:
     labels: Ints
     domains: Ints
     domain_names: tuple[str, ...]
-    for_training: NDArray[np.bool_] | None = None
-    """Bool [n]: which samples clients may train on, where that is decided before the samples are dealt out."""
+    for_training: NDArray[np.bool_] | None = None  # bool [n]; None: decided after they are dealt
 
     def take(self, positions: Ints) -> Pool:
         """Only these samples, of which nothing is decided yet."""

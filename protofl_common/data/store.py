@@ -23,10 +23,10 @@ from protofl_common.data.raw import DataError, RawData, are_images, resized, sta
 from protofl_common.data.sources import source_of
 
 T = TypeVar("T")
-FORMAT = 4  # raise it when the content of the files, or of a data set that a source delivers, changes
-MADE_BY = ("pillow", "matplotlib", "scikit-learn")
-"""Packages whose version the images depend on: they decode and resize, and the embedded data sets are made of them."""
+FORMAT = 5  # raise it when the content of the files, or of a data set that a source delivers, changes
+MADE_BY = ("pillow", "matplotlib", "scikit-learn")  # packages that decode, resize or bring images
 ARRAYS = ("inputs", "labels", "domains", "official")
+NAMES = ("classes", "domain_names", "columns")
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,8 @@ def data_key(settings: DataSettings) -> str:
     locate = source_of(settings.dataset).locate
     listing = [_listing(path) for path in locate(settings)] if locate else []
     made_by = [version(package) for package in MADE_BY]
-    shaping = (settings.image_size, settings.text_length, settings.classes)
+    table = (settings.columns, settings.drop, settings.one_hot, settings.impute != "none")
+    shaping = (settings.image_size, settings.text_length, settings.classes, *table)
     key = digest(FORMAT, settings.dataset, shaping, listing, made_by)
     return f"{as_file_name(settings.dataset)}-{key}"
 
@@ -97,11 +98,21 @@ def _listing(path: Path) -> list[tuple[str, int, int]]:
 def _opened(folder: Path) -> StoredData | None:
     """The cache entry; None when there is none or it is damaged."""
     try:
+        files = [(folder / name).stat() for name in ("meta.json", *(f"{name}.npy" for name in ARRAYS))]
+    except OSError:
+        return None
+    return _opened_once(folder, tuple((file.st_mtime_ns, file.st_size) for file in files))
+
+
+@lru_cache(maxsize=8)
+def _opened_once(folder: Path, state: tuple[tuple[int, int], ...]) -> StoredData | None:
+    """The entry whose files are in this ``state``: a process that simulates many clients maps the arrays once."""
+    try:
         meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
         arrays = {name: np.load(folder / f"{name}.npy", mmap_mode="r") for name in ARRAYS}
         if any(len(array) != meta["samples"] for array in arrays.values()):
             return None
-        facts: dict[str, Any] = {name: tuple(meta[name]) for name in ("classes", "domain_names", "mean", "std")}
+        facts: dict[str, Any] = {name: tuple(meta[name]) for name in (*NAMES, "mean", "std")}
         return StoredData(**arrays, **facts, key=folder.name)
     except (OSError, ValueError, KeyError, TypeError, EOFError):
         return None
@@ -111,7 +122,7 @@ def _build(folder: Path, settings: DataSettings) -> StoredData | None:
     raw = source_of(settings.dataset).read(settings)
     raw = replace(raw, inputs=resized(raw.inputs, settings.image_size))
     mean, std = statistics(raw.inputs if are_images(raw.inputs) else raw.inputs[raw.official == 0])
-    meta = {"samples": len(raw.labels), "classes": raw.classes, "domain_names": raw.domain_names}
+    meta = {"samples": len(raw.labels)} | {name: getattr(raw, name) for name in NAMES}
     with replacing(folder, private=True) as beside:
         beside.mkdir()
         for name in ARRAYS:

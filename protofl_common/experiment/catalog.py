@@ -11,9 +11,8 @@ from functools import partial
 from importlib import import_module
 from typing import Literal, TypeVar
 
-from protofl_common.config.architectures import ARCHITECTURES, GAUSSIAN_HEADS
+from protofl_common.config.architectures import ARCHITECTURES, GAUSSIAN_HEADS, OR_ANOTHER
 from protofl_common.config.options import SettingsError, option
-from protofl_common.config.python_names import PYTHON_NAME
 from protofl_common.wire.schema import (
     Counts,
     Entry,
@@ -39,12 +38,22 @@ class Hparams:
         return declared
 
     def due(self, server_round: int, rounds: int) -> bool:
-        """Return whether clients send prototypes in this round of ``rounds``; both halves ask here."""
+        """Return whether clients send prototypes in this round of ``rounds``."""
         return True
 
     @property
     def needs_last_round(self) -> str:
         """Say what to set so that a run may end early; "" where nothing is done in the last round only."""
+        return ""
+
+    @property
+    def by_site(self) -> str:
+        """Say which of them needs what single sites sent; "" for none."""
+        return ""
+
+    @property
+    def uncovered(self) -> str:
+        """Say which of them differential privacy cannot cover, and why; "" for none."""
         return ""
 
 
@@ -108,6 +117,11 @@ class FedPCLHparams(Hparams):
             return declared
         return Exchange(down={"prototypes": declared.down["prototypes"]}, up=declared.up)
 
+    @property
+    def uncovered(self) -> str:
+        why = "fedpcl.loss = 'supcon' compares samples, whose gradients are then no sample's own"
+        return why if self.loss == "supcon" else ""
+
 
 @dataclass(frozen=True)
 class MPFTHparams(ServerTrainingHparams):
@@ -119,6 +133,18 @@ class GaussianHparams(Hparams):
     head: str = option(choices=GAUSSIAN_HEADS)
     shrinkage: float = option(minimum=-1, maximum=1)
     priors: str = option(choices=("global", "personal"))
+    revocable: bool = option()
+    start_from: str = option()
+
+    @property
+    def by_site(self) -> str:
+        chosen = {"gaussian.revocable": self.revocable, "gaussian.start-from": self.start_from}
+        return next((key for key, value in chosen.items() if value), "")
+
+    @property
+    def uncovered(self) -> str:
+        why = "gaussian.priors = 'personal' lets the client's own class shares, without noise, shape its predictions"
+        return why if self.priors == "personal" else ""
 
 
 @dataclass(frozen=True)
@@ -201,7 +227,7 @@ class FedDistillHparams(Hparams):
 class FMLHparams(Hparams):
     alpha: float = option(minimum=0, maximum=1)
     beta: float = option(minimum=0, maximum=1)
-    meme: str = option(choices=("", *ARCHITECTURES), or_like=PYTHON_NAME, or_words="MODULE:CLASS of your own")
+    meme: str = option(choices=("", *ARCHITECTURES), **OR_ANOTHER)
     mutual: str = option(choices=("detached", "coupled"))
 
 
@@ -221,7 +247,7 @@ class FeSEMHparams(Hparams):
 
 @dataclass(frozen=True)
 class FedKDHparams(Hparams):
-    student: str = option(choices=("", *ARCHITECTURES), or_like=PYTHON_NAME, or_words="MODULE:CLASS of your own")
+    student: str = option(choices=("", *ARCHITECTURES), **OR_ANOTHER)
     energy_start: float = option(above=0, maximum=1)
     energy_end: float = option(above=0, maximum=1)
 
@@ -256,10 +282,8 @@ class PFedMeHparams(DittoHparams):
 class Algorithm:
     title: str
     paper: str
-    client: str = ""
-    """Its client half, as ``module:Class``; only in this catalog "", for the class in the file of the row's name."""
-    server: str = ""
-    """Its server half. A half that adds nothing of its own need not exist: the row then names the one it inherits."""
+    client: str = ""  # its client half, ``module:Class``; "", in this catalog only: in the file of the row's name
+    server: str = ""  # its server half; where it adds nothing, the one that it inherits
     hparams: type[Hparams] = Hparams
     exchange: Exchange = field(default_factory=Exchange)
     losses: tuple[str, ...] = ("cross-entropy",)  # names of the loss terms that its clients report
@@ -269,14 +293,12 @@ class Algorithm:
     supports: tuple[Literal["merging", "secagg"], ...] = ()
     """Settings that the server half was written for: ``merging`` acts in its `merge`; with ``secagg`` that takes one
     upload, the mean of all. Any other value of these is refused."""
-    single_uploads: str = ""
-    """What the server needs single uploads for, beside what `exchange` shows; "" if averages are all it takes."""
+    single_uploads: str = ""  # what the server needs them for, beside what `exchange` shows; "": nothing
     private: tuple[str, ...] = ()
     """Entries of the upload that differential privacy covers: weights that `PrivateStep` alone has trained, and tables
     of classes with noise. An algorithm that sends any other is refused under ``dp``."""
     one_shot: bool = False  # a client trains nothing, so its upload is the same in every round
-    frozen_backbones: bool = False
-    """Made for features of frozen backbones: they are used unless the settings say otherwise."""
+    frozen_backbones: bool = False  # used unless the settings say otherwise
 
     def needs_single_uploads(self, exchange: Exchange) -> str:
         """Why sums over the clients are not enough for the server, where it exchanges this; "" if they are."""
@@ -384,6 +406,7 @@ _ROWS = {
         hparams=GaussianHparams,
         exchange=Exchange({"moments": Moments(), "counts": Counts()}, {"moments": Moments()}),
         losses=(),
+        private=("moments",),
         one_shot=True,
         frozen_backbones=True,
         supports=("secagg",),

@@ -11,28 +11,34 @@ from protofl_common.basics.text import is_site_name, names_in
 from protofl_common.config.backbones import is_allowed
 from protofl_common.config.datasets import OWN_FORMATS, is_own
 from protofl_common.config.options import Scalar, SettingsError
-from protofl_common.config.python_names import allow, check_allowed, is_inside, is_python_name, module_of
+from protofl_common.config.python_names import (
+    LIBRARY_NETWORK,
+    allow,
+    check_allowed,
+    is_inside,
+    is_python_name,
+    module_of,
+)
 from protofl_common.experiment.catalog import CATALOG
 from protofl_common.experiment.plugins import installed
 
-PERMISSIONS: dict[str, Scalar] = {
+REQUIRE_SUMS = "require-secagg"
+PERMISSIONS: dict[str, Scalar] = {  # what an operator may allow or demand, with the defaults
     "allow-download": False,
     "allow-backbones": "",
+    "allow-arch": "",
     "allow-python": "",
     "allow-algorithms": "all",
-    "require-secagg": False,
+    REQUIRE_SUMS: False,
 }
-"""With the defaults: no download, embedded backbones, no module but this app's, every algorithm of its catalog, with
-secure aggregation or without."""
-LIMITS: dict[str, int] = {
+LIMITS: dict[str, int] = {  # what a site takes of a run at most, and the defaults, which every recipe meets
     "max-rounds": 2000,
     "max-epochs": 100,
     "max-steps": 10_000,
     "max-batch-size": 1024,
     "max-image-size": 512,
 }
-"""The largest values that a site takes from a run, with the defaults; every recipe of the project keeps them."""
-LIMITED = {
+LIMITED = {  # settings of a run -> their limit at a site
     "rounds": "max-rounds",
     "local-epochs": "max-epochs",
     "local-steps": "max-steps",
@@ -42,16 +48,17 @@ LIMITED = {
     "fedrep.head-epochs": "max-epochs",
     "pfedme.personal-steps": "max-epochs",
 }
-"""Settings of a run -> their limit at a site."""
 DEMANDS = ("min-class-samples", "require-dp")  # what a site wants of a run beyond what the run offers
 DIVISION = ("test-from", "train-fraction", "validation-fraction")
 """Settings by which a site with data of its own divides them: its node config's, else the defaults, never the run's."""
+TABLE = ("columns", "drop", "one-hot")
+"""Settings that say what of a table becomes inputs. A run may only repeat what the operator says: names of columns and
+categories that a run tries out would tell what a site has."""
 UNDIVIDED: dict[str, Scalar] = {"total-samples": 0, "train-samples": 0, "test-samples": 0, "positive-rate": 1.0}
 """Settings that would leave samples or labels out; at a site with data of its own they have these values."""
-STRICT = (*DEMANDS, "require-secagg")
-"""Demands under which a run must not try out names of classes: whether a site accepts them tells which it has."""
-AT_THE_SERVER = ("callback", "dataset")
-"""Keys whose modules no site imports for a run: the callback runs at the server, a data set is the site's own."""
+STRICT = (*DEMANDS, REQUIRE_SUMS)  # with these a site names its classes itself: a refusal would tell which it has
+AT_THE_SERVER = ("callback", "dataset")  # keys whose modules no site imports for a run
+NETWORKS = ("arch", "models", "fml.meme", "fedkd.student")  # keys that name networks
 _NOT_ALLOWED = "not allowed on this site; its operator may"
 PARTITION_KEYS = ("partition-id", "num-partitions")  # all that the node config of a simulated client has
 DELTA = 1e-5  # δ of a site that demands ε alone
@@ -67,10 +74,8 @@ class NodeConfig:
     num_partitions: int
     domain: str
     is_site: bool  # True on a machine with an operator, False for a simulated client
-    has_own_data: bool
-    """True where the client brings data of its own; they are then no share of a data set that several divide."""
-    statistics: bool | None
-    """True where statistics may leave; None where that depends on the run, which divides the data."""
+    has_own_data: bool  # they are then no share of a data set that several divide
+    statistics: bool | None  # True where they may leave; None: where the run divides the data
     required_dp: tuple[float, float] | None  # (ε, δ) that all runs together may spend
 
     @classmethod
@@ -130,6 +135,11 @@ def allowed_by(node: Mapping[str, Scalar]) -> dict[str, Scalar]:
     return defaults | {key: node[key] for key in defaults if key in node}
 
 
+def openly(config: Mapping[str, Scalar], node: Mapping[str, Scalar]) -> tuple[dict[str, Scalar], dict[str, Scalar]]:
+    """Return both without secure aggregation, which would hide a site's numbers from its operator, too."""
+    return {**config, "secagg": False}, {**node, REQUIRE_SUMS: False}
+
+
 def demanded(node: Mapping[str, Scalar], config: dict[str, Scalar]) -> Iterator[str]:
     """Raise ``config`` to what the site demands; a line for each demand that is none, or that the run does not meet."""
     least, asked = node.get("min-class-samples", 1), config.get("min-class-samples")
@@ -163,6 +173,12 @@ def permission_problems(node: Mapping[str, Scalar], config: Mapping[str, Scalar]
         return wrong
     own_choice = {key: value for key, value in config.items() if key not in node}
     return [*_beyond_limits(allowed, own_choice), *_about_data(node, config), *_not_named(allowed, config, own_choice)]
+
+
+def definition_problems(node: Mapping[str, Scalar], asked: Mapping[str, Scalar]) -> list[str]:
+    """A line for each setting of `TABLE` by which a run would choose what is read of a site's table."""
+    beyond = [key for key in TABLE if node and asked.get(key, "") not in ("", node.get(key, ""))]
+    return [f"{key} = {asked[key]!r}: {_NOT_ALLOWED} set it to the same (node config)" for key in beyond]
 
 
 def _wrong_permissions(allowed: Mapping[str, Scalar]) -> Iterator[str]:
@@ -209,8 +225,8 @@ def _not_named(
     allowed: Mapping[str, Scalar], config: Mapping[str, Scalar], own_choice: Mapping[str, Scalar]
 ) -> Iterator[str]:
     """Downloads, modules of ``own_choice`` (what the node config leaves to the run), backbones and algorithms."""
-    if allowed["require-secagg"] and config.get("secagg") is not True:
-        only = "this site takes part with secure aggregation only (node config: require-secagg); set secagg = true"
+    if allowed[REQUIRE_SUMS] and config.get("secagg") is not True:
+        only = f"this site takes part with secure aggregation only (node config: {REQUIRE_SUMS}); set secagg = true"
         yield f"secagg = {str(config.get('secagg')).lower()}: {only}"
     if config.get("download") is True and not allowed["allow-download"]:
         yield f"download = true: {_NOT_ALLOWED} set allow-download=true (node config)"
@@ -220,6 +236,9 @@ def _not_named(
     for name in names_in(config.get("backbones")):
         if not is_allowed(name, str(allowed["allow-backbones"])):
             yield f"backbones = {name!r}: {_NOT_ALLOWED} name it in allow-backbones (node config)"
+    for key, name in ((at, name) for at in NETWORKS for name in names_in(own_choice.get(at))):
+        if LIBRARY_NETWORK.fullmatch(name) and not is_allowed(name, str(allowed["allow-arch"])):
+            yield f"{key} = {name!r}: {_NOT_ALLOWED} name it in allow-arch (node config)"
     algorithms, algo = names_in(allowed["allow-algorithms"]), config.get("algo")
     if "all" not in algorithms and algo not in algorithms:
         yield f"algo = {algo!r}: {_NOT_ALLOWED} name it in allow-algorithms (node config)"
@@ -234,7 +253,7 @@ def _modules_named(config: Mapping[str, Scalar]) -> list[tuple[str, str]]:
 
 def python_names(config: Mapping[str, Scalar]) -> Iterator[tuple[str, str]]:
     """The values ``module:name`` of a run's settings, each with its key."""
-    for key in ("metrics", "dataset", "arch", "models", "fml.meme", "fedkd.student", "callback"):
+    for key in ("metrics", "dataset", *NETWORKS, "callback"):
         for name in filter(is_python_name, names_in(config.get(key))):
             if not name.startswith("hf:"):
                 yield key, name

@@ -29,51 +29,54 @@ from protofl_common.config.options import (
 )
 from protofl_common.config.python_names import is_python_name
 from protofl_common.config.sections import SECTIONS, TRACKERS, Sections
-from protofl_common.experiment.catalog import CATALOG, Algorithm, FedPCLHparams, Hparams
+from protofl_common.experiment.catalog import CATALOG, Algorithm, Hparams
 from protofl_common.experiment.node import (
     DEMANDS,
     DIVISION,
     LIMITS,
     PARTITION_KEYS,
     PERMISSIONS,
+    REQUIRE_SUMS,
+    TABLE,
     UNDIVIDED,
+    definition_problems,
     demanded,
     has_own_data,
     is_site,
     permission_problems,
+    required_dp,
 )
 from protofl_common.experiment.plugins import algorithm_named, read_hparams
 from protofl_common.privacy.plan import Plan, plan_of
 from protofl_common.runs.evaluation_metrics import metric_names
 from protofl_common.runs.folder import KINDS
-from protofl_common.wire.schema import Exchange, vectors_in, weights_in
+from protofl_common.wire.schema import Declared, Exchange, vectors_in, weights_in
 
-READING = ("dataset", "classes", "image-size", "text-length")  # how a site's files are read
+READING = ("dataset", "classes", "image-size", "text-length", *TABLE, "impute", "standardise")
+"""How a site's files are read."""
 NODE_OVERRIDES = ("data-dir", *READING, *DIVISION, "arch", "device", "state-dir", "cache-dir")
 NODE_KEYS = ("site-name", *PARTITION_KEYS, "domain", "statistics", *NODE_OVERRIDES, *DEMANDS, *PERMISSIONS, *LIMITS)
 """The keys of a site's ``--node-config``; ``statistics`` is true or false there (`client_app/statistics.py`)."""
 SITE_FOLDERS: dict[str, Scalar] = {"data-dir": "", "cache-dir": "", "state-dir": "", "out-dir": "runs"}
-"""The folders of a site whose node config does not say otherwise; what the run config says of them is ignored."""
-WITH_SECAGG: dict[str, tuple[Scalar, str]] = {
+WITH_SECAGG: dict[str, tuple[Scalar, str]] = {  # key -> what it must be unless it has its default, and why
     "liars": (0, "hides the single uploads that it needs"),
     "merging": ("mean", "hides the single uploads that it needs"),
     "max-update-ratio": (0.0, "hides the single uploads that it needs"),
     "statistics": ("none", "hides what it tells of single clients"),
     "participation": (1.0, "forbids sums over different clients, whose difference shows single uploads"),
 }
-"""Key -> what it must be with secure aggregation, unless it has its default, and why."""
-WITH_DP: dict[str, tuple[Scalar, str]] = {
+WITH_DP: dict[str, tuple[Scalar, str]] = {  # what privacy cannot cover: key -> its value then, and why
     "positive-rate": (1.0, "terms of unlabelled samples compare samples"),
     "local-steps": (0, "the privacy ledger counts epochs"),
+    "impute": ("none", "values in the place of missing ones are made of all samples; fill them in yourself"),
+    "standardise": ("auto", "its mean and deviation are made of all samples"),
     "gradient-noise": (0.0, "the noise follows from dp-epsilon"),
     "statistics": ("none", "statistics for the report have no noise"),
     "metrics": ("", "only numbers of right predictions have noise"),
     "predict-among": ("all", "predictions would show which classes a client has"),
     "baselines": ("", "each baseline would spend ε once more on the same samples; make it a run of its own"),
 }
-"""Settings that differential privacy cannot cover: the value that they must have with it, and why."""
-Typed = tuple[tuple[str, type, Scalar], ...]
-"""A configuration that can be compared: 1, 1.0 and true are different values."""
+Typed = tuple[tuple[str, type, Scalar], ...]  # can be compared: 1, 1.0 and true differ
 
 
 @dataclass(frozen=True)
@@ -81,8 +84,7 @@ class Settings(Sections):
     """Everything a run needs to know; ``hparams`` are those of the chosen algorithm."""
 
     hparams: Hparams
-    given: Mapping[str, Scalar] = field(default_factory=dict, compare=False, repr=False)
-    """The run configuration, as it was before this node changed anything in it."""
+    given: Mapping[str, Scalar] = field(default_factory=dict, compare=False, repr=False)  # as the run gave it
 
     @property
     def digest(self) -> str:
@@ -97,6 +99,11 @@ class Settings(Sections):
     def exchange(self) -> Exchange:
         return self.hparams.exchange(self.row.exchange)
 
+    def due_up(self, round_number: int) -> Declared:
+        """Return the entries that a client sends after training in this round; both halves ask here."""
+        due = self.hparams.due(round_number, self.run.rounds)
+        return {name: entry for name, entry in self.exchange.up.items() if due or name != "prototypes"}
+
     @property
     def starts_alike(self) -> bool:
         """Return whether clients of one architecture begin with equal weights; by default where they receive some."""
@@ -107,7 +114,7 @@ class Settings(Sections):
     @property
     def hides_samples(self) -> bool:
         """Return whether clients hide their numbers of training samples too; with `dp` the budget needs them."""
-        return self.privacy.secagg and self.privacy.dp == "none"
+        return self.privacy.sums_only and self.privacy.dp == "none"
 
     @property
     def baselines(self) -> tuple[str, ...]:
@@ -132,7 +139,8 @@ class Settings(Sections):
         rounds, tables = self.run.rounds, sum(entry.of_classes for entry in self.exchange.up.values())
         of_rounds = tuple(tables * self.hparams.due(number, rounds) for number in range(1, rounds + 1))
         training, every = self.training, self.federation.evaluate_every
-        return plan_of(self.privacy, samples, training.batch_size, training.local_epochs, of_rounds, every)
+        epochs = 0 if self.row.one_shot else training.local_epochs
+        return plan_of(self.privacy, samples, training.batch_size, epochs, of_rounds, every)
 
     def plan_of_paper(self, samples: int) -> Plan | None:
         """The DP-SGD of ``gradient-noise``, whose ε holds for nothing that is sent; None without."""
@@ -178,6 +186,7 @@ class Settings(Sections):
         likely_first = sorted(known_keys(), key=lambda key: "." in key and not key.startswith(f"{config.get('algo')}."))
         problems += unknown_keys(config, likely_first)
         denied = [*demanded(node, config), *(permission_problems(node, config) if node else [])]
+        denied += definition_problems(node, given)
         late = list[str]()
         tables = {name: read_section(row.hparams, config, late, prefix=f"{name}.") for name, row in CATALOG.items()}
         hparams = None if denied else _hparams(config, tables, problems)  # the package of a denied run is not imported
@@ -218,6 +227,16 @@ def own_division(node: Mapping[str, Scalar]) -> dict[str, Scalar]:
     if not has_own_data(node):
         return {}
     return UNDIVIDED | {key: node.get(key, _defaults()[key]) for key in DIVISION}
+
+
+def meeting_demands(node: Mapping[str, Scalar]) -> dict[str, Scalar]:
+    """Return the settings with which a run meets what a site demands of its protections."""
+    config: dict[str, Scalar] = {}
+    if limits := required_dp(node):
+        config |= {"dp": "sample", "dp-epsilon": limits[0], "dp-delta": limits[1]}
+    if node.get(REQUIRE_SUMS):
+        config |= {key: only for key, (only, _) in WITH_SECAGG.items()} | {"secagg": True}
+    return config
 
 
 def _hparams(config: Mapping[str, Scalar], tables: Mapping[str, Hparams | None], problems: list[str]) -> Hparams | None:
@@ -299,8 +318,11 @@ def _dp_problems(settings: Settings) -> Iterator[str]:
         yield f"dp = 'sample': {algo} is of another package, whose steps are not covered; choose among {able}"
     elif uncovered := [name for name in settings.exchange.up if name not in settings.row.private]:
         yield f"dp = 'sample': {algo} sends {', '.join(uncovered)}, which it does not cover; choose among {able}"
-    if isinstance(settings.hparams, FedPCLHparams) and settings.hparams.loss == "supcon":
-        yield "dp = 'sample': fedpcl.loss = 'supcon' compares samples, whose gradients are then no sample's own"
+    if settings.hparams.uncovered:
+        yield f"dp = 'sample': {settings.hparams.uncovered}"
+    least, whole = settings.privacy.min_class_samples, any(entry.of_all for entry in settings.exchange.up.values())
+    if least > 1 and whole:
+        yield f"dp = 'sample': min-class-samples = {least}: {algo} sends sums over all classes; choose 1"
 
 
 def _secagg_problems(settings: Settings) -> Iterator[str]:
@@ -313,6 +335,8 @@ def _secagg_problems(settings: Settings) -> Iterator[str]:
     if training.local_epochs == training.local_steps == 0 and rounds != 1:
         why = f"without training a client sends {same}"
         yield f"local-epochs = 0: {why}; with secagg = true choose at least 1, or rounds = 1"
+    if key := settings.hparams.by_site:
+        yield f"{key}: secagg = true hides what single sites send; to take one out or add one, make the run again"
     if settings.row.one_shot and rounds != 1:
         yield f"rounds = {rounds}: {algo} sends {same}; with secagg = true choose 1"
     if "recall" in names_in(settings.run.metrics):
@@ -322,16 +346,10 @@ def _secagg_problems(settings: Settings) -> Iterator[str]:
         yield f"secagg = true: {algo} needs single uploads, for {why}; choose an algo of {choices}"
 
 
-RULES = (
-    _merging_problems,
-    _noise_problems,
-    _dp_problems,
-    _run_problems,
-    _stopping_problems,
-    _backbone_problems,
-    _secagg_problems,
+RULES = (  # what values must mean together
+    *(_merging_problems, _noise_problems, _dp_problems, _run_problems),
+    *(_stopping_problems, _backbone_problems, _secagg_problems),
 )
-"""What values must mean together."""
 
 
 def _changed(settings: Settings, needed: Mapping[str, tuple[Scalar, str]]) -> Iterator[tuple[str, Scalar, str]]:

@@ -27,8 +27,7 @@ class Prototypes:
 
     means: Tensor  # [P, D] float32
     labels: Tensor  # [P] int64, in [0, C)
-    counts: Tensor | None = None
-    """[P] int64: how many samples each prototype is the mean of; None where they are not told."""
+    counts: Tensor | None = None  # [P] int64: samples behind each; None: not given
 
     def __len__(self) -> int:
         return int(self.labels.numel())

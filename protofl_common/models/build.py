@@ -1,20 +1,20 @@
 """From the name of an architecture to a freshly initialised model: whose it is, and from which seed."""
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
+from protofl_common.basics.devices import seeded
 from protofl_common.basics.seeding import derive_seed
-from protofl_common.config.architectures import ARCHITECTURES, HEADS, ORTHOGONAL_SHARED, body_and_hidden
+from protofl_common.config.architectures import ARCHITECTURES, HEADS, ORTHOGONAL_SHARED, OTHER_NETWORKS, body_and_hidden
 from protofl_common.config.options import SettingsError
-from protofl_common.config.python_names import is_python_name, load
+from protofl_common.config.python_names import LIBRARY_NETWORK, is_python_name, load
 from protofl_common.config.sections import ModelSettings
 from protofl_common.maths.gaussian import GaussianHead
 from protofl_common.models.heads import HiddenHead, LinearHead, freeze_orthogonally
+from protofl_common.models.library import library_body
 from protofl_common.models.split import SplitModel
 from protofl_common.models.vectors import SIGNAL, TABLE, TEXT, Embedded
 from protofl_common.models.vision import CNN_PLANS, VISION
@@ -41,8 +41,14 @@ def initial_model(
 
 
 def initial_head(arch: str, num_classes: int, settings: ModelSettings, seed: int) -> LinearHead:
-    """Everybody's head, where no body comes with it: fitting a model of ``arch``, with weights of its own."""
-    return build_head_alone(arch, num_classes=num_classes, **_arguments(settings, seed, "global"))
+    """Everybody's head as a model of ``arch`` has it, in evaluation mode, with weights of its own.
+
+    The body is not built, so it may be a network that cannot be imported here.
+    """
+    values = _arguments(settings, seed, "global")
+    _check(arch, values["head"], num_classes, settings.feature_dim)
+    with seeded(values["seed"]):
+        return _head(arch, num_classes, settings.feature_dim, values["head"], values["head_seed"]).eval()
 
 
 def _arguments(settings: ModelSettings, seed: int, owner: str) -> dict[str, Any]:
@@ -75,28 +81,9 @@ def build_model(
     if arch.startswith(GAUSSIAN):
         return SplitModel(nn.Identity(), GaussianHead(num_classes, input_shape[0], arch.removeprefix(GAUSSIAN)))
     _check(arch, head, num_classes, feature_dim)
-    with _seeded(seed):
+    with seeded(seed):
         body = _body(body_and_hidden(arch)[0], input_shape, feature_dim)
         return SplitModel(body, _head(arch, num_classes, feature_dim, head, head_seed))
-
-
-def build_head_alone(
-    arch: str, *, num_classes: int, feature_dim: int, seed: int, head: str = "trainable", head_seed: int | None = None
-) -> LinearHead:
-    """A head as a model of ``arch`` has it, in evaluation mode, with weights of its own.
-
-    The body is not built, so it may be a network that cannot be imported here. Arguments as of `build_model`.
-    """
-    _check(arch, head, num_classes, feature_dim)
-    with _seeded(seed):
-        return _head(arch, num_classes, feature_dim, head, head_seed).eval()
-
-
-@contextmanager
-def _seeded(seed: int) -> Iterator[None]:
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(seed)  # unlike torch.manual_seed, leaves the GPUs' generators alone
-        yield
 
 
 def _head(arch: str, num_classes: int, feature_dim: int, head: str, head_seed: int | None) -> LinearHead:
@@ -118,6 +105,8 @@ def _body(name: str, input_shape: tuple[int, ...], feature_dim: int) -> nn.Modul
     """The body called ``name``; ValueError for samples of another shape than it takes."""
     if is_python_name(name):
         return _own_body(name, input_shape, feature_dim)
+    if LIBRARY_NETWORK.fullmatch(name) and len(input_shape) == 3:
+        return library_body(name, input_shape, feature_dim)
     if name in TABLE:
         return nn.Sequential(nn.Flatten(), *TABLE[name](math.prod(input_shape), feature_dim))
     if name in SIGNAL and len(input_shape) == 2:
@@ -148,7 +137,7 @@ def _own_body(name: str, input_shape: tuple[int, ...], feature_dim: int) -> nn.M
 
 
 def _check(arch: str, head: str, num_classes: int, feature_dim: int) -> None:
-    if arch not in ARCHITECTURES and not is_python_name(arch):
+    if arch not in ARCHITECTURES and not OTHER_NETWORKS.fullmatch(arch):
         raise ValueError(f"arch is {arch!r}, not one of {', '.join(ARCHITECTURES)}")
     if head not in HEADS:
         raise ValueError(f"head is {head!r}, not one of {', '.join(HEADS)}")

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-TEMPERATURES = torch.logspace(-4, 4, 161)
-"""T is chosen among these times the mean squared distance: a twentieth of a decade apart."""
+TEMPERATURES = torch.logspace(-4, 4, 161)  # times the mean squared distance: the choices of T
 
 
 def class_scores(distances_nP: Tensor, labels_P: Tensor, num_classes: int) -> Tensor:

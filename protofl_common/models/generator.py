@@ -8,17 +8,20 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import one_hot
 
+from protofl_common.basics.devices import seeded
+
 
 class Generator(nn.Module):
-    """(ε, y) -> z [B, D]: [ε, one-hot y] -> fc D, batch normalisation, ReLU -> fc D."""
+    """(ε, y) -> z [B, D]: [ε, one-hot y] -> fc D, batch normalisation, ReLU -> fc D; first weights from ``seed``."""
 
-    def __init__(self, num_classes: int, feature_dim: int, noise_dim: int) -> None:
+    def __init__(self, num_classes: int, feature_dim: int, noise_dim: int, seed: int) -> None:
         super().__init__()
         self.num_classes, self.noise_dim = num_classes, noise_dim
-        self.hidden = nn.Linear(noise_dim + num_classes, feature_dim)
+        with seeded(seed):
+            self.hidden = nn.Linear(noise_dim + num_classes, feature_dim)
+            self.norm = nn.BatchNorm1d(feature_dim)
+            self.out = nn.Linear(feature_dim, feature_dim)
         self.hidden.bias.requires_grad_(False)  # normalisation takes it out; Adam would follow its gradient's rounding
-        self.norm = nn.BatchNorm1d(feature_dim)
-        self.out = nn.Linear(feature_dim, feature_dim)
 
     def forward(self, noise_BN: Tensor, labels_B: Tensor) -> Tensor:
         labels_BC = one_hot(labels_B, self.num_classes).to(noise_BN.dtype)
@@ -33,10 +36,3 @@ class Generator(nn.Module):
         labels_B = torch.multinomial(counts_C.double(), size, replacement=True, generator=random)
         noise_BN = torch.randn(size, self.noise_dim, generator=random, device=counts_C.device)
         return self(noise_BN, labels_B), labels_B
-
-
-def build_generator(num_classes: int, feature_dim: int, noise_dim: int, seed: int) -> Generator:
-    """A generator on the CPU; its first weights are a function of the arguments, torch's global RNG is untouched."""
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(seed)
-        return Generator(num_classes, feature_dim, noise_dim)

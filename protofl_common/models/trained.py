@@ -18,6 +18,7 @@ from protofl_common.basics.tensorfile import TensorFileError, read_tensors, writ
 from protofl_common.basics.text import LONGEST_NAME, printable
 from protofl_common.config.architectures import ARCHITECTURES, PROJECTION
 from protofl_common.config.options import SettingsError
+from protofl_common.config.python_names import LIBRARY_NETWORK
 from protofl_common.maths.prototypes import Prototypes
 from protofl_common.models.build import build_model, with_group_norm
 from protofl_common.models.split import SplitModel
@@ -41,8 +42,7 @@ class ModelCard:
     input_shape: tuple[int, ...]  # of a sample: (channels, H, W), (features,), (channels, steps), (tokens,)
     input_type: str  # of its numbers, as NumPy calls it: ``uint8`` for images, ``int64`` for tokens, else ``float32``
     mean: tuple[float, ...]
-    std: tuple[float, ...]
-    """Per channel or feature, for pixels in [0, 1]; what the model is given is (x − mean) / std. () for tokens."""
+    std: tuple[float, ...]  # per channel or feature, pixels in [0, 1]; the model gets (x − mean) / std; () for tokens
     backbones: tuple[str, ...]  # frozen backbones in front of the model, which then is given their features
     features_in: int  # how many these are; 0 without backbones
     feature_dim: int  # D
@@ -52,10 +52,10 @@ class ModelCard:
     accuracy: dict[str, float]  # of each way to predict, on the site's test samples, after that round
     test_samples: int
     temperature: float  # T of the probabilities by prototype, see `calibration`
-    calibrated_on: str
-    """``validation`` or ``test``: the samples that choose ``inference``, T and the limit of unknown inputs."""
-    chosen_on: str
-    """The data on which this round was chosen as the best, ``validation`` or ``test``; "" for the run's last round."""
+    calibrated_on: str  # the data that choose ``inference``, T, the limit of unknown inputs: ``validation``, ``test``
+    chosen_on: str  # the data that chose this round as the best: ``validation``, ``test``; "": it is the run's last
+    fill: tuple[float, ...] = ()  # what stands in the place of missing values, per feature; () where none may miss
+    columns: tuple[str, ...] = ()  # of a table, in the order of its features: ``age``, ``sex:f|m``
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,9 @@ class TrainedModel:
     def build(self) -> SplitModel:
         """The model, on the CPU, ready to predict; SettingsError if the weights are not of the network on the card."""
         try:
-            if self.card.arch in (*ARCHITECTURES, PROJECTION):  # before it takes memory that the weights do not need
+            if self.card.arch in (*ARCHITECTURES, PROJECTION) or LIBRARY_NETWORK.fullmatch(
+                self.card.arch
+            ):  # before it takes memory that the weights do not need
                 with torch.device("meta"):
                     self._untrained().load_state_dict(self.weights, assign=True)
             model = self._untrained()
@@ -144,6 +146,7 @@ def _fits(prototypes: Prototypes, card: ModelCard) -> bool:
 def _card(facts: Any) -> ModelCard:
     """A card that a stranger may have written; ValueError names what is wrong with it."""
     kinds = get_type_hints(ModelCard)
+    facts = {"fill": [], "columns": []} | facts if isinstance(facts, dict) else facts  # cards of before have none
     if not isinstance(facts, dict) or facts.keys() != kinds.keys():
         raise ValueError("not the entries of a card")
     choices: dict[str, tuple[str, ...]] = {"inference": KINDS, "similarity": ("l2", "cosine")}
@@ -152,7 +155,11 @@ def _card(facts: Any) -> ModelCard:
     for name, value in facts.items():
         if not _is(value, kinds[name]) or value not in choices.get(name, (value,)):
             raise ValueError(f"{name} = {printable(repr(value))}")
-    if len(facts["mean"]) != len(facts["std"]) or math.prod(facts["input_shape"]) > MOST_NUMBERS:
+    if (
+        len(facts["mean"]) != len(facts["std"])
+        or len(facts["fill"]) not in (0, len(facts["mean"]))
+        or math.prod(facts["input_shape"]) > MOST_NUMBERS
+    ):
         raise ValueError("its input_shape is too large, or it has not as many means as deviations")
     lists = {name: tuple(value) for name, value in facts.items() if isinstance(value, list)}
     return ModelCard(**facts | lists)

@@ -21,7 +21,7 @@ little too large, never too small.
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Any, NamedTuple
@@ -29,8 +29,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from protofl_common.config.options import Scalar, SettingsError
-from protofl_common.config.sections import FEWEST_TESTED, PrivacySettings
+from protofl_common.config.options import SettingsError
+from protofl_common.config.sections import PrivacySettings
 
 ORDERS = (*range(2, 65), 72, 80, 96, 128, 192, 256, 384, 512)
 FIGURES_SHARE, TABLES_SHARE = 0.25, 0.5
@@ -50,7 +50,7 @@ class Mechanism(NamedTuple):
 
 def epsilon(mechanisms: Iterable[Mechanism], delta: float) -> float:
     """ε of all together at δ; 0 for none."""
-    total = sum((one.times * _renyi(one.rate, one.noise) for one in mechanisms if one.times), np.zeros(len(ORDERS)))
+    total = sum((times * _renyi(rate, noise) for rate, noise, times in mechanisms if times), np.zeros(len(ORDERS)))
     if not total.any():
         return 0.0
     orders = np.array(ORDERS, dtype=float)
@@ -128,7 +128,7 @@ class Plan:
     def of_round(self, number: int, evaluates: bool) -> list[Mechanism]:
         training = Mechanism(self.rate, self.noise, self.steps)
         table = Mechanism(1.0, self.table_noise, self.tables[number - 1])
-        return [one for one in (training, table, *self.of_evaluation() * evaluates) if one.times]
+        return [cost for cost in (training, table, *self.of_evaluation() * evaluates) if cost.times]
 
     def of_evaluation(self) -> list[Mechanism]:
         return [Mechanism(1.0, self.figure_noise, 1)]
@@ -148,7 +148,7 @@ class Plan:
         evaluations = self._evaluations(rounds) + more + repeated if self.evaluate_every else 0
         training = Mechanism(self.rate, noise, (rounds + repeated) * self.steps)
         table = Mechanism(1.0, table_noise, sum(self.tables[:rounds]) + repeated * max(self.tables))
-        return [one for one in (training, table, Mechanism(1.0, self.figure_noise, evaluations)) if one.times]
+        return [cost for cost in (training, table, Mechanism(1.0, self.figure_noise, evaluations)) if cost.times]
 
     def _least(self, share: float, spent: Callable[[float], list[Mechanism]]) -> float:
         most = self.privacy.dp_epsilon
@@ -161,22 +161,3 @@ def plan_of(
 ) -> Plan:
     batches = max(1, math.ceil(samples / batch_size))
     return Plan(privacy, samples, min(1.0, batch_size / max(1, samples)), batches, epochs, tables, evaluate_every)
-
-
-def protections(settings: Mapping[str, Scalar]) -> list[str]:
-    """A line for people on each protection that the settings ask for; a site may add to them."""
-    lines = []
-    if (least := settings.get("min-class-samples", 1)) != 1:
-        classes = f"nothing is told of classes and clusters of fewer than {least} training samples"
-        figures = f"nor figures of fewer than {max(FEWEST_TESTED, int(least))} test samples"
-        lines.append(f"small classes: {classes}, {figures}")
-    if settings.get("secagg", False):
-        hidden = "the server learns sums over the clients, and no upload, figure or classes of one"
-        lines.append(f"secure aggregation: {hidden}; no bound on single sites (liars) can act")
-    if settings.get("dp", "none") != "none":
-        bound = f"at most ε = {settings['dp-epsilon']}, δ = {settings['dp-delta']} for each sample of a client"
-        covered = "of all that it sends, with noise: weights, prototypes, numbers of right predictions"
-        beside = "not covered: numbers of samples, times of replies"
-        whose = "ε in a line is that of the client that the run costs most"
-        lines.append(f"differential privacy: {bound}, {covered}; {beside}; {whose}")
-    return lines

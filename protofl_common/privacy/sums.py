@@ -6,7 +6,7 @@
                                 number of samples where counts are declared, else 1
     of `Counts`   [C]           as they are
 
-So neither n, nor counts, nor which classes a client holds show. A figure f of a report, of n samples, adds n · f and n:
+So neither n, nor counts, nor which classes a client has show. A figure f of a report, of n samples, adds n · f and n:
 the server learns Σ n · f / Σ n. Numbers travel as whole multiples of 1 / scale, mod 2^64. The bounds hold at the client
 only: the server never sees a single vector, and can only refuse sums that no honest clients can have.
 """
@@ -19,10 +19,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from protofl_common.wire.limits import Limits, RefusedMessage
 from protofl_common.wire.payloads import LARGEST, MOST_SAMPLES, Payload, codec_of, pack_payload, unpack_payload
 from protofl_common.wire.records import ROUNDING, Report, is_share, report_names
-from protofl_common.wire.schema import Declared, Weights
+from protofl_common.wire.schema import Declared, Limits, RefusedMessage, Weights
 
 Means = dict[str, dict[str, float]]
 """``correct``, ``metrics``, ``losses`` and ``validation`` -> each figure's mean over all samples."""
@@ -81,6 +80,7 @@ def from_sums(sums: np.ndarray, declared: Declared, limits: Limits, clients: int
             size = math.prod(shape)
             arrays[key], start = numbers[start : start + size].reshape(shape), start + size
         means[name] = codec.mean(arrays, n, clients)
+    limits = replace(limits, samples=n / clients)  # as much noise as the average client's, at most
     return unpack_payload(pack_payload(Payload(**means), declared), declared, limits, required=False), round(n)
 
 

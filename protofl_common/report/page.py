@@ -13,8 +13,8 @@ from markupsafe import Markup
 
 from protofl_common.basics.files import write_text
 from protofl_common.config.options import Scalar
+from protofl_common.config.sections import protections
 from protofl_common.experiment.settings import default_run_config
-from protofl_common.privacy.plan import protections
 from protofl_common.report.figures import accuracy, clouds, costs, prototypes
 from protofl_common.report.figures.drawing import Drawing
 from protofl_common.report.markdown import as_markdown
@@ -40,7 +40,6 @@ FIGURES: dict[str, tuple[Callable[[Run], Iterable[Drawing]], ...]] = {
     "Privacy in figures": (costs.spent, costs.inversions),
     "Traffic and time": (costs.traffic, costs.time),
 }
-"""Section -> functions that yield its figures, none where a run has nothing to draw."""
 PAGE = """<!DOCTYPE html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
 <meta name="color-scheme" content="light dark">{policy}<title>{title} – {name}</title><style>{css}</style></head>

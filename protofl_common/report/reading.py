@@ -53,10 +53,8 @@ class Run:
         self.global_prototypes = _vectors(sent, "global-means", "global-labels") or at_the_end
         self.test_features = _vectors(folder / "test-features.safetensors", "features")
         self.audit = _audit(folder / AUDIT)  # what `protofl audit` found, if it was asked
-        self.inversions = _inversions(folder / INVERSION)
-        """Images that it made from prototypes [n, 3, channels, H, W], and what each is of (`attacks/audit.py`)."""
+        self.inversions = _inversions(folder / INVERSION)  # images [n, 3, channels, H, W], and what of
         self.compared = compared(folder.resolve(), baselines) if baselines else []
-        """The run's baselines and itself, where it has any and is finished."""
 
     @cached_property
     def sites(self) -> dict[str, SiteFacts]:

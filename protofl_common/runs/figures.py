@@ -9,8 +9,7 @@ from typing import Any
 
 from protofl_common.runs.folder import TROUBLE, Accuracies, Best, RoundRow
 
-MEASURES = {"mean": "mean", "weighted": "by samples", "worst-10%": "worst 10 %", "std": "std"}
-"""Figures over clients (`metrics.over_clients`), and their heads."""
+MEASURES = {"mean": "mean", "weighted": "by samples", "worst-10%": "worst 10 %", "std": "std"}  # over clients -> head
 HIDDEN = "Over all sites' samples together, also as the mean: secure aggregation hides single sites."
 """Beside figures that are no more than a mean over all samples."""
 

@@ -19,9 +19,8 @@ from protofl_common.basics.files import write_text
 from protofl_common.config.options import Scalar, SettingsError
 
 METRICS, MARGINS, SITES, SUMMARY = "metrics.jsonl", "prototypes.jsonl", "sites.json", "summary.json"
-WEIGHTS, CARD = "model.safetensors", "model.json"
-"""The two files of an exported model; a client leaves the first alone, with the card among its metadata."""
-BEST = "best.safetensors"  # beside a client's model of the last round, with `keep-best`: that of the best one
+WEIGHTS, CARD = "model.safetensors", "model.json"  # of an exported model; a client leaves the first alone
+BEST = "best.safetensors"  # beside a client's model of the last round, that of the best one, where asked for
 MOST_NUMBERS = 2**24  # of an input, that a model's card may ask for
 FORMAT = 1  # of the four files; to be increased when a reader of this version would misread what a later one writes
 

@@ -5,8 +5,7 @@ import statistics
 from collections.abc import Sequence
 from typing import Literal
 
-from protofl_common.config.options import SettingsError
-from protofl_common.runs.folder import Accuracies, Best, BestRound, RoundRow
+from protofl_common.runs.folder import Accuracies, Best, RoundRow
 
 
 def over_clients(accuracies: Sequence[float], test_samples: Sequence[int], liars: int = 0) -> dict[str, float]:
@@ -84,30 +83,8 @@ def best_of(rows: Sequence[RoundRow], kind: str) -> Best | None:
     return {"mean": mean, "after-round": best["evaluated-after-round"], "chosen-on": chosen_on(rows, kind)}
 
 
-def best_round(rows: Sequence[RoundRow], metric: str) -> BestRound | None:
-    """The best round so far by the figure that ``early-stopping-metric`` names; "": the head, else the prototypes."""
-    name = metric or ("head" if "head" in _measured(rows) else "prototype")
-    best = best_evaluation(rows, name)
-    return {"metric": name, "after": best["evaluated-after-round"], "on": chosen_on(rows, name)} if best else None
-
-
-def has_stalled(rows: Sequence[RoundRow], metric: str, patience: int) -> bool:
-    """Return whether ``patience`` rounds have passed since the best one on validation data; 0: never.
-
-    SettingsError where the run measures other figures only, though it has trained.
-    """
-    if not patience and not metric:
-        return False
-    best, known = best_round(rows, metric), sorted(_measured(rows))
-    if best is None and known and rows[-1]["evaluated-after-round"] and not any(row["void"] for row in rows):
-        raise SettingsError(f"early-stopping-metric = {metric!r}: this run measures {', '.join(known)}")
-    if best is None or best["on"] == "test" or not patience:
-        return False
-    last = max(row["evaluated-after-round"] for row in rows if best["metric"] in row.get("validation", {}))
-    return last - best["after"] >= patience
-
-
-def _measured(rows: Sequence[RoundRow]) -> set[str]:
+def measured(rows: Sequence[RoundRow]) -> set[str]:
+    """Names of the accuracies and metrics on test data."""
     return {name for row in rows for name in _figures(row, validated=False)}
 
 

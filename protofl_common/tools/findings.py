@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from protofl_common.tools.cli.as_json import print_json
+from protofl_common.tools.cli.arguments import print_json
 
 WRONG, WARNING, FACT = "WRONG", "warning", ""
 LEVELS = (WRONG, WARNING, FACT)

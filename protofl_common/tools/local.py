@@ -35,8 +35,7 @@ from protofl_common.experiment.settings import app_folder
 Values = Mapping[str, Scalar]
 PR_SET_PDEATHSIG = 1  # Linux: the signal that a process gets when its parent has died
 CPUS, GPUS = "client-resources-num-cpus", "client-resources-num-gpus"  # Flower's names
-MEGABYTES = 3000
-"""Of a GPU's free memory for each client at work: 500 are CUDA's own, the rest do for a ResNet on small images."""
+MEGABYTES = 3000  # of a GPU's free memory for each client: 500 of CUDA, and a ResNet on small images
 AT_MOST = 8  # clients at a time on one GPU: it has enough to do then
 
 

@@ -7,8 +7,8 @@ programming error; unpacking checks every name, shape, dtype and range and raise
 Records of a message
     an entry's name one for each declared entry, such as ``prototypes`` and ``weights``, with the arrays
                     that its codec declares (`payloads.py`)
-    ``masked``      in their place, with secure aggregation: a vector [L] int64 of figures and sums (`privacy/sums.py`)
-    ``secagg``      keys, shares and sites of secure aggregation (`wire/secagg.py`)
+    ``masked``      in their place, with secure aggregation: a vector [L] int64 of figures and sums (`privacy/sums.py`);
+                    its keys, shares and sites have a record beside it (`wire/records.py`)
     ``statistics``  client to server, after the last round, where asked for and allowed: :class:`ClientStatistics`
     ``round``       server to client: :class:`Instructions`
     ``report``      client to server: :class:`Report`, scalars only

@@ -1,8 +1,8 @@
-"""The records beside a payload: the server's instructions, a client's report and its introduction."""
+"""The records beside a payload: instructions, reports, introductions, and bytes for each of several sites."""
 
 import dataclasses
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar, get_origin, get_type_hints
 
@@ -12,7 +12,7 @@ from protofl_common.basics.run_history import RunHistory
 from protofl_common.basics.text import LONGEST_NAME, is_plain_name, is_site_name
 from protofl_common.runs.evaluation_metrics import METRICS, RECALL
 from protofl_common.runs.folder import KINDS, BestRound
-from protofl_common.wire.limits import RefusedMessage
+from protofl_common.wire.schema import RefusedMessage
 
 _MAX_SCALARS = 64
 _MOST_SAMPLES = 10**15  # samples that a card may claim; int64 takes the sum of thousands of such claims
@@ -22,6 +22,9 @@ _MOST_DIMENSIONS, _LARGEST_INPUT = 8, 2**24
 """Of a sample in an introduction: its dimensions and its numbers; a server may have to build a model for it."""
 PHASES = ("load", "evaluate", "train", "prototypes", "save")  # what a report may tell of: phases of a client's round
 COUNTS = ("round", "train_samples", "test_samples", "validation_samples")  # what every report tells
+SECAGG = "secagg"  # the record of keys and shares in a message of secure aggregation
+FINAL = "_final"  # after the name of a stage in a message about the final evaluation
+MOST_SITES = 1000  # in one sum: every client sends something to every other
 _Card = TypeVar("_Card", "Instructions", "SiteCard")
 
 
@@ -68,7 +71,7 @@ class SiteCard:
     test_samples: int
     classes: tuple[str, ...]  # names of all classes of the data set, in label order
     holds: tuple[int, ...]
-    """Labels of its training samples, where its uploads will tell them; elsewhere nothing is told."""
+    """Labels of its training samples, where its uploads will show them; elsewhere none."""
     weights: str  # a digest of names, types and shapes of all weights that it exchanges; "" for none
     device: str  # where it computes: ``"cpu"``, ``"cuda"``, ``"cuda:1"``
     found: int = 0  # samples that its share was taken from, used or not (`ClientData.found`)
@@ -123,7 +126,7 @@ def pack_best(best: BestRound | None, final: bool = False) -> dict[str, ConfigRe
 
 
 def unpack_best(content: RecordDict) -> tuple[int, str]:
-    """After which round the model was the best, -1 if not told, and, where this is final, on which data; checked."""
+    """After which round the model was the best, -1 if unknown, and, where this is final, on which data; checked."""
     record = content.config_records.get("best", {"after": -1, "on": ""})
     after, on = record.get("after"), record.get("on")
     if len(record) != 2 or type(after) is not int or on not in ("", "validation", "test"):
@@ -239,3 +242,20 @@ def _from_config(kind: type[_Card], content: RecordDict, name: str) -> _Card:
             raise RefusedMessage(f"{name}.{key} is {value!r}")
     values = {key: tuple(value) if isinstance(value, list) else value for key, value in record.items()}
     return kind(**values)  # type: ignore[arg-type]
+
+
+def pack_by_site(content: Mapping[str, bytes]) -> dict[str, ConfigRecord]:
+    return {SECAGG: ConfigRecord(dict(content))}
+
+
+def unpack_by_site(content: RecordDict, size: int) -> dict[str, bytes]:
+    """The record; RefusedMessage if it is missing, names no site, or has other than ``size`` bytes for one."""
+    record = content.config_records.get(SECAGG, ConfigRecord())
+    if not 1 <= len(record) <= MOST_SITES:
+        raise RefusedMessage(f"a record {SECAGG!r} of {len(record)} sites, not from 1 to {MOST_SITES}")
+    values = {}
+    for site, value in record.items():
+        if not is_site_name(site) or not isinstance(value, bytes) or len(value) != size:
+            raise RefusedMessage(f"a record {SECAGG!r} with other than {size} bytes for {site!r}")
+        values[site] = value
+    return values

@@ -4,9 +4,37 @@ The wire code (`wire/payloads.py`) packs, checks and unpacks by this declaration
 be sent and is not accepted. Which clients must have equal models follows from the declared parts of weights.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
+
+from protofl_common.basics.text import printable
+
+Template = Mapping[str, tuple[str, tuple[int, ...]]]  # name of an array -> (dtype, shape)
+
+
+class RefusedMessage(ValueError):
+    """A message that the catalog does not declare so; the text, of bounded length, says what is wrong."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(printable(reason))
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The limits of what a receiver accepts."""
+
+    num_classes: int
+    feature_dim: int
+    max_norm: float = math.inf
+    weights: Mapping[str, Template] = field(default_factory=dict)  # Declared entry of weights -> its arrays
+    max_per_class: int = 1000  # vectors of one class in one message, where several are allowed at all
+    backbones: int = 0  # K, the frozen backbones that statistics compare
+    frozen_dim: int = 0  # the features of all frozen backbones together
+    noise: float = 0.0  # how far it may move a sum of class moments, of features of length 1; 0: they are exact
+    longest: float = math.inf  # of the features whose moments have noise
+    samples: float = 1.0  # of which these moments are
 
 
 @dataclass(frozen=True)
@@ -16,6 +44,7 @@ class Entry:
     of_classes: ClassVar[bool] = False
     """It shows which classes a client has, so it is noised or refused under differential privacy."""
     of_each_client: ClassVar[bool] = False  # it shows what single clients have sent
+    of_all: ClassVar[bool] = False  # a part is of all classes together, of which none can be left out once it has noise
 
     @property
     def of_frozen(self) -> bool:
@@ -95,6 +124,7 @@ class Moments(Weights):
     """Class moments of frozen features (`maths/gaussian.py`): shares of the classes, class means, second moments."""
 
     of_classes = True
+    of_all = True
     of_frozen = True
     words = "the share of each class, its mean of frozen features, and their second moments"
     of: str = "moments"

@@ -1,6 +1,6 @@
 """Callbacks act after each round: each is a file, and the list below is the order in which they are called.
 
-A run's folder holds
+A run's folder has
     ``settings.toml``            every setting, usable again with ``--run-config``
     ``resume.toml``              the same, to let the run go on after it was stopped
     ``checkpoints/``             what that takes, after each of the last three rounds (`server_app/checkpoint.py`)
@@ -18,6 +18,7 @@ A run's folder holds
 
 from server_app.callbacks.artifacts import Artifacts
 from server_app.callbacks.base import Callback, Run
+from server_app.callbacks.best_model import BestModel
 from server_app.callbacks.checkpoints import Checkpoints
 from server_app.callbacks.metrics import Conclusion, Metrics
 from server_app.callbacks.screen import Screen
@@ -30,4 +31,5 @@ def callbacks_of(run: Run) -> list[Callback]:
 
     SettingsError where the run cannot be resumed, or its ``callback`` cannot be called.
     """
-    return [Metrics(run), UserCallback(run), Artifacts(), Conclusion(), Screen(run), EarlyStopping(), Checkpoints()]
+    first = Metrics(run), UserCallback(run), BestModel(), Artifacts()
+    return [*first, Conclusion(), Screen(run), EarlyStopping(), Checkpoints()]

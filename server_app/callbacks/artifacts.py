@@ -32,7 +32,7 @@ from protofl_common.maths.prototypes import margins
 from protofl_common.runs.folder import MARGINS, SITES, MarginRow, RoundRow, SiteFacts, Sites
 from protofl_common.wire.records import SiteCard
 from server_app.callbacks.base import Callback, Run
-from server_app.result import RoundResult
+from server_app.replies import RoundResult
 
 MOST_ABSENT = 10
 """The data are divided once more only for up to that many times as many partitions as there are sites: a site that
@@ -56,10 +56,10 @@ class Artifacts(Callback):
         margins_row: MarginRow = {
             "round": result.number,
             "global": None if owned is None else _numbers(margins(owned, classes)),
-            "clients": {site: _numbers(margins(one, classes)) for site, one in sent.items()},
+            "clients": {site: _numbers(margins(prototypes, classes)) for site, prototypes in sent.items()},
         }
         run.files.add(MARGINS, margins_row)
-        sets = {site: (one.means, one.labels) for site, one in sent.items()}
+        sets = {site: (prototypes.means, prototypes.labels) for site, prototypes in sent.items()}
         more = {} if owned is None else {"global-means": owned.means, "global-labels": owned.labels}
         path = run.folder / "client-prototypes.safetensors"
         self._write = partial(_write_owned, path, "means", sets, result.number, more)
@@ -99,11 +99,11 @@ def _write_sites(run: Run, facts: Mapping[str, SiteFacts]) -> None:
 def _division(run: Run) -> dict[str, SiteFacts]:
     """Each site's training samples of each class, by dividing the data set as the clients did.
 
-    Left out are sites whose introduction does not fit their share: they have data of their own. With secure
-    aggregation all are.
+    Left out are sites whose introduction does not fit their share: they have data of their own. All are, where the
+    server sees sums only.
     """
     cards = run.federation.cards
-    if run.settings.privacy.secagg:
+    if run.settings.privacy.sums_only:
         return {}
     sizes = Counter(card.num_partitions for card in cards.values() if card.num_partitions)
     clients = sizes.most_common(1)[0][0] if sizes else 0
@@ -115,8 +115,9 @@ def _division(run: Run) -> dict[str, SiteFacts]:
         shares = counts_of_shares(run.settings.data, seed=run.settings.run.seed, chosen=chosen, clients=clients)
     except (DataError, SettingsError, OSError):  # the server need not have the data, nor a module that reads them
         return {}
-    known = {site: shares[partition] for site, partition in of_site.items() if partition in shares}
-    return {site: {"train-classes": share.train.tolist()} for site, share in known.items() if _fits(cards[site], share)}
+    of_site = {site: number for site, number in of_site.items() if number in shares}
+    fitting = {site: shares[number] for site, number in of_site.items() if _fits(cards[site], shares[number])}
+    return {site: {"train-classes": share.train.tolist()} for site, share in fitting.items()}
 
 
 def _fits(card: SiteCard, share: ShareCounts) -> bool:

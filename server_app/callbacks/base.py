@@ -9,10 +9,11 @@ from pathlib import Path
 
 from protofl_common.experiment.settings import Settings
 from protofl_common.runs.folder import BestRound, RoundRow, RunFolder
-from protofl_common.runs.metrics import best_round
+from protofl_common.runs.metrics import best_evaluation, chosen_on, measured
 from server_app.checkpoint import Checkpoint
+from server_app.network.exchange import MessageExchange, Records
 from server_app.network.membership import Federation
-from server_app.result import RoundResult
+from server_app.replies import RoundResult
 from server_app.strategies.base import Strategy
 
 
@@ -27,6 +28,7 @@ class Run:
     began: float = field(default_factory=time.monotonic)
 
     strategy: Strategy = field(init=False)  # the server half, once the clients have introduced themselves
+    exchange: MessageExchange = field(init=False)
 
     def __post_init__(self) -> None:
         self.began -= self.start.seconds
@@ -38,7 +40,11 @@ class Run:
 
     @property
     def best(self) -> BestRound | None:
-        return best_round(self.rows, self.settings.run.early_stopping_metric)
+        """The best round so far by ``early-stopping-metric``; "": by the accuracy of the head, else the prototypes'."""
+        usual = "head" if "head" in measured(self.rows) else "prototype"
+        name = self.settings.run.early_stopping_metric or usual
+        row, on = best_evaluation(self.rows, name), chosen_on(self.rows, name)
+        return {"metric": name, "after": row["evaluated-after-round"], "on": on} if row else None
 
 
 class Callback:
@@ -50,6 +56,10 @@ class Callback:
     def why_stop(self, run: Run, number: int) -> str:
         """Return the reason to end the run before round ``number``; "" to go on."""
         return ""
+
+    def records(self, run: Run) -> Records:
+        """Return what the messages of the next round carry beside the algorithm's payload."""
+        return {}
 
     def on_round(self, run: Run, row: RoundRow, result: RoundResult) -> None:
         """Act after a round or the final evaluation; ``row`` is its line of ``metrics.jsonl``."""

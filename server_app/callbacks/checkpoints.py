@@ -10,7 +10,7 @@ from protofl_common.basics.files import sync, write_text
 from protofl_common.experiment.settings import Settings, to_run_config
 from protofl_common.runs.folder import METRICS, RoundRow
 from server_app.callbacks.base import Callback, Run
-from server_app.result import RoundResult
+from server_app.replies import RoundResult
 
 
 class Checkpoints(Callback):

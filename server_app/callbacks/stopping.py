@@ -2,7 +2,7 @@
 
 from protofl_common.basics.run_history import RunHistory
 from protofl_common.config.options import SettingsError
-from protofl_common.runs.metrics import has_stalled
+from protofl_common.runs.metrics import measured
 from server_app.callbacks.base import Callback, Run
 from server_app.network.membership import Federation
 
@@ -12,19 +12,25 @@ class EarlyStopping(Callback):
 
     def why_stop(self, run: Run, number: int) -> str:
         """Compare the figures; SettingsError for a metric that the run does not measure, or too few that measure it."""
-        chosen = run.settings.run
-        if has_stalled(run.rows, chosen.early_stopping_metric, chosen.early_stopping) and (best := run.best):
-            since = f"{best['metric']} on validation data was the best after round {best['after']}"
-            return f"stopped early after round {number - 1} of {chosen.rounds}: {since} (early-stopping)"
-        if chosen.early_stopping and (why := self._unmeasured(run)):
+        chosen, rows, best = run.settings.run, run.rows, run.best
+        metric, patience = chosen.early_stopping_metric, chosen.early_stopping
+        names, merged = sorted(measured(rows)), bool(rows) and not any(row["void"] for row in rows)
+        if metric and best is None and names and merged and rows[-1]["evaluated-after-round"]:
+            raise SettingsError(f"early-stopping-metric = {metric!r}: this run measures {', '.join(names)}")
+        if patience and best is not None and best["on"] == "validation":
+            after = [row["evaluated-after-round"] for row in rows if best["metric"] in row.get("validation", {})]
+            if max(after) - best["after"] >= patience:
+                since = f"{best['metric']} on validation data was the best after round {best['after']}"
+                return f"stopped early after round {number - 1} of {chosen.rounds}: {since} (early-stopping)"
+        if patience and (why := self._unmeasured(run)):
             how = "set validation-fraction, or mark a part `validation` in your own data"
-            raise SettingsError(f"early-stopping = {chosen.early_stopping}: {why}; {how}")
+            raise SettingsError(f"early-stopping = {patience}: {why}; {how}")
         return ""
 
     def _unmeasured(self, run: Run) -> str:
-        """With secure aggregation the first evaluation shows who has validation samples, else the introductions."""
+        """Say why no figure on validation data is to be expected; of sums, the first evaluation shows that."""
         cards, liars = run.federation.cards, run.federation.bounds.liars
-        if run.settings.privacy.secagg:
+        if run.settings.privacy.sums_only:
             measured = not any(row["accuracy"] for row in run.rows) or any("validation" in row for row in run.rows)
             return "" if measured else "no client has validation samples"
         having = sum(card.validation_samples > 0 for card in cards.values())

@@ -19,7 +19,7 @@ from protofl_common.experiment.settings import to_run_config
 from protofl_common.runs.folder import TROUBLE, RoundRow
 from server_app.callbacks.base import Callback, Run
 from server_app.log import say
-from server_app.result import RoundResult
+from server_app.replies import RoundResult
 
 PROJECT = "protofl"
 FOLDERS = keys_that_change("name", "machine")  # settings that no tracker is given: where things lie
@@ -27,7 +27,7 @@ Log = Callable[[dict[str, float], int], object]  # (figures, round)
 
 
 class UserCallback(Callback):
-    """Gives every row to an experiment tracker, or to a function of the user's; that it fails is said, and no more."""
+    """Gives every row to an experiment tracker, or to a function of the user's; that it fails costs a line."""
 
     def __init__(self, run: Run) -> None:
         self.name = run.settings.run.callback

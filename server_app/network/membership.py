@@ -10,8 +10,8 @@ from flwr.serverapp import Grid
 from protofl_common.basics.run_history import RunHistory
 from protofl_common.basics.text import in_order, is_site_name, printable
 from protofl_common.experiment.settings import Settings
-from protofl_common.wire.limits import RefusedMessage
 from protofl_common.wire.records import SiteCard, pack_baseline, pack_settings, unpack_site_card
+from protofl_common.wire.schema import RefusedMessage
 from server_app.log import say
 from server_app.network import admission
 from server_app.network.admission import FederationError
@@ -21,7 +21,7 @@ from server_app.protections.bounds import Bounds, bounds_of
 __all__ = ["AT_ONCE", "Federation", "FederationError"]
 
 AT_ONCE = 1000
-"""Sites that are asked at a time who they are, or for the final evaluation: so many messages, and no more, are kept."""
+"""Sites that are asked at a time who they are, or for the final evaluation: no more messages are in memory."""
 
 
 class Federation:

@@ -15,8 +15,7 @@ from protofl_common.wire.payloads import Payload, Value
 from protofl_common.wire.schema import vectors_in
 from server_app.network.membership import Federation
 from server_app.protections.bounds import Bounds
-from server_app.replies import Upload, vectors_of
-from server_app.result import RoundResult
+from server_app.replies import RoundResult, Upload, vectors_of
 
 
 def refuse_outliers(uploads: list[Upload], federation: Federation, result: RoundResult) -> list[Upload]:
@@ -97,5 +96,5 @@ def leave_out_farthest(uploads: list[Upload], federation: Federation, result: Ro
     for name in vectors_in(settings.exchange.up):
         sent = vectors_of(uploads, name)
         close = dict(zip(sent, without_the_farthest(list(sent.values()), *merging), strict=True))
-        uploads = [one.having(**{name: close[one.site]}) if one.site in close else one for one in uploads]
+        uploads = [each.having(**{name: close[each.site]}) if each.site in close else each for each in uploads]
     return uploads

@@ -1,8 +1,8 @@
 """The server's side of an algorithm: hooks, in the order in which `server_app/round.py` calls them.
 
-payload_down, payload_for -> (clients) -> expected_up -> merge, and at the end prototypes and weights for the results
+payload_down, payload_for -> (clients) -> merge, and at the end prototypes and weights for the results
 
-Every reply is checked against what the catalog declares before `merge` sees it. An algorithm's file holds only its own
+Every reply is checked against what the catalog declares before `merge` sees it. An algorithm's file has only its own
 mathematics.
 """
 
@@ -15,9 +15,8 @@ from protofl_common.experiment.catalog import Hparams
 from protofl_common.maths.aggregation import merge_prototypes
 from protofl_common.maths.prototypes import Prototypes
 from protofl_common.runs.attributes import restore_attributes, tensors_of
-from protofl_common.wire.limits import Template
 from protofl_common.wire.payloads import Payload, StateDict, template_of
-from protofl_common.wire.schema import Declared, weights_in
+from protofl_common.wire.schema import Template, weights_in
 from server_app.network.membership import Federation, FederationError
 from server_app.replies import Upload, together, vectors_of
 
@@ -59,10 +58,6 @@ class ServerStrategy(Generic[H]):
         """Return the payload for ``site``, where it is not the ``common`` one."""
         return common
 
-    def expected_up(self, server_round: int) -> Declared:
-        """Return what every reply of this round must carry: all that the row declares, or less."""
-        return self.settings.exchange.up
-
     def merge(self, uploads: list[Upload]) -> dict[str, float]:
         """The server's step on the round's valid uploads, in the order of the sites; metrics to report."""
         return {}
@@ -84,8 +79,8 @@ class ServerStrategy(Generic[H]):
     def shared(self) -> dict[str, Template]:
         """Declared entry of either direction -> its arrays, as a client counts them; {} where some are unknown."""
         entries = weights_in({**self.settings.exchange.down, **self.settings.exchange.up})
-        known = {"weights": template_of(self.global_weights or {}), **self.templates()}
-        return {name: known[name] for name in entries} if entries.keys() <= known.keys() else {}
+        templates = {"weights": template_of(self.global_weights or {}), **self.templates()}
+        return {name: templates[name] for name in entries} if entries.keys() <= templates.keys() else {}
 
     # -- for algorithms to use -----------------------------------------------------------------------------------
 

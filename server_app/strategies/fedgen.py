@@ -18,7 +18,7 @@ from torch.nn.functional import cross_entropy
 
 from protofl_common.basics.seeding import derive_seed
 from protofl_common.experiment.catalog import FedGenHparams
-from protofl_common.models.generator import build_generator
+from protofl_common.models.generator import Generator
 from server_app.strategies.base import Federation, Payload, Upload
 from server_app.strategies.lg_fedavg import LGFedAvg
 
@@ -32,7 +32,7 @@ class FedGen(LGFedAvg[FedGenHparams]):
     def __init__(self, federation: Federation) -> None:
         super().__init__(federation)
         dim, seed = self.settings.model.feature_dim, derive_seed(self.settings.run.seed, "fedgen")
-        self.generator = build_generator(self.num_classes, dim, self.hparams.noise_dim, seed)
+        self.generator = Generator(self.num_classes, dim, self.hparams.noise_dim, seed)
         trained = [parameter for parameter in self.generator.parameters() if parameter.requires_grad]
         self.optimizer = torch.optim.Adam(trained, lr=self.hparams.server_lr)
         self.random = torch.Generator().manual_seed(seed)
@@ -43,7 +43,7 @@ class FedGen(LGFedAvg[FedGenHparams]):
 
     def merge(self, uploads: list[Upload]) -> dict[str, float]:
         super().merge(uploads)
-        counts = [one for upload in uploads if (one := upload.payload.counts("label_counts")) is not None]
+        counts = [sent for upload in uploads if (sent := upload.payload.counts("label_counts")) is not None]
         self.label_counts = torch.stack(counts).sum(dim=0)
         return {"server-loss": self._train_generator(self.label_counts)}
 

@@ -8,12 +8,13 @@ Prototypes          P̄^c = mean over the clients that hold c of P_i^c
 Anchors             A^c ← α A^c + (1 − α) P̄^c
 ``merging`` may put a median or trimmed mean in the place of P̄^c.
 
-Deviations: the equations are those of the authors' code. A class that nobody sent keeps its anchor and prototype.
+Deviations: the equations are those of the authors' code. A class that nobody sent retains its anchor and prototype.
 """
 
 import torch
 from torch import nn
 
+from protofl_common.basics.devices import seeded
 from protofl_common.basics.seeding import derive_seed
 from protofl_common.experiment.catalog import FedSAHparams
 from protofl_common.maths.prototypes import Prototypes
@@ -28,8 +29,7 @@ class FedSA(ServerStrategy[FedSAHparams]):
     def __init__(self, federation: Federation) -> None:
         super().__init__(federation)
         dim, classes = self.settings.model.feature_dim, self.num_classes
-        with torch.random.fork_rng(devices=[]), torch.no_grad():
-            torch.default_generator.manual_seed(derive_seed(self.settings.run.seed, "fedsa"))
+        with seeded(derive_seed(self.settings.run.seed, "fedsa")), torch.no_grad():
             layers = [layer for _ in range(2) for layer in (nn.Linear(dim, dim), nn.BatchNorm1d(dim), nn.ReLU())]
             self.anchors_CD = nn.Sequential(*layers)(torch.randn(classes, dim))
 

@@ -9,7 +9,6 @@ Prototypes (Eq. 3)  ȳ_j = (1 / |φ|) Σ_{i∈φ} ỹ_{i,j}, in the last round o
 """
 
 from protofl_common.experiment.catalog import ProtoFedHparams
-from protofl_common.wire.schema import Declared
 from server_app.replies import Upload
 from server_app.strategies.fedavg import FedAvg
 
@@ -18,10 +17,6 @@ class ProtoFed(FedAvg[ProtoFedHparams]):
     """Keeps the global model and, once clients have sent some, the global prototypes."""
 
     state: tuple[str, ...] = ("weights", "prototypes")
-
-    def expected_up(self, server_round: int) -> Declared:
-        due = self.hparams.due(server_round, self.settings.run.rounds)
-        return {name: entry for name, entry in super().expected_up(server_round).items() if due or name != "prototypes"}
 
     def merge(self, uploads: list[Upload]) -> dict[str, float]:
         self.prototypes = self.merged(uploads, "uniform", self.prototypes)

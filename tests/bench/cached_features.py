@@ -7,8 +7,6 @@ runs the backbones, once for its training images (which serves the epoch and the
 images. A round that ran them in every pass would be slower still, so the ratio is a lower bound.
 """
 
-from __future__ import annotations
-
 import argparse
 import statistics
 import tempfile
@@ -23,7 +21,7 @@ import torch
 import client_app.client
 from protofl_common.backbones.features import extract_features
 from protofl_common.experiment.settings import flatten
-from tests.harness import run_config, run_federation
+from tests.support.harness import run_config, run_federation
 
 RECIPE = Path(__file__).parents[2] / "configs" / "recipes" / "fedpcl-office10.toml"
 CLIENTS = 4

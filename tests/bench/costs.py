@@ -6,15 +6,13 @@ Tables 5 and 12 are of Cifar100's practical setting: 20 clients, D = 512, HtFE8.
 labels alone, so clients here hold Cifar100's labels (100 classes × 600) and images of a few black pixels.
 """
 
-from __future__ import annotations
-
 import statistics
 import tempfile
 from pathlib import Path
 
 from protofl_common.config.architectures import GROUPS, architecture_of
 from protofl_common.models.build import build_model
-from tests.communication import CIFAR100, CLIENTS, DIM, numbers_per_round
+from tests.support.communication import CIFAR100, CLIENTS, DIM, numbers_per_round
 from tests.support.flops import forward_flops
 
 PAPER_FORWARD = {

@@ -6,8 +6,6 @@ leaves out what we do about the waiting, ``--start-method spawn`` what we do abo
 here passes or fails.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import re
@@ -24,7 +22,7 @@ from pathlib import Path
 
 import psutil
 
-from tests.system.machines import SITES, Machines
+from tests.support.machines import SITES, Machines
 
 LINES = {
     "received": re.compile(r"Receiving: train message"),

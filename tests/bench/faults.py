@@ -7,8 +7,6 @@ SuperNodes. What came of it is kept in ``<out>/<fault>.json``, so that the comma
 missing; ``<out>/table.md`` is made of all that is there.
 """
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import json
@@ -26,7 +24,7 @@ from typing import Any
 import psutil
 from safetensors.numpy import load_file
 
-from tests.system.standing import Standing
+from tests.support.standing import Standing
 
 SITES = ("north", "south")
 Tries = list[dict[str, Any]]

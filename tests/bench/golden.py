@@ -7,8 +7,6 @@ Figures belong to a machine and a PyTorch; so they are recorded where they are c
 Compared are the rounds' metrics without times, the summary's accuracies, and every tensor that the server leaves.
 """
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import json
@@ -21,8 +19,8 @@ import torch
 from safetensors.torch import load_file
 
 from protofl_common.experiment.catalog import CATALOG
-from tests.harness import LONG, run_config, run_federation
-from tests.test_federation import without_times
+from tests.support.harness import LONG, run_config, run_federation
+from tests.support.results import without_times
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "plain": {"train_samples": 20, "test_samples": 40},

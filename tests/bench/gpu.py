@@ -10,8 +10,6 @@ clients train. Several at once are processes of their own. ``HtFLlib``: a round 
 network, with its reading and writing of files. Last, a round of FedTGP's server with 100 classes.
 """
 
-from __future__ import annotations
-
 import argparse
 import multiprocessing
 import statistics

@@ -5,8 +5,6 @@ trains and merges round after round and keeps what each took. Its ``main.py`` is
 where it looks for them, relative to the process's folder, so nothing is written into HtFLlib's.
 """
 
-from __future__ import annotations
-
 import argparse
 import ast
 import importlib
@@ -27,7 +25,7 @@ from protofl_common.data import open_client_data
 from protofl_common.experiment.settings import Settings
 from protofl_common.models.vision import CNN_PLANS
 from tests.bench.bare import normalised
-from tests.system.processes import ROOT
+from tests.support import ROOT
 
 SERVERS = {"fedproto": ("serverproto", "FedProto"), "fedtgp": ("servertgp", "FedTGP")}
 """Our name of an algorithm -> the module and the class of HtFLlib's server."""

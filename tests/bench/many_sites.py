@@ -5,8 +5,6 @@ of ``protofl site run``, and their messages are handled one at a time by the app
 each). Prints CPU seconds per round, the first left out; nothing here passes or fails.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys
@@ -28,7 +26,7 @@ from flwr.supernode.start_client_internal import _init_connection
 
 from client_app.app import app
 from protofl_common.experiment.settings import default_run_config
-from tests.system.processes import superlink
+from tests.support.processes import superlink
 
 ROUNDS = 8
 SETTINGS = {

@@ -4,8 +4,6 @@ Each mutant is a line of the product made wrong, and the tests that should fail 
 named: it survives.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import shutil
@@ -32,44 +30,44 @@ class Mutant(NamedTuple):
 
 
 C, S, P = "client_app/algorithms", "server_app/strategies", "protofl_common"
-REFERENCE = "tests/reference"
-SUMS, SECAGG = "tests/protofl_common/privacy/test_privacy_sums.py", "tests/test_secagg.py -k"
+REFERENCE = "tests/unit/reference"
+SUMS, SECAGG = "tests/unit/protofl_common/privacy/test_privacy_sums.py", "tests/federation/test_secagg.py -k"
 MUTANTS = [
     # differential privacy
     Mutant(
         "a gradient that is not finite passes the clip",
         "client_app/protections/private_step.py",
-        "one.nan_to_num_(0.0, 0.0, 0.0)",
-        "one",
-        "tests/client_app/test_private_training.py",
+        "gradient.nan_to_num_(0.0, 0.0, 0.0)",
+        "gradient",
+        "tests/unit/client_app/test_private_training.py",
     ),
     Mutant(
         "features that are not finite pass the clip",
         f"{P}/privacy/release.py",
         "torch.where(lengths_N1.isfinite(), rows_ND / lengths_N1.clamp(min=1), 0.0)",
         "rows_ND / lengths_N1.clamp(min=1)",
-        "tests/protofl_common/privacy/test_release.py",
+        "tests/unit/protofl_common/privacy/test_release.py",
     ),
     Mutant(
         "two kinds of prediction have the noise of one",
         f"{P}/privacy/release.py",
         "math.sqrt(len(correct)) * noise",
         "noise",
-        "tests/protofl_common/privacy/test_release.py",
+        "tests/unit/protofl_common/privacy/test_release.py",
     ),
     Mutant(
         "any step may train what leaves under differential privacy",
         "client_app/protections/differential_privacy.py",
         "isinstance(step, PrivateStep) and",
         "",
-        "tests/test_privacy.py -k covered_row",
+        "tests/federation/test_privacy.py -k covered_row",
     ),
     Mutant(
         "evaluations are not charged",
         f"{P}/privacy/plan.py",
         "*self.of_evaluation() * evaluates",
         "*self.of_evaluation() * 0",
-        "tests/protofl_common/privacy/test_accountant.py",
+        "tests/unit/protofl_common/privacy/test_accountant.py",
     ),
     # secure aggregation
     Mutant(
@@ -133,21 +131,21 @@ MUTANTS = [
         "client_app/app.py",
         "if error is None or isinstance(error, Exception):",
         "if error is None:",
-        "tests/test_sites.py -k error_is_an_answer",
+        "tests/federation/test_sites.py -k error_is_an_answer",
     ),
     Mutant(
         "a similarity of small classes",
         "client_app/statistics.py",
         "[large_P].mean()",
         ".mean()",
-        "tests/test_wire_privacy.py -k similarity",
+        "tests/federation/test_wire_privacy.py -k similarity",
     ),
     Mutant(
         "control variates are not cut",
         "server_app/strategies/scaffold.py",
         "self.cut(uploads, ",
         "(lambda _, sets, start: sets)(uploads, ",
-        "tests/test_robust_merging.py -k scaffolds",
+        "tests/federation/test_robust_merging.py -k scaffolds",
     ),
     Mutant(
         "figures in the clear",
@@ -159,8 +157,8 @@ MUTANTS = [
     Mutant(
         "one secret for a round and the final evaluation",
         "client_app/protections/secure_sum.py",
-        "2 * instructions.round + self.final",
-        "2 * instructions.round",
+        "2 * client.instructions.round + final",
+        "2 * client.instructions.round",
         f"{SECAGG} serve_each_other",
     ),
     # prototypes
@@ -183,21 +181,21 @@ MUTANTS = [
         f"{P}/maths/aggregation.py",
         "Prototypes.joined([absent, merged])",
         "merged",
-        "tests/protofl_common/maths/test_prototypes.py",
+        "tests/unit/protofl_common/maths/test_prototypes.py",
     ),
     Mutant(
         "cosine without lengths",
         f"{P}/maths/prototypes.py",
         "normalize(features_ND, dim=1), normalize(means, dim=1)",
         "features_ND, means",
-        "tests/protofl_common/maths/test_prototypes.py",
+        "tests/unit/protofl_common/maths/test_prototypes.py",
     ),
     Mutant(
         "FINCH by L2",
         f"{P}/maths/prototypes.py",
         'distance="cosine"',
         'distance="euclidean"',
-        "tests/protofl_common/maths/test_clustering.py",
+        "tests/unit/protofl_common/maths/test_clustering.py",
     ),
     # losses
     Mutant(
@@ -205,7 +203,7 @@ MUTANTS = [
         f"{P}/maths/losses/alignment.py",
         "(distances_B * present_C[labels_B]).sum()",
         "distances_B.sum()",
-        "tests/protofl_common/maths/test_losses.py",
+        "tests/unit/protofl_common/maths/test_losses.py",
     ),
     Mutant(
         "margin subtracted",
@@ -219,21 +217,21 @@ MUTANTS = [
         f"{P}/maths/losses/contrast.py",
         "torch.logsumexp(scaled_BG, dim=1) - own_B",
         "torch.logsumexp(scaled_BG.masked_fill(own_BG, -torch.inf), dim=1) - own_B",
-        "tests/protofl_common/maths/losses",
+        "tests/unit/protofl_common/maths/losses",
     ),
     Mutant(
         "FedPCL's A(y) with y",
         f"{P}/maths/losses/contrast.py",
         "if with_own else present_BMC & ~own_B1C",
         "if with_own else present_BMC",
-        "tests/protofl_common/maths/losses",
+        "tests/unit/protofl_common/maths/losses",
     ),
     Mutant(
         "KL the other way round",
         f"{P}/maths/losses/distillation.py",
         "kl_div(log_softmax(logits_BC, dim=1), targets_BC,",
         "kl_div(targets_BC, log_softmax(logits_BC, dim=1),",
-        "tests/protofl_common/maths/test_distillation.py",
+        "tests/unit/protofl_common/maths/test_distillation.py",
     ),
     # training and evaluation
     Mutant(
@@ -248,56 +246,56 @@ MUTANTS = [
         "client_app/evaluation.py",
         "    model.eval()\n    hits",
         "    hits",
-        "tests/tools/test_inference.py -k exported",
+        "tests/federation/test_inference.py -k exported",
     ),
     Mutant(
         "prototypes in training mode",
         "client_app/evaluation.py",
         "    model.eval()\n    return torch.cat",
         "    return torch.cat",
-        "tests/client_app/test_evaluation.py",
+        "tests/unit/client_app/test_evaluation.py",
     ),
     Mutant(
         "evaluated after training",
         "client_app/app.py",
-        "        self.evaluations = Evaluation(), Evaluation()\n",
-        "        self.algorithm.fit()\n        self.evaluations = Evaluation(), Evaluation()\n",
-        "tests/test_federation.py -k began_with",
+        "        self.evaluated = Evaluated(self.algorithm)\n",
+        "        self.algorithm.fit()\n        self.evaluated = Evaluated(self.algorithm)\n",
+        "tests/federation/test_federation.py -k began_with",
     ),
     Mutant(
         "predict-among = own looks at test labels",
         "client_app/app.py",
         "torch.from_numpy(client.large_classes).to(client.device)",
         "client.test_set.labels.unique()",
-        "tests/client_app/test_evaluation.py",
+        "tests/unit/client_app/test_evaluation.py",
     ),
     Mutant(
         "best round chosen on test data",
         f"{P}/runs/metrics.py",
         'validated = chosen_on(rows, kind) == "validation"',
         "validated = False",
-        "tests/protofl_common/runs/test_metrics.py tests/tools/tables/test_metrics.py",
+        "tests/unit/protofl_common/runs/test_metrics.py tests/unit/tools/tables/test_metrics.py",
     ),
     Mutant(
         "trained on validation data",
         f"{P}/data/division.py",
         "return train[stay], train[aside]",
         "return train, train[aside]",
-        "tests/protofl_common/data/test_division.py",
+        "tests/unit/protofl_common/data/test_division.py",
     ),
     Mutant(
         "learning rate of the first round in all",
         "client_app/training.py",
         "passed = settings.training, max(0, number - 1)",
         "passed = settings.training, 0",
-        "tests/client_app/test_training.py -k learning_rate",
+        "tests/unit/client_app/test_training.py -k learning_rate",
     ),
     Mutant(
         "worst tenth is the best",
         f"{P}/runs/metrics.py",
         'reverse=end == "best"',
         'reverse=end == "worst"',
-        "tests/protofl_common/runs/test_metrics.py",
+        "tests/unit/protofl_common/runs/test_metrics.py",
     ),
     # averaging
     Mutant(
@@ -326,7 +324,7 @@ MUTANTS = [
         f"{P}/maths/aggregation.py",
         "ordered[dropped : len(ordered) - dropped]",
         "ordered[dropped:]",
-        "tests/test_robust_merging.py -k numpy",
+        "tests/federation/test_robust_merging.py -k numpy",
     ),
     # algorithms
     Mutant(
@@ -370,10 +368,14 @@ MUTANTS = [
         f"{S}/fedplvm.py",
         "if self.prototypes is not None:",
         "if False:",
-        "tests/server_app/test_absent.py",
+        "tests/unit/server_app/test_absent.py",
     ),
     Mutant(
-        "FedPCL forgets clients", f"{S}/fedpcl.py", "self.sets |= {", "self.sets = {", "tests/server_app/test_absent.py"
+        "FedPCL forgets clients",
+        f"{S}/fedpcl.py",
+        "self.sets |= {",
+        "self.sets = {",
+        "tests/unit/server_app/test_absent.py",
     ),
     Mutant(
         "FedPCL unweighted",
@@ -434,8 +436,8 @@ MUTANTS = [
     Mutant(
         "FedDistill: the own output teaches",
         f"{S}/feddistill.py",
-        "for one in in_order(self.outputs) if one != site",
-        "for one in in_order(self.outputs)",
+        "for other in in_order(self.outputs) if other != site",
+        "for other in in_order(self.outputs)",
         f"{REFERENCE}/test_feddistill.py",
     ),
     Mutant(
@@ -457,7 +459,7 @@ MUTANTS = [
         f"{P}/models/augmentation.py",
         "part_C = variance_C / (variance_C + 1)",
         "part_C = 1 / (variance_C + 1)",
-        f"{REFERENCE}/test_fedfa.py tests/protofl_common/models",
+        f"{REFERENCE}/test_fedfa.py tests/unit/protofl_common/models",
     ),
     Mutant(
         "FedNH: ρ reversed",
@@ -485,7 +487,7 @@ MUTANTS = [
         f"{S}/fedsa.py",
         'means = self.merged(uploads, "uniform", None)',
         'means = self.merged(uploads, "uniform", self.prototypes)',
-        f"{REFERENCE}/test_fedsa.py tests/server_app",
+        f"{REFERENCE}/test_fedsa.py tests/unit/server_app",
     ),
     Mutant(
         "FeSEM clusters anew in each round",

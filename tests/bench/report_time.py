@@ -6,8 +6,6 @@ The run is made up: random figures and prototypes in the files that a FedTGP run
 round on the margins is told too (D = 512).
 """
 
-from __future__ import annotations
-
 import argparse
 import resource
 import subprocess
@@ -19,7 +17,7 @@ from pathlib import Path
 import torch
 
 from protofl_common.maths.prototypes import Prototypes, margins
-from tests.report.test_page import row, write, write_prototypes
+from tests.support.fakes import row, write, write_prototypes
 
 
 def main() -> None:

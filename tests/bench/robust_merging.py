@@ -5,8 +5,6 @@ every limit. The figure is the mean accuracy of the honest, by the nearest proto
 model. What a run came to is kept in ``<out>/results.jsonl``: the command, started again, does only what is missing.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import io
@@ -18,7 +16,7 @@ from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from typing import Any
 
-from tests.attacks import (
+from tests.support.attacks import (
     Change,
     Colluding,
     both,
@@ -32,7 +30,7 @@ from tests.attacks import (
     scaled,
     silent,
 )
-from tests.harness import Outcome, Tamper, run_config, run_federation
+from tests.support.harness import Outcome, Tamper, run_config, run_federation
 
 CLIENTS, HOSTILE = 10, (1008, 1009)
 LABELS = everywhere(flipped(10), flipped_head(10))

@@ -8,8 +8,6 @@ one thread against two bare processes of one thread (`bare.py`) and, given the f
 passes or fails.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import statistics
@@ -31,7 +29,7 @@ from protofl_common.models.build import build_model
 from protofl_common.runs.metrics import human_bytes
 from tests.bench import htfllib
 from tests.bench.bare import BareFederation, plain_htcnn
-from tests.system.processes import Connection, superlink
+from tests.support.processes import Connection, superlink
 
 CLIENTS = 20
 SETTING = {

@@ -5,8 +5,6 @@ on as many Ray actors as there are CPUs. Prints figures; nothing here passes or 
 other federations: clients, and after a colon the part of them that a round asks.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os
@@ -18,7 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from tests.system.processes import ROOT, Connection, superlink
+from tests.support import ROOT
+from tests.support.processes import Connection, superlink
 
 FEDERATIONS = ("100", "1000", "3000", "10000", "1000:1.0")
 SETTING = {

@@ -8,8 +8,6 @@ written out here as one would from the paper (autograd through `torch.cdist`); o
 seconds, and the loss (Eq. 10) of all prototypes after training.
 """
 
-from __future__ import annotations
-
 import argparse
 import time
 from types import SimpleNamespace

@@ -7,8 +7,6 @@ The first goes on where it was stopped; several may run at the same time. CPU se
 and server, on one thread; a first run of the same data, whose seconds do not count, fills the caches.
 """
 
-from __future__ import annotations
-
 import argparse
 import csv
 import fcntl
@@ -23,7 +21,7 @@ from protofl_common.experiment.settings import default_run_config
 from protofl_common.runs.metrics import human_bytes
 from protofl_common.tools.tables.plan import Cell, Run, plan
 from protofl_common.tools.tables.spec import read_table
-from tests.harness import run_federation
+from tests.support.harness import run_federation
 
 HERE = Path(__file__).parents[2]
 TABLES = sorted((HERE / "configs" / "tables").glob("which*.yaml"))

@@ -3,8 +3,6 @@
 docs/glossary.md has the words of the field. The limits are what is left, and only ever go down.
 """
 
-from __future__ import annotations
-
 import ast
 import re
 import sys
@@ -19,7 +17,7 @@ WORD = re.compile(
 )
 RELATIVE = re.compile(r"(Of|Those|What|Whether|Where|That|Which|Whom|Whose|Else)\b")
 BARE = ("one", "found", "said", "told", "known", "given", "there")
-LIMITS = {"names": 1, "prose": 112, "docstrings": 0, "variables": 247}
+LIMITS = {"names": 1, "prose": 66, "docstrings": 0, "variables": 183}
 
 
 def main() -> None:

@@ -1,7 +1,5 @@
 """What a model costs to compute."""
 
-from __future__ import annotations
-
 import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode

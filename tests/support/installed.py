@@ -1,7 +1,5 @@
 """The package in ``tests/support/outside`` as pip would leave it, without the network and without its build tool."""
 
-from __future__ import annotations
-
 import shutil
 import tomllib
 from pathlib import Path

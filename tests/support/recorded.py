@@ -4,8 +4,6 @@ As a graph does, replaying runs no Python of the function again: the same operat
 numbers where these were numbers. What a graph may not do while it is recorded is refused here as well.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any

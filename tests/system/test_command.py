@@ -1,7 +1,5 @@
 """``protofl run`` and ``protofl table`` for real: their exit status is the run's, and nothing is left running."""
 
-from __future__ import annotations
-
 import re
 import signal
 import subprocess
@@ -11,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.system.processes import BIN, ROOT
+from tests.support import ROOT
+from tests.support.processes import BIN, hear_ctrl_c
 
 pytestmark = pytest.mark.system
 TINY = ("algo=local", "dataset=digits", "partition=iid", "rounds=1", "local-epochs=1", "--clients", "2")
@@ -22,11 +21,6 @@ def start(*arguments: str) -> subprocess.Popen[str]:
     pipe = subprocess.PIPE
     out, err = pipe, subprocess.STDOUT
     return subprocess.Popen(command, cwd=ROOT, stdout=out, stderr=err, text=True, preexec_fn=hear_ctrl_c)
-
-
-def hear_ctrl_c() -> None:
-    """As a terminal's child does; a shell's background jobs, and so what tests run in, may ignore SIGINT."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def children_of(parent: int) -> set[int]:

@@ -1,7 +1,5 @@
 """SuperLink and two SuperNodes as separate processes on loopback, each with its own data and architecture."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -12,7 +10,7 @@ from safetensors import safe_open
 from sklearn.datasets import load_digits
 
 from protofl_common.tools.cli import main
-from tests.system.processes import superlink, supernode
+from tests.support.processes import superlink, supernode
 
 pytestmark = pytest.mark.system
 

@@ -3,8 +3,6 @@
 Skipped unless PROTOFL_DOCKER=1. BUILD_OPTIONS, SKIP_BUILD and DOCKER_HOST are the caller's.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -14,7 +12,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.system.processes import ROOT
+from tests.support import ROOT
 
 pytestmark = [
     pytest.mark.docker,

@@ -1,7 +1,5 @@
 """Each algorithm by `flwr run .`: all in one short run; and alone with all defaults, by 2 and 10 SuperNodes (long)."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 from collections.abc import Iterator
@@ -13,8 +11,8 @@ from protofl_common.config.options import Scalar
 from protofl_common.experiment.catalog import CATALOG
 from protofl_common.runs.folder import RunFolder, Summary, baseline_folder
 from tests.bench.golden import tensors_of
-from tests.system.processes import BIN, Connection, superlink
-from tests.test_federation import without_times
+from tests.support.processes import BIN, Connection, superlink
+from tests.support.results import without_times
 
 pytestmark = pytest.mark.system
 TWO = ("--federation-config", "num-supernodes=2 client-resources-num-cpus=1")

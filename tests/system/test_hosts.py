@@ -3,8 +3,6 @@
 Skipped unless PROTOFL_HOSTS=1 and this is root. Nothing outside the namespaces is changed.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -16,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.system.machines import HAPROXY, SITES, Machines
+from tests.support.machines import HAPROXY, SITES, Machines
 
 pytestmark = [
     pytest.mark.hosts,

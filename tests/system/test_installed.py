@@ -3,8 +3,6 @@
 The checkout cannot be imported there, although the tests' own Python imports it.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -21,8 +19,9 @@ import pytest
 from PIL import Image
 from sklearn.datasets import load_digits
 
-from tests.system.machines import copy_checkout
-from tests.system.processes import ROOT, free_port, process, wait_for
+from tests.support import ROOT
+from tests.support.machines import copy_checkout
+from tests.support.processes import free_port, process, wait_for
 
 pytestmark = pytest.mark.system
 SCRIPT = "#!{python}\nimport sys\nfrom {module} import {attr}\nsys.exit({attr}())\n"

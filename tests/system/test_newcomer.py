@@ -1,7 +1,5 @@
 """What somebody does who has just cloned this: run, look, compare, take a model out, and predict with it."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -16,8 +14,9 @@ from PIL import Image
 
 from protofl_common.data import open_client_data
 from protofl_common.experiment.settings import Settings, default_run_config
-from tests.system.processes import BIN, ROOT
-from tests.system.test_report_screenshots import CHROMIUM, chromium
+from tests.support import ROOT
+from tests.support.browser import CHROMIUM, chromium
+from tests.support.processes import BIN
 
 pytestmark = pytest.mark.system
 CLIENTS = 3

@@ -4,8 +4,6 @@ The simulation is the command of the page docs/extend.md, stopped in the middle 
 take part only where their node configs name the package.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -22,10 +20,10 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from protofl_common.tools.cli.recipes import read_recipe
+from protofl_common.tools.cli.arguments import read_recipe
+from tests.support import ROOT
 from tests.support.installed import install_into
-from tests.system.processes import BIN, ROOT, superlink, supernode
-from tests.system.test_command import hear_ctrl_c
+from tests.support.processes import BIN, hear_ctrl_c, superlink, supernode
 
 pytestmark = pytest.mark.system
 PAGE = ROOT / "docs" / "extend.md"

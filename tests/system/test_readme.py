@@ -4,8 +4,6 @@
 `test_newcomer`, ``make test`` by the gate.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess
@@ -19,7 +17,8 @@ import pytest
 from PIL import Image
 from sklearn.datasets import load_digits
 
-from tests.system.processes import BIN, ROOT, free_port, process, wait_for
+from tests.support import ROOT
+from tests.support.processes import BIN, free_port, process, wait_for
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 BLOCK = re.compile(r"^```(sh|sh service|)\n(.*?)^```$", re.M | re.S)
@@ -110,7 +109,7 @@ def test_the_quick_start(desk: Desk) -> None:
 
 
 def test_your_own_data(desk: Desk) -> None:
-    """The first command; all of them run in `tests/test_first_run.py`, in one process."""
+    """The first command; all of them run in `tests/federation/test_first_run.py`, in one process."""
     write_digits(desk.folder / "photos", slice(150))
     (block,) = commands("Your own data", "sh")
     told = desk.run(block.splitlines()[0])

@@ -3,12 +3,8 @@
 For the measurement a copy of the page gets a script of ours, which writes down what sticks out.
 """
 
-from __future__ import annotations
-
 import json
 import re
-import shutil
-import subprocess
 from html import unescape
 from pathlib import Path
 from typing import Any
@@ -18,15 +14,13 @@ import pytest
 from PIL import Image
 
 from protofl_common.report.style import POLICY
-from tests.harness import run_config, run_federation
-from tests.report.pages import Page
+from tests.support.browser import CHROMIUM, chromium
+from tests.support.harness import run_config, run_federation
+from tests.support.pages import Page
 
 pytestmark = pytest.mark.system
 
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
 WIDTHS = {"telephone": 390, "desk": 1280}
-SECONDS = 120
-
 MEASURE = """<script>addEventListener("load", () => {
   const wide = document.documentElement.scrollWidth;
   const found = {asked: innerWidth, wide: wide, out: [], overlaps: [], small: [], shown: {}};
@@ -92,20 +86,6 @@ FIRST_SCREEN = """<script>addEventListener("load", () => {
   document.body.append(text);
 })</script></body>"""
 """Texts of too little contrast (WCAG 2: below 4.5), and where the comparison and its first columns end."""
-
-
-def chromium(*arguments: str) -> str:
-    """What it prints; it needs no display, and as root no sandbox."""
-    flags = [
-        "--headless",
-        "--no-sandbox",
-        "--disable-gpu",
-        "--hide-scrollbars",
-        "--host-resolver-rules=MAP * ~NOTFOUND",
-    ]
-    assert CHROMIUM is not None
-    ended = subprocess.run([CHROMIUM, *flags, *arguments], capture_output=True, timeout=SECONDS, check=True, text=True)
-    return ended.stdout
 
 
 @pytest.fixture(scope="module")

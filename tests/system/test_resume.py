@@ -1,7 +1,5 @@
 """kill -9 in the middle: for all of a simulated run, for the server of a deployed one; then ``resume=true``."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import time
@@ -13,8 +11,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.system.processes import ROOT, Connection, superlink
-from tests.system.standing import Standing
+from tests.support import ROOT
+from tests.support.processes import Connection, superlink
+from tests.support.standing import Standing
 
 pytestmark = pytest.mark.system
 FOUR = ("--federation-config", "num-supernodes=4 client-resources-num-cpus=1")

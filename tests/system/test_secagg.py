@@ -1,7 +1,5 @@
 """Secure aggregation, and differential privacy, with four real SuperNodes, beside the same run without them."""
 
-from __future__ import annotations
-
 import json
 from contextlib import ExitStack
 from pathlib import Path
@@ -11,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.system.standing import Standing
+from tests.support.standing import Standing
 
 pytestmark = [pytest.mark.system, pytest.mark.long]
 ROUNDS = 2

@@ -4,8 +4,6 @@ Then what must be refused: unknown keys, no key, a certificate of another author
 at the door.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import shutil
@@ -22,9 +20,10 @@ from urllib.request import HTTPSHandler, ProxyHandler, Request, build_opener
 import psutil
 import pytest
 
-from tests.system.machines import HAPROXY, README, SITES, Machines, blocks_of, copy_checkout
-from tests.system.processes import ROOT, free_port
-from tests.system.strangers import strangers_at
+from tests.support import ROOT
+from tests.support.machines import HAPROXY, README, SITES, Machines, blocks_of, copy_checkout
+from tests.support.processes import free_port
+from tests.support.strangers import strangers_at
 
 pytestmark = pytest.mark.system
 OPERATIONS = ROOT / "docs" / "operations.md"

@@ -1,14 +1,12 @@
 """`flwr run` on Flower's Ray simulation, as a user types it."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.system.processes import Connection, superlink
+from tests.support.processes import Connection, superlink
 
 pytestmark = pytest.mark.system
 FOUR = ("--federation-config", "num-supernodes=4 client-resources-num-cpus=1")

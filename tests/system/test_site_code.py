@@ -1,7 +1,5 @@
 """Whose code a site runs: a bundle with changed client code, at a site of each kind."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -9,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.system.machines import copy_checkout
-from tests.system.processes import BIN, Connection, superlink, supernode
+from tests.support.machines import copy_checkout
+from tests.support.processes import BIN, Connection, superlink, supernode
 
 pytestmark = pytest.mark.system
 

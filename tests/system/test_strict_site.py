@@ -1,7 +1,5 @@
 """Sites with every key of the node config and both demands start, take part in a run that meets them, are cleared."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 from contextlib import ExitStack
@@ -13,7 +11,7 @@ import pytest
 from protofl_common.experiment.node import PARTITION_KEYS
 from protofl_common.experiment.settings import NODE_KEYS
 from protofl_common.tools.site.node import node_config
-from tests.system.processes import BIN, environment, superlink, supernode
+from tests.support.processes import BIN, environment, superlink, supernode
 
 pytestmark = pytest.mark.system
 SITES = ("east", "north", "south")

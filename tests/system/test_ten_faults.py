@@ -1,9 +1,7 @@
 """Ten faults, each at a site of its own, and one run on real processes: who is named where, and who goes on.
 
-`tests/test_site_faults.py` has the same and more in one process, for what is wrong with a site that gets in.
+`tests/federation/test_site_faults.py` has the same and more in one process, for what is wrong with a site that gets in.
 """
-
-from __future__ import annotations
 
 import datetime
 import os
@@ -20,8 +18,8 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from PIL import Image
 
-from tests.system.machines import SITES, Machines, copy_checkout, write_site
-from tests.system.processes import free_port, process
+from tests.support.machines import SITES, Machines, copy_checkout, write_site
+from tests.support.processes import free_port, process
 
 pytestmark = [pytest.mark.system, pytest.mark.long]
 CLOCK = sorted(Path("/usr/lib").glob("*/faketime/libfaketime.so.1"))

@@ -29,8 +29,7 @@ COLOURS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#8
 DASHES = ("-", "--", "-.", ":")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<")
 MANY_POINTS = 1200  # a cloud of more points is embedded as pixels, lest the page grow by megabytes
-WIDTH, HEIGHT = 4.8, 3.3
-"""Inches of a figure in one column; text is 10 points high, so it can be read on a telephone too."""
+WIDTH, HEIGHT = 4.8, 3.3  # inches of one column: 10 points can be read on a telephone
 STYLE: Any = {
     "svg.fonttype": "none",
     "svg.hashsalt": "protofl",

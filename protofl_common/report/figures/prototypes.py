@@ -18,8 +18,7 @@ from protofl_common.runs.folder import MarginRow, RoundRow
 NUMBERS: Final = "prototypes-of-classes"
 SIMILARITY: Final = "backbone-similarity"
 MOST_CLASSES = 40
-MOST_COLUMNS = 16
-"""Clients of the backbones' figure; with more, columns are domains, where there are any, else the first clients."""
+MOST_COLUMNS = 16  # clients in the backbones' figure; of more, domains, or the first ones
 
 
 def margins_by_class(run: Run) -> Iterator[plot.Drawing]:

@@ -61,6 +61,8 @@ def audit(folder: Path, invert: bool = False) -> list[dict[str, Any]]:
     """
     run = Run(folder)
     settings = Settings.from_run_config(default_run_config() | run.settings)
+    if settings.privacy.sums_only:
+        raise SettingsError(f"{folder}: nothing to attack: with secure aggregation no message is that of one client")
     if invert and run.client_prototypes is None:
         raise SettingsError(f"{folder}: nothing to invert: the server has received no client's prototypes")
     scored, images = list[Scored](), list[Inverted]()

@@ -14,8 +14,7 @@ from rich.console import Console
 
 from protofl_common.report.page import audit_table
 from protofl_common.tools.attacks.audit import audit
-from protofl_common.tools.cli.assignments import add_allow_python
-from protofl_common.tools.cli.recipes import run_named
+from protofl_common.tools.cli.arguments import add_allow_python, run_named
 
 
 def describe(parser: argparse.ArgumentParser) -> None:

@@ -22,8 +22,7 @@ from protofl_common.config.sections import keys_that_change
 from protofl_common.runs.figures import MEASURES, Table, as_csv, best_text, cells
 from protofl_common.runs.folder import KINDS, RunFolder, Summary
 from protofl_common.runs.metrics import human_bytes, human_seconds
-from protofl_common.tools.cli.as_json import add_json, print_json
-from protofl_common.tools.cli.recipes import run_named
+from protofl_common.tools.cli.arguments import add_json, print_json, run_named
 from protofl_common.tools.groups import (
     ESTIMATED,
     Estimate,

@@ -17,8 +17,7 @@ from protofl_common.config.options import SettingsError
 from protofl_common.config.python_names import is_python_name, module_of
 from protofl_common.runs.folder import BEST, CARD, WEIGHTS, RunFolder
 from protofl_common.tools import UNKNOWN_SHARE
-from protofl_common.tools.cli.assignments import add_allow_python
-from protofl_common.tools.cli.recipes import run_named
+from protofl_common.tools.cli.arguments import add_allow_python, run_named
 
 
 def describe(parser: argparse.ArgumentParser) -> None:

@@ -16,7 +16,7 @@ from protofl_common.config.backbones import EMBEDDED, OTHERS
 from protofl_common.config.datasets import DATASETS, PARTITIONS
 from protofl_common.experiment.catalog import CATALOG, Algorithm
 from protofl_common.experiment.plugins import installed
-from protofl_common.tools.cli.as_json import add_json, print_json
+from protofl_common.tools.cli.arguments import add_json, print_json
 from protofl_common.wire.schema import Declared
 
 

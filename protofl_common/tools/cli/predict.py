@@ -34,10 +34,8 @@ from protofl_common.data.division import client_share, placed
 from protofl_common.data.store import open_data
 from protofl_common.experiment.settings import Settings, default_run_config
 from protofl_common.runs.folder import CARD
-from protofl_common.tools.cli.as_json import print_json
-from protofl_common.tools.cli.assignments import add_allow_python
+from protofl_common.tools.cli.arguments import add_allow_python, print_json, read_recipe, run_named
 from protofl_common.tools.cli.export import models_in
-from protofl_common.tools.cli.recipes import read_recipe, run_named
 from protofl_common.tools.reading import FILES, Row, Samples, read_ahead, rows_file
 
 if TYPE_CHECKING:
@@ -78,7 +76,7 @@ def act(arguments: argparse.Namespace) -> int:
     files, console = _files(arguments.files), Console(stderr=True)
     warnings.filterwarnings("ignore", module="PIL")  # of odd metadata: what matters is whether pixels can be read
     predictor = Predictor.load(arguments.model, arguments.device, arguments.allow_backbones)
-    batches = read_ahead(files, predictor.card.input_shape, predictor.card.input_type, fast=arguments.fast)
+    batches = read_ahead(files, predictor.card, fast=arguments.fast)
     by, width = predictor.way(arguments.by), max(map(len, predictor.card.classes)) + len(f"{UNKNOWN} (?)")
     shows_rows, problems = not (arguments.json or arguments.out), dict[str, str]()
     hidden = not console.is_terminal or (not arguments.out and sys.stdout.isatty())

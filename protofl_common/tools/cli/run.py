@@ -24,9 +24,7 @@ from protofl_common.data.store import open_data
 from protofl_common.experiment.node import check_named
 from protofl_common.experiment.settings import Settings, baselines_of, default_run_config
 from protofl_common.runs.folder import RunFolder
-from protofl_common.tools.cli.as_json import add_json, print_json
-from protofl_common.tools.cli.assignments import add_allow_python, read_assignments
-from protofl_common.tools.cli.recipes import read_recipe
+from protofl_common.tools.cli.arguments import add_allow_python, add_json, print_json, read_assignments, read_recipe
 from protofl_common.tools.cli.screen import Screen
 
 NEXT = "protofl run dataset=image-folder data-dir=FOLDER"  # what to type after a run: the own images
@@ -75,7 +73,7 @@ def act(arguments: argparse.Namespace) -> int:
     recipe = read_recipe(arguments.recipe)
     config = default_run_config() | recipe.settings | read_assignments(arguments.settings)
     settings, clients = checked(config), arguments.clients
-    if own_data := is_own(settings.data.dataset):
+    if (own_data := is_own(settings.data.dataset)) or source_of(settings.data.dataset).has_domains:
         data = open_data(settings.data)  # wrong ones are named now, and images are decoded while nobody waits for them
         if settings.data.partition == "natural" and clients is None and not arguments.recipe:
             clients = len(data.domain_names) or None

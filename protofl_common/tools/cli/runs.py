@@ -24,8 +24,7 @@ from protofl_common.basics.files import remove
 from protofl_common.config.options import SettingsError
 from protofl_common.runs.figures import best_text
 from protofl_common.runs.metrics import human_bytes
-from protofl_common.tools.cli.as_json import add_json, print_json
-from protofl_common.tools.cli.recipes import RUNS
+from protofl_common.tools.cli.arguments import RUNS, add_json, print_json
 from protofl_common.tools.cli.screen import plain
 from protofl_common.tools.known_runs import HEAVY, KnownRun, runs_in, size_of
 

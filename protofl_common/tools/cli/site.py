@@ -14,8 +14,7 @@ import sys
 from pathlib import Path
 
 from protofl_common.config.options import SettingsError
-from protofl_common.tools.cli.as_json import add_json, print_json
-from protofl_common.tools.cli.assignments import read_assignments
+from protofl_common.tools.cli.arguments import add_json, print_json, read_assignments
 
 OURS = ("--isolation", "--superexec-auth-secret-file", "--ssl-certfile", "--allow-runtime-dependency-installation")
 """Options of flower-supernode that `run` sets, or that it does not go together with."""

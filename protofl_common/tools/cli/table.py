@@ -28,13 +28,11 @@ from rich.table import Table
 
 from protofl_common.basics.files import write_text
 from protofl_common.config.options import Scalar, SettingsError
-from protofl_common.tools.cli.as_json import add_json, print_json
-from protofl_common.tools.cli.assignments import add_allow_python, read_assignments
-from protofl_common.tools.cli.recipes import found
+from protofl_common.tools.cli.arguments import add_allow_python, add_json, file_named, print_json, read_assignments
 from protofl_common.tools.cli.run import add_resources, with_resources
 from protofl_common.tools.tables.execute import Launch, Runs, launcher
 from protofl_common.tools.tables.plan import Cell, Run, plan, runs_of
-from protofl_common.tools.tables.render import as_dict, collect, csv_of_cells, csv_of_seeds, drawn, markdown
+from protofl_common.tools.tables.render import as_dict, collect, csv_of_cells, csv_of_seeds, markdown
 from protofl_common.tools.tables.search import Search, check_search
 from protofl_common.tools.tables.spec import TableFile, read_table
 
@@ -47,7 +45,6 @@ def describe(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--only", action="append", default=[], metavar="ROW", help="this row only; may be repeated")
     parser.add_argument("--seeds", default="", metavar="1,2,3", help="instead of the table's")
     parser.add_argument("--out", default="runs/tables", metavar="DIR", help="where results go (runs/tables)")
-    parser.add_argument("--figure", action="store_true", help="draw OUT/TABLE.svg: a line per row over the columns")
     parser.add_argument("--dry-run", action="store_true", help="show what would run, and start nothing")
     parser.add_argument("--search", action="store_true", help="choose settings on validation data first (Optuna)")
     parser.add_argument(
@@ -67,7 +64,7 @@ def act(arguments: argparse.Namespace) -> int:
         raise SettingsError(f"seed = {overrides['seed']}: a table has several; say --seeds {overrides['seed']}")
     seeds = _seeds(arguments.seeds)
     options = {"data_dir": arguments.data_dir, "seeds": seeds, "only": tuple(arguments.only), "overrides": overrides}
-    tables = [read_table(found(file)) for file in files]
+    tables = [read_table(file_named(file)) for file in files]
     planned = [(table, plan(table, **options)) for table in tables]
     out, console = Path(arguments.out), Console(stderr=arguments.json)
     runs = Runs(out / "runs", arguments.keep_models)
@@ -87,7 +84,7 @@ def act(arguments: argparse.Namespace) -> int:
 
         device = str(overrides.get("device", "auto"))
         workers_for(resources(todo[0].federation), device)  # before a thread draws on the screen (`local.pool`)
-    failed = execute(planned, runs, launcher(resources), out, overrides, console, trials, arguments.figure, options)
+    failed = execute(planned, runs, launcher(resources), out, overrides, console, trials, options)
     if arguments.json:
         print_json("table", {"tables": [json.loads((out / f"{one.name}.json").read_text()) for one in tables]})
     return failed
@@ -101,7 +98,6 @@ def execute(
     overrides: dict[str, Scalar],
     console: Console,
     trials: Runs | None = None,
-    figure: bool = False,
     options: dict[str, Any] | None = None,
 ) -> int:
     """All runs of all tables with a progress bar; a table's files are written anew after each of its runs.
@@ -124,9 +120,7 @@ def execute(
                     write()
                 progress.advance(whole)
         console.print(Markdown((out / f"{table.name}.md").read_text(encoding="utf-8")))
-        if figure:
-            (out / f"{table.name}.svg").write_text(drawn(table, collect(table, cells, runs)), encoding="utf-8")
-        console.print(f"results: {out / table.name}.md, .csv, .json{', .svg' if figure else ''}")
+        console.print(f"results: {out / table.name}.md, .csv, .json")
     return 1 if runs.failed else 0
 
 
@@ -193,7 +187,7 @@ def _one(run: Run, runs: Runs, *, launch: Launch, progress: Progress) -> bool:
 
 
 def _write(table: TableFile, cells: list[Cell], runs: Runs, out: Path, overrides: dict[str, Scalar]) -> None:
-    results = collect(table, cells, runs)
+    results = collect(cells, runs)
     files = {
         ".json": json.dumps(as_dict(table, results), indent=2, ensure_ascii=False) + "\n",
         ".md": markdown(table, results, overrides),

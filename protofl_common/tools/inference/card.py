@@ -12,7 +12,6 @@ from protofl_common.runs.folder import Summary
 
 NAME = "README.md"
 SHOWN = ("format", "algorithm", "dataset", "partition", "clients", "accuracy-of-clients", "versions", "settings")
-"""Entries of a summary that the card tells in words of its own, or not at all; it lists all others."""
 
 
 def model_card(trained: TrainedModel, unknown_above: float, summary: Summary | None) -> str:

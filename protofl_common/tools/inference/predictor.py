@@ -17,7 +17,7 @@ from protofl_common.basics.text import names_in
 from protofl_common.config.backbones import is_allowed
 from protofl_common.config.options import SettingsError
 from protofl_common.config.python_names import allowing
-from protofl_common.data.raw import DataError, Inputs, normalised
+from protofl_common.data.raw import DataError, Inputs, filled, normalised
 from protofl_common.maths.prototypes import distances
 from protofl_common.models.calibration import class_scores, unknown_above
 from protofl_common.models.trained import TrainedModel
@@ -133,7 +133,7 @@ class Predictor:
         if not np.can_cast(inputs.dtype, card.input_type, casting) or inputs.shape[1:] != card.input_shape:
             wanted = f"{card.input_type} [N, *{list(card.input_shape)}]"
             raise DataError(f"inputs are {inputs.dtype} {list(inputs.shape)}, not {wanted}")
-        inputs = inputs.astype(card.input_type, copy=False)
+        inputs = filled(inputs.astype(card.input_type, copy=False), card.fill)
         if card.backbones:
             return extract_features(inputs, card.backbones, self.device).to(self.device)
         return normalised(inputs, card.mean, card.std, self.device)

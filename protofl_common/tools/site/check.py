@@ -10,7 +10,6 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 from cryptography.x509 import load_pem_x509_certificates
 from flwr.app import Context, Message, MessageType, RecordDict
@@ -24,7 +23,7 @@ from protofl_common.basics.devices import open_device
 from protofl_common.basics.text import names_in
 from protofl_common.config.options import Scalar, SettingsError
 from protofl_common.experiment.catalog import CATALOG
-from protofl_common.experiment.node import DEMANDS, LIMITS, allowed_by
+from protofl_common.experiment.node import DEMANDS, LIMITS, REQUIRE_SUMS, allowed_by, openly
 from protofl_common.experiment.settings import Settings, app_folder, default_run_config, digest_of
 from protofl_common.tools.federation import shown_by
 from protofl_common.tools.findings import FACT, WARNING, WRONG, Finding, existing, worst_first
@@ -157,11 +156,9 @@ def _permissions(node: Mapping[str, Scalar]) -> Iterator[Finding]:
 
 
 def _protections(settings: Settings) -> Finding:
-    from client_app.protections import PROTECTIONS
+    from client_app.protections import names
 
-    acting = [kind.name for kind in PROTECTIONS if kind.acts(settings, is_site=True)]
-    secure = ["secure aggregation"] if settings.privacy.secagg else []
-    return Finding(FACT, "protections", ", ".join(acting + secure))
+    return Finding(FACT, "protections", names(settings, is_site=True))
 
 
 def _algorithms(node: Mapping[str, Scalar]) -> Iterator[Finding]:
@@ -179,8 +176,8 @@ def _algorithms(node: Mapping[str, Scalar]) -> Iterator[Finding]:
     if not private:
         losses = ["losses"] if node.get("min-class-samples", 1) == 1 else []
         always += ["which classes it has", "metrics", *losses, "seconds"]
-    if allowed_by(node)["require-secagg"]:
-        masks = "all this, and all figures, under masks that cancel in the sum of several sites (require-secagg)"
+    if allowed_by(node)[REQUIRE_SUMS]:
+        masks = f"all this, and all figures, under masks that cancel in the sum of several sites ({REQUIRE_SUMS})"
         yield Finding(FACT, "sends", masks)
         always = ["the number of training samples" if private else "seconds"]
     named = "its name, network and device, the names of classes that you or the run gave"
@@ -204,8 +201,8 @@ def _data(node: Mapping[str, Scalar], asked: Mapping[str, Scalar]) -> Iterator[F
     TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 1  # that of every message
     app = get_load_client_app_fn("client_app.app:app", str(app_folder()), multi_app=False)("", "", "")
     with tempfile.TemporaryDirectory() as cache:
-        config: dict[str, Any] = {**default_run_config(), **asked, "secagg": False}  # it would hide the site's numbers
-        here = {**node, "require-secagg": False, "cache-dir": cache, "state-dir": cache}
+        folders = {"cache-dir": cache, "state-dir": cache}
+        config, here = openly({**default_run_config(), **asked}, {**node, **folders})
         context = Context(1, 1, here, RecordDict(), config)
         question = RecordDict({**pack_settings(digest_of(config))})
         reply = app(Message(question, 1, MessageType.QUERY), context)

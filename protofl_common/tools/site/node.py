@@ -12,8 +12,8 @@ from protofl_common.basics.text import names_in
 from protofl_common.config.options import Scalar, SettingsError, unknown_keys
 from protofl_common.data.store import cache_root
 from protofl_common.experiment.catalog import CATALOG
-from protofl_common.experiment.node import LIMITED, allowed_by, has_own_data, is_site, required_dp
-from protofl_common.experiment.settings import NODE_KEYS, SITE_FOLDERS, WITH_SECAGG, Settings, default_run_config
+from protofl_common.experiment.node import LIMITED, allowed_by, has_own_data, is_site
+from protofl_common.experiment.settings import NODE_KEYS, SITE_FOLDERS, Settings, default_run_config, meeting_demands
 
 
 def supernode_options(words: list[str]) -> argparse.Namespace:
@@ -73,11 +73,7 @@ def _modest(node: Mapping[str, Scalar]) -> dict[str, Scalar]:
     config |= {"local-steps": 0, "norm": "group"}
     if has_own_data(node):
         config |= {"partition": "own"}
-    if limits := required_dp(node):
-        config |= {"dp": "sample", "dp-epsilon": limits[0], "dp-delta": limits[1]}
-    if node.get("require-secagg"):
-        config |= {key: only for key, (only, _) in WITH_SECAGG.items()} | {"secagg": True}
-    return config
+    return config | meeting_demands(node)
 
 
 def site_folders(node: Mapping[str, Scalar]) -> tuple[Path, Path]:

@@ -1,6 +1,5 @@
 """``protofl site status`` and ``purge``: what a site keeps of runs and of its data, and how it is removed."""
 
-import json
 import re
 import shutil
 from collections.abc import Iterator, Mapping
@@ -8,7 +7,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import NamedTuple
 
-from protofl_common.basics.files import remove, replacing
+from protofl_common.basics.files import remove
 from protofl_common.basics.text import in_order, numbered
 from protofl_common.config.options import Scalar, SettingsError
 from protofl_common.experiment.node import DELTA, required_dp, site_name
@@ -61,6 +60,8 @@ def purge(node: Mapping[str, Scalar], names: list[str]) -> Iterator[str]:
 
     SettingsError before anything is removed: if nothing is named, or something that is not there.
     """
+    from client_app.protections.secure_sum import blank_secrets
+
     there = {one.name: one for one in stored_at(node)}
     alike = {name: numbered(name, there) for name in names if name not in there}
     names = [alike[name][0] if len(alike.get(name, ())) == 1 else name for name in names]
@@ -76,16 +77,7 @@ def purge(node: Mapping[str, Scalar], names: list[str]) -> Iterator[str]:
                 if not any(folder.iterdir()):
                     folder.rmdir()
         yield text
-    _blank_secrets(site_folders(node)[0] / "privacy")
-
-
-def _blank_secrets(folder: Path) -> None:
-    """Blank what sums that were broken off have left; which sums a site has been in stays, lest it be asked again."""
-    for file in folder.glob("*.secagg"):
-        rows = json.loads(file.read_text(encoding="utf-8"))
-        rows |= {"stage": "unmask", "secret": "", "keys": {}, "shares": {}}
-        with replacing(file, private=True) as beside:
-            beside.write_text(json.dumps(rows), encoding="utf-8")
+    blank_secrets(site_folders(node)[0] / "privacy")
 
 
 def free_space(node: Mapping[str, Scalar]) -> Iterator[str]:

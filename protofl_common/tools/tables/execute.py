@@ -12,8 +12,7 @@ from protofl_common.tools.known_runs import HEAVY
 from protofl_common.tools.tables.plan import Run
 
 Federation = dict[str, Scalar]
-Launch = Callable[[Run, Path, bool, Callable[[int], None]], str]
-"""(run, folder of all runs, whether to resume it, what to call with each round's number) -> "", or why it failed."""
+Launch = Callable[[Run, Path, bool, Callable[[int], None]], str]  # (run, folder, resume, on_round) -> why it failed
 
 
 class Runs:

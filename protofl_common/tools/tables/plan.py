@@ -17,7 +17,7 @@ from protofl_common.data import DataError, check_data_settings
 from protofl_common.experiment.node import check_named
 from protofl_common.experiment.settings import Settings, default_run_config, to_run_config
 from protofl_common.runs.folder import RunFolder
-from protofl_common.tools.cli.recipes import read_recipe
+from protofl_common.tools.cli.arguments import read_recipe
 from protofl_common.tools.cli.run import check_data_are_here
 from protofl_common.tools.tables.metrics import Figure
 from protofl_common.tools.tables.spec import TableFile

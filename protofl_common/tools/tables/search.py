@@ -16,8 +16,7 @@ from typing import Any, TypedDict
 from protofl_common.basics.files import digest, write_text
 from protofl_common.config.options import Scalar, SettingsError, keys_of
 from protofl_common.config.sections import DataSettings
-from protofl_common.experiment.settings import to_run_config
-from protofl_common.tools.cli.assignments import declared_types
+from protofl_common.experiment.settings import default_run_config, to_run_config
 from protofl_common.tools.tables.execute import Runs
 from protofl_common.tools.tables.metrics import COUNTS, NoFigure
 from protofl_common.tools.tables.plan import Cell, Found, Run
@@ -167,7 +166,7 @@ def _distribution(key: str, space: Any) -> Any:
 
     if isinstance(space, list):
         return CategoricalDistribution(space)
-    number: Any = IntDistribution if declared_types()[key] is int else FloatDistribution
+    number: Any = IntDistribution if type(default_run_config()[key]) is int else FloatDistribution
     low, high = _ends(space)
     return number(low, high, log="log" in space)
 

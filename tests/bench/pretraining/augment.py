@@ -4,8 +4,6 @@ Resized crops, turns and smooth warps; every colour, inversion included; other i
 small images enlarged; noise; erased squares. Everything is drawn from the generator given.
 """
 
-from __future__ import annotations
-
 import math
 from functools import lru_cache
 

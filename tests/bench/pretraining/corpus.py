@@ -1,7 +1,5 @@
 """What every corpus delivers."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

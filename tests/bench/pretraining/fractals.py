@@ -6,8 +6,6 @@ wander by the chaos game, a map being chosen with probability proportional to |d
 map's colour. Another image of the class has its coefficients a little changed.
 """
 
-from __future__ import annotations
-
 from functools import lru_cache
 from typing import Any
 

@@ -5,8 +5,6 @@ for a number (Ⅷ), accented letters, and characters that look like a digit or l
 to the same size (O and 0, s and S, Latin and Cyrillic A).
 """
 
-from __future__ import annotations
-
 import unicodedata
 from collections import Counter
 from functools import lru_cache

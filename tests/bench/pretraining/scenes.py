@@ -4,8 +4,6 @@ A class is such a solid; a second label is its texture. Another image of the cla
 its parts a little changed, under another light and among pieces of clutter.
 """
 
-from __future__ import annotations
-
 from functools import lru_cache
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Solids for ``scenes``, given by signed distances, and the march of parallel rays to their surface."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any

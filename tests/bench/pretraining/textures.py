@@ -1,7 +1,5 @@
 """Textures for ``scenes``: values in [0, 1] at points of space, mixed between two colours."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

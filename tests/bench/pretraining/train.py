@@ -4,8 +4,6 @@ Supervised classification of the corpus NAME under strong augmentation; a linear
 and is thrown away. One thread, about ten minutes; the same seed on the same machine gives the same weights.
 """
 
-from __future__ import annotations
-
 import argparse
 import time
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Writes weights of a `SmallResNet` to a file, which `protofl_common.backbones.load` reads and describes."""
 
-from __future__ import annotations
-
 import base64
 import json
 from collections.abc import Mapping

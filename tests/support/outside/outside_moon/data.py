@@ -1,7 +1,5 @@
 """Stripes of three directions, as ``dataset = "outside_moon.data:stripes"``."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

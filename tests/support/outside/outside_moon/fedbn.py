@@ -4,8 +4,6 @@ FedAvg of all weights but those of normalisation layers, which stay at the clien
 halves are there already.
 """
 
-from __future__ import annotations
-
 from protofl_common.experiment.catalog import Algorithm
 from protofl_common.wire.schema import Exchange, Weights
 

@@ -9,8 +9,6 @@ Loss (Eq. 3, 4)     L = CE + μ · L_con
 Down and up: the weights of the model. Stays: the client's last model.
 """
 
-from __future__ import annotations
-
 from copy import deepcopy
 from dataclasses import dataclass
 

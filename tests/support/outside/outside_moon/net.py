@@ -1,7 +1,5 @@
 """A small transformer over patches, as ``arch = "outside_moon.net:TinyViT"``."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

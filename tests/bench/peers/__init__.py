@@ -1,0 +1,1 @@
+"""One federated job in several engines, each in an environment of its own: `compare` runs them."""

@@ -1,0 +1,110 @@
+"""The job that every engine does, and how it reports. Imported in each engine's own environment: torch and numpy only.
+
+FedAvg, unweighted, of a small CNN over many users with as many images each; some are asked in each round, train one
+epoch with SGD, and all test images are classified by the last global model.
+"""
+
+import json
+import resource
+import sys
+import time
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+SIDE, CLASSES, FEATURES = 28, 10, 50
+
+
+@dataclass(frozen=True)
+class Job:
+    """How many users, images of each, users asked in a round, rounds; the rest is as in pfl-research's benchmark."""
+
+    users: int
+    images: int
+    asked: int
+    rounds: int
+    batch: int = 10
+    lr: float = 0.1
+
+
+class Data:
+    """A user's part of the file: inputs float32 [n, 1, 28, 28], labels int64 [n]."""
+
+    def __init__(self, file: str) -> None:
+        with np.load(file) as stored:
+            inputs, labels, split, client = (stored[key] for key in ("inputs", "labels", "split", "client"))
+        pixels = torch.from_numpy(inputs).float().div(255)
+        self.inputs = (pixels - pixels.mean()) / pixels.std()
+        self.labels, train = torch.from_numpy(labels).long(), split == "train"
+        users = np.unique(client)
+        self.rows = {user: torch.from_numpy(np.flatnonzero(train & (client == user))) for user in users.tolist()}
+        self.test_rows = torch.from_numpy(np.flatnonzero(~train))
+
+    def of(self, user: int) -> tuple[Tensor, Tensor]:
+        rows = self.rows[f"user-{user:05d}"]
+        return self.inputs[rows], self.labels[rows]
+
+
+@cache
+def opened(file: str) -> Data:
+    """Read the data once per process."""
+    return Data(file)
+
+
+class Network(nn.Module):
+    """The network `mnist-cnn`, with what pfl-research asks of a model: a loss, and metrics."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        conv = [nn.Conv2d(1, 10, 5), nn.MaxPool2d(2), nn.ReLU(), nn.Conv2d(10, 20, 5), nn.Dropout2d(0.5)]
+        flat = [nn.MaxPool2d(2), nn.ReLU(), nn.Flatten(), nn.Linear(320, FEATURES), nn.ReLU()]
+        self.layers = nn.Sequential(*conv, *flat, nn.Dropout(0.5), nn.Linear(FEATURES, CLASSES))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        logits: Tensor = self.layers(inputs)
+        return logits
+
+    def loss(self, inputs: Tensor, labels: Tensor, eval: bool = False) -> Tensor:
+        return functional.cross_entropy(self(inputs), labels)
+
+    def metrics(self, inputs: Tensor, labels: Tensor) -> dict[str, float]:
+        return {}
+
+    def accuracy(self, data: Data) -> float:
+        with torch.no_grad():
+            predicted = self.eval()(data.inputs[data.test_rows]).argmax(1)
+        return float((predicted == data.labels[data.test_rows]).float().mean())
+
+
+def train(network: Network, inputs: Tensor, labels: Tensor, job: Job) -> None:
+    """One epoch of plain SGD, as a bare script does it."""
+    optimizer = torch.optim.SGD(network.train().parameters(), lr=job.lr)
+    for rows in torch.randperm(len(labels)).split(job.batch):
+        optimizer.zero_grad()
+        network.loss(inputs[rows], labels[rows]).backward()
+        optimizer.step()
+
+
+def arguments() -> tuple[Job, Data, str]:
+    """What `compare` hands to each engine: the job, the data and the folder for what it writes."""
+    torch.set_num_threads(1)
+    return Job(**json.loads(sys.argv[1])), opened(sys.argv[2]), sys.argv[3]
+
+
+class Clock:
+    """The time at the end of each round, for `report`."""
+
+    def __init__(self) -> None:
+        self.times = [time.perf_counter()]
+
+    def tick(self) -> None:
+        self.times.append(time.perf_counter())
+
+    def report(self, accuracy: float) -> None:
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+        print("RESULT", json.dumps({"seconds": np.diff(self.times).tolist(), "accuracy": accuracy, "megabytes": peak}))

@@ -1,0 +1,124 @@
+"""On a real CUDA device, and skipped elsewhere: ``make test-gpu``. What can be shown without one is in test_gpu.py."""
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from flwr.app import MessageType
+
+from client_app.algorithms.base import client_half
+from protofl_common.basics import cuda_graph
+from protofl_common.experiment.catalog import CATALOG
+from tests.support.accidents import Killed, on_message
+from tests.support.acting import SMALL
+from tests.support.harness import run_config, run_federation
+from tests.support.processes import superlink
+from tests.support.results import digests, without_times
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+TRAINED: dict[str, Any] = SMALL | {"train_samples": 60, "batch_size": 2, "device": "cuda"}
+"""Thirty steps a round."""
+SETTINGS: list[dict[str, Any]] = [
+    *({"algo": algo} for algo in CATALOG),
+    {"optimizer": "adam", "keep_optimizer": True},
+    {"momentum": 0.9, "weight_decay": 0.01},
+    {"models": "resnet4-imagenet-stem"},
+    {"models": "resnet18", "batch_size": 4},
+    {"precision": "tf32"},
+]
+
+
+def left_behind(folder: Path, changes: dict[str, Any]) -> object:
+    """Everything of a run but the time it took."""
+    wanted = TRAINED | changes
+    clients = wanted.pop("clients")
+    outcome = run_federation(run_config(folder, **wanted), clients)
+    return without_times(outcome.rows), digests(outcome.folder)
+
+
+@pytest.fixture
+def recorded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """A number for each graph."""
+    graphs: list[int] = []
+    original = cuda_graph.record
+
+    def record(call: Callable[[], cuda_graph.Results]) -> tuple[cuda_graph.Results, Callable[[], None]]:
+        graphs.append(len(graphs))
+        return original(call)
+
+    monkeypatch.setattr(cuda_graph, "record", record)
+    return graphs
+
+
+@pytest.mark.parametrize("changes", SETTINGS, ids=str)
+def test_a_replayed_step_is_the_next_one_to_the_last_bit(
+    changes: dict[str, Any], recorded: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replayed = left_behind(tmp_path / "replayed", changes)
+    assert bool(recorded) == (not client_half(CATALOG[changes.get("algo", "fedproto")]).steps_differ)
+    monkeypatch.setattr(cuda_graph, "can_replay", lambda device: False)
+    assert left_behind(tmp_path / "steps", changes) == replayed
+
+
+@pytest.mark.parametrize("algo", CATALOG)
+def test_the_same_seed_gives_the_same_run(algo: str, tmp_path: Path) -> None:
+    assert left_behind(tmp_path / "one", {"algo": algo}) == left_behind(tmp_path / "two", {"algo": algo})
+
+
+@pytest.mark.parametrize("algo", CATALOG)
+def test_the_figures_are_nearly_those_of_the_cpu(algo: str, tmp_path: Path) -> None:
+    """So nothing is computed from what another stream has not written yet."""
+    folder = tmp_path / "run"
+    losses = []
+    for device in ("cuda", "cpu"):
+        wanted = TRAINED | {"algo": algo, "device": device}
+        clients = wanted.pop("clients")
+        rows = run_federation(run_config(folder / device, **wanted), clients).rows
+        losses.append([row["loss"]["total"] for row in rows if row["kind"] == "round" and row.get("loss")])
+    assert losses[0] == pytest.approx(losses[1], rel=0.02)
+
+
+def test_a_resumed_run_is_an_undisturbed_one(tmp_path: Path) -> None:
+    wanted = TRAINED | {"algo": "fedtgp", "rounds": 3, "run_name": "run"}
+    clients = wanted.pop("clients")
+    whole = run_federation(run_config(tmp_path / "whole", **wanted), clients)
+    with pytest.raises(Killed):
+        run_federation(run_config(tmp_path / "parts", **wanted), clients, on_message(MessageType.TRAIN, 2))
+    resumed = run_federation(run_config(tmp_path / "parts", resume=True, **wanted), clients, run_id=4712)
+    assert without_times(resumed.rows) == without_times(whole.rows)
+    assert digests(resumed.folder) == digests(whole.folder)
+
+
+def test_fifty_clients_need_no_more_memory_than_five(tmp_path: Path) -> None:
+    needed = []
+    for clients in (5, 50):
+        torch.cuda.reset_peak_memory_stats()
+        left_behind(tmp_path / str(clients), {"clients": clients})
+        needed.append(torch.cuda.max_memory_reserved())
+    assert needed[1] <= 1.2 * needed[0]
+
+
+@pytest.fixture(scope="module")
+def connection(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    with superlink(tmp_path_factory.mktemp("superlink"), "--simulation") as one:
+        yield one
+
+
+def test_two_clients_share_the_device(connection: Any, tmp_path: Path) -> None:
+    """By Ray, each in a process of its own, and as one after the other."""
+    rows = []
+    for part in (1.0, 0.5):
+        name = f"part-{part}"
+        settings = {"rounds": 2, "train-samples": 20, "test-samples": 20, "out-dir": str(tmp_path), "run-name": name}
+        text = " ".join(f"{key}={json.dumps(value)}" for key, value in settings.items())
+        options = f"num-supernodes=4 client-resources-num-cpus=1 client-resources-num-gpus={part}"
+        output, status = connection.run("--federation-config", options, "--run-config", text, timeout=600)
+        assert status == "finished:completed", output
+        lines = (tmp_path / name / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+        rows.append(without_times([json.loads(line) for line in lines]))
+    assert "cuda" in output
+    assert rows[0] == rows[1]

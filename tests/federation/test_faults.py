@@ -1,0 +1,375 @@
+"""Faults of a federation, in one process: who dies, comes back, comes late, or has no room on the disk."""
+
+import errno
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from flwr.app import Error, Message, MessageType
+from safetensors.torch import save_file
+
+from server_app.network.membership import FederationError
+from tests.support.accidents import fails, on_round
+from tests.support.harness import LocalGrid, Tamper, run_config, run_federation
+from tests.support.results import assert_same
+
+SMALL: dict[str, Any] = {"run_name": "mine", "train_samples": 20, "test_samples": 20, "rounds": 4}
+Nodes = dict[int, dict[str, Any]]
+
+
+@pytest.fixture(autouse=True)
+def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("server_app.network.exchange.LOOK_EVERY", 0.05)
+    monkeypatch.setattr("server_app.network.exchange.PATIENCE", 2.0)
+
+
+def four() -> Nodes:
+    return {1000 + i: {"partition-id": i, "num-partitions": 4} for i in range(4)}
+
+
+def when_trained(number: int, node: int, happens: Callable[[], Any]) -> Tamper:
+    """Once a node has trained in a round, something happens, once, and its reply is lost."""
+
+    struck: list[Message] = []
+
+    def change(message: Message, reply: Message) -> Message | None:
+        if struck:
+            return reply
+        struck.append(message)
+        happens()
+        return None
+
+    return on_round(number, node, change)
+
+
+def test_a_restarted_supernode_is_known_again_and_asked_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It has another node id, its own site name, and the state from before the round: nothing is lost."""
+    nodes = four()
+
+    def restarts() -> None:
+        nodes[2002] = nodes.pop(1002)
+
+    wanted = run_federation(run_config(tmp_path / "a", **SMALL))
+    found = run_federation(run_config(tmp_path / "b", **SMALL), nodes=nodes, tamper=when_trained(2, 1002, restarts))
+    assert_same(found, wanted)
+    assert capsys.readouterr().out.count("back: site-2, on another node") == 1
+
+
+@pytest.mark.parametrize("simulated", [True, False])
+def test_a_process_of_a_simulation_that_dies_ends_the_run_before_the_round_counts(
+    simulated: bool, tmp_path: Path
+) -> None:
+    """Ray gives its clients to no other process. A site that sends the like of such an error costs its own reply."""
+
+    def died(message: Message, _: Message) -> Message:
+        return Message(Error(0, "<class 'ray.exceptions.ActorDiedError'>:<'The actor died'>"), reply_to=message)
+
+    def simulate(grid: LocalGrid) -> None:
+        if simulated:
+            grid.state = type("InMemoryLinkState", (), {"store_message_ins": None})()  # type: ignore[attr-defined]
+
+    config = run_config(tmp_path, **SMALL)
+    if not simulated:
+        rows = run_federation(config, tamper=on_round(2, 1002, died), on_grid=simulate).rows
+        assert [list(row["failed"]) for row in rows if row["kind"] == "round"] == [[], ["site-2"], [], []]
+        return
+    wanted = run_federation(run_config(tmp_path / "whole", **SMALL))
+    with pytest.raises(FederationError, match=r"has died \(ActorDiedError\), so that site-2 did not answer.*resume"):
+        run_federation(config, tamper=on_round(2, 1002, died), on_grid=simulate)
+    assert_same(run_federation(config | {"resume": True}, run_id=2), wanted)
+
+
+@pytest.mark.parametrize("node", [1002, 2002])
+def test_a_supernode_that_flower_has_given_up_is_asked_again_once_it_is_back(node: int, tmp_path: Path) -> None:
+    """An authenticated one keeps its node id, any other gets a new one."""
+    nodes, gone = four(), list[dict[str, Any]]()
+
+    def dies() -> None:
+        gone.append(nodes.pop(1002))
+
+    def back_once_given_up(grid: LocalGrid) -> None:
+        pull = grid.pull_messages
+
+        def pull_messages(message_ids: Iterable[str]) -> list[Message]:
+            replies = pull(message_ids)
+            if gone and any(reply.has_error() for reply in replies):
+                nodes[node] = gone.pop()
+            return replies
+
+        grid.pull_messages = pull_messages  # type: ignore[method-assign]
+
+    wanted = run_federation(run_config(tmp_path / "a", **SMALL))
+    config = run_config(tmp_path / "b", **SMALL)
+    found = run_federation(config, nodes=nodes, tamper=when_trained(2, 1002, dies), on_grid=back_once_given_up)
+    assert_same(found, wanted)
+    assert len(found.grid.log) == len(wanted.grid.log) + 1 + (node != 1002)
+
+
+def test_a_supernode_that_comes_back_later_misses_its_round(tmp_path: Path) -> None:
+    nodes = four()
+    gone: list[dict[str, Any]] = []
+
+    def tamper(message: Message, reply: Message) -> Message | None:
+        meta = message.metadata
+        if meta.message_type == MessageType.TRAIN and (meta.group_id, meta.dst_node_id) == ("2", 1002):
+            gone.append(nodes.pop(1002))
+            return None
+        if meta.message_type == MessageType.TRAIN and meta.group_id == "3" and gone:
+            nodes[2002] = gone.pop()
+        return reply
+
+    outcome = run_federation(run_config(tmp_path, **SMALL), nodes=nodes, tamper=tamper)
+    assert [row["valid"] for row in outcome.rows] == [4, 3, 4, 4, 4]
+    assert outcome.rows[1]["failed"] == {"site-2": "Node Unavailable"}
+
+
+def test_a_site_that_comes_back_as_another_is_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    nodes = four()
+
+    def restarts() -> None:
+        nodes[2002] = nodes.pop(1002) | {"arch": "mnist-cnn"}
+
+    config = run_config(tmp_path, algo="fedavg", **SMALL)
+    outcome = run_federation(config, nodes=nodes, tamper=when_trained(2, 1002, restarts))
+    assert [row["valid"] for row in outcome.rows] == [4, 3, 3, 3, 3]
+    assert "1 client cannot take part: site-2: the sites differ in arch" in capsys.readouterr().out
+
+
+def test_a_second_node_of_the_same_name_does_not_displace_a_living_one(tmp_path: Path) -> None:
+    nodes = four()
+
+    def tamper(message: Message, reply: Message) -> Message:
+        if message.metadata.message_type == MessageType.TRAIN and message.metadata.group_id == "1":
+            nodes[2002] = dict(nodes[1002])
+        return reply
+
+    outcome = run_federation(run_config(tmp_path, **SMALL), nodes=nodes, tamper=tamper)
+    trained = {message.metadata.dst_node_id for message, _ in outcome.grid.log if message.metadata.group_id == "4"}
+    assert trained == {1000, 1001, 1002, 1003}
+
+
+def leaves_and_returns(nodes: Nodes, meanwhile: Nodes) -> Tamper:
+    """In round 2 a SuperNode goes and others come in the meantime; in round 3 it returns under its old node id."""
+    away: Nodes = {}
+
+    def tamper(message: Message, reply: Message) -> Message | None:
+        meta = message.metadata
+        if meta.message_type == MessageType.TRAIN and (meta.group_id, meta.dst_node_id) == ("2", 1002) and not away:
+            away[1002] = nodes.pop(1002)
+            nodes.update(meanwhile)
+            return None
+        if meta.message_type == MessageType.TRAIN and (meta.group_id, meta.dst_node_id) == ("3", 1000):
+            nodes.update(away)
+        return reply
+
+    return tamper
+
+
+@pytest.mark.parametrize("bound", [False, True])
+def test_who_takes_the_name_of_a_site_that_is_away_does_not_keep_it(
+    bound: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With bind-sites it never has it; without, until the site's own node is back."""
+    nodes = four()
+    tamper = leaves_and_returns(nodes, {2002: dict(nodes[1002])})
+    config = run_config(tmp_path, bind_sites=bound, **SMALL)
+    outcome = run_federation(config, nodes=nodes, tamper=tamper)
+    trained = [message.metadata.dst_node_id for message, _ in outcome.grid.log if message.metadata.group_id == "4"]
+    assert {1002} == {1002, 2002} & set(trained)
+    said = capsys.readouterr().out
+    assert ("back: site-2, on its own node" in said) == (not bound)
+    assert ("site-2: this name is another node's in this run (bind-sites)" in said) == bound
+
+
+def test_a_resumed_run_knows_whose_the_names_are(tmp_path: Path) -> None:
+    nodes = four()
+    config = run_config(tmp_path, bind_sites=True, join_timeout=2.0, min_replies=4, **SMALL)
+
+    def dies(message: Message, reply: Message) -> Message:
+        if message.metadata.group_id == "2":
+            raise KeyboardInterrupt
+        return reply
+
+    with pytest.raises(KeyboardInterrupt):
+        run_federation(config, nodes=dict(nodes), tamper=dies, run_id=1)
+    others = {2002: nodes[1002]} | {node: facts for node, facts in nodes.items() if node != 1002}
+    with pytest.raises(FederationError, match=r"site-2: this name is another node's in this run \(bind-sites\)"):
+        run_federation(config | {"resume": True}, nodes=others, run_id=2)
+    assert run_federation(config | {"resume": True}, nodes=nodes, run_id=3).summary["resumed-after-rounds"] == [1]
+
+
+def test_a_silent_site_rests_and_is_tried_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def tamper(message: Message, reply: Message) -> Message | None:
+        dumb = message.metadata.dst_node_id == 1001 and message.metadata.group_id in ("1", "2")
+        return None if dumb else reply
+
+    config = run_config(tmp_path, round_timeout=0.5, max_silent_rounds=2, **SMALL | {"rounds": 6})
+    outcome = run_federation(config, tamper=tamper)
+    assert [(row["asked"], row["missing"]) for row in outcome.rows[:3]] == [(4, ["site-1"]), (4, ["site-1"]), (3, [])]
+    assert [row["asked"] for row in outcome.rows] == [4, 4, 3, 3, 4, 4, 4]
+    assert "site-1: silent 2 times running; not asked until round 5" in capsys.readouterr().out
+
+
+def test_a_late_client_takes_part_from_the_next_round_with_the_global_prototypes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    nodes = four()
+    late = nodes.pop(1003)
+    joins = on_round(2, 1000, lambda message, reply: nodes.setdefault(1003, late) and reply)
+    outcome = run_federation(run_config(tmp_path, num_clients=3, **SMALL), nodes=nodes, tamper=joins)
+    assert [row["valid"] for row in outcome.rows] == [3, 3, 4, 4, 4]
+    sent = [message for message, _ in outcome.grid.log if message.metadata.dst_node_id == 1003]
+    first = next(message for message in sent if message.metadata.message_type == MessageType.TRAIN)
+    assert first.metadata.group_id == "3"
+    assert "prototypes" in first.content.array_records
+    assert "new: site-3, cnn4, takes part from the next round" in capsys.readouterr().out
+
+
+def test_a_late_client_that_does_not_fit_is_told_and_left_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    nodes = four()
+    facts = {"site-name": "extra", "partition-id": 3, "num-partitions": 4, "arch": "mnist-cnn"}
+    joins = on_round(1, 1000, lambda message, reply: nodes.setdefault(1009, facts) and reply)
+    outcome = run_federation(run_config(tmp_path, algo="fedavg", num_clients=4, **SMALL), nodes=nodes, tamper=joins)
+    assert [row["valid"] for row in outcome.rows] == [4] * 5
+    assert "1 client cannot take part: extra: the sites differ in arch" in capsys.readouterr().out
+
+
+def test_a_slow_reply_is_counted_as_late_and_the_round_goes_on(tmp_path: Path) -> None:
+    """It arrives while the next round waits for another client."""
+    held: list[Message] = []
+
+    def tamper(message: Message, reply: Message) -> Message | None:
+        meta = message.metadata
+        if meta.message_type == MessageType.TRAIN and (meta.group_id, meta.dst_node_id) == ("2", 1001):
+            held.append(reply)
+            return None
+        if meta.message_type == MessageType.TRAIN and meta.group_id == "3" and held:
+            late = held.pop()
+            grids[0]._ready[late.metadata.reply_to_message_id] = late
+        return reply
+
+    grids: list[LocalGrid] = []
+    config = run_config(tmp_path, round_timeout=1.0, **SMALL)
+    outcome = run_federation(config, tamper=tamper, on_grid=grids.append)
+    assert outcome.rows[1]["missing"] == ["site-1"]
+    assert outcome.rows[2]["late"] == {"site-1": "its reply to round 2"}
+    assert [row["valid"] for row in outcome.rows] == [4, 3, 4, 4, 4]
+    assert outcome.summary["trouble"] == {"failed": 0, "refused": 0, "missing": 1, "late": 1}
+
+
+def test_a_client_that_never_answers_costs_the_deadline_only(tmp_path: Path) -> None:
+    def tamper(message: Message, reply: Message) -> Message | None:
+        asked = message.metadata.message_type != MessageType.QUERY
+        return None if asked and message.metadata.dst_node_id == 1001 else reply
+
+    outcome = run_federation(run_config(tmp_path, round_timeout=1.0, **SMALL), tamper=tamper)
+    assert [row["missing"] for row in outcome.rows] == [["site-1"]] * 5
+    assert outcome.summary["void-rounds"] == 0
+
+
+def test_a_full_disk_is_a_failed_reply_and_costs_that_round_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The client goes on from its state of before that round."""
+
+    def save_unless_full(tensors: dict[str, torch.Tensor], path: Path, metadata: dict[str, str]) -> None:
+        if path.parent.name == "site-1" and metadata.get("round") == "2":
+            raise OSError(errno.ENOSPC, "No space left on device")
+        save_file(tensors, path, metadata)
+
+    monkeypatch.setattr("protofl_common.basics.tensorfile.save_file", save_unless_full)
+    found = run_federation(run_config(tmp_path, **SMALL))
+    assert [row["valid"] for row in found.rows] == [4, 3, 4, 4, 4]
+    said = found.rows[1]["failed"]["site-1"]
+    assert "round 2 is lost on this client, which has the state after round 1" in said
+    assert "No space left on device" in said
+    rounds = [reply for message, reply in found.grid.log if message.metadata.dst_node_id == 1001]
+    assert [reply.has_error() for reply in rounds] == [False, False, True, False, False, False]
+
+
+def test_a_round_with_too_few_replies_keeps_the_prototypes(tmp_path: Path) -> None:
+    """Client 3 fails in round 2, where all are wanted: round 3 sends down what round 2 did."""
+    outcome = run_federation(run_config(tmp_path, min_replies=4, **SMALL), tamper=on_round(2, 1003, fails))
+    assert [row["void"] for row in outcome.rows] == [False, True, False, False, False]
+    down = {
+        message.metadata.group_id: message.content.array_records["prototypes"]
+        for message, _ in outcome.grid.log
+        if message.metadata.message_type == MessageType.TRAIN and "prototypes" in message.content.array_records
+    }
+    same = {key: down["2"][key].data == down["3"][key].data for key in ("means", "labels")}
+    assert same == {"means": True, "labels": True}
+    assert down["3"]["means"].data != down["4"]["means"].data
+
+
+def test_a_server_waits_for_clients_that_are_all_gone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Instead of burning its rounds; they come back under other node ids."""
+    nodes = four()
+    back = {node + 1000: facts for node, facts in nodes.items()}
+    looked: list[int] = []
+
+    def tamper(message: Message, reply: Message) -> Message:
+        meta = message.metadata
+        if meta.message_type == MessageType.TRAIN and (meta.group_id, meta.dst_node_id) == ("2", 1003):
+            nodes.clear()
+        return reply
+
+    def back_once_missed(grid: LocalGrid) -> None:
+        def get_node_ids() -> list[int]:
+            found = list(nodes)
+            looked.append(len(found))
+            if looked[-3:] == [0, 0, 0]:
+                nodes.update(back)
+            return found
+
+        grid.get_node_ids = get_node_ids  # type: ignore[method-assign]
+
+    config = run_config(tmp_path, min_replies=2, **SMALL)
+    outcome = run_federation(config, nodes=nodes, tamper=tamper, on_grid=back_once_missed)
+    assert [row["valid"] for row in outcome.rows] == [4] * 5
+    assert "waiting: 0 clients are connected, fewer than min-replies = 2" in capsys.readouterr().out
+
+
+def test_a_superlink_that_was_away_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Flower's own client waits until it is back."""
+    monkeypatch.setattr("server_app.network.exchange.SILENCE", 0.5)
+    away: list[float] = []
+
+    def slow_once(grid: LocalGrid) -> None:
+        pull = grid.pull_messages
+
+        def pull_messages(message_ids: Iterable[str]) -> list[Message]:
+            if not away and any(entry.metadata.message_type == MessageType.TRAIN for entry, _ in grid.log):
+                away.append(1.0)
+                time.sleep(away[0])
+                return []
+            return pull(message_ids)
+
+        grid.pull_messages = pull_messages  # type: ignore[method-assign]
+
+    one = {1000: {"partition-id": 0, "num-partitions": 1}}
+    run_federation(run_config(tmp_path, **SMALL), nodes=one, on_grid=slow_once)
+    assert "the SuperLink did not answer for 1 s; going on" in capsys.readouterr().out
+
+
+def test_a_run_that_gave_up_can_be_resumed(tmp_path: Path) -> None:
+    """Three void rounds count as rounds; the next one goes on."""
+
+    def tamper(message: Message, reply: Message) -> Message:
+        ill = message.metadata.dst_node_id == 1003 and int(message.metadata.group_id) >= 2
+        return fails(message, reply) if ill else reply
+
+    config = run_config(tmp_path, min_replies=4, **SMALL | {"rounds": 5})
+    with pytest.raises(FederationError, match=r"3 rounds in a row .* resume\.toml lets it go on"):
+        run_federation(config, tamper=tamper, run_id=1)
+    found = run_federation(config | {"resume": True}, run_id=2)
+    assert [row["void"] for row in found.rows] == [False, True, True, True, False, False]
+    assert found.summary["resumed-after-rounds"] == [4]

@@ -1,0 +1,385 @@
+"""Whole runs in one process: results, repetition, faults, and rubbish from clients."""
+
+import itertools
+import json
+import tomllib
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import Message, MessageType, RecordDict
+from flwr.supercore.inflatable.inflatable_utils import ObjectPushError
+from safetensors.torch import load_file
+
+from client_app.algorithms.base import ClientAlgorithm
+from protofl_common.config.options import SettingsError
+from protofl_common.data import DataError
+from protofl_common.experiment.catalog import CATALOG
+from protofl_common.experiment.settings import Settings, default_run_config, flatten
+from server_app.network.membership import FederationError
+from tests.support.accidents import fails, on_round
+from tests.support.attacks import from_node
+from tests.support.declared import MINIMISED
+from tests.support.harness import LONG, RUN_ID, LocalGrid, run_config, run_federation
+from tests.support.results import without_times
+
+
+@pytest.mark.parametrize("arrive", [True, False])
+def test_messages_that_a_restarted_superlink_lost_half_sent_are_sent_again(
+    arrive: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Every push fails once, whether its messages have arrived all the same or not."""
+    wanted = run_federation(run_config(tmp_path / "undisturbed", rounds=3), clients=3)
+    push, calls = LocalGrid.push_messages, itertools.count()
+
+    def failing_at_first(grid: LocalGrid, messages: Iterable[Message]) -> list[str]:
+        fails = next(calls) % 2 == 0
+        ids = push(grid, messages) if arrive or not fails else []
+        if fails:
+            raise ObjectPushError("an-object", 1, "a-session")
+        return ids
+
+    monkeypatch.setattr(LocalGrid, "push_messages", failing_at_first)
+    found = run_federation(run_config(tmp_path / "disturbed", rounds=3), clients=3)
+    means = [load_file(outcome.folder / "prototypes.safetensors")["means"] for outcome in (found, wanted)]
+    assert torch.equal(*means)
+    assert without_times(found.rows) == without_times(wanted.rows)
+    assert capsys.readouterr().out.count("half sent; sending them again") == next(calls) // 2
+
+
+def test_a_superlink_that_keeps_losing_messages_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tries = []
+
+    def failing(grid: LocalGrid, messages: Iterable[Message]) -> list[str]:
+        tries.append(len(list(messages)))
+        raise ObjectPushError("an-object", 1, "a-session")
+
+    monkeypatch.setattr(LocalGrid, "push_messages", failing)
+    with pytest.raises(ObjectPushError):
+        run_federation(run_config(tmp_path), clients=2)
+    assert tries == [2, 2, 2]
+
+
+WITHOUT_HEAD = {"fedpcl"}
+"""Algorithms that train no classifier; frozen features make their prototypes useful before any training."""
+
+
+@pytest.mark.parametrize("algo", CATALOG)
+def test_a_run_leaves_complete_results(algo: str, tmp_path: Path) -> None:
+    config = run_config(tmp_path, algo=algo, run_name="mine", train_samples=10, test_samples=20)
+    outcome = run_federation(config, clients=3)
+    assert outcome.folder.name == "mine"
+    assert [row["kind"] for row in outcome.rows] == ["round", "round", "final"]
+    assert [row["evaluated-after-round"] for row in outcome.rows] == [0, 1, 2]
+    assert all(row["valid"] == 3 and len(row["clients"]) == 3 for row in outcome.rows)
+    assert ("head" in outcome.summary["accuracy"]) == (algo not in WITHOUT_HEAD)
+    down = CATALOG[algo].exchange.down
+    with_prototypes = "prototypes" in down
+    assert ("prototype" in outcome.summary["accuracy"]) == with_prototypes
+    saved = flatten(tomllib.loads((outcome.folder / "settings.toml").read_text()))
+    assert Settings.from_run_config(default_run_config() | saved) == Settings.from_run_config(config)
+    assert (outcome.folder / "prototypes.safetensors").exists() == with_prototypes
+    assert (outcome.folder / "weights.safetensors").exists() == ("weights" in down)
+    assert len(list((outcome.folder / "clients").iterdir())) == 3
+    assert outcome.rows[1]["losses"].keys() == ({"total", *MINIMISED[algo]} if MINIMISED[algo] else set())
+
+
+@pytest.mark.parametrize("algo", CATALOG)
+def test_training_helps(algo: str, tmp_path: Path) -> None:
+    data: dict[str, Any] = {"dataset": "digits", "partition": "iid", "train_samples": 300, "test_samples": 150}
+    config = run_config(tmp_path, algo=algo, rounds=6, models="htcnn-3", batch_size=10, **data)
+    outcome = run_federation(config | LONG, clients=2)
+    for kind, figures in outcome.summary["accuracy"].items():
+        assert figures["mean"] > 0.75, kind
+    if algo in WITHOUT_HEAD:
+        before, after = outcome.rows[0]["accuracy"]["prototype"], outcome.summary["accuracy"]["prototype"]
+        assert after["mean"] > before["mean"] + 0.02
+    else:
+        assert outcome.rows[0]["accuracy"]["head"]["mean"] < 0.4
+
+
+@pytest.mark.parametrize("algo", ["fedavg", "fedproto"])
+def test_a_round_tells_the_accuracy_of_what_it_began_with(algo: str, tmp_path: Path) -> None:
+    """Of the second round, what a run of one round ends with."""
+    one, two = (
+        run_federation(run_config(tmp_path / str(rounds), algo=algo, rounds=rounds), clients=3) for rounds in (1, 2)
+    )
+    assert two.rows[1]["evaluated-after-round"] == one.rows[-1]["evaluated-after-round"] == 1
+    assert two.rows[1]["accuracy"] == one.rows[-1]["accuracy"]
+
+
+def test_the_same_seed_gives_identical_metrics_and_another_does_not(tmp_path: Path) -> None:
+    runs = [
+        run_federation(run_config(tmp_path / name, participation=0.5, rounds=3, seed=seed), clients=6)
+        for name, seed in (("a", 1), ("b", 1), ("c", 2))
+    ]
+    first, again, other = (without_times(run.rows) for run in runs)
+    assert first == again
+    assert first != other
+    means = [load_file(run.folder / "prototypes.safetensors")["means"] for run in runs]
+    assert torch.equal(means[0], means[1])
+
+
+def test_node_ids_do_not_matter(tmp_path: Path) -> None:
+    facts = [{"partition-id": i, "num-partitions": 4} for i in range(4)]
+    forward = {100 + i: dict(one) for i, one in enumerate(facts)}
+    backward = {900 - i: dict(one) for i, one in reversed(list(enumerate(facts)))}
+    runs = [
+        run_federation(run_config(tmp_path / name, participation=0.5), nodes=nodes)
+        for name, nodes in (("f", forward), ("b", backward))
+    ]
+    assert without_times(runs[0].rows) == without_times(runs[1].rows)
+
+
+def test_bytes_on_the_wire_meet_the_papers_formula(tmp_path: Path) -> None:
+    """4 bytes × D × (Σ C_i + m·C), plus 8 bytes a label and, up, 8 bytes a count (FedTGP Table 5, FedProto Eq. 4)."""
+    dim, clients = 64, 6
+    config = run_config(tmp_path, partition="pathological", classes_per_client=3, rounds=2, feature_dim=dim)
+    outcome = run_federation(config, clients=clients)
+    row = outcome.rows[1]
+    sent = [
+        len(reply.content.array_records["prototypes"]["labels"].data) // 8
+        for message, reply in outcome.grid.log
+        if message.metadata.message_type == MessageType.TRAIN and message.metadata.group_id == "2"
+    ]
+    known = len(load_file(outcome.folder / "prototypes.safetensors")["labels"])
+    assert len(sent) == clients
+    numbers = 4 * dim * (sum(sent) + clients * known)
+    labels_and_counts = 8 * (sum(sent) + clients * known) + 8 * sum(sent)
+    assert row["bytes"]["up"] + row["bytes"]["down"] == numbers + labels_and_counts
+    assert row["bytes"]["up"] + row["bytes"]["down"] - labels_and_counts <= 1.05 * numbers
+
+
+def test_private_state_lives_where_the_site_says(tmp_path: Path) -> None:
+    nodes = {i: {"partition-id": i, "num-partitions": 2, "state-dir": str(tmp_path / f"disk{i}")} for i in (0, 1)}
+    outcome = run_federation(run_config(tmp_path), nodes={7 + node: facts for node, facts in nodes.items()})
+    for i in (0, 1):
+        files = list((tmp_path / f"disk{i}").rglob("*.safetensors"))
+        assert len(files) == 2
+        assert {file.parent for file in files} == {
+            tmp_path / f"disk{i}" / f"{outcome.folder.name}-{RUN_ID}" / "clients" / f"site-{i}"
+        }
+    assert not (outcome.folder / "clients").exists()
+
+
+def test_optimizer_state_is_kept_when_asked(tmp_path: Path) -> None:
+    kept = run_federation(run_config(tmp_path / "kept", keep_optimizer=True, rounds=3))
+    fresh = run_federation(run_config(tmp_path / "fresh", rounds=3))
+    for run in (kept, fresh):
+        names = list(load_file(next((run.folder / "clients").glob("*/0*"))))
+        assert any(name.startswith("optimizer/") for name in names) == (run is kept)
+    assert kept.rows[2]["losses"] != fresh.rows[2]["losses"]
+
+
+def test_evaluation_can_be_sparser(tmp_path: Path) -> None:
+    outcome = run_federation(run_config(tmp_path, rounds=5, evaluate_every=2))
+    assert [bool(row["accuracy"]) for row in outcome.rows] == [True, False, True, False, True, True]
+
+
+# -- faults and rubbish ----------------------------------------------------------------------------------------------
+
+
+def sends_nan(message: Message, reply: Message) -> Message:
+    record = reply.content.array_records["prototypes"]
+    array = record["means"]
+    array.data = b"\xff" * len(array.data)
+    return reply
+
+
+def sends_nothing_in_it(message: Message, reply: Message) -> Message:
+    return from_node(message, Message(RecordDict(), reply_to=message))
+
+
+def never_answers(message: Message, reply: Message) -> None:
+    return None
+
+
+@pytest.mark.parametrize(
+    ("change", "kind", "said"),
+    [
+        (fails, "failed", "actor died"),
+        (sends_nan, "refused", "NaN or infinity"),
+        (sends_nothing_in_it, "refused", "records other than a report"),
+        (never_answers, "missing", ""),
+    ],
+)
+def test_a_client_in_trouble_costs_its_own_reply_only(change: Any, kind: str, said: str, tmp_path: Path) -> None:
+    config = run_config(tmp_path, rounds=3, round_timeout=3.0 if kind == "missing" else 60.0)
+    outcome = run_federation(config, clients=4, tamper=on_round(2, 1002, change))
+    assert outcome.summary["trouble"] == {**dict.fromkeys(("failed", "refused", "missing", "late"), 0), kind: 1}
+    second = outcome.rows[1]
+    assert "site-2" in second[kind]
+    assert said in str(second[kind])
+    assert second["valid"] == 3
+    assert [row["valid"] for row in outcome.rows] == [4, 3, 4, 4]
+
+
+def test_a_replayed_reply_is_refused(tmp_path: Path) -> None:
+    old: list[Message] = []
+
+    def tamper(message: Message, reply: Message) -> Message:
+        if message.metadata.message_type == MessageType.TRAIN and message.metadata.dst_node_id == 1000:
+            old.append(reply)
+            if len(old) == 2:
+                return from_node(message, Message(old[0].content, reply_to=message))
+        return reply
+
+    outcome = run_federation(run_config(tmp_path), tamper=tamper)
+    assert outcome.rows[1]["refused"] == {"site-0": "a reply to round 1 in round 2"}
+
+
+def test_refused_replies_do_not_touch_the_prototypes(tmp_path: Path) -> None:
+    """A run in which site-3's replies are all rubbish equals the mean over the other three."""
+
+    def tamper(message: Message, reply: Message) -> Message:
+        train = message.metadata.message_type == MessageType.TRAIN
+        return sends_nan(message, reply) if train and message.metadata.dst_node_id == 1003 else reply
+
+    outcome = run_federation(run_config(tmp_path, rounds=1), tamper=tamper)
+    found = load_file(outcome.folder / "prototypes.safetensors")["means"]
+    assert torch.isfinite(found).all()
+    assert outcome.summary["trouble"]["refused"] == 1
+
+
+def test_rounds_with_too_few_replies_change_nothing_and_three_end_the_run(tmp_path: Path) -> None:
+    config = run_config(tmp_path, rounds=6, min_replies=3, run_name="void")
+
+    def tamper(message: Message, reply: Message) -> Message:
+        late = message.metadata.message_type == MessageType.TRAIN and int(message.metadata.group_id) >= 2
+        return fails(message, reply) if late and message.metadata.dst_node_id in (1000, 1001) else reply
+
+    with pytest.raises(
+        FederationError, match="3 rounds in a row changed nothing: 2 valid replies, fewer than min-replies = 3"
+    ):
+        run_federation(config, clients=4, tamper=tamper)
+    rows = [json.loads(line) for line in (Path(config["out-dir"]) / "void" / "metrics.jsonl").read_text().splitlines()]
+    assert [row["void"] for row in rows] == [False, True, True, True]
+
+
+def test_a_bug_in_a_client_is_an_error_reply_not_silence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*args: object) -> None:
+        raise ZeroDivisionError("oops")
+
+    monkeypatch.setattr(ClientAlgorithm, "fit", broken)
+    config = run_config(tmp_path, rounds=1, min_replies=1, run_name="ill")
+    with pytest.raises(FederationError, match="no client has sent one valid reply"):
+        run_federation(config, clients=2)
+    (line,) = (Path(config["out-dir"]) / "ill" / "metrics.jsonl").read_text().splitlines()
+    assert json.loads(line)["failed"] == dict.fromkeys(("site-0", "site-1"), "ZeroDivisionError: oops")
+
+
+# -- before any client trains ----------------------------------------------------------------------------------------
+
+
+def expect_refusal(kind: type[Exception], said: str, config: dict[str, Any], **kwargs: Any) -> None:
+    trained: list[str] = []
+
+    def watch(message: Message, reply: Message) -> Message:
+        trained.append(message.metadata.message_type)
+        return reply
+
+    with pytest.raises(kind) as caught:
+        run_federation(config, tamper=watch, **kwargs)
+    assert said in str(caught.value)
+    assert MessageType.TRAIN not in trained
+
+
+def test_a_wrong_setting_ends_the_run_before_any_client_is_asked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    expect_refusal(SettingsError, "lr = 'abc'", run_config(tmp_path, lr="abc"))
+    assert "lr = 'abc': must be a number above 0" in capsys.readouterr().out
+
+
+def test_missing_data_are_told_once_before_training(tmp_path: Path) -> None:
+    config = run_config(tmp_path, dataset="mnist", partition="iid", data_dir=str(tmp_path / "nowhere"))
+    expect_refusal(FederationError, "nowhere", config)
+
+
+def test_a_partition_that_does_not_fit_the_data_set_is_told(tmp_path: Path) -> None:
+    expect_refusal(DataError, "feature-shift", run_config(tmp_path, dataset="digits"))
+
+
+def test_an_existing_run_name_is_not_overwritten(tmp_path: Path) -> None:
+    config = run_config(tmp_path, run_name="once")
+    run_federation(config)
+    expect_refusal(SettingsError, "run-name = 'once'", config)
+    expect_refusal(SettingsError, "plain folder name", config | {"run-name": "../x"})
+
+
+@pytest.mark.parametrize(
+    ("facts", "said"),
+    [
+        ({}, "give partition-id and num-partitions, or a site-name"),
+        ({"partition-id": "x", "num-partitions": 2}, "partition-id = 'x'"),
+        ({"site-name": "../../etc"}, "site-name"),
+        ({"partition-id": 1, "num-partitions": 2, "arch": "vgg"}, "arch = 'vgg': choose one of"),
+        ({"partition-id": 1, "num-partitions": 2, "device": "gpu"}, "device = 'gpu': choose one of auto, cpu, cuda"),
+        ({"partition-id": 1, "num-partitions": 2, "domian": "photo"}, "domian: unknown key; did you mean domain?"),
+        ({"partition-id": 1, "num-partitions": 3}, "the sites differ in num-partitions"),
+        ({"partition-id": 1, "num-partitions": 2, "domain": "mars"}, "DataError (domain): its data"),
+        ({"partition-id": 0, "num-partitions": 2}, "two clients call themselves site-0"),
+    ],
+)
+def test_a_wrong_node_config_is_told_before_training(facts: dict[str, Any], said: str, tmp_path: Path) -> None:
+    nodes = {11: {"partition-id": 0, "num-partitions": 2}, 12: facts}
+    expect_refusal(FederationError, said, run_config(tmp_path, join_timeout=5.0), nodes=nodes)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
+def test_a_gpu_that_is_not_there_is_told_with_the_usual_reason(tmp_path: Path) -> None:
+    config = run_config(tmp_path, device="cuda")
+    expect_refusal(FederationError, "asks for a part of one: client-resources-num-gpus=0.25", config)
+
+
+def test_too_few_clients_are_told_after_the_join_timeout(tmp_path: Path) -> None:
+    config = run_config(tmp_path, num_clients=5, join_timeout=1.0)
+    expect_refusal(FederationError, "3 of 5 clients were ready after 1 s (join-timeout)", config, clients=3)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"min_replies": 5}, "min-replies = 5: a round asks only 4 sites"),
+        ({"min_replies": 3, "participation": 0.5}, "a round asks only 2 sites (participation = 0.5)"),
+    ],
+)
+def test_min_replies_that_no_round_can_have_are_told(settings: dict[str, Any], said: str, tmp_path: Path) -> None:
+    expect_refusal(FederationError, said, run_config(tmp_path, **settings), clients=4)
+
+
+def test_participation_asks_a_part_of_the_sites_and_at_the_end_all(tmp_path: Path) -> None:
+    outcome = run_federation(run_config(tmp_path, participation=0.5, rounds=3), clients=5)
+    assert [row["asked"] for row in outcome.rows] == [2, 2, 2, 5]
+    assert len({tuple(row["clients"]) for row in outcome.rows[:3]}) > 1
+    best = outcome.summary["best-accuracy"]["head"]
+    assert best == {"mean": outcome.summary["accuracy"]["head"]["mean"], "after-round": 3, "chosen-on": "test"}
+
+
+def test_fedavg_weighs_clients_by_their_samples(tmp_path: Path) -> None:
+    unequal = {"partition": "dirichlet", "alpha": 0.5, "train_samples": 0, "total_samples": 200}
+    outcome = run_federation(run_config(tmp_path, algo="fedavg", rounds=1, **unequal), clients=3)
+    replies = [reply for message, reply in outcome.grid.log if message.metadata.message_type == MessageType.TRAIN]
+    samples = np.array([reply.content.metric_records["report"]["train_samples"] for reply in replies], dtype=float)
+    assert samples.max() > 1.5 * samples.min()
+    for name, found in load_file(outcome.folder / "weights.safetensors").items():
+        arrays = [reply.content.array_records["weights"][name] for reply in replies]
+        values = np.stack([np.frombuffer(array.data, dtype="<f4").reshape(array.shape) for array in arrays])
+        wanted = np.tensordot(samples / samples.sum(), values.astype(np.float64), axes=1)
+        np.testing.assert_allclose(found.numpy(), wanted, rtol=1e-5, atol=1e-7)
+
+
+def test_sites_without_a_number_of_partitions_need_num_clients(tmp_path: Path) -> None:
+    nodes = {1: {"site-name": "north", "partition-id": 0}}
+    expect_refusal(FederationError, "num-clients = 0", run_config(tmp_path, join_timeout=1e9), nodes=nodes)
+
+
+def test_fedavg_uses_one_architecture_for_all_and_refuses_sites_that_insist(tmp_path: Path) -> None:
+    outcome = run_federation(run_config(tmp_path / "a", algo="fedavg", rounds=1))
+    assert len({client["arch"] for client in outcome.summary["clients"].values()}) == 1
+    nodes: dict[int, dict[str, Any]] = {node: {"partition-id": node, "num-partitions": 2} for node in (0, 1)}
+    nodes[1]["arch"] = "mnist-cnn"
+    expect_refusal(FederationError, "the sites differ in arch", run_config(tmp_path / "b", algo="fedavg"), nodes=nodes)

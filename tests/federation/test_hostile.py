@@ -1,0 +1,550 @@
+"""One hostile or broken client in a federation: refused with a reason, counted, and the others' run as without it."""
+
+import json
+import tracemalloc
+from collections.abc import Callable, Iterable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MessageType, MetricRecord, RecordDict
+from safetensors.torch import load_file
+
+from protofl_common.config.options import SettingsError
+from protofl_common.wire.payloads import RAW
+from server_app.network.membership import FederationError
+from server_app.replies import Upload
+from server_app.strategies.fedavg import FedAvg
+from tests.support.attacks import (
+    Change,
+    by,
+    claims,
+    extra,
+    flipped,
+    from_node,
+    prototypes_with,
+    raw,
+    replayed,
+    report_with,
+    scaled,
+    silent,
+    values_of,
+    weights_scaled,
+)
+from tests.support.declared import DECLARED
+from tests.support.harness import LocalGrid, Outcome, run_config, run_federation
+
+HOSTILE, CLIENTS, ROUNDS = 1003, 4, 2
+GIGABYTE = 2**30
+
+
+def federation(folder: Path, change: Change, algo: str = "fedproto", **settings: Any) -> Outcome:
+    """Four clients with half of the ten digits each; the fourth one's training replies are changed."""
+    small = {"dataset": "digits", "partition": "pathological", "classes_per_client": 5, "train_samples": 30}
+    config = run_config(folder, algo=algo, rounds=ROUNDS, test_samples=60, **small, **settings)
+    return run_federation(config, CLIENTS, tamper=by({HOSTILE: change}))
+
+
+@pytest.fixture(scope="module")
+def without(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Outcome]:
+    """Algorithm -> the same run without the fourth client's replies."""
+    return cache(lambda algo: federation(tmp_path_factory.mktemp(algo), silent, algo))
+
+
+def real_sites(number: int) -> dict[int, dict[str, Any]]:
+    """Machines with operators that divide a data set: no simulated clients."""
+    return {1000 + n: {"site-name": f"site-{n}", "partition-id": n, "num-partitions": number} for n in range(number)}
+
+
+def assert_unharmed(outcome: Outcome, reference: Outcome) -> None:
+    """What was learnt, and the honest clients' accuracies and losses in every round, are the same to the last bit."""
+    for name in ("prototypes.safetensors", "weights.safetensors"):
+        assert (outcome.folder / name).exists() == (reference.folder / name).exists()
+        if (outcome.folder / name).exists():
+            found, wanted = load_file(outcome.folder / name), load_file(reference.folder / name)
+            assert all(torch.equal(found[key], wanted[key]) for key in wanted)
+    honest = [f"site-{index}" for index in range(CLIENTS - 1)]
+    for row, other in zip(outcome.rows, reference.rows, strict=True):
+        for site in honest:
+            for what in ("accuracy", "losses"):
+                assert row["clients"][site][what] == other["clients"][site][what]
+
+
+def many(rows: int) -> Change:
+    """So many prototypes, in proper order."""
+    return prototypes_with(
+        means=lambda means: np.ones((rows, means.shape[1]), np.float32),
+        labels=lambda labels: np.zeros(rows, np.int64),
+        counts=lambda counts: np.ones(rows, np.int64),
+    )
+
+
+def lacking_class(labels: np.ndarray) -> np.ndarray:
+    """Its labels, the last one replaced by a class that it does not hold."""
+    return np.append(labels[:-1], min(set(range(10)) - set(labels.tolist())))
+
+
+huge = bytes(GIGABYTE)  # the pages of zeros are never touched: no memory
+ATTACKS: dict[str, tuple[Change, str]] = {
+    "wrong dimension": (prototypes_with(means=lambda m: m[:, :-1].copy()), "shape 5×63 instead of 5×64"),
+    "wrong dtype": (prototypes_with(means=lambda m: m.astype(np.float16)), "float16 instead of"),
+    "labels of another dtype": (prototypes_with(labels=lambda y: y.astype(np.int32)), "int32 instead of"),
+    "a pickle": (prototypes_with(means=lambda m: Array("float32", m.shape, "pickle", b"cos\nsystem")), "pickle"),
+    "label out of range": (prototypes_with(labels=lambda y: y + 10), "label outside 0..9"),
+    "negative label": (prototypes_with(labels=lambda y: y - 10), "label outside 0..9"),
+    "duplicate labels": (prototypes_with(labels=lambda y: y * 0 + y[0]), "same label"),
+    "NaN": (prototypes_with(means=lambda m: m * np.float32(np.nan)), "NaN or infinity"),
+    "infinity": (prototypes_with(means=lambda m: m + np.float32(np.inf)), "NaN or infinity"),
+    "a million prototypes": (many(10**6), "bytes of arrays, where a valid reply has at most 2720"),
+    "a million said, few sent": (
+        prototypes_with(means=lambda m: Array("float32", (10**6, 64), RAW, m.tobytes())),
+        "1000000 prototypes, not from 1 to 10",
+    ),
+    "a shape with a truth value": (
+        prototypes_with(means=lambda m: Array("float32", (len(m), True * 64, True), RAW, m.tobytes())),
+        "a shape of other things",
+    ),
+    "a gigabyte in the prototypes": (
+        prototypes_with(means=lambda m: Array("float32", m.shape, RAW, huge)),
+        "bytes of arrays, where a valid reply",
+    ),
+    "a gigabyte beside them": (
+        extra("more", ArrayRecord({"x": Array("float32", (GIGABYTE // 4,), RAW, huge)})),
+        "bytes of arrays, where a valid reply",
+    ),
+    "a class it does not hold": (prototypes_with(labels=lacking_class), "did not declare when it joined"),
+    "labels flipped to others' classes": (flipped(10), "did not declare when it joined"),
+    "scaled by 10^6": (scaled(1e6), "(max-prototype-norm)"),
+    "scaled by 10^4": (scaled(1e4), "norm"),
+    "a count below 1": (prototypes_with(counts=lambda n: n * 0), "count below 1"),
+    "inflated counts": (prototypes_with(counts=lambda n: n + 2**62), "but it has 30 for training"),
+    "inflated samples": (report_with(train_samples=10**12), "train_samples = 1000000000000, but it joined with 30"),
+    "no samples": (report_with(train_samples=0), "without training samples"),
+    "too many correct": (report_with(correct__head=10**6), "more correct predictions than test samples"),
+    "endless loss": (report_with(losses__total=float("nan")), "not a finite number"),
+    "an undeclared number": (report_with(losses__feature=0.5), "odd entry losses.feature"),
+    "an undeclared text": (extra("note", ConfigRecord({"x": "y" * 10**6})), "records other than a report"),
+    "a reply with a record more": (extra("more", MetricRecord({"x": 1})), "records other than a report"),
+    "a replayed reply": (replayed(), "a reply to round 1 in round"),
+    "nothing in it": (lambda message, _: from_node(message, Message(RecordDict(), reply_to=message)), "records other"),
+    "weights": (extra("weights", ArrayRecord({"w": raw(np.zeros(3, np.float32))})), "undeclared array record"),
+}
+
+
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_a_hostile_reply_is_refused_counted_and_harmless(
+    attack: str, tmp_path: Path, without: Callable[[str], Outcome]
+) -> None:
+    change, said = ATTACKS[attack]
+    outcome = federation(tmp_path, change)
+    rounds = outcome.rows[1:ROUNDS] if attack == "a replayed reply" else outcome.rows[:ROUNDS]
+    for row in rounds:
+        assert list(row["refused"]) == ["site-3"]
+        assert said in row["refused"]["site-3"]
+        assert len(row["refused"]["site-3"]) < 600
+    assert outcome.summary["trouble"]["refused"] == len(rounds)
+    if attack != "a replayed reply":  # whose first reply was honest
+        assert_unharmed(outcome, without("fedproto"))
+
+
+@pytest.mark.parametrize("algo", [algo for algo, declared in DECLARED.items() if declared.records])
+@pytest.mark.parametrize("attack", ["NaN", "scaled"])
+def test_the_same_holds_for_other_algorithms(
+    algo: str, attack: str, tmp_path: Path, without: Callable[[str], Outcome]
+) -> None:
+    factor = 1e6 if attack == "scaled" else float("nan")
+    rarely = not DECLARED[algo].prototypes or algo == "protofed"  # only in its last round
+    entry = "weights" if DECLARED[algo].weights else next(iter(DECLARED[algo].beside), "")
+    change = weights_scaled(factor, entry) if rarely else scaled(factor, DECLARED[algo].record)
+    outcome = federation(tmp_path, change, algo)
+    assert outcome.summary["trouble"]["refused"] == ROUNDS
+    assert_unharmed(outcome, without(algo))
+
+
+def test_a_negative_variance_is_refused(tmp_path: Path) -> None:
+    """It is of the usual norm, and would make every honest client's next features NaN."""
+
+    def change(message: Message, reply: Message) -> Message:
+        for name, array in reply.content.array_records["weights"].items():
+            if name.endswith("running_var"):
+                array.data = (-30 * values_of(array)).astype("<f4").tobytes()
+        return from_node(message, reply)
+
+    outcome = federation(tmp_path, change, "fedavg", models="resnet4-imagenet-stem")
+    for row in outcome.rows[:ROUNDS]:
+        assert list(row["refused"]) == ["site-3"]
+        assert row["refused"]["site-3"].endswith("running_var: below 0")
+    assert outcome.rows[-1]["valid"] == CLIENTS
+
+
+def test_more_prototypes_than_samples_are_refused(tmp_path: Path) -> None:
+    means = np.random.default_rng(0).normal(size=(50, 64)).astype(np.float32)
+
+    def labels(sent: np.ndarray) -> np.ndarray:
+        return np.resize(np.unique(sent), 50)
+
+    flood = prototypes_with(means=lambda _: means, labels=labels)
+    outcome = federation(tmp_path, flood, "fedplvm")
+    assert {row["refused"]["site-3"] for row in outcome.rows[:ROUNDS]} == {"50 prototypes of 30 training samples"}
+
+
+def test_a_round_that_would_leave_nan_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    honest = FedAvg.merge
+
+    def overflowing(self: FedAvg[Any], uploads: list[Upload]) -> dict[str, float]:
+        found = honest(self, uploads)
+        if uploads[0].report.round == 2:
+            self.weights = {name: value * float("inf") for name, value in self.weights.items()}
+        return found
+
+    monkeypatch.setattr(FedAvg, "merge", overflowing)
+    small = {"dataset": "digits", "partition": "iid", "train_samples": 20, "models": "htcnn-1"}
+    outcome = run_federation(run_config(tmp_path, algo="fedavg", rounds=3, **small), clients=2)
+    assert [row["void"] for row in outcome.rows] == [False, True, False, False]
+    assert all(torch.isfinite(value).all() for value in load_file(outcome.folder / "weights.safetensors").values())
+    downs = [m.content["weights"] for m, _ in outcome.grid.log if m.metadata.message_type == MessageType.TRAIN]
+    assert [array.data for array in downs[2].values()] == [array.data for array in downs[4].values()]  # rounds 2 and 3
+
+
+def test_a_claim_of_samples_owns_no_mean(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Ten to the fifteen samples weigh as much as one client's share of 30, where the setting says so."""
+    small = {"dataset": "digits", "partition": "iid", "train_samples": 30, "rounds": 1}
+    outcomes = [
+        run_federation(run_config(tmp_path / str(n), max_samples_ratio=1.0, **small), CLIENTS, tamper=claims(n))
+        for n in (30, 10**15)
+    ]
+    said = capsys.readouterr().out
+    assert said.count("warning: site-3: 1e+15 training samples weigh as 30 (max-samples-ratio)") == 1
+    assert "shares of the training samples: site-3 100.0 %, site-0 0.0 %" in said
+    honest, hostile = (load_file(outcome.folder / "prototypes.safetensors")["means"] for outcome in outcomes)
+    assert torch.allclose(honest, hostile)
+
+
+def test_a_late_claim_is_bounded_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    nodes = real_sites(CLIENTS)
+    late = nodes.pop(HOSTILE)
+
+    def joins(message: Message, reply: Message) -> Message:
+        if message.metadata.group_id == "1":
+            nodes.setdefault(HOSTILE, late)
+        return claims(10**12)(message, reply) or reply
+
+    small = {"dataset": "digits", "partition": "iid", "train_samples": 20, "num_clients": 3, "rounds": 2}
+    run_federation(run_config(tmp_path, algo="fedproto", **small), nodes=nodes, tamper=joins)
+    assert "warning: site-3: 1e+12 training samples weigh as 40 (max-samples-lead)" in capsys.readouterr().out
+
+
+def test_the_norm_is_held_to_the_median_of_the_round(tmp_path: Path, without: Callable[[str], Outcome]) -> None:
+    """An absolute limit alone would let short prototypes grow by 10^6."""
+    outcome = federation(tmp_path, scaled(2000), max_prototype_norm=1e12)
+    assert all("times the round's median" in row["refused"]["site-3"] for row in outcome.rows[:ROUNDS])
+    assert_unharmed(outcome, without("fedproto"))
+
+
+def test_a_gigabyte_is_refused_before_anything_of_it_is_copied(tmp_path: Path) -> None:
+    tracemalloc.start()
+    federation(tmp_path, ATTACKS["a gigabyte in the prototypes"][0])
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 50e6
+
+
+@pytest.mark.parametrize("kind", [MessageType.TRAIN, MessageType.QUERY])
+def test_a_reply_that_flower_cannot_read_costs_only_itself(
+    kind: str, tmp_path: Path, without: Callable[[str], Outcome], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A shape of words passes Flower's encoder; its decoder, inside ``pull_messages``, raises a TypeError."""
+    pull = LocalGrid.pull_messages
+
+    def decoding(self: LocalGrid, message_ids: Iterable[str]) -> list[Message]:
+        replies = pull(self, message_ids)
+        for reply in replies:
+            for record in () if reply.has_error() else reply.content.array_records.values():
+                for array in record.values():
+                    Array.inflate(array.deflate(), dict(array.children))
+        return replies
+
+    def garbled(message: Message, reply: Message) -> Message:
+        record = ArrayRecord({"x": raw(np.zeros(3, np.float32))})
+        record["x"].shape = ("5", "64")  # type: ignore[assignment]
+        return extra("more", record)(message, reply)
+
+    monkeypatch.setattr(LocalGrid, "pull_messages", decoding)
+    if kind == MessageType.TRAIN:
+        outcome = federation(tmp_path, garbled)
+        assert all("a reply that Flower cannot read" in row["failed"]["site-3"] for row in outcome.rows[:ROUNDS])
+        assert_unharmed(outcome, without("fedproto"))
+        return
+    small = {"dataset": "digits", "partition": "iid", "train_samples": 20, "num_clients": 3}
+    config = run_config(tmp_path, rounds=1, **small)
+    outcome = run_federation(config, CLIENTS, tamper=by({HOSTILE: garbled}, kind))
+    assert sorted(outcome.summary["clients"]) == ["site-0", "site-1", "site-2"]
+
+
+def test_an_error_with_a_long_reason_is_written_down_shortly(tmp_path: Path) -> None:
+    def shouts(message: Message, reply: Message) -> Message:
+        return from_node(message, Message(Error(2, "\x1b[2J" + "x" * 10**6), reply_to=message))
+
+    outcome = federation(tmp_path, shouts)
+    reason = outcome.rows[0]["failed"]["site-3"]
+    assert reason.startswith("\\x1b[2Jxxx")
+    assert reason.endswith("(1000004 characters)")
+    assert len(reason) < 600
+
+
+def test_a_rubbish_final_evaluation_is_refused(tmp_path: Path, without: Callable[[str], Outcome]) -> None:
+    config_change = by({HOSTILE: report_with(losses__total=1.0, train_samples=0)}, MessageType.EVALUATE)
+    small = {"dataset": "digits", "partition": "pathological", "classes_per_client": 5, "train_samples": 30}
+    outcome = run_federation(run_config(tmp_path, rounds=1, **small), CLIENTS, tamper=config_change)
+    assert outcome.rows[-1]["refused"] == {"site-3": "a report with the odd entry losses.total = 1.0"}
+    assert set(outcome.summary["accuracy-of-clients"]) == {"site-0", "site-1", "site-2"}
+
+
+def statistics_with(**changes: Any) -> Change:
+    """Replace arrays of what it tells for the report by what a function makes of them; None removes one."""
+
+    def change(message: Message, reply: Message) -> Message:
+        record = reply.content.array_records["statistics"]
+        for name, make in changes.items():
+            made = make(values_of(record[name])) if name in record else make(None)
+            record[name] = made if isinstance(made, Array) else raw(made)
+        return reply
+
+    return change
+
+
+STATISTICSS: dict[str, tuple[Change, str]] = {
+    "another number of classes": (statistics_with(counts=lambda n: n[:-1].copy()), "shape 9 instead of 10"),
+    "counts below 0": (statistics_with(counts=lambda n: n - 1), "statistics counts below 0"),
+    "inflated counts": (statistics_with(counts=lambda n: n + 2**60), "but it has 30 for training"),
+    "counts of another dtype": (statistics_with(counts=lambda n: n.astype(np.float32)), "float32 instead of"),
+    "NaN": (statistics_with(features=lambda z: z * np.float32(np.nan)), "NaN or infinity"),
+    "a feature too long": (statistics_with(features=lambda z: z * np.float32(1e9)), "statistics of norm"),
+    "wrong dimension": (statistics_with(features=lambda z: z[:, 1:].copy()), "instead of 60×64"),
+    "fewer labels": (statistics_with(labels=lambda y: y[1:].copy()), "shape 60×64 instead of 59×64"),
+    "a label out of range": (statistics_with(labels=lambda y: y + 10), "statistics with a label outside 0..9"),
+    "a million features": (
+        statistics_with(
+            features=lambda z: np.ones((10**6, 64), np.float32), labels=lambda y: np.zeros(10**6, np.int64)
+        ),
+        "bytes of arrays, where a valid reply has at most",
+    ),
+    "a million said": (
+        statistics_with(labels=lambda y: Array("int64", (10**6,), RAW, y.tobytes())),
+        "1000000 statistics, not from 0 to 200",
+    ),
+    "an array more": (statistics_with(images=lambda _: np.zeros(3, np.float32)), "statistics with the arrays"),
+}
+
+
+@pytest.mark.parametrize("attack", STATISTICSS)
+def test_a_rubbish_statistics_is_refused_and_no_figure_has_it(attack: str, tmp_path: Path) -> None:
+    change, said = STATISTICSS[attack]
+    small = {"dataset": "digits", "partition": "pathological", "classes_per_client": 5, "train_samples": 30}
+    config = run_config(tmp_path, algo="fedtgp", rounds=1, test_samples=60, statistics="features", **small)
+    outcome = run_federation(config, CLIENTS, tamper=by({HOSTILE: change}, MessageType.EVALUATE))
+    assert list(outcome.rows[-1]["refused"]) == ["site-3"]
+    assert said in outcome.rows[-1]["refused"]["site-3"]
+    owners = load_file(outcome.folder / "test-features.safetensors")["owners"]
+    assert owners.unique().tolist() == [0, 1, 2]
+
+
+def test_an_statistics_that_nobody_asked_for_is_refused(tmp_path: Path) -> None:
+    more = extra("statistics", ArrayRecord({"counts": raw(np.zeros(0, np.int64))}))
+    config = run_config(tmp_path, dataset="digits", partition="iid", train_samples=20, rounds=1)
+    outcome = run_federation(config, CLIENTS, tamper=by({HOSTILE: more}, MessageType.EVALUATE))
+    assert outcome.rows[-1]["refused"] == {"site-3": "an undeclared array record 'statistics'"}
+
+
+# -- what cannot be told from an honest client -------------------------------------------------------------------------
+
+
+def test_moderate_lies_pass_and_do_harm(tmp_path: Path, without: Callable[[str], Outcome]) -> None:
+    """Below the limits, a scaled prototype looks like one of a client whose features are that long."""
+    outcome = federation(tmp_path, scaled(10))
+    assert outcome.summary["trouble"]["refused"] == 0
+    found, wanted = (load_file(run.folder / "prototypes.safetensors") for run in (outcome, without("fedproto")))
+    assert not torch.equal(found["means"][:3], wanted["means"][:3])
+
+
+# -- introductions -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("name", "../../etc"),
+        ("name", ""),
+        ("name", "x" * 10**6),
+        ("name", "\x1b[2J"),
+        ("partition", -1),
+        ("train_samples", "30"),
+        ("classes", [1, 2, 3]),
+        ("classes", [b"zero"]),
+        ("holds", [0, 0]),
+        ("holds", [3, 1]),
+        ("holds", [10]),
+        ("holds", ["0"]),
+        ("secret", [0.5] * 64),
+    ],
+)
+def test_a_rubbish_introduction_keeps_its_site_out(key: str, value: Any, tmp_path: Path) -> None:
+    """With ``num-clients`` the others go on without it."""
+
+    def change(message: Message, reply: Message) -> Message:
+        reply.content.config_records["site"][key] = value
+        return reply
+
+    small = {"dataset": "digits", "partition": "iid", "train_samples": 20}
+    config = run_config(tmp_path, rounds=1, num_clients=3, **small)
+    outcome = run_federation(config, CLIENTS, tamper=by({HOSTILE: change}, MessageType.QUERY))
+    assert sorted(outcome.summary["clients"]) == ["site-0", "site-1", "site-2"]
+    with pytest.raises(FederationError, match=r"(1 client|site-\d) cannot take part: an introduction with") as caught:
+        run_federation(
+            config | {"num-clients": 4, "out-dir": str(tmp_path / "all")},
+            CLIENTS,
+            tamper=by({HOSTILE: change}, MessageType.QUERY),
+        )
+    assert len(str(caught.value)) < 800
+
+
+def test_what_is_written_down_is_plain_json(tmp_path: Path) -> None:
+    """Numbers near the limit do not turn into NaN or Infinity in the results."""
+    outcome = federation(tmp_path, report_with(losses__total=1e30, seconds__train=1e30))
+    text = (outcome.folder / "metrics.jsonl").read_text() + (outcome.folder / "summary.json").read_text()
+    assert "NaN" not in text
+    assert "Infinity" not in text
+    assert json.loads((outcome.folder / "summary.json").read_text())["trouble"]["refused"] == 0
+
+
+# -- the first to answer decides nothing, and one site ends nobody's run -----------------------------------------------
+
+
+DIGITS: dict[str, Any] = {"dataset": "digits", "partition": "iid", "train_samples": 20, "test_samples": 20}
+
+
+def card_with(**values: Any) -> Change:
+    def change(message: Message, reply: Message) -> Message:
+        for key, value in values.items():
+            reply.content.config_records["site"][key] = value
+        return reply
+
+    return change
+
+
+def introduced(tmp_path: Path, *, first: Change, **settings: Any) -> Outcome:
+    """Five sites, of which four suffice; the introduction of the first to answer is changed."""
+    config = run_config(tmp_path, rounds=1, min_clients=4, **DIGITS | settings)
+    return run_federation(config, nodes=real_sites(5), tamper=by({1000: first}, MessageType.QUERY))
+
+
+@pytest.mark.parametrize(
+    ("algo", "claim", "reason"),
+    [
+        ("fedavg", {"arch": "htcnn-1"}, "the sites differ in arch"),
+        ("fedavg", {"input_shape": [1, 4096, 4096]}, "the sites differ in the shape of their inputs"),
+        ("fedavg", {"input_shape": [7]}, "the sites differ in the shape of their inputs"),
+        ("fedavg", {"weights": "0123456789abcdef"}, "the sites differ in weights"),
+        ("fedproto", {"classes": ["x", "y"], "holds": [0, 1]}, "the sites differ in classes"),
+        ("fedproto", {"num_partitions": 7}, "the sites differ in num-partitions"),
+        ("lg-fedavg", {"arch": "zzz"}, "arch is 'zzz'"),
+        ("fedgh", {"arch": "zzz"}, "arch is 'zzz'"),
+    ],
+)
+def test_the_first_to_answer_decides_nothing(
+    algo: str, claim: dict[str, Any], reason: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its introduction claims the others' digest, and another model or division."""
+    models = {"models": "cnn4"} if algo == "fedavg" else {"models": "cnn4,htcnn-1,htcnn-3,mnist-cnn,htcnn-2"}
+    outcome = introduced(tmp_path, first=card_with(**claim), algo=algo, **models)
+    assert sorted(outcome.summary["clients"]) == [f"site-{n}" for n in range(1, 5)]
+    assert [row["valid"] for row in outcome.rows] == [4, 4]
+    assert f"site-0: {reason}" in capsys.readouterr().out
+
+
+def test_a_head_that_its_digest_does_not_describe_is_found_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Heads are shared by all architectures: only what is built from the claim shows that it is false."""
+    outcome = introduced(
+        tmp_path,
+        first=card_with(arch="resnet34-imagenet-stem+fc512"),
+        algo="lg-fedavg",
+        models="cnn4,htcnn-1,htcnn-3,mnist-cnn,htcnn-2",
+    )
+    assert sorted(outcome.summary["clients"]) == [f"site-{n}" for n in range(1, 5)]
+    assert "site-0: its arch and input_shape do not give the weights that it claims" in capsys.readouterr().out
+
+
+def test_of_two_nodes_with_one_name_neither_takes_part(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Before round 1 nobody knows which is right; the others go on, and the message names both nodes."""
+    config = run_config(tmp_path, rounds=1, min_clients=3, **DIGITS)
+    taken = by({1000: card_with(name="site-3")}, MessageType.QUERY)
+    outcome = run_federation(config, nodes=real_sites(5), tamper=taken)
+    assert sorted(outcome.summary["clients"]) == ["site-1", "site-2", "site-4"]
+    assert "two clients call themselves site-3, nodes 1000 and 1003" in capsys.readouterr().out
+
+
+def test_one_site_does_not_stop_a_run_early(tmp_path: Path) -> None:
+    """It validates with 100 % before the first round, and with 0 % from then on."""
+
+    def lies(message: Message, reply: Message) -> Message:
+        first = message.metadata.group_id == "1"
+        return report_with(validation__head=1.0 if first else 0.0, validation__prototype=0.0)(message, reply)
+
+    more = {"train_samples": 60, "validation_fraction": 0.3, "early_stopping": 2, "rounds": 6, "lr": 0.1}
+    config = run_config(tmp_path, algo="fedavg", models="htcnn-1", **DIGITS | more)
+    outcome = run_federation(config, nodes=real_sites(5), tamper=by({1004: lies}))
+    assert outcome.summary["rounds"] == 6
+    assert all("trimmed" in row["validation"]["head"] for row in outcome.rows)
+
+
+def test_a_site_that_alone_has_validation_samples_does_not_choose_the_round(tmp_path: Path) -> None:
+    """Nobody could outvote it: its figures would stop the run, and name the best round."""
+
+    def lies(message: Message, reply: Message) -> Message:
+        if message.metadata.dst_node_id != 1004:
+            return reply
+        if message.metadata.message_type == MessageType.QUERY:
+            return card_with(validation_samples=9)(message, reply)
+        first = message.metadata.group_id == "1"
+        return report_with(validation_samples=9, validation__head=1.0 if first else 0.0)(message, reply)
+
+    config = run_config(tmp_path, algo="fedavg", models="htcnn-1", rounds=2, **DIGITS)
+    outcome = run_federation(config, nodes=real_sites(5), tamper=lies)
+    assert outcome.summary["best-accuracy"]["head"]["chosen-on"] == "test"
+    with pytest.raises(SettingsError, match="early-stopping = 2: 1 of 5 clients has validation samples, too few for"):
+        run_federation(config | {"early-stopping": 2, "run-name": "stopping"}, nodes=real_sites(5), tamper=lies)
+
+
+def test_a_number_of_samples_that_would_overflow_is_no_introduction(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    outcome = introduced(tmp_path, first=card_with(train_samples=2**62), algo="fedgen", fedgen__server_steps=2)
+    assert sorted(outcome.summary["clients"]) == [f"site-{n}" for n in range(1, 5)]
+    assert f"site.train_samples is {2**62}, not from 0 to {10**15}" in capsys.readouterr().out
+
+
+def test_an_error_in_the_servers_step_costs_sites_a_round_and_ends_a_simulation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    honest = FedAvg.merge
+
+    def failing(self: FedAvg[Any], uploads: list[Upload]) -> dict[str, float]:
+        found = honest(self, uploads)
+        if uploads[0].report.round == 2:
+            raise RuntimeError("value cannot be converted to type int64_t without overflow")
+        return found
+
+    monkeypatch.setattr(FedAvg, "merge", failing)
+    config = run_config(tmp_path, algo="fedavg", **DIGITS | {"rounds": 3, "models": "htcnn-1"})
+    outcome = run_federation(config, nodes=real_sites(3))
+    assert [row["void"] for row in outcome.rows] == [False, True, False, False]
+    assert outcome.rows[1]["void-because"].startswith("the server's step failed: RuntimeError: value cannot be")
+    downs = [m.content["weights"] for m, _ in outcome.grid.log if m.metadata.message_type == MessageType.TRAIN]
+    assert [array.data for array in downs[3].values()] == [array.data for array in downs[6].values()]  # rounds 2 and 3
+    with pytest.raises(RuntimeError, match="without overflow"):
+        run_federation(config | {"out-dir": str(tmp_path / "simulated")}, clients=3)

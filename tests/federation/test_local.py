@@ -1,0 +1,203 @@
+"""The engine in this process: the same figures however many processes work, clear ends, nothing left running."""
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable
+from multiprocessing import active_children
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import client_app.app
+from client_app.app import Visit
+from protofl_common.tools import local
+from protofl_common.tools.local import CPUS, GPUS, attempt
+from tests.bench.golden import tensors_of
+from tests.support.harness import run_config
+from tests.support.results import without_times
+
+linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux forks safely")
+
+
+@pytest.fixture(autouse=True)
+def _no_process_is_left() -> Any:
+    pool = local.pool
+    yield
+    for process in active_children():
+        process.kill()
+        process.join()
+    pool.cache_clear()
+
+
+def results(folder: Path, workers: int, **changes: Any) -> Any:
+    """The rows of a run, without times, and a digest of each tensor that it leaves."""
+    config = run_config(folder, **{"dataset": "digits", "partition": "iid", "run_name": "mine"} | changes)
+    assert local.simulate(config, 3, lambda line: None, workers) == folder / "runs/mine"
+    rows = [json.loads(line) for line in (folder / "runs/mine/metrics.jsonl").read_text().splitlines()]
+    return without_times(rows), tensors_of(folder / "runs/mine")
+
+
+@linux
+@pytest.mark.parametrize("algo", ["fedproto", "fedtgp", "fedavg"])
+def test_figures_do_not_depend_on_the_number_of_processes(algo: str, tmp_path: Path) -> None:
+    alone, divided = (results(tmp_path / str(n), n, algo=algo, models="cnn4") for n in (1, 2))
+    assert len(alone[0]) == 3
+    assert alone[1]
+    assert alone == divided
+
+
+@linux
+def test_a_process_that_dies_ends_the_run_and_it_can_be_resumed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fit = Visit.fit
+
+    def dying(visit: Visit) -> dict[str, float]:
+        if visit.client.node.partition == 1 and visit.client.instructions.round == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return fit(visit)
+
+    whole = results(tmp_path / "whole", 2, algo="fedproto", models="cnn4")
+    for process in active_children():
+        process.kill()
+    local.pool.cache_clear()
+    changes: dict[str, Any] = {"algo": "fedproto", "models": "cnn4", "dataset": "digits", "partition": "iid"}
+    config = run_config(tmp_path / "cut", run_name="mine", **changes)
+    monkeypatch.setattr(Visit, "fit", dying)
+    with pytest.raises(OSError, match="a process that simulates clients has died"):
+        local.simulate(config, 3, lambda line: None, 2)
+    monkeypatch.undo()
+    assert results(tmp_path / "cut", 2, **changes, resume=True) == whole
+
+
+@linux
+def test_the_processes_are_there_before_a_run_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are forked while this process has no thread that draws on the screen."""
+    monkeypatch.setattr(os, "cpu_count", lambda: 4)
+    assert local.workers_for({CPUS: 2}, "cpu") == 2
+    assert len(active_children()) == 2
+    assert local.workers_for({CPUS: 8}, "cpu") == 1
+
+
+def test_an_error_of_ones_own_code_shows_its_traceback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> None:
+        raise ZeroDivisionError("mine")
+
+    lines: list[str] = []
+    monkeypatch.setattr("server_app.strategies.fedproto.FedProto.merge", broken)
+    config = run_config(tmp_path, dataset="digits", partition="iid")
+    assert attempt(config, {"num-supernodes": 1}, lines.append) == (None, "failed: ZeroDivisionError: mine")
+    assert any("in broken" in line for line in lines)
+
+
+def test_a_wrong_setting_is_the_reason(tmp_path: Path) -> None:
+    lines: list[str] = []
+    ended = attempt(run_config(tmp_path, rounds=0), {"num-supernodes": 1}, lines.append)
+    assert ended == (None, "rounds = 0: must be a number at least 1")
+    assert lines[1:3] == ["protofl: this run cannot go on", "rounds = 0: must be a number at least 1"]
+
+
+@pytest.fixture
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """A machine with so many CPUs, whose `nvidia-smi` answers this."""
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr("torch.version.cuda", "13.2")
+    monkeypatch.setattr(local, "pool", lambda workers: None)
+    monkeypatch.setattr(sys, "platform", "linux")
+
+    def make(answer: str, cpus: int = 16, status: int = 0) -> None:
+        local.visible_gpus.cache_clear()
+        local._say.cache_clear()
+        monkeypatch.setattr("os.cpu_count", lambda: cpus)
+        program = tmp_path / "nvidia-smi"
+        program.write_text(f"#!/bin/sh\necho \"$@\" >> {tmp_path}/asked\nprintf '{answer}'\nexit {status}\n")
+        program.chmod(0o755)
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("answer", "cpus", "part", "clients"),
+    [
+        ("NVIDIA H100, 80000\\n", 16, None, 8),  # the most at a time
+        ("NVIDIA H100, 80000\\n", 2, None, 2),  # as many as there are CPUs
+        ("Some GPU, 12500\\n", 16, None, 4),  # as many as fit
+        ("Some GPU, 1500\\n", 16, None, 1),  # at least one
+        ("A, 40000\\nB, 7000\\n", 16, None, 4),  # the fuller one decides
+        ("A, 40000\\nA, 40000\\n", 8, None, 8),
+        ("NVIDIA H100, 80000\\n", 16, 0.25, 4),  # as the command line says
+        ("A, 40000\\nA, 40000\\n", 16, 1, 2),
+        ("A, 40000\\nA, 40000\\n", 16, 2, 1),
+    ],
+)
+def test_as_many_clients_share_a_gpu_as_fit(
+    answer: str,
+    cpus: int,
+    part: float | None,
+    clients: int,
+    machine: Callable[..., None],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    machine(answer, cpus)
+    federation = {CPUS: 1} if part is None else {CPUS: 1, GPUS: part}
+    assert local.workers_for(federation, "auto") == clients
+    assert local.workers_for(federation, "auto") == clients
+    said = capsys.readouterr().err
+    assert said.count("--gpus 0") == 1
+    assert f"{clients} clients at a time" in said
+
+
+@pytest.mark.parametrize(("answer", "status"), [("", 0), ("No devices were found\\n", 6), ("A, [N/A]\\n", 0)])
+def test_a_machine_without_a_usable_gpu_changes_nothing(answer: str, status: int, machine: Callable[..., None]) -> None:
+    machine(answer, status=status)
+    assert local.workers_for({}, "auto") == local.workers_for({GPUS: 0.5}, "auto") == 16
+
+
+def test_nor_is_there_any_where_none_is_wanted_or_seen(
+    machine: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine("NVIDIA H100, 80000\\n")
+    assert local.workers_for({}, "cpu") == 16
+    for name, value in (("CUDA_VISIBLE_DEVICES", ""), ("PATH", "/nowhere")):
+        local.visible_gpus.cache_clear()
+        with monkeypatch.context() as patch:
+            patch.setenv(name, value)
+            assert local.workers_for({}, "auto") == 16
+    local.visible_gpus.cache_clear()
+    monkeypatch.setattr("torch.version.cuda", None)
+    assert local.workers_for({}, "auto") == 16
+
+
+def test_clients_that_shall_have_no_gpu_see_none(machine: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
+    machine("NVIDIA H100, 80000\\n")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    assert local.workers_for({GPUS: 0}, "auto") == 16
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == ""
+
+
+def test_only_those_are_asked_for_that_clients_will_see(
+    machine: Callable[..., None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    machine("A, 80000\\nB, 7000\\n")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3")
+    assert local.visible_gpus("cuda:1") == [("B", 7000)]
+    assert "--id=2,3" in (tmp_path / "asked").read_text()
+
+
+def test_the_processes_divide_several_gpus_among_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By PyTorch's current device, which ``cuda`` without a number means."""
+    taken: list[int] = []
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    monkeypatch.setattr("torch.cuda.set_device", taken.append)
+    monkeypatch.setattr(client_app.app, "app", lambda message, context: message)
+    message: Any = SimpleNamespace(metadata=SimpleNamespace(dst_node_id=1))
+    for identity in ((), (1,), (2,), (3,)):
+        monkeypatch.setattr(local, "current_process", lambda identity=identity: SimpleNamespace(_identity=identity))
+        for device in ("auto", "cpu"):
+            local.answer(message, 1, {}, {"device": device})
+    assert taken == [1, 0, 1]

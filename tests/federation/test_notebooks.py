@@ -1,0 +1,52 @@
+"""The notebooks run from their first cell to their last; `protofl run` as a federation in this process."""
+
+import json
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from protofl_common.experiment import plugins
+from protofl_common.experiment.settings import default_run_config
+from protofl_common.tools.cli import main, parsed
+from protofl_common.tools.cli.arguments import read_assignments
+from tests.support import ROOT
+from tests.support.harness import CACHE, run_federation
+
+NOTEBOOKS = sorted((ROOT / "docs" / "notebooks").glob("*.ipynb"))
+
+
+def command(line: str) -> None:
+    """What follows an exclamation mark; it must succeed."""
+    words = shlex.split(line)
+    if words[0] == "pip":  # into a folder of the test, without the network
+        where = ["--no-deps", "--no-build-isolation", "--target", "site-packages"]
+        subprocess.run([sys.executable, "-m", *words, *where], check=True)
+    elif words[1] == "run":
+        arguments = parsed("run", words[2:])
+        config = default_run_config() | read_assignments(arguments.settings) | {"report": False}
+        run_federation(config, clients=arguments.clients)
+    else:
+        assert main(words[1:]) == 0
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_runs(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", CACHE["cache-dir"])
+    monkeypatch.setenv("MPLBACKEND", "agg")
+    monkeypatch.syspath_prepend(str(tmp_path / "site-packages"))
+    plugins.algorithm_named.cache_clear()
+    names: dict[str, Any] = {"command": command}
+    for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]:
+        if cell["cell_type"] == "code":
+            assert cell["outputs"] == []
+            exec(re.sub(r"(?m)^!(.+)$", lambda line: f"command({line[1]!r})", "".join(cell["source"])), names)
+
+
+def test_there_are_three() -> None:
+    assert {path.stem for path in NOTEBOOKS} == {"first-run", "prototypes", "add-an-algorithm"}

@@ -1,0 +1,499 @@
+"""A package of somebody else's, installed beside this one: its method, network and data act as our own do.
+
+It is `tests/support/outside`, which the page docs/extend.md explains; `tests/system/test_outside.py` runs it for real.
+"""
+
+import dataclasses
+import json
+import re
+import sys
+from collections.abc import Callable, Iterator
+from importlib import import_module
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import Context, MessageType, RecordDict
+from safetensors.torch import load_file
+
+from client_app.algorithms.base import ClientAlgorithm, client_half
+from client_app.client import Client
+from client_app.training import Batch, Step
+from protofl_common.basics.files import digest
+from protofl_common.config.options import SettingsError, option
+from protofl_common.data.raw import KEYS
+from protofl_common.experiment import plugins
+from protofl_common.experiment.catalog import CATALOG, Algorithm, Hparams
+from protofl_common.experiment.settings import NODE_KEYS, Settings, default_run_config, known_keys
+from protofl_common.models.build import build_model
+from protofl_common.tools.cli import main
+from protofl_common.tools.inference import Predictor
+from protofl_common.wire.schema import Counts, Update, Vectors, VectorSets, Weights
+from server_app.replies import Upload
+from server_app.strategies import server_half
+from server_app.strategies.base import ServerStrategy
+from server_app.strategies.fedavg import FedAvg
+from tests.support import ROOT
+from tests.support.accidents import CLIENTS, PLACES, stop
+from tests.support.harness import RUN_ID, rows_without_a_reply, run_config, run_federation
+from tests.support.installed import OUTSIDE, install_into, pyproject
+from tests.support.results import assert_same, assert_same_models, metrics, models_left
+
+PAGE = (ROOT / "docs" / "extend.md").read_text(encoding="utf-8")
+STRIPES: dict[str, Any] = {"dataset": "outside_moon.data:stripes", "partition": "iid", "train_samples": 30}
+VIT = "outside_moon.net:TinyViT"
+MOON: dict[str, Any] = {"algo": "moon", "models": VIT, **STRIPES}
+
+
+def forget() -> None:
+    """As in a process that has not heard of it."""
+    for name in [name for name in sys.modules if name.partition(".")[0] == "outside_moon"]:
+        del sys.modules[name]
+    plugins.algorithm_named.cache_clear()
+
+
+@pytest.fixture(scope="module")
+def site_packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return install_into(tmp_path_factory.mktemp("site-packages"))
+
+
+@pytest.fixture(autouse=True)
+def _installed(site_packages: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    forget()
+    monkeypatch.syspath_prepend(site_packages)
+    yield
+    forget()
+
+
+@pytest.fixture
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A module of the user's: a metric and a callback, which note what they are given."""
+    name = f"own_{digest(str(tmp_path))}"
+    (tmp_path / f"{name}.py").write_text(
+        "import json, numpy as np\n"
+        "seen, rows = [], []\n"
+        "def brier(scores, labels):\n"
+        "    seen.append((scores, labels))\n"
+        "    e = np.exp(scores - scores.max(1, keepdims=True))\n"
+        "    p = e / e.sum(1, keepdims=True)\n"
+        "    return ((p - np.eye(scores.shape[1])[labels]) ** 2).sum(1).mean()\n"
+        "def secretive(scores, labels):\n"
+        "    raise ValueError('patient 7')\n"
+        "def many(scores, labels):\n"
+        "    return scores\n"
+        "def note(row):\n"
+        "    rows.append(json.loads(json.dumps(row)))\n"
+        "    row.clear()\n"
+        "def offline(row):\n"
+        "    raise OSError('no network')\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    return name
+
+
+def row() -> Algorithm:
+    return plugins.algorithm_named("moon")
+
+
+def half_of(config: dict[str, Any], number: int = 2) -> ClientAlgorithm[Any]:
+    """A client's half in a round, of the first of four clients."""
+    site = Client(Context(RUN_ID, 1, {"partition-id": 0, "num-partitions": 4}, RecordDict(), config))
+    return client_half(site.settings.row)(site, number)
+
+
+# -- it is found as an installed package is --------------------------------------------------------------------------
+
+
+def test_it_is_found_by_its_entry_point(site_packages: Path) -> None:
+    assert plugins.installed()["moon"].value == "outside_moon.method:ROW"
+    assert row().title == "MOON"
+    for half in (client_half(row()), import_module("outside_moon.net"), import_module("outside_moon.data")):
+        module = sys.modules[half.__module__] if isinstance(half, type) else half
+        assert Path(str(module.__file__)).is_relative_to(site_packages)
+    assert server_half(row()) is server_half(CATALOG["fedavg"])
+
+
+def test_another_name_is_told_with_the_nearest() -> None:
+    with pytest.raises(
+        SettingsError, match=r"algo = 'mooon': choose one of local, .*, moon, fedbn \(did you mean moon\?\)"
+    ):
+        Settings.from_run_config(default_run_config() | {"algo": "mooon"})
+
+
+# -- the method ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("models", ["small3", "resnet4-imagenet-stem", VIT])
+def test_without_its_term_it_is_fedavg_to_the_last_bit(models: str, tmp_path: Path) -> None:
+    """Though a catalog's method may take the fused step on a CPU, and a package's never does."""
+    settings = STRIPES | {"models": models, "test_samples": 30}
+    wanted = run_federation(run_config(tmp_path / "fedavg", algo="fedavg", **settings), clients=3)
+    found = run_federation(run_config(tmp_path / "moon", algo="moon", hparams="mu=0", **settings), clients=3)
+    assert metrics(found) == metrics(wanted)
+    assert_same_models(models_left(found), models_left(wanted))
+    losses = [client["losses"] for line in found.rows[1:2] for client in line["clients"].values()]
+    assert {one["contrast"] for one in losses} == {0.0}
+
+
+def test_its_loss_by_hand(tmp_path: Path) -> None:
+    """Eq. 3 and 4 in float64: −log of the one exponential over the sum of both, per sample."""
+    moon: Any = half_of(run_config(tmp_path, **MOON, hparams="mu=3.0, temperature=0.7"))
+    shape = {"input_shape": (1, 28, 28), "num_classes": 3, "feature_dim": 64}
+    moon.model, moon.received, moon.previous = (build_model(VIT, **shape, seed=seed).double() for seed in (1, 2, 3))
+    moon.last_round = 1
+    inputs, labels = moon.client.train_set.inputs[:7].double(), moon.client.train_set.labels[:7]
+    z = moon.model.body(inputs)
+    batch = Batch(inputs, labels, torch.arange(7), z, moon.model.head(z))
+    terms = moon.loss(batch)
+
+    with torch.inference_mode():
+        z, glob, prev = (one.body(inputs).numpy() for one in (moon.model, moon.received, moon.previous))
+        logits = moon.model.head(torch.from_numpy(z)).numpy()
+
+    def cosine(one: np.ndarray, other: np.ndarray) -> np.ndarray:
+        return (one * other).sum(1) / np.sqrt((one**2).sum(1) * (other**2).sum(1))
+
+    near, far = np.exp(cosine(z, glob) / 0.7), np.exp(cosine(z, prev) / 0.7)
+    entropy = np.log(np.exp(logits).sum(1)) - logits[np.arange(7), labels]
+    assert terms["contrast"].item() == pytest.approx(3.0 * -np.log(near / (near + far)).mean(), rel=1e-12)
+    assert terms["cross-entropy"].item() == pytest.approx(entropy.mean(), rel=1e-12)
+
+    terms["contrast"].backward()
+    assert all(parameter.grad is None for one in (moon.received, moon.previous) for parameter in one.parameters())
+    assert any(parameter.grad is not None for parameter in moon.model.parameters())
+    moon.last_round = None
+    assert set(moon.loss(batch)) == {"cross-entropy"}
+
+
+def test_its_model_of_the_last_round_lives_on(tmp_path: Path) -> None:
+    """What a client keeps is what it uploaded, and the contrast begins in the round after its first."""
+    run = run_federation(run_config(tmp_path, **MOON, rounds=3), clients=2)
+    kept = {path.parent.name: load_file(path) for path in run.folder.glob("clients/*/000003-*.safetensors")}
+    assert set(kept) == {"site-0", "site-1"}
+    last = [(message, reply) for message, reply in run.grid.log if message.metadata.message_type == MessageType.TRAIN]
+    for message, reply in last[-2:]:
+        previous = kept[f"site-{message.metadata.dst_node_id - 1000}"]
+        sent = {f"previous/{name}": array.data for name, array in reply.content["weights"].items()}
+        assert previous.keys() == sent.keys()
+        assert all(previous[name].numpy().tobytes() == data for name, data in sent.items())
+    losses = [line["clients"]["site-0"]["losses"] for line in run.rows[:3]]
+    assert "contrast" not in losses[0]
+    assert all(one["contrast"] > 0 for one in losses[1:])
+
+
+@pytest.mark.parametrize("participation", [1.0, 0.5])
+def test_stopped_at_every_place_and_resumed_it_is_bit_for_bit_the_same(participation: float, tmp_path: Path) -> None:
+    more = {"rounds": 6, "run_name": "mine", "test_samples": 20, "participation": participation}
+    settings = MOON | more | {"hparams": "mu=2.0"}
+    wanted = run_federation(run_config(tmp_path / "whole", **settings), CLIENTS)
+    config = run_config(tmp_path / "parts", **settings)
+    for number, place in enumerate(PLACES, start=1):
+        stop(config | {"resume": number > 1}, place, number, run_id=100 + number)
+    found = run_federation(config | {"resume": True}, CLIENTS, run_id=300)
+    assert_same(found, wanted)
+    assert found.summary["resumed-after-rounds"] == [0, 1, 2, 3, 5]
+
+
+def test_a_resumed_run_has_the_same_hparams(tmp_path: Path) -> None:
+    config = run_config(tmp_path, **MOON, rounds=2, run_name="mine", hparams="mu=2.0")
+    stop(config, "after the checkpoint", 1)
+    with pytest.raises(SettingsError, match=r'hparams = "mu=1.0": the run has hparams = "mu=2.0"'):
+        run_federation(config | {"resume": True, "hparams": "mu=1.0"}, CLIENTS, run_id=2)
+
+
+def test_few_labels_and_the_unlabelled_risk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The loss is given labelled samples alone, with their features, though the batches hold others too."""
+    given: list[tuple[int, int, int]] = []
+    kind = client_half(row())
+    original = kind.loss
+
+    def noted(self: Any, batch: Batch) -> Any:
+        given.append((int(batch.labels.min()), len(batch.inputs), len(batch.features)))
+        return original(self, batch)
+
+    monkeypatch.setattr(kind, "loss", noted)
+    run = run_federation(
+        run_config(tmp_path, **MOON | {"train_samples": 60}, rounds=3, positive_rate=0.4, pu_weight=0.5), clients=2
+    )
+    assert min(label for label, _, _ in given) >= 0
+    assert all(inputs == features for _, inputs, features in given)
+    assert len({inputs for _, inputs, _ in given}) > 1
+    assert sum(run.summary["trouble"].values()) == 0
+    for line in run.rows[1:3]:
+        for client in line["clients"].values():
+            terms = dict(client["losses"])
+            total = terms.pop("total")
+            assert terms.keys() == {"cross-entropy", "contrast", "unlabelled"}
+            assert terms["contrast"] > 0
+            assert sum(terms.values()) == pytest.approx(total, rel=1e-5)
+
+
+# -- its hyper-parameters --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("mu=-1", "hparams: mu = -1: must be a number at least 0"),
+        ("temperature=0", "hparams: temperature = 0: must be a number above 0"),
+        ("mu=much", "hparams: mu = 'much': must be a number at least 0"),
+        ("mu=NaN", "hparams: mu = nan: must be a finite number at least 0"),
+        ("nu=1", "hparams: nu: unknown key; it has mu, temperature"),
+        ("mu=1, temprature=2", "hparams: temprature: unknown key; did you mean temperature?; it has mu, temperature"),
+        ("mu", "hparams = 'mu': 'mu' is not KEY=VALUE"),
+        ("mu=1, mu=2", "hparams = 'mu=1, mu=2': mu stands twice"),
+    ],
+)
+def test_wrong_hparams_are_named_with_key_and_value(text: str, said: str) -> None:
+    with pytest.raises(SettingsError) as caught:
+        Settings.from_run_config(default_run_config() | {"algo": "moon", "hparams": text})
+    assert str(caught.value) == said
+
+
+def test_all_wrong_hparams_are_named_at_once() -> None:
+    with pytest.raises(SettingsError) as caught:
+        Settings.from_run_config(default_run_config() | {"algo": "moon", "hparams": "mu=-1, nu=3, temperature=-2"})
+    assert [line.split()[1].rstrip(":") for line in str(caught.value).splitlines()] == ["nu", "mu", "temperature"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Choosing(Hparams):
+    similarity: str = option(default="cosine", choices=("cosine", "l2"))
+    keep_last: int = option(default=1, minimum=1)
+    lambda_: float = option(default=0.5)
+    frozen: bool = option(default=True)
+
+
+def test_hparams_have_choices_and_every_kind_of_value() -> None:
+    other = dataclasses.replace(row(), hparams=Choosing)
+    with pytest.raises(SettingsError) as caught:
+        plugins.read_hparams(other, "similarity=cosin")
+    assert str(caught.value) == "hparams: similarity = 'cosin': choose one of cosine, l2 (did you mean cosine?)"
+    assert plugins.read_hparams(other, "") == Choosing()
+    found = plugins.read_hparams(other, " similarity = l2,keep-last=3, lambda=2,, frozen=false")
+    assert found == Choosing("l2", 3, 2.0, False)
+
+
+def test_hparams_are_for_packages_only() -> None:
+    with pytest.raises(SettingsError, match=r"only for algorithms of other packages; set fedprox\.KEY instead"):
+        Settings.from_run_config(default_run_config() | {"algo": "fedprox", "hparams": "mu=1"})
+
+
+# -- secure aggregation and robust merging ---------------------------------------------------------------------------
+
+
+class Summing(FedAvg[Any]):
+    """A `merge` of its own."""
+
+    seen: ClassVar[list[list[int]]] = []
+
+    def merge(self, uploads: list[Upload]) -> dict[str, float]:
+        self.seen.append([upload.clients for upload in uploads])
+        return {}
+
+
+@pytest.fixture
+def changed(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    def change(**fields: Any) -> None:
+        moon = dataclasses.replace(row(), **fields)
+        monkeypatch.setattr("protofl_common.experiment.settings.algorithm_named", lambda name: moon)
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "why"),
+    [
+        ("secagg", True, "secagg = true: moon needs single uploads, for its row does not declare support for secagg"),
+        ("merging", "median", "merging = 'median': the row of moon does not declare that its server merges by it"),
+        ("merging", "trimmed-mean", "merging = 'trimmed-mean': the row of moon does not declare"),
+    ],
+)
+def test_a_server_half_takes_part_only_in_what_its_row_declares(
+    key: str, value: Any, why: str, changed: Callable[..., None]
+) -> None:
+    """A `merge` of its own would get the mean of all clients for the upload of one, or leave the setting aside."""
+    config = default_run_config() | {"algo": "moon", key: value}
+    assert Settings.from_run_config(config).run.algo == "moon"
+    changed(server="tests.federation.test_outside:Summing", supports=())
+    with pytest.raises(SettingsError) as caught:
+        Settings.from_run_config(config)
+    assert str(caught.value).startswith(why)
+
+
+@pytest.mark.parametrize("secagg", [False, True])
+def test_an_upload_says_for_how_many_clients_it_stands(
+    secagg: bool, changed: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changed(server="tests.federation.test_outside:Summing", supports=("secagg",))
+    monkeypatch.setattr(Summing, "seen", [])
+    run_federation(run_config(tmp_path, **MOON, secagg=secagg, rounds=1), clients=4)
+    assert Summing.seen == ([[4]] if secagg else [[1, 1, 1, 1]])
+
+
+# -- beside the method -----------------------------------------------------------------------------------------------
+
+
+def test_a_metric_of_the_users_own(own: str, tmp_path: Path) -> None:
+    run = run_federation(run_config(tmp_path, **MOON, metrics=f"auc, {own}:brier", test_samples=24), clients=2)
+    module = sys.modules[own]
+    told = [one[f"head/{own}:brier"] for line in run.rows for one in _metrics_of(line)]
+    assert len(told) == len(module.seen) == 2 * 3
+    assert told == [module.brier(*pair) for pair in list(module.seen)]
+    for scores, labels in module.seen[:6]:
+        assert scores.shape == (24, 3)
+        assert labels.shape == (24,)
+        assert isinstance(scores, np.ndarray)
+
+
+@pytest.mark.parametrize(("name", "kind"), [("secretive", "ValueError"), ("many", "TypeError")])
+def test_a_metric_that_fails_is_named_and_quotes_nothing(own: str, name: str, kind: str, tmp_path: Path) -> None:
+    (row,) = rows_without_a_reply(run_config(tmp_path, **MOON, metrics=f"{own}:{name}", rounds=1), clients=1)
+    said = f"metrics = '{own}:{name}': it failed ({kind}); the log of the client says more"
+    assert row["failed"] == {"site-0": said}
+
+
+def _metrics_of(line: dict[str, Any]) -> list[dict[str, float]]:
+    return [client["metrics"] for client in line["clients"].values()]
+
+
+def test_a_callback_sees_every_row(own: str, tmp_path: Path) -> None:
+    run = run_federation(run_config(tmp_path, **MOON, callback=f"{own}:note", rounds=3), clients=2)
+    assert sys.modules[own].rows == run.rows
+    assert [line["kind"] for line in run.rows] == ["round"] * 3 + ["final"]
+
+
+def test_a_callback_that_fails_is_said_and_the_run_goes_on(
+    own: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = run_federation(run_config(tmp_path, **MOON, callback=f"{own}:offline"), clients=2)
+    assert len(run.rows) == 3
+    assert capsys.readouterr().out.count(f"callback: {own}:offline failed, OSError: no network") == 3
+    with pytest.raises(SettingsError, match=r"callback = .*:rows': it is no function or class of "):
+        run_federation(run_config(tmp_path / "other", **MOON, callback=f"{own}:rows"), clients=2)
+
+
+def test_unlike_networks_with_one_of_the_users_own(tmp_path: Path) -> None:
+    learn = {"rounds": 3, "local_epochs": 3, "train_samples": 0, "optimizer": "adam", "lr": 0.002}
+    config = run_config(tmp_path, algo="fedproto", **STRIPES | learn, models=f"cnn4, {VIT}")
+    run = run_federation(config, clients=4)
+    assert [run.summary["clients"][f"site-{i}"]["arch"] for i in range(4)] == ["cnn4", VIT] * 2
+    for site, told in run.summary["accuracy-of-clients"].items():
+        assert told["prototype"] > 0.6, site
+
+
+def test_its_model_is_exported_and_predicts(tmp_path: Path) -> None:
+    config = run_config(tmp_path, **MOON)
+    run = run_federation(config, clients=4)
+    assert main(["export", str(run.folder), "--site", "site-0", "--out", str(tmp_path / "model")]) == 0
+    card = json.loads((tmp_path / "model" / "model.json").read_text())
+    assert (card["algorithm"], card["arch"]) == ("moon", VIT)
+    assert card["classes"] == ["horizontal", "rising", "falling"]
+    data = half_of(config).client.data
+    found = [one.label for one in Predictor.load(tmp_path / "model").predict(data.test_inputs)]
+    assert np.mean(found == data.test_labels) == run.summary["accuracy-of-clients"]["site-0"]["head"]
+
+
+def test_it_never_takes_the_fused_step(tmp_path: Path) -> None:
+    for models in ("cnn4", VIT):
+        assert type(half_of(run_config(tmp_path, **MOON | {"models": models})).step()) is Step
+
+
+# -- the page docs/extend.md -----------------------------------------------------------------------------------------
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", PAGE, re.DOTALL)
+
+
+def table(after: str) -> list[list[str]]:
+    """The cells of the first table after some words, without its head."""
+    lines = PAGE.partition(after)[2].partition("\n|")[2].partition("\n\n")[0].splitlines()
+    return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines[2:]]
+
+
+def test_its_row_and_entry_point_are_the_packages() -> None:
+    (shown,) = blocks("python")
+    method = (OUTSIDE / "outside_moon" / "method.py").read_text(encoding="utf-8")
+    uncommented = re.sub(r"  #.*", "", shown)
+    assert uncommented.startswith("ROW = Algorithm(")
+    assert method.endswith(uncommented)
+    (points,) = blocks("toml")
+    assert points in (OUTSIDE / "pyproject.toml").read_text(encoding="utf-8")
+    assert "moon" in pyproject()["project"]["entry-points"][plugins.GROUP]
+
+
+def test_its_hooks_exist_and_are_called_in_its_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = [re.match(r"`(\w+)", cells[0])[1] for cells in table("**The client half**")]  # type: ignore[index]
+    assert names[0] == "state"
+    assert "fit" in names
+    calls: list[str] = []
+
+    def watch(name: str) -> None:
+        kind = client_half(row())
+        original = getattr(kind, name)
+        function = original.fget if isinstance(original, property) else original
+
+        def noted(self: Any, *rest: Any) -> Any:
+            if self.client.name == "site-0" and self.round == 2 and name not in calls:
+                calls.append(name)
+            return function(self, *rest)
+
+        monkeypatch.setattr(kind, name, property(noted) if isinstance(original, property) else noted)
+
+    for name in names[1:]:
+        watch(name)
+    run_federation(run_config(tmp_path, **MOON), clients=2)
+    assert calls == names[1:]
+
+    server = PAGE.partition("**The server half**")[2]
+    named = re.findall(r"`(\w+)(?:\([^`]*\))?`", server)
+    hooks = [name for name in named if name not in ("ServerStrategy", "Upload")]
+    assert {"state", "payload_down", "payload_for", "merge"} <= set(hooks)
+    for name in hooks:
+        assert hasattr(ServerStrategy, name) or name in {field.name for field in dataclasses.fields(Upload)}, name
+    for name in ("needs_gradients", "train", "step", "last_round"):
+        assert hasattr(ClientAlgorithm, name)
+        assert name in PAGE
+
+
+def test_its_entries_say_the_defaults() -> None:
+    shown = [cells[0].strip("`") for cells in table("**What is exchanged**")]
+    made = [eval(text, {one.__name__: one for one in (Vectors, Counts, VectorSets, Weights, Update)}) for text in shown]
+    assert made == [Vectors(), Counts(), VectorSets(), Weights(), Update()]
+    for text, one in zip(shown, made, strict=True):
+        assert re.findall(r"(\w+)=", text) == [field.name for field in dataclasses.fields(one)]
+
+
+def test_its_names_are_those_of_the_code() -> None:
+    (batch,) = (cells[1] for cells in table("**The client half**") if cells[0] == "`loss(batch)`")
+    named = re.findall(r"`(\w+)`", batch.partition("`batch` has")[2])
+    assert named == [field.name for field in dataclasses.fields(Batch)]
+    section = PAGE.partition("## Data:")[2].partition("\n## ")[0]
+    assert set(KEYS) <= set(re.findall(r"`(\w+)`", section))
+    settings = set(re.findall(r"`([a-z-]+) ?= ?\"[^`]*`", PAGE)) - {"width"}  # an argument of Vectors
+    assert {"arch", "dataset", "metrics", "callback", "models", "allow-python"} <= settings
+    assert settings <= {*known_keys(), *NODE_KEYS}
+    for path in re.findall(r"\]\((\.\./[^)]+)\)", PAGE):
+        assert (ROOT / "docs" / path).exists(), path
+
+
+# -- a method that is a row alone ------------------------------------------------------------------------------------
+
+
+def test_fedbn_leaves_the_normalisation_layers_at_the_client(tmp_path: Path) -> None:
+    config = run_config(tmp_path, algo="fedbn", models="resnet4-imagenet-stem", rounds=2, test_samples=30, **STRIPES)
+    models = list(models_left(run_federation(config, clients=3)).values())
+    sent = set(load_file(next(tmp_path.rglob("weights.safetensors"))))
+    own = models[0].keys() - sent
+    assert {name.rpartition(".")[2] for name in own} > {"running_mean", "running_var", "num_batches_tracked"}
+    assert not any(name.endswith(("running_mean", "num_batches_tracked")) for name in sent)
+    assert all(torch.equal(models[0][name], other[name]) for other in models[1:] for name in sent)
+    assert not all(torch.equal(models[0][name], models[1][name]) for name in own)
+
+
+def test_an_operator_reads_what_fedbn_sends() -> None:
+    (entry,) = plugins.algorithm_named("fedbn").exchange.up.values()
+    assert entry.words == "all weights of the model but its normalisation layers"

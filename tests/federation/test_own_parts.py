@@ -1,0 +1,319 @@
+"""Whole federations on tables, signals and texts, with networks and data of the user's own."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import Context, RecordDict
+from torch import nn
+
+from client_app.client import Client
+from protofl_common.config.options import SettingsError
+from protofl_common.experiment.settings import Settings, default_run_config
+from protofl_common.models.trained import TrainedModel
+from protofl_common.tools.cli import main
+from protofl_common.tools.inference import Predictor
+from server_app.network.membership import FederationError
+from server_app.strategies import fedavg
+from tests.support.harness import RUN_ID, Outcome, run_config, run_federation
+
+NETS = """
+import math
+import torch
+from torch import nn
+class Tiny(nn.Module):
+    def __init__(self, input_shape, feature_dim):
+        super().__init__()
+        self.layer = nn.Linear(math.prod(input_shape), feature_dim)
+        self.again = nn.Linear(feature_dim, feature_dim)
+    def forward(self, x):
+        return torch.tanh(self.again(self.again(self.layer(x.flatten(1)))))
+class NoStatistics(Tiny):
+    def __init__(self, input_shape, feature_dim):
+        super().__init__(input_shape, feature_dim)
+        self.again = nn.BatchNorm1d(feature_dim, track_running_stats=False)
+class Double(Tiny):
+    def forward(self, x):
+        return super().forward(x).double()
+class Wrong(Tiny):
+    def forward(self, x):
+        return x
+def number(input_shape, feature_dim):
+    return 3
+def fails(input_shape, feature_dim):
+    raise RuntimeError("no such thing")
+"""
+
+
+@pytest.fixture
+def nets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    name = f"nets_{tmp_path.name.replace('-', '_')}"
+    (tmp_path / f"{name}.py").write_text(NETS)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return name
+
+
+@pytest.fixture
+def series(tmp_path: Path) -> str:
+    """Waves in three frequencies, in two channels, of three clients."""
+    rng = np.random.default_rng(0)
+    labels = np.arange(300) % 3
+    steps = np.linspace(0, 6, 20)
+    inputs = np.sin((labels[:, None, None] + 1) * steps) + rng.normal(0, 0.2, (300, 2, 20))
+    split = np.where(np.arange(300) % 4, "train", "test")
+    file = tmp_path / "waves.npz"
+    np.savez(file, inputs=inputs, labels=labels, client=np.repeat(["a", "b", "c"], 100), split=split)
+    return str(file)
+
+
+@pytest.fixture
+def texts(tmp_path: Path) -> str:
+    words = ("goal match team", "vote party law", "chip code web")
+    rng = np.random.default_rng(0)
+    rows = [f"{i % 3},{' '.join(rng.permutation(words[i % 3].split()))} of the day" for i in range(90)]
+    file = tmp_path / "texts.csv"
+    file.write_text("label,text\n" + "\n".join(rows) + "\n")
+    return str(file)
+
+
+def accuracy(run: Outcome) -> float:
+    return max(entry["weighted"] for entry in run.rows[-1]["accuracy"].values())
+
+
+KINDS = {
+    "table": {"dataset": "wine", "models": "table3", "partition": "iid"},
+    "signal": {"dataset": "arrays", "models": "signal3", "partition": "natural", "test_from": "official-own"},
+    "text": {"dataset": "text-csv", "models": "text3", "partition": "iid", "text_length": 8},
+}
+
+
+LEARN: dict[str, Any] = {"rounds": 4, "local_epochs": 3, "train_samples": 0, "optimizer": "adam", "lr": 0.005}
+
+
+@pytest.mark.parametrize(
+    ("algo", "kind"), [*(("fedproto", kind) for kind in KINDS), ("local", "table"), ("fedtgp", "text")]
+)
+def test_unlike_networks_learn_every_kind_of_data(
+    tmp_path: Path, series: str, texts: str, kind: str, algo: str
+) -> None:
+    where = {"signal": series, "text": texts}.get(kind, "")
+    run = run_federation(run_config(tmp_path, algo=algo, **KINDS[kind], data_dir=where, **LEARN), clients=3)
+    assert accuracy(run) > 0.6
+    archs = {site["arch"] for site in run.summary["clients"].values()}
+    assert len(archs) == 3
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_weights_are_averaged_exported_and_predict(
+    tmp_path: Path, series: str, texts: str, kind: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    where = {"signal": series, "text": texts}.get(kind, "")
+    config = run_config(tmp_path, algo="fedavg", **KINDS[kind], data_dir=where)
+    run = run_federation(config, clients=3)
+    out = tmp_path / "model"
+    assert main(["export", str(run.folder), "--site", "site-1", "--out", str(out)]) == 0
+    site = Client(Context(RUN_ID, 1, {"partition-id": 1, "num-partitions": 3}, RecordDict(), config))
+    found = Predictor.load(out).predict(site.data.test_inputs)
+    right = np.mean([one.label == label for one, label in zip(found, site.data.test_labels, strict=True)])
+    assert right == run.summary["accuracy-of-clients"]["site-1"]["head"]
+    np.save(tmp_path / "x.npy", site.data.test_inputs)
+    capsys.readouterr()
+    assert main(["predict", str(out), str(tmp_path / "x.npy"), "--json"]) == 0
+    told = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [one["label"] for one in told] == [one.label for one in found]
+    np.save(tmp_path / "y.npy", np.zeros((1, 99)))
+    assert main(["predict", str(out), str(tmp_path / "y.npy")]) == 1
+    assert "a sample is [99]; the model takes" in capsys.readouterr().err
+
+
+def test_rows_of_a_file_are_predicted(tmp_path: Path, texts: str, capsys: pytest.CaptureFixture[str]) -> None:
+    run = run_federation(run_config(tmp_path, algo="local", **KINDS["text"], data_dir=texts), clients=1)
+    assert main(["export", str(run.folder), "--out", str(tmp_path / "model")]) == 0
+    capsys.readouterr()
+    assert main(["predict", str(tmp_path / "model"), texts, "--json"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 90
+
+
+@pytest.mark.parametrize(
+    ("algo", "kind", "arch"),
+    [
+        ("fedproto", "signal", "signal-transformer"),
+        ("local", "text", "text-gru"),
+        ("fedplvm", "image", "resnet4-imagenet-stem"),
+    ],
+)
+def test_onnx_computes_the_same(tmp_path: Path, series: str, texts: str, kind: str, arch: str, algo: str) -> None:
+    """For every type of input; with Euclidean distances from prototypes, without any, and with cosines."""
+    runtime = pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    data = {"image": {}, **KINDS}[kind] | {"data_dir": {"signal": series, "text": texts}.get(kind, ""), "models": arch}
+    config = run_config(tmp_path, algo=algo, rounds=1, **data)
+    run = run_federation(config, clients=3)
+    out = tmp_path / "model"
+    assert main(["export", str(run.folder), "--site", "site-1", "--out", str(out), "--onnx"]) == 0
+    site = Client(Context(RUN_ID, 1, {"partition-id": 1, "num-partitions": 3}, RecordDict(), config))
+    inputs = np.asarray(site.data.test_inputs[:5])
+    given = inputs.astype(np.float32) if kind == "image" else inputs
+    logits, *distances = runtime.InferenceSession(str(out / "model.onnx")).run(None, {"inputs": given})
+    wanted = Predictor.load(out).outputs(inputs)
+    np.testing.assert_allclose(logits, wanted.logits_NC, atol=1e-4)
+    assert len(distances) == (wanted.distances_NP is not None) == (algo != "local")
+    if wanted.distances_NP is not None:
+        np.testing.assert_allclose(distances[0], wanted.distances_NP, atol=1e-4)
+
+
+@pytest.fixture
+def messy(tmp_path: Path) -> str:
+    """A table of two hospitals with a name, a category and gaps; the label follows from the category and the age."""
+    rng = np.random.default_rng(0)
+    rows = ["name,sex,age,chol,client,split,label"]
+    for i in range(120):
+        sex, age, part = "fm"[i % 2], rng.normal(40 + 20 * (i % 3 == 0)), "test" if i % 4 == 3 else "train"
+        label = ("well", "sick")[(sex == "f") ^ (i % 3 == 0)]
+        rows.append(f"P{i},{sex},{age},{rng.normal(200) if i % 7 else ''},{('north', 'south')[i < 60]},{part},{label}")
+    (tmp_path / "messy.csv").write_text("\n".join(rows) + "\n")
+    return str(tmp_path / "messy.csv")
+
+
+def test_a_messy_table_is_learned_exported_and_predicted_from_as_it_stands(
+    tmp_path: Path, messy: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The exported model reads the same columns, fills gaps as its site has, and so does its ONNX file."""
+    runtime = pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    table = {"dataset": "arrays", "data_dir": messy, "drop": "name", "one_hot": "sex:f|m", "impute": "median"}
+    table |= {"partition": "natural", "test_from": "official-own", "models": "mlp-1"}
+    config = run_config(tmp_path, algo="fedavg", **table, **LEARN | {"rounds": 3, "batch_size": 8})
+    run = run_federation(config, clients=2)
+    assert accuracy(run) > 0.8
+    out = tmp_path / "model"
+    assert main(["export", str(run.folder), "--site", "site-0", "--out", str(out), "--onnx"]) == 0
+    lines = Path(messy).read_text().splitlines()
+    tested = [line for line in lines if ",north,test," in line]
+    mixed = [",".join(reversed(line.split(",")[1:])) for line in (lines[0], *tested)]  # other order, without names
+    (tmp_path / "new.csv").write_text("\n".join(mixed) + "\n")
+    capsys.readouterr()
+    assert main(["predict", str(out), str(tmp_path / "new.csv"), "--by", "head", "--json"]) == 0
+    names = [json.loads(line)["name"] for line in capsys.readouterr().out.splitlines()]
+    right = np.mean([line.endswith(name) for line, name in zip(tested, names, strict=True)])
+    assert right == run.summary["accuracy-of-clients"]["site-0"]["head"]
+    raw = np.array([[1, 0, 50, np.nan]], np.float32)
+    (logits,) = runtime.InferenceSession(str(out / "model.onnx")).run(None, {"inputs": raw})
+    np.testing.assert_allclose(logits, Predictor.load(out).outputs(raw).logits_NC, atol=1e-4)
+    (tmp_path / "new.csv").write_text("age,chol\n1,2\n")
+    assert main(["predict", str(out), str(tmp_path / "new.csv")]) == 1
+    assert "has no column 'sex'; the model takes sex, age, chol" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("algo", ["fedproto", "fedavg", "fedplvm"])
+def test_a_network_of_the_users_own(tmp_path: Path, nets: str, algo: str) -> None:
+    """One that calls a layer twice, as the fused step of the catalog's networks does not allow."""
+    models = f"{nets}:Tiny,mlp-1" if algo == "fedproto" else f"{nets}:Tiny"
+    config = run_config(tmp_path, algo=algo, dataset="wine", partition="iid", models=models, feature_dim=384)
+    run = run_federation(config, clients=2)
+    archs = [run.summary["clients"][f"site-{i}"]["arch"] for i in range(2)]
+    assert archs == ([f"{nets}:Tiny", "mlp-1"] if algo == "fedproto" else [f"{nets}:Tiny"] * 2)
+    again = run_federation(config | {"out-dir": str(tmp_path / "again")}, clients=2)
+    assert [row["accuracy"] for row in again.rows] == [row["accuracy"] for row in run.rows]
+
+
+def test_batch_normalisation_without_running_statistics_is_exported_as_it_is(tmp_path: Path, nets: str) -> None:
+    config = run_config(tmp_path, algo="fedavg", dataset="wine", partition="iid", models=f"{nets}:NoStatistics")
+    run = run_federation(config, clients=2)
+    model = TrainedModel.read(run.folder / "clients" / "site-1" / "model.safetensors").build()
+    assert isinstance(model.body.get_submodule("again"), nn.BatchNorm1d)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"batch_size": 1}, "batch-size = 1, and there are 20 training samples: batch normalisation cannot train on a"),
+        ({"train_samples": 1}, "batch-size = 10, and there are 1 training samples: .* set norm = 'group'"),
+    ],
+)
+def test_a_batch_of_one_is_refused_where_it_cannot_be_normalised(
+    tmp_path: Path, settings: dict[str, Any], said: str
+) -> None:
+    small = {"algo": "fedpcl", "train_samples": 20, "batch_size": 10, "rounds": 1} | settings
+    with pytest.raises(FederationError, match=said):
+        run_federation(run_config(tmp_path, **small), clients=1)
+    run_federation(run_config(tmp_path, **small, norm="group"), clients=1)
+
+
+def test_a_network_of_the_catalog_that_does_not_take_the_data_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(FederationError, match="table3 is for tables"):
+        run_federation(run_config(tmp_path, dataset="wine", partition="iid", models="small3"), clients=2)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("Absent", "has no Absent"),
+        ("number", "it returned int, not an nn.Module"),
+        ("fails", r"it failed \(RuntimeError: no such thing\)"),
+        ("Wrong", r"become float32 \[2, 13\], not float32 \[B, feature-dim\] = \[2, 64\]"),
+        ("Double", r"become float64 \[2, 64\], not float32 \[B, feature-dim\] = \[2, 64\]"),
+    ],
+)
+def test_a_wrong_network_is_refused_before_the_first_round(tmp_path: Path, nets: str, name: str, said: str) -> None:
+    config = run_config(tmp_path, dataset="wine", partition="iid", models=f"{nets}:{name}")
+    with pytest.raises(FederationError, match=said):
+        run_federation(config, clients=2)
+
+
+def test_the_server_builds_no_network_that_only_a_client_names(tmp_path: Path, nets: str) -> None:
+    config = run_config(tmp_path, algo="fedavg", dataset="wine", partition="iid", models="mlp-1")
+    nodes = {i: {"partition-id": i, "num-partitions": 2, "arch": f"{nets}:Tiny"} for i in range(2)}
+    with pytest.raises(FederationError, match=r"has a network of its own, .*:Tiny; fedavg averages weights"):
+        run_federation(config, nodes=nodes)
+
+
+def test_heads_are_averaged_over_networks_that_only_their_clients_name(
+    tmp_path: Path, nets: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built: list[str] = []
+    build = fedavg.initial_model
+    monkeypatch.setattr(fedavg, "initial_model", lambda arch, *rest: built.append(arch) or build(arch, *rest))
+    config = run_config(tmp_path, algo="lg-fedavg", dataset="wine", partition="iid")
+    archs = enumerate((f"{nets}:Tiny", "mlp-1"))
+    nodes = {i: {"partition-id": i, "num-partitions": 2, "arch": arch} for i, arch in archs}
+    assert [row["valid"] for row in run_federation(config, nodes=nodes).rows] == [2, 2, 2]
+    assert not built
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        (
+            "models",
+            "cnn4,cnn5",
+            r"'cnn5': choose one of small3, .*, or MODULE:CLASS of your own .did you mean",
+        ),
+        ("arch", "mynets.Tiny", "or MODULE:CLASS of your own"),
+        ("arch", "a:b,c:d", "choose one of"),
+        ("dataset", "mnst", "or MODULE:FUNCTION of your own .did you mean mnist"),
+    ],
+)
+def test_settings_take_python_names_and_lists_and_nothing_else(key: str, value: str, said: str) -> None:
+    with pytest.raises(SettingsError, match=said):
+        Settings.from_run_config(default_run_config() | {key: value})
+
+
+def test_settings_that_are_right() -> None:
+    for change in (
+        {"models": "cnn4, mynets:Tiny"},
+        {"models": "a.b:C"},
+        {"arch": "mynets:Tiny"},
+        {"dataset": "mydata:load"},
+        {"dataset": "hf:fancyzhx/ag_news"},
+    ):
+        Settings.from_run_config(default_run_config() | change)
+
+
+@pytest.mark.parametrize("algo", ["fedpcl", "mpft"])
+def test_frozen_backbones_refuse_a_table_before_the_first_round(algo: str, tmp_path: Path) -> None:
+    config = run_config(tmp_path, algo=algo, dataset="breast-cancer", partition="iid")
+    with pytest.raises(FederationError, match=r"they see images, .* these data is float32 \[30\]; choose backbones ="):
+        run_federation(config, clients=2)

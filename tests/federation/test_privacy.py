@@ -1,0 +1,454 @@
+"""Federations under differential privacy: what is sent, what it costs, and where the account stands."""
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import Context, Message, MessageType, RecordDict
+from flwr.supercore.task_identity import TaskIdentity
+from torch import Tensor
+
+from client_app.algorithms.base import ClientAlgorithm, client_half
+from client_app.algorithms.fedavg import FedAvg
+from client_app.algorithms.fedproto import FedProto
+from client_app.app import app as client_app
+from client_app.client import Client
+from client_app.protections.differential_privacy import DifferentialPrivacy
+from client_app.protections.private_step import PrivateStep
+from client_app.training import FusedStep, Step
+from protofl_common.basics.files import digest
+from protofl_common.basics.run_history import RunHistory
+from protofl_common.config.options import SettingsError
+from protofl_common.config.sections import protections
+from protofl_common.experiment.catalog import CATALOG
+from protofl_common.experiment.settings import Settings
+from protofl_common.models.trained import TrainedModel
+from protofl_common.privacy.plan import Mechanism, epsilon
+from protofl_common.report.figures.costs import spent as spent_on_page
+from protofl_common.report.reading import Run
+from protofl_common.runs.folder import WEIGHTS
+from protofl_common.wire.payloads import Payload
+from protofl_common.wire.records import Instructions, pack_instructions
+from protofl_common.wire.schema import Counts
+from server_app.callbacks.stopping import Budget
+from server_app.network.membership import FederationError
+from tests.support.accidents import Killed, on_message
+from tests.support.attacks import values_of
+from tests.support.harness import CACHE, RUN_ID, Outcome, rows_without_a_reply, run_config, run_federation
+
+TABLE: dict[str, Any] = {"dataset": "breast-cancer", "models": "mlp-1", "partition": "iid", "feature_dim": 8}
+SMALL = TABLE | {"train_samples": 20, "test_samples": 10, "batch_size": 10, "dp": "sample", "norm": "group"}
+COVERED = [algo for algo, row in CATALOG.items() if set(row.exchange.up) <= set(row.private)]
+BEHIND = {"dataset": "digits", "backbones": "glyphs"}
+FROZEN = {"fedpcl": BEHIND, "gaussian": BEHIND}
+
+
+def private(folder: Path, algo: str, clients: int = 2, **changes: Any) -> Outcome:
+    small = SMALL | {"fedgen__server_steps": 2, "fedsa__contrast": 0.0} | FROZEN.get(algo, {})
+    return run_federation(run_config(folder, algo=algo, **small | changes), clients)
+
+
+def test_what_is_fitted_on_a_clients_samples_is_refused_or_left_out_under_differential_privacy(tmp_path: Path) -> None:
+    for key, value in (("impute", "mean"), ("standardise", "client"), ("standardise", "pooled")):
+        with pytest.raises(SettingsError, match=f"dp = 'sample': {key} = '{value}'.* made of all samples"):
+            Settings.from_run_config(run_config(tmp_path, **SMALL, **{key: value}))
+    nodes = [{"partition-id": i, "num-partitions": 2} for i in range(2)]
+    scales = {
+        dp: [
+            Client(Context(RUN_ID, 1, node, RecordDict(), run_config(tmp_path, **SMALL | {"dp": dp}))).data.mean
+            for node in nodes
+        ]
+        for dp in ("none", "sample")
+    }
+    assert scales["none"][0] != scales["none"][1]
+    assert scales["sample"][0] == scales["sample"][1]
+
+
+def compared(step: PrivateStep, weights: dict[str, Tensor], samples: tuple[Tensor, ...]) -> dict[str, Tensor]:
+    """What `of_each` finds, after the first sample's has been compared with what `backward` finds for it alone."""
+    found = of_each(step, weights, samples)
+    step.gradients(step.terms(step.model, *(one[:1] for one in samples)))
+    for name, one in weights.items():
+        alone = torch.zeros_like(one) if one.grad is None else one.grad
+        torch.testing.assert_close(found[name][0], alone, rtol=1e-5, atol=1e-5)  # float32: sums in another order
+    return found
+
+
+of_each = PrivateStep._of_each
+
+
+@pytest.mark.parametrize("algo", COVERED)
+def test_an_algorithm_trains_privately_and_sends_no_losses_no_seconds_and_no_classes(
+    algo: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the second round with the prototypes of the first, which some classes lack."""
+    if algo != "fedgen":  # whose loss draws samples anew
+        monkeypatch.setattr(PrivateStep, "_of_each", compared)
+    outcome = private(tmp_path, algo, rounds=2, evaluate_every=2)
+    assert not any(outcome.summary["trouble"].values())
+    assert 7.7 < outcome.summary["epsilon"] == outcome.rows[-1]["epsilon"] <= 8
+    for message, reply in outcome.grid.log:
+        if message.metadata.message_type == MessageType.TRAIN:
+            assert not [name for name in reply.content["report"] if name.startswith(("losses", "seconds"))]
+        if message.metadata.message_type == MessageType.QUERY:
+            every = list(range(len(reply.content["site"]["classes"])))
+            assert list(reply.content["site"]["holds"]) == (every if CATALOG[algo].tells_classes else [])
+
+
+def test_which_algorithms_it_covers_is_written_here_a_second_time() -> None:
+    """Whose upload is more than weights that DP-SGD alone has trained, and tables of classes; Ditto trains twice."""
+    not_covered = {"fedplvm", "mpft", "feddistill", "fedfa", "fedrep", "per-fedavg", "ditto", "pfedme"}
+    assert set(COVERED) == CATALOG.keys() - not_covered
+    assert all(set(row.private) <= set(row.exchange.up) for row in CATALOG.values())
+
+
+@pytest.mark.parametrize("algo", sorted(CATALOG.keys() - set(COVERED)))
+def test_an_algorithm_that_it_cannot_cover_is_refused_by_name(algo: str, tmp_path: Path) -> None:
+    sent = ", ".join(CATALOG[algo].exchange.up)
+    with pytest.raises(
+        SettingsError, match=f"dp = 'sample': {algo} sends {sent}, which it does not cover; choose among local, fed"
+    ):
+        Settings.from_run_config(run_config(tmp_path, algo=algo, dp="sample"))
+
+
+def test_a_new_entry_of_an_upload_is_refused_until_its_row_says_that_it_is_covered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row = CATALOG["fedavg"]
+    more = replace(row, exchange=replace(row.exchange, up={**row.exchange.up, "sizes": Counts()}))
+    monkeypatch.setattr("protofl_common.experiment.settings.algorithm_named", {"fedavg": more}.__getitem__)
+    with pytest.raises(SettingsError, match="dp = 'sample': fedavg sends sizes, which it does not cover"):
+        Settings.from_run_config(run_config(tmp_path, algo="fedavg", dp="sample"))
+
+
+class PlainStep(FedAvg[Any]):
+    """Trains by steps of its own, as the newest algorithm might."""
+
+    def fit(self) -> dict[str, float]:
+        return self.train(Step(self.modules, self.optimizer, self.labelled_loss))
+
+
+class PlainLoop(FedAvg[Any]):
+    """Trains in a loop of its own."""
+
+    def fit(self) -> dict[str, float]:
+        with torch.no_grad():
+            for weight in self.model.parameters():
+                weight += self.client.train_set.in_memory.mean()
+        return {}
+
+
+class Twice(FedAvg[Any]):
+    """Makes more private steps than a round's."""
+
+    def fit(self) -> dict[str, float]:
+        self.train(self.step())
+        return self.train(self.step(), purpose="again")
+
+
+class ThreeEpochs(FedAvg[Any]):
+    """Makes more private steps than a round's, in one loop."""
+
+    def fit(self) -> dict[str, float]:
+        return self.train(self.step(), epochs=3)
+
+
+class TwoTables(FedProto[Any]):
+    """Makes two tables in a round."""
+
+    def upload(self) -> Payload:
+        self.local_prototypes()
+        return super().upload()
+
+
+@pytest.mark.parametrize("half", [PlainStep, PlainLoop, Twice, ThreeEpochs, TwoTables])
+def test_a_covered_row_does_not_help_a_half_that_does_more_than_the_ledger_was_charged_for(
+    half: type[ClientAlgorithm[Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    algo = "fedproto" if issubclass(half, FedProto) else "fedavg"
+    row = replace(CATALOG[algo], client=f"{half.__module__}:{half.__name__}")
+    monkeypatch.setattr("protofl_common.experiment.settings.algorithm_named", {algo: row}.__getitem__)
+    (result,) = rows_without_a_reply(run_config(tmp_path, algo=algo, **SMALL | {"rounds": 1}), 2)
+    assert f"dp = 'sample': {algo} makes use of training data that the privacy ledger does not cover" in str(result)
+
+
+@pytest.mark.parametrize("algo", COVERED)
+def test_a_covered_algorithm_takes_exactly_the_private_steps_and_tables_of_its_plan(
+    algo: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As often as each client's ledger was charged, and no class means without noise."""
+    taken, tables = list[str](), list[str]()
+    one_step, one_table = PrivateStep.__call__, DifferentialPrivacy._table_noise
+
+    def step(self: PrivateStep, *batch: Tensor) -> Any:
+        taken.append("step")
+        return one_step(self, *batch)
+
+    def table(self: DifferentialPrivacy, round_number: int) -> float:
+        tables.append("table")
+        return one_table(self, round_number)
+
+    monkeypatch.setattr(PrivateStep, "__call__", step)
+    monkeypatch.setattr(DifferentialPrivacy, "_table_noise", table)
+    monkeypatch.setattr("client_app.protections.differential_privacy.class_means", None)
+    outcome = private(tmp_path, algo, rounds=2)
+    settings = Settings.from_run_config(outcome.grid.run_config)
+    plan = settings.plan(20)
+    assert plan is not None
+    assert (len(taken), len(tables)) == (2 * 2 * plan.steps, 2 * sum(plan.tables))
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"algo": "fedpcl", "fedpcl__loss": "supcon"}, "fedpcl.loss = 'supcon' compares samples"),
+        ({"algo": "gaussian", "gaussian__priors": "personal"}, "gaussian.priors = 'personal' lets the client's own"),
+        ({"algo": "gaussian", "min_class_samples": 5}, "min-class-samples = 5: gaussian sends sums over all classes"),
+        ({"positive_rate": 0.5}, "positive-rate = 0.5: terms of unlabelled samples compare samples"),
+        ({"local_steps": 5}, "local-steps = 5: the privacy ledger counts epochs; set 0"),
+        ({"statistics": "summary"}, "statistics = 'summary': statistics for the report have no noise; set 'none'"),
+        ({"metrics": "auc"}, "metrics = 'auc': only numbers of right predictions have noise"),
+        ({"predict_among": "own"}, "predict-among = 'own': predictions would show which classes a client has"),
+        ({"baselines": "local"}, "baselines = 'local': each baseline would spend ε once more on the same samples"),
+        ({"gradient_noise": 4.0}, "gradient-noise = 4.0: the noise follows from dp-epsilon"),
+        ({"dp_clip": 1e-9}, "dp-clip = 1e-09: must be a number at least 1e-06 and at most 1e"),
+        ({"dp_feature_clip": 1e-307}, "dp-feature-clip = 1e-307: must be a number at least 1e-06"),
+        ({"dp_feature_clip": 1e7}, "dp-feature-clip = 10000000.0: must be a number at least 1e-06"),
+    ],
+)
+def test_what_it_cannot_hold_is_refused(changes: dict[str, Any], said: str, tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match=said):
+        Settings.from_run_config(run_config(tmp_path, dp="sample", **changes))
+
+
+def test_batch_normalisation_is_refused_when_a_client_introduces_itself(tmp_path: Path) -> None:
+    with pytest.raises(Exception, match="2 clients cannot take part: norm = 'batch': this network has batch norm"):
+        private(tmp_path, "fedpcl", norm="batch")
+
+
+@pytest.mark.parametrize(("dp", "kind"), [("none", FusedStep), ("sample", PrivateStep)])
+def test_no_fused_step_where_gradients_of_single_samples_are_needed(dp: str, kind: type, tmp_path: Path) -> None:
+    for algo in ("fedavg", "fedproto"):
+        site = Client(
+            Context(1, 1, {"partition-id": 0, "num-partitions": 2}, RecordDict(), _config(tmp_path, algo, dp))
+        )
+        assert type(client_half(site.settings.row)(site, 1).step()) is kind
+
+
+def _config(folder: Path, algo: str, dp: str) -> dict[str, Any]:
+    return run_config(folder, **SMALL | {"algo": algo, "dp": dp})
+
+
+def test_the_noise_of_a_paper_on_gradients_is_dp_sgd_and_is_called_no_protection(tmp_path: Path) -> None:
+    """FedPLVM, Table 11."""
+    config = run_config(tmp_path, **SMALL | {"algo": "fedplvm", "dp": "none", "gradient_noise": 4.0})
+    site = Client(Context(1, 1, {"partition-id": 0, "num-partitions": 2}, RecordDict(), config))
+    step = client_half(site.settings.row)(site, 1).step()
+    assert isinstance(step, PrivateStep)
+    assert site.plan is None
+    assert 3.9 < step.plan.epsilon(2) <= 4
+    outcome = private(tmp_path, "fedplvm", dp="none", gradient_noise=4.0, prototype_noise="gaussian 0.05 0.1", rounds=1)
+    assert "epsilon" not in outcome.summary
+    assert not protections(outcome.summary["settings"])
+
+
+def test_two_runs_of_one_seed_have_other_noise(tmp_path: Path) -> None:
+    first, second = (private(tmp_path / name, "fedproto", rounds=1) for name in "ab")
+    sent = [one.grid.log[2][1].content["prototypes"]["means"].data for one in (first, second)]
+    assert sent[0] != sent[1]
+
+
+def test_a_run_spends_its_epsilon_and_says_so(tmp_path: Path) -> None:
+    outcome = private(tmp_path, "fedproto", rounds=3, evaluate_every=2)
+    spent = [row["epsilon"] for row in outcome.rows]
+    assert outcome.summary["rounds"] == 3
+    assert spent == sorted(spent)
+    assert 7.7 < spent[-1] <= 8
+    (figure,) = spent_on_page(Run(outcome.folder))
+    assert "ε of the client that the run costs most" in figure.caption
+    assert "<path" in figure.svg
+    assert "ε in a line is that of the client that the run costs most" in str(protections(outcome.summary["settings"]))
+    ledgers = list(outcome.folder.glob("clients/*/privacy.json"))
+    assert len(ledgers) == 2
+    plan = Settings.from_run_config(outcome.grid.run_config).plan(20)
+    assert plan is not None
+    for ledger in ledgers:
+        (entries,) = json.loads(ledger.read_text()).values()
+        mechanisms = [Mechanism(*one) for one in entries]
+        assert sum(one.times for one in mechanisms if one.noise == plan.figure_noise) == 2 + 1
+        assert epsilon(mechanisms, 1e-5) == pytest.approx(spent[-1])
+
+
+def test_a_run_that_was_resumed_counts_the_round_that_it_repeats(tmp_path: Path) -> None:
+    """Its last round has no budget left; the final evaluation has."""
+    config = run_config(tmp_path, algo="fedproto", run_name="r", **SMALL | {"rounds": 5})
+    with pytest.raises(Killed):
+        run_federation(config, 2, tamper=on_message(MessageType.TRAIN, 2))
+    resumed = run_federation(config | {"resume": True}, 2, run_id=2)
+    assert resumed.summary["rounds"] == 4
+    assert not any(resumed.summary["trouble"].values())
+    assert resumed.summary["epsilon"] <= 8
+
+
+def test_a_final_evaluation_that_is_repeated_after_a_stop_has_its_budget(tmp_path: Path) -> None:
+    config = run_config(tmp_path, algo="fedproto", run_name="r", **SMALL | {"rounds": 2})
+    with pytest.raises(Killed):
+        run_federation(config, 2, tamper=on_message(MessageType.EVALUATE, 2))
+    resumed = run_federation(config | {"resume": True}, 2, run_id=2)
+    assert resumed.summary["rounds"] == 2
+    assert not any(resumed.summary["trouble"].values())
+
+
+def test_a_run_that_stops_early_has_spent_what_it_says(tmp_path: Path) -> None:
+    more = {"rounds": 9, "validation_fraction": 0.3, "early_stopping": 1}
+    outcome = private(tmp_path, "fedavg", **more)
+    assert outcome.summary["stopped-early"]
+    for ledger in outcome.folder.glob("clients/*/privacy.json"):
+        (entries,) = json.loads(ledger.read_text()).values()
+        assert epsilon([Mechanism(*one) for one in entries], 1e-5) == pytest.approx(outcome.summary["epsilon"])
+
+
+def test_an_epsilon_too_small_for_any_noise_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match=r"dp-epsilon = 0\.001: no noise is large enough"):
+        private(tmp_path, "fedproto", dp_epsilon=0.001)
+
+
+def test_epsilon_is_that_of_the_client_that_pays_most_and_no_client_ends_the_run(tmp_path: Path) -> None:
+    """With 64 samples an epoch of batches of 64 has one step, with 65 two at nearly the same rate."""
+    config = run_config(tmp_path, **SMALL | {"algo": "fedavg", "batch_size": 64, "rounds": 5})
+    settings = Settings.from_run_config(config)
+
+    def budget(*sizes: int) -> Budget:
+        cards = {f"site-{number}": SimpleNamespace(train_samples=size) for number, size in enumerate(sizes)}
+        return Budget(SimpleNamespace(cards=cards, settings=settings), RunHistory(1))  # type: ignore[arg-type]
+
+    alone = [budget(size).spent(3) for size in (64, 65, 1)]
+    assert budget(64, 65, 1).spent(3) == max(alone)
+    assert len(set(alone)) > 1
+    assert not any(
+        budget(20, one).why_stop(SimpleNamespace(), number)  # type: ignore[arg-type]
+        for one in (1, 0, 2**60)
+        for number in range(1, 6)
+    )
+
+
+def test_a_server_that_asks_for_further_evaluations_runs_into_the_ledger(tmp_path: Path) -> None:
+    """Each is charged before it is made; of a ledger that is spent, neither training nor evaluation is left."""
+    config = run_config(tmp_path, **SMALL | {"algo": "local", "rounds": 2, "evaluate_every": 2})
+    TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 1
+    context = Context(1, 7, {"partition-id": 0, "num-partitions": 2}, RecordDict(), config)
+
+    def ask(kind: str) -> Message:
+        asked = Instructions(1, "run", True, RunHistory(1))
+        reply: Message = client_app(Message(RecordDict({"round": pack_instructions(asked)}), 7, kind), context)
+        return reply
+
+    replies = [ask(MessageType.EVALUATE) for _ in range(400)]
+    answered = [one for one in replies if not one.has_error()]
+    assert 3 <= len(answered) < 100
+    assert not any(one.has_error() for one in replies[: len(answered)])
+    for late in (replies[-1], ask(MessageType.TRAIN)):
+        assert "dp-epsilon = 8: this message would bring this client to ε = " in late.error.reason
+    hits = [one.content["report"]["correct.head"] for one in answered]
+    assert len(set(hits)) > 1, "the same question, answered without noise"
+
+
+def test_local_training_is_private_too_for_its_accuracies_leave(tmp_path: Path, monkeypatch: Any) -> None:
+    steps = list[str]()
+    whole = PrivateStep.__call__
+    monkeypatch.setattr(PrivateStep, "__call__", lambda self, *batch: steps.append("") or whole(self, *batch))
+    outcome = private(tmp_path, "local", rounds=1)
+    assert len(steps) == 2 * 2
+    assert 7.7 < outcome.summary["epsilon"] <= 8
+
+
+def nodes(folder: Path, **facts: Any) -> dict[int, dict[str, Any]]:
+    return {
+        1000 + i: {"partition-id": i, "num-partitions": 2, "state-dir": str(folder / f"disk-{i}"), **CACHE, **facts}
+        for i in range(2)
+    }
+
+
+@pytest.mark.parametrize("algo", ["fedproto", "gaussian"])
+def test_a_site_keeps_one_account_over_all_runs_and_takes_part_in_nothing_beyond_it(algo: str, tmp_path: Path) -> None:
+    more = SMALL | FROZEN.get(algo, {}) | {"dp_epsilon": 3.0, "rounds": 1}
+    demand = {"require-dp": "epsilon<=3.3 delta<=1e-4"}
+    first, second = (run_config(tmp_path / name, algo=algo, run_name=name, **more) for name in ("first", "second"))
+    assert not any(run_federation(first, nodes=nodes(tmp_path, **demand)).summary["trouble"].values())
+    refusal = "require-dp, over all runs, = 3.3: this message would bring .* a run of smaller dp-epsilon may still fit"
+    with pytest.raises(FederationError, match=refusal):  # before the first round
+        run_federation(second, nodes=nodes(tmp_path, **demand), run_id=RUN_ID + 1)
+    (account,) = (tmp_path / "disk-0").glob("privacy/*.json")
+    assert list(json.loads(account.read_text())) == [f"first {RUN_ID}"]
+
+
+@pytest.mark.parametrize(
+    ("demand", "changes", "said"),
+    [
+        (
+            "epsilon<=8",
+            {"dp": "none"},
+            "dp = 'none': this site takes part only with dp = 'sample', dp-epsilon at most 8 and",
+        ),
+        ("epsilon<=8", {"dp": "weights"}, "dp = 'weights': choose one of none, sample"),
+        ("epsilon<=2", {"dp": "sample"}, "dp-epsilon = 8.0: this site takes at most 2"),
+        ("epsilon<=8", {"dp": "sample", "dp_delta": 0.01}, "dp-delta = 0.01: this site takes at most 1e-05"),
+        ("little", {"dp": "sample"}, "node-config: require-dp = 'little': say 'epsilon<=8'"),
+    ],
+)
+def test_a_site_takes_part_in_nothing_less_than_it_demands(
+    demand: str, changes: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    node = {"site-name": "north", "require-dp": demand, "state-dir": str(tmp_path)}
+    with pytest.raises(SettingsError, match=said):
+        Settings.from_run_config(run_config(tmp_path, **changes), node)
+
+
+def test_a_site_does_not_say_of_which_kind_an_unexpected_error_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A single sample may have caused it."""
+
+    def evaluate(*arguments: Any, **options: Any) -> None:
+        raise ZeroDivisionError("sample 7")
+
+    monkeypatch.setattr("client_app.app.evaluate", evaluate)
+    config = run_config(tmp_path, algo="fedproto", **SMALL | {"rounds": 1})
+    (row,) = rows_without_a_reply(config, nodes=nodes(tmp_path))
+    assert set(row["failed"].values()) == {"an unexpected error; the log of the site says more"}
+    assert "ZeroDivisionError: sample 7" in capfd.readouterr().err
+
+
+def test_fedpcl_predicts_with_the_global_prototypes(tmp_path: Path) -> None:
+    """Its own would shape its figures without noise; there are none before the first round."""
+    outcome = private(tmp_path, "fedpcl", rounds=2)
+    first, second, final = outcome.rows
+    assert first["accuracy"] == {}
+    assert set(second["accuracy"]) == set(final["accuracy"]) == {"prototype"}
+    received = outcome.grid.log[-1][0].content["prototypes"]
+    predicting = TrainedModel.read(outcome.folder / "clients" / "site-1" / WEIGHTS).prototypes
+    assert predicting is not None
+    assert np.array_equal(values_of(received["means"]), predicting.means.numpy())
+
+
+@pytest.mark.parametrize("damage", ["no text", "no folder"])
+def test_a_ledger_that_cannot_be_used_stops_the_client_and_is_named(
+    damage: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for i in range(2):
+        (folder := tmp_path / f"disk-{i}").mkdir()
+        if damage == "no folder":
+            (folder / "privacy").write_text("a file where the folder should be")
+        else:
+            (folder / "privacy").mkdir()
+            (folder / "privacy" / f"{digest('', '', i)}.json").write_text("{")
+    config = run_config(tmp_path, algo="fedproto", **SMALL | {"rounds": 1})
+    (row,) = rows_without_a_reply(config, nodes=nodes(tmp_path))
+    assert "LedgerError: its privacy ledger cannot be read or written; the log of the site says more" in str(row)
+    assert re.search(r"ERROR protofl: run .*: the privacy ledger /", capfd.readouterr().err)

@@ -1,0 +1,137 @@
+"""What the server records for the report: margins, who the sites are, and the division of the data."""
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import Message, MessageType
+
+from protofl_common.basics.tensorfile import read_tensors
+from protofl_common.maths.prototypes import MAX_COMPARED, Prototypes, margins
+from server_app.callbacks import artifacts as recording
+from tests.support.accidents import Killed, on_message, stop
+from tests.support.attacks import by
+from tests.support.harness import Outcome, run_config, run_federation
+
+
+def prototypes(points: list[tuple[float, float]], labels: list[int]) -> Prototypes:
+    return Prototypes(torch.tensor(points), torch.tensor(labels))
+
+
+def test_margins_of_points_in_the_plane() -> None:
+    """Class 0 at (0, 0), class 1 at (3, 4), class 3 at (0, 2): least distances 2, √13 and 2; class 2 is absent."""
+    found = margins(prototypes([(0, 0), (3, 4), (0, 2)], [0, 1, 3]), 5)
+    np.testing.assert_allclose(found.numpy(), [2, 13**0.5, np.nan, 2, np.nan])
+
+
+def test_prototypes_of_one_class_are_no_neighbours() -> None:
+    found = margins(prototypes([(0, 0), (0, 1), (0, 5)], [0, 0, 1]), 2)
+    np.testing.assert_allclose(found.numpy(), [4, 4])
+
+
+def test_a_single_class_has_no_margin() -> None:
+    assert margins(prototypes([(0, 0), (0, 1)], [1, 1]), 3).isnan().all()
+
+
+def test_equal_prototypes_have_margin_zero() -> None:
+    assert margins(prototypes([(1, 1), (1, 1)], [0, 1]), 2).tolist() == [0, 0]
+
+
+def test_too_many_prototypes_are_not_compared() -> None:
+    many = Prototypes(torch.zeros(MAX_COMPARED + 1, 2), torch.arange(MAX_COMPARED + 1))
+    assert margins(many, MAX_COMPARED + 1).isnan().all()
+
+
+def test_margins_of_20_clients_with_100_classes_take_no_time() -> None:
+    """The bound is wide: machines may be busy; it takes some 20 ms."""
+    sets = [Prototypes(torch.randn(100, 512), torch.arange(100)) for _ in range(20)]
+    start = time.process_time()
+    for one in sets:
+        margins(one, 100)
+    assert time.process_time() - start < 1
+
+
+SMALL: dict[str, Any] = {"dataset": "digits", "train_samples": 30, "test_samples": 30}
+
+
+def sites_of(outcome: Outcome) -> dict[str, Any]:
+    sites: dict[str, Any] = json.loads((outcome.folder / "sites.json").read_text())["sites"]
+    return sites
+
+
+def test_the_division_is_known_without_anybody_telling_it(tmp_path: Path) -> None:
+    outcome = run_federation(run_config(tmp_path, algo="fedtgp", partition="dirichlet", **SMALL), 3)
+    for facts in sites_of(outcome).values():
+        assert sum(facts["train-classes"]) == facts["train-samples"]
+    finals = [reply for message, reply in outcome.grid.log if message.metadata.message_type == MessageType.EVALUATE]
+    assert [len(reply.content.array_records) for reply in finals] == [0, 0, 0]
+
+
+def test_with_hidden_labels_all_training_samples_are_counted(tmp_path: Path) -> None:
+    config = run_config(tmp_path, algo="fedproto", partition="iid", positive_rate=0.5, rounds=1, **SMALL)
+    assert all(sum(facts["train-classes"]) == 30 for facts in sites_of(run_federation(config, 2)).values())
+
+
+def test_a_site_that_is_no_part_of_the_division_has_no_counts(tmp_path: Path) -> None:
+    """It says it is client 1 of 2, but its data are those of another domain; and one has no partition at all."""
+    nodes: dict[int, dict[str, Any]] = {
+        1: {"partition-id": 0, "num-partitions": 2},
+        2: {"partition-id": 1, "num-partitions": 2, "domain": "photo"},
+        3: {"site-name": "north", "domain": "photo"},
+    }
+    config = run_config(tmp_path, algo="fedtgp", num_clients=3, rounds=1)
+    sites = sites_of(run_federation(config, nodes=nodes))
+    assert {site for site, facts in sites.items() if "train-classes" in facts} == {"site-0"}
+
+
+def test_who_claims_a_million_partitions_makes_no_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def claims(message: Message, reply: Message) -> Message:
+        reply.content.config_records["site"]["num_partitions"] = 10**6
+        return reply
+
+    asked: list[int] = []
+    original = recording.counts_of_shares
+    monkeypatch.setattr(recording, "counts_of_shares", lambda *a, **k: asked.append(k["clients"]) or original(*a, **k))
+    config = run_config(tmp_path, num_clients=2, rounds=1, partition="iid", **SMALL)
+    run_federation(config, 2, by({1000: claims, 1001: claims}, MessageType.QUERY))
+    assert not asked
+
+
+def test_an_empty_cache_on_the_server_gives_no_division(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("protofl_common.data.clients.data_if_cached", lambda settings: None)
+    outcome = run_federation(run_config(tmp_path, rounds=1, partition="iid", **SMALL), 2)
+    assert not any("train-classes" in facts for facts in sites_of(outcome).values())
+
+
+def test_counts_told_by_clients_take_the_divisions_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("protofl_common.data.clients.data_if_cached", lambda settings: None)
+    outcome = run_federation(run_config(tmp_path, rounds=1, partition="iid", statistics="summary", **SMALL), 2)
+    assert all(sum(facts["train-classes"]) == 30 for facts in sites_of(outcome).values())
+
+
+def test_a_resumed_run_records_what_an_undisturbed_one_does(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {**SMALL, "algo": "fedtgp", "rounds": 5, "run_name": "mine", "partition": "iid"}
+    settings |= {"fedtgp__server_epochs": 3}
+    wanted = run_federation(run_config(tmp_path / "whole", **settings), 4)
+    config = run_config(tmp_path / "parts", **settings)
+    stop(config, "before the checkpoint", 3)
+    margins_file = tmp_path / "parts" / "runs" / "mine" / "prototypes.jsonl"
+    assert len(margins_file.read_text().splitlines()) == 3  # of which the third does not count
+    with margins_file.open("a") as file:
+        file.write('{"round": 3, "glo')
+    with pytest.raises(Killed):
+        run_federation(config | {"resume": True}, 4, on_message(MessageType.EVALUATE, 5), run_id=8)
+    found = run_federation(config | {"resume": True, "statistics": "features"}, 4, run_id=9)
+    one, other = (run.folder / "prototypes.jsonl" for run in (found, wanted))
+    assert one.read_bytes() == other.read_bytes()
+    one, other = (run.folder / "client-prototypes.safetensors" for run in (found, wanted))
+    (tensors, facts), (expected, said) = (read_tensors(file, torch.device("cpu")) for file in (one, other))
+    assert facts == said  # their order in the file differs from run to run
+    assert tensors.keys() == expected.keys()
+    assert all(torch.equal(tensors[name], expected[name]) for name in expected)
+    assert sites_of(found) == sites_of(wanted)
+    assert (found.folder / "test-features.safetensors").exists()

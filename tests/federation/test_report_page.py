@@ -1,0 +1,247 @@
+"""The page of real runs: every section is there with the run's own numbers, and only those that it can have."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import Context, MessageType, RecordDict
+from safetensors.numpy import load_file
+
+from client_app.client import Client
+from protofl_common.runs.metrics import human_bytes
+from tests.support.attacks import by, scaled, values_of
+from tests.support.harness import Outcome, run_config, run_federation
+from tests.support.pages import Page
+
+SMALL: dict[str, Any] = {"report": True, "train_samples": 40, "test_samples": 40}
+ALWAYS = ["result", "accuracy", "data", "traffic-and-time", "lost-replies", "clients", "settings"]
+
+
+def read(outcome: Outcome) -> Page:
+    page = Page(outcome.folder / "report.html")
+    page.assert_self_contained()
+    return page
+
+
+def run(folder: Path, clients: int, **settings: Any) -> Outcome:
+    return run_federation(run_config(folder, **SMALL | settings), clients)
+
+
+@pytest.fixture(scope="module")
+def fedtgp(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
+    """Clients with three classes each, one of which sends rubbish from the second round on."""
+    data = {"dataset": "digits", "partition": "pathological", "classes_per_client": 3, "fedtgp__server_epochs": 5}
+    config = run_config(
+        tmp_path_factory.mktemp("fedtgp"), **SMALL | data, algo="fedtgp", rounds=3, statistics="features"
+    )
+    rubbish = scaled(1e9)
+    tamper = by({1003: lambda m, r: rubbish(m, r) if m.metadata.group_id != "1" else r})
+    return run_federation(config, 4, tamper)
+
+
+@pytest.fixture(scope="module")
+def fedplvm(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
+    return run(tmp_path_factory.mktemp("fedplvm"), 5, algo="fedplvm", rounds=3)
+
+
+@pytest.fixture(scope="module")
+def fedpcl(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
+    return run(tmp_path_factory.mktemp("fedpcl"), 3, algo="fedpcl", statistics="summary", train_samples=20)
+
+
+def sent(outcome: Outcome, round_number: int) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """Site -> means and labels, from the wire."""
+    found = {}
+    for message, reply in outcome.grid.log:
+        if message.metadata.message_type == MessageType.TRAIN and message.metadata.group_id == str(round_number):
+            record = reply.content.array_records["prototypes"]
+            site = f"site-{message.metadata.dst_node_id - 1000}"
+            found[site] = values_of(record["means"]), values_of(record["labels"])
+    return found
+
+
+def margin(means: np.ndarray, labels: np.ndarray, label: int) -> float | None:
+    """By the definition under FedTGP's Figure 1, pair by pair."""
+    distances = [
+        float(np.linalg.norm(one.astype(np.float64) - other.astype(np.float64)))
+        for one, own in zip(means, labels, strict=True)
+        for other, its in zip(means, labels, strict=True)
+        if own == label and its != label
+    ]
+    return min(distances) if distances else None
+
+
+def assert_margins(found: list[float | None], means: np.ndarray, labels: np.ndarray) -> None:
+    wanted = [margin(means, labels, label) for label in range(10)]
+    assert [value is None for value in found] == [value is None for value in wanted]
+    there = [(one, other) for one, other in zip(found, wanted, strict=True) if one is not None]
+    np.testing.assert_allclose([one for one, _ in there], [other for _, other in there], rtol=1e-4)
+
+
+def test_fedtgp_has_every_section_that_a_run_of_prototypes_can_have(fedtgp: Outcome) -> None:
+    page = read(fedtgp)
+    assert page.sections == [*ALWAYS[:3], "prototypes", *ALWAYS[3:]]
+    assert list(page.figures) == [
+        "accuracy-curves",
+        "accuracy-of-clients-prototype",
+        "accuracy-of-clients-head",
+        "losses",
+        "distribution",
+        "margins-by-class",
+        "margins-over-rounds",
+        "prototypes-tsne",
+        "features-tsne",
+        "traffic",
+        "time",
+        "time-of-clients",
+    ]
+
+
+def test_its_numbers_are_the_runs(fedtgp: Outcome) -> None:
+    page = read(fedtgp)
+    final = fedtgp.rows[-1]
+    for kind, *cells in page.table("", "mean"):
+        shares = sorted(client["accuracy"][kind] for client in final["clients"].values())
+        assert len(shares) == 4
+        worst, worst_40, best = shares[0], shares[0], shares[-1]
+        wanted = [np.mean(shares), final["accuracy"][kind]["weighted"], worst, worst, worst_40, best, np.std(shares)]
+        assert cells[:7] == [f"{100 * value:.2f}" for value in wanted]
+        assert cells[7] == f"{np.var(100 * np.array(shares)):.1f}"
+    text = "\n".join(page.texts)
+    for way in ("up", "down"):
+        assert human_bytes(fedtgp.summary["bytes"][way]) in text
+    assert "FedTGP on digits" in text
+    settings = {row[0]: row[1:] for table in page.tables for row in table[1:] if table[0][0] == "setting"}
+    assert settings["algo"] == ["fedtgp", "fedproto"]
+    assert settings["rounds"] == ["3", "20"]
+    assert settings["fedtgp.server-epochs"] == ["5", "100"]
+    assert set(settings) == set(fedtgp.summary["settings"])
+
+
+def test_its_margins_are_those_of_the_prototypes_that_were_sent(fedtgp: Outcome) -> None:
+    rows = [json.loads(line) for line in (fedtgp.folder / "prototypes.jsonl").read_text().splitlines()]
+    assert [row["round"] for row in rows] == [1, 2, 3]
+    for row in rows:
+        uploads = sent(fedtgp, row["round"])
+        honest = [site for site in uploads if site != "site-3" or row["round"] == 1]
+        assert sorted(row["clients"]) == honest
+        for site in honest:
+            assert_margins(row["clients"][site], *uploads[site])
+    kept = load_file(fedtgp.folder / "prototypes.safetensors")
+    assert_margins(rows[-1]["global"], kept["means"], kept["labels"])
+
+
+def test_its_last_prototypes_are_kept_for_the_map(fedtgp: Outcome) -> None:
+    kept = load_file(fedtgp.folder / "client-prototypes.safetensors")
+    uploads = sent(fedtgp, 3)
+    for owner, site in enumerate(("site-0", "site-1", "site-2")):
+        assert np.array_equal(kept["means"][kept["owners"] == owner], uploads[site][0])
+        assert np.array_equal(kept["labels"][kept["owners"] == owner], uploads[site][1])
+    merged = load_file(fedtgp.folder / "prototypes.safetensors")
+    assert np.array_equal(kept["global-means"], merged["means"])
+    page = read(fedtgp)
+    assert page.marks("prototypes-tsne")[:2] == [len(kept["labels"]), len(merged["labels"])]
+    told = load_file(fedtgp.folder / "test-features.safetensors")
+    assert page.marks("features-tsne") == [len(told["labels"])]
+
+
+def test_a_bubble_for_each_client_and_class_that_has_samples(fedtgp: Outcome) -> None:
+    sites = json.loads((fedtgp.folder / "sites.json").read_text())["sites"]
+    held = 0
+    for index in range(4):
+        node = {"partition-id": index, "num-partitions": 4}
+        data = Client(Context(1, 1, node, RecordDict(), fedtgp.grid.run_config)).data
+        assert sites[f"site-{index}"]["train-classes"] == np.bincount(data.train_labels, minlength=10).tolist()
+        held += len(np.unique(data.train_labels))
+    assert read(fedtgp).marks("distribution")[0] == held == 12
+
+
+def test_who_was_refused_is_told_with_the_reason(fedtgp: Outcome) -> None:
+    rows = read(fedtgp).table("round", "what", "client", "reason")
+    assert [row[:3] for row in rows] == [["2", "refused", "site-3"], ["3", "refused", "site-3"]]
+    assert all("max-prototype-norm" in row[3] for row in rows)
+
+
+def test_fedplvm_tells_prototypes_per_class_and_domain(fedplvm: Outcome) -> None:
+    page = read(fedplvm)
+    assert {"accuracy-of-domains", "prototype-numbers", "prototype-numbers-by-class"} <= set(page.figures)
+    assert "features-tsne" not in page.figures
+    domains = ["coloured", "inverted", "photo", "printed", "scanned"]
+    uploads = sent(fedplvm, 3)
+    of_domain = {facts["domain"]: site for site, facts in fedplvm.summary["clients"].items()}
+    wanted = [f"{np.sum(uploads[of_domain[domain]][1] == label):.1f}" for domain in domains for label in range(10)]
+    lines = page.figures["prototype-numbers-by-class"].split("\n")
+    shown = [line.strip() for line in lines if re.fullmatch(r"\d\.\d", line.strip())]
+    assert shown[: len(wanted)] == wanted
+    for domain in domains:
+        assert domain in page.figures["prototype-numbers"]
+
+
+def test_fedpcl_tells_which_backbone_its_prototypes_rely_on(fedpcl: Outcome) -> None:
+    page = read(fedpcl)
+    told = {}
+    for message, reply in fedpcl.grid.log:
+        if message.metadata.message_type == MessageType.EVALUATE:
+            record = reply.content.array_records["statistics"]
+            told[message.metadata.dst_node_id - 1000] = values_of(record["similarity"])
+    wanted = [f"{told[site][row]:.2f}" for row in range(3) for site in range(3)]
+    lines = page.figures["backbones"].split("\n")
+    shown = [line.strip() for line in lines if re.fullmatch(r"-?\d\.\d\d", line.strip())]
+    assert shown[: len(wanted)] == wanted
+    assert all(name in page.figures["backbones"] for name in ("glyphs", "fractals", "scenes", "site-0 · scanned"))
+
+
+def test_numbers_in_cells_have_colours_of_their_own_in_dark_mode_too(fedplvm: Outcome, fedpcl: Outcome) -> None:
+    """A text without ``fill`` takes the colour of the page's text, which is light on a dark page."""
+    for outcome, figure, number in (
+        (fedplvm, "prototype-numbers-by-class", r"\d\.\d"),
+        (fedpcl, "backbones", r"-?\d\.\d\d"),
+    ):
+        cells = re.findall(rf'<text style="([^"]*)"[^>]*>\s*{number}\s*</text>', read(outcome).svg(figure))
+        inks = [ink for style in cells for ink in ("#111111", "#ffffff") if f"fill: {ink}" in style]
+        ticks = len(cells) - len(inks)
+        assert len(inks) >= 9
+        assert ticks < 10  # those of the scale beside it
+
+
+def test_without_prototypes_their_section_is_absent(tmp_path: Path) -> None:
+    outcome = run(tmp_path, 3, algo="local")
+    page = read(outcome)
+    assert page.sections == ALWAYS
+    assert "traffic" not in page.figures
+    heading = page.texts.index("Lost replies", page.texts.index("Lost replies") + 1)  # the first one is a link to it
+    assert page.texts[heading + 1] == "None: every reply came in time and was accepted."
+    assert not (outcome.folder / "prototypes.jsonl").exists()
+
+
+def test_no_page_where_the_settings_want_none(tmp_path: Path) -> None:
+    outcome = run(tmp_path, 2, algo="local", report=False, rounds=1)
+    assert not (outcome.folder / "report.html").exists()
+
+
+def test_a_page_that_cannot_be_drawn_fails_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def broken(folder: Path) -> Path:
+        raise MemoryError("no room for ink")
+
+    monkeypatch.setattr("protofl_common.report.page.write_report", broken)
+    outcome = run(tmp_path, 2, algo="local", rounds=1)
+    assert outcome.summary["rounds"] == 1
+    assert "report: not drawn, MemoryError: no room for ink" in capsys.readouterr().out
+
+
+def test_a_run_that_fails_leaves_a_page_too(tmp_path: Path) -> None:
+    def silent(message: Any, reply: Any) -> Any:
+        return None if message.metadata.message_type == MessageType.TRAIN else reply
+
+    config = run_config(tmp_path, **SMALL, algo="local", rounds=9, run_name="mine", round_timeout=0.1)
+    with pytest.raises(Exception, match="3 rounds in a row"):
+        run_federation(config, 2, silent)
+    page = Page(tmp_path / "runs" / "mine" / "report.html")
+    page.assert_self_contained()
+    assert "This run is not finished: the page shows it as far as it is." in page.texts
+    assert len(page.table("round", "what")) == 9  # two missing and a void in each

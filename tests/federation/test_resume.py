@@ -1,0 +1,242 @@
+"""A run that was stopped anywhere and resumed leaves bit for bit what an undisturbed one leaves."""
+
+import errno
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from filelock import FileLock
+from flwr.app import MessageType
+from safetensors.torch import save_file
+
+from protofl_common.basics.code_version import code_version
+from protofl_common.basics.tensorfile import TensorFileError
+from protofl_common.config.options import SettingsError
+from protofl_common.experiment.catalog import CATALOG
+from protofl_common.experiment.settings import Settings, default_run_config
+from protofl_common.tools.cli.arguments import read_recipe
+from server_app.callbacks.checkpoints import as_toml
+from server_app.checkpoint import FOLDER, checkpoints
+from server_app.network.membership import FederationError
+from tests.support.accidents import CLIENTS, PLACES, Killed, flip_a_bit, on_message, stop
+from tests.support.harness import run_config, run_federation
+from tests.support.results import assert_same
+
+SMALL: dict[str, Any] = {"models": "mnist-cnn", "train_samples": 10, "test_samples": 20}
+
+
+@pytest.mark.parametrize("algo", CATALOG)
+def test_a_run_stopped_twice_equals_an_undisturbed_one(algo: str, tmp_path: Path) -> None:
+    """While the clients train, and between the rounds."""
+    settings = SMALL | {"algo": algo, "rounds": 4, "run_name": "mine"}
+    wanted = run_federation(run_config(tmp_path / "whole", **settings), CLIENTS)
+    config = run_config(tmp_path / "parts", **settings)
+    stop(config, "while the clients train", 2)
+    stop(config | {"resume": True}, "after the checkpoint", 3, run_id=2)
+    found = run_federation(config | {"resume": True}, CLIENTS, run_id=3)
+    assert_same(found, wanted)
+    assert found.summary["resumed-after-rounds"] == [1, 3]
+
+
+@pytest.mark.parametrize("algo", ["fedtgp", "fesem", "fedkd"])
+def test_a_run_stopped_at_every_place_equals_an_undisturbed_one(algo: str, tmp_path: Path) -> None:
+    settings = SMALL | {"algo": algo, "rounds": 6, "run_name": "mine"}
+    wanted = run_federation(run_config(tmp_path / "whole", **settings), CLIENTS)
+    config = run_config(tmp_path / "parts", **settings)
+    resumed = config | {"resume": True}
+    for number, place in enumerate(PLACES, start=1):
+        stop(resumed if number > 1 else config, place, number, run_id=100 + number)
+    with pytest.raises(Killed):
+        run_federation(resumed, CLIENTS, on_message(MessageType.EVALUATE, 6), run_id=200)
+    found = run_federation(resumed, CLIENTS, run_id=300)
+    assert_same(found, wanted)
+    assert found.summary["resumed-after-rounds"] == [0, 1, 2, 3, 5, 6]
+    assert found.summary["rounds"] == 6
+
+
+def test_with_few_clients_a_round_and_optimizers_that_live_on(tmp_path: Path) -> None:
+    """Each place in the first, a middle, or the last round."""
+    settings: dict[str, Any] = {"rounds": 4, "participation": 0.5, "keep_optimizer": True, "run_name": "mine"}
+    settings |= SMALL | {"algo": "fedtgp"}
+    wanted = run_federation(run_config(tmp_path / "whole", **settings), CLIENTS)
+    for place, number in zip(PLACES, (1, 3, 4, 1, 3), strict=True):
+        config = run_config(tmp_path / place, **settings)
+        stop(config, place, number)
+        assert_same(run_federation(config | {"resume": True}, CLIENTS, run_id=2), wanted)
+
+
+@pytest.mark.parametrize("participation", [0.5, 1.0])
+def test_more_clusters_than_digits_and_clients_without_one(participation: float, tmp_path: Path) -> None:
+    """A checkpoint orders the centres by name, "10" before "2"; with half of the clients, some have no cluster yet."""
+    settings: dict[str, Any] = {"algo": "fesem", "fesem__centres": 11, "participation": participation, "rounds": 4}
+    settings |= {"run_name": "mine", "models": "htcnn-1", "train_samples": 20, "test_samples": 20}
+    wanted = run_federation(run_config(tmp_path / "whole", **settings), CLIENTS)
+    config = run_config(tmp_path / "parts", **settings)
+    stop(config, "after the checkpoint", 1)
+    stop(config | {"resume": True}, "while the clients train", 3, run_id=2)
+    assert_same(run_federation(config | {"resume": True}, CLIENTS, run_id=3), wanted)
+
+
+@pytest.mark.parametrize("algo", ["fedprox", "fedper", "fedrep", "fml", "fedkd", "fedfa", "per-fedavg"])
+def test_optimizers_of_every_kind_of_step_live_on(algo: str, tmp_path: Path) -> None:
+    """Of two models, of a part of one, and with batch normalisation."""
+    settings: dict[str, Any] = {"algo": algo, "models": "resnet4-imagenet-stem", "keep_optimizer": True, "rounds": 3}
+    settings |= {"run_name": "mine", "participation": 0.5, "train_samples": 10, "test_samples": 20}
+    wanted = run_federation(run_config(tmp_path / "whole", **settings), CLIENTS)
+    config = run_config(tmp_path / "parts", **settings)
+    stop(config, "while the clients train", 2)
+    assert_same(run_federation(config | {"resume": True}, CLIENTS, run_id=2), wanted)
+
+
+def test_a_resumed_run_says_from_where(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = run_config(tmp_path, rounds=3, run_name="mine", **SMALL)
+    stop(config, "after the checkpoint", 2)
+    run_federation(config | {"resume": True}, CLIENTS, run_id=2)
+    assert "resuming mine after round 2 of 3; round 3 is next" in capsys.readouterr().out
+
+
+def test_resume_toml_is_all_it_takes(tmp_path: Path) -> None:
+    """Also for a run without a run-name, whose name is the folder's."""
+    config = run_config(tmp_path, rounds=3, **SMALL)
+    stop(config, "after the checkpoint", 2)
+    (folder,) = (path for path in (tmp_path / "runs").iterdir() if path.is_dir())
+    recipe = read_recipe(str(folder / "resume.toml"))
+    assert recipe.federation["num-supernodes"] == CLIENTS
+    found = run_federation(default_run_config() | recipe.settings, CLIENTS, run_id=2)
+    assert found.folder == folder
+    assert found.summary["resumed-after-rounds"] == [2]
+
+
+def test_a_resume_toml_of_separate_machines_names_their_connection(tmp_path: Path) -> None:
+    settings = Settings.from_run_config(default_run_config())
+    assert "# flwr run . FEDERATION --run-config r.toml --stream\n" in as_toml(settings, Path("r.toml"), 0)
+    assert "num-supernodes=3" in as_toml(settings, Path("r.toml"), 3)
+
+
+# -- what is refused -------------------------------------------------------------------------------------------------
+
+
+def refusal(config: dict[str, Any]) -> str:
+    with pytest.raises((SettingsError, TensorFileError)) as caught:
+        run_federation(config | {"resume": True}, CLIENTS, run_id=9)
+    return str(caught.value)
+
+
+def test_other_settings_are_refused_with_key_and_both_values(tmp_path: Path) -> None:
+    config = run_config(tmp_path, rounds=3, run_name="mine", **SMALL)
+    stop(config, "after the checkpoint", 1)
+    said = refusal(config | {"lr": 0.5, "algo": "fedtgp", "round-timeout": 7.0})
+    assert 'algo = "fedtgp": the run has algo = "fedproto"' in said
+    assert "lr = 0.5: the run has lr = 0.05" in said
+    assert "fedtgp.lambda = 0.1: the run has fedtgp.lambda = (not set)" in said
+    assert "round-timeout" not in said
+    run_federation(config | {"resume": True, "round-timeout": 7.0, "min-replies": 2}, CLIENTS, run_id=2)
+
+
+def test_another_number_of_clients_would_divide_the_data_anew(tmp_path: Path) -> None:
+    """Flower simulates 2 unless it is told another number: at once, not after ``join-timeout``."""
+    config = run_config(tmp_path, rounds=3, run_name="mine", join_timeout=1e9, **SMALL)
+    stop(config, "after the checkpoint", 1)
+    with pytest.raises(
+        FederationError, match=rf"divided among {CLIENTS} clients, not 2; .* 'num-supernodes={CLIENTS}'"
+    ):
+        run_federation(config | {"resume": True}, 2, run_id=2)
+    assert run_federation(config | {"resume": True}, CLIENTS, run_id=3).summary["resumed-after-rounds"] == [1]
+
+
+def test_where_there_is_nothing_to_resume_it_says_so(tmp_path: Path) -> None:
+    config = run_config(tmp_path, rounds=1, run_name="mine", **SMALL)
+    assert "nothing to resume, there is no" in refusal(config)
+    assert "run-name must name the run" in refusal(config | {"run-name": ""})
+    assert not list((tmp_path / "runs").iterdir())
+    run_federation(config, CLIENTS)
+    assert "nothing to resume, the run 'mine' is complete" in refusal(config)
+
+
+def test_a_stopped_run_is_not_overwritten(tmp_path: Path) -> None:
+    config = run_config(tmp_path, run_name="mine", **SMALL)
+    stop(config, "after the checkpoint", 0)
+    with pytest.raises(SettingsError, match="holds a run already; choose another name, or let it go on with resume"):
+        run_federation(config, CLIENTS)
+
+
+def test_two_servers_never_write_one_run(tmp_path: Path) -> None:
+    config = run_config(tmp_path, run_name="mine", **SMALL)
+    stop(config, "after the checkpoint", 1)
+    with FileLock(tmp_path / "runs" / ".mine.lock"):
+        assert "another process is at work" in refusal(config)
+
+
+@pytest.mark.parametrize("place", ["while the clients train", "after the checkpoint"])
+def test_a_damaged_checkpoint_is_told_and_the_one_before_is_used(
+    place: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Clients keep what that takes, also where some of them had begun the next round."""
+    settings = SMALL | {"rounds": 6, "run_name": "mine", "algo": "fedtgp"}
+    wanted = run_federation(run_config(tmp_path / "whole", **settings), CLIENTS)
+    config = run_config(tmp_path / "parts", **settings)
+    stop(config, place, 5)
+    newest, *_ = found = checkpoints(tmp_path / "parts" / "runs" / "mine")
+    assert len(found) == 3
+    flip_a_bit(newest, -99)
+    resumed = run_federation(config | {"resume": True}, CLIENTS, run_id=2)
+    before = 3 if place == "while the clients train" else 4
+    said = capsys.readouterr().out
+    assert f"{newest.name} is damaged: its content does not have its checksum; going back a round" in said
+    assert f"resuming mine after round {before} of 6" in said
+    assert_same(resumed, wanted)
+
+
+def test_where_all_checkpoints_are_damaged_it_ends(tmp_path: Path) -> None:
+    config = run_config(tmp_path, run_name="mine", **SMALL)
+    stop(config, "after the checkpoint", 1)
+    folder = tmp_path / "runs" / "mine"
+    whole = {path: path.read_bytes() for path in checkpoints(folder)}
+    assert [path.name for path in whole] == ["000001.safetensors", "000000.safetensors"]
+    for path, content in whole.items():
+        path.write_bytes(content[: len(content) // 2])
+    assert "000000.safetensors cannot be read" in refusal(config)
+    for path, content in whole.items():
+        path.write_bytes(content)
+    (folder / "metrics.jsonl").write_text("")
+    assert "metrics.jsonl lacks rows of the first 1 rounds" in refusal(config)
+
+
+def test_a_run_that_goes_on_under_other_code_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = run_config(tmp_path, rounds=3, run_name="mine", **SMALL)
+    monkeypatch.setattr("server_app.checkpoint.code_version", lambda: "abad1dea")
+    stop(config, "after the checkpoint", 1)
+    monkeypatch.undo()
+    stop(config | {"resume": True}, "after the checkpoint", 2, run_id=2)
+    said = f"resuming with other code: the run's last round was made by abad1dea, this is {code_version()}"
+    assert said in capsys.readouterr().out
+    run_federation(config | {"resume": True}, CLIENTS, run_id=3)
+    assert "other code" not in capsys.readouterr().out
+
+
+def test_a_run_of_an_older_version_is_told(tmp_path: Path) -> None:
+    config = run_config(tmp_path, run_name="mine", **SMALL)
+    old = tmp_path / "runs" / "mine" / FOLDER / "000001.safetensors"
+    old.parent.mkdir(parents=True)
+    save_file({"prototypes:means": torch.zeros(1, 2)}, old, {"format": "protofl-checkpoint-2", "facts": "{}"})
+    assert f"{old} is of the version protofl-checkpoint-2, not protofl-checkpoint-4" in refusal(config)
+
+
+def test_a_full_disk_of_the_server_leaves_the_last_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = run_config(tmp_path, rounds=3, run_name="mine", **SMALL)
+
+    def save_unless_full(tensors: dict[str, torch.Tensor], path: Path, metadata: dict[str, str]) -> None:
+        if path.parent.name == FOLDER and '"round": 2' in metadata["facts"]:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        save_file(tensors, path, metadata)
+
+    monkeypatch.setattr("protofl_common.basics.tensorfile.save_file", save_unless_full)
+    with pytest.raises(TensorFileError, match=r"checkpoints/000002.safetensors could not be written.*No space left"):
+        run_federation(config, CLIENTS, run_id=1)
+    monkeypatch.undo()
+    found = run_federation(config | {"resume": True}, CLIENTS, run_id=2)
+    assert found.summary["resumed-after-rounds"] == [1]
+    assert_same(found, run_federation(run_config(tmp_path / "whole", rounds=3, run_name="mine", **SMALL), CLIENTS))

@@ -1,0 +1,394 @@
+"""Median and trimmed mean: by hand, against NumPy and SciPy, and under attack where the mean fails."""
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import ArrayRecord, Message, MessageType
+from safetensors.torch import load_file
+from scipy.stats import trim_mean
+
+from protofl_common.config.options import SettingsError
+from protofl_common.experiment.catalog import CATALOG
+from protofl_common.experiment.settings import Settings, default_run_config
+from protofl_common.maths.aggregation import (
+    clip_updates,
+    dropped,
+    merge_by_class,
+    merge_prototypes,
+    merge_weights,
+    without_the_farthest,
+)
+from protofl_common.maths.prototypes import Prototypes
+from protofl_common.wire.records import SiteCard
+from server_app.network.membership import FederationError
+from server_app.protections.bounds import Bounds, bounds_of
+from tests.bench.robust_merging import attacked, honest_accuracy
+from tests.support.attacks import Change, both, by, flipped, raw, reversed_update, scaled, values_of
+from tests.support.harness import run_config, run_federation
+
+
+def sets_of(rng: np.random.Generator, clients: int) -> list[Prototypes]:
+    """Each client with its own choice of five classes, eight dimensions."""
+    found = []
+    for _ in range(clients):
+        labels = torch.from_numpy(np.sort(rng.choice(5, rng.integers(1, 6), replace=False)))
+        means = torch.from_numpy(rng.normal(size=(len(labels), 8)).astype(np.float32))
+        found.append(Prototypes(means, labels, torch.from_numpy(rng.integers(1, 90, len(labels)))))
+    return found
+
+
+def cards(number: int, real: bool = True, archs: tuple[str, ...] = ("cnn4",)) -> list[SiteCard]:
+    facts = ("", (1, 8, 8), 9, 30, 20, ("zero", "one"), (0, 1), "", "cpu")
+    return [
+        SiteCard(f"site-{n}", n, number, facts[0], archs[n % len(archs)], *facts[1:], real=real)  # type: ignore[arg-type]
+        for n in range(number)
+    ]
+
+
+def test_by_hand() -> None:
+    values = [[0.0, 9.0], [1.0, 0.0], [2.0, 1.0], [1000.0, 2.0]]
+    sets = [Prototypes(torch.tensor([value]), torch.tensor([4])) for value in values]
+    for merging, wanted in (("median", [1.5, 1.5]), ("trimmed-mean", [1.5, 1.5]), ("mean", [250.75, 3.0])):
+        assert merge_prototypes(sets, "uniform", None, merging, 0.25).means.tolist() == [wanted]
+    one_less = merge_prototypes(sets[1:], "uniform", None, "median", 0.0)
+    assert one_less.means.tolist() == [[2.0, 1.0]]
+
+
+def test_how_many_are_dropped() -> None:
+    """⌈βn⌉ at each end, never all; three are enough to drop one, two never are."""
+    assert [dropped(n, "trimmed-mean", 0.2) for n in (1, 2, 3, 5, 6, 10, 11)] == [0, 0, 1, 1, 2, 2, 3]
+    assert [dropped(n, "median", 0.2) for n in (1, 2, 3, 4, 5, 10)] == [0, 0, 1, 1, 2, 4]
+    assert dropped(10, "trimmed-mean", 0.0) == 0
+    assert dropped(100, "trimmed-mean", 0.07) == 7  # 0.07 · 100 is 7.000000000000001
+    assert [dropped(n, "trimmed-mean", 2) for n in (2, 3, 4, 5, 100)] == [0, 1, 1, 2, 2]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_against_numpy_and_scipy(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    sets = sets_of(rng, clients=10)
+    rows = {label: [s.means[s.labels == label][0].numpy() for s in sets if label in s.labels] for label in range(5)}
+    median = merge_prototypes(sets, "counts", None, "median", 0.2)
+    for label, mean in zip(median.labels.tolist(), median.means.numpy(), strict=True):
+        np.testing.assert_allclose(mean, np.median(np.stack(rows[label]).astype(np.float64), axis=0), rtol=1e-6)
+    trimmed = merge_prototypes(sets, "counts", None, "trimmed-mean", 0.2)
+    for label, mean in zip(trimmed.labels.tolist(), trimmed.means.numpy(), strict=True):
+        n = len(rows[label])
+        part = dropped(n, "trimmed-mean", 0.2) / n  # SciPy rounds down
+        np.testing.assert_allclose(mean, trim_mean(np.stack(rows[label]).astype(np.float64), part + 1e-9), rtol=1e-6)
+
+
+def test_the_order_of_clients_does_not_matter_and_a_class_nobody_sent_is_kept() -> None:
+    sets = [
+        Prototypes(one.means[one.labels < 4], one.labels[one.labels < 4])
+        for one in sets_of(np.random.default_rng(3), 4)
+    ]
+    previous = Prototypes(torch.full((1, 8), 7.0), torch.tensor([4]))
+    wanted = merge_prototypes(sets, "uniform", previous, "median", 0.2)
+    assert wanted.means[-1].tolist() == [7.0] * 8
+    for order in itertools.permutations(sets):
+        found = merge_prototypes(list(order), "uniform", previous, "median", 0.2)
+        assert torch.equal(found.means, wanted.means)
+
+
+def test_the_default_is_the_mean_to_the_last_bit() -> None:
+    sets = sets_of(np.random.default_rng(0), 7)
+    for weighting in ("counts", "uniform"):
+        found, wanted = merge_prototypes(sets, weighting, None, "mean", 0.2), merge_by_class(sets, weighting)
+        assert torch.equal(found.means, wanted.means)
+    settings = Settings.from_run_config(default_run_config())
+    assert bounds_of(settings, cards(4, real=False)) == Bounds()
+    assert (Bounds().weights, Bounds().prototypes) == (("mean", 0), ("mean", 0))
+
+
+def test_one_vote_per_client_by_hand() -> None:
+    """Of class 4 the client far away goes with all its three prototypes; of class 7, which two hold, none does."""
+    near = [Prototypes(torch.tensor([[value, 0.0], [9.0, 9.0]]), torch.tensor([4, 7])) for value in (1.0, 2.0)]
+    far = Prototypes(torch.tensor([[50.0, 0.0], [1.5, 0.0], [52.0, 0.0], [5.0, 5.0]]), torch.tensor([4, 4, 4, 8]))
+    for merging in ("median", "trimmed-mean"):
+        found = without_the_farthest([*near, far], merging, 0.2)
+        assert [one.labels.tolist() for one in found] == [[4, 7], [4, 7], [8]]
+        assert [one.means.tolist() for one in found[:2]] == [one.means.tolist() for one in near]
+    assert without_the_farthest([*near, far], "mean", 0.2) == [*near, far]
+    who = [[0.0, 0.0], [1.0, 0.0], [2.0, 0.0], [0.0, 1.0], [1.5, 1.5]]  # class 0 alone would have the third
+    sets = [Prototypes(torch.tensor([[x], [y]]), torch.tensor([0, 1])) for x, y in who]
+    assert [len(one) for one in without_the_farthest(sets, "trimmed-mean", 0.2)] == [2, 2, 2, 2, 0]
+    five = [Prototypes(torch.tensor([[value]]), torch.tensor([0])) for value in (0.0, 1.0, 2.0, 3.0, 9.0)]
+    assert [len(one) for one in without_the_farthest(five, "median", 0.0)] == [0, 1, 1, 1, 0]
+    assert [len(one) for one in without_the_farthest(five, "trimmed-mean", 0.2)] == [1, 1, 1, 1, 0]
+
+
+def test_where_nothing_is_sent_it_is_refused_by_name() -> None:
+    for algo, row in CATALOG.items():
+        for merging in ("median", "trimmed-mean"):
+            config = default_run_config() | {"algo": algo, "merging": merging}
+            if "merging" in row.supports:
+                assert Settings.from_run_config(config).bounds.merging == merging
+                continue
+            with pytest.raises(SettingsError) as caught:
+                Settings.from_run_config(config)
+            why = f"in {algo} clients send nothing that a server could merge; choose mean"
+            if row.exchange.up:
+                why = f"the row of {algo} does not declare that its server merges by it; choose mean"
+            assert str(caught.value) == f"merging = '{merging}': {why}"
+    with pytest.raises(SettingsError, match="merging = 'mode': choose one of auto, mean, median, trimmed-mean"):
+        Settings.from_run_config(default_run_config() | {"merging": "mode"})
+    with pytest.raises(SettingsError, match=r"trim-fraction = 0\.5: must be a number at least 0 and at most 0\.49"):
+        Settings.from_run_config(default_run_config() | {"trim-fraction": 0.5})
+
+
+AVERAGING = {algo for algo, row in CATALOG.items() if row.averages_prototypes and "prototypes" in row.exchange.up}
+SMOOTHED = ("fednh",)
+"""Their prototypes only move towards the mean; their reference tests have the median."""
+
+
+@pytest.mark.parametrize("algo", sorted(AVERAGING - set(SMOOTHED)))
+def test_every_algorithm_that_averages_takes_the_median(algo: str, tmp_path: Path) -> None:
+    """Its global prototypes are the median of what the clients of the last round sent."""
+    config = run_config(tmp_path, algo=algo, merging="median", rounds=1, dataset="digits", partition="iid")
+    outcome = run_federation(config, clients=3)
+    sent = [
+        reply.content["prototypes"] for message, reply in outcome.grid.log if message.metadata.message_type == "train"
+    ]
+    means = np.stack([np.frombuffer(one["means"].data, "<f4").reshape(one["means"].shape) for one in sent])
+    found = load_file(outcome.folder / "prototypes.safetensors")["means"]
+    np.testing.assert_allclose(found.numpy(), np.median(means.astype(np.float64), axis=0), rtol=1e-6)
+
+
+@pytest.mark.parametrize("algo", ["fedplvm", "mpft"])
+def test_what_is_clustered_or_trained_on_is_without_the_farthest(algo: str, tmp_path: Path) -> None:
+    """One of five sends its vectors at twenty times their length: nothing of them is left in the server's step."""
+    data = {"dataset": "digits", "partition": "iid", "arch": "htcnn-1", "rounds": 1}
+    received: dict[str, int] = {}
+    for merging in ("mean", "trimmed-mean"):
+        config = run_config(tmp_path / merging, algo=algo, merging=merging, **data)
+        outcome = run_federation(config, clients=5, tamper=by({1004: scaled(20)}))
+        received[merging] = outcome.rows[0]["server"]["local-prototypes" if algo == "fedplvm" else "centres"]
+    assert received["trimmed-mean"] < received["mean"]
+
+
+# -- weights ----------------------------------------------------------------------------------------------------------
+
+
+def models_of(rng: np.random.Generator, clients: int) -> list[dict[str, torch.Tensor]]:
+    return [
+        {
+            "w": torch.from_numpy(rng.normal(size=(3, 4)).astype(np.float32)),
+            "seen": torch.tensor(int(rng.integers(1, 90))),
+        }
+        for _ in range(clients)
+    ]
+
+
+@pytest.mark.parametrize("at_once", [5, 2**18])
+def test_weights_against_numpy_and_scipy(at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where a layer is sorted in several parts."""
+    monkeypatch.setattr("protofl_common.maths.aggregation.AT_ONCE", at_once)
+    sets = models_of(np.random.default_rng(0), 9)
+    stacked = np.stack([one["w"].numpy().astype(np.float64) for one in sets])
+    counts = np.array([int(one["seen"]) for one in sets])
+    shares = np.arange(1, 10) / 45
+    wanted = {
+        "mean": (np.tensordot(shares, stacked, 1), shares @ counts),
+        "median": (np.median(stacked, axis=0), np.median(counts)),
+        "trimmed-mean": (trim_mean(stacked, 2 / 9 + 1e-9), trim_mean(counts, 2 / 9 + 1e-9)),
+    }
+    for merging, (weights, seen) in wanted.items():
+        found = merge_weights(sets, shares.tolist(), merging, 0.2)
+        np.testing.assert_allclose(found["w"].numpy(), weights, rtol=1e-6, atol=1e-7)
+        assert (int(found["seen"]), found["seen"].dtype) == (round(float(seen)), torch.int64)
+
+
+def test_an_update_is_cut_to_a_multiple_of_the_median_length() -> None:
+    start = {"w": torch.tensor([1.0, 1.0]), "seen": torch.tensor(4)}
+    moved = [torch.tensor([1.0, 0.0]), torch.tensor([0.0, 2.0]), torch.tensor([0.0, -3e5])]
+    sets = [{"w": start["w"] + one, "seen": torch.tensor(9)} for one in moved]
+    found = clip_updates(sets, [start] * 3, 1.5)
+    assert found[:2] == sets[:2]
+    assert (found[2]["w"].tolist(), int(found[2]["seen"])) == ([1.0, -2.0], 9)
+    assert clip_updates(sets[1:], [start] * 2, 1.5) == sets[1:]
+
+
+def test_scaffolds_control_variates_are_cut_as_its_weights_are(tmp_path: Path) -> None:
+    """One of five claims a change of its variate that is four times as long, and the other way."""
+    sent: list[dict[str, torch.Tensor]] = []
+
+    def lie(message: Message, reply: Message) -> Message:
+        if message.metadata.message_type == MessageType.TRAIN:
+            factor = -4 if message.metadata.dst_node_id == 1004 else 1
+            record = {name: factor * values_of(one) for name, one in reply.content["control"].items()}
+            sent.append({name: torch.from_numpy(one) for name, one in record.items()})
+            reply.content["control"] = ArrayRecord({name: raw(one.astype("<f4")) for name, one in record.items()})
+        return reply
+
+    data = {"dataset": "digits", "partition": "iid", "models": "htcnn-1", "rounds": 1, "liars": 1}
+    outcome = run_federation(run_config(tmp_path, algo="scaffold", **data), clients=5, tamper=lie)
+    zeros = {name: torch.zeros_like(one) for name, one in sent[0].items()}
+    wanted = merge_weights(clip_updates(sent, [zeros] * 5, 2.0), [1 / 5] * 5, "mean", 0)
+    state = load_file(max((outcome.folder / "checkpoints").glob("*.safetensors")))
+    for name, value in wanted.items():
+        torch.testing.assert_close(state[f"control/{name}"], value)
+    assert "site-4: its change of the weights is cut to 2 times" in str(outcome.summary["bounded"])
+
+
+@pytest.mark.parametrize("algo", ["fedavg", "fedplvm", "fesem"])
+def test_weights_are_the_median_of_what_was_sent(algo: str, tmp_path: Path) -> None:
+    config = run_config(tmp_path, algo=algo, merging="median", rounds=1, dataset="digits", fesem__centres=1)
+    outcome = run_federation(config | {"partition": "iid", "models": "htcnn-1"}, clients=3)
+    sent = [reply.content["weights"] for message, reply in outcome.grid.log if message.metadata.message_type == "train"]
+    found = load_file(outcome.folder / "weights.safetensors")
+    for name, value in found.items():
+        arrays = [np.frombuffer(one[name.removeprefix("0/")].data, "<f4") for one in sent]
+        np.testing.assert_array_equal(value.numpy().flatten(), np.median(np.stack(arrays), axis=0))
+
+
+def test_too_few_clients_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Two cannot outvote each other; a class that only two hold is not protected."""
+    config = run_config(tmp_path, merging="median", rounds=1, participation=0.5)
+    with pytest.raises(
+        FederationError, match=r"merging = 'median': a round asks only 2 sites \(participation = 0\.5\)"
+    ):
+        run_federation(config, clients=4)
+    shares = {"dataset": "digits", "partition": "pathological", "classes-per-client": 4, "participation": 1.0}
+    run_federation(config | shares, clients=5)
+    assert "fewer than 3 clients hold 10 classes, where merging = 'median' outvotes nobody" in capsys.readouterr().out
+
+
+ROBUST: list[dict[str, Any]] = [{"merging": "median"}, {"merging": "trimmed-mean"}, {"max_update_ratio": 1.0}]
+
+
+def test_one_hostile_model_of_ten_takes_the_mean_and_nothing_else(tmp_path: Path) -> None:
+    """It sends its update, reversed and ten times as long, below every limit of norms."""
+    settings: dict[str, Any] = {"algo": "fedavg", "arch": "htcnn-1", "rounds": 3, "lr": 0.1, "batch_size": 10}
+
+    def honest(name: str, change: Change | None, **merging: Any) -> float:
+        outcome = attacked(tmp_path / name, change=change, hostile=(1009,), **{"merging": "mean"} | merging, **settings)
+        return honest_accuracy(outcome, "head")
+
+    calm = honest("calm", None)
+    assert calm > 60
+    assert honest("mean", reversed_update(10)) < calm - 30
+    for index, robust in enumerate(ROBUST):
+        assert honest(f"robust {index}", reversed_update(10), **robust) > calm - 5, robust
+
+
+# -- two of ten are hostile --------------------------------------------------------------------------------------------
+
+
+SHARED: dict[str, Any] = {
+    "arch": "htcnn-3",
+    "initial_weights": "shared",
+    "train_samples": 60,
+    "batch_size": 10,
+    "rounds": 3,
+}
+
+
+@pytest.fixture(scope="module")
+def unattacked(tmp_path_factory: pytest.TempPathFactory) -> float:
+    return honest_accuracy(attacked(tmp_path_factory.mktemp("calm"), "mean", None, **SHARED))
+
+
+ATTACKS = {"×10": scaled(10), "×-5": scaled(-5), "flipped ×5": both(flipped(10), scaled(5))}
+
+
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_robust_merging_holds_where_the_mean_does_not(attack: str, unattacked: float, tmp_path: Path) -> None:
+    found = {
+        merging: honest_accuracy(attacked(tmp_path / merging, merging, ATTACKS[attack], **SHARED))
+        for merging in ("mean", "median", "trimmed-mean")
+    }
+    assert unattacked > 60
+    assert found["mean"] < unattacked - 30
+    assert found["median"] > unattacked - 5
+    assert found["trimmed-mean"] > unattacked - 5
+
+
+# -- liars: the one setting from which the bounds follow ---------------------------------------------------------------
+
+
+TRIMMED, MEAN = ("trimmed-mean", 1), ("mean", 0)
+
+
+def bounds(sites: list[SiteCard], **changed: Any) -> Bounds:
+    named = {key.replace("_", "-"): value for key, value in changed.items()}
+    return bounds_of(Settings.from_run_config(default_run_config() | named), sites)
+
+
+def test_sites_with_operators_are_bounded_by_default_and_simulated_clients_are_not() -> None:
+    averaging = bounds(cards(3), algo="fedavg")
+    assert averaging == Bounds(1, 5.0, 2.0, 8.0, 2.0, MEAN, MEAN)
+    assert bounds(cards(3, real=False), algo="fedavg") == Bounds()
+    assert bounds([*cards(3, real=False), *cards(1)], algo="fedavg") == averaging  # nobody is believed to be simulated
+    assert bounds(cards(2), algo="fedavg") == Bounds()
+    assert bounds(cards(6), algo="fedavg", participation=0.33) == Bounds()
+    assert bounds(cards(4), algo="fedavg", secagg=True) == Bounds()
+    assert bounds(cards(3), algo="fedavg", liars=0) == Bounds()
+    assert bounds(cards(5, real=False), algo="feddistill", liars=2).prototypes == ("trimmed-mean", 2)
+
+
+def test_prototypes_are_trimmed_only_where_they_can_be_compared() -> None:
+    assert bounds(cards(3)).prototypes == MEAN
+    assert bounds(cards(3), initial_weights="shared").prototypes == TRIMMED
+    assert bounds(cards(3, archs=("cnn4", "htcnn-1")), initial_weights="shared").prototypes == MEAN
+    assert bounds(cards(3), algo="fedproto-avg").prototypes == TRIMMED
+    assert bounds(cards(3), algo="feddistill").prototypes == TRIMMED
+    for algo in ("fedtgp", "fedplvm"):  # a server trains on them or clusters them
+        assert bounds(cards(3), algo=algo, initial_weights="shared").prototypes == MEAN
+
+
+def test_an_experts_key_wins() -> None:
+    given = {"max_norm_ratio": 3.0, "max_update_ratio": 1.0, "max_samples_ratio": 4.0, "max_samples_lead": 1.5}
+    for real in (True, False):
+        found = bounds(cards(5, real), **given, merging="median", trim_fraction=0.3)
+        assert found == Bounds(int(real), 3.0, 1.0, 4.0, 1.5, ("median", 0.3), ("median", 0.3))
+    with pytest.raises(SettingsError, match=r"max-norm-ratio = 0\.5: must be a number 0, or at least 1"):
+        bounds(cards(3), max_norm_ratio=0.5)
+    with pytest.raises(SettingsError, match="liars = 3: must be a number at least -1 and at most 2"):
+        bounds(cards(3), liars=3)
+    with pytest.raises(SettingsError, match="liars = 1: secagg = true hides the single uploads"):
+        bounds(cards(3), algo="fedavg", secagg=True, liars=1)
+
+
+def test_more_liars_than_a_round_can_outvote_are_refused(tmp_path: Path) -> None:
+    said = "liars = 2: a round asks only 4 sites, and 5 are the fewest that can outvote 2"
+    with pytest.raises(FederationError, match=said):
+        run_federation(run_config(tmp_path, liars=2, rounds=1), clients=4)
+
+
+def named(number: int) -> dict[int, dict[str, Any]]:
+    """Machines with operators, that divide a data set."""
+    return {1000 + n: {"site-name": f"site-{n}", "partition-id": n, "num-partitions": number} for n in range(number)}
+
+
+def test_what_the_defaults_do_at_sites_is_printed_and_stands_in_the_results(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One of four sends its update ten times as long and reversed; another claims most samples."""
+    small = {"dataset": "digits", "partition": "iid", "train_samples": 20, "models": "htcnn-1", "rounds": 2}
+    config = run_config(tmp_path, algo="fedavg", **small)
+    outcome = run_federation(config, nodes=named(4), tamper=by({1003: reversed_update(10)}))
+    printed = capsys.readouterr().out
+    assert "liars = 1: replies above 5 times the median norm are refused" in printed
+    cut = "site-3: its change of the weights is cut to 2 times the median length (max-update-ratio)"
+    assert printed.count(f"warning: {cut}") == 1
+    assert outcome.summary["bounded"] == [cut]
+    assert [row.get("bounded") for row in outcome.rows] == [[cut], [cut], None]
+    quiet = run_federation(config | {"out-dir": str(tmp_path / "simulated")}, clients=4)
+    assert "liars" not in capsys.readouterr().out
+    assert quiet.summary["bounded"] == []
+
+
+def test_a_poisoned_buffer_moves_with_the_weights_and_no_farther() -> None:
+    """A running variance of 40, from one of six: the cut bounds it, and the trimmed mean leaves it out."""
+    start = {"w": torch.zeros(4), "bn.running_var": torch.ones(2)}
+    sets = [{"w": torch.full((4,), 0.1 * n), "bn.running_var": torch.full((2,), 1.0 + 0.1 * n)} for n in range(1, 7)]
+    sets[5]["bn.running_var"] = torch.full((2,), 40.0)
+    clipped = clip_updates(sets, [start] * 6, 2.0)
+    assert float(clipped[5]["bn.running_var"].max()) < 3
+    merged = merge_weights(clipped, [1 / 6] * 6, "trimmed-mean", 1)
+    assert 1.1 <= float(merged["bn.running_var"].max()) <= 1.5

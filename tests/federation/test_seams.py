@@ -1,0 +1,160 @@
+"""Attacks where two protections of a site meet: well-formed messages and settings of a hostile server or submitter."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import ConfigRecord, Message, MessageType, RecordDict
+
+from protofl_common.basics.run_history import RunHistory
+from protofl_common.config.options import SettingsError
+from protofl_common.experiment.settings import Settings, digest_of
+from protofl_common.maths.prototypes import Prototypes
+from protofl_common.wire.payloads import Payload, pack_payload
+from protofl_common.wire.records import Instructions, pack_instructions, pack_settings
+from tests.support.harness import CACHE, RUN_ID, LocalGrid, run_config
+
+PATIENTS = 120
+
+
+def records(folder: Path, rare: int = 0) -> Path:
+    """A table of which ``rare`` training samples are of the class 2, and all others of 0 and 1."""
+    draw = np.random.default_rng(5)
+    labels = (np.arange(PATIENTS) % 2).astype(np.int64)
+    split = np.array(["train", "test"])[(np.arange(PATIENTS) // 2) % 2]
+    labels[np.flatnonzero(split == "train")[:rare]] = 2
+    np.savez(folder / "data.npz", inputs=draw.normal(size=(PATIENTS, 6)).astype(np.float32), labels=labels, split=split)
+    return folder / "data.npz"
+
+
+def site(folder: Path, rare: int = 0, **more: Any) -> dict[str, Any]:
+    """The node config of a hospital with a table of its own."""
+    node = {"site-name": "north", "data-dir": str(records(folder, rare)), "dataset": "arrays", "classes": "0,1,2"}
+    return node | {"test-from": "official-own", "state-dir": str(folder / "state"), **CACHE, **more}
+
+
+def table(folder: Path, **settings: Any) -> dict[str, Any]:
+    facts = {"dataset": "arrays", "partition": "own", "models": "mlp-1", "feature_dim": 4, "classes": "0,1,2"}
+    return run_config(folder, **facts | {"train_samples": 0, "test_samples": 0, "rounds": 3} | settings)
+
+
+def asked(
+    node: dict[str, Any],
+    config: dict[str, Any],
+    kind: str,
+    number: int = 1,
+    run_history: str = str(RUN_ID),
+    run_id: int = RUN_ID,
+    name: str = "study",
+    **records: Any,
+) -> Message:
+    """The reply of a site."""
+    instructions = pack_instructions(Instructions(number, name, True, RunHistory.parse(run_history)))
+    content = RecordDict({"round": instructions, **pack_settings(digest_of(config)), **records})
+    grid = LocalGrid(config, {7: node}, run_id=run_id)
+    grid.push_messages([Message(content, 7, kind, group_id=str(number))])
+    return grid.log[-1][1]
+
+
+def prototypes_of(*labels: int) -> dict[str, Any]:
+    """Prototypes of which the last is the nearest to every sample."""
+    sent = Prototypes(torch.linspace(90, 0, len(labels) + 1)[1:, None].repeat(1, 4), torch.tensor(labels))
+    config = table(Path("."), algo="fedproto")
+    return pack_payload(Payload(prototypes=sent), Settings.from_run_config(config).exchange.down)
+
+
+def test_predictions_among_own_classes_do_not_tell_a_small_class(tmp_path: Path) -> None:
+    """A server that sends the prototype of one class alone would see in the figures whether the site has the class."""
+    replies = []
+    for rare in (0, 1):
+        (folder := tmp_path / str(rare)).mkdir()
+        node = site(folder, rare, **{"min-class-samples": 5})
+        config = table(folder, algo="fedproto", predict_among="own")
+        replies.append(asked(node, config, MessageType.TRAIN, **prototypes_of(0, 2)))
+    assert not any(reply.has_error() for reply in replies)
+    without, with_rare = (reply.content["report"]["correct.prototype"] for reply in replies)
+    assert without == with_rare > 0
+
+
+def test_no_loss_leaves_where_small_classes_must_not(tmp_path: Path) -> None:
+    """The server's prototype of a class makes a loss term of the class's samples alone, however few they are."""
+    node = site(tmp_path, 1, **{"min-class-samples": 5})
+    config = table(tmp_path, algo="fedproto")
+    reply = asked(node, config, MessageType.TRAIN, **prototypes_of(2))
+    assert not reply.has_error()
+    assert not [name for name in reply.content["report"] if name.startswith("losses.")]
+    free = asked(site(tmp_path), config, MessageType.TRAIN, number=2, **prototypes_of(2))
+    assert "losses.prototype" in free.content["report"]
+
+
+def test_a_private_run_does_not_go_on_from_a_model_trained_without_noise(tmp_path: Path) -> None:
+    """The ledger was not charged for that model, which the uploads of the private run would tell."""
+    node = site(tmp_path)
+    free = table(tmp_path, algo="fedper", norm="group")
+    assert not asked(node, free, MessageType.TRAIN).has_error()
+    private = free | {"dp": "sample", "dp-epsilon": 8.0}
+    reply = asked(node | {"require-dp": "epsilon<=8"}, private, MessageType.TRAIN, 2, f"{RUN_ID}:1,4712", 4712)
+    assert reply.has_error()
+    assert "StateError" in reply.error.reason
+
+
+def test_a_server_that_changes_the_name_of_a_run_has_no_new_budget(tmp_path: Path) -> None:
+    """The settings plan one evaluation and two more; this one asks for an evaluation in every round."""
+    config = table(tmp_path, algo="fedavg", norm="group", dp="sample", rounds=40, evaluate_every=40)
+    node = site(tmp_path)
+    replies = [asked(node, config, MessageType.TRAIN, number, name=f"study-{number}") for number in range(1, 41)]
+    refused = [reply.error.reason for reply in replies if reply.has_error()]
+    assert not replies[0].has_error()
+    assert refused[0].startswith("dp-epsilon = 8: this message would bring this client to ε = 8")
+
+
+@pytest.mark.parametrize("demand", [{"min-class-samples": 9}, {"require-dp": "epsilon<=8"}, {"require-secagg": True}])
+def test_a_share_of_common_data_is_no_way_around_a_sites_own_division(demand: dict[str, Any], tmp_path: Path) -> None:
+    """With a ``partition-id`` the run would choose who is a test sample."""
+    node = site(tmp_path, **demand, **{"partition-id": 0, "num-partitions": 1})
+    del node["test-from"]
+    config = table(tmp_path, dp="sample", norm="group") | {"secagg": "require-secagg" in demand}
+    with pytest.raises(SettingsError, match="node-config: partition-id: "):
+        Settings.from_run_config(config, node)
+
+
+NETWORK = """
+import torch
+class Talkative(torch.nn.Module):
+    def __init__(self, input_shape, feature_dim):
+        super().__init__()
+        self.layer = torch.nn.Linear(input_shape[0], feature_dim)
+    def forward(self, x):
+        if len(x) == 2:
+            raise ValueError(f"numbers {x.tolist()}")
+        return self.layer(x)
+"""
+
+
+def test_the_first_look_at_a_network_shows_it_no_sample(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its error goes to the server, and may quote what it was given."""
+    (tmp_path / "talkative.py").write_text(NETWORK)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "talkative", raising=False)
+    node = site(tmp_path, **{"allow-python": "talkative"})
+    reply = asked(node, table(tmp_path, arch="talkative:Talkative"), MessageType.QUERY)
+    assert reply.has_error()
+    assert "numbers [[0.0, 0.0, 0.0, 0.0, 0.0, 0.0], [0.0, 0.0, 0.0, 0.0, 0.0, 0.0]]" in reply.error.reason
+
+
+def test_another_run_does_not_replace_the_best_model_of_a_study(tmp_path: Path) -> None:
+    """A hostile run may name any Flower run of before as its own beginning."""
+    node, config = site(tmp_path), table(tmp_path, algo="fedproto", keep_best=True)
+    best = {"best": ConfigRecord({"after": 1, "on": "test"})}
+    asked(node, config, MessageType.TRAIN)
+    asked(node, config, MessageType.EVALUATE)
+    asked(node, config, "query.best", **best)
+    (model,) = tmp_path.rglob("best.safetensors")
+    before = model.read_bytes()
+    thief = (3, f"{RUN_ID}:1,4712", 4712)
+    asked(node, config, MessageType.EVALUATE, *thief)
+    asked(node, config, "query.best", *thief, best=ConfigRecord({"after": 3, "on": "test"}))
+    assert before in [file.read_bytes() for file in model.parent.glob("best*.safetensors")]

@@ -1,0 +1,681 @@
+"""Secure aggregation over whole runs: the sums are right, whoever is lost or lies, and nothing else can be read."""
+
+import json
+import re
+import stat
+from collections.abc import Callable
+from html import unescape
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import Context, Message, MessageType, RecordDict
+from safetensors.torch import load_file
+from scipy.stats import chisquare
+
+from client_app.app import app as client_app
+from client_app.protections import secure_sum as client_secagg
+from protofl_common.config.options import SettingsError
+from protofl_common.experiment.catalog import CATALOG
+from protofl_common.experiment.settings import Settings, default_run_config
+from protofl_common.privacy.masks import KEY, SEALED
+from protofl_common.privacy.shamir import SHARE
+from protofl_common.runs.figures import HIDDEN
+from protofl_common.tools.cli import main
+from protofl_common.tools.tables.metrics import Figure, NoFigure
+from protofl_common.wire.records import SECAGG, pack_by_site
+from server_app.network.membership import FederationError
+from tests.support.accidents import Killed, on_message
+from tests.support.anew import bytes_of, read_anew
+from tests.support.attacks import from_node, silent, values_of
+from tests.support.harness import CACHE, LocalGrid, Outcome, Tamper, run_config, run_federation
+
+CLIENTS = 4
+DATA: dict[str, Any] = {"dataset": "digits", "partition": "pathological", "classes_per_client": 5, "models": "htcnn-1"}
+SMALL: dict[str, Any] = DATA | {"train_samples": 10, "test_samples": 10}
+LONG = pytest.mark.long
+STAGES = ("query.advertise", "query.share", "train", "query.unmask")
+
+
+def federation(folder: Path, tamper: Tamper | None = None, **settings: Any) -> Outcome:
+    """Four clients with five classes each."""
+    return run_federation(run_config(folder, **{"rounds": 1, "secagg": True} | SMALL | settings), CLIENTS, tamper)
+
+
+def lost(stage: str, *nodes: int, number: int = 1) -> Tamper:
+    """These nodes fail in a stage of a round."""
+
+    def tamper(message: Message, reply: Message) -> Message:
+        meta = message.metadata
+        here = meta.message_type == stage and meta.dst_node_id in nodes and meta.group_id == str(number)
+        return silent(message, reply) if here else reply
+
+    return tamper
+
+
+def tensors(outcome: Outcome) -> dict[str, torch.Tensor]:
+    """All global ones."""
+    files = [outcome.folder / f"{name}.safetensors" for name in ("prototypes", "weights")]
+    return {name: value for file in files if file.exists() for name, value in load_file(file).items()}
+
+
+def assert_same(found: Outcome, wanted: Outcome) -> None:
+    """Up to float32 and the steps of the sums."""
+    one, other = tensors(found), tensors(wanted)
+    assert one.keys() == other.keys()
+    for name, value in other.items():
+        torch.testing.assert_close(one[name], value, rtol=2e-6, atol=2e-6, msg=name)
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Outcome]:
+    """Runs of FedProto without secure aggregation: with all clients, and without the upload of one."""
+    folder = tmp_path_factory.mktemp("plain")
+    return {
+        "all": federation(folder / "all", secagg=False),
+        "without site-1": federation(folder / "three", lost("train", 1001), secagg=False),
+    }
+
+
+# -- the sums ----------------------------------------------------------------------------------------------------------
+
+ABLE = {algo for algo, row in CATALOG.items() if row.exchange.up and not row.needs_single_uploads(row.exchange)}
+KINDS: dict[str, dict[str, Any]] = {
+    "fedproto": {},
+    "fedproto, uniform": {"fedproto__weighting": "uniform"},
+    "fedproto-avg": {},
+    "fedpcl": {"fedpcl__prototypes": "global"},
+}
+ALL = [kind for kind in KINDS if kind != "fedpcl"]
+ALL += [pytest.param(algo, marks=LONG) for algo in sorted({*ABLE, "fedpcl"} - set(ALL))]
+
+
+@pytest.mark.parametrize("kind", ALL)
+def test_a_run_leaves_what_one_without_masks_leaves(kind: str, tmp_path: Path) -> None:
+    algo, more = kind.partition(",")[0], KINDS.get(kind, {})
+    plain, summed = (federation(tmp_path / str(secagg), algo=algo, secagg=secagg, **more) for secagg in (False, True))
+    assert summed.summary["trouble"] == plain.summary["trouble"]
+    assert_same(summed, plain)
+    assert_figures_of_all(summed, plain)
+
+
+def assert_figures_of_all(summed: Outcome, plain: Outcome) -> None:
+    """The same over all samples, and no figure that only single clients give."""
+    for found, wanted in zip(summed.rows, plain.rows, strict=True):
+        assert found["losses"] == pytest.approx(wanted["losses"], rel=1e-5)
+        for group in ("accuracy", "metrics", "validation"):
+            by_samples = {name: figures["weighted"] for name, figures in wanted.get(group, {}).items()}
+            for part in ("mean", "weighted"):
+                assert {name: figures[part] for name, figures in found.get(group, {}).items()} == pytest.approx(
+                    by_samples, rel=1e-6
+                ), group
+            assert all(figures.keys() == {"mean", "weighted"} for figures in found.get(group, {}).values())
+
+
+@pytest.mark.parametrize(
+    ("algo", "more"),
+    [("fedproto", {}), ("local", {}), ("protofed", {"protofed__prototypes": "last-round"})],
+)
+def test_figures_are_those_of_all_samples_and_of_no_single_client(
+    algo: str, more: dict[str, Any], tmp_path: Path
+) -> None:
+    """Of clients of different sizes; also where nothing is sent but figures, and in rounds without prototypes."""
+    data = {"partition": "dirichlet", "total_samples": 300, "train_samples": 0, "test_samples": 0, "rounds": 2}
+    asked = {"validation_fraction": 0.3, "metrics": "auc, balanced-accuracy"}
+    plain, summed = (
+        federation(tmp_path / str(secagg), algo=algo, secagg=secagg, **data, **asked, **more)
+        for secagg in (False, True)
+    )
+    assert {"head/auc", "head/balanced-accuracy", "head"} <= summed.rows[0]["validation"].keys()
+    assert all(row["accuracy"] and row["metrics"] for row in summed.rows)
+    assert_figures_of_all(summed, plain)
+    for row in summed.rows:
+        assert all(one == {"accuracy": {}, "losses": {}, "seconds": one["seconds"]} for one in row["clients"].values())
+    for message, reply in summed.grid.log:
+        if "report" in reply.content:
+            report = reply.content.metric_records["report"]
+            wanted = {"train_samples": 0, "test_samples": 0, "validation_samples": 0, "round": report["round"]}
+            assert {name: value for name, value in report.items() if not name.startswith("seconds.")} == wanted
+            assert "masked" in reply.content
+        if message.metadata.message_type == MessageType.QUERY:
+            card = reply.content.config_records["site"]
+            assert not any(card[key] for key in ("train_samples", "test_samples", "validation_samples", "found"))
+
+
+def test_early_stopping_takes_the_figures_of_all_sites(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    more: dict[str, Any] = {"early_stopping": 1, "rounds": 9, "train_samples": 20, "lr": 1e-9}
+    found = federation(tmp_path / "with", **more, validation_fraction=0.3)
+    assert len(found.rows) < 9
+    assert "stopped early after round" in capsys.readouterr().out
+    with pytest.raises(SettingsError, match="early-stopping = 1: no client has validation samples"):
+        federation(tmp_path / "without", **more)
+
+
+def test_whoever_shows_the_figures_shows_those_of_all_sites(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Console, page, report.md, comparison and tables, with baselines, the best model and metrics."""
+    more: dict[str, Any] = {"baselines": "local", "keep_best": True, "metrics": "auc", "validation_fraction": 0.3}
+    config = run_config(tmp_path, rounds=2, secagg=True, report=True, run_name="mine", **SMALL | {"train_samples": 20})
+    run_federation(config | {key.replace("_", "-"): value for key, value in more.items()}, CLIENTS)
+    console, folder = " ".join(capsys.readouterr().out.split()), tmp_path / "runs" / "mine"
+    assert "worst" not in console.replace("worst 10 %", "")
+    assert console.count(HIDDEN) == 2  # of the run, and beside its baseline
+    for file in ("report.html", "report.md"):
+        text = (folder / file).read_text()
+        assert HIDDEN in unescape(text)
+        assert "nan" not in text.partition("<svg")[0].lower()
+    page = (folder / "report.html").read_text()
+    assert "could not be drawn" not in page
+    assert 'id="accuracy-curves"' in page
+    assert 'id="accuracy-of-clients' not in page
+    (clients,) = re.findall(r'id="clients".*?</section>', page, re.S)
+    assert clients.count("<td>–</td>") >= CLIENTS
+    assert Figure().read(folder) == Figure(over="by-samples").read(folder)
+    for hidden in ({"over": "std"}, {"over": "worst-10%"}, {"domain": "digits"}):
+        with pytest.raises(NoFigure, match="secure aggregation hides single clients"):
+            Figure(**hidden).read(folder)
+    assert Figure(what="validation/head").read(folder) >= 0
+    assert main(["compare", str(folder), f"{folder}-local"]) == 0
+    assert "–" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_who_is_lost_is_missed_in_the_sum_and_nowhere_else(
+    stage: str, tmp_path: Path, plain: dict[str, Outcome]
+) -> None:
+    """After its upload it is not even missed there."""
+    found = federation(tmp_path, lost(stage, 1001))
+    assert_same(found, plain["all" if stage == "query.unmask" else "without site-1"])
+    assert list(found.rows[0]["failed"]) == ["site-1"]
+    assert not found.rows[0]["void"]
+
+
+SENT = ("keys", "shares of their keys", "uploads", "shares to unmask the sum")
+
+
+@pytest.mark.parametrize(
+    ("stage", "what"),
+    [
+        pytest.param(stage, what, marks=LONG if stage in STAGES[::2] else ())
+        for stage, what in zip(STAGES, SENT, strict=True)
+    ],
+)
+def test_below_the_threshold_a_round_changes_nothing(
+    stage: str, what: str, tmp_path: Path, plain: dict[str, Outcome], capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = federation(tmp_path, lost(stage, 1001, 1003, number=2), rounds=3)
+    assert [row["void"] for row in found.rows] == [False, True, False, False]
+    assert [bool(row["accuracy"]) for row in found.rows] == [True, False, True, True]
+    said = f"void: secure aggregation: 2 of 4 sites sent {what}, fewer than the 3 needed (secagg-threshold)"
+    assert said in capsys.readouterr().out
+    down = [
+        message.content["prototypes"]
+        for message, _ in found.grid.log
+        if (message.metadata.message_type, message.metadata.group_id) == (MessageType.TRAIN, "3")
+    ]
+    wanted = tensors(plain["all"])["means"].numpy()
+    assert len(down) == CLIENTS
+    assert all(np.allclose(values_of(one["means"]), wanted, atol=2e-6) for one in down)
+
+
+def lies_about_shares(node: int) -> Tamper:
+    """What it gives back is not what it was given."""
+
+    def tamper(message: Message, reply: Message) -> Message:
+        if message.metadata.message_type == "query.unmask" and message.metadata.dst_node_id == node:
+            record = reply.content.config_records[SECAGG]
+            for site in record:
+                record[site] = bytes(SHARE - 1) + b"\7"
+        return reply
+
+    return tamper
+
+
+@pytest.mark.parametrize("node", [1000, 1002])
+def test_one_wrong_share_is_named_and_the_sum_right(node: int, tmp_path: Path, plain: dict[str, Outcome]) -> None:
+    found = federation(tmp_path, lies_about_shares(node))
+    assert_same(found, plain["all"])
+    refused = found.rows[0]["refused"]
+    assert list(refused) == [f"site-{node - 1000}"]
+    assert (
+        refused[f"site-{node - 1000}"]
+        == "secure aggregation: wrong shares of keys; it takes no further part in this run"
+    )
+
+
+def answers(outcome: Outcome) -> dict[str, set[int]]:
+    """Round -> the nodes that were asked to train."""
+    found: dict[str, set[int]] = {}
+    for message, _ in outcome.grid.log:
+        if message.metadata.message_type == MessageType.TRAIN:
+            found.setdefault(message.metadata.group_id, set()).add(message.metadata.dst_node_id)
+    return found
+
+
+@pytest.mark.parametrize("lie", ["wrong shares", "keys that are none"])
+def test_a_liar_is_out_for_the_rest_of_the_run_and_the_others_go_on(lie: str, tmp_path: Path) -> None:
+    def tamper(message: Message, reply: Message) -> Message:
+        if lie == "wrong shares":
+            return lies_about_shares(1002)(message, reply) or reply
+        if (message.metadata.message_type, message.metadata.dst_node_id) == ("query.advertise", 1002):
+            reply.content.config_records[SECAGG]["site-2"] = bytes(3 * KEY)
+        return reply
+
+    found = federation(tmp_path, tamper, rounds=5)
+    assert [list(row["refused"]) for row in found.rows] == [["site-2"], *5 * [[]]]
+    assert "it takes no further part in this run" in found.rows[0]["refused"]["site-2"]
+    assert not any(row["void"] for row in found.rows)
+    assert [row["asked"] for row in found.rows] == [4, *5 * [3]]
+
+
+def test_a_site_that_seals_wrong_shares_for_one_other_does_not_get_it_expelled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody can tell which of the two lies: both stay."""
+    honest = client_secagg.split
+
+    def wrong_for_one(secret: bytes, threshold: int, points: Any) -> dict[int, bytes]:
+        shares = honest(secret, threshold, points)
+        return shares | {3: bytes(SHARE)} if secret in lying else shares
+
+    lying: set[bytes] = set()
+    own = client_secagg.new_secret
+
+    def noted() -> bytes:
+        secret = own()
+        if len(drawn) % CLIENTS == 0:  # site-0 is asked first
+            lying.update(secret[start : start + KEY] for start in range(0, 3 * KEY, KEY))
+        drawn.append(secret)
+        return secret
+
+    drawn: list[bytes] = []
+    monkeypatch.setattr(client_secagg, "split", wrong_for_one)
+    monkeypatch.setattr(client_secagg, "new_secret", noted)
+    found = federation(tmp_path, rounds=2)
+    assert [list(row["refused"]) for row in found.rows] == 3 * [["site-2"]]
+    assert "a wrong share of a key of site-0: one of the two lies" in found.rows[0]["refused"]["site-2"]
+    assert [row["asked"] for row in found.rows] == 3 * [4]
+    assert not any(row["void"] for row in found.rows)
+
+
+def test_a_site_whose_shares_fit_for_nobody_is_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    honest, first = client_secagg.split, iter([True, True])  # the two keys of site-0 in the first round
+
+    def wrong(secret: bytes, threshold: int, points: Any) -> dict[int, bytes]:
+        shares = honest(secret, threshold, points)
+        return {point: bytes([0, point]) * 16 + b"x" for point in shares} if next(first, False) else shares
+
+    monkeypatch.setattr(client_secagg, "split", wrong)
+    found = federation(tmp_path, rounds=3)
+    assert [row["void"] for row in found.rows] == [True, False, False, False]
+    assert list(found.rows[0]["refused"]) == ["site-0"]
+    assert [row["asked"] for row in found.rows] == [4, 3, 3, 3]
+
+
+def test_too_many_wrong_shares_cost_the_round(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One is lost, one lies: three shares, of which one is wrong, where three are needed."""
+
+    def tamper(message: Message, reply: Message) -> Message:
+        return lost("train", 1001)(message, lies_about_shares(1002)(message, reply) or reply) or reply
+
+    found = federation(tmp_path, tamper)
+    assert found.rows[0]["void"]
+    assert "the shares of site-0's keys do not give them: it, or others that have them, lie" in capsys.readouterr().out
+    assert not tensors(found)
+
+
+def test_an_upload_that_is_noise_costs_the_round(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Nobody can tell whose it was."""
+
+    def tamper(message: Message, reply: Message) -> Message:
+        if message.metadata.message_type == MessageType.TRAIN and message.metadata.dst_node_id == 1002:
+            array = reply.content.array_records["masked"]["sum"]
+            array.data = (values_of(array) * 3).tobytes()
+        return reply
+
+    assert federation(tmp_path, tamper).rows[0]["void"]
+    assert "void: secure aggregation: " in capsys.readouterr().out
+
+
+RUBBISH: dict[str, tuple[str, Callable[[RecordDict], Any]]] = {
+    "keys of another length": ("query.advertise", lambda c: c[SECAGG].update({"site-1": bytes(5)})),
+    "keys that are none": ("query.advertise", lambda c: c[SECAGG].update({"site-1": bytes(3 * KEY)})),
+    "another's keys": ("query.advertise", lambda c: c[SECAGG].update({"site-2": bytes(3 * KEY)})),
+    "no record": ("query.advertise", lambda c: c.__delitem__(SECAGG)),
+    "shares of another length": ("query.share", lambda c: c[SECAGG].update({"site-2": b""})),
+    "shares for strangers": ("query.share", lambda c: c[SECAGG].update({"nobody": bytes(SEALED)})),
+    "a name that is none": ("query.share", lambda c: c[SECAGG].update({"../x": bytes(SEALED)})),
+    "a masked upload of another length": ("train", lambda c: cut(c)),
+    "an upload in the clear": ("train", lambda c: c.update({"prototypes": c.pop("masked")})),
+    "words for shares": ("query.unmask", lambda c: c[SECAGG].update({"site-2": "word"})),
+}
+
+
+def cut(content: RecordDict) -> None:
+    array = content.array_records["masked"]["sum"]
+    array.data, array.shape = array.data[:-8], (array.shape[0] - 1,)
+
+
+def test_rubbish_costs_only_its_sender(tmp_path: Path) -> None:
+    """A kind of it in every run; in the stages of keys and shares it is no accident, and the sender is out."""
+    for kind, (stage, change) in RUBBISH.items():
+
+        def tamper(message: Message, reply: Message, stage: str = stage, change: Any = change) -> Message:
+            if message.metadata.message_type == stage and message.metadata.dst_node_id == 1001:
+                change(reply.content)
+            return from_node(message, reply)
+
+        outcome = federation(tmp_path / kind.replace("/", "-"), tamper, rounds=2, train_samples=5, test_samples=5)
+        assert list(outcome.rows[0]["refused"]) == ["site-1"], kind
+        assert len(outcome.rows[0]["refused"]["site-1"]) < 600
+        assert [row["asked"] for row in outcome.rows] == ([4, 4, 4] if stage == "train" else [4, 3, 3]), kind
+        assert not any(row["void"] for row in outcome.rows), kind
+
+
+@pytest.mark.parametrize("stage", ["train", *(pytest.param(one, marks=LONG) for one in STAGES[1::2])])
+def test_a_run_that_is_resumed_leaves_what_an_undisturbed_one_leaves(stage: str, tmp_path: Path) -> None:
+    """Bit for bit: sums of whole numbers do not depend on masks."""
+    more: dict[str, Any] = {"rounds": 2, "run_name": "mine"}
+    wanted = federation(tmp_path / "whole", **more)
+    with pytest.raises(Killed):
+        federation(tmp_path / "stopped", on_message(stage, 2), **more)
+    config = run_config(tmp_path / "stopped", secagg=True, resume=True, **SMALL | more)
+    found = tensors(run_federation(config, CLIENTS, run_id=4712))
+    assert all(torch.equal(found[name], value) for name, value in tensors(wanted).items())
+
+
+# -- what can be read --------------------------------------------------------------------------------------------------
+
+
+def test_every_byte_of_every_reply_is_declared_and_tells_no_counts_and_no_classes(tmp_path: Path) -> None:
+    """`test_wire_privacy.py` says how the bytes are read; four clients, each with five of ten classes."""
+    outcome = federation(tmp_path, rounds=2)
+    uploads = []
+    for message, reply in outcome.grid.log:
+        kind = message.metadata.message_type
+        names, arrays = read_anew("fedproto", kind, bytes_of(reply.content))
+        wanted = {"query": {"site"}, "train": {"masked", "report"}, "evaluate": {"masked", "report"}}
+        assert names == wanted.get(kind, {SECAGG})
+        if "masked" in names:  # a sum and its samples of: two accuracies, on two kinds of data, and four losses
+            size = 2 * (2 * 2 + 4) + 1 + (10 * (64 + 1) if kind == MessageType.TRAIN else 0)
+            assert {key: value.shape for key, value in arrays["masked"].items()} == {"sum": (size,)}
+            uploads.append(arrays["masked"]["sum"])
+        if kind == MessageType.QUERY:
+            card = reply.content.config_records["site"]
+            assert (card["holds"], card["train_samples"], card["found"]) == ([], 0, 0)
+    assert len(uploads) == 3 * CLIENTS
+    numbers = np.frombuffer(b"".join(one.tobytes() for one in uploads), np.uint8)
+    assert chisquare(np.bincount(numbers, minlength=256)).pvalue > 1e-6  # the masks are drawn anew each time
+
+
+@pytest.mark.parametrize(("dp", "told"), [("none", set()), ("sample", {"train-samples"})])
+def test_what_the_run_leaves_tells_nothing_of_single_uploads(dp: str, told: set[str], tmp_path: Path) -> None:
+    """A budget of differential privacy needs the numbers of training samples."""
+    outcome = federation(tmp_path, dp=dp)
+    sites = json.loads((outcome.folder / "sites.json").read_text())["sites"]
+    assert all(facts.keys() == {"arch", "domain", "parameters"} | told for facts in sites.values())
+    assert not (outcome.folder / "client-prototypes.safetensors").exists()
+    assert all(row.keys() == {"accuracy", "losses", "seconds"} for row in outcome.rows[0]["clients"].values())
+    assert outcome.summary["accuracy-of-clients"] == {f"site-{i}": {} for i in range(CLIENTS)}
+    assert ("total" in outcome.rows[0]["losses"]) == (dp == "none")
+
+
+# -- a server that asks for more ---------------------------------------------------------------------------------------
+
+
+BySite = dict[str, bytes]
+
+
+def own_keys(reply: Message) -> BySite:
+    return dict(reply.content.config_records[SECAGG])  # type: ignore[arg-type]
+
+
+def strangers(number: int) -> BySite:
+    return {f"x{i}": bytes([i + 1]) * 3 * KEY for i in range(number)}
+
+
+def sites(*numbers: int) -> Callable[[Message, Message], BySite]:
+    return lambda message, reply: {f"site-{number}": b"" for number in numbers}
+
+
+def as_it_was(message: Message, reply: Message) -> BySite:
+    return dict(message.content.config_records.get(SECAGG, {}))  # type: ignore[arg-type]
+
+
+TRICKS: dict[str, tuple[str, str, Callable[[Message, Message], BySite], str]] = {
+    "a second upload": ("train", "train", as_it_was, "does not follow 'share'"),
+    "keys for a second upload": ("train", "query.advertise", as_it_was, "keys asked for round 1, after the upload"),
+    "a second unmasking": ("query.unmask", "query.unmask", sites(0, 1, 2), "does not follow 'mask'"),
+    "unmasking without itself": ("train", "query.unmask", sites(1, 2, 3), "an unmasking for 3 sites"),
+    "unmasking too few": ("train", "query.unmask", sites(0, 1), "an unmasking for 2 sites"),
+    "unmasking strangers": ("train", "query.unmask", sites(0, 1, 2, 9), "an unmasking for 4 sites"),
+    "an unmasking before its upload": ("query.share", "query.unmask", sites(0, 1, 2), "does not follow 'mask'"),
+    "an upload to the sum of two": (
+        "query.share",
+        "train",
+        lambda message, reply: {"site-1": bytes(SEALED)},
+        "shares of 2 sites, fewer than 3",
+    ),
+    "a sum of two": (
+        "query.advertise",
+        "query.share",
+        lambda message, reply: own_keys(reply) | strangers(1),
+        "2 sites for a sum, fewer than 3",
+    ),
+    "its own keys changed": (
+        "query.advertise",
+        "query.share",
+        lambda message, reply: strangers(2) | {"site-0": bytes(3 * KEY)},
+        "keys of which this site's are not its own",
+    ),
+    "one site under two names": (
+        "query.advertise",
+        "query.share",
+        lambda message, reply: own_keys(reply) | strangers(2) | {"x2": strangers(1)["x0"]},
+        "or two sites' are the same",
+    ),
+}
+
+
+def test_a_client_reveals_no_more_to_a_server_that_tries(tmp_path: Path) -> None:
+    """After its answer to one message it gets others, and refuses; the round goes on."""
+    grids: list[LocalGrid] = []
+    answers: dict[str, str] = {}
+
+    def tamper(message: Message, reply: Message) -> Message:
+        for trick, (at, stage, told, _) in TRICKS.items():
+            if message.metadata.message_type == at and message.metadata.dst_node_id == 1000:
+                records = {name: record for name, record in message.content.items() if name != SECAGG}
+                more = told(message, reply)
+                content = RecordDict({**records, **(pack_by_site(more) if more else {})})
+                context = Context(4711, 1000, grids[0].nodes[1000], RecordDict(), grids[0].run_config)
+                again = client_app(Message(content, 1000, stage, group_id="1"), context)
+                answers[trick] = str(again.error.reason)
+        return reply
+
+    outcome = run_federation(
+        run_config(tmp_path, rounds=1, secagg=True, **SMALL), CLIENTS, tamper, on_grid=grids.append
+    )
+    assert answers.keys() == TRICKS.keys()
+    for trick, (_, _, _, said) in TRICKS.items():
+        assert said in answers[trick], trick
+    assert not outcome.rows[0]["void"]
+
+
+FINAL_TRICKS: dict[str, tuple[str, str, str]] = {
+    "the final evaluation under a round's keys": (
+        *("query.share", "evaluate"),
+        "does not follow 'share' of the final evaluation after round 1",
+    ),
+    "training under the final evaluation's keys": (
+        *("query.share_final", "train"),
+        "does not follow 'share' of round 1",
+    ),
+    "a round's unmasking in the final evaluation": (
+        *("evaluate", "query.unmask"),
+        "does not follow 'mask' of round 1",
+    ),
+    "a second final evaluation": ("evaluate", "evaluate", "does not follow 'share'"),
+    "keys for a second final evaluation": (
+        *("evaluate", "query.advertise_final"),
+        "keys asked for the final evaluation after round 1, after the upload of the final evaluation",
+    ),
+    "keys for training after the final evaluation": (
+        *("evaluate", "query.advertise"),
+        "keys asked for round 1, after the upload of the final evaluation after round 1",
+    ),
+}
+"""After which stage which message comes, and what the client says of it."""
+
+
+def test_a_rounds_secret_and_that_of_the_final_evaluation_do_not_serve_each_other(tmp_path: Path) -> None:
+    grids: list[LocalGrid] = []
+    answers: dict[str, str] = {}
+
+    def tamper(message: Message, reply: Message) -> Message:
+        for trick, (at, stage, _) in FINAL_TRICKS.items():
+            if message.metadata.message_type == at and message.metadata.dst_node_id == 1000:
+                context = Context(4711, 1000, grids[0].nodes[1000], RecordDict(), grids[0].run_config)
+                again = client_app(Message(message.content, 1000, stage, group_id="1"), context)
+                answers[trick] = str(again.error.reason)
+        return reply
+
+    config = run_config(tmp_path, rounds=1, secagg=True, **SMALL)
+    outcome = run_federation(config, CLIENTS, tamper, on_grid=grids.append)
+    assert {trick: reason for trick, (*_, reason) in FINAL_TRICKS.items() if reason not in answers[trick]} == {}
+    assert outcome.summary["accuracy"]
+
+
+def test_the_secret_lies_in_a_file_of_this_user_and_is_forgotten(tmp_path: Path) -> None:
+    seen: dict[str, dict[str, Any]] = {}
+
+    def tamper(message: Message, reply: Message) -> Message:
+        for file in (tmp_path / "runs").rglob("site-0/secagg.json"):
+            assert stat.S_IMODE(file.stat().st_mode) == 0o600
+            seen[message.metadata.message_type] = json.loads(file.read_text())
+        return reply
+
+    outcome = federation(tmp_path, tamper)
+    assert [len(bytes.fromhex(seen[stage]["secret"])) for stage in STAGES] == [96, 96, 0, 0]
+    assert [len(seen[stage]["shares"]) for stage in STAGES] == [0, 1, 4, 0]
+    assert not list(outcome.folder.rglob("secagg.json"))
+
+
+def test_another_name_of_the_run_does_not_make_a_round_a_new_one(tmp_path: Path) -> None:
+    """At a site with an operator; nor does the end of the run."""
+    nodes: dict[int, dict[str, Any]] = {
+        1000 + i: {"site-name": f"n{i}", "partition-id": i, "num-partitions": 4, "state-dir": str(tmp_path / f"n{i}")}
+        for i in range(CLIENTS)
+    }
+    config = run_config(tmp_path, rounds=1, secagg=True, **SMALL)
+    outcome = run_federation(config, CLIENTS, nodes=nodes)
+    assert not outcome.rows[0]["void"]
+    message = next(m for m, _ in outcome.grid.log if m.metadata.message_type == "query.advertise")
+    message.content.config_records["round"]["run_name"] = "another"
+    again = Message(message.content, 1000, "query.advertise", group_id="1")
+    answer = client_app(again, Context(4711, 1000, CACHE | nodes[1000], RecordDict(), config))
+    assert "keys asked for round 1, after the upload of the final evaluation after round 1" in str(answer.error.reason)
+    (file,) = (tmp_path / "n0" / "privacy").glob("*.secagg")
+    assert (stat.S_IMODE(file.stat().st_mode), json.loads(file.read_text())["secret"]) == (0o600, "")
+
+
+# -- settings ----------------------------------------------------------------------------------------------------------
+
+
+def refusal(config: dict[str, Any], node: dict[str, Any] | None = None) -> str:
+    with pytest.raises(SettingsError) as caught:
+        Settings.from_run_config(default_run_config() | config, node)
+    return str(caught.value)
+
+
+WHY = {
+    "fedtgp": "its server does more with the clients' prototypes than average them",
+    "fedpcl": "its clients receive one another's prototypes",
+    "mpft": "its server does more with the clients' prototypes than average them",
+    "fedplvm": "its server does more with the clients' prototypes than average them",
+    "fpl": "its server does more with the clients' prototypes than average them",
+    "fedorgp": "its server does more with the clients' prototypes than average them",
+    "fedgh": "its server does more with the clients' prototypes than average them",
+    "fednh": "its server scales every client's prototypes to length 1",
+    "feddistill": "what teaches a client is the mean of the others' outputs",
+    "fesem": "its server groups the clients by their models",
+    "fedkd": "its updates travel as factors, which cannot be added",
+    "scaffold": "its server gives every client the same weight",
+    "fedfa": "its server takes the variance over the clients",
+}
+"""By hand, from the papers: what no sum can give."""
+
+
+@pytest.mark.parametrize("algo", CATALOG)
+def test_what_needs_single_uploads_is_refused_by_name(algo: str) -> None:
+    if algo not in WHY:
+        Settings.from_run_config(default_run_config() | {"algo": algo, "secagg": True, "rounds": 1})
+        return
+    said = refusal({"algo": algo, "secagg": True})
+    assert said.startswith(
+        f"secagg = true: {algo} needs single uploads, for {WHY[algo]}; choose an algo of local, fedavg"
+    )
+    assert said.endswith(", or fedpcl with fedpcl.prototypes = 'global'")
+    with_dp = refusal({"algo": algo, "secagg": True, "dp": "sample", "norm": "group"}).splitlines()
+    assert not re.search("ditto|fedrep|per-fedavg|pfedme", with_dp[0].partition("choose")[2]), with_dp[0]
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        (
+            "merging",
+            "median",
+            "merging = 'median': secagg = true hides the single uploads that it needs; choose 'mean'",
+        ),
+        ("max-update-ratio", 2.0, "max-update-ratio = 2.0: secagg = true hides the single uploads that it needs"),
+        ("statistics", "summary", "statistics = 'summary': secagg = true hides"),
+        ("metrics", "auc,recall", "metrics = 'recall': it tells which classes a client has"),
+        ("participation", 0.75, "participation = 0.75: secagg = true forbids sums over different clients"),
+        ("local-epochs", 0, "local-epochs = 0: without training a client sends the same in every round"),
+        ("baselines", "fedtgp", ""),
+        ("secagg-threshold", 0.5, "secagg-threshold = 0.5: must be a number above 0.5 and at most 1"),
+    ],
+)
+def test_what_would_tell_what_it_hides_is_refused(key: str, value: Any, said: str, tmp_path: Path) -> None:
+    if key != "baselines":
+        assert refusal({"secagg": True, key: value}).startswith(said)
+        return
+    with pytest.raises(SettingsError, match="fedtgp needs single uploads"):
+        federation(tmp_path, baselines=value)
+
+
+def test_one_round_without_training_is_one_sum() -> None:
+    Settings.from_run_config(default_run_config() | {"secagg": True, "local-epochs": 0, "rounds": 1})
+    Settings.from_run_config(default_run_config() | {"secagg": True, "local-epochs": 0, "local-steps": 5})
+
+
+@pytest.mark.parametrize("more", [{"participation": 0.75}, {"local-epochs": 0}, {"algo": "gaussian"}])
+def test_a_site_refuses_sums_whose_difference_is_an_upload(more: dict[str, Any], tmp_path: Path) -> None:
+    """Whatever its server does with the settings of the run."""
+    node = {"site-name": "north", "require-secagg": True, "state-dir": str(tmp_path), **CACHE}
+    grid = LocalGrid(run_config(tmp_path, secagg=True, **SMALL) | more, {7: node})
+    grid.push_messages([Message(RecordDict(), 7, MessageType.QUERY, group_id="0")])
+    assert "single uploads" in str(grid.log[0][1].error.reason)
+
+
+def test_a_site_may_take_part_in_nothing_else() -> None:
+    node: dict[str, Any] = {"site-name": "north", "require-secagg": True}
+    said = "secagg = false: this site takes part with secure aggregation only (node config: require-secagg)"
+    assert refusal({}, node) == f"{said}; set secagg = true"
+    Settings.from_run_config(default_run_config() | {"secagg": True}, node)
+    assert "require-secagg = 'yes' must be true or false" in refusal({"secagg": True}, node | {"require-secagg": "yes"})
+
+
+def test_two_clients_are_too_few(tmp_path: Path) -> None:
+    config = run_config(tmp_path, secagg=True, **SMALL)
+    with pytest.raises(FederationError, match=r"secagg = true: a round asks 2 sites; 3 are the"):
+        run_federation(config, 2)
+
+
+def test_a_stage_that_the_settings_do_not_ask_for_is_refused(tmp_path: Path) -> None:
+    config = run_config(tmp_path, **SMALL)
+    grid = LocalGrid(config, {7: {"partition-id": 0, "num-partitions": 4}})
+    grid.push_messages([Message(RecordDict(), 7, "query.advertise", group_id="1")])
+    assert "which the run's settings do not ask for" in str(grid.log[0][1].error.reason)

@@ -1,0 +1,101 @@
+"""Every setting acts: changed alone, it changes what a small federation leaves behind.
+
+A function may be right, tested and called by nobody; then its setting does nothing, and only this notices.
+"""
+
+import shutil
+from collections.abc import Callable
+from importlib.metadata import EntryPoint
+from typing import Any
+
+import pytest
+
+from protofl_common.experiment import plugins
+from protofl_common.experiment.settings import default_run_config
+from tests.support.acting import CASES, SMALL
+from tests.support.harness import run_config, run_federation
+from tests.support.installed import OUTSIDE
+from tests.support.results import digests, without_times
+
+IN_THE_SECOND_ROUND = """
+evaluate-every lr-schedule lr-step lr-decay keep-optimizer
+fedproto.lambda fedproto.distance fedproto.granularity fedplvm.lambda fedplvm.alpha fedplvm.temperature
+fedplvm.contrast fedplvm.correction fedplvm.similarity-floor fedtgp.lambda fedtgp.distance fedtgp.granularity
+fedpcl.temperature fedpcl.denominator fpl.lambda fpl.temperature fpl.contrast fpl.consistency protofed.prototypes
+fedproto-avg.lambda fedproto-avg.distance fedproto-avg.granularity fedorgp.lambda fedsa.smoothing
+feddistill.gamma feddistill.outputs fedgen.lambda fedkd.energy-start
+"""
+"""What acts only once the server has answered; all else does so in a run of one round, which takes half the time."""
+
+ELSEWHERE = {
+    "run-name out-dir": "test_federation: where the results are",
+    "resume": "test_resume",
+    "baselines": "test_first_run: beside the run, which they do not change",
+    "metrics callback": "test_evaluation_metrics, test_outside: figures beside the run's",
+    "early-stopping-metric keep-best": "test_validation: which round is the best, and the model that is kept of it",
+    "hparams": "below, with an algorithm of another package",
+    "report statistics": "tests/unit/report, test_recording",
+    "num-clients min-replies join-timeout round-timeout": "test_federation, test_communication: who is waited for",
+    "min-clients grace": "test_site_faults: how many suffice, and how long the others are waited for",
+    "bind-sites max-silent-rounds": "test_faults: who may be a site, and who is left out",
+    "secagg secagg-threshold": "test_secagg: what the server sees, and when a round has no sum",
+    "data-dir download cache-dir classes test-from text-length": "tests/unit/protofl_common/data: they need files",
+    "columns drop one-hot impute standardise": "tests/unit/protofl_common/data/test_tables.py: they need a table",
+    "dp dp-epsilon dp-delta dp-clip dp-feature-clip gradient-noise": "test_privacy: noise without a seed",
+    "gaussian.revocable gaussian.start-from": "test_forget",
+    "eval-batch-size": "test_evaluation: any value gives the same figures, up to rounding",
+    "device precision threads state-dir": "test_federation, test_gpu, tests/system: the client's machine",
+}
+
+
+def test_every_setting_is_here_or_elsewhere() -> None:
+    elsewhere = {key for keys in ELSEWHERE for key in keys.split()}
+    assert not elsewhere & CASES.keys()
+    assert elsewhere | CASES.keys() == default_run_config().keys()
+
+
+@pytest.fixture(scope="module")
+def left_behind(tmp_path_factory: pytest.TempPathFactory) -> Callable[[dict[str, Any]], object]:
+    """Settings -> everything that a run with them leaves, but the time it took; each run once."""
+    known: dict[str, object] = {}
+
+    def run(changes: dict[str, Any]) -> object:
+        name = repr(sorted(changes.items()))
+        if name not in known:
+            wanted = SMALL | changes
+            clients = wanted.pop("clients")
+            folder = tmp_path_factory.mktemp("run")
+            outcome = run_federation(run_config(folder, **wanted), clients)
+            known[name] = without_times(outcome.rows), digests(outcome.folder)
+            shutil.rmtree(folder)
+        return known[name]
+
+    return run
+
+
+def test_what_must_not_act_does_not(left_behind: Callable[[dict[str, Any]], object]) -> None:
+    """Nor does another folder, or time: so a difference is the setting's."""
+    for changes in ({"round_timeout": 999.0}, {"fedtgp__lambda": 9.0}, {"alpha": 9.0}):
+        assert left_behind(changes) == left_behind({})
+
+
+@pytest.mark.parametrize("key", CASES)
+def test_a_setting_acts(key: str, left_behind: Callable[[dict[str, Any]], object]) -> None:
+    under, other = CASES[key]
+    under = ({"rounds": 2} if key in IN_THE_SECOND_ROUND.split() else {}) | under
+    assert other != default_run_config()[key]
+    named = key.replace("-", "_").replace(".", "__")
+    assert left_behind(under | {named: other}) != left_behind(under)
+
+
+def test_hparams_act_on_an_algorithm_of_another_package(
+    left_behind: Callable[[dict[str, Any]], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    point = EntryPoint("moon", "outside_moon.method:ROW", plugins.GROUP)
+    monkeypatch.syspath_prepend(OUTSIDE)
+    monkeypatch.setattr(plugins, "installed", lambda: {"moon": point})
+    plugins.algorithm_named.cache_clear()
+    outside = {"algo": "moon", "rounds": 2}
+    assert left_behind(outside | {"hparams": "mu=5.0"}) != left_behind(outside)
+    assert left_behind(outside | {"hparams": "mu=0.0"}) != left_behind(outside)
+    plugins.algorithm_named.cache_clear()

@@ -1,0 +1,242 @@
+"""What is wrong at one of three sites with data of their own: both sides name it, and the other two go on."""
+
+import errno
+import os
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import ConfigRecord, Error, Message, MessageType, RecordDict
+from PIL import Image
+
+from protofl_common.basics import tensorfile
+from protofl_common.experiment.settings import digest_of
+from server_app.network.membership import FederationError
+from tests.support.sites import NAMES, Three
+
+
+@pytest.fixture
+def three(tmp_path: Path) -> Three:
+    return Three(tmp_path)
+
+
+def misspell(three: Three, patch: pytest.MonkeyPatch) -> None:
+    (three.south / "data/malignant").rename(three.south / "data/malingant")
+
+
+def name_the_misspelt(three: Three, patch: pytest.MonkeyPatch) -> None:
+    misspell(three, patch)
+    three.nodes[3]["classes"] = "benign,malingant"
+
+
+def truncate(three: Three, patch: pytest.MonkeyPatch) -> None:
+    file = three.south / "data/benign/0.png"
+    file.write_bytes(file.read_bytes()[:60])
+
+
+def lose_the_data(three: Three, patch: pytest.MonkeyPatch) -> None:
+    (three.south / "data").rename(three.south / "moved")
+
+
+def make_the_folder_unwritable(three: Three, patch: pytest.MonkeyPatch) -> None:
+    (three.south / "state").write_text("a file, and no folder: not even root can write below it")
+
+
+def fill_the_cache(three: Three, patch: pytest.MonkeyPatch) -> None:
+    save = np.save
+
+    def full(file: Any, array: Any) -> None:
+        if "south" in str(file):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        save(file, array)
+
+    patch.setattr("numpy.save", full)
+
+
+def fill_the_disk(three: Three, patch: pytest.MonkeyPatch) -> None:
+    """/dev/full can be opened, and takes no byte."""
+    places = {True: Path("/dev/full"), False: Path(os.devnull)}
+    patch.setattr("client_app.introduction.TemporaryFile", lambda dir: places["south" in str(dir)].open("wb"))
+
+
+LEFT_OUT: dict[str, tuple[Callable[[Three, pytest.MonkeyPatch], None], dict[str, Any], str, str]] = {
+    "misspelt class, named so by its operator": (
+        name_the_misspelt,
+        {},
+        r"south: the sites differ in classes; .*\n +benign, mali.*: east, north\n.*: south",
+        "query 0: sent site, 0 bytes of arrays; its classes: benign, malingant\n",
+    ),
+    "misspelt class": (
+        misspell,
+        {},
+        r"south cannot take part: DataError \(classes\): ",
+        "does not list the folder 'malingant'",
+    ),
+    "truncated image": (
+        truncate,
+        {},
+        "south cannot take part: DataError: its data cannot be read",
+        "benign/0.png is not a readable image",
+    ),
+    "no data": (lose_the_data, {}, r"south cannot take part: DataError \(data-dir\)", "there is no such folder"),
+    "unwritable folder": (
+        make_the_folder_unwritable,
+        {},
+        r"south cannot take part: StateError \(state-dir\): its model of this run cannot be read or written",
+        "south/state cannot be written",
+    ),
+    "full disk": (
+        fill_the_disk,
+        {},
+        r"south cannot take part: StateError \(state-dir\)",
+        "south/state cannot be written .*No space left on device",
+    ),
+    "full disk of the cache": (
+        fill_the_cache,
+        {},
+        r"south cannot take part: DataError \(cache-dir\)",
+        "cannot be written .*No space left on device.*; set cache-dir to a folder with room",
+    ),
+}
+"""What is done -> (how, settings of the run, what the server says, what the site's log says)."""
+
+
+@pytest.mark.parametrize("fault", LEFT_OUT)
+def test_a_site_that_cannot_take_part_is_named_and_left_out(
+    fault: str, three: Three, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    strike, settings, at_server, at_site = LEFT_OUT[fault]
+    strike(three, monkeypatch)
+    outcome = three.run(**settings)
+    said = capfd.readouterr()
+    assert set(outcome.summary["clients"]) == {"east", "north"}
+    assert re.search(at_server, said.out), said.out
+    assert "going on with 2 of 3 clients (min-clients)" in said.out
+    assert re.search(at_site, said.err), said.err
+
+
+def test_too_few_that_fit_end_the_run_with_the_name(three: Three, monkeypatch: pytest.MonkeyPatch) -> None:
+    truncate(three, monkeypatch)
+    with pytest.raises(FederationError, match="south cannot take part: DataError"):
+        three.run(min_clients=3)
+    misspell(three, monkeypatch)
+    with pytest.raises(FederationError, match="south cannot take part"):
+        three.run(min_clients=3)
+
+
+def test_images_of_another_size_are_no_fault(three: Three) -> None:
+    for file in (three.south / "data").rglob("*.png"):
+        Image.open(file).resize((13, 21)).save(file)
+    assert set(three.run().summary["clients"]) == set(NAMES)
+
+
+def test_a_site_with_another_version_is_named_and_left_out(three: Three, capfd: pytest.CaptureFixture[str]) -> None:
+    """Its introduction lacks what newer code has added."""
+
+    def older(message: Message, reply: Message) -> Message:
+        if message.metadata.message_type != MessageType.QUERY or message.metadata.dst_node_id != 3:
+            return reply
+        card = {key: value for key, value in reply.content.config_records["site"].items() if key != "found"}
+        return Message(RecordDict({"site": ConfigRecord(card)}), reply_to=message)
+
+    assert set(three.run(older).summary["clients"]) == {"east", "north"}
+    told = "south cannot take part: an introduction with no complete record 'site'; is the other side's ProtoFL of"
+    assert told in capfd.readouterr().out
+
+
+def test_a_disk_that_is_full_later_costs_the_site_its_round(three: Three, monkeypatch: pytest.MonkeyPatch) -> None:
+    save = tensorfile.save_file
+
+    def full(tensors: Any, path: Path, metadata: Any = None) -> None:
+        if "south" in str(path):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        save(tensors, path, metadata)
+
+    monkeypatch.setattr(tensorfile, "save_file", full)
+    (row, _) = three.run().rows
+    assert row["valid"] == 2
+    assert row["failed"]["south"].startswith("StateError: its model of this run cannot be read or written")
+
+
+def test_a_site_says_that_it_has_lost_its_model(three: Three, capfd: pytest.CaptureFixture[str]) -> None:
+    def loses(message: Message, reply: Message) -> Message:
+        meta = message.metadata
+        if (meta.dst_node_id, meta.message_type, meta.group_id) == (3, MessageType.TRAIN, "1"):
+            shutil.rmtree(three.south / "state")
+        return reply
+
+    three.run(loses, rounds=2)
+    assert (
+        len(re.findall(r"WARNING protofl: run \d+: no model of an earlier round in state-dir", capfd.readouterr().err))
+        == 1
+    )
+
+
+@pytest.mark.parametrize("kind", [MessageType.TRAIN, MessageType.EVALUATE])
+def test_a_run_without_a_valid_reply_has_not_completed(kind: str, three: Three) -> None:
+    def garbles(message: Message, reply: Message) -> Message:
+        return Message(RecordDict(), reply_to=message) if message.metadata.message_type == kind else reply
+
+    with pytest.raises(FederationError, match=r"no client has sent one valid reply|no valid reply to the final"):
+        three.run(garbles, run_name="mine")
+    assert not (three.folder / "runs/mine/summary.json").exists()
+
+
+def test_a_site_that_hangs_costs_no_whole_timeout(
+    three: Three, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """In a round after the first; in the first everybody has the whole timeout."""
+    monkeypatch.setattr("server_app.network.exchange.LEAST_GRACE", 0.0)
+
+    def hangs(message: Message, reply: Message) -> Message | None:
+        meta = message.metadata
+        return None if (meta.dst_node_id, meta.group_id) == (3, "2") and meta.message_type == "train" else reply
+
+    outcome = three.run(hangs, rounds=3, round_timeout=100.0)
+    assert [row["missing"] for row in outcome.rows] == [[], ["south"], [], []]
+    assert float(re.search(r"missing: south: no answer in (\d+) s", capfd.readouterr().out)[1]) < 100  # type: ignore[index]
+
+
+# -- logs --------------------------------------------------------------------------------------------------------------
+
+STAMP = r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d\S*"
+
+
+def test_a_site_logs_what_has_left_it(three: Three, capfd: pytest.CaptureFixture[str]) -> None:
+    outcome = three.run(run_name="mine")
+    said = capfd.readouterr().err
+    sent = outcome.rows[0]["bytes"]["up"] // 3
+    number, settings = outcome.grid.run_id, digest_of(outcome.grid.run_config)
+    run = rf"{STAMP} INFO protofl: run ({number}|mine \({number}\)), settings {settings}, fedproto"
+    assert (
+        len(re.findall(rf"(?m)^{run}, query 0: sent site, 0 bytes of arrays; its classes: benign, malignant$", said))
+        == 3
+    )
+    assert len(re.findall(rf"(?m)^{run}, train 1: sent prototypes, report, {sent:,} bytes of arrays$", said)) == 3
+    assert len(re.findall(rf"(?m)^{run}, evaluate 1: sent report, 0 bytes of arrays$", said)) == 3
+
+
+def test_a_run_logs_what_it_says_with_time_and_level(three: Three) -> None:
+    def fails(message: Message, reply: Message) -> Message:
+        meta = message.metadata
+        ill = (meta.dst_node_id, meta.message_type) == (3, "train")
+        return Message(Error(2, "it rains"), reply_to=message) if ill else reply
+
+    folder = three.run(fails, run_name="mine").folder
+    lines = (folder / "run.log").read_text().splitlines()
+    assert any(re.fullmatch(rf"{STAMP} WARNING failed: south: it rains", line) for line in lines)
+    assert any(re.match(rf"{STAMP} INFO round 1/1 ", line) for line in lines)
+
+
+def test_the_log_of_a_run_says_why_it_ended(three: Three) -> None:
+    def garbles(message: Message, reply: Message) -> Message:
+        return Message(RecordDict(), reply_to=message) if message.metadata.message_type == "train" else reply
+
+    with pytest.raises(FederationError):
+        three.run(garbles, run_name="mine")
+    last = (three.folder / "runs/mine/run.log").read_text().splitlines()[-1]
+    assert re.match(rf"{STAMP} ERROR ended by FederationError: no client has sent one valid reply", last)

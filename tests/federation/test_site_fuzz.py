@@ -1,0 +1,410 @@
+"""Rubbish from a server: whatever a run configuration or a message says, a site keeps to its own folders.
+
+``make fuzz`` runs 10,000 cases of each test. An audit hook sees what Python opens, lists, writes, removes, starts,
+imports and connects to; files with known texts and numbers, inside the site's folders and outside, show what leaves.
+"""
+
+import dataclasses
+import os
+import re
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MessageType, RecordDict
+from flwr.common.serde import recorddict_to_proto
+from flwr.supercore.task_identity import TaskIdentity
+from hypothesis import HealthCheck, event, example, given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+import client_app.app
+import protofl_common.backbones.features
+import protofl_common.basics.tensorfile
+from client_app import answers
+from client_app.answers import OPEN, reason_of
+from client_app.state import StateFolder
+from protofl_common.basics.run_history import RunHistory
+from protofl_common.config.options import keys_of
+from protofl_common.config.sections import SECTIONS
+from protofl_common.experiment.catalog import CATALOG
+from protofl_common.experiment.settings import app_folder, default_run_config, digest_of
+from protofl_common.wire.records import pack_settings
+from tests.support.attacks import raw
+from tests.support.rubbish import TEXTS, VALUES, arrays, floats
+
+RUN = 4711
+SECRET = "Jane-Doe-1961-02-03"
+WEIGHT = 0.12345678
+MODULE = "canary_module"
+HANG = 120
+"""Seconds of computing, on however busy a machine, after which a case is taken for one that never ends."""
+
+# -- what a site does --------------------------------------------------------------------------------------------------
+
+PATHS_OF = {
+    **dict.fromkeys(("open", "os.listdir", "os.scandir", "os.mkdir", "os.rmdir", "os.remove", "os.truncate"), (0,)),
+    **dict.fromkeys(("os.chmod", "os.chown", "shutil.rmtree", "sqlite3.connect", "os.chdir"), (0,)),
+    **dict.fromkeys(("os.rename", "os.link", "os.symlink"), (0, 1)),
+}
+"""Audit events that name paths -> which of their arguments these are."""
+NEVER = {"subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.fork", "pickle.find_class"} | {
+    f"socket.{name}" for name in ("connect", "bind", "sendto", "getaddrinfo", "gethostbyname")
+}
+CODE = (*filter(None, sys.path), sys.prefix, sys.base_prefix, str(app_folder()), "/dev", "/proc", "/sys", "/usr")
+"""Where Python, its packages and the site's code lie: read, never written."""
+ODD_MODULES = ("this", "antigravity", "turtledemo", "idlelib", MODULE)
+
+
+class Watch:
+    """What happened since it began, outside of what is allowed."""
+
+    def __init__(self) -> None:
+        self.on, self.reads, self.writes, self.odd = False, tuple[str, ...](), tuple[str, ...](), list[str]()
+        sys.addaudithook(self._heard)  # for the life of the process; there is no way to remove one
+
+    def _heard(self, name: str, arguments: tuple[Any, ...]) -> None:
+        if not self.on:
+            return
+        if name in NEVER or (name == "import" and str(arguments[0]).partition(".")[0] in ODD_MODULES):
+            self.odd.append(f"{name} {arguments[:2]}")
+        for index in PATHS_OF.get(name, ()):
+            path = arguments[index]
+            if isinstance(path, (str, bytes, os.PathLike)):
+                self._touched(name, self._absolute(os.fsdecode(path), arguments), arguments)
+
+    @staticmethod
+    def _absolute(path: str, arguments: tuple[Any, ...]) -> str:
+        folder = arguments[-1] if isinstance(arguments[-1], int) and 2 < arguments[-1] < 1000 else None
+        base = os.readlink(f"/proc/self/fd/{folder}") if folder and not os.path.isabs(path) else os.getcwd()
+        return os.path.normpath(os.path.join(base, path))
+
+    def _touched(self, name: str, path: str, arguments: tuple[Any, ...]) -> None:
+        flags = arguments[2] if name == "open" and len(arguments) > 2 and isinstance(arguments[2], int) else 0
+        mode = str(arguments[1] or "") if name == "open" else ""
+        reads = name in ("os.listdir", "os.scandir") or (
+            name == "open" and not set(mode) & set("wax+") and not flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)
+        )
+        allowed = (*self.reads, *self.writes, *CODE) if reads else (*self.writes, "/dev/null")
+        if name == "os.listdir" and path == sys.path[0]:  # where Python looks for modules
+            return
+        if reads and name == "open" and not os.path.exists(path):  # or a name below a folder that shutil has open
+            return
+        if not any(path == one or path.startswith(f"{one}/") for one in allowed):
+            self.odd.append(f"{name} {path} {mode or flags}")
+
+    @contextmanager
+    def __call__(self) -> Iterator[list[str]]:
+        self.odd = []
+        self.on = True
+        try:
+            yield self.odd
+        finally:
+            self.on = False
+
+
+class SiteOnDisk:
+    """Folders of a site, and all else that lies on its machine."""
+
+    def __init__(self, root: Path, watch: Watch) -> None:
+        self.root, self.watch = root, watch
+        self.data, self.state, self.cache = root / "site/data", root / "site/state", root / "site/cache"
+        self.work, self.outside = root / "work", root / "outside"
+        for folder in (self.work, self.outside / "home", self.outside / "packages", self.cache):
+            folder.mkdir(parents=True)
+        self._write_data(self.data)
+        self._write_data(self.outside / "data")
+        (self.data / "sick" / f"{SECRET}.txt").write_text(SECRET)
+        for name in ("x.json", "x.csv", "x.npz", "x.pth", "x.safetensors", f"packages/{MODULE}.py", "home/.netrc"):
+            (self.outside / name).write_text(f"{SECRET}\n{{}}")
+        self.model = self._write_model()
+        self.pixels = self._pixels()
+
+    @staticmethod
+    def _write_data(folder: Path) -> None:
+        for index in range(16):
+            path = folder / ("sick", "well")[index % 2] / f"{SECRET}-{index}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            pixels = np.random.default_rng(index).integers(0, 255, (8, 8, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(path)
+
+    def _write_model(self) -> dict[Path, bytes]:
+        """Of an earlier run, which no server may have, nor destroy."""
+        states = StateFolder(self.state / "earlier-12/clients", "north", RunHistory(12), use="fedproto (x)")
+        states.save(1, "cnn4", {"w": torch.full((64,), WEIGHT)})
+        (states.folder / "model.safetensors").write_text(SECRET)
+        return {path: path.read_bytes() for path in states.folder.iterdir()}
+
+    def _pixels(self) -> list[bytes]:
+        """Of each image as it is stored, four rows; the first is not enough, two might be alike."""
+        files = sorted(self.data.rglob("*.png"))
+        return [np.asarray(Image.open(file)).transpose(2, 0, 1).tobytes()[:32] for file in files]
+
+    @property
+    def node(self) -> dict[str, Any]:
+        places = {"data-dir": str(self.data), "state-dir": str(self.state), "cache-dir": str(self.cache)}
+        return {"site-name": "north", "arch": "cnn4", "dataset": "image-folder", "classes": "sick,well", **places}
+
+    def answer(self, config: dict[str, Any], content: RecordDict, kind: str) -> Message:
+        """The reply of the site's process to one message, watched, as if it were the first of its kind."""
+        if kind == MessageType.QUERY:
+            content = RecordDict({**pack_settings(digest_of(config)), **content})
+        (self.state / "privacy" / "north.answered").unlink(missing_ok=True)
+        TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, RUN, 1
+        message = Message(content, 7, kind, group_id="1")
+        message.metadata.__dict__["_message_id"] = "m"
+        with self.watch() as odd, not_for_ever():
+            reply: Message = client_app.app.app(message, Context(RUN, 7, self.node, RecordDict(), config))
+        assert not odd, odd[:5]
+        return reply
+
+    def assert_nothing_leaves(self, reply: Message, errors: list[Exception]) -> None:
+        """Neither names nor content of files, by whatever way."""
+        if reply.has_error():
+            reason = str(reply.error.reason)
+            assert reply.error.code == answers.ERROR_CODE
+            assert reason.isprintable()
+            assert len(reason) <= 600
+            if not isinstance(errors[-1], OPEN):
+                assert re.fullmatch(r"(site north: )?\w+( \([a-z-]+\))?: [^:]+; the log of the site says more", reason)
+            sent = reason.encode()
+        else:
+            sent = recorddict_to_proto(reply.content).SerializeToString(deterministic=True)
+        for secret in (SECRET.encode(), np.full(2, WEIGHT, np.float32).tobytes()):
+            assert secret not in sent
+        for pixels in self.pixels:
+            assert pixels not in sent
+            assert (np.frombuffer(pixels, np.uint8) / np.float32(255)).astype(np.float32).tobytes() not in sent
+
+    def assert_untouched(self) -> None:
+        """What the earlier run left is there, if under another name."""
+        there = [path.read_bytes() for path in next(iter(self.model)).parent.iterdir()]
+        assert [path for path, content in self.model.items() if content not in there] == []
+
+
+@contextmanager
+def not_for_ever() -> Iterator[None]:
+    def stop(*_: Any) -> None:
+        raise KeyboardInterrupt("a site that never answers")
+
+    before = signal.signal(signal.SIGPROF, stop)
+    signal.setitimer(signal.ITIMER_PROF, HANG)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, before)
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SiteOnDisk]:
+    """It stands for all cases, in a process whose paths and home are those of an operator."""
+    watch = Watch()
+    with pytest.MonkeyPatch.context() as patch:
+        found = SiteOnDisk(tmp_path_factory.mktemp("site"), watch)
+        watch.reads, watch.writes = (str(found.data),), (str(found.state), str(found.cache))
+        patch.chdir(found.work)
+        patch.setenv("HOME", str(found.outside / "home"))
+        patch.delenv("XDG_CACHE_HOME", raising=False)
+        patch.syspath_prepend(str(found.outside / "packages"))
+        patch.setattr(sys, "dont_write_bytecode", True)
+        for module, name, mode in (
+            (protofl_common.basics.tensorfile, "safe_open", "r"),
+            (protofl_common.basics.tensorfile, "save_file", "w"),
+            (protofl_common.backbones.features, "load_file", "r"),
+            (protofl_common.backbones.features, "save_file", "w"),
+            (safetensors.torch, "load_file", "r"),
+        ):
+            patch.setattr(module, name, audited(getattr(module, name), mode))
+        with suppress(ImportError):
+            import_module("datasets")  # which tries what kinds of sockets there are
+        for algo in CATALOG:  # what is imported when it is first needed
+            for kind in (MessageType.QUERY, MessageType.TRAIN, MessageType.EVALUATE):
+                found.answer(base(algo=algo), instructions(run_name=f"first-{algo}"), kind)
+        yield found
+        found.assert_untouched()
+
+
+def audited(function: Callable[..., Any], mode: str) -> Callable[..., Any]:
+    """Files that Rust opens raise no event of Python."""
+
+    def opened(*arguments: Any, **named: Any) -> Any:
+        sys.audit("open", str(next(one for one in arguments if isinstance(one, (str, Path)))), mode, 0)
+        return function(*arguments, **named)
+
+    return opened
+
+
+@pytest.fixture
+def errors(monkeypatch: pytest.MonkeyPatch) -> list[Exception]:
+    """Those that were answered with."""
+    found: list[Exception] = []
+
+    def noted(error: Exception, at_site: bool, asked: str, private: bool) -> str:
+        found.append(error)
+        return reason_of(error, at_site, asked, private)
+
+    monkeypatch.setattr(answers, "reason_of", noted)
+    return found
+
+
+# -- what a server says ------------------------------------------------------------------------------------------------
+
+
+def base(**changes: Any) -> dict[str, Any]:
+    """An honest run on this site's images, as small as can be."""
+    small = {
+        "dataset": "image-folder",
+        "partition": "own",
+        "image-size": 8,
+        "rounds": 3,
+        "num-clients": 1,
+        "threads": 1,
+    }
+    return default_run_config() | small | changes
+
+
+def instructions(**changes: Any) -> RecordDict:
+    values = {"round": 1, "run_name": "mine", "evaluate": True, "run_history": str(RUN)}
+    return RecordDict({"round": ConfigRecord(values | changes)})
+
+
+HUGE = (2**63 - 1, 10**12, 10**6)
+PLACES = ("{root}/outside", "{root}/outside/x.json", "../outside", "~", "/etc/passwd", "file:///etc/passwd", "a\0b")
+NAMES = [
+    *(
+        "file:small:{root}/outside/x.json",
+        "file:resnet18:{root}/outside/x.pth",
+        "file:resnet18:{root}/outside/x.safetensors",
+    ),
+    *("torchvision:resnet18", "timm:hf-hub:any/repo", "hf:any/repo", "hf:..", "hf:sick", "hf:{root}/outside/data"),
+    *(
+        f"{MODULE}:x",
+        "this:s",
+        "os:system",
+        "antigravity:x",
+        "subprocess:run",
+        f"glyphs,{MODULE}:x",
+        "mnist",
+        "cifar10",
+    ),
+    *(
+        "manifest",
+        "arrays",
+        "text-csv",
+        "domain-folder",
+        "digits",
+        "breast-cancer",
+        "auc",
+        "none",
+        "",
+        "natural",
+        "iid",
+    ),
+]
+DEFAULTS = default_run_config()
+WORDS = st.one_of(st.sampled_from([*PLACES, *NAMES, *CATALOG, "sick,well", "well"]), TEXTS)
+
+
+CHOICES = {
+    key: field.metadata["choices"]
+    for section, prefix in [
+        *((one, "") for one in SECTIONS.values()),
+        *((row.hparams, f"{name}.") for name, row in CATALOG.items()),
+    ]
+    for key, field in zip(keys_of(section, prefix), dataclasses.fields(section), strict=True)
+    if field.metadata["choices"]
+}
+
+
+@st.composite
+def changes(draw: st.DrawFn) -> dict[str, Any]:
+    """Where a run configuration differs from an honest one."""
+    found = {"algo": draw(st.sampled_from(sorted(CATALOG)))}
+    for _ in range(draw(st.sampled_from([0, 0, 1, 1, 2, 4]))):
+        known = st.sampled_from(sorted(DEFAULTS))
+        key = draw(st.one_of(known, known, known, TEXTS))
+        found[key] = draw(value_like(key))
+    return found
+
+
+def value_like(key: str) -> st.SearchStrategy[Any]:
+    """Mostly of the type that is asked for, and often legal."""
+    numbers = st.one_of(st.integers(1, 9), st.integers(-1, 20), st.sampled_from(HUGE))
+    likely: dict[type, st.SearchStrategy[Any]] = {
+        bool: st.booleans(),
+        int: numbers,
+        float: st.one_of(st.floats(0, 2), st.floats()),
+        str: st.one_of(st.sampled_from(CHOICES.get(key, ("",))), WORDS),
+    }
+    wanted = likely[type(DEFAULTS.get(key, ""))]
+    return st.one_of(wanted, wanted, wanted, wanted, numbers, WORDS)
+
+
+@st.composite
+def messages(draw: st.DrawFn) -> RecordDict:
+    """Instructions, changed in some places, with records of what a server sends."""
+    names = st.one_of(TEXTS, st.sampled_from(["earlier", "first-fedproto", "../../outside", "{root}/outside", "mine"]))
+    run_histories = st.sampled_from([str(RUN), f"12:1,{RUN}", f"12:5,{RUN}", "12", f"{RUN}:1,12"])
+    likely = {"round": st.integers(-1, 5), "run_name": names, "evaluate": st.booleans(), "run_history": run_histories}
+    odd = {
+        key: draw(st.one_of(likely[key], likely[key], VALUES))
+        for key in draw(st.lists(st.sampled_from(sorted(likely)), max_size=2))
+    }
+    content = instructions(**odd)
+    if draw(st.booleans()):
+        return content
+    for name in draw(
+        st.lists(st.sampled_from(["prototypes", "weights", "local_sets", "outputs", "generator"]), max_size=2)
+    ):
+        made = {"means": raw(floats(draw, (2, 64))), "labels": raw(np.array([0, 1], np.int64))}
+        if draw(st.integers(0, 2)) == 0:
+            made[draw(st.sampled_from([*made, "counts", "owners"]))] = draw(arrays())
+        content[name] = ArrayRecord(made)
+    if draw(st.integers(0, 3)) == 0:
+        content["baseline"] = ConfigRecord({"algo": draw(WORDS)})
+    if draw(st.integers(0, 9)) == 0:
+        content[draw(TEXTS)] = ConfigRecord({draw(TEXTS): draw(VALUES)})
+    if draw(st.integers(0, 9)) == 0:
+        del content["round"]
+    return content
+
+
+KINDS = st.sampled_from([MessageType.QUERY, MessageType.TRAIN, MessageType.TRAIN, MessageType.EVALUATE])
+
+
+def filled(value: Any, root: Path) -> Any:
+    """With the place of this machine's other files, which a server might know."""
+    return value.replace("{root}", str(root)) if isinstance(value, str) else value
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@example({"algo": "fedproto"}, instructions(run_name="earlier"), MessageType.EVALUATE)
+@example({"algo": "fedproto"}, instructions(run_name="earlier", run_history=f"12:1,{RUN}"), MessageType.TRAIN)
+@example({"algo": "fedproto", "backbones": "file:small:{root}/outside/x.json"}, instructions(), MessageType.QUERY)
+@example({"algo": "fedproto", "data-dir": "{root}/outside/data"}, instructions(), MessageType.TRAIN)
+@example({"algo": "fedproto", "dataset": f"{MODULE}:x"}, instructions(), MessageType.QUERY)
+@example({"algo": "fedproto", "dataset": "hf:sick"}, instructions(), MessageType.QUERY)
+@example({"algo": "fedproto"}, instructions(run_name="../../../outside"), MessageType.TRAIN)
+@example({"algo": "fedrep", "fedrep.head-epochs": 10**12}, instructions(), MessageType.TRAIN)
+@example({"algo": "pfedme", "pfedme.personal-steps": 10**12}, instructions(), MessageType.TRAIN)
+@example({"algo": "fedgen", "fedgen.noise-dim": 10**9}, instructions(), MessageType.TRAIN)
+@given(changes(), messages(), KINDS)
+def test_a_site_keeps_to_its_folders(
+    site: SiteOnDisk, errors: list[Exception], odd: dict[str, Any], content: RecordDict, kind: str
+) -> None:
+    config = base(**{key: filled(value, site.root) for key, value in odd.items()})
+    for record in content.config_records.values():
+        for key, value in record.items():
+            record[key] = filled(value, site.root)
+    reply = site.answer(config, content, kind)
+    event("refused" if reply.has_error() else "accepted")
+    site.assert_nothing_leaves(reply, errors)

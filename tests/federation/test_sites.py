@@ -1,0 +1,662 @@
+"""A site with an operator of its own: what a run, or a server, cannot make it read, write, download, remove or tell."""
+
+import os
+import stat
+import tomllib
+from collections.abc import Iterator
+from importlib.metadata import EntryPoint
+from pathlib import Path
+from typing import Any
+from unittest.mock import MagicMock
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import ConfigRecord, Context, Message, MessageType, RecordDict
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from client_app.answers import reason_of
+from client_app.client import Client
+from client_app.protections.differential_privacy import ledger_of
+from client_app.state import StateFolder
+from protofl_common.basics.run_history import RunHistory
+from protofl_common.config.options import SettingsError
+from protofl_common.experiment import plugins
+from protofl_common.experiment.node import LIMITED, LIMITS
+from protofl_common.experiment.settings import WITH_SECAGG, Settings, default_run_config, digest_of, flatten
+from protofl_common.models.trained import TrainedModel
+from protofl_common.tools.cli import main
+from protofl_common.wire.records import SiteCard, pack_settings, unpack_site_card
+from tests.support.harness import LocalGrid, run_config, run_federation
+from tests.support.sites import images
+
+SITE: dict[str, Any] = {"site-name": "north"}
+SIMULATED: dict[str, Any] = {"partition-id": 0, "num-partitions": 1}
+
+
+def question(config: dict[str, Any]) -> Message:
+    """The question who a client is."""
+    return Message(RecordDict({**pack_settings(digest_of(config))}), 7, MessageType.QUERY, group_id="0")
+
+
+def answer(node: dict[str, Any], config: dict[str, Any], message: Message | None = None) -> Message:
+    """A client's reply to a message, or to the question who it is."""
+    grid = LocalGrid(config, {7: node})
+    grid.push_messages([message or question(config)])
+    return grid.log[-1][1]
+
+
+# -- what an error tells ----------------------------------------------------------------------------------------------
+
+SOURCES = {
+    "json": "file:small:{file}",
+    "safetensors": "file:resnet18:{file}",
+    "pth": "file:resnet18:{file}",
+    "image": "",
+}
+
+
+@pytest.mark.parametrize("suffix", SOURCES)
+@pytest.mark.parametrize("node", [SIMULATED, SITE | {"allow-backbones": "file:"}], ids=["simulated", "site"])
+@settings(max_examples=15, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
+@given(st.one_of(st.binary(min_size=16, max_size=300), st.text('abc{}[]":,0', min_size=16).map(str.encode)))
+def test_no_file_content_leaves_with_an_error(
+    suffix: str, node: dict[str, Any], tmp_path: Path, content: bytes
+) -> None:
+    file = tmp_path / ("data/cats/x.png" if suffix == "image" else f"x.{suffix}")
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_bytes(content)
+    if suffix == "image":
+        data = {"data-dir": str(tmp_path / "data")}
+        config = run_config(tmp_path, dataset="image-folder", partition="own") | data
+        reply = answer(node | (data | {"dataset": "image-folder"} if "site-name" in node else {}), config)
+    else:
+        config = run_config(tmp_path, dataset="digits", partition="iid", train_samples=5)
+        reply = answer(node, config | {"backbones": SOURCES[suffix].format(file=file)})
+    assert reply.has_error()
+    reason = str(reply.error.reason)
+    assert reason.isprintable()
+    assert len(reason) <= 600
+    for run in {content[i : i + 8] for i in range(len(content) - 7)}:
+        assert repr(run)[2:-1] not in reason
+        assert run.decode("latin-1") not in reason
+
+
+def test_a_reason_is_cut_and_printable() -> None:
+    """Also where a text may leave as it is."""
+    for at_site in (True, False):
+        reason = reason_of(SettingsError("\x1b[2J\n" + "x" * 10**6), at_site)
+        assert len(reason) < 600
+        assert reason.isprintable()
+
+
+def test_a_full_gpu_is_told_with_its_cure() -> None:
+    for at_site in (True, False):
+        reason = reason_of(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB."), at_site)
+        assert "protofl run --gpus 1" in reason
+        assert "batch-size" in reason
+
+
+def test_the_server_learns_the_kind_of_error_and_the_sites_log_the_rest(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = images(tmp_path / "my scans", "HIV positive/DOE_Jane_1961.png", "negative/ROE_Richard.png")
+    config = run_config(tmp_path, dataset="image-folder", partition="own", classes="positive,negative")
+    node = SITE | {"data-dir": str(data), "dataset": "image-folder"}
+    reason = answer(node, config).error.reason
+    said = "its data cannot be read or divided as the run asks; the log of the site says more"
+    assert reason == f"site north: DataError (classes): {said}"
+    assert "'HIV positive'" in (log := capsys.readouterr().err)
+    assert "DOE_Jane_1961.png" in log
+    (data / "negative" / "ROE_Richard.png").write_bytes(b"no image")
+    assert answer(node, config | {"classes": ""}).error.reason == f"site north: DataError: {said}"
+    assert "ROE_Richard.png is not a readable image" in capsys.readouterr().err
+    simulated = answer(SIMULATED, config | {"classes": "", "data-dir": str(data)}).error.reason
+    assert "ROE_Richard.png is not a readable image" in simulated
+
+
+# -- what a run chooses -----------------------------------------------------------------------------------------------
+
+FOLDERS = {"data-dir": "/home/jane/photos", "state-dir": "/srv/www", "cache-dir": "/srv/www", "out-dir": "/srv/www"}
+
+
+def settings_of(run: dict[str, Any], node: dict[str, Any]) -> Settings:
+    return Settings.from_run_config(default_run_config() | run, node)
+
+
+def folders_of(found: Settings) -> list[str]:
+    return [found.data.data_dir, found.machine.state_dir, found.data.cache_dir, found.run.out_dir]
+
+
+@pytest.mark.parametrize("node", [SITE, {**SIMULATED, "data-dir": ""}, {**SIMULATED, "arch": "cnn4"}])
+def test_a_run_chooses_no_folder_of_a_site(node: dict[str, Any]) -> None:
+    assert folders_of(settings_of(FOLDERS, node)) == ["", "", "", "runs"]
+    own = {"data-dir": "/data", "state-dir": "/state", "cache-dir": "/cache"}
+    read = {"dataset": "image-folder"}
+    assert folders_of(settings_of(FOLDERS | {"partition": "own"}, node | read | own)) == [*own.values(), "runs"]
+    assert folders_of(settings_of(FOLDERS, SIMULATED)) == list(FOLDERS.values())
+
+
+def test_a_run_neither_reads_nor_writes_where_it_wants_on_a_site(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "work").mkdir()
+    monkeypatch.chdir(tmp_path / "work")
+    wanted = {key: str(tmp_path / "wanted" / key) for key in FOLDERS}
+    images(Path(wanted["data-dir"]), *(f"{kind}/{i}.png" for kind in ("a", "b") for i in range(9)))
+    before = sorted(tmp_path.joinpath("wanted").rglob("*"))
+    config = run_config(tmp_path, dataset="image-folder", partition="own", num_clients=1, classes="a,b") | wanted
+    read = {"dataset": "image-folder"}
+    assert answer(SITE | read, config).error.reason.startswith("site north: DataError (data-dir): ")
+    own = read | {"data-dir": wanted["data-dir"], "cache-dir": str(tmp_path / "cache")}
+    grid = LocalGrid(config, {7: SITE | own})
+    record = ConfigRecord({"round": 1, "run_name": "mine", "evaluate": False, "run_history": str(grid.run_id)})
+    grid.push_messages([Message(RecordDict({"round": record}), 7, MessageType.TRAIN, group_id="1")])
+    assert not grid.log[-1][1].has_error()
+    assert sorted(tmp_path.joinpath("wanted").rglob("*")) == before
+    assert list((tmp_path / "work/runs/mine-4711/clients/north").glob("*.safetensors"))
+    assert list((tmp_path / "cache").rglob("inputs.npy"))
+
+
+@pytest.mark.parametrize(
+    ("run", "permission"),
+    [
+        ({"download": True}, {"allow-download": True}),
+        ({"backbones": "torchvision:resnet18@64"}, {"allow-backbones": "torchvision:resnet18@64"}),
+        ({"backbones": "torchvision:resnet18@64"}, {"allow-backbones": "torchvision:"}),
+        ({"backbones": "glyphs,timm:hf-hub:any/repo"}, {"allow-backbones": "x:y, timm:hf-hub:any/repo"}),
+        ({"backbones": "file:small:/srv/weights/x.json"}, {"allow-backbones": "file:small:/srv/weights/"}),
+    ],
+)
+def test_downloads_and_strange_weights_need_the_operators_word(run: dict[str, Any], permission: dict[str, Any]) -> None:
+    (key, value), (allow, _) = *run.items(), *permission.items()
+    with pytest.raises(SettingsError) as caught:
+        settings_of(run, SITE)
+    (line,) = str(caught.value).splitlines()
+    assert line.startswith(f"{key} = ")
+    assert str(value).split(",")[-1].lower() in line.lower()
+    assert f"not allowed on this site; its operator may {'set' if key == 'download' else 'name it in'} {allow}" in line
+    settings_of(run, SITE | permission)
+    settings_of(run, SIMULATED)
+
+
+@pytest.mark.parametrize("key", ["columns", "drop", "one-hot"])
+def test_a_run_says_of_a_sites_table_what_the_operator_says_or_nothing(key: str) -> None:
+    """Else it could try out which columns and categories a site has."""
+    value, site = "a:x|y" if key == "one-hot" else "a,b", SITE | {"dataset": "arrays", "data-dir": "/data"}
+    for node in (site, site | {key: "c:x|y"}, SITE | {"dataset": "arrays", "partition-id": 0, "num-partitions": 2}):
+        with pytest.raises(SettingsError, match=f"{key} = '.*not allowed on this site; its operator may set it"):
+            settings_of({key: value, "partition": "own"}, node)
+    for run in ({key: value}, {}):
+        data = settings_of(run | {"partition": "own"}, site | {key: value}).data
+        assert getattr(data, key.replace("-", "_")) == value
+    settings_of({key: value}, SIMULATED)
+
+
+@pytest.mark.parametrize(
+    ("backbones", "allowed"),
+    [
+        ("file:small:/srv/weights/../../etc/shadow", "file:small:/srv/weights/"),
+        ("file:small:/srv/weights.json.old", "file:small:/srv/weights.json"),
+        ("file:small:/srv/x.json", "timm:,torchvision:"),
+        ("timm:hf-hub:any/repo", "timm:hf-hub"),
+        ("timm:resnet18", ","),
+    ],
+)
+def test_a_permission_covers_what_it_says_only(backbones: str, allowed: str) -> None:
+    with pytest.raises(SettingsError, match="not allowed on this site"):
+        settings_of({"backbones": backbones}, SITE | {"allow-backbones": allowed})
+
+
+@pytest.mark.parametrize("key", LIMITED)
+def test_a_run_that_wants_too_much_of_a_site_is_refused(key: str) -> None:
+    limit = LIMITED[key]
+    for node, most in ((SITE, LIMITS[limit]), (SITE | {limit: 7}, 7)):
+        small = dict.fromkeys(LIMITED, 1) | {"algo": key.rpartition(".")[0] or "fedproto"}
+        settings_of(small | {key: most}, node)
+        with pytest.raises(SettingsError) as caught:
+            settings_of(small | {key: most + 1}, node)
+        said = f"{key} = {most + 1}: this site takes at most {most}; its operator may raise {limit} (node config)"
+        assert said == str(caught.value)
+    settings_of(small | {key: LIMITS[limit] + 1}, SITE | {limit: 10**6})
+    settings_of(small | {key: LIMITS[limit] + 1}, SIMULATED)
+
+
+def test_an_operator_chooses_the_algorithms() -> None:
+    node = SITE | {"allow-algorithms": "fedproto, fedtgp"}
+    settings_of({"algo": "fedtgp"}, node)
+    with pytest.raises(SettingsError) as caught:
+        settings_of({"algo": "fedavg"}, node)
+    line = "algo = 'fedavg': not allowed on this site; its operator may name it in allow-algorithms (node config)"
+    assert str(caught.value) == line
+    with pytest.raises(SettingsError, match="node-config: allow-algorithms: 'fedprotto': choose from all, local, "):
+        settings_of({}, SITE | {"allow-algorithms": "fedprotto"})
+
+
+def test_every_recipe_is_accepted_by_a_site_that_sets_no_limit() -> None:
+    for recipe in Path("configs/recipes").glob("*.toml"):
+        run = flatten(tomllib.loads(recipe.read_text(encoding="utf-8"))) | {"download": False}
+        settings_of(run, SITE | SIMULATED | {"dataset": run.get("dataset", "digits")})
+
+
+def test_a_run_makes_no_more_threads_than_a_site_has_processors(tmp_path: Path) -> None:
+    before = torch.get_num_threads()
+    try:
+        answer(SITE, run_config(tmp_path, threads=10**5))
+        assert torch.get_num_threads() <= (os.cpu_count() or 1)
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"allow-download": "yes"},
+        {"allow-download": 1},
+        {"allow-backbones": True},
+        {"allow-algorithms": 3},
+        {"max-epochs": "7"},
+        {"max-rounds": 0},
+    ],
+)
+def test_a_wrong_permission_is_named(wrong: dict[str, Any]) -> None:
+    (key,) = wrong
+    with pytest.raises(SettingsError, match=f"node-config: {key} = .* must be "):
+        settings_of({}, SITE | wrong)
+
+
+PYTHON: dict[str, dict[str, Any]] = {
+    "algo": {"algo": "moon"},
+    "arch": {"arch": "absent_moon.net:TinyViT"},
+    "models": {"models": "cnn4, absent_moon.net:TinyViT"},
+    "metrics": {"metrics": "auc, absent_moon.figures:brier"},
+    "fml.meme": {"fml.meme": "absent_moon.net:TinyViT"},
+    "fedkd.student": {"fedkd.student": "absent_moon.net:TinyViT"},
+}
+
+
+@pytest.mark.parametrize("key", PYTHON)
+def test_a_site_imports_what_its_operator_named_only(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing of the package is imported before the operator's word is asked for: there is none, an import fails."""
+    points = {"moon": EntryPoint("moon", "absent_moon.method:ROW", plugins.GROUP)}
+    monkeypatch.setattr("protofl_common.experiment.node.installed", lambda: points)
+    monkeypatch.setattr(plugins, "installed", lambda: points)
+    plugins.algorithm_named.cache_clear()
+    for node in (SITE, SITE | {"allow-python": "absent, absent_moo, moon"}):
+        with pytest.raises(SettingsError) as refused:
+            settings_of(PYTHON[key], node)
+        line = str(refused.value)
+        assert line.startswith(f"{key} = ")
+        assert "name absent_moon" in line
+        assert line.endswith("in allow-python (node config)")
+    if key == "algo":
+        with pytest.raises(SettingsError, match="ModuleNotFoundError"):
+            settings_of(PYTHON[key], SITE | {"allow-python": "absent_moon"})
+    else:
+        settings_of(PYTHON[key], SITE | {"allow-python": "absent_moon"})
+        settings_of(PYTHON[key], SIMULATED)
+
+
+def test_a_sites_own_network_is_the_operators_word() -> None:
+    settings_of({}, SITE | {"arch": "absent_moon.net:TinyViT"})
+
+
+@pytest.mark.parametrize("dataset", ["hf:x", "absent_moon.data:stripes", "image-folder", "text-csv"])
+def test_a_run_names_none_but_public_data_sets_at_a_site(dataset: str) -> None:
+    """It would choose how the operator's files are read, or look into the cache of a hub."""
+    strange = {"allow-python": "absent_moon", "data-dir": "/srv/data", "allow-download": True}
+    for node in (SITE | SIMULATED, SITE | SIMULATED | strange, SITE, SITE | {"allow-python": "absent_moon"}):
+        with pytest.raises(SettingsError) as refused:
+            settings_of({"dataset": dataset, "partition": "own"}, node)
+        line = f"dataset = {dataset!r}: not allowed on this site; its operator may name it as dataset (node config)"
+        assert str(refused.value) == line
+    settings_of({"dataset": dataset, "partition": "own"}, SITE | {"dataset": dataset})
+    settings_of({"dataset": dataset}, SIMULATED)
+
+
+def test_embedded_data_and_backbones_need_no_permission(tmp_path: Path) -> None:
+    config = run_config(tmp_path, algo="fedpcl", dataset="digits", partition="iid", train_samples=10)
+    assert not answer(SITE | {"partition-id": 0, "num-partitions": 2}, config).has_error()
+
+
+# -- what a site's own data are ----------------------------------------------------------------------------------------
+
+OWN = SITE | {"dataset": "image-folder", "classes": "sick,well"}
+
+
+def card_of(node: dict[str, Any], config: dict[str, Any]) -> SiteCard:
+    reply = answer(node, config)
+    assert not reply.has_error(), reply.error.reason
+    return unpack_site_card(reply.content)
+
+
+@pytest.mark.parametrize("dataset", ["domain-folder", "text-csv", "digits", "image-folder"])
+def test_a_run_does_not_choose_how_a_sites_files_are_read(dataset: str, tmp_path: Path) -> None:
+    """Read as DOMAIN/CLASS/image, the folders of the patients would be the classes."""
+    scans = [f"{kind}/DOE_Jane_{day}/{i}.png" for kind in ("sick", "well") for day in range(3) for i in range(2)]
+    node = OWN | {"data-dir": str(images(tmp_path / "scans", *scans)), "image-size": 8}
+    config = run_config(tmp_path, dataset=dataset, partition="own", classes="DOE_Jane_1,DOE_Jane_2")
+    config |= {"image-size": 32, "text-length": 7}
+    card = card_of(node, config)
+    assert (card.classes, card.domain, card.input_shape) == (("sick", "well"), "", (3, 8, 8))
+
+
+@pytest.mark.parametrize("dataset", ["image-folder", "digits"])
+def test_a_site_that_does_not_say_what_its_data_are_takes_no_part(dataset: str, tmp_path: Path) -> None:
+    data = images(tmp_path / "scans", "sick/1.png", "sick/2.png", "well/1.png", "well/2.png")
+    config = run_config(tmp_path, dataset=dataset, partition="own")
+    reason = answer(SITE | {"data-dir": str(data)}, config).error.reason
+    assert reason.startswith(
+        "site north: node-config: dataset: missing; with data of its own a site says how they are "
+    )
+
+
+@pytest.mark.parametrize("kind", [MessageType.QUERY, MessageType.TRAIN])
+def test_names_of_classes_that_nobody_said_stay_in_the_sites_log(
+    kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "records.csv").write_text("label,x\n" + "".join(f"DOE {i},{i}.5\n" * 2 for i in range(3)))
+    config = run_config(tmp_path, partition="own", models="table3", dataset="arrays")
+    node = SITE | {"data-dir": str(tmp_path / "records.csv"), "dataset": "arrays"}
+    content = RecordDict(
+        {"round": ConfigRecord({"round": 1, "run_name": "m", "evaluate": False, "run_history": "4711"})}
+    )
+    training = Message(content, 7, kind, group_id="1") if kind == MessageType.TRAIN else None
+    reason = str(answer(node, config, training).error.reason)
+    assert "this site's data have 3 classes that nobody named; set classes" in reason
+    assert "DOE" not in reason
+    assert 'add classes="DOE 0,DOE 1,DOE 2" to its node config' in capsys.readouterr().err
+    for named in ({"node": {"classes": "DOE 0,DOE 1,DOE 2"}}, {"run": {"classes": "DOE 0,DOE 1,DOE 2"}}):
+        run = config | named.get("run", {})
+        assert card_of(node | named.get("node", {}), run).classes == ("DOE 0", "DOE 1", "DOE 2")
+
+
+def test_a_domain_is_told_as_the_operator_says_it(tmp_path: Path) -> None:
+    rows = [f"ward of Dr. Grey,{kind},{i}.5" for i in range(4) for kind in ("sick", "well")]
+    (tmp_path / "records.csv").write_text("\n".join(["client,label,x", *rows]))
+    config = run_config(tmp_path, partition="own", models="table3", dataset="arrays")
+    node = OWN | {"data-dir": str(tmp_path / "records.csv"), "dataset": "arrays"}
+    assert card_of(node, config).domain == ""
+    assert card_of(node | {"domain": "ward of Dr. Grey"}, config).domain == "ward of Dr. Grey"
+
+
+@pytest.mark.parametrize("demand", [{"min-class-samples": 9}, {"require-dp": "epsilon<=8"}, {"require-secagg": True}])
+def test_a_site_with_demands_takes_no_names_of_classes_from_a_run(demand: dict[str, Any], tmp_path: Path) -> None:
+    """It accepts a run that names all its classes and no other: a run could try names out."""
+    strict = SITE | {"data-dir": str(tmp_path), "dataset": "arrays", "state-dir": str(tmp_path)} | demand
+    run = {"partition": "own", "classes": "sick,well", "dataset": "arrays", "dp": "sample", "norm": "group"}
+    run |= {"secagg": "require-secagg" in demand} | {key: only for key, (only, _) in WITH_SECAGG.items()}
+    with pytest.raises(SettingsError, match=f"classes: missing; with {next(iter(demand))} a site names its classes"):
+        settings_of(run, strict)
+    settings_of(run, strict | {"classes": "sick,well"})
+
+
+def test_a_run_does_not_choose_who_is_a_test_sample_of_a_site(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two runs that differ in one training sample would tell that sample."""
+    rows = [f"{kind},{np.sin(7 * i):.6f}" for i in range(100) for kind in ("sick", "well")]
+    (tmp_path / "records.csv").write_text("\n".join(["label,x", *rows]))
+    node = OWN | {"data-dir": str(tmp_path / "records.csv"), "dataset": "arrays"}
+    runs = [
+        {"train-samples": 120, "seed": 1, "train-fraction": 0.5, "total-samples": 150, "positive-rate": 0.5},
+        {"train-samples": 121, "seed": 2, "train-fraction": 0.6, "test-samples": 1, "validation-fraction": 0.5},
+        {"test-from": "balanced", "validation-fraction": 0.1, "positive-rate": 0.51},
+    ]
+
+    def data(run: dict[str, Any], **facts: Any) -> list[bytes]:
+        config = run_config(tmp_path, partition="own", models="table3", dataset="arrays") | {"train-samples": 0} | run
+        data = Client(Context(1, 7, node | facts, RecordDict(), config)).data
+        parts = (data.train_inputs, data.train_labels, data.test_inputs, data.test_labels, data.validation_inputs)
+        return [np.asarray(part).tobytes() for part in parts]
+
+    first, *others = [data(run) for run in runs]
+    assert others == [first, first]
+    assert [len(part) for part in first] == [150 * 4, 150 * 8, 50 * 4, 50 * 8, 0]
+    own = data(runs[0], **{"train-fraction": 0.5, "validation-fraction": 0.2, "test-from": "balanced"})
+    assert [len(part) // size for part, size in zip(own, (4, 8, 4, 8, 4), strict=True)] == [80, 80, 100, 100, 20]
+    card_of(node, run_config(tmp_path, partition="own", models="table3", dataset="arrays") | runs[0])
+    told = "this site divides its own data; the run's seed, total-samples, train-samples, "
+    assert told in (log := capsys.readouterr().err)
+    assert log.count(told) == 1
+
+
+@pytest.mark.parametrize("partition", ["iid", "natural", "n-way-k-shot"])
+def test_a_run_takes_no_part_of_a_sites_own_data(partition: str) -> None:
+    """With ``natural`` the first client that the data name would be all: one patient."""
+    with pytest.raises(SettingsError, match=f"partition = '{partition}': this site has data of its own; choose 'own'"):
+        settings_of({"partition": partition}, OWN | {"data-dir": "/srv/data"})
+
+
+@pytest.mark.parametrize("key", ["test-from", "train-fraction", "validation-fraction"])
+def test_a_site_does_not_divide_common_data_in_a_way_of_its_own(key: str) -> None:
+    for node in (SITE, SITE | SIMULATED | {"data-dir": "/srv/data"}):
+        with pytest.raises(SettingsError, match=f"node-config: {key}: only at a site with data of its own"):
+            settings_of({}, node | {key: default_run_config()[key]})
+    with pytest.raises(SettingsError, match=f"{key} = 'thirds': "):
+        settings_of({"partition": "own"}, OWN | {"data-dir": "/srv/data", key: "thirds"})
+
+
+def test_a_sites_own_image_size_is_not_limited_by_what_runs_may_ask() -> None:
+    settings_of({"partition": "own"}, OWN | {"data-dir": "/srv/data", "image-size": 600})
+
+
+def test_the_privacy_ledger_stays_when_a_site_changes_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    def ledger(**facts: Any) -> Path:
+        config = run_config(tmp_path, partition="own")
+        facts = {"state-dir": str(tmp_path / "state"), "data-dir": str(tmp_path / "data"), **facts}
+        return ledger_of(Client(Context(1, 7, OWN | facts, RecordDict(), config)), "any")
+
+    assert ledger() == ledger(**{"site-name": "south"}) == ledger(**{"data-dir": "data"})
+    assert ledger().is_relative_to(tmp_path / "state/privacy")
+    assert ledger() != ledger(**{"data-dir": str(tmp_path / "others")})
+
+
+@pytest.mark.parametrize("state", [{}, {"state-dir": "state"}, {"state-dir": "~/state"}])
+def test_a_privacy_ledger_has_a_fixed_place(state: dict[str, Any]) -> None:
+    """Started in another folder, the site would begin at zero."""
+    with pytest.raises(SettingsError, match=r"node-config: state-dir = .*: with require-dp it must be absolute"):
+        settings_of({"dp": "sample"}, SITE | {"require-dp": "epsilon<=8"} | state)
+
+
+def test_a_runs_settings_write_no_line_of_their_own_into_a_sites_log(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forged = "2026-01-01T00:00:00+0000 INFO protofl: run 1, fedproto, train 1: sent nothing"
+    config = run_config(tmp_path) | {f"x\n{forged}\x1b[2J": 1}
+    assert answer(SITE, config).has_error()
+    monkeypatch.setattr("client_app.introduction.Client", MagicMock(side_effect=RuntimeError(f"x\n{forged}\x1b[2J")))
+    assert answer(SITE, config).has_error()
+    log = capsys.readouterr().err
+    assert forged in log
+    assert not [line for line in log.splitlines() if line.startswith(forged) or not line.isprintable()]
+
+
+# -- what a server asks -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("run_name", "run_history"),
+    [("../../elsewhere", "4711"), ("{tmp}/elsewhere", "4711"), ("..", "4711"), ("mine", "4711:9,5"), ("mine", "12")],
+)
+def test_a_server_leads_no_site_to_other_folders_or_runs(
+    run_name: str, run_history: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """4711 is the Flower run of these messages."""
+    (tmp_path / "work").mkdir()
+    monkeypatch.chdir(tmp_path / "work")
+    (old,) = _saved(tmp_path / "work/runs/mine-12/clients", 12)
+    values = {"round": 1, "run_name": run_name.format(tmp=tmp_path), "evaluate": False, "run_history": run_history}
+    content = RecordDict({"round": ConfigRecord(values)})
+    node = SITE | {"partition-id": 0, "num-partitions": 2, "state-dir": str(tmp_path / "work" / "runs")}
+    config = run_config(tmp_path, dataset="digits", partition="iid", train_samples=10)
+    reply = answer(node, config, Message(content, 7, MessageType.TRAIN, group_id="1"))
+    assert reply.error.reason.startswith("round.")
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == [old]
+
+
+def test_a_server_asks_for_no_round_after_the_last(tmp_path: Path) -> None:
+    values = {"round": 3, "run_name": "mine", "evaluate": False, "run_history": "4711"}
+    message = Message(RecordDict({"round": ConfigRecord(values)}), 7, MessageType.TRAIN, group_id="3")
+    reply = answer(SITE | SIMULATED, run_config(tmp_path, rounds=2, dataset="digits", partition="iid"), message)
+    assert reply.error.reason == "round.round is 3 in a run of 2 rounds"
+
+
+def _saved(folder: Path, run_id: int) -> list[Path]:
+    states = StateFolder(folder, "north", RunHistory(run_id))
+    states.save(1, "cnn4", {"w": torch.ones(1)})
+    return list(states.folder.iterdir())
+
+
+def test_a_whole_run_leaves_another_runs_model_alone(tmp_path: Path) -> None:
+    (old,) = _saved(tmp_path / "state/mine-4711/clients", 12)
+    node = SITE | SIMULATED | {"state-dir": str(tmp_path / "state")}
+    before = old.read_bytes()
+    run_federation(run_config(tmp_path, run_name="mine", dataset="digits", partition="iid"), nodes={7: node})
+    assert old.read_bytes() == before
+
+
+def test_two_studies_of_one_name_do_not_meet_at_a_site(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two runs of one name, from different folders of results: each leaves its own model, and its best."""
+    node = SITE | SIMULATED | {"state-dir": str(tmp_path / "state")}
+    setting = {"run_name": "mine", "dataset": "digits", "partition": "iid", "train_samples": 10, "rounds": 2}
+    setting["keep_best"] = True
+    run_federation(run_config(tmp_path / "a", **setting), nodes={7: node}, run_id=11)
+    models = [tmp_path / f"state/mine-11/clients/north/{name}.safetensors" for name in ("model", "best")]
+    before = [model.read_bytes() for model in models]
+    assert (
+        f"run mine (11) begins, in {tmp_path}/state/mine-11; protections: one reply to each question\n"
+        in capfd.readouterr().err
+    )
+    monkeypatch.chdir(tmp_path / "state")
+    assert main(["export", "mine", "--out", str(tmp_path / "first")]) == 0
+    run_federation(run_config(tmp_path / "b", **setting, seed=7), nodes={7: node}, run_id=12)
+    said = capfd.readouterr().err
+    assert f"run mine (12) begins, in {tmp_path}/state/mine-12; others of this name stay as they are: mine-11;" in said
+    assert [model.read_bytes() for model in models] == before
+    for number in ("11", "12"):
+        card = TrainedModel.read(tmp_path / f"state/mine-{number}/clients/north/model.safetensors").card
+        assert (card.run, card.flower_run) == ("mine", number)
+    assert main(["export", "mine", "--out", str(tmp_path / "model")]) == 1
+    assert (
+        "several Flower runs had this name; choose one, the latest is last: mine-11, mine-12" in capfd.readouterr().err
+    )
+    assert main(["export", "mine-12", "--out", str(tmp_path / "model")]) == 0
+    assert "Flower run 12" in (tmp_path / "model/README.md").read_text()
+
+
+def test_a_server_that_claims_to_resume_a_run_replaces_no_model_of_it(tmp_path: Path) -> None:
+    node = SITE | SIMULATED | {"state-dir": str(tmp_path / "state")}
+    setting = {"run_name": "mine", "dataset": "digits", "partition": "iid", "train_samples": 10, "rounds": 2}
+    run_federation(run_config(tmp_path / "a", **setting), nodes={7: node}, run_id=11)
+    former = (model := tmp_path / "state/mine-11/clients/north/model.safetensors").read_bytes()
+    values = {"round": 2, "run_name": "mine", "evaluate": True, "run_history": "11:2,4711"}
+    message = Message(RecordDict({"round": ConfigRecord(values)}), 7, MessageType.EVALUATE, group_id="2")
+    assert not answer(node, run_config(tmp_path / "a", **setting), message).has_error()
+    assert model.with_name("model-before-4711.safetensors").read_bytes() == former
+
+
+def asked(grid: LocalGrid, kind: str, number: int, **more: Any) -> str:
+    """Ask a site for a round of training, or to evaluate; the reason for which it refuses, "" if it does not."""
+    values = {"round": number, "run_name": "mine", "evaluate": True, "run_history": str(grid.run_id)}
+    records = {"round": ConfigRecord(values), **{name: ConfigRecord(value) for name, value in more.items()}}
+    grid.push_messages([Message(RecordDict({**records}), 7, kind, group_id=str(number))])
+    reply = grid.log[-1][1]
+    return str(reply.error.reason) if reply.has_error() else ""
+
+
+def test_a_real_site_answers_each_question_once_in_a_flower_run(tmp_path: Path) -> None:
+    config = run_config(tmp_path, algo="fedproto", dataset="digits", partition="iid", rounds=3, baselines="local")
+    config |= {"train-samples": 10, "models": "mlp-1", "keep-best": True}
+    node = SITE | SIMULATED | {"state-dir": str(tmp_path / "state")}
+    train, evaluate, baseline = MessageType.TRAIN, MessageType.EVALUATE, {"baseline": {"algo": "local"}}
+    grid = LocalGrid(config, {7: node}, run_id=5)
+    assert asked(grid, train, 1) == ""
+    for number in (1, 0, -1):
+        assert "this Flower run has had the reply to round 1: one for each" in asked(grid, train, number)
+    assert asked(grid, train, 3) == ""
+    grid = LocalGrid(config, {7: node}, run_id=5)  # the site was started again
+    assert "has had the reply to round 3" in asked(grid, train, 2)
+    assert asked(grid, evaluate, 3) == ""
+    for kind in (train, evaluate):
+        assert "has had the reply to the final evaluation" in asked(grid, kind, 3)
+    assert asked(grid, "query.best", 3, best={"after": 1, "on": "test"}) == ""  # reads no data
+    assert asked(grid, train, 1, **baseline) == ""
+    assert "has had the reply to round 1" in asked(grid, train, 1, **baseline)
+    assert asked(LocalGrid(config, {7: node}, run_id=6), train, 1) == ""
+    (file,) = (tmp_path / "state/privacy").glob("north.answered")
+    file.write_text("damaged")
+    assert "StateError (state-dir)" in asked(LocalGrid(config, {7: node}, run_id=7), train, 1)
+    simulated = LocalGrid(config, {7: SIMULATED}, run_id=5)
+    assert [asked(simulated, train, 1), asked(simulated, train, 1)] == ["", ""]
+
+
+def test_a_question_whose_answer_was_not_ready_may_come_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = run_config(tmp_path, dataset="digits", partition="iid", train_samples=10)
+    node = SITE | SIMULATED | {"state-dir": str(tmp_path / "state")}
+    grid = LocalGrid(config, {7: node}, run_id=5)
+    with monkeypatch.context() as patch:
+        patch.setattr("client_app.app.Visit._report", killed)
+        with pytest.raises(KeyboardInterrupt):
+            asked(grid, MessageType.TRAIN, 1)
+    assert asked(grid, MessageType.TRAIN, 1) == ""
+
+
+def killed(*_: Any) -> None:
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("kind", [MessageType.TRAIN, MessageType.EVALUATE])
+def test_an_error_is_an_answer(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights that fail on some samples only would else ask as many questions as a server likes."""
+    config = run_config(tmp_path, dataset="digits", partition="iid", train_samples=10)
+    grid = LocalGrid(config, {7: SITE | SIMULATED | {"state-dir": str(tmp_path / "state")}}, run_id=5)
+    with monkeypatch.context() as patch:
+        patch.setattr("client_app.app.Visit.evaluate", lambda *_: 1 / 0)
+        assert "ZeroDivisionError" in asked(grid, kind, 1)
+    assert "this Flower run has had the reply to" in asked(grid, kind, 1)
+
+
+@pytest.mark.parametrize("changes", [{"algo": "fedper"}, {"algo": "fedproto", "fedproto__lambda": 2.0}])
+def test_a_private_model_does_not_come_into_an_algorithm_that_uploads_it(
+    changes: dict[str, Any], tmp_path: Path
+) -> None:
+    """A server that names an earlier run of FedProto gets its model trained on, but by FedProto only."""
+    node = SITE | SIMULATED | {"state-dir": str(tmp_path / "state")}
+    setting = {"run_name": "mine", "dataset": "digits", "partition": "iid", "rounds": 1, "models": "htcnn-1"}
+    run_federation(run_config(tmp_path / "a", algo="fedproto", **setting), nodes={7: node}, run_id=11)
+    values = {"round": 2, "run_name": "mine", "evaluate": False, "run_history": "11:1,4711"}
+    message = Message(RecordDict({"round": ConfigRecord(values)}), 7, MessageType.TRAIN, group_id="2")
+    reply = answer(node, run_config(tmp_path / "b", **setting | changes | {"rounds": 2}), message)
+    if changes["algo"] == "fedproto":
+        assert not reply.has_error()
+    else:
+        assert reply.error.reason.startswith("StateError")
+
+
+# -- who else on the machine sees it ----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def _usual_umask() -> Iterator[None]:
+    before = os.umask(0o022)
+    yield
+    os.umask(before)
+
+
+@pytest.mark.usefixtures("_usual_umask")
+@pytest.mark.parametrize("algo", ["fedproto", "fedpcl"])
+def test_decoded_data_and_models_are_the_users_alone(algo: str, tmp_path: Path) -> None:
+    node = SITE | SIMULATED | {"state-dir": str(tmp_path / "a/state"), "cache-dir": str(tmp_path / "b/cache")}
+    config = run_config(tmp_path, algo=algo, dataset="digits", partition="iid", train_samples=20)
+    run_federation(config, nodes={7: node})
+    found = [path for top in ("a", "b") for path in [tmp_path / top, *(tmp_path / top).rglob("*")]]
+    assert {path.name for path in found} >= {"inputs.npy", "meta.json", "model.safetensors"}
+    for path in found:
+        if not path.name.endswith(".lock"):  # empty
+            assert stat.S_IMODE(path.stat().st_mode) == (0o700 if path.is_dir() else 0o600), path

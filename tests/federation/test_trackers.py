@@ -1,0 +1,130 @@
+"""Experiment trackers: each receives every round's figures; a missing package is one clear line."""
+
+from __future__ import annotations
+
+import json
+import re
+import sqlite3
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from protofl_common.config.options import SettingsError
+from protofl_common.experiment.settings import Settings, default_run_config
+from server_app.callbacks.trackers import accuracies, others, tracker
+from tests.support.harness import Outcome, run_config, run_federation
+
+NAMES = ("mlflow", "trackio", "wandb")
+"""Beside TensorBoard, of which `test_events` is."""
+SMALL = {"models": "cnn4", "train_samples": 20, "test_samples": 20, "run_name": "one"}
+
+
+class Fake:
+    """The functions of all three packages that are used, which note their calls."""
+
+    def __init__(self) -> None:
+        self.figures: dict[int, dict[str, float]] = {}
+        self.config: dict[str, Any] = {}
+        self.started: list[str] = []
+        self.ended = 0
+
+    def set_experiment(self, project: str) -> None: ...
+
+    def start_run(self, run_name: str) -> None:
+        self.started.append(run_name)
+
+    def init(self, project: str, name: str, config: dict[str, Any]) -> Fake:
+        self.log_params(config)
+        self.start_run(name)
+        return self
+
+    def log_params(self, config: dict[str, Any]) -> None:
+        self.config = config
+
+    def log_metrics(self, figures: dict[str, float], step: int) -> None:
+        assert step >= max(self.figures, default=0)  # W&B drops what is of an earlier step
+        self.figures.setdefault(step, {}).update(figures)
+
+    log = log_metrics
+
+    def end_run(self) -> None:
+        self.ended += 1
+
+    finish = end_run
+
+
+def wanted(run: Outcome) -> dict[int, dict[str, float]]:
+    """Round -> figures."""
+    found: dict[int, dict[str, float]] = {}
+    for row in run.rows:
+        found.setdefault(row["evaluated-after-round"], {}).update(accuracies(row))
+        if row["kind"] == "round":
+            found.setdefault(row["round"], {}).update(others(row))
+    return found
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_round_arrives_and_nothing_of_a_single_client(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake = Fake()
+    monkeypatch.setitem(sys.modules, name, fake)
+    run = run_federation(run_config(tmp_path, callback=name, **SMALL), 2)
+    assert fake.figures == wanted(run)
+    assert (fake.started, fake.ended) == (["one"], 1)
+    assert fake.config["algo"] == "fedproto"
+    assert not {"data-dir", "cache-dir", "out-dir", "state-dir"} & fake.config.keys()
+    assert "site-0" not in json.dumps([fake.figures, fake.config])
+    again = Fake()  # as a resumed run, which has all rows but the last
+    monkeypatch.setitem(sys.modules, name, again)
+    tracker(name, Path("one"), {}, run.rows[:-1])(run.rows[-1])
+    assert again.figures == fake.figures
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_missing_package_and_one_that_cannot_start_are_one_line(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(SettingsError, match=re.escape(f"callback = '{name}': ")) as error:
+        run_federation(run_config(tmp_path, callback=name, **SMALL), 2)
+    assert f"is not installed; pip install 'protofl[{name}]'" in str(error.value)
+    monkeypatch.setitem(sys.modules, name, SimpleNamespace())
+    with pytest.raises(SettingsError, match="it did not start"):
+        tracker(name, Path("one"), {}, [])
+
+
+def test_another_name_is_refused_with_the_choices() -> None:
+    choices = "mlflow, tensorboard, trackio, wandb, or module:function"
+    with pytest.raises(SettingsError, match=f"callback = 'comet': must be {choices}"):
+        Settings.from_run_config(default_run_config() | {"callback": "comet"})
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", NAMES)
+def test_with_the_real_package(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    places = {"MLFLOW_TRACKING_URI": f"file:{tmp_path}/mlflow", "MLFLOW_ALLOW_FILE_STORE": "true"}
+    places |= {"WANDB_MODE": "offline", "WANDB_DIR": str(tmp_path), "TRACKIO_DIR": str(tmp_path)}
+    for variable, value in places.items():
+        monkeypatch.setenv(variable, value)  # before the import, which reads it
+    pytest.importorskip(name)
+    figures = wanted(run_federation(run_config(tmp_path, callback=name, **SMALL), 2))
+    means = [figures[number]["accuracy/head/mean"] for number in range(3)]
+    if name == "mlflow":
+        (file,) = tmp_path.rglob("metrics/accuracy/head/mean")
+        found = {int(line.split()[2]): float(line.split()[1]) for line in file.read_text().splitlines()}
+    elif name == "trackio":
+        (file,) = tmp_path.glob("*.db")
+        rows = sqlite3.connect(file).execute("select step, metrics from metrics").fetchall()
+        found = {
+            step: told["accuracy/head/mean"]
+            for step, text in rows
+            if "accuracy/head/mean" in (told := json.loads(text))
+        }
+    else:
+        (file,) = tmp_path.rglob("run-*.wandb")
+        found = {number: mean for number, mean in enumerate(means) if json.dumps(mean).encode() in file.read_bytes()}
+    assert found == pytest.approx(dict(enumerate(means)))

@@ -1,0 +1,266 @@
+"""A validation part in whole runs: its figures beside those of test data, and who chooses by it."""
+
+import json
+from html import unescape
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import MessageType
+
+from client_app.app import Visit
+from client_app.data import Samples
+from client_app.evaluation import Evaluation
+from protofl_common.config.options import SettingsError
+from protofl_common.experiment.catalog import CATALOG
+from protofl_common.maths.prototypes import Prototypes
+from protofl_common.models.trained import TrainedModel
+from protofl_common.report.page import page
+from protofl_common.report.reading import Run
+from protofl_common.runs.folder import BEST, WEIGHTS
+from protofl_common.runs.metrics import over_clients
+from protofl_common.tools.cli import main
+from protofl_common.tools.tables.metrics import Figure
+from tests.support.accidents import Killed, on_message
+from tests.support.harness import RUN_ID, Outcome, run_config, run_federation
+from tests.support.results import without_times
+
+OWN = {"dataset": "arrays", "classes": "0,1", "test-from": "official-own"}
+"""In the node config of a site whose table marks its test and validation samples."""
+SMALL: dict[str, Any] = {"models": "mnist-cnn", "train_samples": 20, "test_samples": 20}
+
+
+@pytest.mark.parametrize("algo", ["fedproto", "fedrep"])
+def test_validation_figures_stand_beside_those_of_test_data(
+    algo: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    more = {"algo": algo, "validation_fraction": 0.3, "metrics": "auc", "callback": "tensorboard"}
+    outcome = run_federation(run_config(tmp_path, **SMALL, **more), clients=3)
+    assert not any(outcome.summary["trouble"].values())
+    for row in outcome.rows:
+        assert set(row["validation"]) == {*row["accuracy"], *row["metrics"]}
+        for name, figures in row["validation"].items():
+            values = [client["validation"][name] for client in row["clients"].values()]
+            assert figures == pytest.approx(over_clients(values, [6, 6, 6]))
+        assert {(one["train-samples"], one["validation-samples"]) for one in row["clients"].values()} == {(14, 6)}
+    assert outcome.summary["validation"] == outcome.rows[-1]["validation"]
+    assert {best["chosen-on"] for best in outcome.summary["best-accuracy"].values()} == {"validation"}
+    said = capsys.readouterr().out
+    assert "2,500 found · 42 for training (train-samples = 20 a client) · 18 for validation · 60 for testing" in said
+    for text in ("chosen on validation data", "head, validation", "validation head "):
+        assert text in said
+    shown = page(Run(outcome.folder))
+    assert "chosen on validation data" in shown
+    assert "Dotted: the mean on the clients' validation data." in unescape(shown)
+    assert "<td>head, validation</td>" in shown
+
+
+def test_without_a_validation_part_everything_best_says_that_it_was_chosen_on_test_data(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    outcome = run_federation(run_config(tmp_path, **SMALL), clients=2)
+    assert {best["chosen-on"] for best in outcome.summary["best-accuracy"].values()} == {"test"}
+    assert not any("validation" in row for row in outcome.rows)
+    for shown in (capsys.readouterr().out, page(Run(outcome.folder))):
+        assert "chosen on test data" in shown
+
+
+def test_clients_too_small_for_validation_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Others have a part of their own; figures on validation data are over those."""
+    rows = ["label,split,x", *(f"{i % 2},train,{i}" for i in range(8)), "0,test,1", "1,test,2"]
+    for site in ("north", "south"):
+        more = ["1,validation,3", "0,validation,4"] if site == "north" else []
+        (tmp_path / f"{site}.csv").write_text("\n".join([*rows, *more]))
+    nodes = {
+        number: OWN | {"site-name": site, "data-dir": str(tmp_path / f"{site}.csv")}
+        for number, site in enumerate(("north", "south"))
+    }
+    own = {"dataset": "arrays", "partition": "own", "models": "table3", "num_clients": 2}
+    outcome = run_federation(run_config(tmp_path, **own, rounds=1), nodes=nodes)
+    said = capsys.readouterr().out
+    assert "22 found · 16 for training (train-samples = 30 a client) · 2 for validation · 4 for testing · none" in said
+    assert "or without any marked, so that all stay for training: south" in said
+    final = outcome.rows[-1]
+    assert "validation" not in final["clients"]["south"]
+    assert final["validation"]["head"]["mean"] == final["clients"]["north"]["validation"]["head"]
+    assert outcome.summary["best-accuracy"]["head"]["chosen-on"] == "validation"
+
+
+# -- planted data: the better the clients become on test data, the worse on validation data ---------------------------
+
+
+def planted(folder: Path, **more: Any) -> tuple[dict[str, Any], dict[int, dict[str, Any]]]:
+    """Two sites whose validation samples have the labels of the other class; and a run of theirs."""
+    drawing = np.random.default_rng(3)
+    for site in ("north", "south"):
+        lines = ["label,split,x,y"]
+        for split, samples in (("train", 24), ("test", 20), ("validation", 20)):
+            for number in range(samples):
+                x, y = drawing.normal(1.0 if number % 2 else -1.0, 1.0, 2)
+                lines.append(f"{(number + (split == 'validation')) % 2},{split},{x:.3f},{y:.3f}")
+        folder.mkdir(exist_ok=True)
+        (folder / f"{site}.csv").write_text("\n".join(lines))
+    nodes: dict[int, dict[str, Any]] = {
+        number: OWN | {"site-name": site, "data-dir": str(folder / f"{site}.csv"), "state-dir": str(folder / site)}
+        for number, site in enumerate(("north", "south"))
+    }
+    own = {"dataset": "arrays", "partition": "own", "models": "table3"}
+    small = {"train_samples": 0, "num_clients": 2, "rounds": 8, "lr": 0.01, "keep_best": True, "run_name": "mine"}
+    small |= {"seed": 1}
+    return run_config(folder, **own | small | more), nodes
+
+
+def best_of_run(outcome: Outcome, where: str) -> int:
+    """After which round the mean over the clients was the highest, the first of several."""
+    means = [row[where]["head"]["mean"] for row in outcome.rows]
+    return means.index(max(means))
+
+
+def kept(folder: Path, site: str = "north") -> TrainedModel:
+    (file,) = folder.glob(f"{site}/mine-*/clients/{site}/{BEST}")
+    return TrainedModel.read(file)
+
+
+@pytest.mark.parametrize(("algo", "scripted"), [("fedavg", ()), ("fedproto", (3, 2, 9, 4, 4, 4, 9, 4))])
+def test_the_best_round_early_stopping_and_the_kept_model_follow_validation_data(
+    algo: str,
+    scripted: tuple[int, ...],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """On planted data, and with planted numbers of right predictions on validation data after each round."""
+    evaluated = Visit._evaluated
+
+    def right(self: Visit, data: Samples, *prototypes: Prototypes | None) -> Evaluation:
+        planted = data is self.client.validation_set
+        return (
+            Evaluation({"head": scripted[self.algorithm.round - 1]}) if planted else evaluated(self, data, *prototypes)
+        )
+
+    if scripted:
+        monkeypatch.setattr(Visit, "_evaluated", right)
+    whole = run_federation(*at(planted(tmp_path / "whole", algo=algo)))
+    best = best_of_run(whole, "validation")
+    assert best_of_run(whole, "accuracy") > best + 2
+    found = whole.summary["best-accuracy"]["head"]
+    assert found == {
+        "mean": whole.rows[best]["accuracy"]["head"]["mean"],
+        "after-round": best,
+        "chosen-on": "validation",
+    }
+    assert whole.summary["best-round"] == {"metric": "head", "after": best, "on": "validation"}
+    assert Figure(when="best").read(whole.folder) == pytest.approx(100 * found["mean"])
+    stopped = run_federation(*at(planted(tmp_path / "stopped", algo=algo, early_stopping=2)))
+    assert [row["round"] for row in stopped.rows] == [*range(1, best + 4), best + 3]
+    assert stopped.rows[-1]["evaluated-after-round"] == best + 3
+    assert without_times(stopped.rows[:-1]) == without_times(whole.rows[: best + 3])
+    assert (stopped.summary["rounds"], stopped.summary["stopped-early"]) == (best + 3, True)
+    assert f"stopped early after round {best + 3} of 8" in capsys.readouterr().out
+    assert f"<b>{best + 3} of 8</b><span>rounds, stopped early</span>" in page(Run(stopped.folder))
+    for run in ("whole", "stopped"):
+        card = kept(tmp_path / run).card
+        assert (card.round, card.chosen_on, card.calibrated_on) == (best, "validation", "validation")
+        assert card.accuracy["head"] == whole.rows[best]["clients"]["north"]["accuracy"]["head"]
+        assert len(list((tmp_path / run).rglob("evaluated-*"))) == 0
+    if best:
+        until = run_federation(*at(planted(tmp_path / "until", algo=algo, rounds=best)))
+        assert until.rows[-1]["evaluated-after-round"] == best
+        (file,) = tmp_path.glob(f"until/north/mine-*/clients/north/{WEIGHTS}")
+        last = TrainedModel.read(file)
+        assert all(torch.equal(last.weights[name], value) for name, value in kept(tmp_path / "whole").weights.items())
+
+
+def at(pair: tuple[dict[str, Any], dict[int, dict[str, Any]]]) -> tuple[Any, ...]:
+    """The arguments of `run_federation`."""
+    config, nodes = pair
+    return config, len(nodes), None, nodes
+
+
+@pytest.mark.parametrize("place", [(MessageType.TRAIN, 2), (MessageType.EVALUATE, None)])
+def test_early_stopping_and_the_kept_model_survive_a_stop(place: tuple[str, int | None], tmp_path: Path) -> None:
+    """In the midst of a round, and when it has been decided that the run ends early."""
+    wanted = run_federation(*at(planted(tmp_path / "whole", early_stopping=2)))
+    config, nodes = planted(tmp_path / "stopped", early_stopping=2)
+    kind, number = place
+    with pytest.raises(Killed):
+        run_federation(config, 2, on_message(kind, number or wanted.summary["rounds"]), nodes)
+    found = run_federation(config | {"resume": True}, 2, None, nodes, run_id=RUN_ID + 1)
+    assert without_times(found.rows) == without_times(wanted.rows)
+    assert found.summary["best-round"] == wanted.summary["best-round"]
+    models = [kept(tmp_path / name) for name in ("whole", "stopped")]
+    assert models[0].card == models[1].card
+    assert all(torch.equal(models[0].weights[name], value) for name, value in models[1].weights.items())
+
+
+def test_keeping_the_best_model_changes_nothing_else_and_works_without_validation_data(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In a simulation; the model is exported and says on which data it was chosen."""
+    learn = SMALL | {"algo": "fedrep", "rounds": 3}
+    plain, keeping = (
+        run_federation(run_config(tmp_path / str(keep), **learn, keep_best=keep), clients=2) for keep in (False, True)
+    )
+    assert without_times(plain.rows) == without_times(keeping.rows)
+    best = keeping.summary["best-round"]
+    assert best == {"metric": "head", "after": best_of_run(keeping, "accuracy"), "on": "test"}
+    assert not list(plain.folder.glob(f"clients/*/{BEST}"))
+    assert main(["export", str(keeping.folder), "--site", "site-1", "--best", "--out", str(tmp_path / "model")]) == 0
+    about = (tmp_path / "model" / "README.md").read_text()
+    assert "after the best round, chosen on test data:" in about
+    assert "What was chosen on test data makes these figures a little too high." in about
+    assert f"after round {best['after']}, chosen as the best on test data" in capsys.readouterr().out
+    assert json.loads((tmp_path / "model" / "model.json").read_text())["chosen-on"] == "test"
+    assert main(["export", str(plain.folder), "--site", "site-1", "--best"]) == 1
+    assert "clients keep them with keep-best = true" in capsys.readouterr().err
+
+
+# -- wrong settings ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"early_stopping_metric": "loss"}, "early-stopping-metric = 'loss': choose head, prototype, or one of"),
+        ({"early_stopping_metric": "head/auc"}, "early-stopping-metric = 'head/auc': choose"),
+        ({"algo": "protofed", "early_stopping": 3}, "early-stopping = 3: protofed does a part of its work in the last"),
+        ({"validation_fraction": 1.0}, "validation-fraction = 1.0: must be a number at least 0 and at most 0.9"),
+        ({"early_stopping": 3}, "early-stopping = 3: no client has validation samples; set validation-fraction"),
+        (
+            {"early_stopping_metric": "prototype", "algo": "local", "rounds": 3},
+            "early-stopping-metric = 'prototype': this run measures head",
+        ),
+    ],
+)
+def test_what_cannot_be_is_told(settings: dict[str, Any], said: str, tmp_path: Path) -> None:
+    with pytest.raises(SettingsError) as error:
+        run_federation(run_config(tmp_path, **SMALL, **settings), clients=2)
+    assert said in str(error.value)
+
+
+def test_a_metric_of_the_run_may_choose(tmp_path: Path) -> None:
+    more = {"metrics": "auc", "early_stopping_metric": "head/auc", "validation_fraction": 0.3, "rounds": 3}
+    outcome = run_federation(run_config(tmp_path, **SMALL, **more), clients=2)
+    means = [row["validation"]["head/auc"]["mean"] for row in outcome.rows]
+    assert outcome.summary["best-round"] == {
+        "metric": "head/auc",
+        "after": means.index(max(means)),
+        "on": "validation",
+    }
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("algo", CATALOG)
+def test_every_algorithm_stops_early_and_keeps_its_best_model(algo: str, tmp_path: Path) -> None:
+    """A learning rate of next to nothing; servers that train may still improve."""
+    every = {"protofed__prototypes": "every-round"} if algo == "protofed" else {}
+    more = {"algo": algo, "validation_fraction": 0.3, "early_stopping": 1, "keep_best": True, "rounds": 4, "lr": 1e-6}
+    outcome = run_federation(run_config(tmp_path, **SMALL, **more, **every), clients=3)
+    assert not any(outcome.summary["trouble"].values())
+    best = outcome.summary["best-round"]
+    assert (best["on"], best["metric"]) == ("validation", "prototype" if algo == "fedpcl" else "head")
+    assert outcome.summary["rounds"] == best["after"] + 2 or outcome.summary["rounds"] == 4
+    models = [TrainedModel.read(file) for file in outcome.folder.glob(f"clients/*/{BEST}")]
+    assert [model.card.round for model in models] == [best["after"]] * 3

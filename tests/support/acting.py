@@ -1,0 +1,100 @@
+"""A case for each setting: where it acts, and another value than its default."""
+
+from typing import Any
+
+from tests.support.declared import DECLARED
+
+SMALL: dict[str, Any] = {
+    "models": "mnist-cnn",
+    "image_size": 0,
+    "train_samples": 10,
+    "test_samples": 20,
+    "clients": 2,
+    "rounds": 1,
+}
+SHOTS = {"partition": "n-way-k-shot", "train_samples": 0, "shots": 6}
+FEW_LABELS = {"positive_rate": 0.5, "train_samples": 20}
+UNEQUAL = {"partition": "dirichlet", "alpha": 0.5, "train_samples": 0, "test_samples": 0, "total_samples": 200}
+VALIDATED = {"validation_fraction": 0.3, "train_samples": 30}
+CLUSTERS = {"algo": "fedplvm", "train_samples": 40}
+CASES: dict[str, tuple[dict[str, Any], Any]] = {
+    "algo": ({}, "fedavg"),
+    "rounds": ({}, 3),
+    "early-stopping": (VALIDATED | {"rounds": 4, "lr": 1e-9, "algo": "local"}, 1),
+    "seed": ({}, 7),
+    "participation": ({}, 0.34),
+    "evaluate-every": ({}, 2),
+    "liars": ({"initial_weights": "shared", "clients": 3}, 1),
+    "max-prototype-norm": ({}, 1.0),
+    "max-prototypes-per-class": (CLUSTERS, 1),
+    "max-norm-ratio": ({"clients": 3}, 1.0001),
+    "max-samples-ratio": (UNEQUAL | {"clients": 5}, 1.0),
+    "max-samples-lead": (UNEQUAL | {"clients": 5, "alpha": 0.1}, 1.0),
+    "max-update-ratio": ({"algo": "fedavg", "clients": 3}, 0.5),
+    "merging": ({"clients": 3}, "median"),
+    "trim-fraction": ({"merging": "trimmed-mean", "clients": 5}, 0.4),
+    "dataset": ({"partition": "iid"}, "digits"),
+    "image-size": ({}, 20),
+    "partition": ({}, "label-shift"),
+    "alpha": (UNEQUAL, 9.0),
+    "classes-per-client": ({"partition": "pathological"}, 4),
+    "ways": (SHOTS, 5),
+    "ways-stdev": (SHOTS, 0),
+    "shots": (SHOTS, 9),
+    "shots-stdev": (SHOTS, 3),
+    "clients-per-domain": ({}, "2,0,0,0,0"),
+    "total-samples": ({}, 200),
+    "train-samples": ({}, 20),
+    "test-samples": ({}, 30),
+    "train-fraction": ({}, 0.3),
+    "validation-fraction": ({"train_samples": 30}, 0.3),
+    "positive-rate": ({"train_samples": 20}, 0.5),
+    "models": ({}, "htcnn-1"),
+    "arch": ({}, "htcnn-1"),
+    "feature-dim": ({}, 32),
+    "head": ({}, "orthogonal-frozen"),
+    "initial-weights": ({}, "shared"),
+    "backbones": ({}, "glyphs"),
+    "norm": ({"models": "resnet4-imagenet-stem"}, "group"),
+    "local-epochs": ({}, 2),
+    "local-steps": ({}, 2),
+    "batch-size": ({}, 4),
+    "drop-last": ({"batch_size": 8}, True),
+    "augment": ({}, "flip"),
+    "optimizer": ({}, "adam"),
+    "lr": ({}, 0.02),
+    "lr-schedule": ({}, "cosine"),
+    "lr-step": ({"lr_schedule": "step"}, 1),
+    "lr-decay": ({"lr_schedule": "step", "lr_step": 1}, 0.5),
+    "momentum": ({"batch_size": 4}, 0.9),
+    "weight-decay": ({}, 0.1),
+    "keep-optimizer": ({}, True),
+    "predict-among": (UNEQUAL | {"partition": "pathological", "clients": 5, "rounds": 3}, "own"),
+    "pu-weight": (FEW_LABELS, 1.0),
+    "pu-risk": (FEW_LABELS | {"pu_weight": 1.0, "local_epochs": 10}, "non-negative"),
+    "min-class-samples": (UNEQUAL, 9),
+    "prototype-noise": ({}, "laplace 0.05 0.1"),
+    "image-noise": ({}, "gaussian 0.2 0.1"),
+    "gaussian.priors": (UNEQUAL | {"algo": "gaussian"}, "personal"),
+    "mpft.sample-ratio": ({"algo": "mpft", "train_samples": 30}, 0.9),
+    "fedproto.lambda": ({}, 3.0),
+    "fedproto.weighting": (UNEQUAL, "uniform"),
+    "fedproto.distance": ({}, "l1"),
+    "fedproto.granularity": ({}, "class"),
+    "fedproto-avg.weighting": (UNEQUAL | {"algo": "fedproto-avg"}, "uniform"),
+    "fedplvm.lambda": (CLUSTERS, 9.0),
+    "fedplvm.alpha": (CLUSTERS, 0.9),
+    "fedplvm.temperature": (CLUSTERS, 0.5),
+    "fedplvm.contrast": (CLUSTERS, False),
+    "fedplvm.correction": (CLUSTERS, "none"),
+    "fedplvm.similarity-floor": (CLUSTERS, 0.9),
+    "fedplvm.local-clusters": (CLUSTERS, "average"),
+    "fedplvm.global-clusters": (CLUSTERS, "none"),
+    "fedplvm.kmeans-clusters": (CLUSTERS | {"fedplvm__local_clusters": "kmeans"}, 3),
+}
+CASES |= {
+    f"{algo}.{key}": ({"algo": algo, "local_epochs": 2, "clients": 2, "train_samples": 20}, other)
+    for algo, declared in DECLARED.items()
+    for key, other in declared.acts.items()
+}
+"""Key -> (the settings under which it acts, another value than its default)."""

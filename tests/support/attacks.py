@@ -1,0 +1,227 @@
+"""What a hostile or broken client may send: changes of its honest reply, for the in-process federation."""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MessageType, MetricRecord, RecordDict
+
+from protofl_common.wire.payloads import RAW
+from tests.support.harness import Tamper
+
+Change = Callable[[Message, Message], Message]
+"""(message, honest reply) -> what it sends instead."""
+
+
+def by(nodes: Mapping[int, Change] | dict[int, Change], kind: str = MessageType.TRAIN) -> Tamper:
+    """Every reply of this kind of these nodes, changed."""
+
+    def tamper(message: Message, reply: Message) -> Message:
+        change = nodes.get(message.metadata.dst_node_id)
+        return change(message, reply) if change and message.metadata.message_type == kind else reply
+
+    return tamper
+
+
+def from_node(message: Message, reply: Message) -> Message:
+    """With the sender that Flower would write on it."""
+    reply.metadata.__dict__["_src_node_id"] = message.metadata.dst_node_id
+    return reply
+
+
+def silent(message: Message, reply: Message) -> Message:
+    """A failure: what the run looks like without this client's replies."""
+    return from_node(message, Message(Error(0, "gone"), reply_to=message))
+
+
+def raw(values: np.ndarray) -> Array:
+    return Array(dtype=str(values.dtype), shape=values.shape, stype=RAW, data=values.tobytes())
+
+
+def values_of(array: Array) -> np.ndarray:
+    return np.frombuffer(array.data, dtype=array.dtype).reshape(array.shape)
+
+
+def prototypes_with(record_name: str = "prototypes", **changes: Callable[[np.ndarray], Any]) -> Change:
+    """Replace arrays of the prototypes by what a function makes of them: an Array, or values."""
+
+    def change(message: Message, reply: Message) -> Message:
+        record = reply.content.array_records[record_name]
+        for name, make in changes.items():
+            made = make(values_of(record[name]))
+            record[name] = made if isinstance(made, Array) else raw(made)
+        return reply
+
+    return change
+
+
+def scaled(factor: float, record_name: str = "prototypes") -> Change:
+    return prototypes_with(record_name, means=lambda means: (means * np.float32(factor)).astype(np.float32))
+
+
+def flipped(num_classes: int) -> Change:
+    """Every prototype under another class's label: j -> C-1-j."""
+    return prototypes_with(labels=lambda labels: num_classes - 1 - labels)
+
+
+def both(first: Change, then: Change) -> Change:
+    return lambda message, reply: then(message, first(message, reply))
+
+
+def weights_scaled(factor: float, entry: str = "weights") -> Change:
+    def change(message: Message, reply: Message) -> Message:
+        record = reply.content.array_records[entry]
+        for name, array in record.items():
+            if array.dtype.startswith("float"):
+                kind = np.dtype(array.dtype)
+                record[name] = raw((values_of(array) * kind.type(factor)).astype(kind))
+        return reply
+
+    return change
+
+
+def reversed_update(factor: float) -> Change:
+    """Weights w − factor · (w_i − w) instead of w_i, where w is what the client received."""
+
+    def change(message: Message, reply: Message) -> Message:
+        if reply.has_error():  # its own training may diverge from what it has done
+            return reply
+        received, sent = message.content.array_records["weights"], reply.content.array_records["weights"]
+        for name, array in sent.items():
+            if array.dtype == "float32":
+                start, end = values_of(received[name]), values_of(array)
+                sent[name] = raw((start - np.float32(factor) * (end - start)).astype(np.float32))
+        return reply
+
+    return change
+
+
+def claims(samples: int, nodes: Collection[int] = (1003,), lie: Change | None = None) -> Tamper:
+    """These nodes say that they have so many training samples each, and give each prototype to a wrong class."""
+    wrong = lie or prototypes_with(means=lambda means: np.roll(means, 1, axis=0).copy())
+
+    def tamper(message: Message, reply: Message) -> Message:
+        if message.metadata.dst_node_id not in nodes or message.metadata.message_type == MessageType.EVALUATE:
+            return reply
+        if message.metadata.message_type == MessageType.QUERY:
+            reply.content.config_records["site"]["train_samples"] = samples
+            return reply
+        report_with(train_samples=samples)(message, reply)
+        record = reply.content.array_records.get("prototypes", {})
+        if "counts" in record:
+            record["counts"] = raw(np.full(record["counts"].shape, samples // record["counts"].shape[0]))
+        return wrong(message, reply)
+
+    return tamper
+
+
+def everywhere(prototypes: Change, weights: Change) -> Change:
+    """Each change where there is something to change."""
+
+    def change(message: Message, reply: Message) -> Message:
+        for name, then in (("prototypes", prototypes), ("weights", weights)):
+            if name in reply.content.array_records:
+                reply = then(message, reply)
+        return reply
+
+    return change
+
+
+def flipped_head(num_classes: int) -> Change:
+    """The model of a client that has learnt j as C-1-j: the rows of its last layer, the other way round."""
+
+    def change(message: Message, reply: Message) -> Message:
+        record = reply.content.array_records["weights"]
+        for name, array in record.items():
+            if name.startswith("head.") and array.shape[0] == num_classes:
+                record[name] = raw(values_of(array)[::-1].copy())
+        return reply
+
+    return change
+
+
+def flooding(rows: int) -> Change:
+    """Its prototypes again and again, a little different each time, until there are so many."""
+
+    def change(message: Message, reply: Message) -> Message:
+        record = reply.content.array_records["prototypes"]
+        means, labels = values_of(record["means"]), values_of(record["labels"])
+        copies = np.arange(rows) % len(labels)
+        noise = np.random.default_rng(0).normal(1, 0.05, (rows, means.shape[1]))
+        record["means"] = raw((means[copies] * noise).astype(np.float32))
+        record["labels"] = raw(labels[copies])
+        return reply
+
+    return change
+
+
+class Colluding:
+    """What the honest of a round send on average, less ``z`` of their standard deviations, number by number.
+
+    Baruch et al., "A Little Is Enough", NeurIPS 2019: each number is one that an honest client might have sent. It
+    must hear the honest first.
+    """
+
+    def __init__(self, nodes: Collection[int], z: float = 1.5) -> None:
+        self.nodes, self.z = nodes, z
+        self.heard: dict[str, list[RecordDict]] = {}
+
+    def __call__(self, message: Message, reply: Message) -> Message:
+        if message.metadata.message_type != MessageType.TRAIN or reply.has_error():
+            return reply
+        heard = self.heard.setdefault(message.metadata.group_id, [])
+        if message.metadata.dst_node_id not in self.nodes:
+            heard.append(reply.content)
+            return reply
+        for name, record in reply.content.array_records.items():
+            (self._lie_in_prototypes if name == "prototypes" else self._lie)(
+                record, [content.array_records[name] for content in heard]
+            )
+        return reply
+
+    def _within(self, values: Sequence[np.ndarray]) -> np.ndarray:
+        return np.asarray(np.mean(values, axis=0) - self.z * np.std(values, axis=0), np.float32)
+
+    def _lie(self, record: ArrayRecord, honest: list[ArrayRecord]) -> None:
+        for name, array in record.items():
+            if array.dtype == "float32":
+                record[name] = raw(self._within([values_of(one[name]) for one in honest]))
+
+    def _lie_in_prototypes(self, record: ArrayRecord, honest: list[ArrayRecord]) -> None:
+        means, labels = values_of(record["means"]).copy(), values_of(record["labels"])
+        sets = [(values_of(one["means"]), values_of(one["labels"])) for one in honest]
+        for label in np.unique(labels):
+            votes = [rows[held == label].mean(axis=0) for rows, held in sets if label in held]
+            if votes:
+                means[labels == label] = self._within(votes)
+        record["means"] = raw(means)
+
+
+def extra(name: str, record: ArrayRecord | MetricRecord | ConfigRecord) -> Change:
+    def change(message: Message, reply: Message) -> Message:
+        reply.content[name] = record
+        return reply
+
+    return change
+
+
+def report_with(**entries: Any) -> Change:
+    """Change or add entries of the report; ``losses__x`` is ``losses.x``."""
+
+    def change(message: Message, reply: Message) -> Message:
+        for name, value in entries.items():
+            reply.content.metric_records["report"][name.replace("__", ".")] = value
+        return reply
+
+    return change
+
+
+def replayed() -> Change:
+    """Its first reply, again and again."""
+    kept: list[RecordDict] = []
+
+    def change(message: Message, reply: Message) -> Message:
+        kept.append(reply.content)
+        return from_node(message, Message(kept[0], reply_to=message))
+
+    return change

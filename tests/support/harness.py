@@ -1,0 +1,151 @@
+"""An in-process federation: the real ServerApp and ClientApp code, without Ray, SuperLink or processes."""
+
+import json
+import tempfile
+import uuid
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from flwr.app import Context, Error, Message, RecordDict
+from flwr.common.constant import ErrorCode
+
+from protofl_common.experiment.node import is_site
+from protofl_common.experiment.settings import default_run_config
+from protofl_common.tools import local
+from server_app.app import main as server_main
+from server_app.network.membership import FederationError
+from tests.support import ROOT
+
+RUN_ID = 4711
+_CACHE = tempfile.TemporaryDirectory()  # of decoded data, for all tests of a process
+CACHE = {"cache-dir": _CACHE.name}
+"""For node configs of sites, which do not take the run's."""
+SHORT = {f"{algo}.server-epochs": 10 for algo in ("fedtgp", "fedgh", "fedorgp", "mpft")} | {"fedgen.server-steps": 10}
+"""A server that trains takes this many steps or epochs, not one or two hundred as with `LONG`."""
+LONG = {key: value for key, value in default_run_config().items() if key in SHORT}
+Tamper = Callable[[Message, Message], Message | None]
+"""(message, honest reply) -> the reply that arrives, or None for no reply."""
+
+
+class LocalGrid(local.LocalGrid):
+    """The product's grid of one process, which logs messages, tampers with replies, and loses nodes on request."""
+
+    def __init__(
+        self,
+        run_config: dict[str, Any],
+        nodes: dict[int, dict[str, Any]],
+        tamper: Tamper | None = None,
+        run_id: int = RUN_ID,
+    ):
+        super().__init__(run_config, nodes, run_id)
+        self.run_config, self.nodes, self.tamper = run_config, nodes, tamper
+        self.of_sites: dict[str, Any] = {**CACHE}
+        if Path.cwd() == ROOT:  # whose folder runs/ would be that of all sites, of all tests
+            self.of_sites["state-dir"] = tempfile.mkdtemp(dir=_CACHE.name)
+        self.log: list[tuple[Message, Message]] = []
+        self._sent: dict[str, Message] = {}
+        self._ready: dict[str, Message] = {}
+
+    def push_messages(self, messages: Iterable[Message]) -> list[str]:
+        ids = []
+        for message in messages:
+            message.metadata.__dict__["_message_id"] = str(uuid.uuid4())
+            ids.append(message.metadata.message_id)
+            self._sent[ids[-1]] = message
+            node = message.metadata.dst_node_id
+            if node not in self.nodes:
+                continue
+            facts = (self.of_sites if is_site(self.nodes[node]) else {}) | self.nodes[node]
+            reply: Message | None = local.answer(message, self.run_id, facts, self.run_config)
+            self.log.append((message, reply))
+            if self.tamper is not None:
+                reply = self.tamper(message, reply)
+            if reply is not None:
+                self._ready[message.metadata.message_id] = reply
+        return ids
+
+    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+        """What has come; for a node that is gone an error, as Flower's SuperLink makes it in the node's place."""
+        for key in message_ids:
+            if key not in self._ready and self._sent[key].metadata.dst_node_id not in self.nodes:
+                self._ready[key] = Message(
+                    Error(ErrorCode.NODE_UNAVAILABLE, "Node Unavailable"), reply_to=self._sent[key]
+                )
+                self._ready[key].metadata.__dict__["_src_node_id"] = 1
+        return [self._ready.pop(key) for key in list(message_ids) if key in self._ready]
+
+
+class Outcome:
+    """What a run left behind, and what crossed the wire."""
+
+    def __init__(self, folder: Path, grid: LocalGrid) -> None:
+        self.folder, self.grid = folder, grid
+        self.summary = json.loads((folder / "summary.json").read_text())
+        self.rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def run_config(tmp_path: Path, **overrides: Any) -> dict[str, Any]:
+    """The defaults, small, with 30 training and 30 test samples of one domain each, in ``tmp_path``.
+
+    The images of the default data set are of 16×16 pixels, those of another one as they are.
+
+    ``batch_size=4`` sets ``batch-size``, ``fedproto__lambda`` a dotted key.
+    """
+    small = {
+        "rounds": 2,
+        "local-epochs": 1,
+        "out-dir": str(tmp_path / "runs"),
+        **CACHE,
+        **SHORT,
+        "partition": "feature-shift",
+        "train-samples": 30,
+        "test-samples": 30,
+        "join-timeout": 20.0,
+        "report": False,
+    }
+    named = {key.replace("__", ".").replace("_", "-"): value for key, value in overrides.items()}
+    small |= {} if "dataset" in named else {"image-size": 16}
+    return default_run_config() | small | named
+
+
+def rows_without_a_reply(config: dict[str, Any], clients: int = 4, **options: Any) -> list[dict[str, Any]]:
+    """The rows of a run which fails because no client has sent a valid reply."""
+    with pytest.raises(FederationError, match="no client has sent one valid reply"):
+        run_federation(config, clients, **options)
+    (file,) = Path(config["out-dir"]).glob("*/metrics.jsonl")
+    return [json.loads(line) for line in file.read_text().splitlines()]
+
+
+def run_federation(
+    config: dict[str, Any],
+    clients: int = 4,
+    tamper: Tamper | None = None,
+    nodes: dict[int, dict[str, Any]] | None = None,
+    run_id: int = RUN_ID,
+    on_grid: Callable[[LocalGrid], None] | None = None,
+) -> Outcome:
+    """`run_app`, and what the only run in its folder of results has left."""
+    grid = run_app(config, clients, tamper, nodes, run_id, on_grid)
+    folders = sorted(path for path in Path(config["out-dir"]).iterdir() if (path / "summary.json").exists())
+    (folder,) = folders if not config["baselines"] else folders[:1]  # a baseline's begins with the run's name
+    return Outcome(folder, grid)
+
+
+def run_app(
+    config: dict[str, Any],
+    clients: int = 4,
+    tamper: Tamper | None = None,
+    nodes: dict[int, dict[str, Any]] | None = None,
+    run_id: int = RUN_ID,
+    on_grid: Callable[[LocalGrid], None] | None = None,
+) -> LocalGrid:
+    """Run the ServerApp's main on ``clients`` in-process clients."""
+    default_nodes = {1000 + i: {"partition-id": i, "num-partitions": clients} for i in range(clients)}
+    grid = LocalGrid(config, nodes or default_nodes, tamper, run_id)
+    if on_grid is not None:
+        on_grid(grid)
+    context = Context(run_id, 0, {}, RecordDict(), config)
+    server_main(grid, context)
+    return grid

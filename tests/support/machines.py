@@ -1,0 +1,201 @@
+"""The machines of a federation, and the README of separate machines as what is run on them.
+
+The README's blocks are run as they stand, with the substitutions that `Machines` declares.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+from sklearn.datasets import load_digits
+
+from tests.support import ROOT
+from tests.support.processes import BIN, free_port, process
+
+README = ROOT / "docker" / "README.md"
+SITES = {"north": "cnn4", "south": "htcnn-3"}
+HAPROXY = Path("/usr/sbin/haproxy")
+"""The door. Where it is not installed, sites reach the SuperLink without one."""
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block: ``sh MACHINE`` is a step, ``sh MACHINE service`` runs until the end of the test."""
+
+    machine: str
+    service: bool
+    text: str
+
+
+def blocks_of(readme: Path) -> list[Block]:
+    """All ``sh`` blocks, in order."""
+    found = re.findall(r"^```sh (\w+)( service)?\n(.*?)^```$", readme.read_text(encoding="utf-8"), re.M | re.S)
+    return [Block(machine, bool(service), text) for machine, service, text in found]
+
+
+class Machines:
+    """The SuperLink's machine and the sites', as folders with a home and a checkout each."""
+
+    def __init__(self, folder: Path, running: ExitStack) -> None:
+        self.folder, self.running = folder, running
+        self.superlink, self.door = self._ports()
+        self.settings = {site: self._substitutions(site) for site in ("superlink", *SITES)}
+        self.services = {machine: running.enter_context(ExitStack()) for machine in self.settings}
+        for machine in self.settings:
+            copy_checkout(self.checkout(machine))
+
+    def _ports(self) -> tuple[int, int]:
+        """Where the SuperLink and the door listen."""
+        superlink = free_port()
+        return superlink, free_port() if HAPROXY.exists() else superlink
+
+    def _substitutions(self, machine: str) -> dict[str, str]:
+        """Everything in which the blocks that are run differ from those that are read. A site's are those of north."""
+        return {
+            "superlink.example.org": "localhost",
+            "0.0.0.0:8000": f"127.0.0.1:{self.door}",
+            ":8000": f":{self.door}",
+            "8001": str(self.superlink),
+            "9094": str(free_port()),
+            "/data/": f"{self.folder}/data/",
+            "rounds=2": "rounds=2 threads=1",
+            'classes="benign,malignant"': 'classes="0,1,2,3,4,5,6,7,8,9"',
+            **({} if machine == "superlink" else {"north": machine, 'arch="cnn4"': f'arch="{SITES[machine]}"'}),
+        }
+
+    def checkout(self, machine: str) -> Path:
+        """Where a machine's commands run."""
+        return self.folder / machine / "protofl"
+
+    def environment(self, machine: str) -> dict[str, str]:
+        """A home of its own, and this virtual environment's commands."""
+        env = {key: value for key, value in os.environ.items() if not key.startswith("FLWR_")}
+        home = str(self.folder / machine)
+        paths = {"HOME": home, "XDG_CACHE_HOME": f"{home}/.cache", "PATH": f"{BIN}{os.pathsep}{env['PATH']}"}
+        paths["PYTHONPATH"] = str(self.checkout(machine))  # in the place of its own `pip install -e .`
+        return env | paths | {"OMP_NUM_THREADS": "1"}
+
+    def script(self, machine: str, text: str) -> list[str]:
+        """The command that runs a block on a machine."""
+        for before, after in self.settings[machine].items():
+            text = text.replace(before, after)
+        (preamble,) = [block.text for block in blocks_of(README) if block.machine == "everywhere"]
+        return [*self.on(machine), "sh", "-euc", preamble + text]
+
+    def on(self, machine: str) -> list[str]:
+        """What precedes a command that runs on a machine."""
+        return []
+
+    def run(self, machine: str, text: str, timeout: float = 240) -> subprocess.CompletedProcess[str]:
+        """A block as a step."""
+        return subprocess.run(
+            self.script(machine, text),
+            cwd=self.checkout(machine),
+            env=self.environment(machine),
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+        )
+
+    def serve(self, machine: str, text: str) -> None:
+        """A block as a service, but a door that is not installed; its log is ``<machine>-<number>.log``."""
+        if str(HAPROXY) in text and not HAPROXY.exists():
+            return
+        number = len(list(self.folder.glob(f"{machine}-*.log")))
+        log = self.folder / f"{machine}-{number}.log"
+        command, env = self.script(machine, text), self.environment(machine)
+        self.services[machine].enter_context(process(command, env, log, cwd=self.checkout(machine)))
+
+    def restart(self, meanwhile: Callable[[], None]) -> None:
+        """Stop all services, do something, and start them again as the README does."""
+        for stopped in self.services.values():
+            stopped.close()
+        meanwhile()
+        services = [block for block in blocks_of(README) if block.service]
+        for machine in self.services:
+            for block in services:
+                if (block.machine == "superlink") == (machine == "superlink"):
+                    self.serve(machine, block.text)
+        self.wait_for(self.door)
+
+    def end_of(self, machine: str, text: str, log: Path) -> tuple[int, str]:
+        """The exit status and the output of a service that should end by itself."""
+        with process(self.script(machine, text), self.environment(machine), log, cwd=self.checkout(machine)) as started:
+            status = started.wait(timeout=60)
+        return status, log.read_text()
+
+    def carry(self, source: str, target: str, name: str) -> None:
+        """A file from one machine to another."""
+        goal = self.checkout(target) / "certs" / name
+        goal.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(self.checkout(source) / "certs" / name, goal)
+
+    def wait_for(self, port: int) -> None:
+        """Until a port of the SuperLink's machine answers ``/health``."""
+        check = f"HEALTH_URLS=https://127.0.0.1:{port}/health SSL_CERT_FILE=certs/ca.crt python docker/health.py"
+        deadline = time.monotonic() + 60
+        while self.run("superlink", check).returncode:
+            assert time.monotonic() < deadline, self.logs()
+            time.sleep(0.3)
+
+    def step(self, machine: str, text: str) -> None:
+        """A block as a step that must succeed."""
+        done = self.run(machine, text)
+        assert done.returncode == 0, f"{text}\n{done.stdout}{done.stderr}\n{self.logs()}"
+
+    def set_up(self) -> None:
+        """The README up to its chapter "A run"; each site has 300 images of its own."""
+        for number, site in enumerate(SITES):
+            write_site(self.folder / "data" / site, slice(300 * number, 300 * (number + 1)))
+        *setup, _ = [block for block in blocks_of(README) if block.machine != "everywhere"]
+        for block in setup:
+            if block.machine == "north":
+                self._on_every_site(block)
+            elif block.service:
+                self.serve("superlink", block.text)
+            elif "supernode register" in block.text:
+                self.wait_for(self.superlink)
+                self.wait_for(self.door)
+                for site in SITES:
+                    self.step("superlink", block.text.replace("north", site))
+            else:
+                self.step("superlink", block.text)
+
+    def _on_every_site(self, block: Block) -> None:
+        for site in SITES:
+            if block.service:
+                self.serve(site, block.text)
+            else:
+                self.step(site, block.text)
+                self.carry("superlink", site, "ca.crt")
+                self.carry(site, "superlink", f"nodes/{site}.pub")
+
+    def logs(self) -> str:
+        """The last lines of every service."""
+        return "\n".join(f"== {log.name}\n{log.read_text()[-3000:]}" for log in sorted(self.folder.glob("*.log")))
+
+
+def copy_checkout(target: Path) -> None:
+    """What makes a checkout that can be run and submitted."""
+    for name in ("client_app", "server_app", "protofl_common", "configs", "docker"):
+        ignored = shutil.ignore_patterns("__pycache__", "extra")
+        shutil.copytree(ROOT / name, target / name, ignore=ignored, dirs_exist_ok=True)
+    for name in ("pyproject.toml", "README.md", "LICENSE", ".gitignore"):
+        shutil.copy(ROOT / name, target)
+
+
+def write_site(folder: Path, rows: slice) -> None:
+    """DOMAIN/CLASS/image.png of enlarged digits."""
+    digits = load_digits()
+    for index, (digit, label) in enumerate(zip(digits.images[rows], digits.target[rows], strict=True)):
+        path = folder / "ward" / str(label) / f"{index}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray((digit * 15.9).astype(np.uint8)).resize((28, 28)).save(path)

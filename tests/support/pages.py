@@ -1,0 +1,125 @@
+"""A report read back: its tags, texts, tables and figures."""
+
+import csv
+import re
+from collections import Counter
+from html.parser import HTMLParser
+from io import StringIO
+from pathlib import Path
+
+from protofl_common.report.style import POLICY, SCRIPT
+
+VOID = {"meta", "br", "hr", "img", "link", "input"}
+LOADING = {"src", "href", "srcset", "data", "action", "xlink:href", "poster"}
+FORBIDDEN = {"iframe", "object", "embed", "link", "base", "form", "video", "audio"}
+
+
+class Page(HTMLParser):
+    """Parses strictly: every tag is closed in order; AssertionError otherwise."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.source = path.read_text(encoding="utf-8")
+        self.open: list[str] = []
+        self.tags: list[tuple[str, dict[str, str]]] = []
+        self.ids: list[str] = []
+        self.figures: dict[str, str] = {}
+        self.data: dict[str, list[list[str]]] = {}
+        self.tables: list[list[list[str]]] = []
+        self.texts: list[str] = []
+        self.feed(self.source)
+        self.close()
+        assert not self.open, f"not closed: {self.open}"
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        found = {name: value or "" for name, value in attrs}
+        self.tags.append((tag, found))
+        if "id" in found:
+            self.ids.append(found["id"])
+        if tag == "figure":
+            self.figures[found["id"]] = ""
+        if tag == "table":
+            self.tables.append([])
+        if tag == "tr":
+            self.tables[-1].append([])
+        if tag in ("td", "th"):
+            self.tables[-1][-1].append("")
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.handle_starttag(tag, attrs)
+        if tag not in VOID:
+            self.open.pop()
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open
+        assert self.open[-1] == tag, f"</{tag}> inside {self.open[-3:]}"
+        self.open.pop()
+
+    def handle_data(self, data: str) -> None:
+        if self.open and self.open[-1] in ("style", "script"):
+            return
+        if self.open and self.open[-1] == "textarea":
+            self.data[list(self.figures)[-1]] = list(csv.reader(StringIO(data), "excel-tab"))
+            return
+        self.texts.append(data)
+        if "figure" in self.open:
+            self.figures[list(self.figures)[-1]] += data + "\n"
+        if self.open and self.open[-1] in ("td", "th"):
+            self.tables[-1][-1][-1] += data
+
+    @property
+    def sections(self) -> list[str]:
+        """Their anchors, in order."""
+        return [attrs["id"] for tag, attrs in self.tags if tag == "section"]
+
+    def svg(self, figure: str) -> str:
+        """The drawing of a figure."""
+        found = re.search(rf'<figure id="{re.escape(figure)}".*?(<svg.*?</svg>)', self.source, re.DOTALL)
+        assert found is not None
+        return found[1]
+
+    def marks(self, figure: str) -> list[int]:
+        """How many marks each cloud of points of a figure has, in the order drawn."""
+        clouds = re.split(r'<g id="[^"]*PathCollection_\d+"', self.svg(figure))[1:]
+        found = []
+        for cloud in clouds:
+            group = re.sub(r"<defs>.*?</defs>", "", cloud.split('<g id="')[0], flags=re.DOTALL)
+            found.append(len(re.findall("<use ", group)) or len(re.findall("<path ", group)))
+        return found
+
+    def table(self, *heads: str) -> list[list[str]]:
+        """The rows of the table whose head begins so."""
+        (found,) = [table for table in self.tables if tuple(table[0][: len(heads)]) == heads]
+        return found[1:]
+
+    def assert_self_contained(self) -> None:
+        """Nothing is loaded from anywhere, only our script runs, no id twice; a figure has a caption and data."""
+        assert not [one for one, times in Counter(self.ids).items() if times > 1]
+        for tag, attrs in self.tags:
+            assert tag not in FORBIDDEN, tag
+            for name, value in attrs.items():
+                assert not name.startswith("on"), name
+                if name in LOADING:
+                    assert value.startswith(("#", "data:image/png;base64,")), value[:80]
+                    if value.startswith("#"):
+                        assert value[1:] in self.ids, value
+                for place in re.findall(r"url\(([^)]*)\)", value) if name != "aria-label" else []:
+                    assert place.startswith("#")
+                    assert place[1:] in self.ids
+        (style,) = re.findall(r"<style>(.*?)</style>", self.source, re.DOTALL)
+        assert "url(" not in style
+        assert "@import" not in style
+        for tag, attrs in self.tags:
+            if tag == "svg":
+                assert attrs["role"] == "img"
+                assert attrs["aria-label"]
+        assert "A figure could not be drawn" not in self.source
+        assert [tag for tag, _ in self.tags].count("figcaption") == len(self.figures)
+        assert re.findall(r"<script>(.*?)</script>", self.source, re.DOTALL) == [SCRIPT]
+        assert [tag for tag, _ in self.tags].count("script") == self.source.count(POLICY) == 1
+        assert list(self.data) == list(self.figures)
+        for name, rows in self.data.items():
+            assert len({len(row) for row in rows}) == 1, name
+            assert len(rows) > 1, name

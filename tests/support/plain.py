@@ -1,0 +1,92 @@
+"""A client of the independent scripts. It shares with the system only what is not the algorithm: the clients' data,
+their initial weights and the seeds of the batch orders."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors.torch import load_file
+
+from protofl_common.basics.seeding import derive_seed
+from protofl_common.data import open_client_data
+from protofl_common.experiment.settings import Settings
+from protofl_common.models.build import build_model
+
+BATCH, CLIENTS = 10, 3
+State = dict[str, torch.Tensor]
+
+
+class PlainClient:
+    """Data, model and momentum SGD; the losses and prototypes are each script's own."""
+
+    def __init__(self, settings: Settings, index: int, arch: str, clients: int = CLIENTS) -> None:
+        data = open_client_data(settings.data, seed=settings.run.seed, partition=index, num_partitions=clients)
+        mean, std = (np.array(values, np.float32).reshape(1, -1, 1, 1) for values in (data.mean, data.std))
+        self.x, self.x_test = (
+            torch.from_numpy((images.astype(np.float32) / 255 - mean) / std)
+            for images in (data.train_inputs, data.test_inputs)
+        )
+        self.data = data
+        self.y, self.y_test = data.train_labels.tolist(), data.test_labels.tolist()
+        self.name, self.seed = f"site-{index}", settings.run.seed
+        self.dim, self.arch = settings.model.feature_dim, arch
+        self.lr, self.momentum = settings.training.lr, settings.training.momentum
+        self.hparams = settings.hparams
+
+    def model_of(self, owner: str) -> torch.nn.Module:
+        return build_model(
+            self.arch,
+            input_shape=self.data.train_inputs.shape[1:],
+            num_classes=10,
+            feature_dim=self.dim,
+            seed=derive_seed(self.seed, "model", owner),
+        )
+
+    def batches(self, number: int, size: int = BATCH, passes: int = 1) -> Iterator[list[int]]:
+        """Rows of the training data, in the order that round ``number`` sees them."""
+        generator = torch.Generator().manual_seed(derive_seed(self.seed, "train", self.name, number))
+        for _ in range(passes):
+            order = torch.randperm(len(self.y), generator=generator).tolist()
+            for start in range(0, len(order), size):
+                yield order[start : start + size]
+
+    def step(self, loss: torch.Tensor, model: torch.nn.Module, velocity: list[torch.Tensor]) -> None:
+        """v ← μ v + ∇; θ ← θ − η v."""
+        gradients = torch.autograd.grad(loss, list(model.parameters()))
+        with torch.no_grad():
+            for p, g, v in zip(model.parameters(), gradients, velocity, strict=True):
+                v.mul_(self.momentum).add_(g)
+                p.sub_(self.lr * v)
+
+
+def cross_entropy(logits: torch.Tensor, labels: list[int]) -> torch.Tensor:
+    """−log softmax at the label, averaged, row by row."""
+    logp = torch.log_softmax(logits, dim=1)
+    return -sum(logp[row, label] for row, label in enumerate(labels)) / len(labels)
+
+
+def averaged(states: list[State], sizes: list[int]) -> State:
+    """Σ n_i w_i / Σ n_i."""
+    return {name: sum(n / sum(sizes) * one[name] for n, one in zip(sizes, states, strict=True)) for name in states[0]}
+
+
+def copied(model: torch.nn.Module) -> State:
+    """Its weights as they are now."""
+    return {name: value.clone() for name, value in model.state_dict().items()}
+
+
+def assert_close(found: State, wanted: State) -> None:
+    """All of them, up to the rounding of float32."""
+    assert found.keys() == wanted.keys()
+    for name, value in wanted.items():
+        torch.testing.assert_close(
+            found[name], value, rtol=1e-4, atol=1e-5, msg=lambda text, name=name: f"{name}: {text}"
+        )
+
+
+def model_left(folder: Path, site: str) -> State:
+    """The weights of the model that a client leaves after the run."""
+    (path,) = folder.rglob(f"{site}/model.safetensors")
+    found = load_file(path)
+    return {name.removeprefix("model."): value for name, value in found.items() if name.startswith("model.")}

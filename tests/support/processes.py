@@ -1,0 +1,127 @@
+"""Real Flower processes for the whole-system tests: private homes and ports, stopped by process id."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from tests.support import ROOT
+
+BIN = Path(sys.executable).parent
+
+
+def free_port() -> int:
+    """A port nobody listens on just now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def environment(home: Path) -> dict[str, str]:
+    """A private Flower home, no telemetry, this virtual environment's commands."""
+    home.mkdir(parents=True, exist_ok=True)
+    extra = {
+        "FLWR_HOME": str(home),
+        "FLWR_TELEMETRY_ENABLED": "0",
+        "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+        "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
+        "PYTHONUNBUFFERED": "1",
+    }
+    return {**os.environ, **extra}
+
+
+def wait_for(port: int, started: subprocess.Popen[bytes], log: Path) -> None:
+    """Until somebody listens on a port, for two minutes at most; the process that shall do so must not end."""
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline:
+        assert started.poll() is None, log.read_text()
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)) == 0:
+                return
+        time.sleep(0.2)
+
+
+@contextmanager
+def process(command: list[str], env: dict[str, str], log: Path, cwd: Path = ROOT) -> Iterator[subprocess.Popen[bytes]]:
+    """A background process in a group of its own, ended with its children."""
+    with log.open("wb") as out:
+        started = subprocess.Popen(command, cwd=cwd, env=env, stdout=out, stderr=out, start_new_session=True)
+    try:
+        yield started
+    finally:
+        for kind in (signal.SIGTERM, signal.SIGKILL):
+            try:
+                os.killpg(started.pid, kind)
+                started.wait(timeout=15)
+            except (ProcessLookupError, subprocess.TimeoutExpired):
+                continue
+
+
+@contextmanager
+def superlink(folder: Path, *options: str) -> Iterator[Connection]:
+    """A SuperLink on loopback and a connection to it."""
+    port, control = free_port(), free_port()
+    env = environment(folder / "home")
+    command = ["flower-superlink", "--insecure", "--host", "127.0.0.1", "--port", str(port)]
+    command += ["--control-api-address", f"127.0.0.1:{control}", "--disable-runtime-dependency-installation"]
+    (folder / "home" / "config.toml").write_text(
+        f'[superlink]\ndefault = "here"\n\n[superlink.here]\naddress = "127.0.0.1:{port}"\ninsecure = true\n'
+    )
+    log = folder / "superlink.log"
+    with process([*command, *options], env, log) as started:
+        wait_for(port, started, log)
+        yield Connection(port, env)
+
+
+@contextmanager
+def supernode(
+    connection: Connection,
+    folder: Path,
+    node_config: str,
+    program: Sequence[str] = ("flower-supernode",),
+    cwd: Path = ROOT,
+) -> Iterator[subprocess.Popen[bytes]]:
+    """A SuperNode of a site, with a Flower home of its own."""
+    folder.mkdir(parents=True)
+    command = [*program, "--insecure", "--superlink", f"127.0.0.1:{connection.port}"]
+    command += ["--host", "127.0.0.1", "--port", str(free_port()), "--node-config", node_config]
+    with process(command, environment(folder / "home"), folder / "supernode.log", cwd) as started:
+        yield started
+
+
+class Connection:
+    """How to reach a SuperLink with ``flwr``."""
+
+    def __init__(self, port: int, env: dict[str, str]) -> None:
+        self.port, self.env = port, env
+
+    def run(self, *options: str, timeout: float = 300, app: Path = ROOT) -> tuple[str, str]:
+        """``flwr run APP here --stream``: its output, and the status of the last run (``refused`` if there is none)."""
+        command = ["flwr", "run", str(app), "here", "--stream", *options]
+        done = subprocess.run(command, cwd=ROOT, env=self.env, capture_output=True, text=True, timeout=timeout)
+        listed = subprocess.run(
+            ["flwr", "ls", "here", "--format", "json"],
+            cwd=ROOT,
+            env=self.env,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        output = re.sub(r"\x1b\[[0-9;]*m", "", done.stdout + done.stderr)
+        assert listed.returncode == 0, output + listed.stdout + listed.stderr
+        runs = json.loads(listed.stdout)["runs"]
+        return output, runs[0]["status"] if runs else "refused"
+
+
+def hear_ctrl_c() -> None:
+    """As a terminal's child does; a shell's background jobs, and so what tests run in, may ignore SIGINT."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -1,0 +1,76 @@
+"""What runs leave behind, compared."""
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+
+from tests.support.harness import Outcome
+from tests.support.plain import CLIENTS
+
+
+def without_times(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The rows as far as they must repeat: everything but seconds."""
+
+    def clean(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: clean(entry) for key, entry in value.items() if key != "seconds"}
+        return value
+
+    return [clean(row) for row in rows]
+
+
+def assert_same(found: Outcome, wanted: Outcome) -> None:
+    for name in ("prototypes.safetensors", "weights.safetensors"):
+        assert (found.folder / name).exists() == (wanted.folder / name).exists()
+        if (found.folder / name).exists():
+            one, other = load_file(found.folder / name), load_file(wanted.folder / name)
+            assert one.keys() == other.keys()
+            assert all(torch.equal(one[key], other[key]) for key in one), name
+    assert without_times(found.rows) == without_times(wanted.rows)
+    for site in (wanted.folder / "clients").iterdir():
+        files = [sorted((run.folder / "clients" / site.name).iterdir()) for run in (found, wanted)]
+        assert "model.safetensors" in [file.name for file in files[0]]
+        for kept, expected in ([load_file(file) for file in pair] for pair in zip(*files, strict=True)):
+            assert all(torch.equal(kept[key], expected[key]) for key in expected), site.name
+
+
+Models = dict[str, dict[str, torch.Tensor]]
+
+
+def metrics(outcome: Outcome) -> list[tuple[Any, ...]]:
+    """Accuracies and cross-entropy of every client in every round."""
+    return [
+        (row["kind"], site, client["accuracy"], client.get("losses", {}).get("cross-entropy"))
+        for row in outcome.rows
+        for site, client in row["clients"].items()
+    ]
+
+
+def models_left(outcome: Outcome) -> Models:
+    """Site -> the parameters and buffers of the model that it leaves."""
+    files = {path.parent.name: load_file(path) for path in outcome.folder.glob("clients/*/model.safetensors")}
+    return {
+        site: {name.removeprefix("model."): value for name, value in one.items() if name.startswith("model.")}
+        for site, one in files.items()
+    }
+
+
+def assert_same_models(found: Models, wanted: Models) -> None:
+    assert len(wanted) == CLIENTS
+    assert found.keys() == wanted.keys()
+    for site, one in wanted.items():
+        assert one.keys() == found[site].keys()
+        assert all(torch.equal(found[site][name], value) for name, value in one.items()), site
+
+
+def digests(folder: Path) -> dict[str, str]:
+    """Of the global and the clients' prototypes and models, without what else their files tell."""
+    found = {}
+    for file in (*folder.glob("*.safetensors"), *folder.glob("clients/*/model.safetensors")):
+        for name, tensor in load_file(file).items():
+            digest = hashlib.sha256(tensor.contiguous().numpy().tobytes()).hexdigest()
+            found[f"{file.relative_to(folder)}: {name}"] = digest
+    return found

@@ -1,0 +1,61 @@
+"""Sites with data of their own."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from protofl_common.tools.findings import Finding
+from protofl_common.tools.site.check import findings
+from protofl_common.tools.site.node import node_config, supernode_options
+from tests.support.harness import Tamper, run_config, run_federation
+
+
+def images(folder: Path, *names: str) -> Path:
+    """Random images at these places."""
+    for index, name in enumerate(names):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        pixels = np.random.default_rng(index).integers(0, 255, (8, 8, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(folder / name)
+    return folder
+
+
+NAMES = ("east", "north", "south")
+CLASSES = ("benign", "malignant")
+
+
+class Three:
+    """Sites with eight images each; something is done to south before a run."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.nodes: dict[int, dict[str, Any]] = {}
+        for number, name in enumerate(NAMES):
+            data = images(folder / name / "data", *(f"{kind}/{i}.png" for kind in CLASSES for i in range(4)))
+            places = {"data-dir": str(data), "state-dir": str(folder / name / "state")}
+            facts = {"dataset": "image-folder", "classes": ",".join(CLASSES), **places}
+            self.nodes[number + 1] = {"site-name": name, **facts, "cache-dir": str(folder / name / "cache")}
+
+    @property
+    def south(self) -> Path:
+        return self.folder / "south"
+
+    def run(self, tamper: Tamper | None = None, **settings: Any) -> Any:
+        own = {"partition": "own", "image_size": 8, "num_clients": 3, "rounds": 1}
+        config = run_config(self.folder, models="cnn4", **own | {"train_samples": 0} | settings)
+        return run_federation(config, nodes=self.nodes, tamper=tamper)
+
+
+NODE = 'site-name="north" data-dir="data" dataset="image-folder" classes="cat,dog" '
+NODE += 'cache-dir="cache" state-dir="state" allow-algorithms="fedproto"'
+
+
+def found(*options: str, node: str = NODE, **asked: str | int) -> list[Finding]:
+    supernode = supernode_options(["--node-config", node, *options])
+    return findings(supernode, node_config(supernode.node_config), {key.replace("_", "-"): asked[key] for key in asked})
+
+
+def level_of(said: list[Finding], text: str) -> str:
+    (level,) = [one.level for one in said if text in f"{one.topic} {one.text}"]
+    return level

@@ -1,0 +1,34 @@
+"""What the documents say of the code is what the code makes, and names all that there is."""
+
+import pytest
+
+from protofl_common.experiment.catalog import CATALOG
+from protofl_common.experiment.settings import known_keys
+from tests.bench.reference import DOCS, _meanings, pages
+
+MADE = pages()
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_what_is_committed_is_what_the_code_makes(name: str) -> None:
+    assert (DOCS / name).read_text(encoding="utf-8") == MADE[name], "make docs writes it anew"
+
+
+def test_every_setting_has_a_line_with_its_meaning() -> None:
+    text = "".join(MADE.values())
+    for key in known_keys():
+        assert f"\n| `{key}` | `" in text
+    assert [key for key, meaning in _meanings().items() if not meaning] == []
+
+
+@pytest.mark.parametrize("algo", CATALOG)
+def test_every_algorithm_has_a_page_of_one_shape(algo: str) -> None:
+    """What it is, when to use it, what travels, its equations, results, deviations, settings; both halves are named."""
+    page = MADE[f"algorithms/{algo}.md"]
+    assert len(page.splitlines()) <= 200
+    assert page.count("\n$$\n") >= 2
+    order = ["**Use it when** ", "**Do not** ", f"](travels/{algo}.svg)"]
+    order += ["\n## Equations\n", "\n## Results\n", "\n## Deviations\n", "\n## Settings\n", "](../../client_app/"]
+    places = [page.find(part) for part in order]
+    assert -1 not in places, [part for part, place in zip(order, places, strict=True) if place < 0]
+    assert places == sorted(places)

@@ -1,0 +1,283 @@
+"""A client's hooks: their order, what lives on, which step trains, and what stays off the disk."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from flwr.app import Context, RecordDict
+from safetensors.torch import load_file
+
+from client_app.algorithms.base import ClientAlgorithm, client_half
+from client_app.client import Client
+from client_app.training import FusedStep, Step
+from protofl_common.experiment.catalog import CATALOG
+from protofl_common.wire.payloads import Payload
+from protofl_common.wire.schema import Weights
+from tests.support.declared import DECLARED
+from tests.support.harness import run_config, run_federation
+
+SMALL: dict[str, Any] = {"train_samples": 20, "test_samples": 20}
+
+
+def algorithm(tmp_path: Path, algo: str = "local", client: int = 1, **changes: Any) -> ClientAlgorithm[Any]:
+    config = run_config(tmp_path, algo=algo, **changes)
+    site = Client(Context(1, 7, {"partition-id": client, "num-partitions": 5}, RecordDict(), config))
+    return client_half(CATALOG[algo])(site, 2)
+
+
+# -- hooks ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("algo", ["local", "fedproto"])
+def test_the_hooks_come_in_their_order_and_a_newcomer_has_no_last_round(
+    algo: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`restore` is before `receive`, and is left out where there is nothing to restore."""
+    calls: list[tuple[str, str, int, int | None]] = []
+
+    def watch(name: str) -> None:
+        original = getattr(ClientAlgorithm, name)
+
+        def noted(self: ClientAlgorithm[Any], *rest: Any) -> Any:
+            calls.append((self.client.name, name, self.round, self.last_round))
+            return original(self, *rest)
+
+        monkeypatch.setattr(ClientAlgorithm, name, noted)
+
+    for name in ("restore", "receive", "evaluation_model", "fit", "packed_state"):
+        watch(name)
+    run_federation(run_config(tmp_path, algo=algo, rounds=2, **SMALL), clients=2)
+    own = [call[1:] for call in calls if call[0] == "site-1"]
+    first = [("receive", 1, None), ("evaluation_model", 1, None), ("fit", 1, None), ("packed_state", 1, None)]
+    second = [
+        ("restore", 2, None),
+        ("receive", 2, 1),
+        ("evaluation_model", 2, 1),
+        ("fit", 2, 1),
+        ("packed_state", 2, 1),
+    ]
+    assert own[:9] == first + second
+    assert own[9:11] == [("restore", 2, None), ("receive", 2, 2)]
+    assert {call[0] for call in own[11:]} == {"evaluation_model"}
+
+
+@pytest.mark.parametrize("algo", CATALOG)
+def test_evaluation_trains_nothing(algo: str, tmp_path: Path) -> None:
+    """What lives on, goes up or is trained next is the same after `evaluation_model`; Per-FedAvg adapts a copy."""
+    found = algorithm(tmp_path, algo, models="resnet4-imagenet-stem", **SMALL)
+
+    def tensors() -> dict[str, torch.Tensor]:
+        states = {f"{number}": module.state_dict() for number, module in enumerate((found.model, *found.modules))}
+        flat = {f"{number}/{name}": value for number, state in states.items() for name, value in state.items()}
+        return {name: value.clone() for name, value in (flat | found.packed_state()).items()}
+
+    before = tensors()
+    found.evaluation_model()
+    after = tensors()
+    assert after.keys() == before.keys()
+    assert [name for name, value in before.items() if not torch.equal(after[name], value)] == []
+
+
+def test_with_few_clients_a_round_the_last_round_is_the_clients_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: dict[str, list[tuple[int, int | None]]] = {}
+    fit = ClientAlgorithm.fit
+
+    def noted(self: ClientAlgorithm[Any]) -> dict[str, float]:
+        seen.setdefault(self.client.name, []).append((self.round, self.last_round))
+        return fit(self)
+
+    monkeypatch.setattr(ClientAlgorithm, "fit", noted)
+    run_federation(run_config(tmp_path, rounds=5, participation=0.5, **SMALL), clients=4)
+    assert len(seen) > 2
+    for rounds in seen.values():
+        numbers = [number for number, _ in rounds]
+        assert [last for _, last in rounds] == [None, *numbers[:-1]]
+    assert any(numbers != list(range(1, 6)) for numbers in ([one for one, _ in rounds] for rounds in seen.values()))
+
+
+def test_settings_are_the_runs_and_hparams_the_algorithms(tmp_path: Path) -> None:
+    found = algorithm(tmp_path, "fedtgp", fedtgp__lambda=0.7)
+    assert found.settings is found.client.settings
+    assert found.hparams is found.settings.hparams
+    assert isinstance(found.hparams, CATALOG["fedtgp"].hparams)
+    assert found.hparams.lambda_ == 0.7
+
+
+@pytest.mark.parametrize("algo", ["fedproto", "fedrep", "ditto", "pfedme"])
+def test_every_optimizer_has_the_learning_rate_of_its_round(algo: str, tmp_path: Path) -> None:
+    """In the second round half of the first one's, for an optimizer that lives on too."""
+    schedule = {"lr_schedule": "step", "lr_step": 1, "lr_decay": 0.5, "lr": 0.3, "keep_optimizer": True}
+    found = algorithm(tmp_path, algo, **schedule, momentum=0.9, **SMALL)
+    assert found.training.lr == 0.15
+    assert found.settings is found.client.settings
+    earlier = client_half(CATALOG[algo])(found.client, 1)
+    for parameter in earlier.optimizer.param_groups[0]["params"]:
+        parameter.grad = torch.ones_like(parameter)
+    earlier.optimizer.step()
+    found.restore(earlier.packed_state(), 1)
+    assert found.optimizer.state
+    assert [group["lr"] for group in found.optimizer.param_groups] == [0.15]
+
+
+@pytest.mark.parametrize(
+    ("algo", "start", "alike"),
+    [
+        *((algo, "auto", True) for algo in ("fedper", "fedrep", "lg-fedavg", "fedgen", "fedgh", "fedavg", "ditto")),
+        *((algo, "auto", False) for algo in ("local", "fedproto", "fedtgp", "fedpcl", "fml", "fedkd")),
+        ("fedper", "own", False),
+        ("fedproto", "shared", True),
+    ],
+)
+def test_clients_that_share_a_part_of_their_models_start_alike(
+    algo: str, start: str, alike: bool, tmp_path: Path
+) -> None:
+    """By default, as in the code of FedRep, LG-FedAvg, FedGen and FedGH: averaged are then parts that fit together."""
+    one, other = (algorithm(tmp_path, algo, client, initial_weights=start, models="cnn4").model for client in (1, 2))
+    assert torch.equal(one.head.state_dict()["weight"], other.head.state_dict()["weight"]) == alike
+
+
+# -- what lives on -------------------------------------------------------------------------------------------------
+
+
+def states(folder: Path) -> list[Path]:
+    return sorted(folder.rglob("clients/*/0*.safetensors"))
+
+
+@pytest.mark.parametrize("algo", CATALOG)
+def test_only_what_an_algorithm_keeps_is_on_the_disk(algo: str, tmp_path: Path) -> None:
+    """A model that the server overwrites is not; the model to use after the run is there all the same."""
+    outcome = run_federation(run_config(tmp_path, algo=algo, **SMALL), clients=2)
+    keeps = DECLARED[algo].keeps_state
+    assert len(states(outcome.folder)) == (2 if keeps else 0)
+    assert (client_half(CATALOG[algo]).state != ()) == keeps
+    assert len(list(outcome.folder.glob("clients/*/model.safetensors"))) == 2
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_fedavg_keeps_an_optimizer_when_asked_and_nothing_else(momentum: float, tmp_path: Path) -> None:
+    settings = {"algo": "fedavg", "keep_optimizer": True, "optimizer": "sgd", "momentum": momentum, **SMALL}
+    outcome = run_federation(run_config(tmp_path, **settings), clients=2)
+    assert not any(outcome.summary["trouble"].values())
+    files = states(outcome.folder)
+    assert len(files) == (2 if momentum else 0)  # plain SGD remembers nothing
+    for path in files:
+        names = list(load_file(path))
+        assert names
+        assert all(name.startswith("optimizer/") for name in names)
+
+
+def test_a_client_goes_on_as_it_was(tmp_path: Path) -> None:
+    lived, fresh = (algorithm(tmp_path, momentum=0.9, keep_optimizer=True) for _ in "ab")
+    lived.fit()
+    fresh.restore(lived.packed_state(), 1)
+    assert fresh.last_round == 1
+    for one in (lived, fresh):
+        one.round = 3
+        one.fit()
+    assert_equal(fresh.model.state_dict(), lived.model.state_dict())
+
+
+def assert_equal(found: Mapping[str, torch.Tensor], wanted: Mapping[str, torch.Tensor]) -> None:
+    assert found.keys() == wanted.keys()
+    assert all(torch.equal(found[name], value) for name, value in wanted.items())
+
+
+# -- what trains -----------------------------------------------------------------------------------------------------
+
+
+class Own(ClientAlgorithm[Any]):
+    """Looks at gradients."""
+
+    needs_gradients = True
+
+
+@pytest.mark.parametrize("algo", [algo for algo, row in CATALOG.items() if not row.one_shot])
+def test_the_algorithms_of_the_catalog_train_by_the_fused_step(algo: str, tmp_path: Path) -> None:
+    """But those whose loss looks at the weights, or uses the head twice, do not."""
+    assert type(algorithm(tmp_path, algo).step()) is (Step if algo in ("fedprox", "fedgen", "fedsa") else FusedStep)
+
+
+def test_so_do_projection_networks_behind_frozen_backbones(tmp_path: Path) -> None:
+    assert type(algorithm(tmp_path, "fedpcl", backbones="glyphs").step()) is FusedStep
+
+
+def test_a_loss_that_needs_gradients_gets_the_plain_step_with_all_of_them(tmp_path: Path) -> None:
+    site = algorithm(tmp_path, models="htcnn-1", feature_dim=512).client
+    plain = Own(site, 1)
+    step = plain.step()
+    assert type(step) is Step
+    assert step.modules == plain.modules == (site.model,)
+    assert step.optimizer is plain.optimizer
+    wide = [
+        layer for layer in site.model.modules() if isinstance(layer, torch.nn.Linear) and layer.weight.numel() > 2**17
+    ]
+    assert wide
+    data = site.train_set
+    with step.session():
+        step(data.inputs[:4], data.labels[:4], torch.arange(4))
+    assert all(parameter.grad is not None for parameter in site.model.parameters())
+
+
+@pytest.mark.parametrize("arch", ["somebodys.module:Net", "cnn5"])
+def test_an_architecture_that_is_not_of_the_catalog_gets_the_plain_step(arch: str, tmp_path: Path) -> None:
+    found = algorithm(tmp_path)
+    _ = found.model
+    found.client.arch = arch
+    assert type(found.step()) is Step
+
+
+def test_both_steps_train_the_same_model(tmp_path: Path) -> None:
+    fused, plain = (algorithm(tmp_path, models="htcnn-1", feature_dim=512) for _ in "ab")
+    plain.needs_gradients = True
+    assert [type(one.step()) for one in (fused, plain)] == [FusedStep, Step]
+    losses = [one.fit() for one in (fused, plain)]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4)
+    for name, value in plain.model.state_dict().items():
+        torch.testing.assert_close(fused.model.state_dict()[name], value, rtol=1e-4, atol=1e-5)
+
+
+class Watching(Step):
+    """Trains nothing, and notes which samples it was given."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.seen: list[int] = []
+
+    def __call__(self, inputs: torch.Tensor, labels: torch.Tensor, index: torch.Tensor) -> dict[str, torch.Tensor]:
+        self.seen.extend(index.tolist())
+        return {}
+
+
+def test_a_second_loop_in_a_round_has_a_seed_of_its_own(tmp_path: Path) -> None:
+    orders: list[list[int]] = []
+    for purpose in ("train", "train", "again"):
+        found = algorithm(tmp_path)
+        step = Watching(found.modules, found.optimizer, found.loss)
+        assert found.train(step, epochs=1, purpose=purpose) == {}
+        orders.append(step.seen)
+    assert orders[0] == orders[1] != orders[2]
+    assert sorted(orders[0]) == sorted(orders[2])
+
+
+# -- weights in part -------------------------------------------------------------------------------------------------
+
+
+def test_templates_are_of_the_declared_part(tmp_path: Path) -> None:
+    found = algorithm(tmp_path, "fedavg")
+    whole = found.templates({"weights": Weights()})["weights"]
+    body = found.templates({"weights": Weights(parts=("body.",)), "other": Weights(parts=("head.",))})
+    assert whole.keys() == found.model.state_dict().keys()
+    assert body["weights"].keys() == {name for name in whole if name.startswith("body.")}
+    assert body["weights"].keys() | body["other"].keys() == whole.keys()
+
+
+def test_fedavg_takes_in_a_part_and_leaves_the_rest(tmp_path: Path) -> None:
+    found = algorithm(tmp_path, "fedavg")
+    before = {name: value.clone() for name, value in found.model.state_dict().items()}
+    body = {name: torch.zeros_like(value) for name, value in before.items() if name.startswith("body.")}
+    found.receive(Payload(weights=body))
+    assert_equal(found.model.state_dict(), before | body)

@@ -1,0 +1,40 @@
+"""The protections that act on a client's messages, and their order."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from flwr.app import Context, RecordDict
+
+from client_app.client import Client
+from client_app.protections import PROTECTIONS, protections_of
+from client_app.protections.base import Protection
+from tests.support.harness import run_config
+
+SIMULATED = {"partition-id": 0, "num-partitions": 3}
+SITE = SIMULATED | {"site-name": "north"}
+PRIVATE = {"dp": "sample", "dp_epsilon": 8.0, "norm": "group"}
+
+
+@pytest.mark.parametrize(
+    ("node", "settings", "wanted"),
+    [
+        (SIMULATED, {}, []),
+        (SITE, {}, ["one reply to each question"]),
+        (SIMULATED, {"min_class_samples": 2}, ["small classes"]),
+        (SITE | {"min-class-samples": 2}, {}, ["one reply to each question", "small classes"]),
+        (SIMULATED, {"prototype_noise": "gaussian 0.1 0.1"}, ["a paper's noise"]),
+        (SIMULATED, PRIVATE, ["differential privacy"]),
+        (SIMULATED, PRIVATE | {"min_class_samples": 2}, ["small classes", "differential privacy"]),
+    ],
+)
+def test_the_protections_of_a_client_follow_from_settings_and_node_config(
+    node: dict[str, Any], settings: dict[str, Any], wanted: list[str], tmp_path: Path
+) -> None:
+    client = Client(Context(1, 7, node, RecordDict(), run_config(tmp_path, algo="fedproto", **settings)))
+    assert [protection.name for protection in protections_of(client)] == wanted
+
+
+def test_every_protection_says_what_it_is_called_and_when_it_acts() -> None:
+    assert len({kind.name for kind in PROTECTIONS} - {""}) == len(PROTECTIONS)
+    assert all(kind.acts is not Protection.acts for kind in PROTECTIONS)

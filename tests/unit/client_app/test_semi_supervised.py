@@ -1,0 +1,162 @@
+"""Clients that know few labels: what learns from which samples."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import Context, RecordDict
+
+from client_app.algorithms.base import ClientAlgorithm, client_half
+from client_app.client import Client
+from client_app.training import Batch, LossTerms, labelled_loss, train
+from protofl_common.experiment.catalog import CATALOG
+from protofl_common.maths.losses.positive_unlabelled import positive_unlabelled_risk
+from protofl_common.maths.prototypes import Prototypes
+from protofl_common.wire.payloads import Payload
+from tests.support.harness import run_config, run_federation
+
+FEW: dict[str, Any] = {"positive_rate": 0.34, "models": "htcnn-1", "feature_dim": 8}
+"""digit-domains gives a client 3 samples of each digit: one of them is labelled."""
+
+
+def algorithm(tmp_path: Path, algo: str = "fedproto", **changes: Any) -> ClientAlgorithm[Any]:
+    """Site 1 of 5 in round 2, with global prototypes of classes 0 … 4."""
+    config = run_config(tmp_path, algo=algo, **{**FEW, **changes})
+    site = Client(Context(1, 7, {"partition-id": 1, "num-partitions": 5}, RecordDict(), config))
+    found = client_half(CATALOG[algo])(site, 2)
+    if "prototypes" in site.settings.row.exchange.down:
+        generator = torch.Generator().manual_seed(0)
+        found.receive(Payload(prototypes=Prototypes(torch.rand(5, 8, generator=generator), torch.arange(5))))
+    return found
+
+
+def batch(client: ClientAlgorithm[Any], rows: slice = slice(None)) -> Batch:
+    """Rows of the labelled (0 … 9) and unlabelled (10 … 29) training samples, as the training loop gives them."""
+    data = client.client.train_set.with_unlabelled()
+    features = client.model.body(data.inputs[rows])
+    index = torch.arange(len(data))[rows]
+    return Batch(data.inputs[rows], data.labels[rows], index, features, client.model.head(features))
+
+
+def batch_loss(client: ClientAlgorithm[Any], of: Batch) -> LossTerms:
+    """What the training loop asks for: the client's step has it, and `labelled_loss` makes it."""
+    site = client.client
+    made = labelled_loss(client.loss, site.train_set, site.settings.training, site.num_classes)(of)
+    found = client.step().loss(of)
+    assert list(found) == list(made)
+    assert all(torch.equal(found[name], value) for name, value in made.items())
+    return found
+
+
+def test_the_training_set_is_what_is_labelled(tmp_path: Path) -> None:
+    client = algorithm(tmp_path)
+    assert client.client.train_set.labels.sort().values.tolist() == list(range(10))
+    assert client.client.train_set.unlabelled is not None
+    assert len(client.client.train_set.unlabelled) == 20
+    assert len(client.client.data.train_labels) == client.client.stated_samples == 30
+    assert (client.client.test_set.labels >= 0).all()
+    assert client.client.test_set.unlabelled is None
+
+
+@pytest.mark.parametrize("algo", ["local", "fedavg", "fedproto", "fedtgp", "protofed"])
+def test_an_algorithms_own_loss_sees_the_labelled_samples_alone(algo: str, tmp_path: Path) -> None:
+    client = algorithm(tmp_path, algo)
+    some = batch(client, slice(5, 15))
+    mixed = batch_loss(client, some)
+    labelled = Batch(some.inputs[:5], some.labels[:5], some.index[:5], some.features[:5], some.logits[:5])
+    alone = client.loss(labelled)
+    assert list(mixed) == list(alone)
+    for name, value in alone.items():
+        assert torch.equal(mixed[name], value)
+    total: torch.Tensor = sum(mixed.values(), start=torch.zeros(()))
+    (slope,) = torch.autograd.grad(total, some.features)
+    assert (slope[:5].abs().sum(1) > 0).all()
+    assert (slope[5:] == 0).all()
+
+
+@pytest.mark.parametrize("algo", ["local", "fedavg", "fedproto"])
+@pytest.mark.parametrize("risk", ["unbiased", "non-negative"])
+def test_the_unlabelled_samples_have_a_term_of_their_own(algo: str, risk: str, tmp_path: Path) -> None:
+    plain = algorithm(tmp_path, algo)
+    client = algorithm(tmp_path, algo, pu_weight=0.5, pu_risk=risk)
+    some = batch(client, slice(5, 15))
+    terms = batch_loss(client, some)
+    counts = torch.ones(10, dtype=torch.int64)
+    expected = positive_unlabelled_risk(some.logits, some.labels, counts, 20, non_negative=risk == "non-negative")
+    assert terms.pop("unlabelled").item() == pytest.approx(0.5 * expected.item(), rel=1e-6)
+    assert {name: value.item() for name, value in terms.items()} == {
+        name: value.item() for name, value in batch_loss(plain, some).items()
+    }
+    (slope,) = torch.autograd.grad(expected, some.features)
+    assert (slope[5:].abs().sum(1) > 0).all()
+
+
+def test_a_batch_without_any_label(tmp_path: Path) -> None:
+    without, using = algorithm(tmp_path), algorithm(tmp_path, pu_weight=1.0)
+    assert batch_loss(without, batch(without, slice(12, 16))) == {}
+    terms = batch_loss(using, batch(using, slice(12, 16)))
+    assert list(terms) == ["unlabelled"]
+    assert terms["unlabelled"].item() > 0
+
+
+@pytest.mark.parametrize("weight", [0.0, 1.0])
+def test_training_on_many_batches_without_labels_stays_finite(weight: float, tmp_path: Path) -> None:
+    client = algorithm(tmp_path, positive_rate=1e-6, batch_size=2, local_epochs=2, pu_weight=weight)
+    before = {name: value.clone() for name, value in client.model.state_dict().items()}
+    data = client.client.train_set.with_unlabelled()
+    losses = train(client.step(), data, client.settings.training, seed=1)
+    assert np.isfinite(list(losses.values())).all()
+    assert set(losses) == {"cross-entropy", "prototype", "total"} | ({"unlabelled"} if weight else set())
+    after = client.model.state_dict()
+    assert all(torch.isfinite(value).all() for value in after.values())
+    assert any(not torch.equal(before[name], value) for name, value in after.items())
+
+
+@pytest.mark.parametrize("algo", ["fedavg", "fedproto"])
+def test_a_federation_learns_from_unlabelled_samples(algo: str, tmp_path: Path) -> None:
+    """`pu-weight` reaches the clients' training: its term is reported, and with each weight another model is learnt."""
+    losses = {
+        weight: run_federation(run_config(tmp_path / str(weight), algo=algo, pu_weight=weight, **FEW), 2).rows[1][
+            "losses"
+        ]
+        for weight in (0.0, 0.5, 1.0)
+    }
+    assert {weight: "unlabelled" in found for weight, found in losses.items()} == {0.0: False, 0.5: True, 1.0: True}
+    assert len({found["cross-entropy"] for found in losses.values()}) == 3
+
+
+@pytest.mark.parametrize("algo", ["fedpcl", "fedproto"])
+@pytest.mark.parametrize("weight", [0.0, 1.0])
+def test_few_labels_in_front_of_a_frozen_backbone(algo: str, weight: float, tmp_path: Path) -> None:
+    config = run_config(tmp_path, algo=algo, pu_weight=weight, backbones="glyphs", positive_rate=0.34)
+    outcome = run_federation(config, clients=2)
+    assert [row["valid"] for row in outcome.rows] == [2, 2, 2]
+    assert ("unlabelled" in outcome.rows[1]["losses"]) == (weight > 0)
+
+
+@pytest.mark.parametrize("algo", ["local", "fedproto"])
+def test_when_all_is_labelled_the_loss_is_the_algorithms_own(algo: str, tmp_path: Path) -> None:
+    """Whatever the weight: to the last bit, and in the same order of samples."""
+    client = algorithm(tmp_path, algo, positive_rate=1.0, pu_weight=1.0)
+    assert client.client.train_set.with_unlabelled() is client.client.train_set
+    assert client.training_set is client.client.train_set
+    assert client.step().loss == client.loss
+    everything = batch(client)
+    own = client.loss(everything)
+    found = batch_loss(client, everything)
+    assert list(found) == list(own)
+    assert all(torch.equal(found[name], value) for name, value in own.items())
+
+
+def test_prototypes_and_their_counts_are_those_of_the_labelled_samples(tmp_path: Path) -> None:
+    client = algorithm(tmp_path, positive_rate=0.67)
+    sent = client.upload().vectors()
+    assert sent is not None
+    assert sent.counts is not None
+    assert sent.counts.tolist() == [2] * 10
+    images, labels = client.client.train_set.inputs, client.client.train_set.labels
+    with torch.no_grad():
+        for label, mean in zip(sent.labels.tolist(), sent.means, strict=True):
+            torch.testing.assert_close(mean, client.model.body(images[labels == label]).mean(0))

@@ -1,0 +1,218 @@
+"""The client's private files: which state counts, how many are kept, atomicity, and clear errors."""
+
+import errno
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from client_app.state import StateError, StateFolder
+from protofl_common.basics.run_history import RunHistory
+from protofl_common.runs.attributes import pack_attributes, restore_attributes
+from tests.support.accidents import flip_a_bit
+
+CPU = torch.device("cpu")
+FIRST = RunHistory(11)
+KEPT = ("model", "optimizer")
+
+
+@dataclass
+class Owner:
+    """What of an algorithm lives on in these tests."""
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+
+
+def some_state(round_number: int = 3) -> tuple[int, str, dict[str, torch.Tensor]]:
+    model = {"model/w": torch.full((3, 2), float(round_number)), "model/n": torch.tensor(4)}
+    return round_number, "cnn4", {**model, "optimizer/0.m": torch.ones(2)}
+
+
+def folder(path: Path, run_history: RunHistory = FIRST) -> StateFolder:
+    return StateFolder(path, "site-1", run_history)
+
+
+def loaded(states: StateFolder, before: int) -> int:
+    """Return the round of the state."""
+    found = states.load(before, "cnn4", CPU)
+    assert found is not None
+    assert float(found[0]["model/w"][0, 0]) == found[1]
+    return found[1]
+
+
+def names(path: Path) -> list[str]:
+    return sorted(file.name for file in (path / "site-1").iterdir())
+
+
+def test_round_trip(tmp_path: Path) -> None:
+    states, tensors = folder(tmp_path / "new" / "folder"), some_state()[2]
+    assert states.load(4, "cnn4", CPU) is None
+    states.save(*some_state())
+    found = states.load(4, "cnn4", CPU)
+    assert found is not None
+    assert found[1] == 3
+    assert found[0].keys() == tensors.keys()
+    assert all(torch.equal(found[0][name], value) for name, value in tensors.items())
+    assert names(tmp_path / "new" / "folder") == ["000003-11.safetensors"]
+
+
+def test_a_round_starts_from_the_last_state_before_it(tmp_path: Path) -> None:
+    states = folder(tmp_path)
+    states.save(*some_state(2))
+    states.save(*some_state(5))
+    assert [loaded(states, before) for before in (6, 5, 4, 3)] == [5, 2, 2, 2]
+    assert states.load(2, "cnn4", CPU) is None
+
+
+def test_three_states_are_kept_and_one_at_the_end(tmp_path: Path) -> None:
+    states = folder(tmp_path)
+    for number in (1, 2, 4, 5):
+        states.save(*some_state(number))
+        assert len(names(tmp_path)) <= 3
+    assert names(tmp_path) == ["000002-11.safetensors", "000004-11.safetensors", "000005-11.safetensors"]
+    states.finish(5)
+    assert names(tmp_path) == ["000005-11.safetensors"]
+
+
+def test_a_resumed_run_does_not_use_what_the_stopped_one_left_of_rounds_that_do_not_count(tmp_path: Path) -> None:
+    stopped = folder(tmp_path)
+    for number in (4, 5, 6):  # the server died before it could merge round 6
+        stopped.save(*some_state(number))
+    again = folder(tmp_path, FIRST.then(12, 5))
+    assert loaded(again, 6) == 5
+    assert loaded(again, 7) == 5  # not asked in round 6
+    again.save(*some_state(6))
+    assert names(tmp_path) == ["000004-11.safetensors", "000005-11.safetensors", "000006-12.safetensors"]
+
+
+def test_a_client_still_at_work_for_the_stopped_run_disturbs_nothing(tmp_path: Path) -> None:
+    stopped, again = folder(tmp_path), folder(tmp_path, FIRST.then(12, 5))
+    stopped.save(*some_state(5))
+    again.save(*some_state(6))
+    stopped.save(*some_state(6))
+    assert loaded(again, 7) == 6
+    again.save(*some_state(7))
+    again.save(*some_state(8))
+    assert names(tmp_path) == ["000006-12.safetensors", "000007-12.safetensors", "000008-12.safetensors"]
+
+
+def test_a_state_of_another_run_of_the_same_name_is_not_used(tmp_path: Path) -> None:
+    folder(tmp_path).save(*some_state())
+    assert folder(tmp_path, RunHistory(12)).load(9, "cnn4", CPU) is None
+
+
+def test_a_state_of_another_architecture_is_an_error(tmp_path: Path) -> None:
+    folder(tmp_path).save(*some_state())
+    with pytest.raises(StateError, match="is of a cnn4, but this client is now a resnet10"):
+        folder(tmp_path).load(4, "resnet10", CPU)
+
+
+def test_a_state_is_not_for_another_algorithm(tmp_path: Path) -> None:
+    StateFolder(tmp_path, "site-1", FIRST, use="local (0a)").save(*some_state())
+    with pytest.raises(StateError, match=r"was stored under local \(0a\), and is not for fedper \(0b\)"):
+        StateFolder(tmp_path, "site-1", FIRST, use="fedper (0b)").load(4, "cnn4", CPU)
+
+
+def test_a_damaged_file_is_an_error_that_names_it(tmp_path: Path) -> None:
+    states = folder(tmp_path)
+    states.save(*some_state(3))
+    flip_a_bit(tmp_path / "site-1" / "000003-11.safetensors", -3)
+    with pytest.raises(StateError, match=r"000003-11\.safetensors is damaged: .* checksum; remove it to start afresh"):
+        states.load(4, "cnn4", CPU)
+
+
+def test_a_client_goes_on_from_the_state_before_a_damaged_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    states = folder(tmp_path)
+    states.save(*some_state(2))
+    states.save(*some_state(3))
+    (tmp_path / "site-1" / "000003-11.safetensors").write_bytes(b"not a state at all")
+    assert loaded(states, 4) == 2
+    assert "000003-11.safetensors cannot be read" in capsys.readouterr().err
+
+
+def test_a_site_removes_nothing_of_other_flower_runs_whatever_run_history_the_server_tells(tmp_path: Path) -> None:
+    other = folder(tmp_path, RunHistory(4711))
+    for number in (1, 2):
+        other.save(*some_state(number))
+    for run_history in (
+        RunHistory(12),
+        RunHistory(12, ((4711, 0),)),
+        RunHistory(12, ((4711, 2),)),
+        RunHistory(12, ((4711, 99),)),
+    ):
+        states = StateFolder(tmp_path, "site-1", run_history, wary=True)
+        for number in (1, 2, 3, 4):
+            states.save(*some_state(number))
+        states.finish(9)
+        assert {"000001-4711.safetensors", "000002-4711.safetensors", "000004-12.safetensors"} <= set(names(tmp_path))
+
+
+def test_a_site_tidies_its_own_run_all_the_same(tmp_path: Path) -> None:
+    states = StateFolder(tmp_path, "site-1", FIRST, wary=True)
+    (tmp_path / "site-1").mkdir()
+    (tmp_path / "site-1" / "000001-11.safetensors.77.tmp").write_bytes(b"half")
+    for number in (1, 2, 3, 4):
+        states.save(*some_state(number))
+    assert names(tmp_path) == ["000002-11.safetensors", "000003-11.safetensors", "000004-11.safetensors"]
+    states.finish(4)
+    assert names(tmp_path) == ["000004-11.safetensors"]
+
+
+def full_disk(*args: object, **kwargs: object) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+@pytest.mark.parametrize("where", ["os.replace", "protofl_common.basics.tensorfile.save_file", "os.fsync"])
+def test_a_full_disk_leaves_the_old_state(where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    states = folder(tmp_path)
+    states.save(*some_state(2))
+    states.save(*some_state(3))
+    monkeypatch.setattr(where, full_disk)
+    said = r"round 4 is lost .* has the state after round 3: .*site-1.* could not be written.*No space left"
+    with pytest.raises(StateError, match=said):
+        states.save(*some_state(4))
+    monkeypatch.undo()
+    assert loaded(states, 4) == 3
+    assert names(tmp_path) == ["000002-11.safetensors", "000003-11.safetensors"]
+
+
+def test_what_a_killed_client_had_half_written_goes_later(tmp_path: Path) -> None:
+    states = folder(tmp_path)
+    states.save(*some_state(1))
+    (tmp_path / "site-1" / "000002-11.safetensors.77.tmp").write_bytes(b"half")
+    assert loaded(states, 3) == 1
+    for number in (2, 3, 4, 5):
+        states.save(*some_state(number))
+    assert names(tmp_path) == ["000003-11.safetensors", "000004-11.safetensors", "000005-11.safetensors"]
+
+
+@pytest.mark.parametrize("kind", ["sgd", "adam"])
+def test_an_optimizer_goes_on_where_it_stopped(kind: str, tmp_path: Path) -> None:
+    def fresh() -> tuple[nn.Linear, torch.optim.Optimizer]:
+        torch.manual_seed(0)
+        layer = nn.Linear(4, 2)
+        make = {"sgd": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9), "adam": lambda p: torch.optim.Adam(p)}
+        return layer, make[kind](layer.parameters())
+
+    def steps(layer: nn.Linear, optimizer: torch.optim.Optimizer, number: int) -> None:
+        for i in range(number):
+            optimizer.zero_grad()
+            layer(torch.full((3, 4), float(i))).square().sum().backward()
+            optimizer.step()
+
+    through, optimizer = fresh()
+    steps(through, optimizer, 2)
+    folder(tmp_path).save(1, "linear", pack_attributes(Owner(through, optimizer), KEPT))
+    steps(through, optimizer, 2)
+
+    found = folder(tmp_path).load(2, "linear", CPU)
+    assert found is not None
+    stopped, resumed = fresh()
+    restore_attributes(Owner(stopped, resumed), KEPT, found[0])
+    steps(stopped, resumed, 2)
+    assert torch.equal(through.weight, stopped.weight)

@@ -1,0 +1,252 @@
+"""The training loop: batches, exact steps, and its errors."""
+
+import dataclasses
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional
+
+from client_app.data import Samples
+from client_app.training import (
+    Batch,
+    FusedStep,
+    Loss,
+    LossTerms,
+    Step,
+    TrainingError,
+    in_round,
+    make_optimizer,
+    shuffled_batches,
+    train,
+)
+from protofl_common.config.sections import TrainingSettings
+from protofl_common.experiment.settings import Settings, default_run_config
+from protofl_common.models.split import SplitModel
+from tests.support.models import settings, some_data, some_model
+
+
+def cross_entropy(batch: Batch) -> LossTerms:
+    return {"cross-entropy": functional.cross_entropy(batch.logits, batch.labels)}
+
+
+def step_of(model: SplitModel, loss: Loss, chosen: TrainingSettings, kind: type[Step] = FusedStep) -> Step:
+    """The fused one, as the algorithms of the catalog use it, unless told otherwise."""
+    return kind([model], make_optimizer([model], chosen), loss)
+
+
+def test_an_epoch_visits_every_sample_once_in_an_order_of_its_own() -> None:
+    data = Samples(torch.arange(23.0).view(23, 1, 1, 1), torch.arange(23))
+    generator = torch.Generator().manual_seed(5)
+    first = list(shuffled_batches(data, 10, generator))
+    second = list(shuffled_batches(data, 10, generator))
+    assert [len(labels) for _, labels, _ in first] == [10, 10, 3]
+    for images, labels, index in (*first, *second):
+        assert torch.equal(images.flatten(), labels.float())
+        assert torch.equal(index, labels)
+    orders = [torch.cat([labels for _, labels, _ in epoch]).tolist() for epoch in (first, second)]
+    assert orders[0] != orders[1]
+    assert sorted(orders[0]) == sorted(orders[1]) == list(range(23))
+
+
+def test_a_batch_says_which_samples_of_the_training_set_it_has() -> None:
+    """In every epoch, of the same tensors; and what the model makes of them stands beside them."""
+    data, model, chosen = some_data(), some_model(), settings(local_epochs=3, lr=1e-9)
+    seen: list[int] = []
+
+    def watching(batch: Batch) -> LossTerms:
+        assert torch.equal(batch.inputs, data.inputs[batch.index])
+        assert torch.equal(batch.labels, data.labels[batch.index])
+        assert batch.index.dtype == torch.int64
+        assert torch.equal(batch.features, model.body(batch.inputs))
+        assert torch.equal(batch.logits, model.head(batch.features))
+        seen.extend(batch.index.tolist())
+        return cross_entropy(batch)
+
+    train(step_of(model, watching, chosen, Step), data, chosen, seed=2)
+    assert len(seen) == 3 * len(data)
+    epochs = [seen[start : start + len(data)] for start in range(0, len(seen), len(data))]
+    assert all(sorted(epoch) == list(range(len(data))) for epoch in epochs)
+    assert epochs[0] != epochs[1]
+
+
+def test_a_part_of_a_batch_has_its_own_rows_of_everything() -> None:
+    rows = torch.arange(4.0)
+    batch = Batch(rows.view(4, 1), rows.long() + 10, rows.long() + 20, rows.view(4, 1) + 30, rows.view(4, 1) + 40)
+    some = batch.only(torch.tensor([False, True, False, True]))
+    assert [value.flatten().tolist() for value in vars(some).values()] == [
+        [1.0, 3.0],
+        [11, 13],
+        [21, 23],
+        [31.0, 33.0],
+        [41.0, 43.0],
+    ]
+
+
+def test_epochs_may_be_told_and_every_module_of_the_step_trains() -> None:
+    """As for a second loop in a round: its own number of epochs, an optimizer over two modules."""
+    model, other, chosen = some_model(), torch.nn.Linear(4, 4), settings(local_epochs=1)
+    before = other.weight.detach().clone()
+    calls: list[bool] = []
+
+    def through_both(batch: Batch) -> LossTerms:
+        calls.append(other.training)
+        return {"cross-entropy": functional.cross_entropy(other(batch.logits), batch.labels)}
+
+    other.eval()
+    train(Step([model, other], make_optimizer([model, other], chosen), through_both), some_data(20), chosen, 1, 3)
+    assert calls == [True] * 6
+    assert not torch.equal(other.weight, before)
+
+
+def test_a_module_beside_the_model_is_checked_too() -> None:
+    model, other, chosen = some_model(), torch.nn.Linear(4, 4), settings(local_epochs=1)
+    other.register_buffer("spoilt", torch.zeros(1))
+
+    def spoiling(batch: Batch) -> LossTerms:
+        other.spoilt.fill_(torch.nan)
+        return cross_entropy(batch)
+
+    with pytest.raises(TrainingError, match="spoilt is no longer finite after training"):
+        train(Step([model, other], make_optimizer([model, other], chosen), spoiling), some_data(), chosen, 1)
+
+
+def test_a_last_batch_of_one_joins_its_neighbour_when_asked() -> None:
+    data = some_data(21)
+    generator = torch.Generator()
+    assert [len(labels) for _, labels, _ in shuffled_batches(data, 10, generator)] == [10, 10, 1]
+    assert [len(labels) for _, labels, _ in shuffled_batches(data, 10, generator, no_single=True)] == [10, 11]
+
+
+@pytest.mark.parametrize(("samples", "sizes"), [(23, [10, 10]), (21, [10, 10]), (20, [10, 10]), (7, [7])])
+def test_a_smaller_last_batch_is_left_out_when_asked(samples: int, sizes: list[int]) -> None:
+    data, generator = some_data(samples), torch.Generator().manual_seed(5)
+    found = list(shuffled_batches(data, 10, generator, no_single=True, drop_last=True))
+    assert [len(labels) for _, labels, _ in found] == sizes
+
+
+def test_losses_are_means_over_the_samples_that_were_seen() -> None:
+    chosen = settings(drop_last=True, local_epochs=3)
+    model, data = some_model(), some_data()
+    constant = {"one": torch.tensor(1.0)}
+    step = step_of(model, lambda batch: {"zero": batch.features.sum() * 0, **constant}, chosen)
+    losses = train(step, data, chosen, 3)
+    assert losses == {"zero": 0.0, "one": pytest.approx(1), "total": pytest.approx(1)}
+
+
+def test_batch_normalisation_survives_a_rest_of_one() -> None:
+    model = some_model("resnet10")
+    losses = train(step_of(model, cross_entropy, settings()), some_data(11), settings(), seed=3)
+    assert losses["total"] > 0
+
+
+def test_a_weight_that_is_not_finite_is_an_error_although_the_losses_are() -> None:
+    """A gradient of NaN in the last step: no loss sees what it did."""
+    model, chosen = some_model(), settings(batch_size=100, local_epochs=1)
+
+    def finite_with_a_bad_gradient(batch: Batch) -> LossTerms:
+        return {"one": (batch.logits - batch.logits.detach()).abs().sqrt().sum()}
+
+    with pytest.raises(TrainingError, match=r"is no longer finite after training; try a smaller lr"):
+        train(step_of(model, finite_with_a_bad_gradient, chosen), some_data(), chosen, seed=3)
+
+
+@pytest.mark.parametrize("kind", [Step, FusedStep])
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_training_equals_a_plain_loop(optimizer: str, kind: type[Step]) -> None:
+    chosen = settings(optimizer=optimizer, momentum=0.9, weight_decay=1e-3, local_epochs=2, lr=0.05)
+    data, ours, plain = some_data(), some_model(), some_model()
+    losses = train(step_of(ours, cross_entropy, chosen, kind), data, chosen, seed=7)
+
+    kinds = {"sgd": lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9, weight_decay=1e-3)}
+    kinds["adam"] = lambda p: torch.optim.Adam(p, lr=0.05, weight_decay=1e-3)  # type: ignore[assignment]
+    step = kinds[optimizer](plain.parameters())
+    generator = torch.Generator().manual_seed(7)
+    total = 0.0
+    for _ in range(2):
+        order = torch.randperm(23, generator=generator)
+        for start in range(0, 23, 10):
+            batch = order[start : start + 10]
+            loss = functional.cross_entropy(plain(data.inputs[batch]), data.labels[batch])
+            step.zero_grad()
+            loss.backward()
+            step.step()
+            total += loss.item() * len(batch)
+    assert losses["total"] == pytest.approx(total / 46, rel=1e-5)
+    for (name, a), b in zip(ours.state_dict().items(), plain.state_dict().values(), strict=True):
+        torch.testing.assert_close(a, b, msg=name)
+
+
+def test_terms_are_summed_and_reported_by_name() -> None:
+    def two_terms(batch: Batch) -> LossTerms:
+        return {"a": batch.logits.square().mean(), "b": 2 * batch.features.square().mean()}
+
+    model = some_model()
+    losses = train(step_of(model, two_terms, settings()), some_data(), settings(), seed=1)
+    assert losses["total"] == pytest.approx(losses["a"] + losses["b"], rel=1e-5)
+
+
+def test_the_same_seed_gives_the_same_model_with_dropout_too() -> None:
+    models = [some_model("mnist-cnn") for _ in range(3)]
+    for model, seed in zip(models, (4, 4, 5), strict=True):
+        train(step_of(model, cross_entropy, settings()), some_data(), settings(), seed=seed)
+    same, other = [
+        all(torch.equal(a, b) for a, b in zip(models[0].parameters(), model.parameters(), strict=True))
+        for model in models[1:]
+    ]
+    assert same
+    assert not other
+
+
+def test_a_loss_that_explodes_is_an_error_that_says_what_to_try() -> None:
+    chosen = settings(lr=1e12)
+    model = some_model()
+    with pytest.raises(TrainingError, match="local epoch 1; try a smaller lr"):
+        train(step_of(model, cross_entropy, chosen), some_data(), chosen, seed=1)
+
+
+@pytest.mark.parametrize(("samples", "drop_last"), [(23, False), (23, True), (20, False)])
+@pytest.mark.parametrize("epochs", [1, 2])
+def test_as_many_local_steps_as_batches_are_as_many_epochs(samples: int, drop_last: bool, epochs: int) -> None:
+    data, found = some_data(samples), []
+    batches = epochs * (2 if drop_last or samples == 20 else 3)
+    for changes in ({"local_epochs": epochs}, {"local_epochs": 5, "local_steps": batches}):
+        chosen, model = settings(batch_size=10, drop_last=drop_last, **changes), some_model()
+        losses = train(step_of(model, cross_entropy, chosen), data, chosen, seed=2)
+        found.append((losses, model.state_dict()))
+    (losses, weights), (of_steps, after_steps) = found
+    assert of_steps == losses
+    assert all(torch.equal(after_steps[name], value) for name, value in weights.items())
+
+
+@pytest.mark.parametrize("steps", [1, 4, 7])
+def test_local_steps_end_in_the_midst_of_an_epoch_or_after_several(steps: int) -> None:
+    """Of 23 samples in batches of 10; epochs that an algorithm asks for itself stay as they are."""
+    chosen, sizes = settings(batch_size=10, local_steps=steps), list[int]()
+
+    def watching(batch: Batch) -> LossTerms:
+        sizes.append(len(batch.labels))
+        return cross_entropy(batch)
+
+    train(step_of(some_model(), watching, chosen, Step), some_data(23), chosen, seed=2)
+    assert sizes == ([10, 10, 3] * 3)[:steps]
+    sizes.clear()
+    train(step_of(some_model(), watching, chosen, Step), some_data(23), chosen, seed=2, epochs=2)
+    assert sizes == [10, 10, 3] * 2
+
+
+@pytest.mark.parametrize(
+    ("schedule", "wanted"),
+    [
+        ({"lr-schedule": "constant"}, [1.0] * 6),
+        ({"lr-schedule": "cosine"}, [1.0, 0.93301, 0.75, 0.5, 0.25, 0.06699]),
+        ({"lr-schedule": "step", "lr-step": 2, "lr-decay": 0.1}, [1.0, 1.0, 0.1, 0.1, 0.01, 0.01]),
+    ],
+)
+def test_the_learning_rate_of_a_round_is_a_function_of_its_number(
+    schedule: dict[str, Any], wanted: list[float]
+) -> None:
+    run = Settings.from_run_config(default_run_config() | schedule | {"lr": 0.5, "rounds": 6})
+    assert [in_round(run, number).lr / 0.5 for number in range(1, 7)] == pytest.approx(wanted, abs=1e-5)
+    assert in_round(run, 0).lr == 0.5  # before the first round, when a site introduces itself
+    assert dataclasses.replace(in_round(run, 5), lr=run.training.lr) == run.training

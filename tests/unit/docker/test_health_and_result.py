@@ -1,0 +1,82 @@
+"""The two smallest programs: is a container healthy, and what did a run achieve."""
+
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+import pytest
+
+from tests.support.programs import program
+
+health, result = program("health"), program("result")
+
+
+class Answers(BaseHTTPRequestHandler):
+    """The path is the status."""
+
+    def do_GET(self) -> None:
+        self.send_response(int(self.path[1:]))
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        """Nothing."""
+
+
+@pytest.fixture(scope="module")
+def address() -> Iterator[str]:
+    """A server."""
+    with HTTPServer(("127.0.0.1", 0), Answers) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+@pytest.mark.parametrize(
+    ("urls", "code", "said"),
+    [
+        ("{0}/200", 0, ""),
+        ("{0}/200 {0}/200", 0, ""),
+        ("{0}/200 {0}/503", 1, "503"),
+        ("{0}/204", 1, "204"),
+        ("http://127.0.0.1:1/health", 1, "refused"),
+        ("", 1, "names nothing"),
+    ],
+)
+def test_all_addresses_must_answer(
+    urls: str,
+    code: int,
+    said: str,
+    address: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("HEALTH_URLS", urls.format(address))
+    assert health.main() == code
+    assert said in capsys.readouterr().out
+
+
+def test_the_result_names_each_site(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    summary = {
+        "algorithm": "FedTGP",
+        "dataset": "digit-domains",
+        "rounds": 3,
+        "clients": {"north": {"arch": "cnn4", "domain": "scanned"}, "south": {"arch": "htcnn-3", "domain": "photo"}},
+        "accuracy-of-clients": {"north": {"head": 0.75, "prototype": None}},
+        "accuracy": {"head": {"mean": 0.75}, "prototype": None},
+        "seconds-per-round": 6.04,
+        "trouble": {"failed": 0},
+    }
+    (tmp_path / "summary.json").write_text(json.dumps(summary))
+    assert result.main(tmp_path) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1:3] == ["FedTGP on digit-domains, 3 rounds", "  north  cnn4      scanned   head 0.750"]
+    assert lines[4:] == ["mean accuracy, head: 0.750", "seconds per round: 6.0", "trouble: {'failed': 0}"]
+
+
+def test_no_result_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert result.main(tmp_path) == 1
+    assert "summary.json" in capsys.readouterr().out

@@ -1,0 +1,109 @@
+"""Features are computed once: memory, disk, damage."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from protofl_common.backbones import features as feature_cache
+from protofl_common.backbones.features import cached_features, extract_features
+from protofl_common.backbones.network import Backbone
+from protofl_common.data.raw import DataError, Images
+
+CPU = torch.device("cpu")
+NAMES = ("glyphs", "scenes")
+
+
+@pytest.fixture
+def images() -> Images:
+    return np.random.default_rng(0).integers(0, 256, (6, 3, 16, 16), dtype=np.uint8)
+
+
+@pytest.fixture
+def runs(monkeypatch: pytest.MonkeyPatch, _forgotten: None) -> list[int]:
+    """Grows by the batch's size whenever a backbone is really run."""
+    batches: list[int] = []
+    real = Backbone.features
+
+    def counted(self: Backbone, pixels: torch.Tensor) -> torch.Tensor:
+        batches.append(len(pixels))
+        return real(self, pixels)
+
+    monkeypatch.setattr(Backbone, "features", counted)
+    return batches
+
+
+def test_computed_once_per_machine(images: Images, runs: list[int], tmp_path: Path) -> None:
+    first = cached_features(images, NAMES, CPU, tmp_path, "site 1/train")
+    assert runs == [6, 6]
+    assert torch.equal(first, extract_features(images, NAMES, CPU))
+    runs.clear()
+    assert cached_features(images, NAMES, CPU, tmp_path, "site 1/train") is first  # from memory
+    feature_cache._memory.clear()
+    assert torch.equal(cached_features(images, NAMES, CPU, tmp_path, "site 1/train"), first)  # from disk
+    assert runs == []
+    (file,) = tmp_path.glob("features/*.safetensors")
+    assert file.name.startswith("site-1-train-")
+
+
+def test_other_images_and_backbones_have_their_own_entry(images: Images, runs: list[int], tmp_path: Path) -> None:
+    changed = images.copy()
+    changed[0, 0, 0, 0] ^= 1
+    for batch, names in ((images, NAMES), (changed, NAMES), (images, NAMES[::-1]), (images, NAMES[:1])):
+        features = cached_features(batch, names, CPU, tmp_path, "x")
+        assert torch.equal(features, extract_features(batch, names, CPU))
+    assert len(list(tmp_path.glob("features/*.safetensors"))) == 4
+
+
+def test_other_weights_have_their_own_entry(images: Images, runs: list[int], tmp_path: Path) -> None:
+
+    from protofl_common.backbones.network import SmallResNet
+    from tests.bench.pretraining.weights import StoredWeights, write_weights
+
+    names = [f"file:small:{tmp_path / name}.json" for name in ("a", "b")]
+    for seed, name in enumerate(("a", "b")):
+        torch.manual_seed(seed)
+        write_weights(tmp_path / f"{name}.json", StoredWeights(SmallResNet().state_dict(), (0.5,) * 3, (0.5,) * 3))
+    first, second = (cached_features(images, [name], CPU, tmp_path, "x") for name in names)
+    assert not torch.equal(first, second)
+
+
+@pytest.mark.parametrize("damage", [b"", b"rubbish", None])
+def test_damaged_files_are_made_anew(images: Images, runs: list[int], tmp_path: Path, damage: bytes | None) -> None:
+    first = cached_features(images, NAMES, CPU, tmp_path, "x")
+    (file,) = tmp_path.glob("features/*.safetensors")
+    sound = file.read_bytes()
+    file.write_bytes(sound[:-5] if damage is None else damage)
+    feature_cache._memory.clear()
+    runs.clear()
+    assert torch.equal(cached_features(images, NAMES, CPU, tmp_path, "x"), first)
+    assert runs == [6, 6]
+    assert file.read_bytes() == sound
+
+
+@pytest.mark.parametrize(
+    "wrong", [torch.zeros(5, 256), torch.full((6, 256), float("nan")), torch.zeros(6, 256).double()]
+)
+def test_files_of_other_content_are_made_anew(
+    images: Images, runs: list[int], tmp_path: Path, wrong: torch.Tensor
+) -> None:
+    from safetensors.torch import save_file
+
+    first = cached_features(images, NAMES, CPU, tmp_path, "x")
+    (file,) = tmp_path.glob("features/*.safetensors")
+    save_file({"features": wrong}, file)
+    feature_cache._memory.clear()
+    assert torch.equal(cached_features(images, NAMES, CPU, tmp_path, "x"), first)
+
+
+def test_memory_is_bounded(images: Images, runs: list[int], tmp_path: Path) -> None:
+    for start in range(256, 256 - 2 * feature_cache.MOST_IN_MEMORY, -1):
+        cached_features(images[:1] + np.uint8(start % 256), NAMES[:1], CPU, tmp_path, "x")
+        assert len(feature_cache._memory) <= feature_cache.MOST_IN_MEMORY
+
+
+def test_a_folder_that_cannot_be_written_is_named(images: Images, runs: list[int], tmp_path: Path) -> None:
+    (tmp_path / "features").write_text("in the way")
+    with pytest.raises(DataError, match=r"cache-dir: .*features cannot be written"):
+        cached_features(images, NAMES, CPU, tmp_path, "x")

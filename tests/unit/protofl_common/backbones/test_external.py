@@ -1,0 +1,145 @@
+"""torchvision's and timm's backbones and files of weights; nothing is downloaded."""
+
+import pickle
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import nn
+from torchvision import models
+
+from protofl_common.backbones.features import extract_features, feature_widths
+from protofl_common.backbones.load import load_backbone
+from protofl_common.backbones.network import BackboneError
+
+CPU = torch.device("cpu")
+ARCH = "shufflenet_v2_x0_5"
+IMAGES = np.random.default_rng(0).integers(0, 256, (4, 3, 20, 20), dtype=np.uint8)
+
+
+@pytest.fixture(scope="module")
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    return models.get_model(ARCH, weights=None, num_classes=345).eval()
+
+
+@pytest.fixture(params=["x.pth", "x.safetensors", "wrapped.pth"])
+def file(request: pytest.FixtureRequest, tmp_path: Path, network: nn.Module) -> Path:
+    path, state = tmp_path / request.param, network.state_dict()
+    if path.suffix == ".safetensors":
+        save_file(state, path)
+    else:
+        torch.save({"state_dict": state, "epoch": 3} if path.stem == "wrapped" else state, path)
+    return path
+
+
+def test_local_file_of_any_number_of_classes(file: Path, network: nn.Module) -> None:
+    name = f"file:{ARCH}@64:{file}"
+    features = extract_features(IMAGES, [name, "glyphs"], CPU)
+    assert feature_widths([name, "glyphs"]) == (1024, 128)
+    backbone = load_backbone(name, CPU)
+    pixels = nn.functional.interpolate(torch.from_numpy(IMAGES).float(), (64, 64), mode="bilinear", antialias=True)
+    mean, std = torch.tensor([0.485, 0.456, 0.406]).view(3, 1, 1), torch.tensor([0.229, 0.224, 0.225]).view(3, 1, 1)
+    with torch.no_grad():
+        logits = network((pixels / 255 - mean) / std)
+        torch.testing.assert_close(network.fc(features[:, :1024]), logits, rtol=1e-3, atol=1e-4)
+    assert backbone.size == 64
+
+
+def test_embedded_architecture_from_a_file(tmp_path: Path) -> None:
+    from protofl_common.backbones.load import WEIGHTS
+
+    own = tmp_path / "own.json"
+    own.write_bytes((WEIGHTS / "scenes.json").read_bytes())
+    expected = extract_features(IMAGES, ["scenes"], CPU)
+    assert torch.equal(extract_features(IMAGES, [f"file:small:{own}"], CPU), expected)
+    assert load_backbone(f"file:small@32:{own}", CPU).size == 32
+
+
+class _Code:
+    """Its pickle would run code."""
+
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return print, ("code was run",)
+
+
+@pytest.mark.parametrize("kind", ["pickle", "torch", "text", "list", "missing", "safetensors", "other"])
+def test_wrong_files_are_refused(
+    kind: str, tmp_path: Path, network: nn.Module, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / ("x.safetensors" if kind == "safetensors" else "x.pth")
+    contents = {"torch": {"fc.weight": _Code()}, "list": [torch.zeros(2)], "other": network.state_dict()}
+    if kind == "pickle":
+        file.write_bytes(pickle.dumps(_Code()))
+    elif kind in contents:
+        torch.save(contents[kind], file)
+    elif kind != "missing":
+        file.write_text("no tensors here")
+    with pytest.raises(BackboneError, match="x.safetensors" if kind == "safetensors" else "x.pth"):
+        extract_features(IMAGES, [f"file:{'resnet18' if kind == 'other' else ARCH}:{file}"], CPU)
+    assert "code was run" not in capsys.readouterr().out
+
+
+def test_unknown_architectures_name_the_choices(tmp_path: Path) -> None:
+    for name in ("torchvision:resnet19", f"file:resnet19:{tmp_path}/x.pth"):
+        with pytest.raises(BackboneError, match=r"'resnet19' is not one of alexnet, .*resnet18"):
+            extract_features(IMAGES, [name], CPU)
+    with pytest.raises(BackboneError, match="'squeezenet1_0' does not end in a linear layer"):
+        extract_features(IMAGES, [f"file:squeezenet1_0:{tmp_path}/x.pth"], CPU)
+
+
+def test_torchvision_weights_that_cannot_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
+    def offline(*args: object, **kwargs: object) -> nn.Module:
+        raise OSError("no network")
+
+    monkeypatch.setattr(models, "get_model", offline)
+    with pytest.raises(BackboneError, match="torchvision:resnet34: no weights in torch hub's cache"):
+        load_backbone("torchvision:resnet34", CPU)
+
+
+def test_torchvision_preset_is_used(monkeypatch: pytest.MonkeyPatch, network: nn.Module) -> None:
+    real = models.get_model
+    monkeypatch.setattr(models, "get_model", lambda arch, weights: real(arch, weights=None))
+    backbone = load_backbone(f"torchvision:{ARCH}", CPU)
+    assert (backbone.size, backbone.width, backbone.mean) == (224, 1024, (0.485, 0.456, 0.406))
+    load_backbone.cache_clear()
+
+
+def test_timm_is_optional(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "timm", None)
+    with pytest.raises(BackboneError, match="timm:anything: the package timm is not installed"):
+        load_backbone("timm:anything", CPU)
+
+
+def test_timm_model_and_its_data_config(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a stand-in that answers as timm does."""
+    config = {"input_size": (3, 48, 48), "mean": (0.5, 0.5, 0.5), "std": (0.2, 0.2, 0.2)}
+
+    def create_model(name: str, pretrained: bool, num_classes: int) -> nn.Module:
+        if name == "nothing":
+            raise RuntimeError("Unknown model (nothing)")
+        assert (pretrained, num_classes) == (True, 0)
+        return nn.Sequential(nn.Conv2d(3, 7, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+
+    timm = SimpleNamespace(
+        create_model=create_model, data=SimpleNamespace(resolve_model_data_config=lambda model: config)
+    )
+    monkeypatch.setitem(sys.modules, "timm", timm)  # type: ignore[arg-type]
+    backbone = load_backbone("timm:stand_in", CPU)
+    assert (backbone.size, backbone.width, backbone.std) == (48, 7, (0.2, 0.2, 0.2))
+    assert extract_features(IMAGES, ["timm:stand_in"], CPU).shape == (4, 7)
+    with pytest.raises(BackboneError, match=r"timm:nothing: Unknown model \(nothing\)"):
+        load_backbone("timm:nothing", CPU)
+    load_backbone.cache_clear()
+
+
+def test_sizes_that_a_network_cannot_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    stand_in = nn.Sequential(nn.Conv2d(3, 4, 30), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    stand_in.add_module("fc", nn.Linear(4, 2))
+    monkeypatch.setattr(models, "get_model", lambda arch, weights: stand_in)
+    with pytest.raises(BackboneError, match="torchvision:resnet50 takes no images of 16×16"):
+        load_backbone("torchvision:resnet50@16", CPU)

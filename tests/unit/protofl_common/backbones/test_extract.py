@@ -1,0 +1,109 @@
+"""Features of the embedded backbones."""
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from protofl_common.backbones.features import extract_features, feature_widths
+from protofl_common.backbones.load import frozen, load_backbone
+from protofl_common.backbones.network import SmallResNet
+from protofl_common.config.backbones import BackboneName
+from protofl_common.config.options import SettingsError
+from protofl_common.data.raw import Images, RawData
+from tests.unit.protofl_common.backbones.conftest import NAMES
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def images(digit_domains: RawData) -> Images:
+    return digit_domains.inputs[::125]
+
+
+def test_features_lie_side_by_side(images: Images) -> None:
+    fused = extract_features(images, NAMES, CPU)
+    assert feature_widths(NAMES) == (128, 128, 128)
+    assert fused.shape == (20, 384)
+    assert (fused.dtype, fused.device.type, fused.requires_grad) == (torch.float32, "cpu", False)
+    single = [extract_features(images, [name], CPU) for name in NAMES]
+    assert torch.equal(fused, torch.cat(single, dim=1))
+    assert not torch.allclose(single[0], single[1])
+    fused.sum().add(torch.ones(1, requires_grad=True)).backward()  # not an inference tensor: autograd may use it
+
+
+def test_features_repeat_and_leave_the_generator_alone(images: Images) -> None:
+    state = torch.get_rng_state()
+    assert torch.equal(extract_features(images, NAMES, CPU), extract_features(images, NAMES, CPU))
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+@pytest.mark.parametrize("batch_size", [1, 7, 1000])
+def test_batch_size_does_not_matter(images: Images, batch_size: int) -> None:
+    torch.testing.assert_close(
+        extract_features(images, NAMES, CPU, batch_size), extract_features(images, NAMES, CPU), rtol=1e-4, atol=1e-5
+    )
+
+
+def test_grey_images_count_as_three_equal_channels(images: Images) -> None:
+    grey = images[:, :1]
+    expected = extract_features(np.repeat(grey, 3, axis=1), NAMES, CPU)
+    torch.testing.assert_close(extract_features(grey, NAMES, CPU), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_written_out(images: Images) -> None:
+    """Enlarged, normalised, through the network in evaluation mode."""
+    backbone = load_backbone("scenes", CPU)
+    pixels = F.interpolate(torch.from_numpy(images).float(), (64, 64), mode="bilinear", antialias=True) / 255
+    mean, std = (torch.tensor(values).view(3, 1, 1) for values in (backbone.mean, backbone.std))
+    with torch.no_grad():
+        expected = backbone.network.eval()((pixels - mean) / std)
+    torch.testing.assert_close(extract_features(images, ["scenes"], CPU), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("side", [8, 64, 100])
+def test_images_of_any_size(side: int) -> None:
+    images = np.random.default_rng(0).integers(0, 256, (3, 1, side, side), dtype=np.uint8)
+    assert torch.isfinite(extract_features(images, ["glyphs"], CPU)).all()
+
+
+def test_no_images_no_features() -> None:
+    assert extract_features(np.zeros((0, 3, 8, 8), dtype=np.uint8), NAMES, CPU).shape == (0, 384)
+
+
+def test_networks_stay_frozen(images: Images) -> None:
+    backbone = load_backbone("glyphs", CPU)
+    before = {name: value.clone() for name, value in backbone.network.state_dict().items()}
+    extract_features(images, ["glyphs"], CPU)
+    assert load_backbone("glyphs", CPU) is backbone
+    assert not backbone.network.training
+    assert not any(parameter.requires_grad for parameter in backbone.network.parameters())
+    assert all(torch.equal(value, before[name]) for name, value in backbone.network.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    "images",
+    [np.zeros((2, 3, 8, 8)), np.zeros((2, 2, 8, 8), dtype=np.uint8), np.zeros((2, 8, 8), dtype=np.uint8)],
+)
+def test_other_arrays_are_refused(images: np.ndarray) -> None:
+    with pytest.raises(SettingsError, match=r"see images, uint8 \[1 or 3, H, W\]"):
+        extract_features(images, NAMES, CPU)
+
+
+def test_features_beat_those_of_untrained_networks(digit_domains: RawData) -> None:
+    """Nearest class mean (cosine) within each of the five domains, 10 images per class to learn, 10 to test."""
+    images = digit_domains.inputs.reshape(5, 500, 3, 28, 28)[:, :200].reshape(1000, 3, 28, 28)
+    torch.manual_seed(0)
+    name = BackboneName("embedded", "untrained")
+    untrained = [frozen(name, SmallResNet(), 64, (0.5,) * 3, (0.25,) * 3) for _ in NAMES]
+    with torch.inference_mode():
+        pixels = F.interpolate(torch.from_numpy(images).float(), (64, 64), mode="bilinear")
+        random = torch.cat([backbone.features(pixels) for backbone in untrained], dim=1)
+    assert _accuracy(extract_features(images, NAMES, CPU)) > _accuracy(random) + 0.3
+
+
+def _accuracy(features: torch.Tensor) -> float:
+    """Mean over the domains of 200 images, whose labels count 0 to 9 again and again."""
+    learnt, tested = features.view(5, 20, 10, -1).split(10, dim=1)
+    scores = F.normalize(tested, dim=-1) @ F.normalize(learnt.mean(dim=1, keepdim=True), dim=-1).transpose(-1, -2)
+    return float((scores.argmax(dim=-1) == torch.arange(10)).float().mean())

@@ -1,0 +1,111 @@
+"""Weights as JSON: what is shipped, the round trip, and files that are wrong."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from protofl_common.backbones.load import WEIGHTS, load_backbone
+from protofl_common.backbones.network import WIDTH, Backbone, BackboneError, SmallResNet
+from protofl_common.config.backbones import EMBEDDED
+from tests.bench.pretraining.weights import StoredWeights, write_weights
+
+LARGEST = 500 * 1024
+"""Bytes; pre-commit's check-added-large-files refuses more."""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    torch.manual_seed(0)
+    write_weights(tmp_path / "own.json", StoredWeights(SmallResNet().state_dict(), (0.1, 0.2, 0.3), (0.4, 0.5, 0.6)))
+    return tmp_path / "own.json"
+
+
+def read(file: Path) -> Backbone:
+    load_backbone.cache_clear()
+    return load_backbone(f"file:small:{file}", torch.device("cpu"))
+
+
+@pytest.mark.parametrize("name", EMBEDDED)
+def test_embedded_weights_are_small_and_say_how_good_they_are(name: str) -> None:
+    assert (WEIGHTS / f"{name}.json").stat().st_size < LARGEST
+    assert json.loads((WEIGHTS / f"{name}.json").read_text())["made"]["held-out accuracy"][0] > 0.5
+
+
+def test_embedded_weights_travel_with_the_app() -> None:
+    suffixes = {file.suffix for file in WEIGHTS.parent.rglob("*") if file.is_file() and "__pycache__" not in file.parts}
+    assert suffixes <= {".py", ".json"}
+
+
+def test_round_trip(file: Path) -> None:
+    torch.manual_seed(0)
+    network, backbone = SmallResNet(), read(file)
+    assert (backbone.mean, backbone.std, backbone.size, backbone.width) == ((0.1, 0.2, 0.3), (0.4, 0.5, 0.6), 64, WIDTH)
+    stored = backbone.network.state_dict()
+    for name, value in network.state_dict().items():
+        torch.testing.assert_close(stored[name], value, rtol=1e-3, atol=1e-6)
+    again = file.with_name("again.json")
+    write_weights(again, StoredWeights({k: v.contiguous() for k, v in stored.items()}, backbone.mean, backbone.std))
+    assert again.read_bytes() == file.read_bytes()
+
+
+def test_older_format_is_refused_with_what_to_do(file: Path) -> None:
+    content = json.loads(file.read_text())
+    del content["weights"]
+    file.write_text(json.dumps(content | {"format": 1, "tensors": {}}))
+    with pytest.raises(BackboneError, match=r"older one; put its tensors into 'weights', see docs/models\.md"):
+        read(file)
+
+
+def _flipped(content: dict[str, Any]) -> None:
+    content["weights"] = "B" + content["weights"][1:]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        _flipped,
+        lambda content: content.pop("weights"),
+        lambda content: content.update(weights="no base64"),
+        lambda content: content.update(mean=[0.5]),
+        lambda content: content.update(std=[0.5, 0.5, 0]),
+        lambda content: content.update(size="large"),
+    ],
+)
+def test_wrong_contents_are_refused(file: Path, change: Callable[[dict[str, Any]], None]) -> None:
+    content = json.loads(file.read_text())
+    change(content)
+    file.write_text(json.dumps(content))
+    with pytest.raises(BackboneError, match=r"own\.json: cannot be read as weights of a backbone"):
+        read(file)
+
+
+@pytest.mark.parametrize("content", [b"", b"[]", b"{}", b"7", b'{"weights": ', b"\x80\x04\xff", None])
+def test_other_files_are_refused(tmp_path: Path, content: bytes | None) -> None:
+    if content is not None:
+        (tmp_path / "x.json").write_bytes(content)
+    with pytest.raises(BackboneError, match=r"x\.json: cannot be read as weights of a backbone"):
+        read(tmp_path / "x.json")
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda state: state.update({"stem.0.weight": torch.zeros(24, 1, 3, 3)}), "size mismatch for stem.0.weight"),
+        (lambda state: state.pop("last.1.bias"), "Missing key.*last.1.bias"),
+        (lambda state: state.update(more=torch.zeros(1)), "Unexpected key.*more"),
+        (lambda state: state["last.1.bias"].fill_(float("nan")), "features that are not finite"),
+        (lambda state: state["last.1.running_var"].fill_(-1), "features that are not finite"),
+    ],
+)
+def test_other_networks_are_refused(
+    tmp_path: Path, change: Callable[[dict[str, torch.Tensor]], None], words: str
+) -> None:
+    state = SmallResNet().state_dict()
+    change(state)
+    write_weights(tmp_path / "x.json", StoredWeights(state, (0.5,) * 3, (0.5,) * 3))
+    with pytest.raises(BackboneError, match=words):
+        read(tmp_path / "x.json")

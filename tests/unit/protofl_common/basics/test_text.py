@@ -1,0 +1,39 @@
+"""Texts fit for a log, and without folders."""
+
+from pathlib import Path
+
+import pytest
+
+from protofl_common.basics.text import in_order, is_site_name, printable, without_paths
+
+
+def test_printable_is_short_and_plain() -> None:
+    assert printable("lr = 'abc': must be a number\nbatch-size = 0") == "lr = 'abc': must be a number; batch-size = 0"
+    assert printable("\x1b[2J Grün λ") == "\\x1b[2J Grün λ"
+    assert printable("x" * 501) == "x" * 500 + " … (501 characters)"
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("no file /home/jane/scans/a.png", "no file …/a.png"),
+        ("'/srv/x/y': gone, (/srv/z/w)", "'…/y': gone, (…/w)"),
+        ("runs/mine/clients/site-1/3.safetensors", "runs/mine/clients/site-1/3.safetensors"),
+        ("see https://flower.ai/docs/x and 3/4", "see https://flower.ai/docs/x and 3/4"),
+        (f"{Path.home()}/my scans/a.png", "…/my scans/a.png"),
+        (f"{Path.cwd()}-of-jane/my scans/a.png", "…/my scans/a.png"),
+        (f"{Path.cwd()}/runs", "…/runs"),
+    ],
+)
+def test_folders_stay_at_home(text: str, wanted: str) -> None:
+    assert without_paths(text) == wanted
+
+
+def test_no_two_names_of_sites_look_alike() -> None:
+    assert all(map(is_site_name, ("north", "site-3", "St.Mary_2", "7")))
+    looking_alike = ("nоrth", "north ", "Kliník", "Kliník")
+    assert not any(map(is_site_name, ("", ".", "..", "-rf", "a/b", "a\\b", "a\nb", "x" * 101, *looking_alike)))
+
+
+def test_equal_numbers_have_one_order() -> None:
+    assert in_order(["site-1", "site-01"]) == in_order(["site-01", "site-1"]) == ["site-01", "site-1"]

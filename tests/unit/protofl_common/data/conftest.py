@@ -1,0 +1,106 @@
+"""Settings over a cache of the test session, and small file-based data sets."""
+
+import bz2
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from protofl_common.config.sections import DataSettings
+from protofl_common.data import ClientData, open_client_data
+from protofl_common.experiment.settings import Settings, default_run_config
+
+MakeSettings = Callable[..., DataSettings]
+OpenAll = Callable[..., list[ClientData]]
+
+WHOLE = {"train_samples": 0, "test_samples": 0}
+"""No caps: every sample of a share is for training or for testing."""
+
+
+@pytest.fixture(scope="session")
+def cache_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture
+def data_settings(cache_dir: Path) -> MakeSettings:
+    """``data_settings(dataset="digits", train_samples=0)``: few samples of a domain, with these changes."""
+
+    def make(**changes: Any) -> DataSettings:
+        config = default_run_config() | {"cache-dir": str(cache_dir), "partition": "feature-shift", "train-samples": 30}
+        return Settings.from_run_config(config | {key.replace("_", "-"): value for key, value in changes.items()}).data
+
+    return make
+
+
+@pytest.fixture
+def open_all(data_settings: MakeSettings) -> OpenAll:
+    """``open_all(5, seed=1, partition="iid", …)``: the data of each of 5 clients."""
+
+    def open_(clients: int, *, seed: int = 42, **changes: Any) -> list[ClientData]:
+        settings = data_settings(**changes)
+        return [open_client_data(settings, seed=seed, partition=i, num_partitions=clients) for i in range(clients)]
+
+    return open_
+
+
+@pytest.fixture
+def mnist_dir(tmp_path: Path) -> Path:
+    """A folder with 400 + 100 made-up MNIST images, each with its own number written into its pixels."""
+    raw = tmp_path / "data" / "MNIST" / "raw"
+    raw.mkdir(parents=True)
+    for part, first, count in (("train", 0, 400), ("t10k", 400, 100)):
+        images = np.zeros((count, 28, 28), dtype=np.uint8)
+        images[:, 0, 0], images[:, 0, 1] = np.divmod(np.arange(first, first + count), 256)
+        write_idx(raw / f"{part}-images-idx3-ubyte", images)
+        write_idx(raw / f"{part}-labels-idx1-ubyte", (np.arange(count) % 10).astype(np.uint8))
+    return raw.parents[1]
+
+
+@pytest.fixture
+def usps_dir(mnist_dir: Path) -> Path:
+    """`mnist_dir` with 40 + 20 made-up USPS images beside; its format is LIBSVM's, labels 1 … 10, values -1 … 1."""
+    for name, count in (("usps.bz2", 40), ("usps.t.bz2", 20)):
+        rows = [f"{row % 10 + 1} " + " ".join(f"{k + 1}:{-1 + row / 50}" for k in range(256)) for row in range(count)]
+        (mnist_dir / name).write_bytes(bz2.compress("\n".join(rows).encode()))
+    return mnist_dir
+
+
+def write_idx(file: Path, array: np.ndarray) -> None:
+    """MNIST's own format: a magic number (8: unsigned bytes; number of axes), the shape, the values."""
+    header = np.array([0x800 + array.ndim, *array.shape], dtype=">i4")
+    file.write_bytes(header.tobytes() + array.tobytes())
+
+
+@pytest.fixture
+def domain_dir(tmp_path: Path) -> Path:
+    """DOMAIN/CLASS/image: photo (8 cats, 8 dogs) bluish, sketch (8 cats, 8 dogs, 8 owls) reddish; 20×10 pixels."""
+    root = tmp_path / "domains"
+    for domain, classes in (("photo", ("cat", "dog")), ("sketch", ("cat", "dog", "owl"))):
+        for name in classes:
+            for number in range(8):
+                colour = (number, 0, 200) if domain == "photo" else (200, 0, number)
+                write_image(root / domain / name / f"{number}.png", colour)
+    return root
+
+
+def write_image(file: Path, colour: tuple[int, int, int]) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    Image.new("RGB", (20, 10), colour).save(file)
+
+
+def identities(images: np.ndarray) -> set[bytes]:
+    """A set with every image's bytes: stands for which samples these are."""
+    return {image.tobytes() for image in images}
+
+
+def counts(client: ClientData) -> np.ndarray:
+    """Samples of each class, training and test together."""
+    return np.bincount(np.concatenate([client.train_labels, client.test_labels]), minlength=len(client.classes))
+
+
+def held(client: ClientData) -> set[int]:
+    return set(client.train_labels.tolist()) | set(client.test_labels.tolist())

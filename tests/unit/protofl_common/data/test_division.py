@@ -1,0 +1,147 @@
+"""Around the partitions: the pool, the split into training and test samples, the caps."""
+
+from pathlib import Path
+
+import numpy as np
+
+from protofl_common.data import ClientData, open_client_data
+
+from .conftest import WHOLE, MakeSettings, OpenAll, counts, held
+
+
+def test_training_cap_is_balanced_and_the_rest_is_for_testing(open_all: OpenAll) -> None:
+    for client in open_all(5, dataset="digit-domains", partition="feature-shift", train_samples=35, test_samples=0):
+        assert sorted(np.bincount(client.train_labels)) == [3] * 5 + [4] * 5
+        assert len(client.test_labels) == 500 - 35
+
+
+def test_test_cap_keeps_proportions(open_all: OpenAll) -> None:
+    for client in open_all(5, dataset="digit-domains", partition="feature-shift", test_samples=50):
+        assert len(client.train_labels) == 30
+        assert set(np.bincount(client.test_labels)) <= {4, 5, 6}
+        assert len(client.test_labels) == 50
+
+
+def test_total_samples_are_drawn_before_dividing(open_all: OpenAll) -> None:
+    everyone = open_all(4, dataset="digits", partition="iid", total_samples=100, **WHOLE)
+    assert [counts(client).sum() for client in everyone] == [25] * 4
+
+
+def test_official_test_part(open_all: OpenAll, mnist_dir: Path) -> None:
+    """The made-up MNIST has images 0…399 for training and 400…499 for testing, of class number mod 10."""
+    official = {"dataset": "mnist", "data_dir": str(mnist_dir), "test_from": "official"}
+    everyone = open_all(5, **official, partition="pathological", **WHOLE)
+    numbers = [client.train_inputs[:, 0, 0, :2].astype(int) @ [256, 1] for client in everyone]
+    np.testing.assert_array_equal(np.sort(np.concatenate(numbers)), np.arange(400))
+    for client in everyone:
+        tests = client.test_inputs[:, 0, 0, :2].astype(int) @ [256, 1]
+        assert set(tests) == {number for number in range(400, 500) if number % 10 in held(client)}
+    capped = open_all(5, **official, partition="iid", train_samples=20, test_samples=30, total_samples=390)
+    for client in capped:
+        assert (np.bincount(client.train_labels) == 2).all()
+        assert (np.bincount(client.test_labels) == 3).all()
+
+
+def numbers(images: np.ndarray) -> list[int]:
+    """Which of the made-up MNIST images these are."""
+    found: list[int] = (images[:, 0, 0, :2].astype(int) @ [256, 1]).tolist()
+    return found
+
+
+def test_the_whole_official_test_part_for_everybody(open_all: OpenAll, mnist_dir: Path) -> None:
+    """Clients of two classes each are tested on all ten; training shares stay those of test-from = official."""
+    same = {"dataset": "mnist", "data_dir": str(mnist_dir), "partition": "pathological", **WHOLE}
+    everyone = open_all(5, **same, test_from="official-all")
+    own = open_all(5, **same, test_from="official")
+    for client, narrow in zip(everyone, own, strict=True):
+        assert numbers(client.test_inputs) == list(range(400, 500))
+        np.testing.assert_array_equal(client.test_labels, np.arange(100) % 10)
+        assert len(held(narrow)) == 2
+        np.testing.assert_array_equal(client.train_inputs, narrow.train_inputs)
+
+
+def test_the_whole_official_test_part_is_shared_not_copied(open_all: OpenAll, mnist_dir: Path) -> None:
+    """Consecutive rows are a view into the memory-mapped cache: the system holds one copy for all clients."""
+    everyone = open_all(3, dataset="mnist", data_dir=str(mnist_dir), partition="iid", test_from="official-all")
+    for client in everyone:
+        assert not client.test_inputs.flags.owndata
+        assert not client.test_inputs.flags.writeable
+        assert client.train_inputs.flags.owndata
+
+
+def test_a_cap_on_it_is_balanced_the_same_for_everybody_and_depends_on_the_seed(
+    open_all: OpenAll, mnist_dir: Path
+) -> None:
+    few = {"dataset": "mnist", "data_dir": str(mnist_dir), "partition": "iid", "test_from": "official-all"}
+    first, second, third = open_all(3, **few, test_samples=30)
+    assert (np.bincount(first.test_labels) == 3).all()
+    assert numbers(first.test_inputs) == numbers(second.test_inputs) == numbers(third.test_inputs)
+    assert numbers(open_all(3, seed=7, **few, test_samples=30)[0].test_inputs) != numbers(first.test_inputs)
+
+
+def test_a_client_alone_is_tested_on_it_too(data_settings: MakeSettings, mnist_dir: Path) -> None:
+    settings = data_settings(dataset="mnist", data_dir=str(mnist_dir), partition="own", test_from="official-all")
+    client = open_client_data(settings, seed=1, partition=4, num_partitions=9)
+    assert len(client.train_labels) == 30
+    assert numbers(client.test_inputs) == list(range(400, 500))
+
+
+def test_every_class_as_often_of_what_nobody_trains_on(open_all: OpenAll, mnist_dir: Path) -> None:
+    """The made-up MNIST has 50 images of a class: 30 to divide, 20 to test on."""
+    same = {"dataset": "mnist", "data_dir": str(mnist_dir), "partition": "dirichlet", "alpha": 0.5}
+    everyone = open_all(5, **same, **WHOLE | {"test_from": "balanced", "train_fraction": 0.6})
+    trained = sorted(number for client in everyone for number in numbers(client.train_inputs))
+    assert np.bincount(np.array(trained) % 10).tolist() == [30] * 10
+    for client in everyone:
+        assert sorted(numbers(client.test_inputs) + trained) == list(range(500))
+    few = open_all(5, **same, **WHOLE | {"test_from": "balanced", "train_fraction": 0.6, "test_samples": 30})
+    for client in few:
+        assert np.bincount(client.test_labels).tolist() == [3] * 10
+        assert not set(numbers(client.test_inputs)) & set(trained)
+    assert numbers(few[0].test_inputs) != numbers(few[1].test_inputs)
+
+
+def test_of_ones_own_domain_however_skewed_the_training_share(open_all: OpenAll) -> None:
+    skewed = {
+        "dataset": "digit-domains",
+        "partition": "feature-label-shift",
+        "alpha": 0.3,
+        "clients_per_domain": "2,1,1,1,1",
+    }
+    everyone = open_all(6, **skewed, **WHOLE | {"test_from": "balanced", "train_fraction": 0.8})
+    for client in everyone:
+        trained = np.bincount(client.train_labels, minlength=10)
+        assert trained.max() > 5 * trained.min()
+        assert np.bincount(client.test_labels).tolist() == [10] * 10
+    assert everyone[0].domain == everyone[1].domain != everyone[2].domain
+    np.testing.assert_array_equal(everyone[0].test_inputs, everyone[1].test_inputs)
+    assert not {one.tobytes() for one in everyone[0].test_inputs} & {one.tobytes() for one in everyone[1].train_inputs}
+
+
+def test_validation_samples_are_taken_from_training_and_change_nothing_else(open_all: OpenAll) -> None:
+    same = {"dataset": "digit-domains", "partition": "dirichlet", "alpha": 0.5, "total_samples": 600, **WHOLE}
+    whole, some = open_all(4, **same), open_all(4, **same, **FIFTH)
+    for before, client in zip(whole, some, strict=True):
+        assert not len(before.validation_labels)
+        np.testing.assert_array_equal(client.test_inputs, before.test_inputs)
+        assert len(client.validation_labels) == round(0.2 * len(before.train_labels))
+        parts = [images.tobytes() for images in (*client.train_inputs, *client.validation_inputs)]
+        assert sorted(parts) == sorted(images.tobytes() for images in before.train_inputs)
+        assert set(client.train_labels) == set(before.train_labels)
+    again = open_all(4, **same, **FIFTH)
+    np.testing.assert_array_equal(again[2].validation_inputs, some[2].validation_inputs)
+    assert numbers_of(open_all(4, seed=7, **same, **FIFTH)) != numbers_of(some)
+
+
+FIFTH = {"validation_fraction": 0.2}
+
+
+def numbers_of(clients: list[ClientData]) -> list[bytes]:
+    return [client.validation_inputs.tobytes() for client in clients]
+
+
+def test_a_client_too_small_for_a_validation_sample_keeps_all_for_training(open_all: OpenAll) -> None:
+    tiny = {"dataset": "digits", "partition": "iid", "train_samples": 4, "test_samples": 4}
+    for client in open_all(3, **tiny, validation_fraction=0.1):
+        assert len(client.train_labels) == 4
+        assert client.validation_inputs.shape == (0, 1, 8, 8)

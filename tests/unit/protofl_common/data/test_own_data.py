@@ -1,0 +1,410 @@
+"""Data of the user's own: manifests, arrays, texts, functions, Hugging Face folders; and errors that say where."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from protofl_common.config.architectures import VOCABULARY
+from protofl_common.config.options import SettingsError
+from protofl_common.config.python_names import allow
+from protofl_common.data import DataError, open_client_data
+from protofl_common.data.own import tokens
+from protofl_common.data.raw import from_arrays
+from protofl_common.data.store import StoredData, data_key, open_data
+from tests.unit.protofl_common.data.conftest import MakeSettings, OpenAll
+
+TABLE = """age,label,dose,client,split
+1,sick,2.5,north,train
+2,well,3,north,test
+3,sick,4,south,train
+4,well,5,south,test
+"""
+
+
+@pytest.fixture
+def opened(data_settings: MakeSettings, tmp_path: Path) -> Any:
+    """``opened("arrays", "a.csv", text)``: the data set of a file with these contents."""
+
+    def open_(dataset: str, name: str, contents: str | dict[str, Any], **settings: Any) -> StoredData:
+        file = tmp_path / name
+        if isinstance(contents, str):
+            file.write_text(contents)
+        else:
+            np.savez(file, **contents)
+        return open_data(data_settings(dataset=dataset, data_dir=str(file), **settings))
+
+    return open_
+
+
+def test_a_table_of_numbers_with_its_own_clients_and_split(opened: Any) -> None:
+    data = opened("arrays", "a.csv", TABLE)
+    assert data.inputs.dtype == np.float32
+    assert data.inputs.tolist() == [[1, 2.5], [2, 3], [3, 4], [4, 5]]
+    assert data.classes == ("sick", "well")
+    assert data.labels.tolist() == [0, 1, 0, 1]
+    assert data.domain_names == ("north", "south")
+    assert data.domains.tolist() == [0, 0, 1, 1]
+    assert data.official.tolist() == [0, 1, 0, 1]
+    assert data.mean == (2.0, 3.25)  # of the training samples
+    assert opened("arrays", "b.csv", TABLE, classes="well,sick").labels.tolist() == [1, 0, 1, 0]
+
+
+def test_the_users_clients_and_split_are_respected(opened: Any, open_all: OpenAll, tmp_path: Path) -> None:
+    opened("arrays", "a.csv", TABLE)
+    own = {"dataset": "arrays", "data_dir": str(tmp_path / "a.csv"), "test_from": "official-own"}
+    north, south = open_all(2, **own, partition="natural")
+    assert (north.domain, south.domain) == ("north", "south")
+    assert north.train_inputs.tolist() == [[1, 2.5]]
+    assert north.test_inputs.tolist() == [[2, 3]]
+    assert south.test_labels.tolist() == [1]
+    with pytest.raises(DataError, match="the data name 2 clients, not 1"):
+        open_all(1, **own, partition="natural")
+    opened("arrays", "b.csv", TABLE.replace("south,test", "south,train"))
+    with pytest.raises(DataError, match="test-from = 'official-own': a client has 2 training and 0 test samples"):
+        open_all(2, **own | {"data_dir": str(tmp_path / "b.csv")}, partition="natural")
+
+
+MARKED = (
+    TABLE.replace("4,well", "9,well,7,north,validation\n8,sick,7,south,validation\n4,well") + "5,sick,1,south,train\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("test_from", "trained", "tested"),
+    [("official-own", [[1], [3, 5]], [[2], [4]]), ("split", [[1], [3, 5]], [[2], [4]])],
+)
+@pytest.mark.parametrize("fraction", [0.0, 0.5])
+def test_a_part_marked_for_validation_is_used_as_it_stands(
+    test_from: str,
+    trained: list[Any],
+    tested: list[Any],
+    fraction: float,
+    opened: Any,
+    open_all: OpenAll,
+    tmp_path: Path,
+) -> None:
+    """By each client its own rows, whatever the fraction and the rest of the split."""
+    opened("arrays", "a.csv", MARKED)
+    own = {"dataset": "arrays", "data_dir": str(tmp_path / "a.csv"), "test_from": test_from, "train_samples": 0}
+    found = open_all(2, **own, partition="natural", validation_fraction=fraction)
+    assert [client.validation_inputs[:, 0].tolist() for client in found] == [[9], [8]]
+    for client, train, test in zip(found, trained, tested, strict=True):
+        left = sorted(row[0] for row in (*client.train_inputs.tolist(), *client.test_inputs.tolist()))
+        assert left == sorted([*train, *test])
+        if test_from == "official-own":
+            assert sorted(client.train_inputs[:, 0].tolist()) == train
+
+
+def test_with_the_common_test_part_the_marked_validation_part_is_common(
+    opened: Any, open_all: OpenAll, tmp_path: Path
+) -> None:
+    opened("arrays", "a.csv", MARKED)
+    own = {"dataset": "arrays", "data_dir": str(tmp_path / "a.csv"), "partition": "natural", "train_samples": 0}
+    everybody = open_all(2, **own, test_from="official-all")
+    assert [client.validation_inputs[:, 0].tolist() for client in everybody] == [[9, 8], [9, 8]]
+    with pytest.raises(
+        DataError, match="no sample of classes sick"
+    ):  # nor are validation samples of other classes used
+        open_all(2, **own, test_from="official")
+
+
+def test_what_everybody_is_tested_on_as_often_leaves_out_the_marked_validation_part(
+    opened: Any, open_all: OpenAll, tmp_path: Path
+) -> None:
+    numbers = iter(range(100))
+    rows = [
+        f"{next(numbers)},{label},{next(numbers)},{client},{part}\n"
+        for client in ("north", "south")
+        for label in ("well", "sick")
+        for part in ("train", "train", "test", "test", "validation")
+    ]
+    opened("arrays", "a.csv", TABLE.splitlines(keepends=True)[0] + "".join(rows))
+    own = {"dataset": "arrays", "data_dir": str(tmp_path / "a.csv"), "partition": "natural", "train_samples": 0}
+    found = open_all(2, **own, test_from="balanced", train_fraction=0.75)
+    for first, client in zip((0, 20), found, strict=True):
+        assert client.validation_inputs[:, 0].tolist() == [first + 8, first + 18]
+        assert sorted(client.test_labels.tolist()) == [0, 1]
+        used = [row[0] for row in (*client.train_inputs.tolist(), *client.test_inputs.tolist())]
+        assert sorted(used) == [first + number for number in (0, 2, 4, 6, 10, 12, 14, 16)]
+
+
+def test_no_shot_is_marked_for_validation(opened: Any, open_all: OpenAll, tmp_path: Path) -> None:
+    rows = [f"{number},{'abc'[number % 3]},{number},x,train\n" for number in range(60)]
+    marked = [f"{100 + number},{'abc'[number % 3]},0,x,validation\n" for number in range(60)]
+    opened("arrays", "a.csv", TABLE.splitlines(keepends=True)[0] + "".join(rows + marked))
+    own = {"dataset": "arrays", "data_dir": str(tmp_path / "a.csv"), "train_samples": 0, "train_fraction": 0.5}
+    found = open_all(4, **own, partition="n-way-k-shot", ways=2, ways_stdev=0, shots=3)
+    for client in found:
+        held = set(client.train_labels.tolist())
+        assert (len(held), len(client.train_labels), len(client.test_labels)) == (2, 6, 6)
+        assert (client.train_inputs[:, 0] < 60).all()
+        assert (client.test_inputs[:, 0] < 60).all()
+        wanted = [100 + number for number in range(60) if number % 3 in held]  # as test-from = official has it
+        assert client.validation_inputs[:, 0].tolist() == wanted
+
+
+def test_a_class_of_one_sample_cannot_be_shared_out(opened: Any, open_all: OpenAll, tmp_path: Path) -> None:
+    opened("arrays", "a.csv", "a,label\n" + "".join(f"{number},{number}\n" for number in range(9)))
+    with pytest.raises(DataError, match=r"a client has \d training and \d test samples"):
+        open_all(2, dataset="arrays", data_dir=str(tmp_path / "a.csv"), partition="n-way-k-shot", train_samples=0)
+
+
+def test_arrays_and_functions_may_bring_a_validation_part(opened: Any) -> None:
+    parts = {f"x_{part}": np.full((2, 3), float(i)) for i, part in enumerate(("train", "test", "validation"))}
+    data = opened("arrays", "a.npz", parts | {f"y_{part[2:]}": np.arange(2) for part in parts})
+    assert data.official.tolist() == [0, 0, 1, 1, 2, 2]
+    assert data.mean == (0.0, 0.0, 0.0)  # of the training samples
+
+
+def test_a_site_says_which_client_it_is(opened: Any, data_settings: MakeSettings, tmp_path: Path) -> None:
+    opened("arrays", "a.csv", TABLE)
+    settings = data_settings(
+        dataset="arrays", data_dir=str(tmp_path / "a.csv"), partition="natural", test_from="official-own"
+    )
+    found = open_client_data(settings, seed=1, partition=0, num_partitions=1, domain="south")
+    assert found.train_inputs.tolist() == [[3, 4]]
+
+
+def test_data_without_clients_or_split_say_so(open_all: OpenAll) -> None:
+    with pytest.raises(DataError, match="dataset 'wine' has no domains"):
+        open_all(2, dataset="wine", partition="natural")
+
+
+def test_arrays_of_every_kind(opened: Any) -> None:
+    labels = [0, 1, 1]
+    images = opened("arrays", "i.npz", {"inputs": np.zeros((3, 1, 9, 9), np.uint8), "labels": labels})
+    assert images.inputs.dtype == np.uint8
+    signal = opened("arrays", "s.npz", {"inputs": np.ones((3, 2, 5)), "labels": labels, "client": ["a", "b", "b"]})
+    assert signal.inputs.dtype == np.float32
+    assert len(signal.mean) == 2
+    assert signal.domain_names == ("a", "b")
+    words = opened("arrays", "t.npz", {"inputs": np.ones((3, 4), np.int32), "labels": labels, "classes": ["x", "y"]})
+    assert words.inputs.dtype == np.int64
+    assert words.mean == ()
+    assert words.classes == ("x", "y")
+    parts = {"x_train": np.eye(2), "y_train": [0, 1], "x_test": np.eye(2), "y_test": [1, 0]}
+    assert opened("arrays", "p.npz", parts).official.tolist() == [0, 0, 1, 1]
+
+
+def test_parquet(data_settings: MakeSettings, tmp_path: Path) -> None:
+    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    columns = {"a": [1.0, 2.0], "b": [3, 4], "label": ["x", "y"], "domain": ["n", "s"], "__index_level_0__": [7, 8]}
+    parquet.write_table(pyarrow.table(columns), tmp_path / "t.parquet")  # as pandas writes it: the index is no input
+    data = open_data(data_settings(dataset="arrays", data_dir=str(tmp_path)))
+    assert data.inputs.tolist() == [[1, 3], [2, 4]]
+    assert (data.classes, data.domain_names) == (("x", "y"), ("n", "s"))
+
+
+def test_files_that_are_no_arrays_as_they_say(opened: Any, data_settings: MakeSettings, tmp_path: Path) -> None:
+    parts = {"x_train": np.eye(2), "y_train": [0, 1], "x_test": np.eye(3), "y_test": [1, 0, 1]}
+    with pytest.raises(DataError, match="the parts train, test differ in shape"):
+        opened("arrays", "p.npz", parts)
+    np.save(tmp_path / "one.npy", np.eye(2))
+    (tmp_path / "one.npy").rename(tmp_path / "one.npz")
+    np.savez_compressed(tmp_path / "torn.npz", inputs=np.zeros((600, 40)), labels=np.zeros(600, int))
+    torn = bytearray((tmp_path / "torn.npz").read_bytes())
+    torn[120:130] = b"\xff" * 10
+    (tmp_path / "torn.npz").write_bytes(torn)
+    for name in ("one.npz", "torn.npz"):
+        with pytest.raises(DataError, match=f"{name} cannot be read as NumPy arrays"):
+            open_data(data_settings(dataset="arrays", data_dir=str(tmp_path / name)))
+
+
+def test_images_of_a_manifest_that_are_elsewhere_are_noticed_when_they_change(
+    data_settings: MakeSettings, tmp_path: Path
+) -> None:
+    for name in ("lists", "images"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "lists" / "a.csv").write_text("file,label\n../images/a.png,x\n../images/a.png,y\n")
+    settings, seen = data_settings(dataset="manifest", data_dir=str(tmp_path / "lists"), image_size=8), []
+    for grey, width in ((10, 8), (99, 16)):
+        Image.fromarray(np.full((8, width), grey, np.uint8)).save(tmp_path / "images" / "a.png")
+        data_key.cache_clear()
+        seen.append(int(open_data(settings).inputs.max()))
+    assert seen == [10, 99]
+
+
+def test_a_manifest(opened: Any, tmp_path: Path) -> None:
+    (tmp_path / "scans").mkdir()
+    for name in ("a.png", "scans/b.png"):
+        Image.fromarray(np.full((5, 7), 90, np.uint8)).save(tmp_path / name)
+    text = "file,label,client,split\na.png,cat,north,train\nscans/b.png,dog,south,test\n"
+    data = opened("manifest", "list.csv", text, image_size=8)
+    assert data.inputs.shape == (2, 3, 8, 8)
+    assert data.classes == ("cat", "dog")
+    assert data.official.tolist() == [0, 1]
+    with pytest.raises(DataError, match=r"list2\.csv, line 2, column 'file': there is no file 'none\.png'"):
+        opened("manifest", "list2.csv", "file,label\nnone.png,cat\n")
+    with pytest.raises(DataError, match="line 3 has split 'later'; must be train, validation or test"):
+        opened("manifest", "list3.csv", "file,label,split\na.png,cat,test\na.png,cat,later\n")
+
+
+@pytest.mark.parametrize(
+    ("contents", "said"),
+    [
+        ("a,b\n1,2\n", "has no column 'label'; its columns: a, b"),
+        ("a,label\n1,x\n2,y\ntall,x\n", "line 4, column 'a': 'tall' is not a finite number"),
+        ("a,label\n1,x\n,y\n", "line 3, column 'a': '' is not a finite number"),
+        ("a,label\n1,x\n1,2,3\n", "line 3: 3 values; there are 2 columns"),
+        ("a,label\n1,x\nnan,y\n", "line 3, column 'a': 'nan' is not a finite number"),
+        ("a,label\n1,x\n1e99,y\n", "has a number that is too large"),
+        ("a,label\n", "has no rows"),
+        ("a,label\n1,x\n2,\n3,\n", r"line 3 has no label \(''; 2 in all\)"),
+        ("a,label,client\n1,x,north\n2,y,\n", "line 3 has no client"),
+        (",a,label\n0,1,x\n1,2,y\n", "column 1 has no name; give it one, or leave it out"),
+        ("a,a,label\n0,1,x\n1,2,y\n", "several columns are called 'a'"),
+        ("a,label,split\n0,x,test\n1,y,test\n", "split marks no sample for training"),
+    ],
+)
+def test_a_wrong_table_is_named_by_line_column_and_value(opened: Any, contents: str, said: str) -> None:
+    with pytest.raises(DataError, match=said):
+        opened("arrays", "wrong.csv", contents)
+
+
+def test_a_label_that_classes_do_not_name(opened: Any) -> None:
+    with pytest.raises(DataError, match=r"line 3 has the label 'well', which is none of classes = 'sick,dead'"):
+        opened("arrays", "a.csv", TABLE, classes="sick,dead")
+
+
+@pytest.mark.parametrize(
+    ("arrays", "said"),
+    [
+        ({"labels": [1]}, "has no 'inputs', only 'labels'"),
+        ({"inputs": np.zeros((2, 3)), "labels": [1]}, r"labels has shape \[1\]; there are 2 inputs"),
+        ({"inputs": np.zeros(3), "labels": [1, 2, 3]}, r"inputs are float64 \[3\], not numbers"),
+        ({"inputs": np.array([["a"]]), "labels": [1]}, "inputs are <U1"),
+        ({"inputs": [[1.0], [1.0, 2.0]], "labels": [1, 2]}, "inputs differ in shape"),
+        ({"inputs": np.zeros((2, 3), np.uint8), "labels": [1, 2]}, "bytes must be images"),
+        ({"inputs": np.array([[1, -1]]), "labels": [1]}, "sample 0 has a token below 0"),
+        ({"inputs": np.array([[1.0, np.inf]]), "labels": [1]}, r"sample 0 has inf at \[1\]"),
+        ({"inputs": np.ones((1, 2)), "labels": [2], "classes": ["a", "b"]}, "the label '2', which is none of classes"),
+        ({"inputs": np.ones((1, 2)), "labels": None}, "has no 'labels'"),
+        ({"inputs": np.ones((2, 2)), "labels": [1.0, np.nan]}, r"sample 1 has no label \(nan; 1 in all\)"),
+        ({"inputs": np.ones((2, 2)), "labels": np.array([1, None])}, "sample 1 has no label"),
+        ({"inputs": np.ones((1, 2)), "labels": [0], "classes": "ab"}, "classes = 'ab': must be different names"),
+        ({"inputs": np.ones((1, 2)), "labels": [0], "classes": ["a", "a"]}, "must be different names"),
+    ],
+)
+def test_wrong_arrays_are_refused(arrays: dict[str, Any], said: str) -> None:
+    with pytest.raises(DataError, match=said):
+        from_arrays(arrays, "here")
+
+
+def test_labels_are_names_or_indices() -> None:
+    def labels(given: Any, setting: str = "", **more: Any) -> tuple[Any, ...]:
+        data = from_arrays({"inputs": np.ones((len(given), 1)), "labels": given} | more, "here", setting)
+        return data.labels.tolist(), data.classes
+
+    assert labels([3, 10, 3]) == ([0, 1, 0], ("3", "10"))
+    assert labels([1.0, 2.0]) == ([0, 1], ("1", "2"))
+    assert labels([1, 0], "no,yes") == ([1, 0], ("no", "yes"))
+    assert labels([1, 2], "1,2,3") == ([0, 1], ("1", "2", "3"))
+    assert labels([0, 1], classes=["1", "2"]) == ([0, 1], ("1", "2"))
+    assert labels(["b", "a"]) == ([1, 0], ("a", "b"))
+    assert labels(["b", "a"], classes=None) == ([1, 0], ("a", "b"))
+
+
+def test_texts_with_and_without_a_header(opened: Any, data_settings: MakeSettings, tmp_path: Path) -> None:
+    news = opened("text-csv", "news.csv", '"3","Fears, again","The end"\n"1","Good","news"\n', text_length=4)
+    assert news.classes == ("1", "3")
+    assert news.inputs.tolist() == tokens(["fears , again the", "GOOD NEWS"], 4).tolist()
+    assert news.inputs[1, 2:].tolist() == [0, 0]
+    with pytest.raises(DataError, match="has no column 'label', only category, text"):
+        opened("text-csv", "odd.csv", "category,text\nsport,one\nsport,two\n")
+    folder = tmp_path / "both"
+    folder.mkdir()
+    (folder / "train.csv").write_text("label,text\nx,one\ny,two\n")
+    (folder / "test.csv").write_text("label,text\ny,three\n")
+    both = open_data(data_settings(dataset="text-csv", data_dir=str(folder)))
+    assert both.official.tolist() == [1, 0, 0]
+    assert both.labels.tolist() == [1, 0, 1]
+
+
+def test_tokens_by_hand() -> None:
+    """crc32("a") = 3904355907."""
+    found = tokens(["A a", ""], 3)
+    assert found.tolist() == [[1 + 3904355907 % (VOCABULARY - 1)] * 2 + [0], [0, 0, 0]]
+
+
+OWN = """
+import numpy as np
+class Thing:
+    inputs, labels, client = np.eye(4), [0, 1, 0, 1], ["a", "a", "b", "b"]
+def load(data_dir):
+    return vars(Thing) if data_dir == "" else 1 / 0
+def thing(data_dir):
+    return Thing()
+def nothing(data_dir):
+    return 3
+"""
+
+
+@pytest.fixture
+def own_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    name = f"own_{tmp_path.name.replace('-', '_')}"
+    (tmp_path / f"{name}.py").write_text(OWN)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    allow([name, "no_such_module"])
+    return name
+
+
+def test_a_function_of_the_users_own(own_module: str, data_settings: MakeSettings, tmp_path: Path) -> None:
+    for function in ("load", "thing"):
+        data = open_data(data_settings(dataset=f"{own_module}:{function}"))
+        assert data.inputs.tolist() == np.eye(4).tolist()
+        assert data.domain_names == ("a", "b")
+    for name, kind, said in (
+        (f"{own_module}:absent", SettingsError, f"dataset = '{own_module}:absent': {own_module} has no absent"),
+        ("no_such_module:load", SettingsError, "no_such_module cannot be imported .*put its folder on PYTHONPATH"),
+        (f"{own_module}:nothing", DataError, "returned int, not a dictionary of arrays"),
+    ):
+        with pytest.raises(kind, match=said):
+            open_data(data_settings(dataset=name))
+    with pytest.raises(DataError, match=r"it failed \(ZeroDivisionError"):
+        open_data(data_settings(dataset=f"{own_module}:load", data_dir=str(tmp_path)))
+
+
+def test_a_folder_of_hugging_face(data_settings: MakeSettings, tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    label = datasets.ClassLabel(names=["bad", "good"])
+    kinds = datasets.Features({"text": datasets.Value("string"), "label": label})
+    rows = {"text": ["so bad", "so good"], "label": [0, 1]}
+    part = datasets.Dataset.from_dict(rows, features=kinds)
+    datasets.DatasetDict({"train": part, "test": part}).save_to_disk(tmp_path / "reviews")
+    data = open_data(data_settings(dataset="hf:reviews", data_dir=str(tmp_path), text_length=3))
+    assert data.classes == ("bad", "good")
+    assert data.official.tolist() == [0, 0, 1, 1]
+    assert data.inputs.tolist() == tokens(["so bad", "so good"] * 2, 3).tolist()
+    datasets.Dataset.from_dict({"a": [1.0, 2.0], "b": [3.0, 4.0], "label": [5, 7], "client": ["x", "y"]}).save_to_disk(
+        tmp_path / "table"
+    )
+    table = open_data(data_settings(dataset="hf:table", data_dir=str(tmp_path)))
+    assert table.inputs.tolist() == [[1, 3], [2, 4]]
+    assert table.domain_names == ("x", "y")
+    with pytest.raises(DataError, match="there is no folder 'none' in data-dir"):
+        open_data(data_settings(dataset="hf:none", data_dir=str(tmp_path)))
+    for outside in ("../reviews", str(tmp_path / "reviews")):
+        with pytest.raises(DataError, match="there is no folder"):
+            open_data(data_settings(dataset=f"hf:{outside}", data_dir=str(tmp_path / "table")))
+
+
+def test_images_only(data_settings: MakeSettings) -> None:
+    with pytest.raises(DataError, match=r"image-size = 8: only images can be resized; a sample is float32 \[13\]"):
+        open_data(data_settings(dataset="wine", image_size=8))
+
+
+def test_files_that_are_not_there(data_settings: MakeSettings, tmp_path: Path) -> None:
+    for where, said in (
+        ("", "dataset 'arrays' needs a file"),
+        (str(tmp_path / "none"), "there is no such file or folder"),
+        (str(tmp_path), "none there"),
+    ):
+        with pytest.raises(DataError, match=said):
+            open_data(data_settings(dataset="arrays", data_dir=where))
+    for name in ("a.csv", "b.csv"):
+        (tmp_path / name).write_text(TABLE)
+    with pytest.raises(DataError, match=r"several: a\.csv, b\.csv; name one"):
+        open_data(data_settings(dataset="arrays", data_dir=str(tmp_path)))

@@ -1,0 +1,202 @@
+"""Every partition on the embedded data: counts, disjointness, coverage, repeatability."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from protofl_common.data import open_client_data
+from protofl_common.data.division import divide
+from protofl_common.data.store import open_data
+
+from .conftest import WHOLE, MakeSettings, OpenAll, counts, held, identities
+
+COMMON = ("iid", "dirichlet", "balanced-dirichlet", "pathological", "n-way-k-shot", "label-shift")
+ON_DOMAINS = ("iid", "dirichlet", "label-shift", "feature-shift", "feature-label-shift")
+EACH = [("digits", partition) for partition in COMMON] + [("digit-domains", partition) for partition in ON_DOMAINS]
+
+
+@pytest.mark.parametrize("clients", [2, 10, 20])
+@pytest.mark.parametrize(("dataset", "partition"), EACH)
+def test_shares_are_disjoint_and_depend_on_the_seed(
+    open_all: OpenAll, dataset: str, partition: str, clients: int
+) -> None:
+    few = {"shots": 5, "alpha": 0.5, "dataset": dataset, "partition": partition}
+    everyone = open_all(clients, **few, **WHOLE)
+    trains = [identities(client.train_inputs) for client in everyone]
+    for client, train in zip(everyone, trains, strict=True):
+        assert len(client.train_labels) >= 1
+        assert len(client.test_labels) >= 1
+        assert len(client.train_inputs) == len(client.train_labels)
+        assert not train & identities(client.test_inputs)
+    assert len(set.union(*trains)) == sum(len(client.train_labels) for client in everyone)
+    assert identities(open_all(clients, seed=43, **few, **WHOLE)[-1].train_inputs) != trains[-1]
+
+
+@pytest.mark.parametrize(("dataset", "partition"), EACH)
+def test_the_same_seed_divides_alike(data_settings: MakeSettings, dataset: str, partition: str) -> None:
+    settings = data_settings(dataset=dataset, partition=partition, shots=5)
+    data = open_data(settings)
+    one, two = (divide(data, settings, seed=5, clients=6) for _ in range(2))
+    for first, second in zip(one, two, strict=True):
+        np.testing.assert_array_equal(first.train, second.train)
+        np.testing.assert_array_equal(first.test, second.test)
+
+
+@pytest.mark.parametrize("partition", ["iid", "dirichlet", "pathological", "label-shift"])
+def test_every_sample_belongs_to_someone(open_all: OpenAll, partition: str) -> None:
+    everyone = open_all(10, dataset="digits", partition=partition, alpha=0.5, **WHOLE)
+    assert sum(counts(client).sum() for client in everyone) == 1797
+
+
+def test_iid_shares_are_even(open_all: OpenAll) -> None:
+    sizes = [counts(client).sum() for client in open_all(20, dataset="digits", partition="iid", **WHOLE)]
+    assert set(sizes) == {89, 90}
+
+
+def test_dirichlet_proportions_follow_alpha(open_all: OpenAll) -> None:
+    """A class's largest share among 10 clients: about 1/10 for a large alpha, most of the class for a small one."""
+
+    def largest(alpha: float) -> float:
+        everyone = open_all(10, dataset="digits", partition="dirichlet", alpha=alpha, **WHOLE)
+        by_class = np.stack([counts(client) for client in everyone])
+        return float((by_class.max(axis=0) / by_class.sum(axis=0)).mean())
+
+    assert largest(1000.0) < 0.13
+    assert 0.4 < largest(0.1) < 1
+
+
+def test_dirichlet_with_many_clients_has_no_empty_one(open_all: OpenAll) -> None:
+    everyone = open_all(30, dataset="digits", partition="dirichlet", alpha=0.1, **WHOLE)
+    assert min(counts(client).sum() for client in everyone) >= 10
+
+
+@pytest.mark.parametrize("clients", [5, 10, 20])
+def test_pathological_covers_all_classes_unequally(open_all: OpenAll, clients: int) -> None:
+    everyone = open_all(clients, dataset="digits", partition="pathological", classes_per_client=2, **WHOLE)
+    assert all(len(held(client)) == 2 for client in everyone)
+    assert set.union(*map(held, everyone)) == set(range(10))
+    sizes = np.array([counts(client).sum() for client in everyone])
+    if clients > 5:
+        assert sizes.max() > 1.5 * sizes.min()
+
+
+def test_n_way_k_shot_counts(open_all: OpenAll) -> None:
+    everyone = open_all(20, dataset="digits", partition="n-way-k-shot", ways=4, ways_stdev=1, shots=8, **WHOLE)
+    ways = [len(held(client)) for client in everyone]
+    assert set(ways) == {3, 4, 5}
+    for client in everyone:
+        train = np.bincount(client.train_labels, minlength=10)
+        assert set(train[train > 0]) == {8}
+        assert len(client.test_labels) > 0
+
+
+@pytest.mark.parametrize(("shots", "fraction"), [(1, 0.75), (2, 0.75), (3, 0.99), (7, 0.1), (10, 0.5), (1, 0.99)])
+def test_n_way_k_shot_is_exact_for_any_fraction(open_all: OpenAll, shots: int, fraction: float) -> None:
+    few = {"partition": "n-way-k-shot", "ways": 3, "ways_stdev": 0, "shots": shots, "train_fraction": fraction}
+    for client in open_all(2, dataset="digits", **few, **WHOLE):
+        train = np.bincount(client.train_labels, minlength=10)
+        assert sorted(train[train > 0]) == [shots] * 3
+
+
+def test_n_way_k_shot_varies_shots_and_stays_within_the_classes(open_all: OpenAll) -> None:
+    wide = {"partition": "n-way-k-shot", "ways": 10, "ways_stdev": 3, "shots": 5, "shots_stdev": 2}
+    everyone = open_all(20, dataset="digits", **wide, **WHOLE)
+    shots = {int(np.bincount(client.train_labels).max()) for client in everyone}
+    assert {3, 7} <= shots <= {3, 4, 5, 6, 7}
+    assert all(7 <= len(held(client)) <= 10 for client in everyone)
+
+
+def test_n_way_k_shot_shares_samples_only_when_a_class_runs_out(open_all: OpenAll) -> None:
+    many = {"partition": "n-way-k-shot", "ways": 10, "ways_stdev": 0, "shots": 90}
+    everyone = open_all(3, dataset="digits", **many, **WHOLE)
+    samples = [identities(np.concatenate([client.train_inputs, client.test_inputs])) for client in everyone]
+    assert all(len(ids) == counts(client).sum() == 1200 for ids, client in zip(samples, everyone, strict=True))
+    greedy = open_all(2, dataset="digits", **(many | {"shots": 1000}), **WHOLE)
+    assert [counts(client).sum() for client in greedy] == [1797, 1797]
+
+
+def test_n_way_k_shot_never_trains_on_what_another_client_is_tested_on(open_all: OpenAll) -> None:
+    many = {"partition": "n-way-k-shot", "ways": 10, "ways_stdev": 0, "shots": 90}
+    everyone = open_all(3, dataset="digits", **many, **WHOLE)
+    trained, tested = (
+        set.union(*(identities(getattr(client, part)) for client in everyone))
+        for part in ("train_inputs", "test_inputs")
+    )
+    assert len(trained) < 3 * 900  # the clients do share some
+    assert not trained & tested
+
+
+@pytest.mark.parametrize("partition", ["label-shift", "feature-label-shift", "dirichlet", "pathological"])
+def test_a_cap_keeps_the_proportions_that_the_partition_gives(open_all: OpenAll, partition: str) -> None:
+    shaped = {"dataset": "digit-domains", "partition": partition, "alpha": 0.5, "test_samples": 0}
+    for capped, whole in zip(
+        open_all(5, **shaped, train_samples=40), open_all(5, **shaped, train_samples=0), strict=True
+    ):
+        found, wanted = (
+            np.bincount(client.train_labels, minlength=10) / len(client.train_labels) for client in (capped, whole)
+        )
+        assert len(capped.train_labels) <= 40
+        np.testing.assert_allclose(found, wanted, atol=1.5 / 40)
+
+
+@pytest.mark.parametrize("partition", ["iid", "feature-shift"])
+def test_a_cap_balances_the_classes_where_the_partition_gives_none(open_all: OpenAll, partition: str) -> None:
+    for client in open_all(5, dataset="digit-domains", partition=partition, train_samples=40, test_samples=0):
+        assert np.bincount(client.train_labels, minlength=10).tolist() == [4] * 10
+
+
+def test_feature_shift_deals_domains_in_turn(open_all: OpenAll) -> None:
+    everyone = open_all(10, dataset="digit-domains", partition="feature-shift", **WHOLE)
+    assert [client.domain for client in everyone] == ["scanned", "printed", "photo", "inverted", "coloured"] * 2
+    assert all((counts(client) == 25).all() for client in everyone)
+
+
+def test_feature_shift_by_clients_per_domain(open_all: OpenAll) -> None:
+    several = {"partition": "feature-shift", "clients_per_domain": "1,0, 3,1,2"}
+    everyone = open_all(7, dataset="digit-domains", **several, **WHOLE)
+    assert [client.domain for client in everyone] == ["scanned", *["photo"] * 3, "inverted", *["coloured"] * 2]
+    assert [counts(client).sum() for client in everyone] == [500, 167, 167, 166, 500, 250, 250]
+
+
+@pytest.mark.parametrize("partition", ["own", "feature-shift"])
+def test_a_named_domain_is_all_the_clients_own(data_settings: MakeSettings, partition: str) -> None:
+    settings = data_settings(dataset="digit-domains", partition=partition, clients_per_domain="4,4,4,4,4", **WHOLE)
+    one = open_client_data(settings, seed=1, partition=7, num_partitions=20, domain="photo")
+    two = open_client_data(settings, seed=1, partition=0, num_partitions=3, domain="photo")
+    assert one.domain == "photo"
+    assert (counts(one) == 50).all()
+    np.testing.assert_array_equal(one.train_inputs, two.train_inputs)
+
+
+def test_a_named_domain_with_its_own_class_proportions(data_settings: MakeSettings) -> None:
+    settings = data_settings(dataset="digit-domains", partition="feature-label-shift", **WHOLE)
+    client = open_client_data(settings, seed=1, partition=7, num_partitions=20, domain="photo")
+    assert client.domain == "photo"
+    assert counts(client).max() == 50
+    assert counts(client).sum() < 400
+
+
+def test_own_is_everything_whoever_asks(data_settings: MakeSettings, domain_dir: Path) -> None:
+    settings = data_settings(dataset="image-folder", data_dir=str(domain_dir / "sketch"), partition="own", **WHOLE)
+    client = open_client_data(settings, seed=1, partition=99, num_partitions=2)
+    assert counts(client).sum() == 24
+    np.testing.assert_array_equal(np.bincount(client.train_labels), [6, 6, 6])
+    assert client.domain == ""
+
+
+def test_label_shift_has_equal_sizes_and_mixed_domains(open_all: OpenAll) -> None:
+    everyone = open_all(20, dataset="digit-domains", partition="label-shift", alpha=0.2, **WHOLE)
+    assert {counts(client).sum() for client in everyone} == {125}
+    assert {client.domain for client in everyone} == {""}
+    largest = [counts(client).max() / counts(client).sum() for client in everyone]
+    assert np.mean(largest) > 0.4
+
+
+def test_feature_label_shift_has_one_domain_and_its_own_proportions(open_all: OpenAll) -> None:
+    everyone = open_all(5, dataset="digit-domains", partition="feature-label-shift", alpha=0.3, **WHOLE)
+    assert [client.domain for client in everyone] == ["scanned", "printed", "photo", "inverted", "coloured"]
+    for client in everyone:
+        assert counts(client).max() == 50
+        assert counts(client).sum() < 400
+    assert len({tuple(counts(client)) for client in everyone}) == 5

@@ -1,0 +1,71 @@
+"""The stratified helpers, on labels small enough to reason about."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from protofl_common.data.shares import balanced, dealt_evenly, proportional, set_aside, split
+
+LABELS = st.lists(st.integers(0, 4), min_size=2, max_size=60).map(np.array)
+
+
+@given(LABELS, st.floats(0.01, 0.99), st.integers(0, 99))
+def test_split_is_stratified(labels: np.ndarray, fraction: float, seed: int) -> None:
+    train, test = split(labels, fraction, np.random.default_rng(seed))
+    assert sorted([*train, *test]) == list(range(len(labels)))
+    assert len(train) > 0
+    assert len(test) > 0
+    for label in set(labels.tolist()):
+        count, kept = np.sum(labels == label), np.sum(labels[train] == label)
+        if count >= 2:
+            assert 1 <= kept < count
+            assert abs(kept - fraction * count) <= 1
+
+
+@given(LABELS, st.floats(0.01, 0.9), st.integers(0, 99))
+def test_what_is_set_aside_leaves_every_class_in_training(labels: np.ndarray, fraction: float, seed: int) -> None:
+    stay, aside = set_aside(labels, fraction, np.random.default_rng(seed))
+    assert sorted([*stay, *aside]) == list(range(len(labels)))
+    assert set(labels[stay]) == set(labels)
+    assert len(aside) == min(round(fraction * len(labels)), len(labels) - len(set(labels)))
+
+
+def test_what_is_set_aside_has_the_class_proportions() -> None:
+    labels = np.repeat([0, 1, 2], [40, 20, 140])
+    _, aside = set_aside(labels, 0.1, np.random.default_rng(1))
+    assert np.bincount(labels[aside]).tolist() == [4, 2, 14]
+
+
+@given(LABELS, st.integers(0, 70), st.integers(0, 99))
+def test_balanced_takes_equally_from_each_class(labels: np.ndarray, limit: int, seed: int) -> None:
+    kept, left = balanced(labels, limit, np.random.default_rng(seed))
+    assert sorted([*kept, *left]) == list(range(len(labels)))
+    assert len(kept) == min(limit or len(labels), len(labels))
+    taken = {label: np.sum(labels[kept] == label) for label in set(labels.tolist())}
+    unfinished = [count for label, count in taken.items() if count < np.sum(labels == label)]
+    if unfinished:
+        assert max(taken.values()) <= min(unfinished) + 1
+
+
+def test_thirty_over_ten_classes() -> None:
+    labels = np.repeat(np.arange(10), [2, 50, 50, 50, 50, 50, 50, 50, 50, 50])
+    kept, _ = balanced(labels, 30, np.random.default_rng(0))
+    assert sorted(np.bincount(labels[kept])) == [2, 3, 3, 3, 3, 3, 3, 3, 3, 4]
+
+
+@pytest.mark.parametrize("limit", [10, 40])
+def test_proportional(limit: int) -> None:
+    labels = np.repeat([0, 1, 2], [20, 20, 160])
+    kept, left = proportional(labels, limit, np.random.default_rng(1))
+    assert len(kept) == limit
+    assert sorted([*kept, *left]) == list(range(200))
+    np.testing.assert_allclose(np.bincount(labels[kept]), np.array([0.1, 0.1, 0.8]) * limit, atol=1)
+
+
+def test_dealt_evenly() -> None:
+    labels = np.repeat([0, 1], [11, 22])
+    shares = dealt_evenly(labels, 3, np.random.default_rng(0))
+    assert sorted(np.concatenate(shares)) == list(range(33))
+    assert [len(share) for share in shares] == [11, 11, 11]
+    assert all(np.sum(labels[share] == 0) in (3, 4) for share in shares)

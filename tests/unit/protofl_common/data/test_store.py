@@ -1,0 +1,126 @@
+"""The cache: built once, mapped into memory, rebuilt when damaged."""
+
+import multiprocessing
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from protofl_common.config.sections import DataSettings
+from protofl_common.data import ClientData, DataError, open_client_data
+from protofl_common.data.store import cache_root, data_key, open_data
+
+from .conftest import MakeSettings
+
+
+def _first(settings: DataSettings) -> ClientData:
+    return open_client_data(settings, seed=3, partition=0, num_partitions=4)
+
+
+def test_arrays_are_mapped_and_the_clients_are_copies(data_settings: MakeSettings) -> None:
+    settings = data_settings(dataset="digits", partition="iid")
+    assert isinstance(open_data(settings).inputs, np.memmap)
+    client = _first(settings)
+    for array in (client.train_inputs, client.train_labels, client.test_inputs, client.test_labels):
+        assert type(array) is np.ndarray
+        assert array.base is None
+    assert client.train_labels.dtype == client.test_labels.dtype == np.int64
+
+
+@pytest.mark.parametrize("damage", ["truncate", "delete", "meta", "garbage"])
+def test_damaged_entry_is_rebuilt(data_settings: MakeSettings, tmp_path: Path, damage: str) -> None:
+    settings = data_settings(dataset="digits", partition="iid", cache_dir=str(tmp_path))
+    before = _first(settings)
+    entry = tmp_path / data_key(settings)
+    images = entry / "inputs.npy"
+    if damage == "truncate":
+        images.write_bytes(images.read_bytes()[:5000])
+    elif damage == "delete":
+        images.unlink()
+    elif damage == "meta":
+        (entry / "meta.json").write_text('{"samples": 1797')
+    else:
+        (entry / "labels.npy").write_bytes(b"garbage")
+    after = _first(settings)
+    np.testing.assert_array_equal(before.train_inputs, after.train_inputs)
+    np.testing.assert_array_equal(before.test_labels, after.test_labels)
+
+
+def test_damaged_division_is_rebuilt(data_settings: MakeSettings, tmp_path: Path) -> None:
+    settings = data_settings(dataset="digits", partition="iid", cache_dir=str(tmp_path))
+    before = _first(settings)
+    (division,) = tmp_path.glob("*.npy")
+    division.write_bytes(division.read_bytes()[:700])
+    np.testing.assert_array_equal(before.train_inputs, _first(settings).train_inputs)
+
+
+def test_leftovers_of_a_killed_process_do_no_harm(data_settings: MakeSettings, tmp_path: Path) -> None:
+    settings = data_settings(dataset="digits", partition="iid", cache_dir=str(tmp_path))
+    partial = tmp_path / f"{data_key(settings)}.0a1b2c3d.tmp"
+    partial.mkdir()
+    (partial / "inputs.npy").write_bytes(b"half")
+    assert len(_first(settings).train_labels) == 30
+    assert not partial.exists()
+
+
+def test_cache_follows_the_users_cache_folder(
+    data_settings: MakeSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert cache_root(data_settings(cache_dir="")) == tmp_path / "protofl"
+
+
+def test_cache_that_cannot_be_written(data_settings: MakeSettings, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("not a folder")
+    with pytest.raises(DataError, match=r"cache-dir: .* cannot be written"):
+        open_data(data_settings(dataset="digits", cache_dir=str(tmp_path / "file")))
+
+
+def test_one_division_serves_all_clients(data_settings: MakeSettings, tmp_path: Path) -> None:
+    settings = data_settings(dataset="digits", partition="iid", cache_dir=str(tmp_path))
+    for client in range(4):
+        open_client_data(settings, seed=3, partition=client, num_partitions=4)
+    assert len(list(tmp_path.glob("*.npy"))) == 1
+    open_client_data(settings, seed=4, partition=0, num_partitions=4)
+    assert len(list(tmp_path.glob("*.npy"))) == 2
+
+
+def _race(settings: DataSettings, barrier: Any, log: str, results: Any) -> None:
+    from protofl_common.data import sources
+
+    read = sources.read_digits
+
+    def counted(these: DataSettings) -> Any:
+        with Path(log).open("a") as file:
+            file.write("read\n")
+        return read(these)
+
+    sources.SOURCES["digits"] = sources.Source(counted, num_classes=10)
+    barrier.wait(timeout=30)
+    results.put(int(_first(settings).train_labels.sum()))
+
+
+def test_two_processes_build_the_cache_once(data_settings: MakeSettings, tmp_path: Path) -> None:
+    settings = data_settings(dataset="digits", partition="iid", cache_dir=str(tmp_path / "cache"))
+    context = multiprocessing.get_context("fork")
+    barrier, results, log = context.Barrier(2), context.Queue(), tmp_path / "log"
+    workers = [context.Process(target=_race, args=(settings, barrier, str(log), results)) for _ in range(2)]
+    for worker in workers:
+        worker.start()
+    sums = [results.get(timeout=60) for _ in workers]
+    for worker in workers:
+        worker.join(timeout=60)
+        assert worker.exitcode == 0
+    assert sums[0] == sums[1] == int(_first(settings).train_labels.sum())
+    assert log.read_text() == "read\n"
+
+
+def test_importing_the_package_stays_cheap() -> None:
+    """A client process imports it in every round."""
+    heavy = ("torch", "torchvision", "datasets", "flwr_datasets", "sklearn", "matplotlib", "PIL")
+    code = f"import sys, protofl_common.data; print([name for name in {heavy} if name in sys.modules])"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "[]"

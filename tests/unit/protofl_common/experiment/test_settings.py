@@ -1,0 +1,155 @@
+"""Settings: defaults complete, errors that name the key, the value and the choices."""
+
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from protofl_common.experiment.catalog import CATALOG
+from protofl_common.experiment.settings import (
+    Settings,
+    SettingsError,
+    default_run_config,
+    flatten,
+    known_keys,
+    to_run_config,
+)
+from tests.support import ROOT
+
+RECIPES = sorted((ROOT / "configs" / "recipes").glob("*.toml"))
+
+
+def test_pyproject_holds_every_key_in_the_documented_order() -> None:
+    assert list(default_run_config()) == known_keys()
+
+
+def test_the_defaults_of_the_papers() -> None:
+    """Those that no line of a recipe repeats; where a default is not the paper's, its page says why."""
+    papers = {
+        "fedtgp": {"lambda": 0.1, "distance": "l2", "granularity": "class-mean", "margin": "adaptive"}
+        | {"margin-threshold": 100.0, "transform": True, "server-epochs": 100},
+        "fedpcl": {"temperature": 0.07, "prototypes": "both", "loss": "contrast", "denominator": "others"},
+        "fedplvm": {"alpha": 0.25, "temperature": 0.07, "contrast": True, "correction": "sum"},
+        "protofed": {"prototypes": "last-round"},
+        "fml": {"alpha": 0.5, "beta": 0.5, "mutual": "detached"},
+        "fedkd": {"energy-start": 0.95, "energy-end": 0.98},
+        "fedrep": {"head-epochs": 10},
+        "fedfa": {"probability": 0.5},
+        "pfedme": {"lambda": 15.0, "personal-steps": 5, "beta": 1.0},
+    }
+    found = default_run_config()
+    for algo, wanted in papers.items():
+        assert {key: found[f"{algo}.{key}"] for key in wanted} == wanted
+
+
+@pytest.mark.parametrize("algo", CATALOG)
+def test_defaults_suit_every_algorithm_and_survive_a_round_trip(algo: str) -> None:
+    settings = Settings.from_run_config(default_run_config() | {"algo": algo})
+    assert isinstance(settings.hparams, CATALOG[algo].hparams)
+    assert Settings.from_run_config(default_run_config() | to_run_config(settings)) == settings
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        ("algo", "fedprot", "did you mean fedproto?"),
+        ("dataset", "mnst", "did you mean mnist?"),
+        ("partition", "dirichlett", "did you mean dirichlet?"),
+        ("models", "resnet", "choose one of small3, "),
+        ("arch", "vgg", "choose one of "),
+        ("lr", "abc", "must be a number above 0"),
+        ("lr", 0.0, "must be a number above 0"),
+        ("lr", float("nan"), "must be a finite number above 0"),
+        ("max-prototype-norm", float("inf"), "must be a finite number above 0"),
+        ("arch", "cnn5", "choose one of '', mnist-cnn, "),
+        ("device", "gpu", "choose one of auto, cpu, cuda, mps, or cuda:N, xpu"),
+        ("device", "cuda:x", "choose one of auto, cpu, cuda, mps, or cuda:N, xpu"),
+        ("device", "cpu:0", "choose one of auto, cpu, cuda, mps, or cuda:N, xpu"),
+        ("run-name", "a/b", "must be a plain folder name"),
+        ("resume", True, "run-name must name the run"),
+        ("rounds", 0, "must be a number at least 1"),
+        ("rounds", 2.5, "must be a whole number at least 1"),
+        ("rounds", True, "must be a whole number at least 1"),
+        ("batch-size", "10", "must be a whole number at least 1"),
+        ("participation", 1.5, "must be a number above 0 and at most 1"),
+        ("download", "yes", "must be true or false"),
+        ("data-dir", 3, "must be a string"),
+        ("optimizer", "adamw", "did you mean adam?"),
+        ("fedproto.distance", "cosine", "choose one of l2, squared-l2, l1, mse"),
+        ("fedproto.lambda", -1, "must be a number at least 0"),
+        ("alpha", -0.1, "must be a number above 0"),
+        ("min-replies", 0, "must be a number at least 1"),
+    ],
+)
+def test_a_bad_value_is_named_with_what_would_be_right(key: str, value: object, said: str) -> None:
+    with pytest.raises(SettingsError) as caught:
+        Settings.from_run_config(default_run_config() | {key: value})
+    (line,) = str(caught.value).splitlines()
+    assert line.startswith((f"{key} = {value!r}: ", f"{key} = {str(value).lower()}: "))
+    assert said in line
+
+
+def test_unknown_and_missing_keys_are_all_named_at_once() -> None:
+    config = default_run_config() | {"batchsize": 3}
+    del config["lr"]
+    with pytest.raises(SettingsError) as caught:
+        Settings.from_run_config(config | {"rounds": -1})
+    lines = str(caught.value).splitlines()
+    assert "batchsize: unknown key; did you mean batch-size?" in lines
+    assert "lr: missing from the configuration" in lines
+    assert len(lines) == 3
+
+
+@pytest.mark.parametrize(
+    ("algo", "key", "meant"),
+    [
+        ("fedproto", "lambda", "fedproto.lambda"),
+        ("fedproto", "lamda", "fedproto.lambda"),
+        ("fedtgp", "lambda", "fedtgp.lambda"),
+        ("fedplvm", "temperatur", "fedplvm.temperature"),
+        ("fedproto", "fedplvm.lamda", "fedplvm.lambda"),
+        ("fedproto", "round", "rounds"),
+    ],
+)
+def test_an_unknown_key_was_rather_meant_for_the_chosen_algorithm(algo: str, key: str, meant: str) -> None:
+    with pytest.raises(SettingsError, match=rf"^{key}: unknown key; did you mean {meant}\?$"):
+        Settings.from_run_config(default_run_config() | {"algo": algo, key: 1})
+
+
+def test_a_node_may_override_its_own_facts_only() -> None:
+    node = {"device": "cpu", "arch": "cnn4", "partition-id": 3}
+    settings = Settings.from_run_config(default_run_config(), node)
+    assert settings.model.arch == "cnn4"
+    assert settings.machine.device == "cpu"
+    with pytest.raises(SettingsError) as caught:
+        Settings.from_run_config(default_run_config(), node | {"lr": 9.0, "domian": "photo"})
+    lines = str(caught.value).splitlines()
+    assert len(lines) == 2
+    assert lines[0].startswith("node-config: lr: unknown key; choose from site-name, partition-id, ")
+    assert lines[1].startswith("node-config: domian: unknown key; did you mean domain?; choose from ")
+
+
+def test_a_whole_number_serves_as_a_float() -> None:
+    lr = Settings.from_run_config(default_run_config() | {"lr": 1}).training.lr
+    assert lr == 1.0
+    assert isinstance(lr, float)
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)
+def test_every_recipe_parses(recipe: Path) -> None:
+    overrides = flatten(tomllib.loads(recipe.read_text(encoding="utf-8")))
+    assert overrides
+    Settings.from_run_config(default_run_config() | overrides)
+
+
+def test_a_configuration_is_read_once_and_no_value_is_taken_for_an_equal_one_of_another_type() -> None:
+    config = default_run_config() | {"rounds": 1}
+    settings = Settings.from_run_config(config, {"partition-id": 0, "num-partitions": 2})
+    assert Settings.from_run_config(dict(config), {"partition-id": 1, "num-partitions": 2}) is settings
+    for rounds in (True, 1.0):
+        with pytest.raises(SettingsError, match="rounds = "):
+            Settings.from_run_config(config | {"rounds": rounds})
+    site = {"site-name": "north", "max-rounds": 1}
+    assert Settings.from_run_config(config, site).run.rounds == 1
+    with pytest.raises(SettingsError, match="rounds = 2"):
+        Settings.from_run_config(config | {"rounds": 2}, site)

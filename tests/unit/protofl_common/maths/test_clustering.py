@@ -1,0 +1,102 @@
+"""Clusters: finch-clust's partitions, an independent reading of FINCH, the small cases, and the means."""
+
+import numpy as np
+import pytest
+import torch
+from finch import FINCH
+
+from protofl_common.data import open_client_data
+from protofl_common.experiment.settings import Settings, default_run_config
+from protofl_common.maths.prototypes import cluster, cluster_classes, finch_partitions
+from protofl_common.models.build import build_model
+
+
+def same_partition(one: np.ndarray, other: np.ndarray) -> bool:
+    """Whether two numberings put the same rows together."""
+    return len(set(zip(one.tolist(), other.tolist(), strict=True))) == len(set(one)) == len(set(other))
+
+
+def first_partition(rows: np.ndarray) -> np.ndarray:
+    """FINCH's first partition by the paper's Eq. 1: i and j are linked if one is the other's first neighbour, or if
+    they have the same one; by plain loops and a union-find."""
+    unit = rows / np.linalg.norm(rows, axis=1, keepdims=True)
+    similarity = unit @ unit.T
+    np.fill_diagonal(similarity, -np.inf)
+    first = similarity.argmax(1)
+    parent = list(range(len(rows)))
+
+    def root(i: int) -> int:
+        while parent[i] != i:
+            i = parent[i]
+        return i
+
+    for i in range(len(rows)):
+        for j in range(len(rows)):
+            if j == first[i] or first[j] == i or first[i] == first[j]:
+                parent[root(i)] = root(j)
+    return np.array([root(i) for i in range(len(rows))])
+
+
+def features_of_a_network() -> np.ndarray:
+    config = default_run_config()
+    data = open_client_data(Settings.from_run_config(config).data, seed=1, partition=0, num_partitions=5)
+    model = build_model("resnet10", input_shape=(3, 28, 28), num_classes=10, feature_dim=64, seed=3).eval()
+    with torch.no_grad():
+        return np.asarray(model.body(torch.from_numpy(data.test_inputs[:120]).float() / 255).numpy())
+
+
+@pytest.mark.parametrize("source", ["random", "blobs", "network"])
+def test_every_partition_is_finch_clusts_and_the_first_is_the_papers(source: str) -> None:
+    random = np.random.default_rng(5)
+    rows = {
+        "random": lambda: random.random((150, 16)),
+        "blobs": lambda: np.repeat(np.eye(12) * 5 + 1, 20, axis=0) + random.normal(0, 0.05, (240, 12)),
+        "network": features_of_a_network,
+    }[source]()
+    found = finch_partitions(rows)
+    expected, counts, _ = FINCH(rows, verbose=False)
+    assert len(found) == expected.shape[1]
+    for partition, column, count in zip(found, expected.T, counts, strict=True):
+        assert partition.max() + 1 == count
+        assert same_partition(partition, column)
+    assert same_partition(found[0], first_partition(rows))
+    if source == "blobs":
+        blob = np.repeat(np.arange(12), 20)
+        assert all(len(set(blob[found[-1] == one])) == 1 for one in range(found[-1].max() + 1))
+
+
+@pytest.mark.parametrize("rows", [np.ones((1, 3)), np.ones((2, 3)), np.eye(2), np.ones((6, 3)), np.zeros((5, 3))])
+def test_few_or_equal_vectors_are_one_cluster(rows: np.ndarray) -> None:
+    assert [partition.tolist() for partition in finch_partitions(rows)] == [[0] * len(rows)]
+
+
+def two_groups() -> torch.Tensor:
+    return torch.tensor([[1.0, 0.0], [1.0, 0.1], [0.9, 0.0], [0.0, 2.0], [0.1, 2.0], [0.0, 1.9]])
+
+
+@pytest.mark.parametrize(("method", "clusters"), [("finch", 0), ("kmeans", 0), ("kmeans", 2)])
+def test_means_of_two_groups_by_hand(method: str, clusters: int) -> None:
+    means, counts = cluster(two_groups(), method, clusters)
+    assert counts.sum() == len(two_groups())
+    expected = torch.tensor([[0.1 / 3, 5.9 / 3], [2.9 / 3, 0.1 / 3]])
+    torch.testing.assert_close(means[means[:, 0].argsort()], expected)
+
+
+def test_average_is_one_mean_and_kmeans_never_asks_for_more_clusters_than_vectors() -> None:
+    torch.testing.assert_close(cluster(two_groups(), "average")[0], two_groups().mean(0, keepdim=True))
+    assert len(cluster(two_groups()[:2], "kmeans", 5)[0]) == 2
+    assert len(cluster(torch.ones(4, 2), "kmeans", 3)[0]) == 1
+
+
+def test_classes_are_clustered_apart() -> None:
+    rows = torch.cat([two_groups(), torch.full((1, 2), 7.0)])
+    found = cluster_classes(rows, torch.tensor([4, 4, 4, 4, 4, 4, 1]), "finch")
+    assert found.labels.tolist() == [1, 4, 4]
+    assert found.counts is not None
+    assert found.counts.tolist() == [1, 3, 3]
+    torch.testing.assert_close(found.means[0], torch.full((2,), 7.0))
+
+
+def test_unknown_method() -> None:
+    with pytest.raises(ValueError, match=r"'dbscan'.*finch, kmeans, average"):
+        cluster(two_groups(), "dbscan")

@@ -1,0 +1,65 @@
+"""Updates as factors: on matrices of known singular values, and in the sizes where factors are fewer numbers."""
+
+import numpy as np
+import pytest
+import torch
+
+from protofl_common.maths.low_rank import applied, change, compressed, expanded, factors, largest_rank, product
+
+
+def of_values(rows: int, columns: int, values: list[float]) -> torch.Tensor:
+    """A matrix of these singular values, float64, its directions at random."""
+    rng = np.random.default_rng(1)
+    left, right = (np.linalg.qr(rng.normal(size=(size, len(values))))[0] for size in (rows, columns))
+    return torch.from_numpy(left @ np.diag(values) @ right.T)
+
+
+@pytest.mark.parametrize(
+    ("energy", "rank"), [(0.5, 1), (0.63, 1), (0.65, 2), (0.99, 2), (0.99995, 3)]
+)  # of 64, 36 and 0.01
+@pytest.mark.parametrize("shape", [(9, 20), (20, 9), (9, 5, 2, 2)])
+def test_the_smallest_rank_with_the_energy(energy: float, rank: int, shape: tuple[int, ...]) -> None:
+    columns = int(np.prod(shape[1:]))
+    weight = of_values(shape[0], columns, [8.0, 6.0, 0.1]).reshape(shape)
+    pair = factors(weight, energy)
+    assert pair is not None
+    assert (pair[0].shape, pair[1].shape) == ((shape[0], rank), (rank, columns))
+    left_out = float((product(*pair, shape) - weight).square().sum())
+    assert left_out == pytest.approx([36.01, 0.01, 0.0][rank - 1], abs=1e-9)
+
+
+def test_a_matrix_whose_energy_takes_all_its_values_goes_as_it_is() -> None:
+    """Not as zeros, which is what a loop that looks for the rank and never finds it would leave."""
+    weight = torch.eye(6)
+    assert factors(weight, 0.9) is None
+    assert torch.equal(compressed({"w": weight}, 0.9)["w"], weight)
+
+
+def test_no_change_is_two_thin_zeros() -> None:
+    left, right = factors(torch.zeros(8, 8), 0.95) or (None, None)
+    assert left is not None
+    assert right is not None
+    assert (left.shape, right.shape) == ((8, 1), (1, 8))
+    assert torch.equal(left @ right, torch.zeros(8, 8))
+
+
+@pytest.mark.parametrize("shape", [(2, 2), (2, 3), (3, 4), (32, 1, 5, 5), (1, 50), (50, 1), (5,), ()])
+def test_factors_are_always_fewer_numbers(shape: tuple[int, ...]) -> None:
+    numbers = int(np.prod(shape))
+    each = shape[0] + numbers // shape[0] if len(shape) > 1 else numbers
+    rank = largest_rank(shape)
+    assert rank * each < max(1, numbers) <= (rank + 1) * each or len(shape) < 2 == rank + 2
+
+
+def test_what_was_compressed_comes_back_and_buffers_as_they_are() -> None:
+    torch.manual_seed(0)
+    before = {"w": torch.randn(6, 7), "b": torch.randn(6), "seen": torch.tensor(3), "running_var": torch.ones(2)}
+    after = {"w": before["w"] + 0.5, "b": before["b"] + 1, "seen": torch.tensor(8), "running_var": torch.zeros(2)}
+    update = change(after, before, {"w", "b"})
+    sent = compressed(update, 0.99)
+    assert set(sent) == {"w:left", "w:right", "b", "seen", "running_var"}
+    assert sent["w:left"].shape == (6, 1)
+    found = applied(before, expanded(sent, before), {"w", "b"})
+    assert found.keys() == after.keys()
+    for name, value in after.items():
+        torch.testing.assert_close(found[name], value)

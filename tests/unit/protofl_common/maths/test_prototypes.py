@@ -1,0 +1,110 @@
+"""Prototypes on hand-worked arrays, and against float64 references."""
+
+import numpy as np
+import pytest
+import torch
+
+from protofl_common.maths.aggregation import merge_by_class, merge_prototypes
+from protofl_common.maths.prototypes import Prototypes, by_class, chosen, class_means, distances
+
+
+def prototypes(means: list[list[float]], labels: list[int], counts: list[int] | None = None) -> Prototypes:
+    return Prototypes(torch.tensor(means), torch.tensor(labels), None if counts is None else torch.tensor(counts))
+
+
+def test_class_means_by_hand() -> None:
+    features = torch.tensor([[1.0, 2.0], [3.0, 4.0], [10.0, 0.0]])
+    found = class_means(features, torch.tensor([2, 2, 0]), num_classes=4)
+    assert found.labels.tolist() == [0, 2]
+    assert found.means.tolist() == [[10.0, 0.0], [2.0, 3.0]]
+    assert found.counts is not None
+    assert found.counts.tolist() == [1, 2]
+
+
+def test_class_means_equal_a_float64_reference() -> None:
+    rng = np.random.default_rng(0)
+    features, labels = rng.normal(5, 3, (1000, 16)).astype(np.float32), rng.integers(0, 7, 1000)
+    found = class_means(torch.from_numpy(features), torch.from_numpy(labels), 9)
+    assert found.labels.tolist() == list(range(7))
+    assert found.counts is not None
+    assert found.counts.tolist() == np.bincount(labels).tolist()
+    for label, mean in zip(found.labels.tolist(), found.means.numpy(), strict=True):
+        np.testing.assert_allclose(mean, features[labels == label].astype(np.float64).mean(0), rtol=1e-5)
+
+
+def test_merging_by_counts_by_hand() -> None:
+    first = prototypes([[0.0, 0.0], [4.0, 4.0]], [0, 1], [3, 5])
+    second = prototypes([[8.0, 4.0]], [0], [1])
+    merged = merge_by_class([first, second], "counts")
+    assert merged.labels.tolist() == [0, 1]
+    assert merged.means.tolist() == [[2.0, 1.0], [4.0, 4.0]]  # (3·0 + 1·8)/4, (3·0 + 1·4)/4
+    assert merged.counts is None
+
+
+def test_merging_uniformly_by_hand() -> None:
+    first = prototypes([[0.0, 0.0], [4.0, 4.0]], [0, 1], [3, 5])
+    second = prototypes([[8.0, 4.0]], [0], [1])
+    assert merge_by_class([first, second], "uniform").means.tolist() == [[4.0, 2.0], [4.0, 4.0]]
+
+
+def test_merging_by_counts_is_the_mean_over_all_samples() -> None:
+    rng = np.random.default_rng(1)
+    parts = [(rng.normal(size=(n, 8)).astype(np.float32), rng.integers(0, 5, n)) for n in (40, 7, 90)]
+    sets = [class_means(torch.from_numpy(x), torch.from_numpy(y), 5) for x, y in parts]
+    merged = merge_by_class(sets, "counts")
+    features, labels = np.concatenate([x for x, _ in parts]).astype(np.float64), np.concatenate([y for _, y in parts])
+    for label, mean in zip(merged.labels.tolist(), merged.means.numpy(), strict=True):
+        np.testing.assert_allclose(mean, features[labels == label].mean(0), atol=1e-6)
+
+
+def test_a_class_nobody_sent_keeps_its_prototype() -> None:
+    previous = prototypes([[1.0], [2.0]], [0, 3])
+    merged = merge_prototypes([prototypes([[9.0]], [0], [2])], "counts", previous, "mean", 0.0)
+    assert merged.labels.tolist() == [0, 3]
+    assert merged.means.tolist() == [[9.0], [2.0]]
+
+
+def test_weighting_by_counts_needs_counts() -> None:
+    with pytest.raises(ValueError, match="counts of every client"):
+        merge_by_class([prototypes([[1.0]], [0])], "counts")
+
+
+def test_table_by_class_marks_what_is_held() -> None:
+    table, held = by_class(prototypes([[1.0, 2.0], [3.0, 4.0]], [3, 1]), 4)
+    assert table.tolist() == [[0.0, 0.0], [3.0, 4.0], [0.0, 0.0], [1.0, 2.0]]
+    assert held.tolist() == [False, True, False, True]
+
+
+def nearest(features: torch.Tensor, prototypes: Prototypes) -> torch.Tensor:
+    return prototypes.labels[distances(features, prototypes).argmin(dim=1)]
+
+
+def test_nearest_label_by_hand_and_among_some() -> None:
+    known = prototypes([[0.0, 0.0], [10.0, 0.0], [0.0, 10.0]], [4, 2, 7])
+    features = torch.tensor([[1.0, 1.0], [9.0, 2.0], [2.0, 9.0]])
+    assert nearest(features, known).tolist() == [4, 2, 7]
+    assert nearest(features, chosen(known, torch.tensor([4, 7]))).tolist() == [4, 4, 7]
+    assert nearest(features, chosen(known, torch.tensor([5]))).tolist() == [4, 2, 7]  # none of them known: all
+
+
+def test_nearest_label_is_exact_far_from_the_origin() -> None:
+    means = torch.tensor([[1e4, 0.0], [1e4 + 0.25, 0.0]])
+    features = torch.tensor([[1e4 + 0.1, 0.0], [1e4 + 0.2, 0.0]])
+    assert nearest(features, Prototypes(means, torch.tensor([0, 1]))).tolist() == [0, 1]
+
+
+def test_cosine_distances_are_of_directions_alone() -> None:
+    prototypes = Prototypes(torch.tensor([[5.0, 0.0], [0.0, 0.1]]), torch.tensor([3, 4]))
+    found = distances(torch.tensor([[2.0, 0.0], [0.0, 9.0]]), prototypes, "cosine")
+    torch.testing.assert_close(found, torch.tensor([[0.0, 2**0.5], [2**0.5, 0.0]]))
+
+
+def test_joined_sets_keep_their_order_and_tell_counts_only_if_all_do() -> None:
+    one = Prototypes(torch.ones(1, 2), torch.tensor([4]), torch.tensor([3]))
+    other = Prototypes(torch.zeros(2, 2), torch.tensor([1, 4]), torch.tensor([5, 6]))
+    both = Prototypes.joined([one, other])
+    assert both.labels.tolist() == [4, 1, 4]
+    assert both.means[:, 0].tolist() == [1, 0, 0]
+    assert both.counts is not None
+    assert both.counts.tolist() == [3, 5, 6]
+    assert Prototypes.joined([one, other.without_counts()]).counts is None

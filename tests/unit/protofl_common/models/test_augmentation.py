@@ -1,0 +1,110 @@
+"""FedFA's layers: where they are put into which network, and their equations on hand-worked arrays."""
+
+import pytest
+import torch
+from torch import nn
+
+from protofl_common.models.augmentation import (
+    Augmentation,
+    fusion_coefficients,
+    moments,
+    resampled,
+    stages_of,
+    with_moments,
+)
+from protofl_common.models.build import build_model
+
+STAGES: dict[str, tuple[tuple[int, ...], dict[str, int]]] = {
+    "cnn4": ((1, 28, 28), {"3": 32, "6": 64}),
+    "htcnn-3": ((1, 28, 28), {"3": 32}),
+    "mnist-cnn": ((1, 28, 28), {"3": 10, "7": 20}),
+    "resnet10": ((3, 32, 32), {"0.layer1.0": 64, "0.layer2.0": 128, "0.layer3.0": 256, "0.layer4.0": 512}),
+    "resnet6-imagenet-stem": ((1, 28, 28), {"0.layer1.0": 64, "0.layer4": 128}),
+    "resnet10-imagenet-stem": ((1, 32, 32), {"0.layer1.0": 64, "0.layer2.0": 128, "0.layer3.0": 256}),
+    "mobilenet-v2": (
+        (3, 32, 32),
+        {"1.features.1": 16, "1.features.3": 24, "1.features.6": 32, "1.features.13": 96},
+    ),
+    "signal-cnn": ((12, 29), {"0.3": 128}),
+    "text-cnn": ((20,), {"1.3": 128}),
+    "signal-transformer": ((12, 29), {}),
+    "text-gru": ((20,), {}),
+    "mlp-2": ((30,), {}),
+    "projection": ((30,), {}),
+}
+"""Architecture -> (shape of a sample, name of the layer that ends a stage -> channels)."""
+
+
+def body_of(arch: str, shape: tuple[int, ...]) -> nn.Module:
+    return build_model(arch, input_shape=shape, num_classes=4, feature_dim=16, seed=1).body
+
+
+@pytest.mark.parametrize("arch", STAGES)
+def test_stages_end_where_maps_get_smaller(arch: str) -> None:
+    shape, wanted = STAGES[arch]
+    body = body_of(arch, shape)
+    names = {module: name for name, module in body.named_modules()}
+    assert {names[layer]: channels for layer, channels in stages_of(body, shape).items()} == wanted
+
+
+@pytest.mark.parametrize("arch", ["mnist-cnn", "resnet6-imagenet-stem", "text-cnn"])
+def test_it_acts_while_training_only_and_leaves_no_trace_in_the_network(arch: str) -> None:
+    shape, _ = STAGES[arch]
+    plain, body = body_of(arch, shape), body_of(arch, shape)
+    body.train()
+    augmentation = Augmentation(body, shape, 1.0)
+    assert body.training
+    assert body.state_dict().keys() == plain.state_dict().keys()
+    samples = torch.randint(0, 9, (3, *shape)) if arch == "text-cnn" else torch.randn(3, *shape)
+    assert torch.equal(body.eval()(samples), plain.eval()(samples))
+    untouched = {name: value.clone() for name, value in augmentation.state_dict().items()}
+    features = body.train()(samples)
+    assert not torch.allclose(features, plain.train()(samples))
+    for name, value in augmentation.state_dict().items():
+        assert torch.equal(value, untouched[name]) == name.startswith("coefficients"), name
+    features.sum().backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in body.parameters())
+
+
+def test_it_acts_as_often_as_it_should() -> None:
+    body = nn.Sequential(nn.Conv1d(1, 2, 1))
+    augmentation = Augmentation(body, (1, 4), 0.25)
+    torch.manual_seed(0)
+    samples = torch.randn(5, 1, 4)
+    augmented = sum(
+        not torch.equal(body(samples), body[0]._conv_forward(samples, body[0].weight, body[0].bias)) for _ in range(400)
+    )
+    assert 70 < augmented < 130
+    steps = 1 - 0.99**augmented  # of the way from 0 to the mean
+    mean = body.eval()(samples).mean(dim=(0, 2))
+    torch.testing.assert_close(augmentation.averages[0].mean, steps * mean, rtol=1e-3, atol=1e-4)
+
+
+def test_moments_and_maps_with_others_by_hand() -> None:
+    maps = torch.tensor([[[[1.0, 3.0], [1.0, 3.0]], [[2.0, 2.0], [6.0, 6.0]]]], dtype=torch.float64)
+    mean, std = moments(maps)
+    torch.testing.assert_close(mean, torch.tensor([[2.0, 4.0]], dtype=torch.float64))
+    torch.testing.assert_close(std, torch.tensor([[1.0, 2.0]], dtype=torch.float64), rtol=1e-6, atol=1e-6)
+    found = with_moments(maps, torch.tensor([[10.0, 0.0]]).double(), torch.tensor([[1.0, 4.0]]).double())
+    wanted = torch.tensor([[[[9.0, 11.0], [9.0, 11.0]], [[-4.0, -4.0], [4.0, 4.0]]]], dtype=torch.float64)
+    torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
+
+
+def test_resampled_moments_have_the_variance_of_the_batch_times_one_and_the_coefficient() -> None:
+    torch.manual_seed(0)
+    moment = torch.tensor([[1.0, 5.0], [3.0, 5.0]], dtype=torch.float64)  # variances 1 and 0
+    drawn = torch.stack([resampled(moment, torch.tensor([3.0, 1.0])) for _ in range(4000)])
+    torch.testing.assert_close(drawn.mean(dim=0), moment, rtol=0, atol=0.1)
+    torch.testing.assert_close(drawn.std(dim=0)[:, 0], torch.full((2,), 2.0, dtype=torch.float64), rtol=0.05, atol=0)
+    assert drawn.std(dim=0)[:, 1].max() < 0.002
+    assert (resampled(moment[:1], torch.ones(2)) - moment[:1]).abs().max() < 0.01  # one sample: nothing to go by
+
+
+def test_coefficients_by_hand() -> None:
+    """Variances 1, 3 and 0 over two clients: p = 1/2, 3/4 and 0, γ = 3 p / (5/4)."""
+    averages = torch.tensor([[1.0, 0.0, 5.0], [3.0, 12**0.5, 5.0]], dtype=torch.float64)
+    wanted = torch.tensor([1.2, 1.8, 0.0], dtype=torch.float64)
+    torch.testing.assert_close(fusion_coefficients(averages), wanted, rtol=0, atol=1e-5)
+    torch.testing.assert_close(fusion_coefficients(averages[:1]), torch.ones(3, dtype=torch.float64))
+    hostile = torch.tensor([[3e38, 0.0], [-3e38, 1.0]])
+    assert fusion_coefficients(hostile).isfinite().all()

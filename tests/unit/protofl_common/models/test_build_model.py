@@ -1,0 +1,145 @@
+"""Every architecture: shapes, a real training step, seeds, and what is refused."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from protofl_common.config.architectures import ARCHITECTURES, HTC4, PROJECTION
+from protofl_common.models.build import build_model
+from protofl_common.models.split import SplitModel
+from protofl_common.models.vectors import SIGNAL, TABLE, TEXT
+from protofl_common.models.vision import CNN_PLANS
+from tests.support.models import CLASSES, DIM, build
+
+SMALL = [*CNN_PLANS, *TABLE]
+LARGER = [arch for arch in ARCHITECTURES if arch not in (*SMALL, *SIGNAL, *TEXT)]
+
+
+@pytest.fixture(autouse=True)
+def _seeded() -> None:
+    torch.manual_seed(0)
+
+
+def shapes(model: SplitModel, channels: int, size: int) -> list[tuple[int, ...]]:
+    """Of features and logits of two images."""
+    with torch.inference_mode():
+        z = model.eval().body(torch.rand(2, channels, size, size))
+        return [tuple(z.shape), tuple(model.head(z).shape)]
+
+
+@pytest.mark.parametrize("arch", SMALL)
+@pytest.mark.parametrize("size", [8, 16, 28, 32, 64])
+@pytest.mark.parametrize("channels", [1, 3])
+def test_shapes_of_small_networks(arch: str, size: int, channels: int) -> None:
+    assert shapes(build(arch, channels, size), channels, size) == [(2, DIM), (2, CLASSES)]
+
+
+SOME = ["resnet4-imagenet-stem", "resnet10", "resnet10-imagenet-stem", "resnet18-stride-1-4", "resnet50-imagenet-stem"]
+
+
+@pytest.mark.parametrize("arch", [*SOME, "googlenet", "mobilenet-v2"])
+def test_shapes_of_larger_networks(arch: str) -> None:
+    """These are built without regard to the size of the images, except for GoogLeNet on the smallest ones."""
+    model = build(arch)
+    assert shapes(model, 1, 28) == shapes(model, 1, 64) == [(2, DIM), (2, CLASSES)]
+    assert shapes(build(arch, size=8), 1, 8) == [(2, DIM), (2, CLASSES)]
+
+
+@pytest.mark.parametrize("size", range(9, 18))
+def test_shapes_of_googlenet_on_small_images(size: int) -> None:
+    assert shapes(build("googlenet", size=size), 1, size) == [(2, DIM), (2, CLASSES)]
+
+
+@pytest.mark.parametrize(("arch", "size"), [(arch, size) for arch in SMALL for size in (8, 28)])
+def test_small_networks_learn(arch: str, size: int) -> None:
+    assert_it_learns(build(arch, size=size), torch.rand(20, 1, size, size), lr=0.02, steps=4)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("arch", LARGER)
+def test_larger_networks_learn(arch: str) -> None:
+    """On images as small as CIFAR's: the last map is a single pixel."""
+    model = build(arch, channels=3, size=32, dim=128)
+    assert shapes(model, 3, 32) == [(2, 128), (2, CLASSES)]
+    assert_it_learns(model, torch.rand(4, 3, 32, 32), lr=0.1, steps=1)
+
+
+def assert_it_learns(model: SplitModel, x: Tensor, lr: float, steps: int) -> None:
+    """Steps of SGD lower the loss under one dropout mask, and move every parameter."""
+    y = torch.arange(len(x)) % CLASSES
+    optimizer = torch.optim.SGD(model.train().parameters(), lr=lr)
+    before = [p.clone() for p in model.parameters()]
+
+    def loss() -> Tensor:
+        torch.manual_seed(0)
+        return nn.functional.cross_entropy(model(x), y)
+
+    losses = []
+    for _ in range(steps):
+        optimizer.zero_grad()
+        losses.append(loss())
+        losses[-1].backward()
+        optimizer.step()
+    with torch.no_grad():
+        assert loss() < losses[0]
+    assert all(not torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("arch", ["cnn4", "mnist-cnn", "resnet4-imagenet-stem", "googlenet+fc512"])
+def test_forward_is_head_after_body(arch: str) -> None:
+    model, x = build(arch).eval(), torch.rand(3, 1, 28, 28)
+    assert torch.equal(model(x), model.head(model.body(x)))
+
+
+@pytest.mark.parametrize("arch", [*CNN_PLANS, "resnet10", "resnet4-imagenet-stem", "googlenet", "mobilenet-v2"])
+def test_heads_without_a_hidden_layer_can_be_exchanged(arch: str) -> None:
+    found = {name: tuple(value.shape) for name, value in build(arch).head.state_dict().items()}
+    assert found == {"weight": (CLASSES, DIM), "bias": (CLASSES,)}
+
+
+@pytest.mark.parametrize("arch", [arch for arch in LARGER if arch.endswith(HTC4[1:])])
+def test_heads_with_one_have_named_parts(arch: str) -> None:
+    hidden = int(arch.rpartition("fc")[2])
+    with torch.device("meta"):
+        found = {name: tuple(value.shape) for name, value in build(arch).head.state_dict().items()}
+    last = {"weight": (CLASSES, hidden), "bias": (CLASSES,)}
+    assert found == last | {"hidden.weight": (hidden, DIM), "hidden.bias": (hidden,)}
+
+
+@pytest.mark.parametrize("arch", ["mnist-cnn", "htcnn-4", PROJECTION, *SOME, "googlenet", "mobilenet-v2+fc256"])
+def test_weights_follow_from_the_seed_alone(arch: str) -> None:
+    def weights(seed: int) -> list[Tensor]:
+        return list(build(arch, seed=seed).state_dict().values())
+
+    first = weights(1)
+    torch.manual_seed(99)
+    state = torch.get_rng_state()
+    again, other = weights(1), weights(2)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
+    assert not all(torch.equal(a, b) for a, b in zip(first, other, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"arch": "vgg"}, "arch is 'vgg', not one of mnist-cnn"),
+        ({"arch": "cnn4+fc512"}, "arch is 'cnn4\\+fc512', not one of"),
+        ({"head": "frozen"}, "head is 'frozen', not one of trainable, orthogonal-frozen"),
+        ({"input_shape": (1, 7, 7)}, r"at least 8 pixels a side .*\[1, 7, 7\]"),
+        ({"input_shape": (1, 28, 32)}, r"square images .*\[1, 28, 32\]"),
+        ({"input_shape": (30,)}, r"'cnn4' is for square images .*\[30\]"),
+        ({"num_classes": 0}, "num_classes is 0"),
+        ({"feature_dim": 0}, "feature_dim is 0"),
+    ],
+)
+def test_impossible_models_are_refused(change: dict[str, object], words: str) -> None:
+    arguments: dict[str, object] = {
+        "arch": "cnn4",
+        "input_shape": (1, 28, 28),
+        "num_classes": 10,
+        "feature_dim": 8,
+        "seed": 0,
+    }
+    with pytest.raises(ValueError, match=words):
+        build_model(**(arguments | change))  # type: ignore[arg-type]

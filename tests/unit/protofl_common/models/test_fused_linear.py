@@ -1,0 +1,182 @@
+"""Updating wide linear weights inside backward is torch.optim.SGD, to the rounding."""
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from copy import deepcopy
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from protofl_common.models import fused_linear
+from protofl_common.models.build import build_model
+from protofl_common.models.fused_linear import fused_linears
+from protofl_common.models.split import SplitModel
+
+MIN = 64  # weights from which a layer of these little models is treated
+Settings = dict[str, float]
+
+
+@pytest.fixture(autouse=True)
+def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several blocks, the last one incomplete, in the widest layer only."""
+    monkeypatch.setattr(fused_linear, "BLOCK_ROWS", 7)
+    monkeypatch.setattr(fused_linear, "BLOCK_FROM", 32 * 50)
+
+
+def small_model(dtype: torch.dtype = torch.float64) -> SplitModel:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        layers = [nn.Linear(50, 40), nn.ReLU(), nn.Linear(40, 30, bias=False), nn.ReLU(), nn.Linear(30, 6), nn.ReLU()]
+        return SplitModel(nn.Sequential(*layers), nn.Linear(6, 4)).to(dtype)
+
+
+def prototype_loss(model: SplitModel, x: Tensor, y: Tensor, prototypes: Tensor) -> Tensor:
+    """As in FedProto: it depends on the features and on the logits."""
+    z = model.body(x)
+    return nn.functional.cross_entropy(model.head(z), y) + nn.functional.mse_loss(z, prototypes[y])
+
+
+def train(model: SplitModel, settings: Settings, fused: bool, rounds: int = 2) -> torch.optim.Optimizer:
+    """50 steps, by default in two rounds with one optimizer."""
+    numbers = torch.Generator().manual_seed(1)
+    dtype = model.head.weight.dtype
+    data = torch.randn(50, 10, 50, generator=numbers, dtype=torch.float64).to(dtype)
+    labels = torch.randint(0, 4, (50, 10), generator=numbers)
+    prototypes = torch.randn(4, 6, generator=numbers, dtype=torch.float64).to(dtype)
+    optimizer = torch.optim.SGD(model.parameters(), **settings)
+    for part in torch.arange(50).chunk(rounds):
+        with fused_linears(model, optimizer, MIN) if fused else nullcontext():
+            for i in part:
+                optimizer.zero_grad()
+                prototype_loss(model, data[i], labels[i], prototypes).backward()
+                optimizer.step()
+    return optimizer
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-5)])
+@pytest.mark.parametrize("momentum", [0.0, 0.5, 0.9])
+@pytest.mark.parametrize("weight_decay", [0.0, 0.1])
+def test_fifty_steps_are_those_of_sgd(
+    dtype: torch.dtype, tolerance: float, momentum: float, weight_decay: float
+) -> None:
+    settings = {"lr": 0.05, "momentum": momentum, "weight_decay": weight_decay}
+    ours, reference = small_model(dtype), small_model(dtype)
+    start = deepcopy(ours.state_dict())
+    our_optimizer, optimizer = train(ours, settings, fused=True), train(reference, settings, fused=False)
+    torch.testing.assert_close(ours.state_dict(), reference.state_dict(), rtol=tolerance, atol=tolerance)
+    torch.testing.assert_close(our_optimizer.state_dict(), optimizer.state_dict(), rtol=tolerance, atol=tolerance)
+    assert not any(torch.equal(value, start[key]) for key, value in ours.state_dict().items())
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.5])
+def test_a_client_model_of_full_width(momentum: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    x, y = torch.rand(4, 1, 28, 28), torch.tensor([0, 1, 2, 1])
+    states = []
+    for fused in (True, False):
+        model = build_model("htcnn-3", input_shape=(1, 28, 28), num_classes=3, feature_dim=512, seed=0)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=momentum)
+        with fused_linears(model, optimizer) if fused else nullcontext([]) as layers:
+            assert [tuple(layer.weight.shape) for layer in layers] == ([(512, 4608), (512, 512)] if fused else [])
+            for _ in range(3):
+                optimizer.zero_grad()
+                nn.functional.cross_entropy(model(x), y).backward()
+                optimizer.step()
+        states.append(model.state_dict())
+    torch.testing.assert_close(*states, rtol=1e-5, atol=1e-6)
+
+
+def test_learning_rate_is_read_at_every_step() -> None:
+    model, x = small_model(), torch.ones(1, 50, dtype=torch.float64)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    before = model.body[0].weight.clone()
+    with fused_linears(model, optimizer, MIN):
+        optimizer.param_groups[0]["lr"] = 0.0
+        model(x).sum().backward()
+    assert torch.equal(model.body[0].weight, before)
+
+
+def test_the_model_looks_the_same_inside_and_is_the_same_after() -> None:
+    model = small_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    keys = list(model.state_dict())
+    with fused_linears(model, optimizer, MIN) as layers:
+        assert layers == [model.body[0], model.body[2], model.body[4]]
+        assert list(model.state_dict()) == keys
+        model(torch.ones(1, 50, dtype=torch.float64)).sum().backward()
+        assert model.body[0].weight.grad is None
+        assert model.body[0].bias.grad is not None
+    model(torch.ones(1, 50, dtype=torch.float64)).sum().backward()
+    assert model.body[0].weight.grad is not None
+
+
+def test_the_model_is_itself_again_after_an_error() -> None:
+    model = small_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(KeyError), fused_linears(model, optimizer, MIN):
+        raise KeyError
+    assert "forward" not in vars(model.body[0])
+    assert not optimizer._optimizer_step_pre_hooks
+
+
+@pytest.mark.parametrize("mode", ["no_grad", "inference_mode", "eval"])
+def test_evaluation_takes_the_ordinary_path(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, x = small_model(), torch.ones(2, 50, dtype=torch.float64)
+    monkeypatch.setattr(fused_linear._LinearWithSgd, "apply", lambda *_: pytest.fail("not the ordinary path"))
+    with fused_linears(model, torch.optim.SGD(model.parameters(), lr=0.1), MIN):
+        if mode == "eval":
+            model.eval()(x)
+        else:
+            with getattr(torch, mode)():
+                model(x)
+
+
+def optimizers() -> dict[str, Callable[[nn.Module], torch.optim.Optimizer]]:
+    return {
+        "adam": lambda m: torch.optim.Adam(m.parameters()),
+        "nesterov": lambda m: torch.optim.SGD(m.parameters(), lr=0.1, momentum=0.9, nesterov=True),
+        "dampened": lambda m: torch.optim.SGD(m.parameters(), lr=0.1, momentum=0.9, dampening=0.1),
+        "maximising": lambda m: torch.optim.SGD(m.parameters(), lr=0.1, maximize=True),
+        "other parameters": lambda m: torch.optim.SGD(m.head.parameters(), lr=0.1),
+    }
+
+
+@pytest.mark.parametrize("name", optimizers())
+def test_other_optimizers_are_left_alone(name: str) -> None:
+    model = small_model()
+    with fused_linears(model, optimizers()[name](model), MIN) as layers:
+        assert layers == []
+
+
+@pytest.mark.parametrize("parts", [("weight",), ("weight", "bias"), ("bias",)])
+def test_frozen_parts_stay_while_the_rest_takes_its_steps(parts: tuple[str, ...]) -> None:
+    """Though the optimizer knows them, with momentum and weight decay."""
+    ours, reference = small_model(), small_model()
+    for model in (ours, reference):
+        for part in parts:
+            getattr(model.body[0], part).requires_grad_(False)
+    start = deepcopy(ours.state_dict())
+    settings = {"lr": 0.05, "momentum": 0.9, "weight_decay": 0.1}
+    train(ours, settings, fused=True)
+    train(reference, settings, fused=False)
+    torch.testing.assert_close(ours.state_dict(), reference.state_dict(), rtol=1e-12, atol=1e-12)
+    still = {key for key, value in ours.state_dict().items() if torch.equal(value, start[key])}
+    assert still == {f"body.0.{part}" for part in parts}
+
+
+def test_a_layer_used_twice_is_refused() -> None:
+    model, x = small_model(), torch.ones(1, 50, dtype=torch.float64)
+    with fused_linears(model, torch.optim.SGD(model.parameters(), lr=0.1), MIN):
+        loss = (model(x) + model(2 * x)).sum()
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            loss.backward()
+
+
+def test_a_loss_on_the_weight_itself_is_refused() -> None:
+    model = small_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with fused_linears(model, optimizer, MIN):
+        model.body[0].weight.sum().backward()
+        with pytest.raises(RuntimeError, match="gradient from elsewhere"):
+            optimizer.step()

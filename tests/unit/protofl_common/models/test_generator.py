@@ -1,0 +1,65 @@
+"""FedGen's generator: by hand, what it draws, and the numbers that FedTGP's Table 5 counts."""
+
+import pytest
+import torch
+
+from protofl_common.experiment.catalog import CATALOG
+from protofl_common.models.generator import Generator
+from protofl_common.models.heads import LinearHead
+
+
+def test_by_hand() -> None:
+    """ε = 2, y = 1: h = (2·1 + 3, 2·(−1) + 1) = (5, −1); ((5 − 1)/2, (−1 − 0)/1) → ReLU (2, 0) → (2·4 + 1, 2·(−3))."""
+    made = Generator(num_classes=2, feature_dim=2, noise_dim=1, seed=0).double().eval()
+    made.load_state_dict(
+        {
+            "hidden.weight": torch.tensor([[1.0, 7.0, 3.0], [-1.0, 7.0, 1.0]]),
+            "hidden.bias": torch.zeros(2),
+            "norm.weight": torch.ones(2),
+            "norm.bias": torch.zeros(2),
+            "norm.running_mean": torch.tensor([1.0, 0.0]),
+            "norm.running_var": torch.tensor([4.0, 1.0], dtype=torch.float64) - made.norm.eps,
+            "norm.num_batches_tracked": torch.tensor(5),
+            "out.weight": torch.tensor([[4.0, 9.0], [-3.0, 9.0]]),
+            "out.bias": torch.tensor([1.0, 0.0]),
+        }
+    )
+    found = made(torch.tensor([[2.0]], dtype=torch.float64), torch.tensor([1]))
+    torch.testing.assert_close(found, torch.tensor([[9.0, -6.0]], dtype=torch.float64))
+
+
+def test_labels_are_drawn_by_their_counts_and_noise_is_gaussian() -> None:
+    seen: list[torch.Tensor] = []
+    made = Generator(4, 3, noise_dim=2, seed=1).eval()
+    made.hidden.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0]))
+    features, labels = made.sample(torch.tensor([30, 0, 2**62, 2**61]), 6000, torch.Generator().manual_seed(3))
+    assert features.shape == (6000, 3)
+    shares = labels.bincount(minlength=4) / 6000
+    torch.testing.assert_close(shares, torch.tensor([0.0, 0.0, 2 / 3, 1 / 3]), atol=0.03, rtol=0)
+    noise, one_hot = seen[0].split([2, 4], dim=1)
+    assert torch.equal(one_hot.argmax(1), labels)
+    assert torch.equal(one_hot.sum(1), torch.ones(6000))
+    assert noise.mean().item() == pytest.approx(0, abs=0.05)
+    assert noise.std().item() == pytest.approx(1, abs=0.05)
+    assert (noise < -1).any()  # not uniform between 0 and 1, as in public code
+
+
+def test_the_same_seed_gives_the_same_generator_and_leaves_the_global_one_alone() -> None:
+    before = torch.random.get_rng_state()
+    one, same, other = (Generator(3, 4, 2, seed).hidden.weight for seed in (5, 5, 6))
+    assert torch.equal(one, same)
+    assert not torch.equal(one, other)
+    assert torch.equal(before, torch.random.get_rng_state())
+
+
+def test_cifar100_costs_what_the_paper_says() -> None:
+    """FedTGP, Table 5: 20 clients, Σ (2 |w| + |Θ|) = 8.69 M; it leaves out buffers and label counts, 0.3 %."""
+    head = sum(parameter.numel() for parameter in LinearHead(512, 100).parameters())
+    made = Generator(100, 512, 32, seed=0)
+    theta = sum(parameter.numel() for parameter in made.parameters())
+    assert theta == (32 + 100) * 512 + 512 + 2 * 512 + 512 * 512 + 512
+    assert round(20 * (2 * head + theta) / 1e6, 2) == 8.69
+    beside = sum(buffer.numel() for buffer in made.buffers()) + 2 * 100
+    assert beside == 2 * 512 + 1 + 2 * 100
+    assert set(CATALOG["fedgen"].exchange.down) == {"weights", "generator", "label_counts"}
+    assert set(CATALOG["fedgen"].exchange.up) == {"weights", "label_counts"}

@@ -1,0 +1,145 @@
+"""Heads: the directions of a frozen last layer, and that it stays what it is."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from protofl_common.basics.seeding import derive_seed
+from protofl_common.experiment.settings import Settings, default_run_config
+from protofl_common.models.build import build_model, initial_head
+from protofl_common.models.fused_linear import fused_linears
+from protofl_common.models.heads import HiddenHead, LinearHead, class_directions
+from protofl_common.models.split import SplitModel
+
+
+def build(arch: str, head: str, seed: int = 0, head_seed: int | None = None, classes: int = 10) -> SplitModel:
+    return build_model(
+        arch,
+        input_shape=(1, 28, 28),
+        num_classes=classes,
+        feature_dim=512,
+        seed=seed,
+        head=head,
+        head_seed=head_seed,
+    )
+
+
+def head_alone(arch: str, head: str) -> LinearHead:
+    settings = Settings.from_run_config({**default_run_config(), "head": head, "feature-dim": 512})
+    return initial_head(arch, 10, settings.model, seed=3)
+
+
+def cosines(rows: Tensor) -> Tensor:
+    """Of all pairs; the rows must have length 1."""
+    torch.testing.assert_close(rows.norm(dim=1), torch.ones(len(rows)))
+    return (rows @ rows.T)[torch.triu(torch.ones(len(rows), len(rows), dtype=torch.bool), 1)]
+
+
+@pytest.mark.parametrize(("classes", "width"), [(10, 512), (10, 10), (2, 3), (1, 4)])
+def test_directions_are_orthogonal_where_there_is_room(classes: int, width: int) -> None:
+    found = cosines(class_directions(classes, width))
+    torch.testing.assert_close(found, torch.zeros_like(found), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("classes", "width", "largest", "smallest"),
+    [
+        (3, 2, -1 / 2, -1 / 2),  # triangle
+        (4, 3, -1 / 3, -1 / 3),  # tetrahedron
+        (11, 10, -1 / 10, -1 / 10),  # simplex
+        (5, 2, 0.309017, -0.809017),  # pentagon: cos 72°, cos 144°
+        (6, 3, 0.0, -1.0),  # octahedron
+        (12, 3, 0.447214, -1.0),  # icosahedron
+    ],
+)
+def test_directions_are_spread_where_there_is_not(classes: int, width: int, largest: float, smallest: float) -> None:
+    torch.manual_seed(0)
+    found = cosines(class_directions(classes, width))
+    assert found.max().item() == pytest.approx(largest, abs=1e-3)
+    assert found.min().item() == pytest.approx(smallest, abs=1e-3)
+
+
+def test_many_directions_are_far_better_spread_than_random_ones() -> None:
+    torch.manual_seed(0)
+    random = cosines(nn.functional.normalize(torch.randn(100, 50)))
+    assert cosines(class_directions(100, 50)).max() < 0.12 < 0.4 < random.max()
+
+
+def test_more_classes_than_one_direction_can_tell_apart() -> None:
+    assert set(class_directions(3, 1).flatten().tolist()) <= {-1.0, 1.0}
+
+
+def test_a_hidden_head_is_two_layers_with_relu_between() -> None:
+    head, z = HiddenHead(5, 7, 3), torch.randn(4, 5)
+    hidden = (z @ head.hidden.weight.T + head.hidden.bias).clamp_min(0)
+    torch.testing.assert_close(head(z), hidden @ head.weight.T + head.bias)
+    assert (head(z) < 0).any()
+
+
+ARCHS = ["cnn4", "mnist-cnn", "htcnn-3", "resnet4-imagenet-stem", "googlenet+fc512", "mobilenet-v2+fc256"]
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_a_frozen_head_stays_while_everything_else_trains(arch: str, momentum: float) -> None:
+    """Also under weight decay, with the steps inside backward, and when the optimizer knows the frozen parameters."""
+    model = build(arch, "orthogonal-frozen")
+    before = {name: value.clone() for name, value in model.named_parameters()}
+    assert not before["head.bias"].any()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=momentum, weight_decay=0.1)
+    x, y = torch.rand(4, 1, 28, 28), torch.arange(4)
+    with fused_linears(model, optimizer, min_weights=1):
+        for _ in range(2):
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(x), y).backward()
+            optimizer.step()
+    still = {name for name, value in model.named_parameters() if torch.equal(value, before[name])}
+    assert still == {"head.weight", "head.bias"}
+    assert still == {name for name, value in model.named_parameters() if not value.requires_grad}
+
+
+def test_an_ordinary_head_trains() -> None:
+    assert all(p.requires_grad for p in build("cnn4", "trainable").parameters())
+
+
+def test_a_frozen_head_changes_nothing_else() -> None:
+    usual, frozen = build("htcnn-2", "trainable").body, build("htcnn-2", "orthogonal-frozen", head_seed=5).body
+    assert all(torch.equal(a, b) for a, b in zip(usual.parameters(), frozen.parameters(), strict=True))
+
+
+def test_clients_have_the_same_head_by_the_same_head_seed_whatever_their_bodies() -> None:
+    def weight(arch: str, seed: int, head_seed: int | None) -> Tensor:
+        found = build(arch, "orthogonal-frozen", seed, head_seed).head.weight
+        assert isinstance(found, Tensor)
+        return found
+
+    shared = weight("cnn4", 1, 7)
+    assert torch.equal(weight("htcnn-2", 2, 7), shared)
+    assert torch.equal(weight("googlenet+fc512", 3, 7), shared)
+    assert not torch.equal(weight("cnn4", 1, 8), shared)
+    own = weight("cnn4", 1, None)
+    assert torch.equal(weight("cnn4", 1, None), own)
+    assert not torch.equal(weight("cnn4", 2, None), own)
+
+
+def test_a_state_goes_into_a_frozen_model_and_stays_frozen() -> None:
+    model, other = build("cnn4", "orthogonal-frozen"), build("cnn4", "orthogonal-frozen", seed=1)
+    model.load_state_dict(other.state_dict())
+    assert torch.equal(model.head.weight, other.head.weight)  # type: ignore[arg-type]
+    assert not model.head.weight.requires_grad
+
+
+@pytest.mark.parametrize("arch", ["cnn4", "resnet18-imagenet-stem+fc128"])
+@pytest.mark.parametrize("head", ["trainable", "orthogonal-shared"])
+def test_a_head_alone_is_like_that_of_a_whole_model(arch: str, head: str) -> None:
+    found = head_alone(arch, head)
+    frozen = "orthogonal-frozen" if head == "orthogonal-shared" else head
+    like = build(arch, frozen, head_seed=derive_seed(3, "head")).head.state_dict()
+    assert {name: value.shape for name, value in found.state_dict().items()} == {n: v.shape for n, v in like.items()}
+    assert torch.equal(found.weight, like["weight"]) == (head == "orthogonal-shared")
+    assert not found.training  # the server trains it without dropout
+    assert torch.equal(found.weight, head_alone(arch, head).weight)
+
+
+def test_a_head_alone_fits_a_body_that_cannot_be_imported_here() -> None:
+    assert head_alone("no_such_package:Net", "trainable").weight.shape == (10, 512)

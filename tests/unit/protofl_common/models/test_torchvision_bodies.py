@@ -1,0 +1,143 @@
+"""ResNets, GoogLeNet and MobileNet_v2 against torchvision's own models and the numbers it publishes for them."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torchvision import models as torchvision
+
+from protofl_common.models.build import build_model
+from protofl_common.models.split import SplitModel
+
+PUBLISHED = {  # parameters with 1000 classes, as torchvision states them; GoogLeNet's with no auxiliary heads
+    "resnet18-imagenet-stem": (512, 11_689_512),
+    "resnet34-imagenet-stem": (512, 21_797_672),
+    "resnet50-imagenet-stem": (2048, 25_557_032),
+    "resnet101-imagenet-stem": (2048, 44_549_160),
+    "resnet152-imagenet-stem": (2048, 60_192_808),
+    "googlenet": (1024, 6_624_904),
+    "mobilenet-v2": (1280, 3_504_872),
+}
+
+
+def build(arch: str, dim: int, channels: int = 3, classes: int = 10, size: int = 32) -> SplitModel:
+    return build_model(arch, input_shape=(channels, size, size), num_classes=classes, feature_dim=dim, seed=0)
+
+
+def count(arch: str, dim: int, channels: int = 3, classes: int = 1000) -> int:
+    with torch.device("meta"):  # shapes only
+        return sum(p.numel() for p in build(arch, dim, channels, classes).parameters())
+
+
+@pytest.mark.parametrize("arch", PUBLISHED)
+def test_parameters_are_torchvisions(arch: str) -> None:
+    width, parameters = PUBLISHED[arch]
+    assert count(arch, width) == parameters
+    assert count(arch, width // 4, classes=10) == parameters - 1000 * (width + 1) + 10 * (width // 4 + 1)
+
+
+def test_parameters_of_a_projection() -> None:
+    assert count("resnet18-imagenet-stem", 600) == 11_689_512 + (512 * 600 + 600) + 1000 * (600 - 512)
+
+
+FIRST = {
+    "resnet10": 64 * 9,
+    "resnet10-imagenet-stem": 64 * 49,
+    "resnet10-5x5-stem": 64 * 25,
+    "googlenet": 64 * 49,
+    "mobilenet-v2": 32 * 9,
+}
+
+
+@pytest.mark.parametrize("arch", FIRST)
+def test_fewer_channels_only_shorten_the_first_convolution(arch: str) -> None:
+    assert count(arch, 64, channels=3) - count(arch, 64, channels=1) == 2 * FIRST[arch]
+
+
+@pytest.mark.parametrize("depth", [10, 18])
+def test_a_small_stem_has_40_weights_less_per_filter_and_channel(depth: int) -> None:
+    assert count(f"resnet{depth}-imagenet-stem", 64) - count(f"resnet{depth}", 64) == 40 * 64 * 3
+
+
+def test_resnets_of_up_to_ten_layers() -> None:
+    """Layer by layer: convolutions without bias, each with a BatchNorm of two numbers a channel; D = width, C = 10."""
+
+    def stage(before: int, width: int) -> int:
+        shortcut = before * width + 2 * width if before != width else 0
+        return 9 * before * width + 2 * width + 9 * width * width + 2 * width + shortcut
+
+    total, before = 3 * 64 * 49 + 2 * 64, 64
+    for layers, width in ((4, 64), (6, 128), (8, 256), (10, 512)):
+        total, before = total + stage(before, width), width
+        assert count(f"resnet{layers}-imagenet-stem", width, classes=10) == total + 10 * width + 10
+
+
+@pytest.mark.parametrize(
+    ("arch", "own", "width"),
+    [
+        ("resnet18-imagenet-stem", torchvision.resnet18, 512),
+        ("resnet50-imagenet-stem", torchvision.resnet50, 2048),
+        ("mobilenet-v2", torchvision.mobilenet_v2, 1280),
+        ("googlenet", torchvision.googlenet, 1024),
+    ],
+)
+def test_bodies_compute_what_torchvisions_do(arch: str, own: object, width: int) -> None:
+    """With our trunk's weights in their model; then neighbours are averaged."""
+    more = {"aux_logits": False, "init_weights": False} if arch == "googlenet" else {}
+    theirs = own(**more)  # type: ignore[operator]
+    setattr(theirs, "classifier" if arch == "mobilenet-v2" else "fc", nn.Identity())
+    model, x = build(arch, width // 4).eval(), torch.rand(2, 3, 32, 32)
+    theirs.load_state_dict(model.body[-2].state_dict())  # type: ignore[index]
+    z = theirs.eval()(x)
+    assert z.shape == (2, width)
+    torch.testing.assert_close(model.body(x), z.view(2, width // 4, 4).mean(2))
+
+
+@pytest.mark.parametrize(
+    ("arch", "width"), [("resnet4-imagenet-stem", 64), ("mobilenet-v2", 1280), ("googlenet", 1024)]
+)
+def test_more_features_than_the_trunk_has_are_projected(arch: str, width: int) -> None:
+    body = build(arch, width + 36).eval().body
+    x = torch.rand(2, 3, 32, 32)
+    z, trunk = body(x), body[:-1](x)  # type: ignore[index]
+    assert (z.shape, trunk.shape) == ((2, width + 36), (2, width))
+    torch.testing.assert_close(z, trunk @ body[-1].weight.T + body[-1].bias)  # type: ignore[index, union-attr]
+
+
+SIDES = {  # of the map after the first convolution, and after the pool, on 32×32 images
+    "resnet10": (32, 32),
+    "resnet10-imagenet-stem": (16, 8),
+    "resnet18-imagenet-stem": (16, 8),
+    "resnet18-stride-1-4": (32, 8),
+    "resnet10-5x5-stem": (15, 8),
+}
+
+
+@pytest.mark.parametrize("arch", SIDES)
+def test_strides_of_the_stems(arch: str) -> None:
+    body, sides = build(arch, 8).eval().body, []
+
+    def note(_module: nn.Module, _inputs: object, maps: Tensor) -> None:
+        sides.append(maps.shape[-1])
+
+    trunk = body[-2]  # type: ignore[index]
+    trunk.conv1.register_forward_hook(note)
+    trunk.maxpool.register_forward_hook(note)
+    body(torch.rand(1, 3, 32, 32))
+    assert tuple(sides) == SIDES[arch]
+
+
+def test_strides_do_not_change_the_parameters() -> None:
+    assert count("resnet18-stride-1-4", 512) == 11_689_512
+
+
+@pytest.mark.parametrize("arch", ["googlenet", "mobilenet-v2"])
+def test_dropout_within_bodies_is_for_training_only(arch: str) -> None:
+    model, x = build(arch, 8), torch.rand(2, 3, 32, 32)
+    assert not torch.equal(model.body(x), model.body(x))
+    model.eval()
+    assert torch.equal(model.body(x), model.body(x))
+
+
+def test_googlenet_keeps_its_third_pool_wherever_there_is_something_to_pool() -> None:
+    for size, pooled in ((14, nn.Identity), (15, nn.MaxPool2d)):
+        assert isinstance(build("googlenet", 8, size=size).body[-2].maxpool3, pooled)  # type: ignore[index, union-attr]

@@ -1,0 +1,80 @@
+"""Networks for tables, signals and texts: shapes, learning, padding, and what they refuse."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from protofl_common.config.architectures import GROUPS, VOCABULARY, architecture_of, members_of
+from protofl_common.config.options import SettingsError
+from protofl_common.models.build import build_model, check_model
+from protofl_common.models.split import SplitModel
+
+DIM, CLASSES = 6, 3
+SHAPES = {"table3": (13,), "signal3": (4, 20), "text3": (9,)}
+CASES = [(arch, shape) for group, shape in SHAPES.items() for arch in GROUPS[group]]
+
+
+def build(arch: str, shape: tuple[int, ...]) -> SplitModel:
+    return build_model(arch, input_shape=shape, num_classes=CLASSES, feature_dim=DIM, seed=1)
+
+
+def samples(arch: str, shape: tuple[int, ...], count: int) -> Tensor:
+    generator = torch.Generator().manual_seed(0)
+    if arch.startswith("text"):
+        return torch.randint(1, VOCABULARY, (count, *shape), generator=generator)
+    return torch.randn(count, *shape, generator=generator)
+
+
+@pytest.mark.parametrize(("arch", "shape"), CASES)
+def test_they_learn_and_every_weight_moves(arch: str, shape: tuple[int, ...]) -> None:
+    model, x, y = build(arch, shape), samples(arch, shape, 12), torch.arange(12) % CLASSES
+    assert model.body(x).shape == (12, DIM)
+    before = [p.clone() for p in model.parameters()]
+    optimizer = torch.optim.SGD(model.train().parameters(), lr=0.05)
+    losses = []
+    for _ in range(10):
+        optimizer.zero_grad()
+        losses.append(nn.functional.cross_entropy(model(x), y))
+        losses[-1].backward()
+        optimizer.step()
+    assert losses[-1] < losses[0]
+    assert all(not torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("arch", GROUPS["text3"])
+def test_texts_of_any_length_and_tokens_of_any_size_serve(arch: str) -> None:
+    body = build(arch, (9,)).body.eval()
+    short = torch.tensor([[5, 7, 0, 0]])
+    assert body(short).shape == (1, DIM)
+    assert torch.equal(body(short), body(short + (VOCABULARY - 1) * (short > 0)))
+
+
+def test_padding_changes_no_mean() -> None:
+    body = build("text-bag", (9,)).body.eval()
+    torch.testing.assert_close(body(torch.tensor([[5, 7]])), body(torch.tensor([[5, 7, 0, 0, 0]])))
+    assert torch.isfinite(body(torch.zeros(1, 4, dtype=torch.int64))).all()
+
+
+@pytest.mark.parametrize(
+    ("arch", "shape", "said"),
+    [
+        ("signal-cnn", (30,), r"'signal-cnn' is for signals \[channels, steps\].*\[30\].*table3"),
+        ("text-gru", (3, 28, 28), r"'text-gru' is for texts \[tokens\].*small3"),
+        ("cnn4", (4, 20), r"'cnn4' is for square images.*\[4, 20\].*signal3"),
+    ],
+)
+def test_inputs_of_another_kind_are_refused(arch: str, shape: tuple[int, ...], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        build(arch, shape)
+
+
+def test_inputs_of_another_type_are_refused() -> None:
+    with pytest.raises(SettingsError, match=r"arch = 'text-bag': inputs float32 \[2, 9\] do not fit .*text3 for texts"):
+        check_model(build("text-bag", (9,)), "text-bag", torch.rand(2, 9), DIM)
+    with pytest.raises(SettingsError, match=r"arch = 'mlp-1': inputs int64 \[2, 9\] do not fit"):
+        check_model(build("mlp-1", (9,)), "mlp-1", torch.ones(2, 9, dtype=torch.int64), DIM)
+
+
+def test_models_may_be_a_list() -> None:
+    assert members_of("cnn4, mynets:TinyViT,table3") == ("cnn4", "mynets:TinyViT", "mlp-1", "mlp-2", "mlp-3")
+    assert [architecture_of("cnn4,mynets:TinyViT", i) for i in range(3)] == ["cnn4", "mynets:TinyViT", "cnn4"]

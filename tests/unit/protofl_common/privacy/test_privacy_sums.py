@@ -1,0 +1,288 @@
+"""Secret sharing, masks, and uploads as vectors: what secure aggregation is made of."""
+
+import hashlib
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from cryptography.exceptions import InvalidTag
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.stats import chisquare
+
+from protofl_common.maths.aggregation import merge_by_class, merge_weights
+from protofl_common.maths.prototypes import Prototypes
+from protofl_common.privacy import masks, shamir
+from protofl_common.privacy.sums import (
+    LARGEST,
+    MOST_SAMPLES,
+    figure_names,
+    from_sums,
+    from_whole,
+    length,
+    means_of,
+    scale,
+    to_sums,
+    to_whole,
+    weighted_figures,
+    without_figures,
+)
+from protofl_common.wire.payloads import Payload, template_of
+from protofl_common.wire.records import Report
+from protofl_common.wire.schema import Counts, Declared, Limits, RefusedMessage, Vectors, Weights
+
+SECRET = bytes(range(32))
+
+# -- secret sharing ----------------------------------------------------------------------------------------------------
+
+
+def test_the_polynomial_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+    """f(x) = 7 + 5x + 5x²."""
+    monkeypatch.setattr("secrets.randbelow", lambda below: 5)
+    shares = shamir.split((7).to_bytes(32), 3, (1, 2, 10))
+    assert {x: int.from_bytes(share) for x, share in shares.items()} == {1: 17, 2: 37, 10: 557}
+
+
+def test_any_threshold_of_shares_gives_the_secret_and_fewer_do_not() -> None:
+    shares = shamir.split(SECRET, 3, range(1, 6))
+    for chosen in itertools.combinations(shares, 3):
+        assert shamir.recovered({x: shares[x] for x in chosen}, 3, SECRET.__eq__) == (SECRET, set())
+    assert shamir.recovered({x: shares[x] for x in (1, 2)}, 3, SECRET.__eq__) is None
+    assert shamir.recovered({x: shares[x] for x in (1, 2)}, 2, SECRET.__eq__) is None
+    assert pow(3, shamir.PRIME - 1, shamir.PRIME) == 1  # Fermat: it is no prime otherwise
+
+
+@pytest.mark.parametrize("liar", range(1, 5))
+def test_a_wrong_share_is_named_where_one_is_to_spare(liar: int) -> None:
+    shares = shamir.split(SECRET, 3, range(1, 5))
+    shares[liar] = bytes(32) + b"\1"
+    assert shamir.recovered(shares, 3, SECRET.__eq__) == (SECRET, {liar})
+    del shares[1 if liar != 1 else 2]
+    assert shamir.recovered(shares, 3, SECRET.__eq__) is None
+
+
+def test_thresholds() -> None:
+    assert [shamir.needed(n, 0.67) for n in (3, 4, 10, 100)] == [3, 3, 7, 67]
+
+
+# -- masks -------------------------------------------------------------------------------------------------------------
+
+
+def secrets_of(clients: int) -> dict[str, bytes]:
+    """The same ones every time."""
+    return {f"site-{i}": hashlib.shake_256(bytes([i])).digest(96) for i in range(clients)}
+
+
+def test_masks_cancel_in_the_sum_of_all_who_added_them() -> None:
+    vectors = np.random.default_rng(0).integers(0, 2**64, (4, 50), dtype=np.uint64)
+    secrets = secrets_of(4)
+    keys = {site: masks.public_of(secret) for site, secret in secrets.items()}
+    sent = {site: masks.masked(v, secrets[site], site, keys) for v, site in zip(vectors, secrets, strict=True)}
+    own = [masks.own_mask(masks.part(secret, masks.OWN), 50) for secret in secrets.values()]
+    assert np.array_equal(np.add.reduce(list(sent.values())) - np.add.reduce(own), vectors.sum(axis=0))
+    without = np.add.reduce([sent[f"site-{i}"] for i in range(3)]) - np.add.reduce(own[:3])
+    for peer in list(secrets)[:3]:
+        without += masks.pair_mask(masks.part(secrets["site-3"], masks.PAIR), "site-3", peer, keys[peer], 50)
+    assert np.array_equal(without, vectors[:3].sum(axis=0))
+
+
+def test_a_masked_vector_looks_uniform() -> None:
+    """Chi-square over its bytes; also with the masks of one pair alone. What is masked is anything but uniform."""
+    vector, secrets = np.arange(50_000, dtype=np.uint64), secrets_of(3)
+    keys = {site: masks.public_of(secret) for site, secret in secrets.items()}
+
+    def p(values: np.ndarray) -> float:
+        return float(chisquare(np.bincount(np.frombuffer(values.tobytes(), np.uint8), minlength=256)).pvalue)
+
+    pair = masks.pair_mask(masks.part(secrets["site-0"], masks.PAIR), "site-0", "site-1", keys["site-1"], len(vector))
+    found = [masks.masked(vector, secrets[site], site, keys) for site in secrets]
+    assert all(p(values) > 0.01 for values in (*found, pair))
+    assert p(vector) < 1e-9
+    assert len({values.tobytes() for values in found}) == 3
+
+
+def test_a_share_under_way_opens_for_its_receiver_alone() -> None:
+    one, other, third = secrets_of(3).values()
+    sealed = masks.seal(one, masks.public_of(other), "a b", bytes(2 * shamir.SHARE))
+    assert len(sealed) == masks.SEALED
+    assert masks.opened(other, masks.public_of(one), "a b", sealed) == bytes(2 * shamir.SHARE)
+    for secret, way in ((third, "a b"), (other, "b a")):
+        with pytest.raises(InvalidTag):
+            masks.opened(secret, masks.public_of(one), way, sealed)
+
+
+def test_keys_that_agree_with_everybody_on_the_same_are_none() -> None:
+    assert masks.are_keys(masks.public_of(secrets_of(1)["site-0"]))
+    assert not masks.are_keys(bytes(96))
+
+
+# -- uploads as vectors ------------------------------------------------------------------------------------------------
+
+BN = {"w": torch.zeros(2, 3), "bn.running_var": torch.ones(2), "bn.num_batches_tracked": torch.tensor(3)}
+LIMITS = Limits(5, 3, max_norm=1e4, weights={"weights": template_of(BN)})
+UP: Declared = {"weights": Weights(), "prototypes": Vectors(counts=True), "label_counts": Counts()}
+values = st.floats(-200, 200, width=32)
+
+
+@st.composite
+def uploads(draw: st.DrawFn) -> tuple[Payload, int]:
+    labels = draw(st.lists(st.integers(0, 4), unique=True, max_size=5))
+    means = torch.tensor([[draw(values) for _ in range(3)] for _ in labels]).reshape(-1, 3)
+    counts = torch.tensor([draw(st.integers(1, 999)) for _ in labels], dtype=torch.int64)
+    weights = {
+        "w": torch.tensor([draw(values) for _ in range(6)]).reshape(2, 3),
+        "bn.running_var": torch.tensor([abs(draw(values)) for _ in range(2)]),
+        "bn.num_batches_tracked": torch.tensor(draw(st.integers(0, 9999))),
+    }
+    prototypes = Prototypes(means, torch.tensor(labels, dtype=torch.int64), counts)
+    by_class = torch.bincount(prototypes.labels, counts, minlength=5).long()
+    return Payload(weights=weights, prototypes=prototypes, label_counts=by_class), draw(st.integers(1, 5000))
+
+
+def counts_of(payload: Payload) -> torch.Tensor:
+    found = payload.counts("label_counts")
+    assert found is not None
+    return found
+
+
+def prototypes_of(payload: Payload) -> Prototypes:
+    found = payload.vectors()
+    assert found is not None
+    return found
+
+
+@settings(max_examples=40)
+@given(st.lists(uploads(), min_size=3, max_size=5))
+def test_sums_give_what_the_server_would_have_made_of_the_uploads(sent: list[tuple[Payload, int]]) -> None:
+    counted = torch.stack([counts_of(one) for one, _ in sent]).sum(dim=0)
+    if not int(counted.sum()):
+        return
+    sums = np.add.reduce([to_sums(payload, UP, LIMITS, n, len(sent)) for payload, n in sent])
+    assert len(sums) == length(UP, LIMITS)
+    found, total = from_sums(sums, UP, LIMITS, len(sent))
+    assert total == sum(n for _, n in sent)
+    wanted = merge_weights([one.weights() or {} for one, _ in sent], [n / total for _, n in sent], "mean", 0.2)
+    for name, value in (found.weights() or {}).items():
+        rounding = 1.001 if name.endswith("tracked") else len(sent) / scale(len(sent))
+        assert torch.allclose(value.double(), wanted[name].double(), rtol=1e-6, atol=rounding), name
+    merged, seen = merge_by_class([prototypes_of(one) for one, _ in sent], "counts"), prototypes_of(found)
+    assert torch.equal(seen.labels, merged.labels)
+    assert torch.allclose(seen.means, merged.means, rtol=1e-6, atol=len(sent) / scale(len(sent)))
+    assert seen.counts is not None
+    assert torch.equal(seen.counts, counted[seen.labels])
+    assert torch.equal(counts_of(found), counted)
+
+
+@pytest.mark.parametrize("clients", [3, 1000])
+def test_the_largest_sums_do_not_overflow_and_what_is_larger_is_cut(clients: int) -> None:
+    up: Declared = {"weights": Weights()}
+    limits = Limits(5, 3, weights={"weights": {"w": ("float32", (2,))}})
+    upload = Payload(weights={"w": torch.tensor([1e30, -1e30])})
+    one = to_sums(upload, up, limits, 10**12, clients)
+    found, total = from_sums(one * np.uint64(clients), up, limits, clients)
+    assert total == clients * MOST_SAMPLES
+    assert (found.weights() or {})["w"].tolist() == [LARGEST, -LARGEST]
+
+
+def test_a_prototype_is_cut_to_the_length_that_the_server_would_accept() -> None:
+    up: Declared = {"prototypes": Vectors()}
+    sent = Payload(prototypes=Prototypes(torch.tensor([[3e6, 4e6, 0.0]]), torch.tensor([2])))
+    found, _ = from_sums(to_sums(sent, up, LIMITS, 9, 3), up, LIMITS, 3)
+    assert torch.allclose(prototypes_of(found).means, torch.tensor([[6e3, 8e3, 0.0]]))
+
+
+def test_without_any_class_there_are_no_prototypes() -> None:
+    up: Declared = {"prototypes": Vectors(counts=True)}
+    none = torch.zeros(0, dtype=torch.int64)
+    sums = to_sums(Payload(prototypes=Prototypes(torch.zeros(0, 3), none, none)), up, LIMITS, 9, 3)
+    assert np.array_equal(sums[1:], np.zeros(20, np.uint64))
+    assert from_sums(sums, up, LIMITS, 3)[0].vectors() is None
+
+
+def test_what_is_not_finite_is_not_sent() -> None:
+    with pytest.raises(ValueError, match="NaN or infinity"):
+        to_sums(Payload(weights=BN | {"w": torch.full((2, 3), torch.nan)}), {"weights": Weights()}, LIMITS, 9, 3)
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "said"),
+    [
+        (0, 0.0, "sums of 0 training samples"),
+        (0, 2.5, "sums of 2.5 training samples"),
+        (0, -3.0, "sums of -3 training samples"),
+        (0, 3 * 2.0**20 + 1, "sums of 3.14573e.06 training samples"),
+        (2, -1.0, "weights bn.running_var: below 0"),
+        (13, 0.5, "prototypes of less than one sample of a class"),
+        (13, -2.0, "prototypes of less than one sample of a class"),
+        (10, 1e9, "above 10000"),
+        (-1, -2.0, "label_counts below 0"),
+    ],
+)
+def test_sums_that_no_honest_clients_have_are_refused(place: int, value: float, said: str) -> None:
+    prototypes = Prototypes(torch.ones(1, 3), torch.tensor([0]), torch.tensor([4]))
+    upload = Payload(weights=BN, prototypes=prototypes, label_counts=torch.ones(5, dtype=torch.int64))
+    sums = to_sums(upload, UP, LIMITS, 1, 3)
+    sums[place] = np.array(value * scale(3)).astype(np.int64).view(np.uint64)
+    with pytest.raises(RefusedMessage, match=said):
+        from_sums(sums, UP, LIMITS, 3)
+
+
+@pytest.mark.parametrize("k", [1.5, 4.0])
+def test_without_counts_a_class_has_at_most_a_vote_of_each_site(k: float) -> None:
+    up: Declared = {"prototypes": Vectors()}
+    upload = Payload(prototypes=Prototypes(torch.ones(1, 3), torch.tensor([0])))
+    sums = to_sums(upload, up, LIMITS, 9, 3)
+    sums[4] = to_whole(np.array([k]), 3)[0]
+    with pytest.raises(RefusedMessage, match="prototypes of a class from more than 3 sites, or from a part of one"):
+        from_sums(sums, up, LIMITS, 3)
+
+
+# -- figures -----------------------------------------------------------------------------------------------------------
+
+NAMES = figure_names(("total",), {"head/auc"})
+
+
+def reported(tested: int, right: int, **more: Any) -> Report:
+    return Report(4, 0, tested, {"head": right}, {"total": 0.25}, {"train": 1.5}, {"head/auc": 0.5}, **more)
+
+
+def test_figures_are_means_over_all_samples() -> None:
+    one = reported(10, 7, validation_samples=4, validation={"head": 0.75, "head/auc": 0.5})
+    other, without = reported(30, 9), Report(4, 0, 0)
+    sums = np.add.reduce(
+        [to_whole(weighted_figures(report, n, NAMES), 3) for report, n in ((one, 30), (other, 10), (without, 5))]
+    )
+    means = means_of(from_whole(sums, 3), NAMES)
+    assert means["correct"] == {"head": 16 / 40}
+    assert means["validation"] == {"head": 0.75, "head/auc": 0.5}
+    assert means["metrics"] == {"head/auc": 0.5}
+    assert means["losses"] == {"total": 0.25}
+    assert without_figures(one) == Report(4, 0, 0, seconds={"train": 1.5})
+
+
+def test_a_figure_weighs_at_most_as_an_upload_does() -> None:
+    report = Report(4, 0, 10**9, {"head": 10**9}, {"total": 1e30})
+    figures = dict(zip(NAMES, weighted_figures(report, 10**9, NAMES).reshape(-1, 2).tolist(), strict=True))
+    assert figures["correct.head"] == [MOST_SAMPLES, MOST_SAMPLES]
+    assert figures["losses.total"] == [MOST_SAMPLES * LARGEST, MOST_SAMPLES]
+
+
+@pytest.mark.parametrize(
+    ("name", "total", "n", "said"),
+    [
+        ("correct.head", 2.5, 4, "a sum of 2.5 over 4 samples"),
+        ("correct.head", 5, 4, "correct.head of 1.25, outside of 0 to 1"),
+        ("validation.head", -1, 4, "outside of 0 to 1"),
+        ("metrics.head/auc", 9, 4, "outside of 0 to 1"),
+        ("losses.total", 1, 0, "a sum of 1 over 0 samples"),
+        ("losses.total", 1, -4, "a sum of 1 over -4 samples"),
+        ("losses.total", 1, 2.5, "a sum of 1 over 2.5 samples"),
+    ],
+)
+def test_figures_that_no_honest_sites_have_are_refused(name: str, total: float, n: float, said: str) -> None:
+    sums = np.zeros((len(NAMES), 2))
+    sums[NAMES.index(name)] = total, n
+    with pytest.raises(RefusedMessage, match=said):
+        means_of(sums.ravel(), NAMES)

@@ -1,0 +1,638 @@
+"""The wire: everything declared survives a round trip, everything else is refused with its reason."""
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+
+from protofl_common.basics.run_history import RunHistory
+from protofl_common.experiment.catalog import CATALOG
+from protofl_common.maths.gaussian import ClassMoments
+from protofl_common.maths.prototypes import Prototypes
+from protofl_common.models.build import build_model
+from protofl_common.runs.folder import BestRound
+from protofl_common.wire.payloads import (
+    RAW,
+    ClientStatistics,
+    Payload,
+    Value,
+    check_size,
+    pack_payload,
+    part_of,
+    payload_bytes,
+    template_of,
+    unpack_payload,
+)
+from protofl_common.wire.records import (
+    Instructions,
+    Report,
+    SiteCard,
+    pack_best,
+    pack_instructions,
+    pack_report,
+    pack_site_card,
+    unpack_best,
+    unpack_instructions,
+    unpack_report,
+    unpack_site_card,
+)
+from protofl_common.wire.schema import (
+    Counts,
+    Declared,
+    Entry,
+    Exchange,
+    Limits,
+    Moments,
+    RefusedMessage,
+    Update,
+    Vectors,
+    VectorSets,
+    Weights,
+    statistics_declared,
+)
+from tests.support.declared import DECLARED
+
+UP: Declared = {"prototypes": Vectors(counts=True)}
+LIMITS = Limits(num_classes=10, feature_dim=3, max_norm=100.0)
+LOSSES = CATALOG["fedproto"].reported_losses
+REPORT = Report(2, 30, 20, {"head": 11}, {"total": 0.5, "cross-entropy": 0.5}, {"train": 1.5})
+
+
+def honest() -> RecordDict:
+    means = torch.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]])
+    content = pack_payload(Payload(prototypes=Prototypes(means, torch.tensor([7, 2]), torch.tensor([5, 9]))), UP)
+    content["report"] = pack_report(REPORT, LOSSES)
+    return content
+
+
+def some_value(entry: Entry) -> Value:
+    match entry:
+        case Vectors():
+            counts = torch.tensor([5, 9]) if entry.counts else None
+            labels = torch.tensor([9, 9]) if entry.several else torch.tensor([0, 9])
+            means = torch.randn(2, {"features": 3, "classes": 10, "backbones": 4}[entry.width])
+            return Prototypes(means.softmax(dim=1) if entry.probabilities else means, labels, counts)
+        case VectorSets():
+            return tuple(Prototypes(torch.randn(rows, 3), torch.arange(rows)) for rows in (2, 1, 3))
+        case Moments():
+            moments = ClassMoments(10, 4, "lda")
+            moments.measure(torch.randn(30, 4), torch.arange(30) % 7)
+            return moments.state_dict()
+        case Weights():
+            names, values = ("head.weight", "body.1.num_batches_tracked"), (torch.randn(10, 3), torch.tensor(4))
+            return {entry.parts[0] + name: value for name, value in zip(names, values, strict=True)}
+        case Counts():
+            return torch.tensor([0, 5, 9, *[0] * 7])
+    raise AssertionError(entry)
+
+
+def some_payload(declared: Declared) -> Payload:
+    return Payload(**{name: some_value(entry) for name, entry in declared.items()})
+
+
+def assert_equal(got: Payload, sent: Payload) -> None:
+    """All entries, to the last bit."""
+    assert got.entries.keys() == sent.entries.keys()
+    for name in sent.entries:
+        ours, theirs = got.vectors(name), sent.vectors(name)
+        assert (ours is None) == (theirs is None)
+        pairs = list(zip(got.sets(name), sent.sets(name), strict=True))
+        for one, other in [(ours, theirs), *pairs] if ours and theirs else pairs:
+            assert torch.equal(one.means, other.means)
+            assert torch.equal(one.labels, other.labels)
+            assert (one.counts is None) == (other.counts is None)
+            assert one.counts is None or other.counts is None or torch.equal(one.counts, other.counts)
+        found, wanted = got.counts(name), sent.counts(name)
+        assert (found is None) == (wanted is None)
+        assert found is None or wanted is None or torch.equal(found, wanted)
+        mine, yours = got.weights(name) or {}, sent.weights(name) or {}
+        assert mine.keys() == yours.keys()
+        assert all(torch.equal(mine[key], value) for key, value in yours.items())
+
+
+@pytest.mark.parametrize("algo", CATALOG)
+@pytest.mark.parametrize("way", ["down", "up"])
+def test_every_declared_payload_survives_a_round_trip(algo: str, way: str) -> None:
+    declared = getattr(CATALOG[algo].exchange, way)
+    sent = some_payload(declared)
+    assert sent.entries.keys() == declared.keys()
+    limits = Limits(10, 3, 100.0, {name: template_of(sent.weights(name) or {}) for name in declared}, frozen_dim=4)
+    assert_equal(unpack_payload(pack_payload(sent, declared), declared, limits, required=True), sent)
+
+
+@pytest.mark.parametrize("algo", CATALOG)
+def test_nothing_undeclared_can_be_packed(algo: str) -> None:
+    row = CATALOG[algo]
+    everything = some_payload({**UP, "weights": Weights()})
+    counted = everything.vectors()
+    assert counted is not None
+    several = Prototypes(torch.randn(2, 3), torch.tensor([4, 4]))
+    for declared in (row.exchange.down, row.exchange.up):
+        vectors = declared.get("prototypes")
+        if "weights" not in declared:
+            with pytest.raises(ValueError, match="weights is not declared"):
+                pack_payload(Payload(weights=everything.weights()), declared)
+        if not isinstance(vectors, Vectors) or not vectors.counts:
+            with pytest.raises(ValueError, match="not declared"):
+                pack_payload(Payload(prototypes=counted), declared)
+        if not isinstance(vectors, Vectors) or not vectors.several:
+            with pytest.raises(ValueError, match="not declared"):
+                pack_payload(Payload(prototypes=several), declared)
+        if "local_sets" not in declared:
+            with pytest.raises(ValueError, match="not declared"):
+                pack_payload(Payload(local_sets=(counted.without_counts(),)), declared)
+        with pytest.raises(ValueError, match="statistics is not declared"):
+            pack_payload(Payload(statistics=ClientStatistics(torch.ones(10, dtype=torch.int64))), declared)
+        with pytest.raises(ValueError, match="secret is not declared"):
+            pack_payload(Payload(secret=everything.weights()), declared)
+
+
+@pytest.mark.parametrize(
+    "change", [lambda row: row * 1.1, lambda row: row.roll(1) - row + row.mean(), torch.zeros_like]
+)
+def test_class_probabilities_that_are_none_are_refused(change: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """Of a wrong sum, with a number below 0, of sum 0."""
+    declared = {"outputs": Vectors(width="classes", probabilities=True)}
+    rows = torch.tensor([[0.7, 0.3] + [0.0] * 8, [0.1] * 10])
+    for means, said in (
+        (rows, None),
+        (torch.stack([change(rows[0]), rows[1]]), "outputs that are no class probabilities"),
+    ):
+        content = pack_payload(Payload(outputs=Prototypes(means, torch.tensor([3, 4]))), declared)
+        if said is None:
+            assert unpack_payload(content, declared, LIMITS, required=True).vectors("outputs") is not None
+            continue
+        with pytest.raises(RefusedMessage, match=said):
+            unpack_payload(content, declared, LIMITS, required=True)
+
+
+def test_prototypes_cost_four_bytes_a_number_plus_labels_and_counts() -> None:
+    assert payload_bytes(honest()) == 2 * 3 * 4 + 2 * 8 + 2 * 8
+
+
+def raw(values: np.ndarray) -> Array:
+    return Array(dtype=str(values.dtype), shape=values.shape, stype=RAW, data=values.tobytes())
+
+
+def with_array(name: str, values: np.ndarray) -> Callable[[RecordDict], None]:
+    def change(content: RecordDict) -> None:
+        content.array_records["prototypes"][name] = raw(values)
+
+    return change
+
+
+def bad_stype(content: RecordDict) -> None:
+    content.array_records["prototypes"]["means"] = Array(np.zeros((2, 3), np.float32))
+
+
+def short_data(content: RecordDict) -> None:
+    content.array_records["prototypes"]["means"] = Array("float32", (2, 3), RAW, b"1234")
+
+
+def negative_shape(content: RecordDict) -> None:
+    content.array_records["prototypes"]["means"] = Array("float32", (-2, 3), RAW, b"")
+
+
+def huge_shape(content: RecordDict) -> None:
+    content.array_records["prototypes"]["means"] = Array("float32", (10**9, 3), RAW, b"1234")
+
+
+def extra_array(content: RecordDict) -> None:
+    content.array_records["prototypes"]["secret"] = raw(np.zeros(3, np.float32))
+
+
+def smuggled_weights(content: RecordDict) -> None:
+    content["weights"] = ArrayRecord({"w": raw(np.zeros(3, np.float32))})
+
+
+def no_prototypes(content: RecordDict) -> None:
+    del content["prototypes"]
+
+
+BAD_PAYLOADS: dict[str, tuple[Callable[[RecordDict], None], str]] = {
+    "wrong dimension": (with_array("means", np.zeros((2, 4), np.float32)), "shape 2×4 instead of 2×3"),
+    "wrong rank": (with_array("means", np.zeros(6, np.float32)), "shape 6 instead of 6×3"),
+    "wrong dtype": (with_array("means", np.zeros((2, 3), np.float64)), "float64"),
+    "numpy file format": (bad_stype, "numpy.ndarray"),
+    "truncated": (short_data, "4 bytes do not fill"),
+    "negative shape": (negative_shape, "-2 prototypes, not from 1 to 10"),
+    "absurd shape": (huge_shape, "1000000000 prototypes, not from 1 to 10"),
+    "NaN": (with_array("means", np.full((2, 3), np.nan, np.float32)), "NaN or infinity"),
+    "infinity": (with_array("means", np.full((2, 3), np.inf, np.float32)), "NaN or infinity"),
+    "huge norm": (with_array("means", np.full((2, 3), 1e6, np.float32)), "max-prototype-norm"),
+    "label too large": (with_array("labels", np.array([0, 10])), "label outside 0..9"),
+    "negative label": (with_array("labels", np.array([-1, 3])), "label outside 0..9"),
+    "duplicate label": (with_array("labels", np.array([3, 3])), "same label"),
+    "float labels": (with_array("labels", np.array([0.0, 1.0], np.float32)), "float32"),
+    "labels of another length": (with_array("labels", np.array([1, 2, 3])), "shape 3 instead of 2"),
+    "zero count": (with_array("counts", np.array([0, 3])), "count below 1"),
+    "no rows": (with_array("means", np.zeros((0, 3), np.float32)), "0 prototypes, not from 1 to 10"),
+    "undeclared array": (extra_array, "secret"),
+    "undeclared weights": (smuggled_weights, "undeclared array record 'weights'"),
+    "missing prototypes": (no_prototypes, "no prototypes"),
+}
+
+
+@pytest.mark.parametrize("kind", BAD_PAYLOADS)
+def test_a_bad_payload_is_refused_with_its_reason(kind: str) -> None:
+    change, said = BAD_PAYLOADS[kind]
+    content = honest()
+    change(content)
+    with pytest.raises(RefusedMessage) as caught:
+        unpack_payload(content, UP, LIMITS, required=True)
+    assert said in str(caught.value)
+
+
+def test_more_prototypes_than_classes_are_refused() -> None:
+    content = honest()
+    with_array("means", np.zeros((11, 3), np.float32))(content)
+    with_array("labels", np.arange(11))(content)
+    with_array("counts", np.ones(11, np.int64))(content)
+    with pytest.raises(RefusedMessage, match="11 prototypes, not from 1 to 10"):
+        unpack_payload(content, UP, LIMITS, required=True)
+
+
+def test_several_prototypes_of_a_class_are_limited_where_they_are_allowed() -> None:
+    declared = {"prototypes": Vectors(several=True)}
+    content = pack_payload(Payload(prototypes=Prototypes(torch.ones(4, 3), torch.tensor([2, 2, 2, 5]))), declared)
+    limits = Limits(10, 3, max_per_class=3)
+    got = unpack_payload(content, declared, limits, required=True)
+    assert (found := got.vectors()) is not None
+    assert found.labels.tolist() == [2, 2, 2, 5]
+    with pytest.raises(RefusedMessage, match="3 prototypes with the same label"):
+        unpack_payload(content, declared, Limits(10, 3, max_per_class=2), required=True)
+
+
+@pytest.mark.parametrize(
+    ("array", "values", "said"),
+    [
+        ("owners", np.array([0, 0, 2]), "not numbered 0, 1, 2"),
+        ("owners", np.array([1, 1, 2]), "not numbered 0, 1, 2"),
+        ("owners", np.array([0, 1, 0]), "not numbered 0, 1, 2"),
+        ("owners", np.array([0, 1]), "shape 2 instead of 3"),
+        ("labels", np.array([3, 3, 1]), "same label"),
+        ("labels", np.array([3, 10, 1]), "label outside"),
+        ("means", np.full((3, 3), np.nan, np.float32), "NaN"),
+        ("counts", np.array([1, 1, 1]), "local_sets with the arrays"),
+    ],
+)
+def test_bad_local_sets_are_refused(array: str, values: np.ndarray, said: str) -> None:
+    declared = {"local_sets": VectorSets()}
+    sets = (Prototypes(torch.ones(2, 3), torch.tensor([0, 1])), Prototypes(torch.ones(1, 3), torch.tensor([0])))
+    content = pack_payload(Payload(local_sets=sets), declared)
+    content.array_records["local_sets"][array] = raw(values)
+    with pytest.raises(RefusedMessage) as caught:
+        unpack_payload(content, declared, LIMITS, required=True)
+    assert said in str(caught.value)
+
+
+def test_counts_are_refused_where_the_paper_promises_none() -> None:
+    with pytest.raises(RefusedMessage, match="counts"):
+        unpack_payload(honest(), {"prototypes": Vectors()}, LIMITS, required=True)
+
+
+def test_weights_that_do_not_fit_the_model_are_refused() -> None:
+    declared = {"weights": Weights()}
+    limits = Limits(10, 3, weights={"weights": {"w": ("float32", (2, 2))}})
+    for name, shape, said in (("v", (2, 2), "do not fit the model: v, w"), ("w", (2, 3), "shape 2×3 instead of 2×2")):
+        content = pack_payload(Payload(weights={name: torch.zeros(shape)}), declared)
+        with pytest.raises(RefusedMessage) as caught:
+            unpack_payload(content, declared, limits, required=True)
+        assert said in str(caught.value)
+
+
+BODY: Declared = {"weights": Weights(parts=("body.",))}
+BODY_LIMITS = Limits(10, 3, weights={"weights": {"body.w": ("float32", (2, 2))}})
+
+
+def test_a_declared_part_of_the_weights_survives_and_the_rest_is_refused_both_ways() -> None:
+    body = {"body.w": torch.randn(2, 2)}
+    content = pack_payload(Payload(weights=body), BODY)
+    assert_equal(unpack_payload(content, BODY, BODY_LIMITS, required=True), Payload(weights=body))
+    for odd in ("head.w", "bod", "body", "xbody.w"):
+        with pytest.raises(ValueError, match=rf"weights\.{odd} is not declared .*; parts: body\."):
+            pack_payload(Payload(weights={**body, odd: torch.zeros(1)}), BODY)
+        more = pack_payload(Payload(weights={**body, odd: torch.zeros(1)}), {"weights": Weights()})
+        with pytest.raises(RefusedMessage, match=f"weights that do not fit the model: {odd}"):
+            unpack_payload(more, BODY, BODY_LIMITS, required=True)
+        with pytest.raises(RefusedMessage, match="bytes of arrays, where a valid reply has at most 16"):
+            check_size(more, BODY, BODY_LIMITS)
+    less = pack_payload(Payload(weights={}), BODY)
+    with pytest.raises(RefusedMessage, match=r"do not fit the model: body\.w"):
+        unpack_payload(less, BODY, BODY_LIMITS, required=True)
+
+
+def test_the_declared_part_of_a_module() -> None:
+    model = build_model("cnn4", input_shape=(1, 8, 8), num_classes=4, feature_dim=6, seed=1)
+    whole = model.state_dict()
+    body, head = part_of(model, Weights(parts=("body.",))), part_of(model, Weights(parts=("head.",)))
+    assert body
+    assert head
+    assert body.keys() | head.keys() == whole.keys() == part_of(model, Weights()).keys()
+    assert all(name.startswith("body.") for name in body)
+    assert all(name.startswith("head.") for name in head)
+    assert part_of(model, Weights(parts=("body.", "head."))).keys() == whole.keys()
+
+
+def test_entries_of_one_kind_under_several_names() -> None:
+    """Each is checked by its own declaration, and against its own arrays."""
+    declared: Declared = {
+        "weights": Weights(parts=("body.",)),
+        "critic": Weights(of="critic"),
+        "prototypes": Vectors(counts=True),
+        "logits": Vectors(width="classes"),
+    }
+    templates = {"weights": {"body.w": ("float32", (2,))}, "critic": {"w": ("float32", (3,))}}
+    sent = Payload(
+        weights={"body.w": torch.randn(2)},
+        critic={"w": torch.randn(3)},
+        prototypes=Prototypes(torch.randn(1, 3), torch.tensor([4]), torch.tensor([2])),
+        logits=Prototypes(torch.randn(2, 10), torch.tensor([4, 1])),
+    )
+    content = pack_payload(sent, declared)
+    assert list(content) == list(declared)
+    limits = Limits(10, 3, weights=templates)
+    check_size(content, declared, limits)
+    assert_equal(unpack_payload(content, declared, limits, required=True), sent)
+    content["critic"], content["weights"] = content["weights"], content["critic"]
+    with pytest.raises(RefusedMessage, match=r"weights that do not fit the model: body\.w, w"):
+        unpack_payload(content, declared, limits, required=True)
+    del content["critic"], content["weights"]
+    with pytest.raises(RefusedMessage, match="no weights"):
+        unpack_payload(content, declared, limits, required=True)
+    assert unpack_payload(content, declared, limits, required=False).entries.keys() == {"prototypes", "logits"}
+
+
+def test_vectors_as_wide_as_there_are_classes() -> None:
+    declared: Declared = {"logits": Vectors(width="classes")}
+    sent = Payload(logits=Prototypes(torch.randn(2, 10), torch.tensor([7, 2])))
+    content = pack_payload(sent, declared)
+    check_size(content, declared, LIMITS)
+    assert_equal(unpack_payload(content, declared, LIMITS, required=True), sent)
+    with pytest.raises(RefusedMessage, match="logits means: shape 2×10 instead of 2×3"):
+        unpack_payload(content, {"logits": Vectors()}, LIMITS, required=True)
+    narrow = pack_payload(Payload(logits=Prototypes(torch.randn(2, 3), torch.tensor([7, 2]))), declared)
+    with pytest.raises(RefusedMessage, match="logits means: shape 2×3 instead of 2×10"):
+        unpack_payload(narrow, declared, LIMITS, required=True)
+    full = pack_payload(Payload(logits=Prototypes(torch.randn(10, 10), torch.arange(10))), declared)
+    check_size(full, declared, LIMITS)
+    with pytest.raises(RefusedMessage, match="480 bytes of arrays, where a valid reply has at most 200"):
+        check_size(full, {"logits": Vectors()}, LIMITS)
+
+
+COUNTS: Declared = {"label_counts": Counts()}
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        (np.array([3] * 9, np.int64), "label_counts counts: shape 9 instead of 10"),
+        (np.array([3.0] * 10, np.float32), "label_counts counts: raw-little-endian float32 instead of"),
+        (np.array([3] * 9 + [-1], np.int64), "label_counts below 0, or all 0"),
+        (np.zeros(10, np.int64), "label_counts below 0, or all 0"),
+    ],
+)
+def test_bad_counts_are_refused(values: np.ndarray, said: str) -> None:
+    content = RecordDict({"label_counts": ArrayRecord({"counts": raw(values)})})
+    with pytest.raises(RefusedMessage, match=said):
+        unpack_payload(content, COUNTS, LIMITS, required=True)
+
+
+def test_counts_have_one_array_and_eight_bytes_a_class() -> None:
+    content = pack_payload(some_payload(COUNTS), COUNTS)
+    assert payload_bytes(content) == 80
+    check_size(content, COUNTS, LIMITS)
+    content.array_records["label_counts"]["means"] = raw(np.zeros(1, np.int64))
+    with pytest.raises(RefusedMessage, match="88 bytes of arrays, where a valid reply has at most 80"):
+        check_size(content, COUNTS, LIMITS)
+    with pytest.raises(RefusedMessage, match="label_counts with the arrays"):
+        unpack_payload(content, COUNTS, LIMITS, required=True)
+
+
+def test_statistics_are_declared_by_level() -> None:
+    told = ClientStatistics(torch.arange(10), features=torch.randn(2, 3), labels=torch.tensor([1, 2]))
+    assert statistics_declared("none") == {}
+    with pytest.raises(ValueError, match="statistics is not declared"):
+        pack_payload(Payload(statistics=told), statistics_declared("none"))
+    with pytest.raises(ValueError, match="features is not declared"):
+        pack_payload(Payload(statistics=told), statistics_declared("summary"))
+    declared = statistics_declared("features")
+    got = unpack_payload(pack_payload(Payload(statistics=told), declared), declared, LIMITS, required=True).statistics()
+    assert got is not None
+    assert got.labels is not None
+    assert got.labels.tolist() == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("entry", "one"),
+    [
+        (Weights(), True),
+        (Weights(parts=("body.",)), True),
+        (Weights(parts=("body.conv1.",)), True),
+        (Weights(parts=("head.", "body.")), True),
+        (Weights(parts=("head.",)), False),
+        (Weights(of="critic"), False),
+        (Vectors(counts=True), False),
+        (Counts(), False),
+        (VectorSets(), False),
+    ],
+)
+def test_what_is_shared_says_whether_clients_must_be_of_one_architecture(entry: Entry, one: bool) -> None:
+    assert Exchange(up={"it": entry}).needs_one_architecture == one
+    assert Exchange(down={"other": VectorSets(), "it": entry}).needs_one_architecture == one
+
+
+def test_the_algorithms_that_need_one_architecture() -> None:
+    averaging = {algo for algo, row in CATALOG.items() if row.exchange.needs_one_architecture}
+    assert averaging == {algo for algo, declared in DECLARED.items() if declared.averages_models}
+    assert not Exchange().needs_one_architecture
+
+
+def test_a_report_survives_a_round_trip() -> None:
+    assert unpack_report(RecordDict({"report": pack_report(REPORT, LOSSES)}), 2, LOSSES) == REPORT
+
+
+def test_a_report_tells_of_validation_samples() -> None:
+    report = dataclasses.replace(REPORT, validation_samples=5, validation={"head": 0.4, "head/auc": 0.5})
+    packed = RecordDict({"report": pack_report(report, LOSSES, {"head/auc"})})
+    assert unpack_report(packed, 2, LOSSES, {"head/auc"}) == report
+
+
+def test_a_report_with_an_undeclared_name_cannot_be_packed() -> None:
+    for report in (
+        Report(2, 3, 3, {"body": 1}),
+        Report(2, 3, 3, {}, {"secret": 1.0}),
+        Report(2, 3, 3, {}, {}, {"x": 1.0}),
+    ):
+        with pytest.raises(ValueError, match="is not declared; choose from "):
+            pack_report(report, LOSSES)
+
+
+def changed(**entries: float | int | list[int]) -> RecordDict:
+    record = pack_report(REPORT, LOSSES)
+    for name, value in entries.items():
+        record[name.replace("__", ".")] = value
+    return RecordDict({"report": record})
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (RecordDict(), "records other than a report"),
+        (RecordDict({"report": pack_report(REPORT, LOSSES), "more": MetricRecord({"x": 1})}), "records other"),
+        (RecordDict({"report": pack_report(REPORT, LOSSES), "more": ConfigRecord({"x": "weights"})}), "records other"),
+        (RecordDict({"report": MetricRecord({"round": 2})}), "incomplete"),
+        (changed(losses__total=math.nan), "losses.total is not a finite number"),
+        (changed(seconds__train=math.inf), "seconds.train is not a finite number"),
+        (changed(round=1), "a reply to round 1 in round 2"),
+        (changed(correct__head=21), "more correct predictions than test samples"),
+        (changed(train_samples=-3), "odd entry train_samples"),
+        (changed(validation_samples=-3), "odd entry validation_samples"),
+        (changed(validation_samples=9, validation__head=1.5), "an accuracy, or a metric that is a share, above 1"),
+        (changed(validation_samples=9, validation__head=-0.5), "odd entry validation.head"),
+        (changed(validation_samples=9, validation__features=0.5), "odd entry validation.features"),
+        (changed(validation__head=0.5), "without validation samples"),
+        (changed(seconds__train=-1.0), "odd entry seconds.train"),
+        (changed(class_counts=[1, 2]), "class_counts"),
+        (changed(secret=3), "odd entry secret"),
+        (changed(**{f"losses__{i}": 1.0 for i in range(99)}), "numbers"),
+    ],
+)
+def test_a_bad_report_is_refused_with_its_reason(content: RecordDict, said: str) -> None:
+    with pytest.raises(RefusedMessage) as caught:
+        unpack_report(content, 2, LOSSES)
+    assert said in str(caught.value)
+
+
+def test_a_metric_that_is_a_share_is_one_and_others_are_as_they_are() -> None:
+    """No client can buy the choice of the best round with a huge AUC; what a user's own metric may be is not known."""
+    own = "head/mine:loss"
+    for group in ("metrics", "validation"):
+        flat = {"validation_samples": 9, f"{group}.{own}": -3.0, f"{group}.head/auc": 1.0}
+        unpack_report(changed(**flat), 2, LOSSES, {own, "head/auc"})
+        for bad, said in ((7.0, "a metric that is a share, above 1"), (-0.1, "odd entry")):
+            with pytest.raises(RefusedMessage, match=said):
+                unpack_report(changed(**flat | {f"{group}.head/auc": bad}), 2, LOSSES, {own, "head/auc"})
+
+
+@pytest.mark.parametrize("record", [{"after": 1}, {"after": "1", "on": ""}, {"after": 1, "on": "../x"}])
+def test_a_malformed_word_on_the_best_round_is_refused(record: dict[str, Any]) -> None:
+    assert unpack_best(RecordDict()) == (-1, "")
+    best: BestRound = {"metric": "head", "after": 3, "on": "test"}
+    assert unpack_best(RecordDict(dict(pack_best(best)))) == (3, "")
+    assert unpack_best(RecordDict(dict(pack_best(best, final=True)))) == (3, "test")
+    with pytest.raises(RefusedMessage, match="best is"):
+        unpack_best(RecordDict({"best": ConfigRecord(record)}))
+
+
+def test_instructions_and_site_cards_survive_a_round_trip() -> None:
+    instructions = Instructions(3, "run", evaluate=True, run_history=RunHistory(13, ((11, 5), (12, 6))))
+    assert unpack_instructions(RecordDict({"round": pack_instructions(instructions)})) == instructions
+    card = SiteCard("site-1", 1, 4, "", "cnn4", (3, 28, 28), 1234, 30, 60, ("zero", "one"), (1,), "0a1b", "cpu")
+    assert unpack_site_card(RecordDict({"site": pack_site_card(card)})) == card
+
+
+@pytest.mark.parametrize("shape", [[], [0], [3, -1], [1] * 9, [2**13, 2**13], ["3"], [3.0]])
+def test_an_introduction_with_an_impossible_input_shape_is_refused(shape: list[int]) -> None:
+    card = SiteCard("site-1", 1, 4, "", "cnn4", (3, 28, 28), 1234, 30, 60, ("zero", "one"), (1,), "", "cpu")
+    record = ConfigRecord({**pack_site_card(card), "input_shape": shape})
+    with pytest.raises(RefusedMessage, match="input_shape"):
+        unpack_site_card(RecordDict({"site": record}))
+
+
+def test_malformed_instructions_are_refused() -> None:
+    with pytest.raises(RefusedMessage, match="no complete record 'round'"):
+        unpack_instructions(RecordDict())
+    right = {"round": 3, "run_name": "run", "evaluate": True, "run_history": "11:5,13"}
+    wrongs = [
+        ("round", "3"),
+        *(("run_history", text) for text in (13, "", "11:5:2,13", " 13", "-1", "1_1", "١", "1," * 500)),
+    ]
+    wrongs += [("run_name", text) for text in ("", "..", ".x", "a/b", "/abs", "a\\b", "x" * 201, "a\u202eb", "a\nb")]
+    for key, value in wrongs:
+        wrong = ConfigRecord({**right, key: value})
+        with pytest.raises(RefusedMessage, match=rf"round\.{key} is "):
+            unpack_instructions(RecordDict({"round": wrong}))
+
+
+# -- updates ----------------------------------------------------------------------------------------------------------
+
+CHANGES: Declared = {"weights": Update()}
+CHANGES_LIMITS = Limits(10, 3, weights={"weights": {"w": ("float32", (4, 3, 2)), "seen": ("int64", (5, 5))}})
+SEEN = torch.ones(5, 5, dtype=torch.int64)
+
+
+def unpack_change(**arrays: torch.Tensor) -> Payload:
+    named = {name.replace("__", ":"): value for name, value in arrays.items()}
+    content = pack_payload(Payload(weights=named), CHANGES)
+    return unpack_payload(content, CHANGES, CHANGES_LIMITS, required=True)
+
+
+def test_a_matrix_comes_whole_or_as_the_product_of_its_factors() -> None:
+    left, right = torch.randn(4, 2), torch.randn(2, 6)
+    found = unpack_change(w__left=left, w__right=right, seen=SEEN)
+    assert_equal(found, Payload(weights={"w": (left @ right).reshape(4, 3, 2), "seen": SEEN}))
+    whole = Payload(weights={"w": torch.randn(4, 3, 2), "seen": SEEN})
+    assert_equal(unpack_change(**whole.weights() or {}), whole)
+
+
+ONE_LEFT, ONE_RIGHT = torch.ones(4, 1), torch.ones(1, 6)
+
+
+@pytest.mark.parametrize(
+    ("arrays", "said"),
+    [
+        ({"w__left": torch.ones(4, 3), "w__right": torch.ones(3, 6)}, "3 factors of weights w, not from 1 to 2"),
+        ({"w__left": torch.ones(4, 0), "w__right": torch.ones(0, 6)}, "0 factors of weights w, not from 1 to 2"),
+        ({"w__left": torch.ones(4, 2), "w__right": ONE_RIGHT}, "w:left: shape 4×2 instead of 4×1"),
+        ({"w__left": ONE_LEFT, "w__right": torch.ones(1, 5)}, "w:right: shape 1×5 instead of 1×6"),
+        ({"w__left": ONE_LEFT, "w__right": torch.ones(1, 3, 2)}, "w:right: shape 1×3×2 instead of 1×6"),
+        ({"w__left": ONE_LEFT.long(), "w__right": ONE_RIGHT}, "int64 instead of raw-little-endian float32"),
+        ({"w__left": ONE_LEFT * math.nan, "w__right": ONE_RIGHT}, "w:left: NaN or infinity"),
+        ({"w__left": ONE_LEFT * 1e30, "w__right": ONE_RIGHT * 1e30}, "w: factors whose product is not finite"),
+        ({"w__left": ONE_LEFT}, "do not fit the model: w, w:left"),
+        (
+            {"w__left": ONE_LEFT, "w__right": ONE_RIGHT, "w__right__left": ONE_LEFT},
+            "do not fit the model: w:right:left",
+        ),
+        ({"w": torch.ones(1), "w__left": ONE_LEFT, "w__right": ONE_RIGHT}, "do not fit the model: w"),
+        ({}, "do not fit the model: w"),
+    ],
+)
+def test_wrong_factors_are_refused(arrays: dict[str, torch.Tensor], said: str) -> None:
+    with pytest.raises(RefusedMessage) as caught:
+        unpack_change(**arrays, seen=SEEN)
+    assert said in str(caught.value)
+
+
+def test_whole_numbers_come_in_no_factors_and_weights_neither() -> None:
+    pair = {"seen:left": torch.ones(5, 1), "seen:right": torch.ones(1, 5)}
+    for declared, name in ((CHANGES, "seen"), ({"weights": Weights()}, "w")):
+        sent = {"w": torch.ones(4, 3, 2), "seen": SEEN} | {
+            key.replace("seen", name): value for key, value in pair.items()
+        }
+        del sent[name]
+        with pytest.raises(RefusedMessage, match="do not fit the model"):
+            unpack_payload(pack_payload(Payload(weights=sent), declared), declared, CHANGES_LIMITS, required=True)
+
+
+def test_more_bytes_than_the_whole_weights_are_refused_first() -> None:
+    """These are 4 · 24 and 8 · 25 bytes."""
+    sent = {"w:left": torch.ones(4, 3), "w:right": torch.ones(3, 5), "seen": SEEN}
+    content = pack_payload(Payload(weights=sent), CHANGES)
+    with pytest.raises(RefusedMessage, match="308 bytes of arrays, where a valid reply has at most 296"):
+        check_size(content, CHANGES, CHANGES_LIMITS)
+
+
+def test_a_name_that_is_not_declared_is_an_error_and_not_an_entry_that_was_not_sent() -> None:
+    """Else an algorithm that misspells a name would train alone and nobody would see it."""
+    declared = {"weights": Weights(), "prototypes": Vectors()}
+    received = unpack_payload(pack_payload(Payload(), declared), declared, LIMITS, required=False)
+    assert received.weights() is None
+    with pytest.raises(KeyError, match="updat is not declared for this direction; declared: weights, prototypes"):
+        received.weights("updat")

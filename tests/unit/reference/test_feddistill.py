@@ -1,0 +1,129 @@
+"""FedDistill, two rounds: mean outputs by class, and distances sample by sample, in float64, over several bodies."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import Context, MessageType, RecordDict
+
+from client_app.algorithms.feddistill import FedDistill
+from client_app.client import Client
+from client_app.training import Batch
+from protofl_common.experiment.settings import Settings
+from tests.support.harness import run_config, run_federation
+from tests.support.plain import CLIENTS, PlainClient, assert_close, copied, model_left
+
+ARCHS = ("cnn4", "htcnn-3", "htcnn-1")
+Outputs = dict[int, torch.Tensor]
+"""Class -> mean output [C]."""
+
+
+class FDClient(PlainClient):
+    def __init__(self, settings: Settings, index: int) -> None:
+        super().__init__(settings, index, ARCHS[index])
+        self.model = self.model_of(self.name)
+
+    def train(self, number: int, teacher: Outputs) -> Outputs:
+        seen: dict[int, list[torch.Tensor]] = {}
+        velocity = [torch.zeros_like(p) for p in self.model.parameters()]
+        for batch in self.batches(number):
+            total = torch.zeros((), dtype=torch.float64)
+            for i, logits in zip(batch, self.model(self.x[batch]).double(), strict=True):
+                probabilities, label = torch.exp(logits) / torch.exp(logits).sum(), self.y[i]
+                own = logits if self.hparams.outputs == "logits" else probabilities
+                seen.setdefault(label, []).append(own.detach())
+                total = total - torch.log(probabilities[label])
+                if label in teacher:
+                    total = total + self.hparams.gamma * self.distance(own, teacher[label])
+            self.step(total / len(batch), self.model, velocity)
+        return {label: sum(found) / len(found) for label, found in seen.items()}
+
+    def distance(self, own: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        if self.hparams.outputs == "logits":
+            return ((own - target) ** 2).sum() / len(own)
+        return -sum(target[c] * torch.log(own[c]) for c in range(len(own)))
+
+
+def merged(sent: list[Outputs], merging: str) -> Outputs:
+    """The mean, or median, of those who hold a class."""
+    found = {}
+    for label in {label for one in sent for label in one}:
+        rows = np.stack([one[label].numpy() for one in sent if label in one])
+        found[label] = torch.from_numpy(rows.mean(axis=0) if merging == "mean" else np.median(rows, axis=0))
+    return found
+
+
+def received(content: RecordDict) -> Outputs:
+    record = content.array_records["outputs"]
+    means, labels = (np.frombuffer(record[name].data, kind) for name, kind in (("means", "<f4"), ("labels", "<i8")))
+    return dict(zip(labels.tolist(), torch.from_numpy(means.reshape(len(labels), -1).copy()), strict=True))
+
+
+@pytest.mark.parametrize(
+    ("outputs", "merging", "gamma"),
+    [("probabilities", "mean", 1.0), ("probabilities", "mean", 2.5), ("logits", "median", 0.5)],
+)
+def test_two_rounds_equal_an_independent_script(outputs: str, merging: str, gamma: float, tmp_path: Path) -> None:
+    unequal = {"partition": "dirichlet", "alpha": 0.3, "train_samples": 0, "total_samples": 100, "test_samples": 20}
+    hparams = {"feddistill__outputs": outputs, "feddistill__gamma": gamma, "merging": merging}
+    config = run_config(tmp_path, liars=0, algo="feddistill", feature_dim=16, **unequal, **hparams)
+    nodes = {
+        i: {"partition-id": i, "num-partitions": CLIENTS, "arch": arch, "state-dir": f"{tmp_path}/site"}
+        for i, arch in enumerate(ARCHS)
+    }
+    outcome = run_federation(config, nodes=nodes)
+
+    clients = [FDClient(Settings.from_run_config(config), index) for index in range(CLIENTS)]
+    sent = [client.train(1, {}) for client in clients]
+    others = [sent if outputs == "logits" else [one for one in sent if one is not own] for own in sent]
+    teachers = [merged(one, merging) for one in others]
+    again = [client.train(2, teacher) for client, teacher in zip(clients, teachers, strict=True)]
+    assert any(teacher.keys() != own.keys() for teacher, own in zip(teachers, sent, strict=True))
+    for client in clients:
+        assert_close(model_left(tmp_path, client.name), copied(client.model))
+    for message, reply in outcome.grid.log:
+        kind, number = message.metadata.message_type, message.metadata.group_id
+        assert list(message.content.array_records) == ([] if (kind, number) in BEFORE else ["outputs"])
+        if kind == MessageType.TRAIN:
+            site = message.metadata.dst_node_id
+            assert list(reply.content.array_records) == ["outputs"]
+            assert_equal(received(reply.content), (sent if number == "1" else again)[site])
+            if number == "2":
+                assert_equal(received(message.content), teachers[site])
+
+
+BEFORE = {(MessageType.QUERY, "0"), (MessageType.TRAIN, "1")}
+
+
+def assert_equal(found: Outputs, wanted: Outputs) -> None:
+    assert found.keys() == wanted.keys()
+    for label, row in wanted.items():
+        torch.testing.assert_close(found[label], row.float(), rtol=1e-4, atol=1e-5)
+
+
+def test_outputs_are_summed_up_without_their_graphs(tmp_path: Path) -> None:
+    """Which would hold every batch of the round in memory."""
+    config = run_config(tmp_path, liars=0, algo="feddistill", models="htcnn-1")
+    site = Client(Context(1, 7, {"partition-id": 1, "num-partitions": 5}, RecordDict(), config))
+    client, data = FedDistill(site, 1), site.train_set
+    features = client.model.body(data.inputs)
+    client.loss(Batch(data.inputs, data.labels, torch.arange(len(data)), features, client.model.head(features)))
+    assert client.sums_CC.sum().item() == pytest.approx(len(data))
+    assert not client.sums_CC.requires_grad
+
+
+def test_its_wire_volume_is_the_formula(tmp_path: Path) -> None:
+    """FedTGP, Table 5: Σ C · (C_i + C) numbers, here of 4 bytes, with 8 bytes of label beside each vector."""
+    small = {"partition": "pathological", "classes_per_client": 3, "feature_dim": 16, "models": "htcnn-1"}
+    config = run_config(tmp_path, liars=0, algo="feddistill", feddistill__outputs="logits", test_samples=20, **small)
+    outcome = run_federation(config, clients=6)
+    kinds = [(message.metadata.message_type, message.metadata.group_id) for message, _ in outcome.grid.log]
+    sent = [
+        received(reply.content)
+        for (_, reply), kind in zip(outcome.grid.log, kinds, strict=True)
+        if kind == (MessageType.TRAIN, "2")
+    ]
+    known = {label for one in sent for label in one}
+    assert [len(one) for one in sent] == [3] * 6
+    assert outcome.rows[1]["bytes"] == {"up": 6 * 3 * (4 * 10 + 8), "down": 6 * len(known) * (4 * 10 + 8)}

@@ -1,0 +1,118 @@
+"""FedFA, two rounds: the layers written into the network's forward pass, channel by channel."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from flwr.app import MessageType
+from safetensors.torch import load_file
+
+from protofl_common.basics.seeding import derive_seed
+from protofl_common.experiment.settings import Settings
+from server_app.network.membership import FederationError
+from tests.support.harness import run_config, run_federation
+from tests.support.plain import CLIENTS, PlainClient, State, assert_close, averaged, copied, cross_entropy, model_left
+
+STAGES = {3: 32, 6: 64}
+"""Of cnn4, conv 32, pool, ReLU, conv 64, pool, ReLU: where a stage ends, and its channels."""
+EPS = 1e-6
+Table = dict[str, torch.Tensor]
+
+
+class FedFAClient(PlainClient):
+    def train(self, number: int, weights: State, gamma: Table) -> tuple[State, Table]:
+        """The model, and the averages of each channel's moments."""
+        model = self.model_of("global").train()
+        model.load_state_dict(weights)
+        self.gamma = gamma
+        self.seen = {
+            f"{k}.{kind}": torch.full((c,), first)
+            for k, c in enumerate(STAGES.values())
+            for kind, first in (("mean", 0.0), ("std", 1.0))
+        }
+        velocity = [torch.zeros_like(p) for p in model.parameters()]
+        torch.manual_seed(derive_seed(self.seed, "train", self.name, number))
+        for batch in self.batches(number):
+            loss = cross_entropy(self.logits(model, self.x[batch]), [self.y[i] for i in batch])
+            self.step(loss, model, velocity)
+        return copied(model), self.seen
+
+    def logits(self, model: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
+        stage = 0
+        for place, layer in enumerate(model.body):
+            x = layer(x)
+            if place in STAGES:
+                x = self.augment(stage, x) if float(torch.rand(())) < self.hparams.probability else x
+                stage += 1
+        return model.head(x)
+
+    def augment(self, stage: int, x: torch.Tensor) -> torch.Tensor:
+        batch, channels, height, width = x.shape
+        mean = x.sum(dim=(2, 3)) / (height * width)
+        std = torch.sqrt(((x - mean[:, :, None, None]) ** 2).sum(dim=(2, 3)) / (height * width) + EPS)
+        drawn = []
+        for kind, moment in (("mean", mean), ("std", std)):
+            key = f"{stage}.{kind}"
+            middle = moment.sum(dim=0) / batch
+            self.seen[key] = 0.99 * self.seen[key] + 0.01 * middle.detach()
+            spread = ((moment - middle) ** 2).sum(dim=0) / batch + EPS
+            scope = torch.sqrt(spread + self.gamma[key] * spread)
+            drawn.append(moment + scope * torch.randn(batch, channels))
+        unit = (x - mean[:, :, None, None]) / std[:, :, None, None]
+        return drawn[1][:, :, None, None] * unit + drawn[0][:, :, None, None]
+
+
+def coefficients(sent: list[Table]) -> Table:
+    """γ of each channel."""
+    found = {}
+    for key in sent[0]:
+        columns = torch.stack([one[key] for one in sent]).double().T
+        spread = [float(((column - column.mean()) ** 2).mean()) + EPS for column in columns]
+        parts = [1 / (1 + 1 / one) for one in spread]
+        found[key] = torch.tensor([len(parts) * part / sum(parts) for part in parts])
+    return found
+
+
+@pytest.mark.parametrize("probability", [0.5, 1.0])
+def test_two_rounds_equal_an_independent_script(probability: float, tmp_path: Path) -> None:
+    config = run_config(
+        tmp_path, algo="fedfa", models="cnn4", feature_dim=16, image_size=0, fedfa__probability=probability
+    )
+    config |= {"partition": "label-shift", "alpha": 0.5, "test-samples": 20}  # small maps would leave spreads near EPS
+    outcome = run_federation(config, clients=CLIENTS)
+
+    clients = [FedFAClient(Settings.from_run_config(config), index, "cnn4") for index in range(CLIENTS)]
+    weights = copied(clients[0].model_of("global"))
+    gamma = {f"{k}.{kind}": torch.ones(c) for k, c in enumerate(STAGES.values()) for kind in ("mean", "std")}
+    for number in (1, 2):
+        check_wire(outcome.grid.log, number, gamma)
+        states, seen = zip(*(client.train(number, weights, gamma) for client in clients), strict=True)
+        weights = averaged(list(states), [len(one.y) for one in clients])
+        gamma = coefficients(list(seen))
+    assert max(float(one.max() / one.min()) for one in gamma.values()) > 2  # channels do differ
+    assert_close(load_file(outcome.folder / "weights.safetensors"), weights)
+    for client in clients:
+        assert_close(model_left(outcome.folder, client.name), weights)
+    numbers = sum(value.numel() for value in weights.values()) + 2 * sum(STAGES.values())
+    assert outcome.rows[1]["bytes"] == {"up": 4 * CLIENTS * numbers, "down": 4 * CLIENTS * numbers}
+
+
+def check_wire(log: list, number: int, gamma: Table) -> None:
+    """γ is what goes down, and beside the weights nothing but the averages goes up."""
+    of_round = [pair for pair in log if pair[0].metadata.group_id == str(number)]
+    training = [pair for pair in of_round if pair[0].metadata.message_type == MessageType.TRAIN]
+    assert len(training) == CLIENTS
+    for message, reply in training:
+        assert list(reply.content.array_records) == ["weights", "averages"]
+        arrays = message.content.array_records["coefficients"]
+        assert set(arrays) == {f"coefficients.{key}" for key in gamma}
+        for key, wanted in gamma.items():
+            found = torch.frombuffer(bytearray(arrays[f"coefficients.{key}"].data), dtype=torch.float32)
+            torch.testing.assert_close(found, wanted.float(), rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("settings", [{"models": "mlp-2"}, {"backbones": "glyphs"}])
+def test_a_network_without_convolutions_is_refused(settings: dict[str, str], tmp_path: Path) -> None:
+    config = run_config(tmp_path, algo="fedfa", join_timeout=5.0, **settings)
+    with pytest.raises(FederationError, match="has no convolution with maps of several pixels, whose statistics"):
+        run_federation(config, clients=2)

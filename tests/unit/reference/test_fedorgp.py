@@ -1,0 +1,116 @@
+"""FedORGP, two rounds: angles, the server's training and its prototypes, one at a time in float64."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from protofl_common.basics.seeding import derive_seed
+from protofl_common.experiment.settings import Settings
+from tests.support.harness import run_config, run_federation
+from tests.support.plain import CLIENTS, PlainClient, assert_close, copied, cross_entropy, model_left
+from tests.support.results import assert_same_models, models_left
+
+ARCHS, DIM, SIZE = ("cnn4", "htcnn-3", "htcnn-1"), 16, 8
+Table = dict[int, torch.Tensor]
+TINY: dict[str, Any] = {"train_samples": 25, "test_samples": 20, "feature_dim": DIM, "lr": 0.02}
+
+
+def cosine(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    return (a * b).sum() / (a * a).sum().sqrt() / (b * b).sum().sqrt()
+
+
+class FedORGPClient(PlainClient):
+    def __init__(self, settings: Settings, index: int) -> None:
+        super().__init__(settings, index, ARCHS[index])
+        self.model = self.model_of(self.name)
+
+    def train(self, number: int, prototypes: Table) -> Table:
+        velocity = [torch.zeros_like(p) for p in self.model.parameters()]
+        for batch in self.batches(number):
+            z, labels = self.model.body(self.x[batch]), [self.y[i] for i in batch]
+            loss = cross_entropy(self.model.head(z), labels)
+            for row, label in zip(z, labels, strict=True):
+                if label in prototypes:
+                    loss = loss + self.hparams.lambda_ * (1 - cosine(row.double(), prototypes[label])) / len(batch)
+            self.step(loss, self.model, velocity)
+        with torch.no_grad():
+            z = self.model.body(self.x).double()
+        rows = {label: [i for i, y in enumerate(self.y) if y == label] for label in sorted(set(self.y))}
+        return {label: z[one].mean(0) for label, one in rows.items()}
+
+
+class PlainServer:
+    def __init__(self, settings: Settings) -> None:
+        self.hparams, seed = settings.hparams, derive_seed(settings.run.seed, "fedorgp")
+        torch.manual_seed(seed)
+        self.vectors = torch.randn(10, DIM).double().requires_grad_()
+        first, second = torch.nn.Linear(DIM, DIM).double(), torch.nn.Linear(DIM, DIM).double()
+        self.parameters = [self.vectors, first.weight, first.bias, second.weight, second.bias]
+        self.generator = torch.Generator().manual_seed(seed)
+        self.seen: set[int] = set()
+
+    def prototype(self, label: int) -> torch.Tensor:
+        vectors, weight, bias, weight2, bias2 = self.parameters
+        return weight2 @ torch.relu(weight @ vectors[label] + bias) + bias2
+
+    def train(self, sets: list[Table]) -> Table:
+        samples = [(label, mean) for one in sets for label, mean in one.items()]
+        self.seen |= {label for label, _ in samples}
+        for _ in range(self.hparams.server_epochs):
+            order = torch.randperm(len(samples), generator=self.generator).tolist()
+            for start in range(0, len(order), SIZE):
+                loss = self.loss([samples[i] for i in order[start : start + SIZE]])
+                gradients = torch.autograd.grad(loss, self.parameters)
+                with torch.no_grad():
+                    for p, g in zip(self.parameters, gradients, strict=True):
+                        p.sub_(self.hparams.server_lr * g)
+        return {label: self.prototype(label).detach() for label in sorted(self.seen)}
+
+    def loss(self, batch: list[tuple[int, torch.Tensor]]) -> torch.Tensor:
+        total, prototypes = torch.zeros((), dtype=torch.float64), {label: self.prototype(label) for label in self.seen}
+        for label, mean in batch:
+            total = total + 1 - cosine(mean, prototypes[label])
+            others = [cosine(mean, one).abs() for other, one in prototypes.items() if other != label]
+            total = total + self.hparams.gamma * sum(others) / len(others)
+        return total / len(batch)
+
+
+@pytest.mark.parametrize(("lambda_", "gamma"), [(10.0, 10.0), (1.0, 0.5)])
+def test_two_rounds_equal_an_independent_script(lambda_: float, gamma: float, tmp_path: Path) -> None:
+    hparams = {"fedorgp__lambda": lambda_, "fedorgp__gamma": gamma, "fedorgp__server_batch_size": SIZE}
+    hparams |= {"fedorgp__server_epochs": 4, "fedorgp__server_lr": 0.1}
+    config = run_config(
+        tmp_path, liars=0, algo="fedorgp", partition="pathological", classes_per_client=3, **TINY, **hparams
+    )
+    nodes = {
+        50 + i: {"partition-id": i, "num-partitions": CLIENTS, "arch": arch, "state-dir": f"{tmp_path}/site"}
+        for i, arch in enumerate(ARCHS)
+    }
+    outcome = run_federation(config, nodes=nodes)
+
+    settings = Settings.from_run_config(config)
+    clients, server = [FedORGPClient(settings, index) for index in range(CLIENTS)], PlainServer(settings)
+    prototypes: Table = {}
+    for number in (1, 2):
+        prototypes = server.train([client.train(number, prototypes) for client in clients])
+    found = load_file(outcome.folder / "prototypes.safetensors")
+    assert found["labels"].tolist() == list(prototypes)
+    assert len(prototypes) < 10  # a class that nobody holds
+    np.testing.assert_allclose(found["means"].numpy(), torch.stack([*prototypes.values()]), rtol=1e-3, atol=1e-4)
+    for client in clients:
+        assert_close(model_left(tmp_path, client.name), copied(client.model))
+    held = sum(len(set(client.y)) for client in clients)
+    assert outcome.rows[1]["bytes"]["up"] == held * (4 * DIM + 8)
+    assert outcome.rows[1]["bytes"]["down"] == CLIENTS * len(prototypes) * (4 * DIM + 8)
+
+
+def test_without_alignment_the_models_are_those_of_training_alone(tmp_path: Path) -> None:
+    runs = [
+        run_federation(run_config(tmp_path / algo, algo=algo, **TINY, fedorgp__lambda=0.0), CLIENTS)
+        for algo in ("fedorgp", "local")
+    ]
+    assert_same_models(*(models_left(run) for run in runs))

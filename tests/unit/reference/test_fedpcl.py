@@ -1,0 +1,49 @@
+"""FedPCL, three rounds: contrast, prototypes, padding and inference written again from the equations."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.torch import load_file
+
+from protofl_common.experiment.settings import Settings
+from tests.support.harness import run_config, run_federation
+from tests.support.plain import CLIENTS
+from tests.support.plain_fedpcl import FedPCLClient, Table
+
+
+def aggregate(sets: list[Table], counts: list[dict[int, int]]) -> Table:
+    """Eq. 6 without its further 1/|N_j|."""
+    merged = {}
+    for label in sorted({label for one in sets for label in one}):
+        held = [(n[label], one[label]) for one, n in zip(sets, counts, strict=True) if label in one]
+        merged[label] = sum(n * mean for n, mean in held) / sum(n for n, _ in held)
+    return merged
+
+
+@pytest.mark.parametrize("alpha", [0.3, 100.0])
+def test_three_rounds_equal_an_independent_script(alpha: float, tmp_path: Path) -> None:
+    config = run_config(tmp_path, algo="fedpcl", rounds=3, feature_dim=16, lr=0.01)
+    config |= {"partition": "feature-label-shift", "alpha": alpha, "train-samples": 40}
+    outcome = run_federation(config, clients=CLIENTS)
+
+    clients = [FedPCLClient(Settings.from_run_config(config), index) for index in range(CLIENTS)]
+    counts = [{label: client.y.count(label) for label in set(client.y)} for client in clients]
+    overall: Table = {}
+    sets: list[Table] = []
+    for number in (1, 2, 3):
+        for client in clients:
+            client.train(number, overall, sets)
+        own = [client.prototypes() for client in clients]
+        overall = aggregate(own, counts)
+        sets = [overall | one for one in own]  # Eq. 7
+
+    found = load_file(outcome.folder / "prototypes.safetensors")
+    assert found["labels"].tolist() == sorted(overall)
+    for label, mean in zip(found["labels"].tolist(), found["means"].numpy(), strict=True):
+        np.testing.assert_allclose(mean, overall[label], rtol=1e-3, atol=1e-4)
+    for client in clients:
+        reported = outcome.summary["accuracy-of-clients"][client.name]
+        assert set(reported) == {"prototype"}
+        one = 1.01 / len(client.y_test)  # a borderline sample may fall to the other side
+        assert reported["prototype"] == pytest.approx(client.accuracy(), abs=one)

@@ -1,0 +1,99 @@
+"""FedPLVM, two rounds: clusters, loss, model average and global clusters written again from the equations."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from finch import FINCH
+from safetensors.torch import load_file
+
+from protofl_common.experiment.settings import Settings
+from tests.support.harness import run_config, run_federation
+from tests.support.plain import CLIENTS, PlainClient, cross_entropy
+
+Set = list[tuple[int, np.ndarray]]
+"""(class, prototype), one after another."""
+
+
+def similarity(z: torch.Tensor, g: np.ndarray, alpha: float, floor: float) -> torch.Tensor:
+    """Eq. 7, one sample and one prototype."""
+    p = torch.from_numpy(g)
+    cosine = (z * p).sum() / (z.norm().clamp(min=1e-12) * p.norm())
+    return torch.clamp(cosine, min=floor) ** alpha
+
+
+class FedPLVMClient(PlainClient):
+    def train(self, number: int, weights: dict[str, torch.Tensor], protos: Set) -> dict[str, torch.Tensor]:
+        model = self.model_of("global")
+        model.load_state_dict(weights)
+        velocity = [torch.zeros_like(p) for p in model.parameters()]
+        for batch in self.batches(number):
+            labels = [self.y[i] for i in batch]
+            z = model.body(self.x[batch])
+            loss = cross_entropy(model.head(z), labels)
+            if protos:
+                loss = loss + self.hparams.lambda_ * self.prototype_loss(z, labels, protos)
+            self.step(loss, model, velocity)
+        self.model = model
+        return dict(model.state_dict())
+
+    def prototype_loss(self, z: torch.Tensor, labels: list[int], protos: Set) -> torch.Tensor:
+        """Eq. 5, 6 and 8, averaged over the batch."""
+        total = torch.zeros(())
+        for row, label in enumerate(labels):
+            s = [similarity(z[row], g, self.hparams.alpha, self.hparams.similarity_floor) for _, g in protos]
+            own = [value for value, (of, _) in zip(s, protos, strict=True) if of == label]
+            if own:
+                tau = self.hparams.temperature
+                share = sum(torch.exp(v / tau) for v in own) / sum(torch.exp(v / tau) for v in s)
+                total = total - torch.log(share) + torch.abs(sum(own) - len(own))
+        return total / len(labels)
+
+    def prototypes(self) -> Set:
+        """Eq. 3."""
+        with torch.no_grad():
+            z = self.model.body(self.x).numpy()
+        return clusters([(label, z[i]) for i, label in enumerate(self.y)])
+
+
+def clusters(rows: Set) -> Set:
+    """The cluster means of each class's rows, by FINCH's coarsest partition."""
+    found = []
+    for label in sorted({label for label, _ in rows}):
+        of_class = np.stack([row for one, row in rows if one == label]).astype(np.float64)
+        partition = FINCH(of_class, verbose=False)[0][:, -1] if len(of_class) > 1 else np.zeros(1)
+        for number in range(int(partition.max()) + 1):
+            found.append((label, of_class[partition == number].mean(0).astype(np.float32)))
+    return found
+
+
+@pytest.mark.parametrize(("lambda_", "floor"), [(1.0, 1e-6), (5.0, 0.1)])
+def test_two_rounds_equal_an_independent_script(lambda_: float, floor: float, tmp_path: Path) -> None:
+    config = run_config(tmp_path, algo="fedplvm", models="htcnn-3", feature_dim=16, lr=0.01, train_samples=40)
+    config |= {"fedplvm.lambda": lambda_, "fedplvm.similarity-floor": floor}
+    outcome = run_federation(config, clients=CLIENTS)
+
+    clients = [FedPLVMClient(Settings.from_run_config(config), index, "htcnn-3") for index in range(CLIENTS)]
+    weights, protos = dict(clients[0].model_of("global").state_dict()), Set()
+    sizes = [len(client.y) for client in clients]
+    for number in (1, 2):
+        trained = [client.train(number, weights, protos) for client in clients]
+        weights = {
+            name: sum(n / sum(sizes) * one[name] for n, one in zip(sizes, trained, strict=True)) for name in weights
+        }
+        local = [pair for client in clients for pair in client.prototypes()]
+        protos = clusters(local)
+
+    found = load_file(outcome.folder / "weights.safetensors")
+    for name, value in weights.items():
+        torch.testing.assert_close(found[name], value, rtol=1e-3, atol=1e-5)
+    kept = load_file(outcome.folder / "prototypes.safetensors")
+    assert kept["labels"].tolist() == [label for label, _ in protos]
+    assert len(protos) < len(local)
+    for mean, (_, expected) in zip(kept["means"].numpy(), protos, strict=True):
+        np.testing.assert_allclose(mean, expected, rtol=1e-3, atol=1e-4)
+    server = [row["server"] for row in outcome.rows if "server" in row]
+    assert server[-1] == {"local-prototypes": len(local), "global-prototypes": len(protos)}
+    classes = outcome.rows[1]["clients"]["site-0"]["prototypes-of-classes"]
+    assert classes == np.bincount([label for label, _ in clients[0].prototypes()], minlength=10).tolist()

@@ -1,0 +1,102 @@
+"""FedProto, two rounds: losses, steps, prototypes, aggregation and inference written again, sample by sample."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from protofl_common.experiment.settings import Settings
+from tests.support.harness import run_config, run_federation
+from tests.support.plain import PlainClient, cross_entropy
+
+ARCHS = ("cnn4", "htcnn-3", "cnn4")  # no dropout, so that both draw the same random numbers
+
+
+class FedProtoClient(PlainClient):
+    def __init__(self, settings: Settings, index: int) -> None:
+        super().__init__(settings, index, ARCHS[index])
+        self.model = self.model_of(self.name)
+
+    def regulariser(self, z: torch.Tensor, labels: list[int], protos: dict[int, np.ndarray]) -> torch.Tensor:
+        """Eq. 6 by the letter (l2 of class means, summed), or the authors' mean squared error per sample."""
+        total = torch.zeros(())
+        if self.hparams.granularity == "class":
+            for label in set(labels) & set(protos):
+                own = torch.stack([z[row] for row, y in enumerate(labels) if y == label]).mean(0)
+                total = total + ((own - torch.from_numpy(protos[label])) ** 2).sum().sqrt()
+            return total
+        for row, label in enumerate(labels):
+            if label in protos:
+                total = total + ((z[row] - torch.from_numpy(protos[label])) ** 2).mean() / len(labels)
+        return total
+
+    def train(self, number: int, protos: dict[int, np.ndarray]) -> None:
+        velocity = [torch.zeros_like(p) for p in self.model.parameters()]
+        for batch in self.batches(number):
+            labels = [self.y[i] for i in batch]
+            z = self.model.body(self.x[batch])
+            loss = cross_entropy(self.model.head(z), labels)
+            loss = loss + self.hparams.lambda_ * self.regulariser(z, labels, protos)
+            self.step(loss, self.model, velocity)
+
+    def prototypes(self) -> dict[int, tuple[np.ndarray, int]]:
+        with torch.no_grad():
+            z = self.model.body(self.x).numpy().astype(np.float64)
+        found = {}
+        for label in sorted(set(self.y)):
+            rows = [i for i, y in enumerate(self.y) if y == label]
+            found[label] = (z[rows].sum(0) / len(rows), len(rows))
+        return found
+
+    def accuracies(self, protos: dict[int, np.ndarray]) -> tuple[float, float]:
+        with torch.no_grad():
+            z = self.model.body(self.x_test)
+            head = self.model.head(z).argmax(1).tolist()
+        labels = sorted(protos)
+        nearest = []
+        for row in z.numpy().astype(np.float64):
+            nearest.append(labels[int(np.argmin([np.sqrt(((row - protos[label]) ** 2).sum()) for label in labels]))])
+        hits = [[a == b for a, b in zip(found, self.y_test, strict=True)] for found in (nearest, head)]
+        return float(np.mean(hits[0])), float(np.mean(hits[1]))
+
+
+def aggregate(sets: list[dict[int, tuple[np.ndarray, int]]], weighting: str) -> dict[int, np.ndarray]:
+    merged = {}
+    for label in {label for one in sets for label in one}:
+        held = [one[label] for one in sets if label in one]
+        weights = [count if weighting == "counts" else 1 for _, count in held]
+        total = sum(weight * mean for weight, (mean, _) in zip(weights, held, strict=True))
+        merged[label] = (total / sum(weights)).astype(np.float32)
+    return merged
+
+
+@pytest.mark.parametrize(
+    ("weighting", "distance", "granularity"), [("counts", "l2", "class"), ("uniform", "mse", "sample")]
+)
+def test_two_rounds_equal_an_independent_script(
+    weighting: str, distance: str, granularity: str, tmp_path: Path
+) -> None:
+    config = run_config(tmp_path, rounds=2, feature_dim=16, lr=0.02, partition="label-shift", alpha=0.5)
+    config |= {"fedproto.weighting": weighting, "fedproto.distance": distance, "fedproto.granularity": granularity}
+    nodes = {i: {"partition-id": i, "num-partitions": 3, "arch": arch} for i, arch in enumerate(ARCHS, start=0)}
+    outcome = run_federation(config, nodes={node + 50: facts for node, facts in nodes.items()})
+
+    clients = [FedProtoClient(Settings.from_run_config(config), index) for index in range(3)]
+    protos: dict[int, np.ndarray] = {}
+    for number in (1, 2):
+        for client in clients:
+            client.train(number, protos)
+        protos = aggregate([client.prototypes() for client in clients], weighting)
+
+    found = load_file(outcome.folder / "prototypes.safetensors")
+    assert found["labels"].tolist() == sorted(protos)
+    for label, mean in zip(found["labels"].tolist(), found["means"].numpy(), strict=True):
+        np.testing.assert_allclose(mean, protos[label], rtol=1e-4, atol=1e-5)
+    for client in clients:
+        nearest, head = client.accuracies(protos)
+        reported = outcome.summary["accuracy-of-clients"][client.name]
+        one = 1.01 / len(client.y_test)  # a borderline sample may fall to the other side
+        assert reported["prototype"] == pytest.approx(nearest, abs=one)
+        assert reported["head"] == pytest.approx(head, abs=one)

@@ -1,0 +1,127 @@
+"""FedRep, two rounds: evaluated under the last round's head, which is then fitted to the body; bodies are averaged."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from flwr.app import MessageType
+from safetensors.torch import load_file
+
+from protofl_common.basics.seeding import derive_seed
+from protofl_common.experiment.settings import Settings
+from protofl_common.models.build import build_model
+from protofl_common.wire.payloads import part_of
+from protofl_common.wire.schema import Weights
+from tests.support.harness import run_config, run_federation
+from tests.support.plain import (
+    BATCH,
+    CLIENTS,
+    PlainClient,
+    State,
+    assert_close,
+    averaged,
+    copied,
+    cross_entropy,
+    model_left,
+)
+
+EPOCHS = 3
+
+
+class FedRepClient(PlainClient):
+    def __init__(self, settings: Settings, index: int) -> None:
+        super().__init__(settings, index, "htcnn-3")
+        self.model = self.model_of("global")
+
+    def receive(self, body: State) -> None:
+        """Take the body."""
+        self.model.load_state_dict(copied(self.model) | body)
+
+    def fit_head(self, number: int) -> None:
+        velocity = [torch.zeros_like(p) for p in self.model.head.parameters()]
+        for batch in self.head_batches(number):
+            loss = cross_entropy(self.model(self.x[batch]), [self.y[i] for i in batch])
+            self.step(loss, self.model.head, velocity)
+
+    def head_batches(self, number: int) -> Iterator[list[int]]:
+        generator = torch.Generator().manual_seed(derive_seed(self.seed, "head", self.name, number))
+        for _ in range(EPOCHS):
+            order = torch.randperm(len(self.y), generator=generator).tolist()
+            for start in range(0, len(order), BATCH):
+                yield order[start : start + BATCH]
+
+    def train(self, number: int) -> State:
+        self.fit_head(number)
+        velocity = [torch.zeros_like(p) for p in self.model.body.parameters()]
+        for batch in self.batches(number):
+            loss = cross_entropy(self.model(self.x[batch]), [self.y[i] for i in batch])
+            self.step(loss, self.model.body, velocity)
+        return {name: value for name, value in copied(self.model).items() if name.startswith("body.")}
+
+    def accuracy(self) -> float:
+        with torch.no_grad():
+            predicted = self.model(self.x_test).argmax(1).tolist()
+        return sum(p == y for p, y in zip(predicted, self.y_test, strict=True)) / len(predicted)
+
+
+def test_two_rounds_equal_an_independent_script(tmp_path: Path) -> None:
+    unequal = {"partition": "dirichlet", "alpha": 0.5, "train_samples": 0, "total_samples": 100}
+    config = run_config(
+        tmp_path, algo="fedrep", models="htcnn-3", feature_dim=16, fedrep__head_epochs=EPOCHS, **unequal
+    )
+    outcome = run_federation(config, clients=CLIENTS)
+
+    clients = [FedRepClient(Settings.from_run_config(config), index) for index in range(CLIENTS)]
+    first = copied(clients[0].model_of("global"))
+    body = {name: value for name, value in first.items() if name.startswith("body.")}
+    for number in (1, 2):
+        for client in clients:
+            client.receive(body)
+            accuracy = outcome.rows[number - 1]["clients"][client.name]["accuracy"]
+            assert accuracy == {"head": pytest.approx(client.accuracy())}
+        body = averaged([client.train(number) for client in clients], [len(one.y) for one in clients])
+    assert_close(load_file(outcome.folder / "weights.safetensors"), body)
+    for client in clients:
+        client.receive(body)
+        assert_close(model_left(outcome.folder, client.name), copied(client.model))
+    for message, reply in outcome.grid.log:
+        training = message.metadata.message_type == MessageType.TRAIN
+        both = [message] * (message.metadata.message_type != MessageType.QUERY) + [reply] * training
+        for content in (one.content for one in both):
+            assert list(content.array_records) == ["weights"]
+            assert set(content.array_records["weights"]) == body.keys()
+
+
+@pytest.mark.parametrize("models", ["resnet4-imagenet-stem", "htcnn-3"])
+def test_that_clients_evaluate_changes_nothing(models: str, tmp_path: Path) -> None:
+    """The head trains before the body, whether or not the client evaluates; the body left is the one received."""
+    found = []
+    for every in (1, 3):
+        config = run_config(tmp_path / str(every), algo="fedrep", models=models, rounds=3, evaluate_every=every)
+        config |= {"train-samples": 11, "test-samples": 10, "fedrep.head-epochs": 2}
+        found.append(run_federation(config, clients=2).folder)
+    for name in ("weights.safetensors", "clients/site-1/model.safetensors"):
+        one, other = (load_file(folder / name) for folder in found)
+        assert one.keys() == other.keys()
+        assert all(torch.equal(one[key], value) for key, value in other.items())
+    left, received = model_left(found[0], "site-1"), load_file(found[0] / "weights.safetensors")
+    assert all(torch.equal(left[name], value) for name, value in received.items())
+
+
+@pytest.mark.parametrize(("backbones", "numbers"), [(1, 131_072), (3, 393_216)])
+def test_its_wire_volume_is_fedpcls(backbones: int, numbers: int) -> None:
+    """FedPCL, Table 2: the first layer of the projection, which counts no bias and no batch normalisation."""
+    model = build_model("projection", input_shape=(512 * backbones,), num_classes=10, feature_dim=256, seed=1)
+    body = part_of(model, Weights(parts=("body.",)))
+    assert sum(value.numel() for value in body.values() if value.ndim == 2) == numbers
+    assert sum(value.numel() for value in body.values()) == numbers + 5 * 256 + 1
+
+
+def test_few_labels_and_unlabelled_samples_in_front_of_a_frozen_backbone(tmp_path: Path) -> None:
+    few = {"positive_rate": 0.1, "pu_weight": 1.0, "train_samples": 24, "test_samples": 20, "keep_optimizer": True}
+    outcome = run_federation(run_config(tmp_path, algo="fedrep", backbones="glyphs", **few), CLIENTS)
+    assert all(row["valid"] == CLIENTS for row in outcome.rows)
+    assert outcome.rows[1]["losses"].keys() == {"total", "cross-entropy", "unlabelled"}
+    for path in outcome.folder.rglob("clients/*/0*.safetensors"):
+        assert {name.partition("/")[0] for name in load_file(path)} == {"model", "optimizer", "head_optimizer"}

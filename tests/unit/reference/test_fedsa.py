@@ -1,0 +1,139 @@
+"""FedSA, two rounds: anchors, the margin, the four terms and the prototypes, one at a time in float64."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import MessageType
+from safetensors.torch import load_file
+
+from client_app.algorithms.fedsa import FedSA
+from protofl_common.basics.seeding import derive_seed
+from protofl_common.experiment.catalog import CATALOG
+from protofl_common.experiment.settings import Settings
+from protofl_common.maths.prototypes import Prototypes
+from protofl_common.wire.payloads import Payload
+from tests.support.harness import run_config, run_federation
+from tests.support.plain import CLIENTS, PlainClient, assert_close, copied, cross_entropy, model_left
+from tests.support.results import models_left
+
+ARCHS, DIM = ("cnn4", "htcnn-3", "htcnn-1"), 16
+Table = dict[int, torch.Tensor]
+TINY: dict[str, Any] = {"train_samples": 25, "test_samples": 20, "feature_dim": DIM, "lr": 0.02}
+
+
+def apart(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    return ((a - b) ** 2).sum().sqrt()
+
+
+def margin(vectors: list[torch.Tensor]) -> float:
+    """The mean over vectors of the distance to the nearest other one."""
+    nearest = [min(float(apart(a, b)) for b in vectors if b is not a) for a in vectors]
+    return sum(nearest) / len(nearest)
+
+
+def first_anchors(seed: int) -> torch.Tensor:
+    """Two layers, each standardised over the classes, then ReLU."""
+    torch.manual_seed(derive_seed(seed, "fedsa"))
+    layers = [torch.nn.Linear(DIM, DIM) for _ in range(2)]
+    x = torch.randn(10, DIM).double()
+    for layer in layers:
+        x = x @ layer.weight.detach().double().T + layer.bias.detach().double()
+        mean = x.mean(0)
+        x = torch.relu((x - mean) / (((x - mean) ** 2).mean(0) + 1e-5).sqrt())
+    return x
+
+
+class FedSAClient(PlainClient):
+    def __init__(self, settings: Settings, index: int) -> None:
+        super().__init__(settings, index, ARCHS[index])
+        self.model = self.model_of(self.name)
+        self.own: Table = {}
+
+    def train(self, number: int, anchors: torch.Tensor) -> Table:
+        delta = max(margin(list(anchors)), margin(list(self.own.values())) if self.own else 0.0)
+        velocity = [torch.zeros_like(p) for p in self.model.parameters()]
+        for batch in self.batches(number):
+            self.step(self.loss(batch, anchors, delta), self.model, velocity)
+        with torch.no_grad():
+            z = self.model.body(self.x).double()
+        rows = {label: [i for i, y in enumerate(self.y) if y == label] for label in sorted(set(self.y))}
+        self.own = {label: z[one].mean(0) for label, one in rows.items()}
+        return self.own
+
+    def loss(self, batch: list[int], anchors: torch.Tensor, delta: float) -> torch.Tensor:
+        z, labels, hparams = self.model.body(self.x[batch]), [self.y[i] for i in batch], self.hparams
+        total = cross_entropy(self.model.head(z), labels).double()
+        total = total + hparams.calibration * cross_entropy(self.model.head(anchors.float()), list(range(10)))
+        for row, label in zip(z.double(), labels, strict=True):
+            squares = ((row - anchors[label]) ** 2).sum() / DIM
+            scores = [torch.exp(-apart(row, a) - delta * (c == label)) for c, a in enumerate(anchors)]
+            contrast = -torch.log(scores[label] / sum(scores))
+            total = total + (hparams.regularization * squares + hparams.contrast * contrast) / len(batch)
+        return total
+
+
+@pytest.mark.parametrize(("weights", "alpha"), [((10.0, 1.0, 1.0), 0.9999), ((0.5, 2.0, 0.3), 0.4)])
+def test_two_rounds_equal_an_independent_script(
+    weights: tuple[float, float, float], alpha: float, tmp_path: Path
+) -> None:
+    names = ("regularization", "contrast", "calibration")
+    hparams: dict[str, Any] = {f"fedsa__{name}": value for name, value in zip(names, weights, strict=True)}
+    config = run_config(
+        tmp_path, liars=0, algo="fedsa", partition="pathological", classes_per_client=3, **TINY, **hparams
+    )
+    config["fedsa.smoothing"] = alpha
+    nodes = {
+        50 + i: {"partition-id": i, "num-partitions": CLIENTS, "arch": arch, "state-dir": f"{tmp_path}/site"}
+        for i, arch in enumerate(ARCHS)
+    }
+    outcome = run_federation(config, nodes=nodes)
+
+    clients = [FedSAClient(Settings.from_run_config(config), index) for index in range(CLIENTS)]
+    anchors = first_anchors(config["seed"])
+    prototypes: Table = {}
+    for number in (1, 2):
+        sets = [client.train(number, anchors) for client in clients]
+        for label in sorted({label for one in sets for label in one}):
+            held = [one[label] for one in sets if label in one]
+            prototypes[label] = sum(held) / len(held)
+            anchors[label] = alpha * anchors[label] + (1 - alpha) * prototypes[label]
+    found = load_file(outcome.folder / "prototypes.safetensors")
+    labels = sorted(prototypes)
+    assert found["labels"].tolist() == labels
+    assert len(labels) < 10  # a class that nobody holds
+    wanted = torch.stack([prototypes[label] for label in labels])
+    np.testing.assert_allclose(found["means"].numpy(), wanted, rtol=1e-3, atol=1e-4)
+    (last, *_) = [one for one, _ in outcome.grid.log if one.metadata.message_type == MessageType.EVALUATE]
+    sent = np.frombuffer(last.content["anchors"]["means"].data, "<f4").reshape(10, DIM)
+    np.testing.assert_allclose(sent, anchors, rtol=1e-3, atol=1e-4)
+    for client in clients:
+        assert_close(model_left(tmp_path, client.name), copied(client.model))
+    held_by_all = sum(len(set(client.y)) for client in clients)
+    assert outcome.rows[1]["bytes"]["up"] == held_by_all * (4 * DIM + 8)
+    assert outcome.rows[1]["bytes"]["down"] == CLIENTS * (10 + len(labels)) * (4 * DIM + 8)
+
+
+def test_the_margin_is_the_larger_of_the_anchors_and_the_own_prototypes() -> None:
+    client, labels = FedSA.__new__(FedSA), torch.arange(3)
+    client.client = SimpleNamespace(device=torch.device("cpu"), num_classes=3)  # type: ignore[assignment]
+    client.settings = SimpleNamespace(exchange=CATALOG["fedsa"].exchange)  # type: ignore[assignment]
+    for own, margin_wanted in ((None, 2**0.5), (0.1, 2**0.5), (9.0, 9 * 2**0.5)):
+        client.own_prototypes = None if own is None else Prototypes(own * torch.eye(3), labels)
+        client.receive(Payload(anchors=Prototypes(torch.eye(3), labels)))
+        assert client.margin == pytest.approx(margin_wanted)
+
+
+def test_without_its_terms_the_models_are_those_of_training_alone(tmp_path: Path) -> None:
+    """Up to rounding: it takes no fused steps."""
+    none: dict[str, Any] = {f"fedsa__{name}": 0.0 for name in ("regularization", "contrast", "calibration")}
+    found, wanted = (
+        models_left(run_federation(run_config(tmp_path / algo, algo=algo, **TINY, **none), CLIENTS))
+        for algo in ("fedsa", "local")
+    )
+    assert len(wanted) == CLIENTS
+    for site, one in wanted.items():
+        assert_close(found[site], one)

@@ -1,0 +1,136 @@
+"""FeSEM, three rounds: the best first division of four clients by trying all, later the nearest centre."""
+
+import itertools
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import MessageType
+from safetensors.torch import load_file
+
+from protofl_common.experiment.settings import Settings, default_run_config
+from protofl_common.wire.payloads import Payload
+from protofl_common.wire.records import Report
+from server_app.protections.bounds import bounds_of
+from server_app.replies import Upload
+from server_app.strategies.fesem import FeSEM
+from tests.support.harness import Outcome, run_config, run_federation
+from tests.support.plain import PlainClient, State, assert_close, averaged, copied, cross_entropy, model_left
+
+SITES, K = 4, 2
+Division = list[list[int]]
+
+
+class FeSEMClient(PlainClient):
+    def train(self, number: int, weights: State) -> State:
+        model = self.model_of("global")
+        model.load_state_dict(weights)
+        velocity = [torch.zeros_like(p) for p in model.parameters()]
+        for batch in self.batches(number):
+            self.step(cross_entropy(model(self.x[batch]), [self.y[i] for i in batch]), model, velocity)
+        return copied(model)
+
+
+def vector(weights: State) -> np.ndarray:
+    return np.concatenate([value.numpy().astype(np.float64).ravel() for value in weights.values()])
+
+
+def best_division(models: list[State]) -> Division:
+    """Of all divisions into K groups, that with the least squares around the groups' means: what K-means seeks."""
+    points = [vector(one) for one in models]
+
+    def spread(groups: Division) -> float:
+        means = [np.mean([points[i] for i in group], axis=0) for group in groups]
+        return sum(((points[i] - mean) ** 2).sum() for group, mean in zip(groups, means, strict=True) for i in group)
+
+    labels = (one for one in itertools.product(range(K), repeat=len(models)) if set(one) == set(range(K)))
+    return min(([[i for i, k in enumerate(one) if k == group] for group in range(K)] for one in labels), key=spread)
+
+
+def nearest(models: list[State], centres: list[State]) -> Division:
+    far = [[((vector(one) - vector(centre)) ** 2).sum() for centre in centres] for one in models]
+    return [[i for i, row in enumerate(far) if int(np.argmin(row)) == k] for k in range(K)]
+
+
+def received(outcome: Outcome, kind: str, number: int) -> dict[int, State]:
+    """Partition -> the weights that its client was sent."""
+    found = {}
+    for message, _ in outcome.grid.log:
+        if (message.metadata.message_type, message.metadata.group_id) == (kind, str(number)):
+            arrays = message.content.array_records["weights"].items()
+            node = outcome.grid.nodes[message.metadata.dst_node_id]
+            found[node["partition-id"]] = {
+                name: torch.from_numpy(np.frombuffer(one.data, "<f4").reshape(one.shape).copy()) for name, one in arrays
+            }
+    return found
+
+
+@pytest.mark.parametrize("domains", ["2,2,0,0,0", "3,1,0,0,0"])
+def test_three_rounds_equal_an_independent_script(domains: str, tmp_path: Path) -> None:
+    config = run_config(tmp_path, algo="fesem", models="htcnn-1", rounds=3, feature_dim=16, fesem__centres=K)
+    config |= {"clients-per-domain": domains, "test-samples": 20}
+    outcome = run_federation(config, clients=SITES)
+
+    clients = [FeSEMClient(Settings.from_run_config(config), index, "htcnn-1", SITES) for index in range(SITES)]
+    centres, centre_of = [copied(clients[0].model_of("global"))] * K, [0] * SITES
+    for number in (1, 2, 3):
+        for index, weights in received(outcome, MessageType.TRAIN, number).items():
+            assert_close(weights, centres[centre_of[index]])
+        models = [client.train(number, centres[centre_of[i]]) for i, client in enumerate(clients)]
+        groups = best_division(models) if number == 1 else nearest(models, centres)
+        for k, group in enumerate(groups):
+            if group:
+                centres[k] = averaged([models[i] for i in group], [len(clients[i].y) for i in group])
+                centre_of = [k if i in group else before for i, before in enumerate(centre_of)]
+    assert len(set(centre_of)) == K
+    at_the_end = received(outcome, MessageType.EVALUATE, 3)
+    for index, client in enumerate(clients):
+        assert_close(at_the_end[index], centres[centre_of[index]])
+        assert_close(model_left(outcome.folder, client.name), centres[centre_of[index]])
+    kept = load_file(outcome.folder / "weights.safetensors")
+    found = [{name[2:]: value for name, value in kept.items() if name.startswith(f"{k}/")} for k in range(K)]
+    if not torch.allclose(found[0]["head.weight"], centres[0]["head.weight"], atol=1e-5):
+        found.reverse()  # K-means may number them otherwise
+    for one, centre in zip(found, centres, strict=True):
+        assert_close(one, centre)
+
+
+def test_later_rounds_ask_for_the_nearest_centre_and_not_for_new_clusters() -> None:
+    """On a line, K-means of 0, 4, 4.5 and 5.5 leaves the first client alone; the centres 0 and 10 leave the last."""
+    config = {"algo": "fesem", "fesem.centres": K, "models": "mlp-1", "feature-dim": 2}
+    settings = Settings.from_run_config(default_run_config() | config)
+    card = SimpleNamespace(classes=("a", "b"), arch="mlp-1", input_shape=(3,), real=False)
+    bounds = bounds_of(settings, [card])  # type: ignore[list-item]
+    federation = SimpleNamespace(settings=settings, cards={"site-0": card}, reference=card, bounds=bounds)
+    server = FeSEM(federation)  # type: ignore[arg-type]
+    first, sites = server.weights, [f"site-{i}" for i in range(SITES)]
+
+    def merge(*places: float) -> list[list[str]]:
+        """Send models at these places of a line of one parameter; the clients of each cluster."""
+        moved = [first | {"head.bias": torch.tensor([place, 0.0])} for place in places]
+        server.merge([Upload(s, Payload(weights=w), Report(1, 10, 5)) for s, w in zip(sites, moved, strict=True)])
+        clusters = [[s for s in sites if int(server.cluster_of[s]) == k] for k in range(K)]
+        return sorted(clusters)
+
+    assert merge(-1, 1, 9, 11) == [["site-0", "site-1"], ["site-2", "site-3"]]
+    assert merge(0, 4, 4.5, 5.5) == [["site-0", "site-1", "site-2"], ["site-3"]]
+    biases = sorted(float(server.centres[str(k)]["head.bias"][0]) for k in range(K))
+    assert biases == pytest.approx([(0 + 4 + 4.5) / 3, 5.5])
+
+
+def test_more_centres_than_clients_and_clients_that_were_never_asked(tmp_path: Path) -> None:
+    """A centre without a client stays the first model; a client that has not trained is sent the first centre."""
+    config = run_config(tmp_path, algo="fesem", models="htcnn-1", rounds=1, fesem__centres=5, participation=0.5)
+    outcome = run_federation(config | {"test-samples": 20}, clients=SITES)
+    kept = load_file(outcome.folder / "weights.safetensors")
+    centres = [{name[2:]: value for name, value in kept.items() if name.startswith(f"{k}/")} for k in range(5)]
+    first = received(outcome, MessageType.TRAIN, 1)
+    assert len(first) == 2
+    for k in (2, 3, 4):
+        assert_close(centres[k], next(iter(first.values())))
+    for site, weights in received(outcome, MessageType.EVALUATE, 1).items():
+        assert any(
+            torch.equal(weights["head.bias"], centres[k]["head.bias"]) for k in ((0, 1) if site in first else (0,))
+        )

@@ -1,0 +1,143 @@
+"""FPL, two rounds: class means, clusters, both prototype terms and the mean of the models, written again."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from finch import FINCH
+from flwr.app import Context, MessageType, RecordDict
+from safetensors.torch import load_file
+
+from client_app.algorithms.base import client_half
+from client_app.client import Client
+from client_app.training import Batch
+from protofl_common.experiment.catalog import CATALOG
+from protofl_common.experiment.settings import Settings
+from protofl_common.maths.prototypes import Prototypes
+from protofl_common.wire.payloads import Payload
+from tests.support.harness import run_config, run_federation
+from tests.support.plain import PlainClient, State, assert_close, averaged, copied, cross_entropy
+
+SITES = 6
+"""As many as it takes for a class to have two clusters."""
+Clusters = dict[int, list[np.ndarray]]
+"""Class -> its cluster prototypes."""
+
+
+class FPLClient(PlainClient):
+    def train(self, number: int, weights: State, clusters: Clusters) -> State:
+        self.model = self.model_of("global")
+        self.model.load_state_dict(weights)
+        velocity = [torch.zeros_like(p) for p in self.model.parameters()]
+        for batch in self.batches(number):
+            labels, z = [self.y[i] for i in batch], self.model.body(self.x[batch])
+            terms = [self.of_sample(z[row], label, clusters) for row, label in enumerate(labels) if label in clusters]
+            loss = cross_entropy(self.model.head(z), labels)
+            self.step(loss + self.hparams.lambda_ * sum(terms) / len(batch), self.model, velocity)
+        return copied(self.model)
+
+    def of_sample(self, z: torch.Tensor, label: int, clusters: Clusters) -> torch.Tensor:
+        """Eq. 8 and 10, in float64."""
+        z = z.double()
+
+        def similarity(c: np.ndarray) -> torch.Tensor:
+            c = torch.from_numpy(c)
+            return torch.exp((z * c).sum() / (z.norm().clamp(min=1e-12) * c.norm()) / self.hparams.temperature)
+
+        every = {k: sum(similarity(c) for c in of_class) for k, of_class in clusters.items()}
+        unbiased = sum(clusters[label]) / len(clusters[label])
+        squares = sum((z[v] - unbiased[v]) ** 2 for v in range(len(z)))
+        if self.hparams.consistency == "mse":
+            squares = squares / len(z)
+        return -torch.log(every[label] / sum(every.values())) + squares
+
+    def prototypes(self) -> dict[int, np.ndarray]:
+        """c^k (Eq. 2)."""
+        with torch.no_grad():
+            z = self.model.body(self.x).double().numpy()
+        return {k: np.mean([z[i] for i, y in enumerate(self.y) if y == k], axis=0) for k in sorted(set(self.y))}
+
+
+def clustered(sent: list[dict[int, np.ndarray]]) -> Clusters:
+    """Eq. 5, by FINCH's coarsest partition."""
+    found: Clusters = {}
+    for k in range(10):
+        rows = np.array([one[k] for one in sent if k in one])
+        if len(rows):
+            groups = FINCH(rows, verbose=False)[0][:, -1] if len(rows) > 1 else np.zeros(1)
+            found[k] = [rows[groups == group].mean(0) for group in np.unique(groups)]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("partition", "tau", "consistency"), [("feature-shift", 0.1, "squared-l2"), ("label-shift", 0.5, "mse")]
+)
+def test_two_rounds_equal_an_independent_script(partition: str, tau: float, consistency: str, tmp_path: Path) -> None:
+    hparams: dict[str, Any] = {"fpl__lambda": 2.0, "fpl__temperature": tau, "fpl__consistency": consistency}
+    config = run_config(tmp_path, algo="fpl", models="htcnn-1", feature_dim=16, lr=0.003, train_samples=20, **hparams)
+    config |= {"partition": partition, "alpha": 0.5, "test-samples": 20}
+    outcome = run_federation(config, SITES)
+
+    clients = [FPLClient(Settings.from_run_config(config), index, "htcnn-1", SITES) for index in range(SITES)]
+    weights, clusters = copied(clients[0].model_of("global")), Clusters()
+    for number in (1, 2):
+        models = [client.train(number, weights, clusters) for client in clients]
+        sent = [client.prototypes() for client in clients]
+        weights, clusters = averaged(models, [len(one.y) for one in clients]), clustered(sent)
+    assert_close(load_file(outcome.folder / "weights.safetensors"), weights)
+    kept = load_file(outcome.folder / "prototypes.safetensors")
+    assert kept["labels"].tolist() == [k for k, of_class in clusters.items() for _ in of_class]
+    assert any(len(of_class) > 1 for of_class in clusters.values())
+    np.testing.assert_allclose(kept["means"], np.concatenate(list(clusters.values())), rtol=1e-3, atol=1e-4)
+
+    numbers = sum(value.numel() for value in weights.values())
+    for row in outcome.rows[:2]:
+        held = [len(set(client.y)) for client in clients]
+        assert row["bytes"]["up"] == sum(4 * (numbers + 16 * c) + 8 * c for c in held)  # a label beside each
+    for message, reply in outcome.grid.log:
+        if message.metadata.message_type == MessageType.TRAIN:
+            assert {name: list(one) for name, one in reply.content.array_records.items()} == {
+                "weights": list(weights),
+                "prototypes": ["means", "labels"],
+            }
+
+
+def test_cosines_below_zero_count_as_they_are(tmp_path: Path) -> None:
+    """Features behind a projection have signs; Eq. 8 clamps none, so each prototype pushes or pulls (Eq. 8 and 10)."""
+    config = run_config(tmp_path, algo="fpl", feature_dim=4, models="htcnn-1", fpl__temperature=0.5, fpl__lambda=1.0)
+    site = Client(Context(1, 7, {"partition-id": 0, "num-partitions": SITES}, RecordDict(), config))
+    algorithm = client_half(CATALOG["fpl"])(site, 2)
+    means = torch.tensor([[1.0, 0, 0, 0], [-1, 1, 0, 0], [0, 0, -1, 1]])
+    algorithm.receive(Payload(prototypes=Prototypes(means, torch.tensor([0, 1, 1]))))
+    z = torch.tensor([[-2.0, 0.5, 1, 0], [0.5, -1, 1, -3]], requires_grad=True)
+    labels = torch.tensor([0, 1])
+    terms = algorithm.loss(Batch(z, labels, labels, z, torch.zeros(2, 10)))
+    (found,) = torch.autograd.grad(terms["contrast"] + terms["consistency"], z)
+
+    plain = FPLClient(Settings.from_run_config(config), 0, "htcnn-1", SITES)
+    clusters = {0: [means[0].double().numpy()], 1: [one.double().numpy() for one in means[1:]]}
+    loss = sum(plain.of_sample(z[row], row, clusters) for row in (0, 1)) / 2
+    (wanted,) = torch.autograd.grad(loss, z)
+    assert float(terms["contrast"] + terms["consistency"]) == pytest.approx(float(loss), rel=1e-5)
+    torch.testing.assert_close(found, wanted.float())
+
+
+@pytest.mark.parametrize("off", [{"fpl__lambda": 0.0}, {"fpl__contrast": False, "fpl__consistency": "none"}])
+def test_without_its_terms_it_is_fedavg(off: dict[str, Any], tmp_path: Path) -> None:
+    """To the last bit; absent clients and absent classes are no matter."""
+    small: dict[str, Any] = {"models": "htcnn-1", "train_samples": 20, "test_samples": 20, "participation": 0.5}
+    small |= {"partition": "pathological", "rounds": 3, "feature_dim": 16}
+    runs = [run_federation(run_config(tmp_path / algo, algo=algo, **small, **off)) for algo in ("fpl", "fedavg")]
+    found, wanted = (load_file(run.folder / "weights.safetensors") for run in runs)
+    assert found.keys() == wanted.keys()
+    assert all(torch.equal(found[name], wanted[name]) for name in wanted)
+
+
+def test_one_class_and_few_labels(tmp_path: Path) -> None:
+    """A batch without labels, and a last one of one sample, stop nothing; features of tables may be negative."""
+    few: dict[str, Any] = {"positive_rate": 0.1, "pu_weight": 1.0, "train_samples": 21, "test_samples": 20}
+    outcome = run_federation(run_config(tmp_path, algo="fpl", backbones="glyphs", batch_size=5, **few), 3)
+    assert all(row["valid"] == 3 for row in outcome.rows)
+    assert {"contrast", "consistency", "unlabelled"} <= outcome.rows[1]["losses"].keys()

@@ -1,0 +1,211 @@
+"""Gaussian heads: of the moments of many clients, the head equals the one of all features in one place."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import Context, Message, RecordDict
+from numpy.typing import NDArray
+from safetensors.torch import load_file
+
+from client_app.client import Client
+from protofl_common.maths.gaussian import ClassMoments
+from protofl_common.models.trained import TrainedModel
+from protofl_common.privacy.release import private_moments
+from protofl_common.wire.payloads import array_record
+from server_app.network.membership import FederationError
+from tests.support.attacks import values_of
+from tests.support.harness import Outcome, run_config, run_federation
+
+Numbers = NDArray[np.float64]
+C = 10
+SMALL = {"algo": "gaussian", "rounds": 1, "dataset": "digits", "backbones": "glyphs", "train_samples": 0}
+DIVISIONS: dict[str, tuple[int, dict[str, Any]]] = {
+    "iid": (3, {"partition": "iid"}),
+    "Dirichlet": (4, {"partition": "dirichlet", "alpha": 0.05}),
+    "one class each": (10, {"partition": "pathological", "classes_per_client": 1}),
+    "many clients": (100, {"partition": "iid"}),
+}
+
+
+def federation(folder: Path, clients: int, **settings: Any) -> tuple[Outcome, Numbers, Numbers]:
+    """A run, and all training features [N, F] with their labels [N]."""
+    config = run_config(folder, **SMALL | settings)
+    outcome = run_federation(config, clients)
+    sets = []
+    for client in range(clients):
+        node = {"partition-id": client, "num-partitions": clients}
+        sets.append(Client(Context(1, 7, node, RecordDict(), config)).train_set)
+    x = np.concatenate([one.in_memory.numpy() for one in sets]).astype(np.float64)
+    return outcome, x, np.concatenate([one.labels.numpy() for one in sets])
+
+
+def oas(covariance: Numbers, n: float) -> Numbers:
+    """Chen et al. 2010, Eq. 23, and a millionth of the mean variance."""
+    p = len(covariance)
+    trace, squares = np.trace(covariance), (covariance**2).sum()
+    rho = min(1, ((1 - 2 / p) * squares + trace**2) / ((n + 1 - 2 / p) * (squares - trace**2 / p)))
+    return (1 - rho) * covariance + (rho * trace / p + 1e-9 + 1e-6 * trace / p) * np.eye(p)
+
+
+def by_hand(x: Numbers, y: Numbers, head: str, at: Numbers) -> Numbers:
+    """log π − ½ log |Σ| − ½ (x − μ)ᵀ Σ⁻¹ (x − μ) of the points ``at`` [M, F], as [M, C]; −∞ for an absent class."""
+    present = [c for c in range(C) if (y == c).any()]
+    own = {c: np.cov(x[y == c].T, bias=True) for c in present}
+    if head == "naive-bayes":
+        own = {c: np.diag(np.diag(one)) for c, one in own.items()}
+    within = sum((y == c).mean() * own[c] for c in present)
+    logits = np.full((len(at), C), -np.inf)
+    for c in present:
+        n, away = (y == c).sum(), at - x[y == c].mean(0)
+        sigma = oas(within, len(y)) if head == "lda" else oas((n * own[c] + within) / (n + 1), n)
+        logits[:, c] = np.log(n / len(y)) - np.einsum("mf,mf->m", away @ np.linalg.inv(sigma), away) / 2
+        logits[:, c] -= np.linalg.slogdet(sigma)[1] / 2
+    return logits
+
+
+def moments_of(outcome: Outcome) -> dict[str, Numbers]:
+    state = load_file(max((outcome.folder / "checkpoints").glob("*.safetensors")))
+    return {name.partition("/")[2]: value.numpy() for name, value in state.items() if name.startswith("moments/")}
+
+
+@pytest.mark.parametrize("head", ["naive-bayes", "lda", "qda"])
+@pytest.mark.parametrize("division", DIVISIONS)
+def test_the_moments_are_those_of_all_features_however_they_are_divided(
+    division: str, head: str, tmp_path: Path
+) -> None:
+    clients, settings = DIVISIONS[division]
+    outcome, x, y = federation(tmp_path, clients, **settings, gaussian__head=head)
+    moments, each = moments_of(outcome), np.eye(C)[y]
+    rows, columns = np.triu_indices(x.shape[1])
+    second = {
+        "naive-bayes": lambda: each.T @ x**2,
+        "lda": lambda: (x.T @ x)[rows, columns],
+        "qda": lambda: np.stack([(x[y == c].T @ x[y == c])[rows, columns] for c in range(C)]),
+    }[head]()
+    for name, wanted in {"shares": each.sum(0), "first": each.T @ x, "second": second}.items():
+        np.testing.assert_allclose(moments[name], wanted / len(y), rtol=0, atol=1e-9 * np.abs(wanted).max())
+
+
+@pytest.mark.parametrize("head", ["naive-bayes", "lda", "qda"])
+def test_the_head_is_the_one_of_the_formula(head: str, tmp_path: Path) -> None:
+    """Projected backbone features are many and alike, so logits are compared by differences between classes."""
+    outcome, x, y = federation(tmp_path, 4, partition="dirichlet", alpha=0.3, gaussian__head=head)
+    model = TrainedModel.read(outcome.folder / "clients" / "site-0" / "model.safetensors").build().double()
+    at = x[:: len(x) // 50]
+    found, wanted = model(at_tensor(at)).numpy(), by_hand(x, y, head, at)
+    found, wanted = found - found.max(1, keepdims=True), wanted - wanted.max(1, keepdims=True)
+    scale = np.abs(wanted[np.isfinite(wanted)]).max()
+    np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-4 * scale)
+    assert (found.argmax(1) == wanted.argmax(1)).mean() > 0.97
+
+
+def at_tensor(rows: Numbers) -> Any:
+    return torch.from_numpy(rows)
+
+
+def test_sums_under_secure_aggregation_are_the_same(tmp_path: Path) -> None:
+    settings = {"partition": "dirichlet", "alpha": 0.3, "total_samples": 300}
+    plain, *_ = federation(tmp_path / "plain", 4, **settings)
+    secure, *_ = federation(tmp_path / "secure", 4, **settings, secagg=True)
+    for name, wanted in moments_of(plain).items():
+        np.testing.assert_allclose(moments_of(secure)[name], wanted, rtol=0, atol=1e-6 * np.abs(wanted).max())
+    assert secure.summary["accuracy"]["head"]["weighted"] == pytest.approx(
+        plain.summary["accuracy"]["head"]["weighted"], abs=1e-6
+    )
+
+
+def test_an_optimizer_to_keep_is_none(tmp_path: Path) -> None:
+    outcome, *_ = federation(tmp_path, 3, partition="iid", total_samples=200, keep_optimizer=True, optimizer="adam")
+    assert outcome.summary["accuracy"]["head"]["mean"] > 0.3
+
+
+def test_a_clients_own_priors_and_a_fixed_shrinkage(tmp_path: Path) -> None:
+    """A client of one class of ten predicts that class only, with its own priors."""
+    settings = {"partition": "pathological", "classes_per_client": 1, "total_samples": 500}
+    outcome, *_ = federation(tmp_path, 10, **settings, gaussian__priors="personal", gaussian__shrinkage=0.5)
+    assert outcome.summary["accuracy"]["head"]["mean"] == 1
+
+
+@pytest.mark.parametrize("secagg", [False, True])
+def test_a_client_without_a_large_class_hears_of_it_before_the_first_round(secagg: bool, tmp_path: Path) -> None:
+    with pytest.raises(FederationError, match="min-class-samples = 999: this client has no class of as many"):
+        federation(tmp_path, 3, partition="iid", total_samples=200, secagg=secagg, min_class_samples=999)
+
+
+def test_small_classes_stay_away(tmp_path: Path) -> None:
+    settings = {"partition": "dirichlet", "alpha": 0.3, "total_samples": 600, "min_class_samples": 5}
+    outcome, *_ = federation(tmp_path, 3, **settings)
+    replies = [reply for message, reply in outcome.grid.log if message.metadata.message_type == "train"]
+    some = False
+    for client, reply in enumerate(replies):
+        node = {"partition-id": client, "num-partitions": 3}
+        labels = Client(Context(1, 7, node, RecordDict(), outcome.grid.run_config)).data.train_labels
+        large = np.bincount(labels, minlength=C) >= 5
+        shares = values_of(reply.content["moments"]["shares"])
+        assert ((shares > 0) == large).all()
+        some |= not large.all()
+    assert some
+
+
+# -- differential privacy ----------------------------------------------------------------------------------------------
+
+PRIVATE = {"partition": "iid", "dp": "sample", "dp_epsilon": 8.0}
+
+
+@pytest.mark.parametrize("head", ["naive-bayes", "lda", "qda"])
+def test_noise_is_repaired_to_moments_that_samples_can_have(head: str) -> None:
+    torch.manual_seed(1)
+    for trial in range(50):
+        moments, draw = ClassMoments(4, 6, head), np.random.default_rng(trial)
+        private_moments(moments, torch.randn(200, 6), torch.randint(4, (200,)), 1.0, 20.0, draw)
+        clear_C = (moments.shares >= 0.3) | (moments.shares == moments.shares.max())
+        assert moments.problem()
+        moments.repair(0.3, 1.0)
+        assert not moments.problem()
+        assert torch.equal(moments.shares > 0, clear_C)
+        assert float(moments.means().norm(dim=1).max()) < 1 + 1e-6
+
+
+@pytest.mark.parametrize("head", ["naive-bayes", "lda", "qda"])
+def test_moments_of_samples_need_no_repair(head: str) -> None:
+    x_NF, moments = torch.randn(200, 6), ClassMoments(4, 6, head)
+    moments.measure(x_NF, torch.arange(200) % 4)
+    before = {name: value.clone() for name, value in moments.named_buffers()}
+    moments.repair(0.1, 100.0)
+    for name, value in moments.named_buffers():
+        torch.testing.assert_close(value, before[name])
+
+
+@pytest.mark.parametrize("secagg", [False, True])
+def test_the_head_of_moments_with_noise_still_predicts(secagg: bool, tmp_path: Path) -> None:
+    """Nothing is refused, what each client sends has no class's exact share, and inputs are cut as samples were."""
+    outcome, x, y = federation(tmp_path, 3, **PRIVATE, secagg=secagg)
+    assert not any(outcome.summary["trouble"].values())
+    assert outcome.summary["epsilon"] <= 8
+    assert ClassMoments.of({name: at_tensor(value) for name, value in moments_of(outcome).items()}).problem() == ""
+    model = TrainedModel.read(outcome.folder / "clients" / "site-0" / "model.safetensors").build().double()
+    logits = model(at_tensor(x))
+    assert (logits.argmax(1).numpy() == y).mean() > 0.6
+    torch.testing.assert_close(model(at_tensor(5 * x)), logits)
+    if not secagg:
+        replies = [reply for message, reply in outcome.grid.log if message.metadata.message_type == "train"]
+        shares = np.concatenate([values_of(reply.content["moments"]["shares"]) for reply in replies])
+        whole = shares * [reply.content["report"]["train_samples"] for reply in replies for _ in range(C)]
+        assert (np.abs(whole - whole.round()) > 1e-3).mean() > 0.9
+
+
+@pytest.mark.parametrize("dp", ["none", "sample"])
+def test_moments_that_no_samples_and_no_noise_explain_are_refused(dp: str, tmp_path: Path) -> None:
+    def lie(message: Message, reply: Message) -> Message:
+        if message.metadata.message_type == "train" and message.metadata.dst_node_id == 1000:
+            sent = reply.content["moments"]
+            reply.content["moments"] = array_record({name: 30 * at_tensor(values_of(sent[name])) for name in sent})
+        return reply
+
+    config = run_config(tmp_path, **SMALL | PRIVATE | {"dp": dp})
+    (reason,) = run_federation(config, 3, tamper=lie).rows[0]["refused"].values()
+    said = {"none": "shares of classes that are none", "sample": "moments beyond what samples and noise can bring"}
+    assert reason == f"moments: {said[dp]}"

@@ -1,0 +1,112 @@
+"""MPFT: centres of frozen features go up once; AdamW by hand trains adapter and classifier on them for everybody."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from protofl_common.basics.seeding import derive_seed
+from protofl_common.config.options import SettingsError
+from protofl_common.experiment.settings import Settings, default_run_config
+from tests.support.attacks import values_of
+from tests.support.harness import Outcome, run_config, run_federation
+from tests.support.plain import CLIENTS, State, assert_close, copied, cross_entropy, model_left
+from tests.support.plain_fedpcl import FedPCLClient
+
+EPOCHS, RATE, SIZE = 2, 0.01, 10
+
+
+def adamw(model: torch.nn.Module, batches: list[list[int]], x: torch.Tensor, y: list[int]) -> State:
+    """m ← β1 m + (1 − β1) g; v ← β2 v + (1 − β2) g²; w ← w − η λ w − η m̂ / (√v̂ + ε)."""
+    moments = [(torch.zeros_like(p), torch.zeros_like(p)) for p in model.parameters()]
+    model.train()
+    for t, batch in enumerate(batches, start=1):
+        gradients = torch.autograd.grad(cross_entropy(model(x[batch]), [y[i] for i in batch]), list(model.parameters()))
+        with torch.no_grad():
+            for p, g, (m, v) in zip(model.parameters(), gradients, moments, strict=True):
+                m.mul_(0.9).add_(0.1 * g)
+                v.mul_(0.999).add_(0.001 * g * g)
+                p.sub_(RATE * 0.01 * p)
+                p.sub_(RATE * (m / (1 - 0.9**t)) / ((v / (1 - 0.999**t)).sqrt() + 1e-8))
+    return copied(model)
+
+
+def federation(folder: Path, **settings: Any) -> tuple[Outcome, dict[str, Any]]:
+    trained = {"mpft__server_epochs": EPOCHS, "mpft__server_lr": RATE, "mpft__server_batch_size": SIZE}
+    config = run_config(folder, algo="mpft", feature_dim=16, test_samples=20, **trained | settings)
+    return run_federation(config, CLIENTS), config
+
+
+def sent(outcome: Outcome) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Centres and labels of each client's upload."""
+    records = [
+        reply.content["prototypes"] for message, reply in outcome.grid.log if message.metadata.message_type == "train"
+    ]
+    return [(values_of(one["means"]), values_of(one["labels"])) for one in records]
+
+
+def test_a_round_equals_an_independent_script(tmp_path: Path) -> None:
+    """A class has three samples of thirty, and so one centre, their mean."""
+    outcome, config = federation(tmp_path, rounds=1, mpft__sample_ratio=0.3)
+    clients = [FedPCLClient(Settings.from_run_config(config), index) for index in range(CLIENTS)]
+    x, y = [], []
+    for client, (means, labels) in zip(clients, sent(outcome), strict=True):
+        for label in range(10):
+            of_class = [client.r[i].double() for i, one in enumerate(client.y) if one == label]
+            assert len(of_class) == 3
+            np.testing.assert_allclose(means[labels == label], [sum(of_class) / 3], rtol=1e-5, atol=1e-6)
+        x.append(torch.from_numpy(means.copy()))
+        y += labels.tolist()
+    shuffle = torch.Generator().manual_seed(derive_seed(clients[0].seed, "mpft"))
+    orders = [torch.randperm(len(y), generator=shuffle).tolist() for _ in range(EPOCHS)]
+    batches = [order[i : i + SIZE] for order in orders for i in range(0, len(y), SIZE)]
+    wanted = adamw(clients[0].model_of("global"), batches, torch.cat(x), y)
+    found, first = load_file(outcome.folder / "weights.safetensors"), copied(clients[0].model_of("global"))
+    assert found.keys() == wanted.keys()
+    assert max(float((wanted[name] - first[name]).abs().max()) for name in wanted) > 0.02
+    # What BatchNorm takes away again, the bias of a unit that is always on, has no gradient but its rounding, of which
+    # AdamW makes steps; they differ from one processor to the next, the rest does not.
+    idle = (found["body.1.bias"] - wanted["body.1.bias"]).abs() > 1e-5
+    assert int(idle.sum()) <= 2
+    for name, value in wanted.items():
+        kept = ~idle if name in ("body.1.bias", "body.3.running_mean") else ...
+        torch.testing.assert_close(found[name][kept], value[kept], rtol=0, atol=1e-4, msg=name)
+    for client in clients:
+        assert_close(model_left(outcome.folder, client.name), found)
+    width = clients[0].r.shape[1]
+    assert outcome.rows[0]["bytes"] == {"up": CLIENTS * 10 * (4 * width + 8), "down": 0}
+
+
+def test_centres_are_those_of_clusters_whose_samples_lie_nearest(tmp_path: Path) -> None:
+    """⌈0.5 · 7⌉ of a class, rounded up: each is the mean of the samples that are nearest to it."""
+    outcome, config = federation(tmp_path, rounds=1, mpft__sample_ratio=0.5, train_samples=70)
+    client = FedPCLClient(Settings.from_run_config(config), 0)
+    means, labels = sent(outcome)[0]
+    for label in range(10):
+        rows = np.array([client.r[i].double().numpy() for i, one in enumerate(client.y) if one == label])
+        centres = means[labels == label]
+        assert len(rows) == 7
+        assert len(centres) == math.ceil(0.5 * len(rows))
+        nearest = np.linalg.norm(rows[:, None] - centres[None], axis=2).argmin(axis=1)
+        for k, centre in enumerate(centres):
+            np.testing.assert_allclose(centre, rows[nearest == k].mean(axis=0), rtol=1e-4, atol=1e-5)
+
+
+def test_who_is_away_later_is_not_forgotten(tmp_path: Path) -> None:
+    outcome, _ = federation(tmp_path, rounds=4, participation=0.34, mpft__sample_ratio=0.1)
+    known = [row["server"]["centres"] for row in outcome.rows[:-1]]
+    asked = [set(row["clients"]) for row in outcome.rows[:-1]]
+    assert known == [10.0 * len(set.union(*asked[: number + 1])) for number in range(4)]
+    assert known[-1] > known[0]
+
+
+def test_without_frozen_backbones_it_would_send_means_of_raw_data() -> None:
+    config = default_run_config() | {"algo": "mpft", "backbones": "none"}
+    with pytest.raises(
+        SettingsError, match="backbones = 'none': mpft sends several prototypes of each class, of frozen features"
+    ):
+        Settings.from_run_config(config)

@@ -1,0 +1,68 @@
+"""ProtoFed: FedAvg's weights to the last bit, and Eq. 3's plain mean of what the clients' models make of their data."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from flwr.app import MessageType
+from safetensors.torch import load_file
+
+from protofl_common.data import open_client_data
+from protofl_common.experiment.settings import Settings
+from protofl_common.models.build import build_model
+from tests.support.attacks import values_of
+from tests.support.harness import run_config, run_federation
+
+
+def test_its_weights_are_fedavgs(tmp_path: Path) -> None:
+    runs = [
+        run_federation(run_config(tmp_path / algo, algo=algo, protofed__prototypes="every-round"))
+        for algo in ("fedavg", "protofed")
+    ]
+    weights = [load_file(run.folder / "weights.safetensors") for run in runs]
+    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+
+
+@pytest.mark.parametrize(("when", "rounds"), [("last-round", ["3"]), ("every-round", ["1", "2", "3"])])
+def test_prototypes_travel_when_it_is_time_and_without_counts(when: str, rounds: list[str], tmp_path: Path) -> None:
+    config = run_config(tmp_path, algo="protofed", protofed__prototypes=when, rounds=3)
+    outcome = run_federation(config, clients=2)
+    with_prototypes = set()
+    for message, reply in outcome.grid.log:
+        if message.metadata.message_type == MessageType.TRAIN and "prototypes" in reply.content:
+            with_prototypes.add(message.metadata.group_id)
+            assert set(reply.content["prototypes"]) == {"means", "labels"}
+    assert sorted(with_prototypes) == rounds
+    assert "prototype" in outcome.summary["accuracy"]
+    assert ("prototype" in outcome.rows[1]["accuracy"]) == (when == "every-round")
+
+
+def test_equation_3_by_plain_code(tmp_path: Path) -> None:
+    """The client's trained models are the weights that it sent."""
+    config = run_config(tmp_path, algo="protofed", partition="pathological", classes_per_client=4, rounds=1)
+    outcome = run_federation(config, clients=3)
+    sent = {
+        f"site-{message.metadata.dst_node_id - 1000}": {
+            name: torch.from_numpy(values_of(array).copy())
+            for name, array in reply.content.array_records["weights"].items()
+        }
+        for message, reply in outcome.grid.log
+        if message.metadata.message_type == MessageType.TRAIN
+    }
+    settings = Settings.from_run_config(config)
+    means: dict[int, list[torch.Tensor]] = {}
+    for index in range(3):
+        data = open_client_data(settings.data, seed=settings.run.seed, partition=index, num_partitions=3)
+        shape = data.train_inputs.shape[1:]
+        model = build_model("cnn4", input_shape=shape, num_classes=10, feature_dim=64, seed=0).eval()
+        model.load_state_dict(sent[f"site-{index}"])
+        x = torch.from_numpy(data.train_inputs).float() / 255
+        x = (x - torch.tensor(data.mean).view(3, 1, 1)) / torch.tensor(data.std).view(3, 1, 1)
+        with torch.no_grad():
+            z = model.body(x)
+        for label in set(data.train_labels.tolist()):
+            means.setdefault(label, []).append(z[torch.from_numpy(data.train_labels) == label].mean(0))
+    found = load_file(outcome.folder / "prototypes.safetensors")
+    assert found["labels"].tolist() == sorted(means)
+    for label, mean in zip(found["labels"].tolist(), found["means"], strict=True):
+        torch.testing.assert_close(mean, torch.stack(means[label]).mean(0), rtol=1e-4, atol=1e-5)

@@ -1,0 +1,150 @@
+"""The page of hand-made folders: hostile names, runs that go on, runs of older versions, many clients and classes."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from protofl_common.basics.text import in_order
+from protofl_common.config.options import SettingsError
+from protofl_common.report.page import FIGURES, write_report
+from tests.support.fakes import row, write, write_prototypes
+from tests.support.pages import Page
+
+HOSTILE = (
+    "<script>alert(1)</script>",
+    '"><img src=http://evil.example/x.png onerror=alert(1)>',
+    "'onload='alert(1)",
+    "</svg></figure></body>",
+    "--><b>bold</b><!--",
+    r"$\frac{1}{0$ \begin{x}",
+    'url(http://evil.example) id="x" #010203 href="#a"',
+    "_hidden 漢字 🎈 &amp; ]]>",
+)
+
+
+def test_the_page_says_why_a_round_was_void(tmp_path: Path) -> None:
+    rows = [row(1, ["a"]), row(2, ["a"]) | {"void": True, "void-because": "weights of the server would be NaN"}]
+    page = Page(write_report(write(tmp_path / "run", rows)))
+    assert ["2", "void", "all", "weights of the server would be NaN; nothing was merged"] in page.table("round", "what")
+
+
+def test_hostile_names_are_shown_as_they_are_and_do_nothing(tmp_path: Path) -> None:
+    sites = [f"{text} site" for text in HOSTILE]
+    rows = [row(number, sites) for number in (1, 2, 3)]
+    rows[1] |= {"refused": {sites[0]: HOSTILE[1]}, "failed": {sites[1]: HOSTILE[0]}, "missing": [sites[2]]}
+    rows[2]["losses"][HOSTILE[0]] = 1.0
+    folder = write(tmp_path / "run", rows, dataset=HOSTILE[0])
+    write_prototypes(folder, sites, list(HOSTILE), 3)
+    facts = json.loads((folder / "sites.json").read_text())
+    for index, site in enumerate(sites):
+        facts["sites"][site] |= {"domain": HOSTILE[index], "arch": HOSTILE[0], "backbone-similarity": [0.5, -0.5]}
+    facts |= {"backbones": list(HOSTILE[:2]), "algorithm": HOSTILE[3], "paper": HOSTILE[4]}
+    (folder / "sites.json").write_text(json.dumps(facts))
+    page = Page(write_report(folder))
+    page.assert_self_contained()
+    assert [cells[0] for cells in page.table("client", "domain")] == in_order(sites)
+    assert ["2", "refused", sites[0], HOSTILE[1]] in page.table("round", "what")
+    assert ["2", "missing", sites[2], "no answer in time"] in page.table("round", "what")
+    assert {"backbones", "accuracy-of-domains", "distribution", "prototypes-tsne"} <= set(page.figures)
+    losses, clients = page.data["losses"], [line[0] for line in page.data["distribution"][1:]]
+    assert losses[0] == ["round", "total (loss)", "cross-entropy (loss)", "prototype (loss)", f"{HOSTILE[0]} (loss)"]
+    assert losses[1:] == [["1", "1", "0.5", "0.5", ""], ["2", "0.5", "0.25", "0.25", ""], ["3", *losses[3][1:4], "1"]]
+    assert clients == ["'" + site if site.startswith("-") else site for site in in_order(sites)]  # no formula
+
+
+def test_metrics_beside_accuracy_have_a_line_each_and_recalls_a_row_per_class(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("protofl_common.report.page.FIGURES", {"Accuracy": FIGURES["Accuracy"]})
+
+    def figures(value: float) -> dict[str, float]:
+        return {"mean": value, "weighted": value / 2, "worst-10%": 0.25, "std": 0.125}
+
+    def of_round(number: int) -> dict[str, Any]:
+        recalls = {f"{kind}/recall/{label}": figures(0.1 * label) for kind in ("head", "prototype") for label in (0, 2)}
+        return {"head/auc": figures(0.1 * number), **recalls}
+
+    rows = [row(number, ["a", "b"], metrics=of_round(number)) for number in (1, 2)]
+    page = Page(write_report(write(tmp_path, [*rows, row(2, ["a", "b"], "final")])))
+    assert [line for table in page.tables for line in table if line[0] == "head/auc"] == [
+        ["head/auc", "0.2000", "0.1000", "0.2500", "0.1250"]
+    ]
+    assert "head/auc" in page.figures["metrics"]
+    assert "recall/" not in page.figures["metrics"]
+    assert "Recall of each class by" in page.figures["recall"]
+    assert "metrics" not in Page(write_report(write(tmp_path / "none", [row(1, ["a"])]))).figures
+
+
+def test_losses_over_many_powers_of_ten_have_plain_numbers_beside_them(tmp_path: Path) -> None:
+    rows = [row(number, ["a"]) for number in (1, 2, 3, 4)]
+    for index, one in enumerate(rows):
+        one["losses"] = {"total": 200 / 10**index}
+    text = Page(write_report(write(tmp_path / "run", rows))).figures["losses"]
+    assert {"1", "10", "100"} <= set(text.split())
+    assert "$" not in text
+
+
+def test_a_run_that_goes_on_is_shown_as_far_as_it_is(tmp_path: Path) -> None:
+    folder = write(tmp_path / "run", [row(1, ["a", "b"]), row(2, ["a", "b"])])
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write('{"kind": "round", "rou')
+    page = Page(write_report(folder))
+    page.assert_self_contained()
+    assert "2 of 9" in page.texts
+    assert "This run is not finished: the page shows it as far as it is." in page.texts
+
+
+def test_a_run_before_its_first_row(tmp_path: Path) -> None:
+    page = Page(write_report(write(tmp_path / "run", [])))
+    page.assert_self_contained()
+    assert "No round has been finished yet." in page.texts
+    assert not page.figures
+
+
+def test_a_run_of_an_older_version_lacks_what_was_not_recorded(tmp_path: Path) -> None:
+    folder = write(tmp_path / "run", [row(1, ["a"]), row(1, ["a"], "final")])
+    summary = {"clients": {"a": {"arch": "cnn4", "domain": "", "parameters": 9}}, "seconds": 61.0}
+    (folder / "summary.json").write_text(json.dumps(summary))
+    page = Page(write_report(folder))
+    page.assert_self_contained()
+    assert page.table("client", "domain") == [["a", "–", "cnn4", "9", "–", "–", "0.5", "1.0"]]
+    assert not {"distribution", "margins-by-class", "prototypes-tsne"} & set(page.figures)
+
+
+@pytest.mark.parametrize("damage", ["client-prototypes.safetensors", "sites.json", "prototypes.jsonl", "summary.json"])
+def test_a_damaged_file_costs_its_figures_only(damage: str, tmp_path: Path) -> None:
+    folder = write(tmp_path / "run", [row(number, ["a", "b"]) for number in (1, 2)])
+    write_prototypes(folder, ["a", "b"], ["x", "y", "z"], 2)
+    (folder / damage).write_bytes(b'{"half": ')
+    page = Page(write_report(folder))
+    page.assert_self_contained()
+    assert "accuracy-curves" in page.figures
+
+
+@pytest.mark.parametrize(
+    ("sites", "classes", "rounds"),
+    [(1, 2, 1), (3, 1, 2), pytest.param(150, 120, 3, marks=pytest.mark.long), (2, 10, 400)],
+)
+def test_any_size_of_run_can_be_drawn(sites: int, classes: int, rounds: int, tmp_path: Path) -> None:
+    names = [f"hospital-number-{index:03d}-of-the-north" for index in range(sites)]
+    folder = write(tmp_path / "run", [row(number, names) for number in range(1, rounds + 1)])
+    write_prototypes(folder, names, [f"class {index}" for index in range(classes)], rounds)
+    page = Page(write_report(folder))
+    page.assert_self_contained()
+    assert len(page.source) < 3e6
+
+
+def test_the_same_run_gives_the_same_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("protofl_common.report.page.FIGURES", {"Prototypes": FIGURES["Prototypes"]})  # some by chance
+    folder = write(tmp_path / "run", [row(number, ["a", "b"]) for number in (1, 2)])
+    write_prototypes(folder, ["a", "b"], ["x", "y", "z"], 2)
+    first = Page(write_report(folder))
+    assert {"prototypes-tsne", "features-tsne"} <= set(first.figures)
+    assert write_report(folder).read_text() == first.source
+
+
+def test_a_folder_without_a_run_is_named(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match=r"no settings.toml in it; give the folder of a run"):
+        write_report(tmp_path)

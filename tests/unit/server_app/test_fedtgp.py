@@ -1,0 +1,152 @@
+"""FedTGP's server: Eq. 9 and 10 by hand and against loops, the whole step against an independent implementation."""
+
+import math
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from protofl_common.experiment.settings import Settings, default_run_config
+from protofl_common.maths.losses.margin import largest_distance, largest_nearest_distance, margin_contrast
+from protofl_common.maths.prototypes import Prototypes
+from protofl_common.wire.payloads import Payload
+from protofl_common.wire.records import Report
+from server_app.protections.bounds import Bounds
+from server_app.replies import Upload
+from server_app.strategies.fedtgp import FedTGP
+from tests.support.harness import run_config, run_federation
+
+
+def strategy(**changes: Any) -> FedTGP:
+    named = {f"fedtgp.{key.replace('_', '-')}": value for key, value in changes.items()}
+    settings = Settings.from_run_config(default_run_config() | {"algo": "fedtgp", "feature-dim": 16} | named)
+    card = SimpleNamespace(classes=tuple("abcde"))
+    return FedTGP(SimpleNamespace(settings=settings, reference=card, bounds=Bounds()))  # type: ignore[arg-type]
+
+
+def uploads() -> list[Upload]:
+    """Three clients with classes {0, 1, 3}, {1, 3} and {3}; nobody holds 2 or 4."""
+    generator = torch.Generator().manual_seed(2)
+    centres = torch.randn(5, 16, generator=generator)
+    held = [torch.tensor(labels) for labels in ([0, 1, 3], [1, 3], [3])]
+    sets = [Prototypes(centres[one] + 0.3 * torch.randn(len(one), 16, generator=generator), one) for one in held]
+    return [Upload(f"site-{i}", Payload(prototypes=one), Report(1, 10, 5)) for i, one in enumerate(sets)]
+
+
+def test_margins_by_hand() -> None:
+    centres = torch.tensor([[0.0, 0.0], [3.0, 4.0], [0.0, 1.0]])
+    # distances: 5 between the first two, 1 between first and third, √18 between second and third
+    assert largest_distance(centres) == pytest.approx(5.0)
+    assert largest_nearest_distance(centres) == pytest.approx(math.sqrt(18))
+    assert largest_distance(centres[:1]) == largest_nearest_distance(centres[:1]) == 0.0
+
+
+def test_margin_kinds_and_threshold() -> None:
+    samples, labels = torch.tensor([[0.0, 0, 0, 0], [2.0, 0, 0, 0], [7.0, 0, 0, 0]]), torch.tensor([0, 0, 1])
+    assert strategy().margin(samples, labels) == pytest.approx(6.0)  # the centre of class 0 is 1
+    assert strategy(margin_threshold=2.5).margin(samples, labels) == 2.5
+    assert strategy(margin="fixed", margin_threshold=9.0).margin(samples, labels) == 9.0
+    assert strategy(margin="none").margin(samples, labels) == 0.0
+
+
+def test_contrast_against_a_float64_loop_and_gradients() -> None:
+    rng = np.random.default_rng(4)
+    samples, targets, labels, margin = rng.normal(size=(7, 3)), rng.normal(size=(4, 3)), rng.integers(0, 4, 7), 1.7
+    total = 0.0
+    for p, y in zip(samples, labels, strict=True):
+        own = math.exp(-(math.dist(p, targets[y]) + margin))
+        others = sum(math.exp(-math.dist(p, targets[k])) for k in range(4) if k != y)
+        total -= math.log(own / (own + others))
+    wanted = torch.from_numpy(labels)
+    found = margin_contrast(torch.from_numpy(samples), wanted, torch.from_numpy(targets), margin)
+    assert found.item() == pytest.approx(total / 7, rel=1e-12)
+    points = torch.from_numpy(samples), torch.from_numpy(targets).requires_grad_()
+    assert torch.autograd.gradcheck(lambda t: margin_contrast(points[0], wanted, t, margin), points[1])
+
+
+@pytest.mark.parametrize("transform", [True, False])
+@pytest.mark.parametrize("batch_size", [0, 2])
+def test_the_server_step_equals_an_independent_loop(transform: bool, batch_size: int) -> None:
+    """Loops over samples and classes, its own F, its own gradient descent; only the first weights are shared."""
+    ours = strategy(transform=transform, server_batch_size=batch_size, server_epochs=7, server_lr=0.05)
+    vectors = {c: ours.vectors_CD[c].detach().clone().requires_grad_() for c in (0, 1, 3)}
+    weights = [value.detach().clone().requires_grad_() for value in ours.transform.parameters()]
+    generator = torch.Generator()
+    generator.set_state(ours.generator.get_state())
+
+    def apply_f(vector: torch.Tensor) -> torch.Tensor:
+        if not weights:
+            return vector
+        w1, b1, w2, b2 = weights
+        return w2 @ torch.relu(w1 @ vector + b1) + b2
+
+    sets = [upload.payload.vectors() for upload in uploads()]
+    samples = [(mean, int(y)) for one in sets if one for mean, y in zip(one.means, one.labels, strict=True)]
+    margin = ours.margin(torch.stack([mean for mean, _ in samples]), torch.tensor([y for _, y in samples]))
+    for _ in range(7):
+        order = torch.randperm(len(samples), generator=generator).tolist()
+        size = batch_size or len(samples)
+        for start in range(0, len(samples), size):
+            batch = [samples[i] for i in order[start : start + size]]
+            loss = torch.zeros(())
+            for mean, y in batch:
+                apart = {c: (mean - apply_f(vector)).norm() for c, vector in vectors.items()}
+                others = sum(torch.exp(-d) for c, d in apart.items() if c != y)
+                own = torch.exp(-(apart[y] + margin))
+                loss = loss - torch.log(own / (own + others)) / len(batch)
+            leaves = [*vectors.values(), *weights]
+            with torch.no_grad():
+                for leaf, slope in zip(leaves, torch.autograd.grad(loss, leaves), strict=True):
+                    leaf -= 0.05 * slope
+
+    figures = ours.merge(uploads())
+    assert figures["margin"] == pytest.approx(margin)
+    found = ours.global_prototypes
+    assert found is not None
+    assert found.labels.tolist() == [0, 1, 3]
+    for label, mean in zip(found.labels.tolist(), found.means, strict=True):
+        torch.testing.assert_close(mean, apply_f(vectors[label]).detach(), rtol=1e-4, atol=1e-5)
+
+
+def test_classes_nobody_holds_are_not_sent_and_not_trained() -> None:
+    server = strategy()
+    assert server.payload_down().vectors() is None
+    before = server.vectors_CD.detach().clone()
+    server.merge(uploads())
+    changed = (server.vectors_CD.detach() != before).any(dim=1)
+    assert changed.tolist() == [True, True, False, True, False]
+
+
+def test_a_class_not_sent_this_round_stays_known() -> None:
+    server = strategy(server_epochs=2)
+    server.merge(uploads())
+    server.merge(uploads()[1:])
+    found = server.payload_down().vectors()
+    assert found is not None
+    assert found.labels.tolist() == [0, 1, 3]
+
+
+def test_training_parts_the_classes() -> None:
+    """The claim of the paper's Figure 1: the trained prototypes lie further apart than the clients' means."""
+    server = strategy(server_epochs=300, server_lr=0.1)
+    untrained = strategy(server_epochs=1, server_lr=0.1).merge(uploads())["server-loss"]
+    assert server.merge(uploads())["server-loss"] < untrained / 2
+    found = server.global_prototypes
+    assert found is not None
+    apart = torch.cdist(found.means, found.means).fill_diagonal_(math.inf).min()
+    sent = [one for upload in uploads() if (one := upload.payload.vectors()) is not None]
+    samples, labels = torch.cat([one.means for one in sent]), torch.cat([one.labels for one in sent])
+    centres = torch.stack([samples[labels == c].mean(0) for c in (0, 1, 3)])
+    assert apart > torch.cdist(centres, centres).fill_diagonal_(math.inf).min()
+
+
+def test_no_class_counts_cross_the_wire(tmp_path: Path) -> None:
+    outcome = run_federation(run_config(tmp_path, algo="fedtgp"))
+    for message, reply in outcome.grid.log:
+        for content in (message.content, reply.content):
+            for record in content.array_records.values():
+                assert set(record) == {"means", "labels"}
+    assert {"server-loss", "margin"} <= set(outcome.rows[0]["server"])

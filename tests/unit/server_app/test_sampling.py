@@ -1,0 +1,36 @@
+"""Seeded sampling, independent of node ids and of the order in which sites connected."""
+
+from collections import Counter
+
+from protofl_common.basics.text import in_order
+from server_app.network.admission import sample_sites
+
+SITES = [f"site-{i}" for i in range(20)]
+
+
+def test_natural_order() -> None:
+    assert in_order(["site-10", "b", "site-2", "a-1"]) == ["a-1", "b", "site-2", "site-10"]
+
+
+def test_full_participation_is_everybody_in_order() -> None:
+    assert sample_sites(reversed(SITES), 1.0, 42, 1) == SITES
+
+
+def test_the_same_seed_and_round_choose_the_same_sites_whatever_the_order() -> None:
+    assert sample_sites(SITES, 0.3, 42, 5) == sample_sites(reversed(SITES), 0.3, 42, 5)
+
+
+def test_rounds_and_seeds_differ() -> None:
+    assert len({tuple(sample_sites(SITES, 0.3, seed, number)) for seed in (1, 2) for number in range(1, 6)}) == 10
+
+
+def test_sizes() -> None:
+    assert len(sample_sites(SITES, 0.3, 0, 1)) == 6
+    assert len(sample_sites(SITES, 0.001, 0, 1)) == 1
+    assert sample_sites(["only"], 0.5, 0, 1) == ["only"]
+
+
+def test_every_site_is_chosen_about_equally_often() -> None:
+    counts = Counter(site for number in range(1000) for site in sample_sites(SITES, 0.25, 0, number))
+    assert min(counts.values()) > 200
+    assert max(counts.values()) < 300

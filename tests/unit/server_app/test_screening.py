@@ -1,0 +1,112 @@
+"""What is out of proportion, from three replies on; and what a site may claim after its introduction."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from protofl_common.maths.prototypes import Prototypes
+from protofl_common.wire.payloads import Payload
+from protofl_common.wire.records import Report, SiteCard
+from protofl_common.wire.schema import Moments, RefusedMessage
+from server_app.protections.bounds import Bounds
+from server_app.protections.uploads import bound_samples, most_samples, outliers
+from server_app.replies import RoundResult, Upload, check_claims
+
+CARD = SiteCard("north", 0, 3, "", "cnn4", (1, 8, 8), 99, 30, 20, ("zero", "one", "two"), (0, 2), "", "cpu")
+
+
+def of_norm(norm: float) -> Payload:
+    return Payload(prototypes=Prototypes(torch.tensor([[0.0, 1.0], [0.0, norm]]), torch.tensor([0, 2])))
+
+
+def test_far_above_the_median_of_three_or_more() -> None:
+    payloads = {"a": of_norm(2), "b": of_norm(4), "c": of_norm(2001)}
+    said = "prototypes of norm 2e+03, above 500 times the round's median of 4 (max-norm-ratio)"
+    assert outliers(payloads, 500) == {"c": said}
+    assert outliers(payloads, 501) == {}
+    assert outliers({"a": of_norm(2), "c": of_norm(1e9)}, 500) == {}
+
+
+def test_models_are_measured_too_without_their_counters() -> None:
+    def model(weight: float, counter: int) -> Payload:
+        return Payload(weights={"w": torch.full((4,), float(weight)), "seen": torch.tensor(counter)})
+
+    payloads = {"a": model(1, 9), "b": model(2, 10**9), "c": model(-3000, 9)}
+    assert outliers(payloads, 1000) == {
+        "c": "weights of norm 6e+03, above 1000 times the round's median of 4 (max-norm-ratio)"
+    }
+
+
+def test_a_site_is_held_to_its_introduction() -> None:
+    def claims(
+        train: int = 30, test: int = 20, labels: tuple[int, ...] = (0, 2), counts: tuple[int, ...] = (9, 21)
+    ) -> None:
+        prototypes = Prototypes(torch.ones(len(labels), 2), torch.tensor(labels), torch.tensor(counts))
+        check_claims(Report(1, train, test), Payload(prototypes=prototypes), CARD, training=True)
+
+    claims()
+    claims(train=29, test=0, counts=(9, 20))
+    with pytest.raises(RefusedMessage, match="train_samples = 31, but it joined with 30"):
+        claims(train=31)
+    with pytest.raises(RefusedMessage, match="test_samples = 21, but it joined with 20"):
+        claims(test=21)
+    with pytest.raises(RefusedMessage, match="validation_samples = 1, but it joined with 0"):
+        check_claims(Report(1, 30, 20, validation_samples=1), Payload(), CARD, training=True)
+    with pytest.raises(RefusedMessage, match="did not declare when it joined: one"):
+        claims(labels=(0, 1))
+    with pytest.raises(RefusedMessage, match="counts of 31 samples, but it has 30 for training"):
+        claims(counts=(9, 22))
+    with pytest.raises(RefusedMessage, match=r"counts of 1\.84467e\+19"):  # whose sum would overflow
+        claims(counts=(2**63 - 1, 2**63 - 1))
+    with pytest.raises(RefusedMessage, match="without training samples"):
+        claims(train=0)
+
+
+def test_label_counts_are_held_to_the_introduction_too() -> None:
+    def claims(*counts: int) -> None:
+        check_claims(Report(1, 30, 20), Payload(label_counts=torch.tensor(counts)), CARD, training=True)
+
+    claims(9, 0, 21)
+    with pytest.raises(RefusedMessage, match="samples of a class that it did not declare when it joined"):
+        claims(9, 1, 20)
+    with pytest.raises(RefusedMessage, match="counts of 31 samples, but it has 30 for training"):
+        claims(9, 0, 22)
+    with pytest.raises(RefusedMessage, match=r"counts of 1\.84467e\+19"):
+        claims(2**63 - 1, 0, 2**63 - 1)
+
+
+def test_moments_are_held_to_the_introduction_too() -> None:
+    def claims(*shares: float) -> None:
+        payload = Payload(moments={"shares": torch.tensor(shares, dtype=torch.float64)})
+        payload.declared = {"moments": Moments()}
+        check_claims(Report(1, 30, 20), payload, CARD, training=True)
+
+    claims(0.3, 0.0, 0.7)
+    with pytest.raises(RefusedMessage, match="samples of a class that it did not declare when it joined"):
+        claims(0.3, 0.1, 0.6)
+
+
+def test_label_counts_weigh_no_more_than_their_client() -> None:
+    """60 samples at most, twice the usual 30, whatever it says."""
+    bounds = Bounds(max_samples_ratio=2.0, max_samples_lead=2.0)
+    federation: Any = SimpleNamespace(bounds=bounds, cards={"north": CARD})
+    claimed = torch.tensor([10**9, 0, 2 * 10**9])
+    upload = Upload("north", Payload(label_counts=claimed), Report(1, 3 * 10**9, 0))
+    (found,) = bound_samples([upload], federation, RoundResult())
+    counts = found.payload.counts("label_counts")
+    assert counts is not None
+    assert counts.tolist() == [20, 0, 40]
+
+
+def test_a_single_claim_leads_the_next_by_no_more_than_its_setting() -> None:
+    """Two have nobody to tell them apart; more liars than expected are left to the median."""
+    limits = Bounds(max_samples_ratio=8.0, max_samples_lead=2.0)
+    assert most_samples([30, 30, 40, 10**15], limits) == (80.0, "max-samples-lead")
+    assert most_samples([30, 30, 30, 10**15, 10**15], limits) == (240.0, "max-samples-ratio")
+    two = replace(limits, liars=2)
+    assert most_samples([30, 30, 30, 10**15, 10**15], two) == (60.0, "max-samples-lead")
+    assert most_samples([30, 10**15], limits) == (240.0, "max-samples-ratio")
+    assert most_samples([0, 0, 0, 5], limits)[0] == 1.0

@@ -1,0 +1,69 @@
+"""What a new algorithm takes, at most seven places; where one is forgotten, the test below says which.
+
+1. ``client_app/algorithms/NAME.py`` and
+2. ``server_app/strategies/NAME.py``: its halves. One that adds nothing need not exist.
+3. ``protofl_common/experiment/catalog.py``: its row, and its hyper-parameters if it has any.
+4. ``pyproject.toml``, ``[tool.flwr.app.config.NAME]``: their defaults.
+5. ``tests/support/declared.py``: what it may send, and another value of each setting.
+6. ``tests/unit/reference/test_NAME.py``: an independent script.
+7. ``docs/algorithms/``: a line of the table in ``index.md``, and a page.
+
+All other tests that run over algorithms take them from the catalog or from `declared`.
+"""
+
+import pytest
+
+from protofl_common.config.options import keys_of
+from protofl_common.experiment.catalog import CATALOG
+from protofl_common.experiment.settings import default_run_config
+from tests.support import ROOT
+from tests.support.acting import CASES
+from tests.support.declared import DECLARED
+
+PROVED_ELSEWHERE = {
+    "local": "tests/federation/test_identities.py",
+    "fedproto-avg": "tests/unit/reference/test_fedavg.py",
+}
+"""Instead of a script of their own name; no new algorithm may be added here."""
+
+
+def read(page: str) -> str:
+    """A page of docs/algorithms; "" if there is none."""
+    path = ROOT / "docs" / "algorithms" / f"{page}.md"
+    return path.read_text(encoding="utf-8") if path.exists() else ""
+
+
+def forgotten(algo: str) -> list[str]:
+    """The places that lack something of an algorithm."""
+    row, name = CATALOG[algo], algo.replace("-", "_")
+    halves = [f"{folder}/{name}.py" for folder in ("client_app/algorithms", "server_app/strategies")]
+    proof = PROVED_ELSEWHERE.get(algo, f"tests/unit/reference/test_{name}.py")
+    keys = set(keys_of(row.hparams, f"{algo}."))
+    places = {
+        " or ".join(halves): algo == "local" or any((ROOT / half).exists() for half in halves),
+        f"pyproject.toml, [tool.flwr.app.config.{algo}]": keys <= default_run_config().keys(),
+        "tests/support/declared.py": algo in DECLARED,
+        f"tests/support/declared.py, acts: {', '.join(sorted(keys - CASES.keys()))}": keys <= CASES.keys(),
+        proof: (ROOT / proof).exists() and algo in (ROOT / proof).read_text(encoding="utf-8"),
+        f"docs/algorithms/index.md, a line | [`{algo}`]({algo}.md) |": f"\n| [`{algo}`]({algo}.md) |" in read("index"),
+        f"docs/algorithms/{algo}.md, headed # {row.title}": read(algo).startswith(f"# {row.title}\n"),
+    }
+    return [place for place, there in places.items() if not there]
+
+
+@pytest.mark.parametrize("algo", CATALOG)
+def test_a_new_algorithm_is_complete(algo: str) -> None:
+    assert not forgotten(algo), f"{algo} lacks something in {'; '.join(forgotten(algo))}"
+
+
+def test_what_is_forgotten_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(CATALOG, "brand-new", CATALOG["fedprox"])
+    assert [place.partition(",")[0] for place in forgotten("brand-new")] == [
+        "client_app/algorithms/brand_new.py or server_app/strategies/brand_new.py",
+        "pyproject.toml",
+        "tests/support/declared.py",
+        "tests/support/declared.py",
+        "tests/unit/reference/test_brand_new.py",
+        "docs/algorithms/index.md",
+        "docs/algorithms/brand-new.md",
+    ]

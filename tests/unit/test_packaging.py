@@ -1,0 +1,108 @@
+"""What travels: the app bundle that every site is sent, the wheel, and the image."""
+
+import io
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+from flwr.cli.build import build_fab_from_disk
+from hatchling.builders.wheel import WheelBuilder
+
+from protofl_common.config.backbones import EMBEDDED
+from tests.support import ROOT
+
+STRAY = ("patients.json", "secrets.yaml", "mydata/patients.json", "notes.md", "server_app/patients.json", "x.py")
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
+    """As Flower makes it of a checkout in which somebody keeps files of their own."""
+    copy = tmp_path_factory.mktemp("checkout") / "protofl"
+    for name in ("client_app", "server_app", "protofl_common", "configs", "docker", "tests"):
+        shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "README.md", "LICENSE", ".gitignore"):
+        shutil.copy(ROOT / name, copy)
+    for name in STRAY:
+        (copy / name).parent.mkdir(exist_ok=True)
+        (copy / name).write_text("{}")
+    return zipfile.ZipFile(io.BytesIO(build_fab_from_disk(copy)))
+
+
+def test_the_bundle_holds_the_app_and_nothing_of_the_operators(bundle: zipfile.ZipFile) -> None:
+    names = set(bundle.namelist())
+    assert not names & set(STRAY)
+    tops = {name.partition("/")[0] for name in names}
+    assert tops == {"client_app", "server_app", "protofl_common", "pyproject.toml", "README.md", "LICENSE", ".info"}
+    code = {str(path.relative_to(ROOT)) for top in tops for path in (ROOT / top).rglob("*.py")}
+    tools = {name for name in code if name.startswith("protofl_common/tools/")}
+    assert code - tools <= names
+    assert not tools & names
+    assert {f"protofl_common/backbones/weights/{name}.json" for name in EMBEDDED} <= names
+
+
+def test_an_unpacked_bundle_is_the_same_app(bundle: zipfile.ZipFile, tmp_path: Path) -> None:
+    bundle.extractall(tmp_path)
+    again = zipfile.ZipFile(io.BytesIO(build_fab_from_disk(tmp_path)))
+    assert again.read(".info/CONTENT") == bundle.read(".info/CONTENT")
+
+
+def test_every_module_loads_from_the_bundle_with_the_embedded_data(bundle: zipfile.ZipFile, tmp_path: Path) -> None:
+    bundle.extractall(tmp_path)
+    script = """
+import importlib, pathlib
+for file in pathlib.Path().rglob("*.py"):
+    module = importlib.import_module(".".join(file.with_suffix("").parts).removesuffix(".__init__"))
+    assert pathlib.Path(module.__file__).samefile(file), module.__file__
+from protofl_common.backbones.features import feature_widths
+from protofl_common.experiment.settings import Settings, default_run_config
+from protofl_common.data.sources import SOURCES
+print(feature_widths(("glyphs", "fractals", "scenes")))
+for name in ("digits", "digit-domains"):
+    SOURCES[name].read(Settings.from_run_config(default_run_config() | {"dataset": name}).data)
+"""
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "(128, 128, 128)"
+
+
+def test_a_wheel_brings_no_package_of_a_general_name(tmp_path: Path) -> None:
+    wheel = next(WheelBuilder(str(ROOT)).build(directory=str(tmp_path), versions=["standard"]))
+    names = set(zipfile.ZipFile(wheel).namelist())
+    assert {name.partition("/")[0].partition("-")[0] for name in names} == {"protofl_common", "protofl"}
+    app = {name.removeprefix("protofl_common/app/") for name in names if name.startswith("protofl_common/app/")}
+    recipes = {f"configs/recipes/{path.name}" for path in (ROOT / "configs" / "recipes").iterdir()}
+    code = {str(path.relative_to(ROOT)) for top in ("client_app", "server_app") for path in (ROOT / top).rglob("*.py")}
+    assert recipes | code | {"pyproject.toml", "README.md", "LICENSE", "protofl_common/experiment/settings.py"} <= app
+    assert {"protofl_common/py.typed", "protofl_common/tools/cli/run.py"} <= names
+    assert not any("__pycache__" in name for name in names)
+
+
+def copied_into_the_image(dockerfile: str) -> list[str]:
+    """Sources of every COPY and ADD of the last stage that are files of the build's context."""
+    lines = [line for line in dockerfile.splitlines() if not line.lstrip().startswith("#")]
+    text = re.sub(r"\\\n", " ", "\n".join(lines))
+    last = re.split(r"(?mi)^FROM ", text)[-1]
+    found: list[str] = []
+    for arguments in re.findall(r"(?mi)^(?:COPY|ADD)\s+(.*)$", last):
+        words = shlex.split(arguments)
+        if not any(word.startswith("--from=") for word in words):
+            found += [word for word in words if not word.startswith("--")][:-1]
+    return found
+
+
+def test_what_the_build_alone_may_see_gets_not_into_the_image(tmp_path: Path) -> None:
+    """docker/extra may hold passwords of a package mirror."""
+    shutil.copytree(ROOT / "docker", tmp_path / "docker")
+    (secret := tmp_path / "docker/extra/pip.conf").write_text("index-url = https://user:password@mirror/")
+    sources = copied_into_the_image((ROOT / "docker" / "Dockerfile").read_text(encoding="utf-8"))
+    copied = {path.resolve() for source in sources for path in tmp_path.glob(source.strip("/") or ".")}
+    assert secret.resolve() not in copied
+    assert not copied & set(secret.resolve().parents)
+    programs = {f"docker/{path.name}" for kind in ("*.py", "*.sh") for path in (ROOT / "docker").glob(kind)}
+    assert programs <= {str(path.relative_to(tmp_path.resolve())) for path in copied}

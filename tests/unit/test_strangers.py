@@ -1,0 +1,139 @@
+"""Files of strangers run no code: models, recipes, runs and tables that name modules which nobody here has named."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import Context, RecordDict
+
+from client_app.client import Client
+from protofl_common.config.options import SettingsError
+from protofl_common.config.python_names import allow, is_python_name, load
+from protofl_common.models.trained import ModelCard, TrainedModel
+from protofl_common.tools.cli import main
+from protofl_common.tools.cli.arguments import read_assignments
+from protofl_common.tools.inference import Predictor
+from tests.support.harness import run_config
+
+MODULE = """
+from pathlib import Path
+from shutil import rmtree
+import numpy as np
+import torch
+Path({mark!r}).touch()
+class Net(torch.nn.Module):
+    def __init__(self, input_shape, feature_dim):
+        super().__init__()
+        self.layer = torch.nn.Linear(input_shape[0], feature_dim)
+    def forward(self, x):
+        return self.layer(x)
+def data(folder):
+    return {{"inputs": np.zeros((40, 3), np.float32), "labels": np.arange(40) % 2}}
+"""
+
+
+@pytest.fixture
+def mark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A file that is there once the module `planted.vision` in the current folder has run."""
+    (tmp_path / "planted").mkdir()
+    (tmp_path / "planted" / "vision.py").write_text(MODULE.format(mark=str(tmp_path / "ran")))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend("")  # as in a notebook, and with python -m
+    for name in ("planted", "planted.vision"):
+        sys.modules.pop(name, None)
+    return tmp_path / "ran"
+
+
+@pytest.fixture
+def precious(tmp_path: Path) -> Path:
+    (folder := tmp_path / "thesis").mkdir()
+    (folder / "chapter").write_text("years of work")
+    return folder
+
+
+def foreign_model(arch: str) -> TrainedModel:
+    facts: dict[str, Any] = {
+        "run": "run",
+        "flower_run": "",
+        "site": "north",
+        "domain": "",
+        "algorithm": "fedavg",
+        "round": 1,
+    }
+    facts |= {"round": 1, "input_shape": (3,), "input_type": "float32", "mean": (0.0,) * 3, "std": (1.0,) * 3}
+    facts |= {"backbones": (), "features_in": 0, "feature_dim": 2, "classes": ("a", "b"), "inference": "head"}
+    facts |= {"similarity": "l2", "accuracy": {"head": 1.0}, "test_samples": 1, "temperature": 1.0}
+    card = ModelCard(arch=arch, calibrated_on="test", chosen_on="", **facts)
+    return TrainedModel(card, {}, None, torch.empty(0))
+
+
+def test_a_models_card_names_no_code(mark: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    foreign_model("planted.vision:Net").export(tmp_path / "model", 1.0)
+    np.save(tmp_path / "rows.npy", np.zeros((2, 3), np.float32))
+    with pytest.raises(SettingsError, match=r"arch = 'planted.vision:Net': runs code of the module planted.vision, "):
+        Predictor.load("model")
+    assert main(["predict", "model", "rows.npy"]) == 1
+    assert "--allow-python planted.vision" in capsys.readouterr().err
+    assert not mark.exists()
+    with pytest.raises(SettingsError, match="the weights are not of the network"):  # it was imported and built
+        Predictor.load("model", allow_python="planted")
+    assert mark.exists()
+    with pytest.raises(SettingsError, match="which you did not name"):  # for that model only
+        Predictor.load("model")
+
+
+def test_a_recipe_a_run_and_a_table_name_no_code(
+    precious: Path, mark: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    evil = f'dataset = "shutil:rmtree"\ndata-dir = "{precious}"\n'
+    (tmp_path / "evil.toml").write_text(evil)
+    (tmp_path / "nets.toml").write_text('dataset = "wine"\narch = "planted.vision:Net"\n')
+    (tmp_path / "calls.toml").write_text('dataset = "wine"\ncallback = "planted.vision:data"\n')
+    (tmp_path / "run/clients/site-0").mkdir(parents=True)
+    (tmp_path / "run/settings.toml").write_text(evil)
+    foreign_model("mlp-1").write(tmp_path / "run/clients/site-0/model.safetensors")
+    settings = f'{{dataset: "shutil:rmtree", data-dir: "{precious}"}}'
+    (tmp_path / "evil.yaml").write_text(f"title: t\nsettings: {settings}\ncolumns: {{a: }}\nrows: {{b: }}\n")
+    for words in (
+        *(["run", "--recipe", f"{name}.toml", "seed=2"] for name in ("evil", "nets", "calls")),
+        ["predict", "run"],
+        ["table", "evil.yaml", "--out", "out"],
+    ):
+        assert main(words) == 1
+        assert "which you did not name" in capsys.readouterr().err, words
+    assert main(["doctor", "--recipe", "evil.toml"]) == 1
+    assert precious.exists()
+    assert not mark.exists()
+
+
+@pytest.mark.usefixtures("mark")
+def test_what_a_person_has_typed_is_loaded() -> None:
+    with pytest.raises(SettingsError, match="which you did not name"):
+        load("planted.vision:Net", "arch")
+    read_assignments(["arch=planted.vision:Net"])
+    assert load("planted.vision:Net", "arch").__name__ == "Net"
+    with pytest.raises(SettingsError, match="which you did not name"):
+        load("shutil:rmtree", "dataset")
+
+
+@pytest.mark.usefixtures("mark")
+def test_a_module_that_is_allowed_lends_no_object_of_another() -> None:
+    allow(["planted"])
+    assert callable(load("planted.vision:data", "dataset"))
+    for name, home in (("rmtree", "; it lies in shutil"), ("Path", "; it lies in pathlib"), ("torch", "$")):
+        with pytest.raises(SettingsError, match=f"no function or class of planted.vision{home}"):
+            load(f"planted.vision:{name}", "dataset")
+    assert not is_python_name("planted.vision:torch.hub.shutil.rmtree")
+
+
+@pytest.mark.usefixtures("mark")
+def test_a_site_lends_no_object_of_another_module(precious: Path, tmp_path: Path) -> None:
+    config = run_config(tmp_path, dataset="planted.vision:rmtree", partition="own")
+    node = {"site-name": "north", "data-dir": str(precious), "allow-python": "planted", "cache-dir": str(tmp_path)}
+    node["dataset"] = "planted.vision:rmtree"
+    with pytest.raises(SettingsError, match="it lies in shutil"):
+        _ = Client(Context(1, 1, node, RecordDict(), config)).data
+    assert precious.exists()

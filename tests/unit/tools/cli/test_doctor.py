@@ -1,0 +1,228 @@
+"""``protofl doctor``: each planted fault is found, and its cure is named."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from protofl_common.tools.cli import doctor, main
+
+Plant = Callable[[pytest.MonkeyPatch, Path], list[str]]
+"""Plants a fault; returns what to ask the doctor."""
+
+
+def planted(name: str, value: object) -> Plant:
+    def plant(patch: pytest.MonkeyPatch, folder: Path) -> list[str]:
+        patch.setattr(doctor, name, value)
+        return []
+
+    return plant
+
+
+def variable(name: str, value: str) -> Plant:
+    def plant(patch: pytest.MonkeyPatch, folder: Path) -> list[str]:
+        patch.setenv(name, value)
+        return []
+
+    return plant
+
+
+def asked(*words: str) -> Plant:
+    return lambda patch, folder: [word.replace("FOLDER", str(folder)) for word in words]
+
+
+def no_torch(patch: pytest.MonkeyPatch, folder: Path) -> list[str]:
+    patch.setitem(sys.modules, "torch", None)
+    return []
+
+
+def no_memory(patch: pytest.MonkeyPatch, folder: Path) -> list[str]:
+    (folder / "meminfo").write_text("MemTotal: 9000000 kB\nMemAvailable: 300000 kB\n")
+    patch.setattr(doctor, "PROC", folder)
+    return []
+
+
+def a_file_in_the_place_of_a_folder(patch: pytest.MonkeyPatch, folder: Path) -> list[str]:
+    (folder / "runs").write_text("")
+    return [f"out-dir={folder / 'runs'}"]
+
+
+def ray_note(patch: pytest.MonkeyPatch, folder: Path) -> list[str]:
+    (folder / "ray_current_cluster").write_text("10.0.0.1:6379")
+    patch.setattr(doctor, "RAY_NOTE", folder / "ray_current_cluster")
+    return []
+
+
+USAGE = SimpleNamespace(total=10**8, free=10**7)
+LEFT = SimpleNamespace(
+    stdout="    1     0 init\n"
+    " 4711     1 /usr/bin/python /env/bin/flower-superlink --insecure --simulation\n"
+    " 4713     1 /usr/bin/python /env/bin/flower-superlink --ssl-keyfile key\n 4712     1 /x/raylet -a\n"
+)
+FAULTS: dict[str, tuple[Plant, str, str, str]] = {
+    "an old Flower": (
+        planted("requires", lambda name: ["flwr<1.0"]),
+        "wrong",
+        "is not <1.0",
+        "-m pip install 'flwr<1.0'",
+    ),
+    "a package that is missing": (
+        planted("requires", lambda name: ["nonesuch>=2"]),
+        "wrong",
+        "nonesuch is not installed",
+        "install 'nonesuch>=2'",
+    ),
+    "no Flower commands": (
+        planted("BIN", Path("/none")),
+        "wrong",
+        "flower-superlink is not in /none",
+        "force-reinstall flwr",
+    ),
+    "a broken PyTorch": (no_torch, "wrong", "PyTorch cannot be loaded", "force-reinstall torch"),
+    "no GPU": (asked("device=cuda:99"), "wrong", "device = 'cuda:99': PyTorch", "take device=cpu"),
+    "no memory": (no_memory, "wrong", "0.3 GB free", "--cpus"),
+    "too many threads": (
+        variable("OMP_NUM_THREADS", "9999"),
+        "warning",
+        "OMP_NUM_THREADS = '9999'",
+        "unset OMP_NUM_THREADS",
+    ),
+    "a folder that cannot be written": (
+        a_file_in_the_place_of_a_folder,
+        "wrong",
+        "cannot be written",
+        "out-dir=FOLDER",
+    ),
+    "a full disk": (
+        planted("shutil", SimpleNamespace(disk_usage=lambda path: USAGE)),
+        "warning",
+        "10 MB free",
+        "out-dir=FOLDER on another disk",
+    ),
+    "little shared memory": (
+        planted("shutil", SimpleNamespace(disk_usage=lambda path: USAGE)),
+        "warning",
+        "100 MB of shared memory",
+        "--shm-size=1g",
+    ),
+    "no data": (
+        asked("dataset=image-folder", "data-dir=FOLDER/none"),
+        "wrong",
+        "there is no such folder",
+        "correct that setting",
+    ),
+    "a wrong setting": (asked("lr=fast"), "wrong", "lr = 'fast': must be a number above 0", "correct that setting"),
+    "a SuperLink left": (
+        planted("subprocess", SimpleNamespace(run=lambda *a, **k: LEFT)),
+        "warning",
+        "flower-superlink (4711) is left",
+        "kill 4711",
+    ),
+    "a Ray left": (
+        planted("subprocess", SimpleNamespace(run=lambda *a, **k: LEFT)),
+        "warning",
+        "raylet (4712) is left",
+        "kill 4712",
+    ),
+    "a cluster that is named": (
+        variable("RAY_ADDRESS", "10.0.0.1:6379"),
+        "warning",
+        "RAY_ADDRESS = '10.0.0.1:6379'",
+        "unset RAY_ADDRESS",
+    ),
+    "a note of a cluster": (ray_note, "warning", "plain `flwr run` waits", "ray stop, or rm"),
+}
+
+
+@pytest.fixture(autouse=True)
+def well(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """What this machine itself may have of such faults does not count."""
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setattr(doctor, "RAY_NOTE", tmp_path / "none")
+
+
+def findings(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, list[dict[str, str]]]:
+    status = main(["doctor", *words, "--json"])
+    return status, json.loads(capsys.readouterr().out)["findings"]
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_planted_fault_is_found_and_its_cure_named(
+    fault: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plant, level, text, cure = FAULTS[fault]
+    _, before = findings(capsys)
+    assert not [one for one in before if text in one["text"]]
+    with monkeypatch.context() as patch:
+        status, found = findings(capsys, *plant(patch, tmp_path))
+    one = next(one for one in found if text in one["text"])
+    assert one["level"] == level
+    assert cure in one["cure"]
+    assert "4713" not in str(found)  # a SuperLink that simulates nothing may be a service
+    assert status == 1 or level != "wrong"
+
+
+@contextmanager
+def listening() -> Iterator[int]:
+    with socket.socket() as taken:
+        taken.bind(("", 0))
+        taken.listen()
+        yield taken.getsockname()[1]
+
+
+def test_a_port_that_is_taken(capsys: pytest.CaptureFixture[str]) -> None:
+    with listening() as port:
+        status, found = findings(capsys, "--port", str(port))
+        assert status == 1
+        (one,) = [one for one in found if one["topic"] == "ports"]
+        assert one["text"] == f"{port}: Address already in use"
+        assert f"sport = :{port}" in one["cure"]
+    _, found = findings(capsys, "--port", str(port))
+    assert {"level": "ok", "topic": "ports", "text": f"{port}: free", "cure": ""} in found
+
+
+@pytest.mark.parametrize("words", [["--port", "70000"], ["--clients", "0"]])
+def test_a_wrong_number_is_named(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", *words]) == 1
+    assert f"{words[0]} {words[1]}: must be" in capsys.readouterr().err
+
+
+def test_what_is_wrong_stands_first_with_its_cure_below(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "lr=fast"]) == 1
+    first, second, *_ = capsys.readouterr().out.splitlines()
+    assert first == "WRONG   settings      lr = 'fast': must be a number above 0"
+    assert second == f"{'':22}do: correct that setting; protofl list shows choices"
+
+
+def test_a_recipe_whose_key_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    recipe = tmp_path / "mine.toml"
+    recipe.write_text("[fedproto]\nlamda = 2.0\n")
+    assert main(["doctor", "--recipe", str(recipe)]) == 1
+    first = capsys.readouterr().out.splitlines()[0]
+    assert first == "WRONG   settings      fedproto.lamda: unknown key; did you mean fedproto.lambda?"
+
+
+def test_a_check_that_fails_hides_no_other(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def fails(*args: object, **kwargs: object) -> None:
+        raise FileNotFoundError("ps")
+
+    monkeypatch.setattr(doctor, "subprocess", SimpleNamespace(run=fails))
+    _, found = findings(capsys)
+    assert [one["text"] for one in found if one["topic"] == "processes"] == [
+        "cannot be told here (FileNotFoundError('ps'))"
+    ]
+    assert {"versions", "torch", "cores"} <= {one["topic"] for one in found}
+
+
+def test_processes_of_this_machine_are_read(capsys: pytest.CaptureFixture[str]) -> None:
+    """`ps` is what it is taken for."""
+    listed = subprocess.run(["ps", "-eo", "pid=,ppid=,args="], capture_output=True, text=True, check=True).stdout
+    assert str(os.getpid()) in {line.split()[0] for line in listed.splitlines()}

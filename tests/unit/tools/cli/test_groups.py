@@ -1,0 +1,151 @@
+"""``protofl compare`` over groups of runs: intervals and paired tests, and what cannot be paired."""
+
+import csv
+import json
+import math
+from pathlib import Path
+
+import pytest
+from scipy import stats
+
+from protofl_common.config.options import Scalar
+from protofl_common.tools.cli import main
+from protofl_common.tools.groups import Estimate
+from tests.support.fakes import write_run
+
+LOCAL, OURS = [0.50, 0.58, 0.53, 0.61], [0.55, 0.60, 0.59, 0.66]
+
+
+@pytest.fixture(autouse=True)
+def wide(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "250")
+
+
+def write(folder: Path, algo: str, accuracies: list[float], first: int = 1, **settings: Scalar) -> list[Path]:
+    """A run for each accuracy, of the seeds from ``first`` on."""
+    folders = []
+    for seed, accuracy in enumerate(accuracies, first):
+        folders.append(folder / f"{algo}-{seed}-{len(settings)}")
+        config = {"dataset": "digits", "lr": 0.1, "algo": algo, "seed": seed, "run-name": str(seed)} | settings
+        write_run(folders[-1], config, [{"0": {"head": accuracy}}] * 2)
+    return folders
+
+
+def compared(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[dict]:
+    assert main(["compare", *arguments, "--json"]) == 0
+    return json.loads(capsys.readouterr().out)["groups"]
+
+
+def test_intervals_and_tests_are_those_of_scipy(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write(tmp_path, "local", LOCAL)
+    write(tmp_path, "fedproto", OURS)
+    ours, local = compared(capsys, str(tmp_path))
+    assert (ours["name"], local["name"]) == ("fedproto", "local")
+    for group, accuracies in ((ours, OURS), (local, LOCAL)):
+        percent = [100 * one for one in accuracies]
+        assert group["n"] == 4
+        wanted = stats.t.interval(0.95, 3, sum(percent) / 4, stats.sem(percent))
+        assert group["interval"] == pytest.approx(wanted)
+    paired = stats.ttest_rel(LOCAL, OURS)
+    assert local["difference"]["p"] == pytest.approx(paired.pvalue)
+    wanted = [100 * end for end in paired.confidence_interval(0.95)]
+    assert local["difference"]["interval"] == pytest.approx(wanted)
+    assert local["difference"]["mean"] == pytest.approx(-4.5)
+    assert ours["difference"] is None
+
+
+def test_runs_on_other_files_are_other_experiments(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    mine = {"dataset": "arrays", "partition": "iid"}
+    write(tmp_path / "a", "fedproto", OURS[:2], **mine, **{"data-dir": "easy.csv"})
+    write(tmp_path / "b", "fedproto", OURS[2:], **mine, **{"data-dir": "hard.csv"})
+    write(tmp_path / "c", "local", LOCAL[:2], **mine, **{"data-dir": "hard.csv"})
+    first, second, local = compared(capsys, *(str(tmp_path / name) for name in "abc"))
+    assert (first["n"], second["n"]) == (2, 2)
+    assert first["name"].endswith("easy.csv")
+    assert (local["difference"], local["note"]) == (None, "not paired: other data, or divided otherwise")
+
+
+def test_options_count_where_every_run_is_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write(tmp_path, "fedproto", OURS[:1])
+    local = write(tmp_path, "local", LOCAL[:1])
+    for more in (["--against", str(local[0])], ["--what", "head", "--when", "best"]):
+        assert main(["compare", str(tmp_path), *more]) == 0
+        assert "difference" in capsys.readouterr().out
+
+
+def test_the_table_of_groups(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write(tmp_path, "fedproto", OURS)
+    write(tmp_path, "fedproto", OURS[:1], lr=0.2)
+    local = write(tmp_path, "local", LOCAL)
+    assert main(["compare", str(tmp_path), "--against", str(local[0])]) == 0
+    out = capsys.readouterr().out
+    cells = [[cell.strip() for cell in line.strip("│┃").split("│")] for line in out.splitlines()]
+    assert ["local lr=0.1", "4", "55.50", "47.65 … 63.35", "", "", "", ""] in cells
+    assert ["fedproto lr=0.1", "4", "60.00", "52.77 … 67.23", "+4.50", "1.74 … 7.26", "0.014", ""] in cells
+    alone = ["fedproto lr=0.2", "1", "55.00", "–", "+5.00", "–", "–"]
+    assert [*alone, "left out, without a partner: 3 of the seeds; one pair: may be chance"] in cells
+    assert "p is of each comparison alone; with 2 of them" in out
+
+
+@pytest.mark.parametrize(
+    ("other", "first", "note"),
+    [
+        ({"alpha": 0.5}, 1, "not paired: other data, or divided otherwise"),
+        ({}, 11, "not paired: no seed in common"),
+    ],
+)
+def test_what_does_not_pair_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], other: dict[str, Scalar], first: int, note: str
+) -> None:
+    both = [*write(tmp_path, "fedproto", OURS), *write(tmp_path, "local", LOCAL, first, **other)]
+    _, local = compared(capsys, *map(str, both))
+    assert (local["difference"], local["note"]) == (None, note)
+
+
+def test_single_runs_are_shown_side_by_side_with_a_warning(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    both = [*write(tmp_path, "fedproto", OURS[:1]), *write(tmp_path, "local", LOCAL[:1])]
+    assert main(["compare", *map(str, both)]) == 0
+    assert "One run each: a difference may be chance." in capsys.readouterr().out
+    seeds = write(tmp_path / "more", "local", LOCAL)
+    assert main(["compare", *map(str, seeds), "--each"]) == 0
+    out = capsys.readouterr().out
+    assert "local-1-0" in out
+    assert "95 %" not in out
+    assert main(["compare", *map(str, seeds), "--each", "--csv", str(tmp_path / "a.csv")]) == 1
+    assert "--csv, --figure and --json are of groups" in capsys.readouterr().err
+
+
+def test_the_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write(tmp_path, "fedproto", OURS)
+    write(tmp_path, "local", LOCAL[:2])
+    table, figure = tmp_path / "all.csv", tmp_path / "all.svg"
+    arguments = ["compare", str(tmp_path), "--csv", str(table), "--figure", str(figure)]
+    assert main([*arguments, "--what", "head", "--over", "worst-10%"]) == 0
+    rows = list(csv.DictReader(table.open(encoding="utf-8")))
+    assert [(row["group"], row["seed"], row["value"], row["difference"]) for row in rows] == [
+        *(("fedproto", str(seed), f"{100 * value:.6g}", "") for seed, value in enumerate(OURS, 1)),
+        ("local", "1", "50", "-5"),
+        ("local", "2", "58", "-2"),
+    ]
+    svg = figure.read_text(encoding="utf-8")
+    assert svg.startswith('<svg xmlns="http://www.w3.org/2000/svg"')
+    assert "local (n = 2)" in svg
+    assert "final head worst-10%" in svg
+
+
+def test_what_cannot_work_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    runs = [str(run) for run in write(tmp_path, "local", LOCAL)]
+    for arguments, said in (
+        ([*runs, "--against", str(tmp_path)], "must be one of the runs that are compared"),
+        ([*runs, "--what", "prototype"], "no evaluation of prototype"),
+        ([*runs, "--over", "median"], "figure.over = 'median': choose mean"),
+        ([*runs, str(tmp_path / "none")], "no such folder"),
+    ):
+        assert main(["compare", *arguments]) == 1
+        assert said in capsys.readouterr().err
+
+
+def test_an_estimate_of_figures_that_are_all_alike() -> None:
+    assert Estimate.of([2.0, 2.0]) == Estimate(2, 2.0, 0.0, 0.0)
+    assert Estimate.of([0.0, 0.0]).p == 1.0
+    assert math.isnan(Estimate.of([1.0]).p)

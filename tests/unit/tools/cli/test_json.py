@@ -1,0 +1,83 @@
+"""``--json``: what each command prints is an object of the schema that the documents have."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from protofl_common.tools import local
+from protofl_common.tools.cli import COMMANDS, main, parser_of
+from tests.support.commands import SCHEMA, told
+from tests.support.fakes import write_run
+from tests.support.harness import run_config, run_federation
+
+
+def test_every_command_with_the_option_has_a_part_of_the_schema() -> None:
+    able = {name for name in COMMANDS if "--json" in parser_of(name).format_help()}
+    assert able == {name.split()[0] for name in SCHEMA["$defs"] if name.split()[0] in COMMANDS}
+    assert {part["$ref"].rpartition("/")[2].split()[0] for part in SCHEMA["oneOf"]} == able
+
+
+def test_lists(capsys: pytest.CaptureFixture[str]) -> None:
+    assert told(capsys, "list", "partitions")["partitions"]["iid"]
+    assert len(told(capsys, "list")) == 8
+
+
+def test_groups(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for algo, seed in (("local", 1), ("local", 2), ("fedproto", 1), ("fedproto", 2), ("fedavg", 3)):
+        write_run(tmp_path / f"{algo}-{seed}", {"algo": algo, "seed": seed}, [{"0": {"head": seed / 10}}] * 2)
+    assert [group["n"] for group in told(capsys, "compare", str(tmp_path))["groups"]] == [1, 2, 2]
+
+
+def test_findings(capsys: pytest.CaptureFixture[str]) -> None:
+    assert told(capsys, "doctor")["findings"]
+    assert told(capsys, "site", "check", "--node-config", 'site-name="north"')["findings"]
+
+
+def test_what_a_site_keeps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    state = tmp_path / "first" / "clients" / "north"
+    state.mkdir(parents=True)
+    (state / "model.safetensors").write_bytes(bytes(10))
+    node = f'site-name="north" state-dir="{tmp_path}" cache-dir="{tmp_path / "cache"}"'
+    first, caches = told(capsys, "site", "status", "--node-config", node)["kept"]
+    assert first == {"name": "first", "bytes": 10, "paths": [str(state)]}
+    assert caches == {"name": "caches/", "bytes": 0, "paths": []}
+
+
+def test_predictions_line_by_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = run_federation(run_config(tmp_path, models="table3", dataset="wine", partition="iid"), 2).folder
+    assert told(capsys, "predict", str(folder))["rows"] > 0
+    assert main(["export", str(folder), "--site", "site-0", "--out", str(tmp_path / "model")]) == 0
+    (tmp_path / "good.csv").write_text(",".join("abcdefghijklm") + "\n" + ",".join(["1"] * 13) + "\n")
+    (tmp_path / "bad.csv").write_text("a\n1\n")
+    capsys.readouterr()
+    main(["predict", str(tmp_path / "model"), str(tmp_path / "good.csv"), str(tmp_path / "bad.csv"), "--json"])
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 2
+    for line in lines:
+        jsonschema.validate(json.loads(line), SCHEMA)
+
+
+def test_the_runs_of_a_folder_that_is_empty(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert told(capsys, "runs", str(tmp_path))["runs"] == []
+
+
+def test_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "runs" / "one"
+
+    def attempt(config: Any, federation: object, on_line: Any) -> tuple[Path | None, str]:
+        if config["run-name"] == "bad":
+            return None, "a reason"
+        write_run(folder, {"algo": "local"}, [{"0": {"head": 0.5}}] * 2)
+        on_line("round 1/1 and so on")
+        return folder, ""
+
+    monkeypatch.setattr(local, "attempt", attempt)
+    for words in ((), ("--quiet",)):
+        found = told(capsys, "run", "rounds=1", *words)
+        assert found["folder"] == str(folder)
+        assert found["summary"]["settings"] == {"algo": "local"}
+    failed = told(capsys, "run", "run-name=bad")
+    assert failed == {"command": "run", "format": 1, "status": "failed", "folder": None, "summary": None}

@@ -1,0 +1,139 @@
+"""``protofl run``: what it runs, and errors before anything starts."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from protofl_common.config.options import SettingsError
+from protofl_common.experiment.settings import default_run_config
+from protofl_common.tools import local
+from protofl_common.tools.cli import main, run
+from protofl_common.tools.cli.arguments import RECIPES, federation_in, read_recipe
+
+Attempt = tuple[dict[str, Any], dict[str, Any]]
+
+
+@pytest.fixture
+def attempts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Attempt]:
+    """The run configs and federation configs that would have run."""
+    seen: list[Attempt] = []
+
+    def attempt(config: Any, federation: Any, on_line: Callable[[str], None]) -> tuple[Path | None, str]:
+        seen.append((dict(config), dict(federation)))
+        on_line("a line of the run")
+        return (None, "why") if config["run-name"] == "bad" else (tmp_path, "")
+
+    monkeypatch.setattr(local, "attempt", attempt)
+    monkeypatch.setattr(local, "workers_for", lambda federation, device: 1)
+    return seen
+
+
+def test_settings_go_over_the_defaults(attempts: list[Attempt], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "algo=fedplvm", "--clients", "20", "rounds=20", "models=cnn4"]) == 0
+    config = default_run_config() | {"algo": "fedplvm", "rounds": 20, "models": "cnn4"}
+    assert attempts == [(config, {"num-supernodes": 20, "client-resources-num-cpus": 1})]
+    assert capsys.readouterr().out.splitlines() == ["a line of the run", f"next: {run.NEXT}"]
+
+
+def test_without_settings_the_defaults_run_with_ten_clients(attempts: list[Attempt]) -> None:
+    assert main(["run"]) == 0
+    assert attempts == [(default_run_config(), {"num-supernodes": 10, "client-resources-num-cpus": 1})]
+
+
+def test_a_recipe_alone_has_the_clients_of_its_comment(attempts: list[Attempt]) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(run, "check_data_are_here", lambda settings: None)
+        assert main(["run", "--recipe", "configs/recipes/fedpcl-digits.toml"]) == 0
+    recipe = read_recipe("fedpcl-digits")
+    assert attempts == [(default_run_config() | recipe.settings, {"num-supernodes": 5, "client-resources-num-cpus": 1})]
+
+
+def test_a_recipe_with_settings_and_the_settings_win(attempts: list[Attempt]) -> None:
+    words = ["dataset=digits", "partition=iid", "test-from=split", "rounds=3", "--clients", "2", "--gpus", "0.5"]
+    assert main(["run", "--recipe", "fedproto-mnist-3way", *words]) == 0
+    ((config, federation),) = attempts
+    assert federation == {
+        "num-supernodes": 2,
+        "client-resources-num-cpus": 1,
+        "client-resources-num-gpus": 0.5,
+    }
+    assert (config["rounds"], config["fedproto.distance"]) == (3, "mse")
+
+
+def test_own_data_are_read_before_anything_starts_and_nothing_is_said_of_own_data_then(
+    attempts: list[Attempt], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    file = tmp_path / "mine.npz"
+    words = ["run", "dataset=arrays", "partition=iid", f"data-dir={file}", f"cache-dir={tmp_path / 'cache'}"]
+    np.savez(file, x=np.ones((4, 3)), y=np.arange(4))
+    assert main(words) == 1
+    assert "mine.npz: has no 'inputs', only 'x', 'y'" in capsys.readouterr().err
+    assert attempts == []
+    np.savez(file, inputs=np.ones((4, 3)), labels=np.arange(4))
+    assert main(words) == 0
+    assert "next:" not in capsys.readouterr().out
+
+
+def test_a_failed_run_exits_with_1(attempts: list[Attempt], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "run-name=bad"]) == 1
+    assert capsys.readouterr().err == "protofl: this run has failed\n"
+    assert main(["run", "run-name=bad", "--quiet"]) == 1
+    assert capsys.readouterr().err == "why\nprotofl: this run has failed\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["algo=fedx", "rounds=0"], ["algo = 'fedx': choose one of local,", "rounds = 0: must be a number at least 1"]),
+        (["roundz=3"], ["roundz: unknown key; did you mean rounds?"]),
+        (["dataset=mnist", "partition=iid", "data-dir=/nowhere"], ["data-dir = '/nowhere'"]),
+        (
+            ["partition=feature-shift", "dataset=digits"],
+            ["partition = 'feature-shift': dataset 'digits' has no domains"],
+        ),
+        (["--recipe", "fedprotto"], ["recipe = 'fedprotto': no such file; choose", "fedproto-mnist-3way"]),
+        (["--clients", "0"], ["--clients 0: must be at least 1"]),
+    ],
+)
+def test_what_is_wrong_is_named_before_anything_starts(
+    words: list[str], said: list[str], attempts: list[Attempt], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["run", *words]) == 1
+    told = capsys.readouterr().err
+    assert all(part in told for part in said), told
+    assert attempts == []
+
+
+def test_ctrl_c_exits_with_130(attempts: list[Attempt], monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(local, "attempt", interrupted)
+    assert main(["run"]) == 130
+
+
+def test_as_many_clients_as_the_data_name(attempts: list[Attempt], tmp_path: Path) -> None:
+    np.savez(tmp_path / "mine.npz", inputs=np.ones((6, 3)), labels=[0, 1] * 3, client=["a", "a", "b", "b", "c", "c"])
+    words = ["run", "dataset=arrays", f"data-dir={tmp_path / 'mine.npz'}", f"cache-dir={tmp_path / 'cache'}"]
+    for more, number in (
+        (["partition=natural"], 3),
+        (["partition=iid"], 10),
+        (["partition=natural", "--clients", "2"], 2),
+    ):
+        assert main([*words, *more]) == 0
+        assert attempts[-1][1]["num-supernodes"] == number
+
+
+def test_every_recipe_says_its_federation() -> None:
+    for path in RECIPES.glob("*.toml"):
+        assert int(read_recipe(path.stem).federation["num-supernodes"]) > 1, path
+    assert federation_in("algo = 'x'") == {"num-supernodes": 10, "client-resources-num-cpus": 1}
+
+
+def test_a_recipe_that_is_not_toml_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "bad.toml").write_text("algo = fedproto")
+    with pytest.raises(SettingsError, match=r"bad.toml': not TOML"):
+        read_recipe(str(tmp_path / "bad.toml"))

@@ -1,0 +1,356 @@
+"""Tables: their files, what runs, what is not repeated, and how the result looks."""
+
+from collections.abc import Callable
+from dataclasses import asdict
+from io import StringIO
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from protofl_common.config.options import SettingsError
+from protofl_common.experiment.settings import default_run_config, to_run_config
+from protofl_common.tools.cli import main
+from protofl_common.tools.cli.arguments import RECIPES, ROOT
+from protofl_common.tools.cli.table import execute
+from protofl_common.tools.known_runs import HEAVY
+from protofl_common.tools.tables.execute import Runs
+from protofl_common.tools.tables.plan import Run, plan, runs_of
+from protofl_common.tools.tables.spec import read_table
+from tests.support.fakes import write_run
+
+TABLES = sorted((ROOT / "configs" / "tables").glob("*.yaml"))
+SMALL = """
+title: A small table
+source: Somebody et al., Table 1
+note: |
+  A note.
+recipe: fedproto-mnist-3way
+seeds: [1, 2]
+figure: {when: final, what: head}
+settings: {dataset: digits, test-from: split, rounds: 2, partition: iid}
+columns:
+  all:
+  first: {figure: {domain: a}}
+  few: {settings: {train-samples: 10}, clients: 3}
+rows:
+  Local: {settings: {algo: local}, paper: [98.26 ± 0.40, null, 90]}
+  FedRep: {paper: [97.5]}
+  FedProto: {settings: {algo: fedproto, fedproto.lambda: 0.5}}
+  gain: {paper: {few: 1.5}}
+  MNIST: {settings: {dataset: mnist, partition: iid, data-dir: data/no}}
+"""
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Path:
+    path = tmp_path / "small.yaml"
+    path.write_text(SMALL, encoding="utf-8")
+    return path
+
+
+class Launcher:
+    """Instead of Flower: runs of ``fedproto`` with seed 2 fail, and one may be interrupted after its first round."""
+
+    def __init__(self) -> None:
+        self.launched: list[str] = []
+        self.resumed: list[str] = []
+        self.interrupt_at = 0
+        self.damaged = False
+        self.broken = "fedproto-digits-s2"
+
+    def __call__(self, run: Run, folder: Path, resume: bool, on_round: Callable[[int], None]) -> str:
+        self.launched.append(run.name)
+        here = folder / run.name
+        assert here.exists() is resume
+        self.resumed += [run.name] if resume else []
+        if resume and self.damaged:
+            return "resume = true: the run was started with other settings"
+        if len(self.launched) == self.interrupt_at:
+            (here / "checkpoints").mkdir(parents=True)
+            raise KeyboardInterrupt
+        if self.broken and run.name.startswith(self.broken):
+            return "it exploded"
+        on_round(1)
+        clients = int(run.federation["num-supernodes"])
+        base = (0.5 if run.settings.run.algo == "local" else 0.75) + 0.01 * run.settings.run.seed
+        sites = {str(site): {"head": base} for site in range(clients)}
+        write_run(here, to_run_config(run.settings), [sites] * 3, domains=dict.fromkeys(sites, "a"))
+        return ""
+
+
+def run_table(path: Path, launcher: Launcher, seeds: tuple[int, ...] = ()) -> int:
+    table = read_table(path)
+    cells = plan(table, seeds=seeds)
+    return execute([(table, cells)], Runs(path.parent / "runs"), launcher, path.parent, {}, Console(quiet=True))
+
+
+@pytest.mark.parametrize("path", TABLES, ids=[path.stem for path in TABLES])
+def test_every_cell_of_every_table_has_right_settings(path: Path, tmp_path: Path) -> None:
+    table = read_table(path)
+    cells = plan(table, data_dir=str(tmp_path))
+    assert {cell.column for cell in cells} == set(table.columns)
+    of_a_paper = "which is on Digit-5" not in table.source and "no paper's" not in table.source
+    assert any(row.paper for row in table.rows.values()) == of_a_paper
+    for name, row in table.rows.items():
+        settings = table.base.settings | (row.part.settings if row.part else {})
+        assert row.part, f"{name}: nothing runs; the catalog has it"
+        assert "algo" in settings
+
+
+@pytest.mark.parametrize("path", TABLES, ids=[path.stem for path in TABLES])
+def test_the_rows_of_a_column_have_the_same_clients(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many recipes a table has: the data set, its division and what is tested are not a row's."""
+    monkeypatch.setattr("protofl_common.tools.tables.plan.check_data_are_here", lambda data: None)
+    table = read_table(path)
+    of_columns: dict[str, dict[str, object]] = {}
+    for cell in plan(table, seeds=(1,)):
+        row = table.rows[cell.row].part
+        assert row is not None
+        run = cell.runs[1]
+        found = asdict(run.settings.data) | {"clients": run.federation["num-supernodes"]}
+        first = of_columns.setdefault(cell.column, found)
+        differ = {key for key in found if found[key] != first[key]} - {key.replace("-", "_") for key in row.settings}
+        assert not differ, f"{cell.row} in {cell.column}"
+
+
+def test_every_recipe_stands_in_a_table() -> None:
+    text = "".join(path.read_text(encoding="utf-8") for path in TABLES)
+    assert [path.stem for path in RECIPES.glob("*.toml") if path.stem not in text] == []
+
+
+def test_what_runs(small: Path) -> None:
+    cells = plan(read_table(small))
+    by_name = {(cell.row, cell.column): cell for cell in cells}
+    assert set(by_name[("Local", "all")].runs) == {1, 2}
+    assert by_name[("Local", "all")].runs[1].name == by_name[("Local", "first")].runs[1].name
+    few = by_name[("FedProto", "few")].runs[2]
+    assert few.federation == {"num-supernodes": 3, "client-resources-num-cpus": 1}
+    assert few.config["train-samples"] == 10
+    assert few.config["seed"] == 2
+    assert few.config["fedproto.lambda"] == 0.5
+    assert "data-dir = 'data/no'" in by_name[("MNIST", "all")].skipped
+    assert len(runs_of(cells)) == 8
+
+
+def test_a_row_with_nothing_in_it_has_the_settings_of_the_table(small: Path) -> None:
+    small.write_text(SMALL.replace("  FedRep:", "  as it is:\n  FedRep:"))
+    cells = plan(read_table(small))
+    assert {run.settings.run.algo for cell in cells if cell.row == "as it is" for run in cell.runs.values()} == {
+        default_run_config()["algo"]
+    }
+
+
+def test_a_table_of_data_of_ones_own_needs_no_recipe(small: Path) -> None:
+    small.write_text(SMALL.replace("recipe: fedproto-mnist-3way\n", ""), encoding="utf-8")
+    run = plan(read_table(small))[0].runs[1]
+    assert (run.federation["num-supernodes"], to_run_config(run.settings)["lr"]) == (10, default_run_config()["lr"])
+
+
+def test_the_data_folder_takes_the_place_of_the_recipes(tmp_path: Path) -> None:
+    here = tmp_path / "office10" / "amazon" / "mug"
+    here.mkdir(parents=True)
+    table = read_table(ROOT / "configs" / "tables" / "fedplvm-office10.yaml")
+    run = plan(table, data_dir=str(tmp_path))[0].runs[1]
+    assert run.config["data-dir"] == str(tmp_path / "office10")
+    assert plan(table, data_dir=str(tmp_path / "elsewhere"))[0].skipped
+    (tmp_path / "subset").mkdir()
+    (tmp_path / "office10").rename(tmp_path / "subset" / "office10")
+    assert plan(table, data_dir=str(tmp_path / "subset"))[0].runs[1].name != run.name
+
+
+def test_defaults_said_aloud_and_another_place_are_the_same_run(small: Path) -> None:
+    table = read_table(small)
+    names = [run.name for run in runs_of(plan(table))]
+    assert names == [run.name for run in runs_of(plan(table, overrides={"momentum": 0.5, "threads": 1}))]
+    assert names != [run.name for run in runs_of(plan(table, overrides={"momentum": 0.9}))]
+
+
+@pytest.mark.parametrize("damaged", [False, True])
+def test_finished_runs_are_not_repeated_interrupted_ones_go_on_failed_ones_begin_anew(
+    damaged: bool, small: Path
+) -> None:
+    launcher = Launcher()
+    launcher.interrupt_at = 4
+    with pytest.raises(KeyboardInterrupt):
+        run_table(small, launcher)
+    first = launcher.launched[:]
+    assert len(first) == 4
+    assert "| Local | 51.50 ± 0.71 | 98.26 ± 0.40 |" in (small.parent / "small.md").read_text(encoding="utf-8")
+
+    launcher = Launcher()
+    launcher.damaged = damaged
+    assert run_table(small, launcher) == 1
+    assert launcher.resumed == first[3:]
+    assert launcher.launched[: 1 + damaged] == first[3:] * (1 + damaged)
+    assert not set(launcher.launched) & set(first[:3])
+
+    launcher = Launcher()
+    launcher.broken = ""
+    assert run_table(small, launcher) == 0
+    assert [name.rpartition("-")[0] for name in launcher.launched] == ["fedproto-digits-s2"] * 2
+
+    launcher = Launcher()
+    assert run_table(small, launcher) == 0
+    assert launcher.launched == []
+
+
+@pytest.mark.parametrize("keep", [False, True])
+def test_a_finished_run_keeps_its_models_only_on_request(keep: bool, small: Path) -> None:
+    def launch(run: Run, folder: Path, resume: bool, on_round: Callable[[int], None]) -> str:
+        for part in ("clients/site-0", "checkpoints"):
+            (folder / run.name / part).mkdir(parents=True)
+        sites = {str(site): {"head": 0.5} for site in range(int(run.federation["num-supernodes"]))}
+        write_run(folder / run.name, to_run_config(run.settings), [sites] * 3)
+        return ""
+
+    run = runs_of(plan(read_table(small), seeds=(2,), only=("Local",)))[0]
+    runs = Runs(small.parent / "runs", keep)
+    runs.execute(run, launch, lambda number: None)
+    left = {path.name for path in runs.folder_of(run).iterdir()}
+    assert not runs.failed
+    assert left & set(HEAVY) == (set(HEAVY) if keep else set())
+
+
+def test_off_a_terminal_every_run_says_that_it_has_ended(small: Path) -> None:
+    table, said = read_table(small), StringIO()
+    runs, console = Runs(small.parent / "runs"), Console(file=said, width=200)
+    execute([(table, plan(table, seeds=(2,), only=("Local",)))], runs, Launcher(), small.parent, {}, console)
+    assert said.getvalue().splitlines()[0].startswith("  done: local-digits-s2-")
+
+
+def test_a_run_of_other_settings_in_the_same_place_is_repeated(small: Path) -> None:
+    cells, runs = plan(read_table(small), only=("Local",)), Runs(small.parent / "runs")
+    run = runs_of(cells)[0]
+    sites = {str(site): {"head": 0.5} for site in range(20)}
+    settings = to_run_config(run.settings)
+    for changed, finished in (({}, True), ({"device": "cuda"}, True), ({"lr": 0.5}, False)):
+        write_run(runs.folder_of(run), settings | changed, [sites])
+        assert runs.finished(run) is finished
+    write_run(runs.folder_of(run), settings, [dict(list(sites.items())[:3])])
+    assert not runs.finished(run)
+
+
+def test_the_result_as_markdown_and_csv(small: Path) -> None:
+    assert run_table(small, Launcher()) == 1
+    assert (small.parent / "small.md").read_text(encoding="utf-8") == MARKDOWN
+    lines = (small.parent / "small.csv").read_text(encoding="utf-8").splitlines()
+    assert lines[0] == "row,column,state,mean,std,seeds,paper,figure,values,reason,chosen"
+    assert lines[1] == "Local,all,done,51.5000,0.7071,2,98.26 ± 0.40,final head,1:51.0000 2:52.0000,,"
+    assert lines[4] == "FedRep,all,paper only,,,0,97.5,,,,"
+    assert lines[7] == "FedProto,all,failed,76.0000,,1,,final head,1:76.0000,seed 2: it exploded,"
+
+
+MARKDOWN = """# A small table
+
+Somebody et al., Table 1
+
+A note.
+
+|  | all | paper | first | paper | few | paper |
+|---|---:|---:|---:|---:|---:|---:|
+| Local | 51.50 ± 0.71 | 98.26 ± 0.40 | 51.50 ± 0.71 |  | 51.50 ± 0.71 | 90 |
+| FedRep | – | 97.5 | – |  | – |  |
+| FedProto | 76.00 (1 of 2 seeds, others failed) |  | 76.00 (1 of 2 seeds, others failed) |  \
+| 76.00 (1 of 2 seeds, others failed) |  |
+| gain | – |  | – |  | – | 1.5 |
+| MNIST | – |  | – |  | – |  |
+
+Ours, of test data unless it says otherwise: final head, final head of a; \
+mean ± sample standard deviation over the seeds.
+
+- FedProto (all, first, few): failed: seed 2: it exploded
+- MNIST (all, first, few): skipped: data-dir = 'data/no': there is no such folder (dataset 'mnist'), or download = true
+"""
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (("title: A small table", ""), "title: missing"),
+        (("rows:", "rowz: 1\nrows:"), "rowz: unknown key; did you mean rows?"),
+        (("seeds: [1, 2]", "seeds: 3"), "seeds = 3: must be a list of whole numbers"),
+        (("fedproto.lambda", "fedproto.lamda"), "row FedProto: settings: fedproto.lamda: unknown key"),
+        (("clients: 3", "clients: 0"), "column few: clients = 0: must be a whole number, at least 1"),
+        (("{few: 1.5}", "{many: 1.5}"), "row gain: paper: no column 'many'"),
+        (("null, 90]", "null, 90, 91]"), "row Local: paper has 4 numbers for 3 columns"),
+        (("{paper: [97.5]}", "{paper: 97.5}"), "row FedRep: paper = 97.5: must be a number for each column"),
+        (("{paper: [97.5]}", "fedrep"), "row FedRep = 'fedrep': must be key: value pairs"),
+        (("  all:\n", "  all: 5\n"), "column all = 5: must be key: value pairs"),
+        (("rounds: 2,", "rounds: 2, seed: 9,"), "settings: seed: must not be there; list them under seeds"),
+    ],
+)
+def test_a_wrong_table_is_refused(change: tuple[str, str], said: str, tmp_path: Path) -> None:
+    path = tmp_path / "wrong.yaml"
+    path.write_text(SMALL.replace(*change), encoding="utf-8")
+    with pytest.raises(SettingsError) as error:
+        read_table(path)
+    assert f"wrong.yaml: {said}" in str(error.value)
+
+
+def test_a_number_with_an_exponent_is_one(small: Path) -> None:
+    small.write_text(SMALL.replace("rounds: 2,", "rounds: 2, lr: 1e-3,"), encoding="utf-8")
+    assert {run.settings.training.lr for run in runs_of(plan(read_table(small)))} == {0.001}
+
+
+def test_a_table_that_is_no_text_is_refused(small: Path) -> None:
+    small.write_bytes(SMALL.encode("utf-16"))
+    with pytest.raises(SettingsError, match=r"small\.yaml: not UTF-8"):
+        read_table(small)
+
+
+def test_rows_that_do_not_run_now_keep_their_results(small: Path) -> None:
+    launcher = Launcher()
+    launcher.broken = ""
+    run_table(small, launcher)
+    before = (small.parent / "small.md").read_text()
+    table, options, runs = read_table(small), {"only": ("Local",)}, Runs(small.parent / "runs")
+    chosen = plan(table, only=("Local",))
+    execute([(table, chosen)], runs, launcher, small.parent, {}, Console(quiet=True), options=options)
+    assert (small.parent / "small.md").read_text() == before
+    assert "–" not in next(line for line in before.splitlines() if line.startswith("| FedProto")).split("|")[2]
+
+
+def test_a_wrong_value_is_named_with_its_cell(small: Path) -> None:
+    small.write_text(SMALL.replace("train-samples: 10", "train-samples: -1"), encoding="utf-8")
+    with pytest.raises(SettingsError) as error:
+        plan(read_table(small))
+    assert "small: Local / few: train-samples = -1: must be a number at least 0" in str(error.value)
+
+
+def test_the_command_shows_what_would_run(
+    small: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
+    out = ["--out", str(small.parent / "out")]
+    assert main(["table", str(small), "--dry-run", "--only", "Local", "--seeds", "7", "rounds=3", *out]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "small: A small table"
+    assert [line.split() for line in lines[2:4]] == [
+        ["Local", "all", "7", "–", "20", "3", "train-samples=0"],
+        ["Local", "first", "7", "–", "20", "3", "train-samples=0"],
+    ]
+    assert lines[4].split() == ["Local", "few", "7", "–", "3", "3", "train-samples=10"]
+    assert lines[5:] == ["2 runs to make, 6 rounds in all; 0 runs are finished"]
+    assert not (small.parent / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--only", "FedTGP"], "--only 'FedTGP': choose among Local, FedProto, MNIST"),
+        (["--seeds", "a"], "--seeds 'a': must be whole numbers"),
+        (["lr=fast"], "small: Local / all: lr = 'fast': must be a number above 0"),
+        (["seed=9"], "seed = 9: a table has several; say --seeds 9"),
+    ],
+)
+def test_a_wrong_command_line_is_named(
+    words: list[str], said: str, small: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["table", str(small), "--dry-run", *words]) == 1
+    assert said in capsys.readouterr().err
+
+
+def test_a_table_is_needed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["table", "rounds=3"]) == 1
+    assert "which table? Give a YAML file" in capsys.readouterr().err

@@ -1,0 +1,85 @@
+"""``import protofl``: a federation and a client half from Python, and the names that extensions import."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from hatch_build import AppAsData
+from protofl_common.experiment.settings import app_folder
+from protofl_common.tools import extending as extend
+from protofl_common.tools import python_api as public
+
+SMALL = {"dataset": "digits", "partition": "iid", "total_samples": 200, "rounds": 2, "batch_size": 32}
+
+
+def test_a_run_returns_its_results(tmp_path: Path) -> None:
+    lines: list[str] = []
+    run = public.run(algo="fedproto", clients=2, out_dir=str(tmp_path), on_line=lines.append, **SMALL)
+    assert run.folder.parent == tmp_path
+    assert len(run.rounds) == 3
+    assert set(run.accuracy) == {"head", "prototype"}
+    assert all(0 <= value <= 1 for value in run.accuracy.values())
+    assert run.summary["rounds"] == 2
+    assert any(line.startswith("round 2/2") for line in lines)
+
+
+def test_arrays_are_data(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    draw = np.random.default_rng(1)
+    labels = draw.integers(0, 2, 80)
+    inputs = draw.normal(size=(80, 5)) + 4 * labels[:, None]
+    run = public.run((inputs, labels), algo="fedavg", models="mlp-1", clients=2, rounds=5, out_dir=str(tmp_path))
+    assert run.accuracy["head"] > 0.9
+    assert capsys.readouterr().out == ""
+
+
+def test_an_error_is_raised_where_it_is_made(tmp_path: Path) -> None:
+    with pytest.raises(public.SettingsError, match="batch-size = 0: must be a number at least 1"):
+        public.run(batch_size=0)
+
+
+class Twice(extend.ClientAlgorithm[extend.Hparams]):
+    """Cross-entropy, doubled."""
+
+    def loss(self, batch: extend.Batch) -> extend.LossTerms:
+        return {"cross-entropy": 2 * super().loss(batch)["cross-entropy"]}
+
+
+def test_a_client_half_is_tried_on_a_batch() -> None:
+    data = {"dataset": "digits", "partition": "iid", "total_samples": 100, "models": "cnn4"}
+    torch.manual_seed(0)
+    plain, doubled = (public.try_method(half, **data) for half in (extend.ClientAlgorithm, Twice))
+    assert doubled.losses["cross-entropy"] == pytest.approx(2 * plain.losses["cross-entropy"])
+    assert plain.upload.vectors().means.shape[1] == 64
+
+
+@dataclass(frozen=True)
+class PullHparams(extend.Hparams):
+    pull: float = extend.option(default=0.5)
+
+
+class Pulled(extend.FedAvgClient[PullHparams]):
+    """Cross-entropy, and a term with a hyper-parameter of its own."""
+
+    def loss(self, batch: extend.Batch) -> extend.LossTerms:
+        return {**super().loss(batch), "pull": self.hparams.pull * batch.features.square().mean()}
+
+
+def test_a_client_half_is_tried_with_hyper_parameters_of_its_own() -> None:
+    data = {"dataset": "digits", "partition": "iid", "total_samples": 100, "models": "cnn4"}
+    losses = []
+    for pull in (0.5, 2.0):
+        torch.manual_seed(0)
+        losses.append(public.try_method(Pulled, like="fedavg", own=PullHparams(pull), **data).losses["pull"])
+    assert losses[1] == pytest.approx(4 * losses[0])
+
+
+@pytest.mark.parametrize("version", ["standard", "editable"])
+def test_an_install_knows_the_name(version: str) -> None:
+    included: dict[str, dict[str, str]] = {"force_include": {}, "force_include_editable": {}}
+    AppAsData(str(app_folder()), {}, None, None, "", "wheel").initialize(version, included)  # type: ignore[arg-type]
+    names = included["force_include" if version == "standard" else "force_include_editable"]
+    assert {"protofl/__init__.py", "protofl/extend.py"} <= set(names.values())
+    assert all(Path(file).exists() for file in names)

@@ -1,0 +1,559 @@
+"""``protofl site``: whose code a site runs, and what it says a run could make it do."""
+
+import io
+import json
+import re
+import shlex
+import stat
+import subprocess
+import sys
+import tracemalloc
+import zipfile
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+from unittest.mock import MagicMock
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding
+from flwr.app import Message, MessageType, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.supercore.constant import TaskType
+from flwr.supercore.fab import Fab
+from flwr.supercore.run import Run
+from flwr.supercore.superexec.executor import ExecutionSpec, LaunchResultStatus
+from flwr.supernode import start_client_internal as supernode
+
+from protofl_common.config.options import SettingsError
+from protofl_common.experiment.catalog import CATALOG
+from protofl_common.experiment.node import permission_problems
+from protofl_common.experiment.settings import NODE_KEYS, app_folder, default_run_config, digest_of
+from protofl_common.privacy.plan import Mechanism, epsilon
+from protofl_common.tools.cli import main
+from protofl_common.tools.federation import Shown
+from protofl_common.tools.site.check import _algorithms
+from protofl_common.tools.site.client_process import installed_code
+from protofl_common.tools.site.node import node_config, site_settings
+from protofl_common.tools.site.supernode import Executor
+from protofl_common.wire.records import pack_settings
+from tests.support import ROOT
+from tests.support.harness import LocalGrid, run_config, run_federation
+from tests.support.sites import NODE, found, images, level_of
+
+IDENTITY = ("protofl/protofl", "0.1.0", "what the SuperLink says of the hash")
+
+
+# -- whose code -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where Flower unpacks bundles."""
+    monkeypatch.setenv("FLWR_HOME", str(tmp_path))
+    monkeypatch.setattr("sys.path", [*sys.path])  # Flower adds where it loads an app from
+    return tmp_path
+
+
+@pytest.mark.usefixtures("home")
+def test_the_installed_code_is_loaded_whatever_run_it_is() -> None:
+    for identity in (IDENTITY, ("", "", "")):
+        assert isinstance(installed_code(str(ROOT))(*identity), ClientApp)
+        assert Path(sys.modules["client_app.app"].__file__ or "") == ROOT / "client_app" / "app.py"
+
+
+def bomb() -> bytes:
+    """A bundle of a few hundred kilobytes whose pyproject.toml has 300 megabytes."""
+    with zipfile.ZipFile(packed := io.BytesIO(), "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("pyproject.toml", b"#" * 300_000_000)
+    return packed.getvalue()
+
+
+@pytest.mark.parametrize("bundle", ["broken", "bomb"])
+def test_a_supernode_reads_nothing_of_a_bundle(bundle: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Flower's own function, which each message of an unknown run goes through, under the patch of site run."""
+    content = b"no zip" if bundle == "broken" else bomb()
+    run, message, state = Run.create_empty(5), MagicMock(), MagicMock()
+    run.override_config = {"lr": 0.5, "no-such-key\n\x1b[31m": 1}
+    message.metadata.run_id, state.get_run.return_value = 5, None
+
+    def a_supernode() -> None:
+        supernode._pull_and_store_message(
+            state, MagicMock(), {}, lambda: (message, MagicMock()), lambda _: run,
+            lambda *_: Fab("hash", content, {}), MagicMock(), MagicMock(), None,
+        )  # fmt: skip
+
+    monkeypatch.setattr("sys.argv", [])
+    monkeypatch.setattr("subprocess.Popen", MagicMock())
+    monkeypatch.setattr("protofl_common.tools.site.supernode.flower_supernode", a_supernode)
+    tracemalloc.start()
+    assert main(["site", "run", "--insecure", "--node-config", NODE]) == 0
+    assert tracemalloc.get_traced_memory()[1] < 50e6
+    tracemalloc.stop()
+    assert state.store_message.called
+    context = state.set_run_series_context.call_args.args[1]
+    assert context.run_config == default_run_config() | run.override_config
+
+
+def test_defaults_that_are_not_the_sites_are_refused_and_not_overlooked(home: Path) -> None:
+    grid = LocalGrid(run_config(home, dataset="digits", partition="iid"), {7: {"site-name": "north"}})
+    theirs = digest_of(grid.run_config | {"lr": 0.123})
+    for content in ({}, pack_settings(theirs)):
+        grid.push_messages([Message(RecordDict({**content}), 7, MessageType.QUERY, group_id="0")])
+        assert "other defaults; install the same version on both" in grid.log[-1][1].error.reason
+
+
+def test_a_site_starts_nothing_but_client_apps() -> None:
+    executor = Executor("spawn")
+    assert executor.get_eligible_capacity(set(TaskType), insecure=True) == ({TaskType.CLIENT_APP}, set())
+    for kind in set(TaskType) - {TaskType.CLIENT_APP}:
+        spec = ExecutionSpec(kind, "127.0.0.1:1", "token", True, None, False, 1, False, 1)
+        assert executor.launch(spec).status == LaunchResultStatus.FAILED
+
+
+FORKED = """
+import os, sys
+from protofl_common.tools.site import client_process
+handled = []
+def handle(app, arguments):
+    handled.append(arguments)  # of this child alone
+    line = f"{os.getpid() != parent} {handled} {sys.stdin.buffer.raw.read()}\\n"  # in one piece: three write
+    print(line, end="", flush=True)
+    if arguments == ["b"]:
+        os.abort()
+parent, client_process.handle = os.getpid(), handle
+client_process.installed_code = lambda app: lambda *_: print("ahead", "torch" in sys.modules, flush=True)
+client_process.import_module = lambda name: sys.modules.setdefault(name, None)
+client_process.main()
+"""
+
+
+def test_a_message_is_handled_by_a_copy_that_knows_nothing_of_others() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", FORKED, str(ROOT)], input='["a"]\n["b"]\n["c"]\n', capture_output=True, text=True
+    )
+    handled = [f"True [['{name}']] b''" for name in "abc"]
+    assert sorted(done.stdout.splitlines()) == [*handled, "ahead True"]
+    assert done.returncode == 0
+
+
+def test_the_process_that_forks_is_started_again_when_it_has_died() -> None:
+    started: list[subprocess.Popen[str]] = []
+    executor = Executor("fork")
+    executor.command = [sys.executable, "-Sc", "import sys; print(sys.stdin.readline(), file=sys.stderr)"]
+    for _ in range(2):
+        executor.reconcile()
+        executor.reconcile()
+        assert executor.forking is not None
+        started.append(executor.forking)
+        spec = ExecutionSpec(TaskType.CLIENT_APP, "127.0.0.1:1", "token", True, None, False, 1, False, 1)
+        assert executor.launch(spec).status == LaunchResultStatus.ACCEPTED
+        assert executor.forking.wait() == 0
+    assert len({one.pid for one in started}) == 2
+
+
+@pytest.mark.parametrize("option", ["--isolation=subprocess", "--allow-runtime-dependency-installation"])
+def test_site_run_takes_no_option_that_would_undo_it(option: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["site", "run", "--insecure", "--node-config", NODE, option]) == 1
+    assert f"{option.partition('=')[0]}: not together with protofl site run" in capsys.readouterr().err
+
+
+def test_a_site_asks_soon_at_first_and_as_seldom_as_flowers_own_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, waits = 1000.0, list[float]()
+
+    def sleep(seconds: float) -> None:
+        nonlocal now
+        now += seconds
+        waits.append(seconds)
+
+    def a_site() -> None:
+        for _ in range(60):  # for work
+            supernode.time.sleep(3)
+        supernode.time.sleep(0.5)  # for the reply
+        supernode.time.sleep(3)
+
+    monkeypatch.setattr("sys.argv", [])
+    monkeypatch.setattr("time.sleep", sleep)
+    monkeypatch.setattr("time.monotonic", lambda: now)
+    monkeypatch.setattr("subprocess.Popen", MagicMock())
+    monkeypatch.setattr("protofl_common.tools.site.supernode.flower_supernode", a_site)
+    assert main(["site", "run", "--insecure", "--node-config", NODE]) == 0
+    assert waits[:11] == pytest.approx([0.3] * 11)
+    assert waits[20] == pytest.approx(sum(waits[:20]) / 10)
+    assert waits[59] == 3
+    assert waits[60:] == pytest.approx([0.05, 0.3])
+
+
+@pytest.mark.parametrize(
+    ("node", "reason"),
+    [
+        ("partition-id=0 num-partitions=2", "node config without a site-name"),
+        ('site-name="north" alow-download=true', "alow-download: unknown key"),
+        ('site-name="north" allow-algorithms="fedprotto"', "allow-algorithms: 'fedprotto': choose from"),
+    ],
+)
+def test_site_run_does_not_start_with_a_wrong_node_config(
+    node: str, reason: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["site", "run", "--insecure", "--node-config", node]) == 1
+    assert reason in capsys.readouterr().err
+
+
+# -- what a run could make a site do ----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def site(home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A well-kept machine, as its operator's current folder."""
+    monkeypatch.chdir(home)
+    monkeypatch.setenv("FLWR_HOME", str(home / "flwr"))
+    monkeypatch.setattr("os.geteuid", lambda: 1000)
+    monkeypatch.setattr("protofl_common.tools.site.check.FEW_BYTES", 0)  # this disk may be full
+    images(home / "data", *(f"{kind}/{i}.png" for kind in ("cat", "dog") for i in range(8)))
+    (home / "data").chmod(0o750)
+    for name in ("cache", "state"):
+        (home / name).mkdir(mode=0o700)
+    return home
+
+
+def test_a_well_kept_site_has_nothing_to_be_warned_of(site: Path) -> None:
+    said = found(dataset="image-folder", partition="own", image_size=8)
+    assert {one.level for one in said} == {""}, said
+    text = "\n".join(f"{one.topic} {one.text}" for one in said)
+    assert "data 12 training and 4 test samples, 2 classes: cat, dog" in text
+    assert f"writes state-dir {site / 'state'} (mode 0700)" in text
+    assert f"writes FLWR_HOME {site / 'flwr'}: will be made, for this user only" in text
+    assert "sends a prototype of each class, with the number of samples behind it: fedproto" in text
+    assert "max-rounds 2000, max-epochs 100, max-steps 10000, max-batch-size 1024, max-image-size 512" in text
+    assert not list((site / "cache").iterdir())
+
+
+@pytest.mark.parametrize(
+    ("options", "node", "level", "text"),
+    [
+        ([], 'partition-id=0 num-partitions="2"', "WRONG", "taken for a simulated client"),
+        ([], NODE + " alow-download=true", "WRONG", "alow-download: unknown key"),
+        ([], NODE + " max-epochs=0", "WRONG", "max-epochs = 0 must be"),
+        ([], NODE.replace('"data"', '"nothing"'), "WRONG", "there is none"),
+        ([], NODE + " allow-download=true", "warning", "downloads a run may"),
+        ([], NODE + ' allow-python="mynets"', "warning", "imported and called: mynets"),
+        ([], NODE + " statistics=true", "warning", "200 test features"),
+        ([], NODE.replace("fedproto", "all"), "warning", "all weights of the model: fedavg, fedprox"),
+        ([], NODE.replace("fedproto", "fedgen"), "warning", "the head weights of the model and how many samples"),
+        ([], NODE + ' device="cuda:77"', "WRONG", "device = 'cuda:77': PyTorch cannot use it"),
+        (["--insecure"], NODE, "warning", "anybody on the way"),
+        (["--superlink", "my.host:8000"], NODE, "warning", "key none"),
+        (["--auth-supernode-private-key", "absent"], NODE, "WRONG", "absent: cannot be read"),
+        (["--root-certificates", "data/cat/0.png"], NODE, "WRONG", "certificates data/cat/0.png"),
+    ],
+)
+@pytest.mark.usefixtures("site")
+def test_what_is_wrong_or_worth_a_warning_comes_first(options: list[str], node: str, level: str, text: str) -> None:
+    said = found(*options, node=node)
+    assert level_of(said, text) == level
+    assert said[0].level == level
+
+
+NAMED = "always: its name, network and device, the names of classes that you or the run gave, "
+FIGURES = "numbers of samples, numbers of right predictions"
+
+
+@pytest.mark.parametrize(
+    ("demand", "told"),
+    [
+        ("", f"{FIGURES}, which classes it has, metrics, losses, seconds"),
+        (" min-class-samples=5", f"{FIGURES}, which classes it has, metrics, seconds"),
+        (' require-dp="epsilon<=8"', FIGURES),
+        (" require-secagg=true", "seconds"),
+        (' require-secagg=true require-dp="epsilon<=8"', "the number of training samples"),
+    ],
+)
+def test_what_always_leaves_follows_from_the_demands(demand: str, told: str) -> None:
+    said = [one.text for one in _algorithms(node_config(NODE + demand)) if one.text.startswith("always")]
+    assert said == [NAMED + told]
+
+
+@pytest.mark.usefixtures("site")
+def test_a_strict_site_is_not_called_wrong_for_what_runs_ask_by_default() -> None:
+    strict = NODE.replace("fedproto", "fedtgp") + " max-epochs=1 max-rounds=2 max-batch-size=3"
+    assert {one.level for one in found(node=strict)} == {""}
+    fitting = {"partition": "own", "rounds": 3, "local_epochs": 1, "batch_size": 3, "eval_batch_size": 3}
+    said = found(node=strict, algo="fedtgp", **fitting)
+    assert said[0].text == "rounds = 3: this site takes at most 2; its operator may raise max-rounds (node config)"
+
+
+def test_the_steps_of_a_round_are_limited_as_its_epochs_are() -> None:
+    said = permission_problems({"max-steps": 50}, default_run_config() | {"local-steps": 51})
+    assert said == ["local-steps = 51: this site takes at most 50; its operator may raise max-steps (node config)"]
+    assert not permission_problems({}, default_run_config() | {"local-steps": 10_000})
+    assert permission_problems({}, default_run_config() | {"local-steps": 10_001})
+
+
+def test_folders_and_keys_that_others_may_read(site: Path) -> None:
+    for name in ("data", "state", "cache"):
+        (site / name).chmod(0o755)
+    (site / "key").write_text("secret")
+    (site / "key").chmod(0o640)
+    said = found("--auth-supernode-private-key", "key")
+    assert level_of(said, "key: other users of this machine may read it") == "WRONG"
+    for name in ("data", "state", "cache"):
+        assert level_of(said, f"{site / name}: other users of this machine may look in (mode 0755)") == "warning"
+
+
+def write_certificate(path: Path, days: int) -> None:
+    """One that is valid for that many days more."""
+    key, now = ec.generate_private_key(ec.SECP256R1()), datetime.now(UTC)
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "authority")])
+    builder = x509.CertificateBuilder().subject_name(name).issuer_name(name).public_key(key.public_key())
+    builder = builder.serial_number(1).not_valid_before(now - timedelta(days=9))
+    made = builder.not_valid_after(now + timedelta(days=days, hours=1)).sign(key, hashes.SHA256())
+    path.write_bytes(made.public_bytes(Encoding.PEM))
+
+
+@pytest.mark.parametrize(("days", "level"), [(-1, "WRONG"), (29, "warning"), (300, "")])
+def test_days_that_a_certificate_has_left(days: int, level: str, site: Path) -> None:
+    write_certificate(site / "ca.crt", days)
+    assert level_of(found("--root-certificates", "ca.crt"), "certificates") == level
+
+
+def test_data_that_a_run_cannot_use(site: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (site / "data/cat/0.png").write_text("no image")
+    settings = ["dataset=image-folder", "partition=own", "image-size=8"]
+    assert main(["site", "check", *settings, "--node-config", NODE]) == 1
+    said = capsys.readouterr()
+    assert said.out.startswith("WRONG   data          DataError: its data cannot be read")
+    assert "0.png is not a readable image" in said.err
+    assert main(["site", "check", "--node-config", NODE]) == 0
+    assert stat.S_IMODE((site / "state").stat().st_mode) == 0o700
+
+
+@pytest.mark.usefixtures("site")
+def test_a_node_config_that_flower_would_read_in_part_is_refused() -> None:
+    with pytest.raises(SettingsError, match="Flower reads only site-name; no spaces at ="):
+        found(node='site-name="north" data-dir = "data"')
+
+
+# -- a site with demands ----------------------------------------------------------------------------------------------
+
+DEMANDS = {
+    "dp": 'require-dp="epsilon<=8"',
+    "dp and delta": "require-dp='epsilon<=8 delta<=1e-6'",
+    "secagg": "require-secagg=true",
+    "both": 'require-dp="epsilon<=8 delta<=1e-6" require-secagg=true min-class-samples=5 max-rounds=1 max-epochs=1',
+}
+
+
+def strict(site: Path, demand: str) -> str:
+    """The node config of a site with that demand, and all algorithms."""
+    node = NODE.replace('allow-algorithms="fedproto"', "").replace('state-dir="state"', "")
+    return f'{node} state-dir="{site / "state"}" {DEMANDS[demand]}'
+
+
+@pytest.mark.parametrize("form", ["typed", "toml"])
+@pytest.mark.parametrize("demand", DEMANDS)
+def test_a_site_with_demands_starts_and_can_be_checked_and_cleared(
+    demand: str, form: str, site: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    node, flower = strict(site, demand), MagicMock()
+    if form == "toml":
+        (site / "node.toml").write_text(re.sub(r" (?=[a-z-]+=)", "\n", node))
+        node = "node.toml"
+    monkeypatch.setattr("protofl_common.tools.site.supernode.flower_supernode", flower)
+    monkeypatch.setattr("subprocess.Popen", MagicMock())
+    monkeypatch.setattr("sys.argv", [])
+    (site / "state/first/clients/north").mkdir(parents=True)
+    assert main(["site", "run", "--insecure", "--node-config", node]) == 0
+    flower.assert_called_once()
+    assert main(["site", "check", "--node-config", node]) == 0
+    assert "WRONG" not in (said := capsys.readouterr().out)
+    assert ("demands       require-dp epsilon<=8" in said) == ("dp" in DEMANDS[demand])
+    assert main(["site", "status", "--node-config", node]) == 0
+    assert "first" in capsys.readouterr().out
+    assert main(["site", "purge", "first", "--node-config", node]) == 0
+    assert not (site / "state/first").exists()
+
+
+@pytest.mark.usefixtures("site")
+@pytest.mark.parametrize(
+    ("demand", "node", "run", "said"),
+    [
+        ("both", 'allow-algorithms="fedtgp"', {}, "secagg = true: fedtgp needs single uploads"),
+        ("dp", 'allow-algorithms="mpft"', {}, "dp = 'sample': mpft sends prototypes, which it does not cover"),
+        (
+            "dp",
+            "",
+            {"rounds": 1},
+            "part only with dp = 'sample', dp-epsilon at most 8 and dp-delta at most 1e-05",
+        ),
+        ("secagg", "", {"rounds": 1}, r"only (node config: require-secagg); set secagg = true"),
+    ],
+)
+def test_a_demand_that_is_not_met_names_what_would_do(
+    demand: str, node: str, run: dict[str, Any], said: str, site: Path
+) -> None:
+    (wrong,) = [
+        one.text
+        for one in found(node=f"{strict(site, demand)} {node}", **run, **({"partition": "own"} if run else {}))
+        if one.level == "WRONG"
+    ]
+    assert said in wrong
+
+
+def test_the_page_names_the_algorithms_that_meet_both_demands(site: Path) -> None:
+    able = set()
+    for algo in CATALOG:
+        with suppress(SettingsError):
+            site_settings(node_config(f'{strict(site, "both")} allow-algorithms="{algo}"'))
+            able.add(algo)
+    (listed,) = re.findall(r"one of the algorithms\n(.*?) \(and\n`local`", PAGE, re.S)
+    assert set(re.findall(r"`([a-z-]+)`", listed)) | {"local"} == able
+
+
+def test_the_operator_of_a_strict_site_sees_its_own_numbers(site: Path) -> None:
+    run: dict[str, Any] = {
+        "partition": "own",
+        "image_size": 8,
+        "algo": "fedproto",
+        "norm": "group",
+        "rounds": 1,
+        "local_epochs": 1,
+    }
+    lines = found(node=strict(site, "both"), dp="sample", dp_delta=1e-6, secagg=True, **run)
+    assert level_of(lines, "data 12 training and 4 test samples, 2 classes: cat, dog") == ""
+
+
+@pytest.mark.usefixtures("site")
+def test_each_wrong_setting_is_a_finding() -> None:
+    wrong = [one.text for one in found(node=f'{NODE} arch="table3" train-fraction=2.0') if one.level == "WRONG"]
+    assert {text.partition(" ")[0] for text in wrong} == {"arch", "train-fraction"}
+
+
+@pytest.mark.usefixtures("site")
+def test_status_and_purge_look_into_no_folder_that_was_not_meant() -> None:
+    for action in ("status", "purge"):
+        for node in ('site-name="north" state-dri="state"', "partition-id=0"):
+            assert main(["site", action, "--node-config", node]) == 1
+
+
+def test_data_in_data_dir_that_a_run_may_divide_are_worth_a_warning(site: Path) -> None:
+    assert level_of(found(node=NODE + " partition-id=0 num-partitions=2"), "runs choose the test samples") == "warning"
+
+
+def test_the_check_prints_the_names_of_classes_as_the_node_config_needs_them(
+    site: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    node = NODE.replace('classes="cat,dog"', "")
+    assert main(["site", "check", "partition=own", "image-size=8", "--node-config", node]) == 1
+    said = capsys.readouterr()
+    assert "have 2 classes that nobody named; set classes" in said.out
+    assert 'add classes="cat,dog" to its node config' in said.err
+    assert "cat" not in said.out
+
+
+def test_the_code_that_runs_is_that_of_the_check_not_of_the_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A service's working directory is its state folder, which it can write."""
+    for module in ("protofl_common", "client_app", "json"):
+        (tmp_path / f"{module}.py").write_text("import pathlib; pathlib.Path('was-here').touch()")
+    started, popen = MagicMock(), subprocess.Popen
+    monkeypatch.setattr("subprocess.Popen", started)
+    monkeypatch.setattr("protofl_common.tools.site.supernode.flower_supernode", MagicMock())
+    monkeypatch.setattr("sys.argv", [])
+    assert main(["site", "run", "--insecure", "--node-config", NODE]) == 0
+    (command,), options = started.call_args
+    asking = [*command[: command.index("protofl_common.tools.site.supernode") + 1]]
+    with popen(asking, cwd=tmp_path, env=options["env"], stderr=subprocess.PIPE, text=True) as executor:
+        _, said = executor.communicate(timeout=120)
+    assert "ValueError: not enough values to unpack" in said  # it was imported, and asks for its arguments
+    assert f'File "{app_folder()}/protofl_common/tools/site/supernode.py"' in said
+    assert not (tmp_path / "was-here").exists()
+
+
+# -- what a site keeps ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def kept(home: Path) -> str:
+    """The node config of a site that took part in two runs, beside the traces of others."""
+    node = {"site-name": "north", "partition-id": 0, "num-partitions": 1}
+    node |= {"state-dir": str(home / "state"), "cache-dir": str(home / "cache")}
+    for number, name in enumerate(("first", "second"), start=1):
+        config = run_config(home / name, run_name=name, algo="fedpcl", dataset="digits", partition="iid", rounds=1)
+        run_federation(config, nodes={7: node}, run_id=number)
+    for other in ("state/first-1/clients/south/x.safetensors", "cache/letter.txt", "cache/features/notes"):
+        (home / other).parent.mkdir(parents=True, exist_ok=True)
+        (home / other).write_text("not north's")
+    return " ".join(f'{key}="{value}"' if isinstance(value, str) else f"{key}={value}" for key, value in node.items())
+
+
+def test_purge_blanks_secrets_and_leaves_which_sums_there_were(kept: str, home: Path) -> None:
+    file = home / "state" / "privacy" / "north-1-fedavg.secagg"
+    rows = {"run_id": 1, "sum": 4, "stage": "share", "secret": "ab", "keys": {"south": "cd"}, "shares": {"south": "ef"}}
+    file.write_text(json.dumps(rows))
+    assert main(["site", "purge", "caches/", "--node-config", kept]) == 0
+    left = json.loads(file.read_text())
+    assert left == {"run_id": 1, "sum": 4, "stage": "unmask", "secret": "", "keys": {}, "shares": {}}
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+
+
+def test_status_shows_how_much_of_epsilon_is_spent(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "privacy").mkdir()
+    (tmp_path / "privacy" / "0123.json").write_text('{"first 1": [[1.0, 4.0, 1]], "second 2": [[1.0, 4.0, 1]]}')
+    node = f'site-name="north" state-dir="{tmp_path}" cache-dir="{tmp_path}" require-dp="epsilon<=8"'
+    assert main(["site", "status", "--node-config", node]) == 0
+    both = epsilon([Mechanism(1.0, 4.0, 2)], 1e-5)
+    line = f"privacy ledger 0123.json: ε = {both:.3g} of 8 is spent (δ = 1e-05)"
+    assert line in capsys.readouterr().out.splitlines()
+
+
+def test_a_site_says_what_it_keeps_and_removes_what_is_named(
+    kept: str, home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["site", "status", "--node-config", kept]) == 0
+    names = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
+    assert names == ["first-1", "second-2", "caches/", "state-dir", "cache-dir"]
+    for wrong in (["third"], ["first-1", "third"], []):
+        assert main(["site", "purge", *wrong, "--node-config", kept]) == 1
+        assert "choose from first-1, second-2, caches/" in capsys.readouterr().err
+    assert main(["site", "purge", "first", "second-2", "caches/", "--node-config", kept]) == 0
+    left = sorted(str(path.relative_to(home)) for top in ("state", "cache") for path in (home / top).rglob("*.*"))
+    answered = ["state/privacy/north.answered", "state/privacy/north.answered.lock"]
+    assert left == ["cache/letter.txt", "state/first-1/clients/south/x.safetensors", *answered]
+    assert not (home / "state/second-2").exists()
+    assert (home / "cache/features/notes").exists()
+
+
+# -- the page docs/security.md ----------------------------------------------------------------------------------------
+
+PAGE = (ROOT / "docs" / "security.md").read_text(encoding="utf-8")
+
+
+def test_the_page_shows_what_the_check_prints(
+    site: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    images(site / "data/north", *(f"{kind}/{i}.png" for kind in ("benign", "malignant") for i in range(8)))
+    (site / "data/north").chmod(0o750)
+    (site / "certs/nodes").mkdir(parents=True)
+    write_certificate(site / "certs/ca.crt", 300)
+    (site / "certs/nodes/north").touch(0o600)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(site / "home/.cache"))
+    monkeypatch.setenv("FLWR_HOME", str(site / "home/.flwr"))
+    monkeypatch.setattr("protofl_common.tools.site.check.shown_by", lambda address, certificates: Shown(800, 0.2))
+    (example,) = re.findall(r"```\n\$ (protofl site check .*?)\n```", PAGE, re.S)
+    command, shown = re.split(r"(?<!\\)\n", example, maxsplit=1)
+    words = shlex.split(command.replace("/data/", f"{site}/data/"))
+    assert main(words[1:]) == 0
+    printed = re.sub(r"version [0-9a-f]{8}", "version 6f3a91c2", capsys.readouterr().out)
+    places = {f"{site}/data": "/data", f"{site}/home": "/home/protofl", f"{site}": "/srv", f"{ROOT}": "/opt/protofl"}
+    for here, there in places.items():
+        printed = printed.replace(here, there)
+    assert printed.splitlines() == [line.rstrip() for line in shown.splitlines()]
+
+
+def test_the_page_names_every_key_of_a_node_config() -> None:
+    named = set(re.findall(r"`([a-z-]+)`", "".join(line for line in PAGE.splitlines() if line.startswith("| `"))))
+    assert set(NODE_KEYS) <= named

@@ -1,0 +1,177 @@
+"""``protofl status``: what a SuperLink and the folders of runs say, put together."""
+
+import re
+import socket
+import ssl
+import threading
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import MagicMock
+
+import pytest
+from filelock import FileLock
+from flwr.app import Message, MessageType
+
+from protofl_common.config.options import SettingsError
+from protofl_common.tools.cli import main
+from protofl_common.tools.cli.status import lines, metrics, number_of
+from protofl_common.tools.federation import Federation, Shown, ask, shown_by
+from protofl_common.tools.known_runs import runs_in
+from tests.support.accidents import fails, on_round
+from tests.support.harness import run_config, run_federation
+from tests.support.programs import program
+from tests.support.sites import Three, found, level_of
+
+
+def federation(*nodes: tuple[int, str, str], **override: Any) -> Federation:
+    """A SuperLink that answered so."""
+    status = SimpleNamespace(status="finished", sub_status="failed", details="")
+    run = SimpleNamespace(
+        run_id=77, pending_at="2026-11-22T10:00:00+00:00", account_name="none", fab_hash="6f3a91c2" * 8
+    )
+    run.status, run.override_config = status, override
+    infos = [SimpleNamespace(node_id=node, name=name, status=state) for node, name, state in nodes]
+    return Federation(infos, [run], Shown(days=12, ahead=0.0))  # type: ignore[arg-type]
+
+
+def test_sites_are_named_with_their_nodes_and_troubles(tmp_path: Path) -> None:
+    three = Three(tmp_path)
+    three.run(on_round(1, 3, fails), rounds=2, run_name="first")
+    known = federation((1, "", "online"), (3, "s", "offline"), (9, "west", "online"), rounds=2)
+    told = list(lines(known, runs_in(tmp_path / "runs")))
+    east, south, west, run, certificate = told
+    assert east.split() == ["east", "1", "online", "last", "reply:", "round", "2", "of", "first"]
+    assert south.startswith("south")
+    assert "offline     last reply: round 2 of first  1 failed; round 1: " in south
+    assert west.split() == ["west", "9", "online", "no", "reply", "yet"]
+    assert run == "run 77  2026-11-22T10:00:00  by none  bundle 6f3a91c2…  finished:failed  rounds=2"
+    assert certificate == "certificate of the SuperLink: 12 days left"
+    assert number_of("s", known, runs_in(tmp_path / "runs")) == 3
+    assert number_of("east", known, runs_in(tmp_path / "runs")) == 1
+    with pytest.raises(SettingsError, match="--node nobody: 0 nodes have this name; choose from 1, s, west"):
+        number_of("nobody", known, [])
+    numbers = list(metrics(federation((1, "", "online"), (3, "", "offline")), runs_in(tmp_path / "runs")))
+    assert 'protofl_site_online{site="east",node="1"} 1' in numbers
+    assert 'protofl_site_online{site="south",node="3"} 0' in numbers
+    assert 'protofl_site_replies_lost_total{site="south",kind="failed"} 1' in numbers
+    assert 'protofl_run_finished{run="first"} 1' in numbers
+    assert "protofl_certificate_days{} 12" in numbers
+
+
+def test_a_run_that_was_killed_says_how_it_goes_on(tmp_path: Path) -> None:
+    def dies(message: Message, reply: Message) -> Message:
+        if message.metadata.group_id == "2" and message.metadata.message_type == MessageType.TRAIN:
+            raise KeyboardInterrupt
+        return reply
+
+    with pytest.raises(KeyboardInterrupt):
+        run_federation(run_config(tmp_path, run_name="first", rounds=3, models="cnn4"), clients=1, tamper=dies)
+    runs = tmp_path / "runs"
+    how = f"it goes on by flwr run . FEDERATION --stream --run-config {runs}/first/resume.toml"
+    assert f"{runs}/first: stopped after round 1 of 3; {how}" in list(lines(federation(), runs_in(runs)))
+    with FileLock(runs / ".first.lock"):
+        assert not any("stopped" in line for line in lines(federation(), runs_in(runs)))
+
+
+@pytest.mark.usefixtures("flower_home")
+def test_a_federation_that_cannot_be_asked_is_one_clear_error(capsys: pytest.CaptureFixture[str]) -> None:
+    for name, why in (("nobody", "nobody"), ("here", "here: ")):
+        with pytest.raises(SettingsError, match=why):
+            ask(name)
+    assert main(["status", "here"]) == 1
+    assert "protofl: this cannot work\nhere: " in capsys.readouterr().err
+
+
+def test_where_there_are_no_runs_it_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("protofl_common.tools.cli.status.ask", lambda name: federation((1, "north", "online")))
+    assert main(["status", "here", "--runs", str(tmp_path)]) == 0
+    assert f"{tmp_path}: no runs here" in capsys.readouterr().out
+
+
+@pytest.fixture
+def flower_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FLWR_HOME", str(tmp_path))
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f'address = "127.0.0.1:{free.getsockname()[1]}"\ninsecure = true\n'
+    (tmp_path / "config.toml").write_text(f'[superlink]\ndefault = "here"\n[superlink.here]\n{address}')
+
+
+# -- what a site sees of its SuperLink ---------------------------------------------------------------------------------
+
+
+class Clock(BaseHTTPRequestHandler):
+    """A door whose clock goes wrong."""
+
+    behind = timedelta()
+
+    def do_GET(self) -> None:
+        self.send_response_only(200)
+        self.send_header("Date", f"{datetime.now(UTC) - self.behind:%a, %d %b %Y %H:%M:%S} GMT")
+        self.end_headers()
+
+    def log_message(self, format: str, *arguments: Any) -> None: ...
+
+
+@pytest.fixture
+def door() -> Iterator[HTTPServer]:
+    server = HTTPServer(("127.0.0.1", 0), Clock)
+    thread = threading.Thread(target=server.serve_forever, args=(0.02,))
+    thread.start()
+    yield server
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+@pytest.mark.parametrize(("seconds", "level"), [(0, ""), (100, "warning"), (1000, "WRONG"), (-1000, "WRONG")])
+def test_a_wrong_clock_is_said_before_flower_refuses_it(
+    seconds: int, level: str, door: HTTPServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(Clock, "behind", timedelta(seconds=seconds))
+    said = found("--superlink", f"127.0.0.1:{door.server_port}", "--insecure", node='site-name="north"')
+    assert level_of(said, "clock ") == level
+    assert level_of(said, "answers; no certificate") == ""
+
+
+def test_a_site_that_starts_says_what_is_wrong_on_the_way(
+    door: HTTPServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of a wrong clock Flower's own log has no word: the SuperNode is "terminated gracefully"."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(Clock, "behind", timedelta(seconds=600))
+    monkeypatch.setattr("subprocess.Popen", MagicMock())
+    monkeypatch.setattr("protofl_common.tools.site.supernode.flower_supernode", lambda: None)
+    options = ["--superlink", f"127.0.0.1:{door.server_port}", "--insecure", "--node-config", 'site-name="north"']
+    assert main(["site", "run", *options]) == 0
+    assert re.search(r"protofl: WRONG clock: (599|600|601) s ahead of the SuperLink's", capsys.readouterr().err)
+
+
+@pytest.mark.parametrize(
+    ("days", "host", "why"), [(0, "127.0.0.1", "expired"), (9, "10.9.8.7", "mismatch"), (9, "", "")]
+)
+def test_the_superlinks_certificate_is_tried(
+    days: int, host: str, why: str, door: HTTPServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    certificates = program("certificates")
+    monkeypatch.setattr(certificates, "SERVER_DAYS", days)
+    assert certificates.main([str(tmp_path), "--server", host or "127.0.0.1"]) == 0
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(tmp_path / "server.crt", tmp_path / "server.key")
+    door.socket = context.wrap_socket(door.socket, server_side=True)
+    address = f"127.0.0.1:{door.server_port}"
+    said = found("--superlink", address, "--root-certificates", "ca.crt", node='site-name="north"')
+    if why:
+        assert level_of(said, why) == "WRONG"
+        assert level_of(said, "its operator renews it (certificates.py --renew server)") == "WRONG"
+    else:
+        assert level_of(said, f"{address}: answers; its certificate: 8 days left") == "warning"
+        assert abs(shown_by(address, "ca.crt").ahead) < 60
