@@ -1,13 +1,11 @@
 """docs/algorithms/natural.md: clients that are real hospitals, people and cameras, not parts of one data set.
 
-    protofl table configs/tables/natural-heart.yaml --data-dir /data    # reads /data/heart/*.data by `heart`
-    python -m tests.bench.natural natural-heart                         # the page's table, of runs/tables/runs
+protofl table configs/tables/natural-heart.yaml --data-dir /data    # reads /data/heart/*.data by `heart`
+python -m tests.bench.natural natural-heart                         # the page's table, of runs/tables/runs
 """
 
 from __future__ import annotations
 
-import argparse
-import statistics
 from pathlib import Path
 from typing import Any
 
