@@ -66,6 +66,14 @@ def estimated(figures: Iterable[float], than: Estimate | None) -> list[str]:
     return [*cells, f"{than.mean:+.2f}", than.interval, p]
 
 
+def holm(values: Mapping[str, float]) -> dict[str, float]:
+    """Correct p-values for their number, after Holm (1979); the smallest first."""
+    largest, corrected = 0.0, {}
+    for rank, name in enumerate(sorted(values, key=lambda name: values[name])):
+        corrected[name] = largest = max(largest, min(1.0, (len(values) - rank) * values[name]))
+    return corrected
+
+
 def paired(more: Mapping[int, float], less: Mapping[int, float]) -> dict[int, float]:
     """The differences at the seeds that both have."""
     return {seed: value - less[seed] for seed, value in more.items() if seed in less}

@@ -31,6 +31,7 @@ from protofl_common.tools.groups import (
     draw_groups,
     estimated,
     grouped,
+    holm,
     run_folders,
 )
 from protofl_common.tools.tables.metrics import LEGAL, Figure
@@ -69,9 +70,11 @@ def act(arguments: argparse.Namespace) -> int:
         console.print(table_of(groups).on_terminal())
         if extra := len(folders) - sum(len(group.runs) for group in groups):
             print(f"{extra} runs repeat another with the same settings and seed; each such run counts once.")
-        if len(groups) > 2:
-            others = len(groups) - 1
-            print(f"p is of each comparison alone; with {others} of them, small ones come by chance more often.")
+        differences = {group.name: difference(group, groups[0])[0] for group in groups[1:]}
+        tested = {name: than.p for name, than in differences.items() if than and than.n > 1}
+        if len(tested) > 1:
+            corrected = ", ".join(f"{printable(name)} {p:.3f}" for name, p in holm(tested).items())
+            print(f"p is of each comparison alone; corrected for {len(tested)} of them (Holm): {corrected}")
     if arguments.csv:
         write_text(arguments.csv, as_csv(_csv_rows(groups)))
     if arguments.figure:

@@ -10,7 +10,7 @@ from scipy import stats
 
 from protofl_common.config.options import Scalar
 from protofl_common.tools.cli import main
-from protofl_common.tools.groups import Estimate
+from protofl_common.tools.groups import Estimate, holm
 from tests.support.fakes import write_run
 
 LOCAL, OURS = [0.50, 0.58, 0.53, 0.61], [0.55, 0.60, 0.59, 0.66]
@@ -84,7 +84,20 @@ def test_the_table_of_groups(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert ["fedproto lr=0.1", "4", "60.00", "52.77 … 67.23", "+4.50", "1.74 … 7.26", "0.014", ""] in cells
     alone = ["fedproto lr=0.2", "1", "55.00", "–", "+5.00", "–", "–"]
     assert [*alone, "left out, without a partner: 3 of the seeds; one pair: may be chance"] in cells
-    assert "p is of each comparison alone; with 2 of them" in out
+    assert "p is of each comparison alone" not in out, "one of the two has one pair, so that nothing is tested"
+
+
+def test_p_is_corrected_for_the_number_of_comparisons(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert holm({"a": 0.04, "b": 0.01, "c": 0.03}) == pytest.approx({"b": 0.03, "c": 0.06, "a": 0.06})
+    local = write(tmp_path, "local", LOCAL)
+    for algo, accuracies in (("fedproto", OURS), ("fedavg", LOCAL[::-1])):
+        write(tmp_path, algo, accuracies)
+    assert main(["compare", str(tmp_path), "--against", str(local[0])]) == 0
+    p = {
+        algo: stats.ttest_rel(figures, LOCAL).pvalue for algo, figures in (("fedproto", OURS), ("fedavg", LOCAL[::-1]))
+    }
+    line = f"corrected for 2 of them (Holm): fedproto {2 * p['fedproto']:.3f}, fedavg {p['fedavg']:.3f}"
+    assert line in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
