@@ -5,7 +5,7 @@ import io
 import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -148,6 +148,7 @@ class Compared:
     worst: float | None  # None where single clients are hidden
     bytes: int  # up and down, in all
     models: str
+    clients: Mapping[str, float] = field(default_factory=dict)  # accuracy of each
 
     @property
     def called(self) -> str:
@@ -175,7 +176,21 @@ def _compared(summary: Summary) -> Compared:
         worst=100 * accuracy["worst-10%"] if "worst-10%" in accuracy else None,
         bytes=sum(summary["bytes"].values()),
         models=counted(client["arch"] for client in summary["clients"].values()),
+        clients={
+            site: by_kind.get("head", by_kind.get("prototype", 0.0))
+            for site, by_kind in summary["accuracy-of-clients"].items()
+        },
     )
+
+
+def harmed(runs: Sequence[Compared]) -> str:
+    """Say how many clients each run leaves worse off than training alone, client by client; "" without such a run."""
+    alone = next((run.clients for run in runs if run.algo == "local"), {})
+    texts = []
+    for run in runs:
+        pairs = [(run.clients[site], alone[site]) for site in run.clients if site in alone and run.clients is not alone]
+        texts += [f"{run.title} {sum(mine < own for mine, own in pairs)} of {len(pairs)}"] if pairs else []
+    return f" Clients worse off than alone: {', '.join(texts)}." if texts else ""
 
 
 def counted(names: Iterable[str]) -> str:
@@ -200,4 +215,4 @@ def side_by_side(runs: Sequence[Compared]) -> Table:
         worst = "–" if run.worst is None else f"{run.worst:.1f} %"
         rows.append([run.title, f"{run.accuracy:.1f} %", gain, worst, human_bytes(run.bytes), run.models])
     note = f"{COMPARED_NOTE} {HIDDEN}" if any(run.worst is None for run in runs) else COMPARED_NOTE
-    return Table(COMPARED_HEADS, rows, note, "side by side", words=(0, 5))
+    return Table(COMPARED_HEADS, rows, note + harmed(runs), "side by side", words=(0, 5))
