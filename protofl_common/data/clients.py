@@ -124,8 +124,8 @@ def _fitted(data: StoredData, settings: DataSettings, rows: Ints) -> tuple[Float
     if settings.impute != "none" and np.issubdtype(inputs.dtype, np.floating):
         middle = np.nanmedian if settings.impute == "median" else np.nanmean
         with warnings.catch_warnings(action="ignore", category=RuntimeWarning):  # a feature without any value: 0
-            found = middle(np.asarray(inputs, np.float64), axis=(0, *range(2, inputs.ndim)))
-        fill = tuple(np.nan_to_num(found).tolist())
+            centre = middle(np.asarray(inputs, np.float64), axis=(0, *range(2, inputs.ndim)))
+        fill = tuple(np.nan_to_num(centre).tolist())
     return fill, *statistics(_rows(data.inputs, rows, fill))
 
 

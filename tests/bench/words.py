@@ -19,7 +19,7 @@ RELATIVE = re.compile(r"(Of|Those|What|Whether|Where|That|Which|Whom|Whose|Else)
 BARE = ("one", "found", "said", "told", "known", "given", "there")
 DOCUMENTS = ("README.md", "docs/*.md", "docs/algorithms/*.md")
 CODE = re.compile(r"^```.*?^```|`[^`\n]*`", re.DOTALL | re.MULTILINE)
-LIMITS = {"documents": 3, "names": 0, "prose": 58, "docstrings": 0, "variables": 20}
+LIMITS = {"documents": 3, "names": 0, "prose": 55, "docstrings": 0, "variables": 17}
 
 
 def main() -> None:

@@ -111,9 +111,9 @@ def test_noise_stays_in_what_is_left(tmp_path: Path) -> None:
         (
             {"gaussian__revocable": False, "secagg": True},
             "site-1",
-            "secagg = true: the server has the sum of all",
+            "with secure aggregation the server has the sum of all",
         ),
-        ({"algo": "fedproto"}, "site-1", "algo = 'fedproto': only the sums of gaussian can be taken apart; make the"),
+        ({"algo": "fedproto"}, "site-1", "algo = 'fedproto': only the sums of gaussian can be divided; make the"),
     ],
 )
 def test_what_cannot_be_taken_out_is_said_in_one_line(

@@ -67,10 +67,10 @@ def act(arguments: argparse.Namespace) -> int:
 def _check(settings: Settings, sent: Sent, site: str) -> None:
     """SettingsError where nothing that the server has can be taken out."""
     again = f"make the run again without {site}"
-    if (algo := settings.run.algo) != "gaussian":
-        raise SettingsError(f"algo = {algo!r}: only the sums of gaussian can be taken apart; {again}")
-    if settings.privacy.secagg:
-        raise SettingsError(f"secagg = true: the server has the sum of all sites and nothing of one; {again}")
+    if settings.run.algo != "gaussian":
+        raise SettingsError(f"algo = {settings.run.algo!r}: only the sums of gaussian can be divided; {again}")
+    if settings.privacy.sums_only:
+        raise SettingsError(f"with secure aggregation the server has the sum of all sites and nothing of one; {again}")
     if not sent:
         raise SettingsError(f"gaussian.revocable = false: what each site sent is not stored; {again}")
     if site not in sent:
