@@ -127,7 +127,6 @@ class Client:
 
     @cached_property
     def model(self) -> SplitModel:
-        """A freshly initialised model: everybody's first weights or this site's own (``initial-weights``)."""
         return self.new_model(self.arch, "global" if self.settings.starts_alike else self.name)
 
     def new_model(self, arch: str, owner: str) -> SplitModel:

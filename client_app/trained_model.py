@@ -67,6 +67,8 @@ def _card(evaluated: Evaluated, after: int, temperature: float) -> ModelCard:
         input_type=str(data.test_inputs.dtype),
         mean=tuple(data.mean),
         std=tuple(data.std),
+        fill=data.fill,
+        columns=data.columns,
         backbones=settings.backbones,
         features_in=client.input_shape[0] if settings.backbones else 0,
         feature_dim=settings.model.feature_dim,

@@ -1,6 +1,6 @@
 """Checkpoints: the server's state after every round, so that a run that was stopped can go on.
 
-``<run>/checkpoints/000012.safetensors`` holds what the algorithm names in its ``state``, after round 12, and, as JSON
+``<run>/checkpoints/000012.safetensors`` has what the algorithm names in its ``state``, after round 12, and, as JSON
 beside it, the rest. The last `NEWEST` are there: where the newest is damaged, the run goes on from the one before.
 Draws of clients and seeds of their training need no keeping: they derive from the seed and the round.
 """
@@ -46,7 +46,7 @@ class Checkpoint:
     owners: dict[str, int] = field(default_factory=dict)  # Site -> the Flower node that it is bound to
     num_partitions: int = 0  # Among how many clients the data set is divided; 0 where sites bring data of their own
     seconds: float = 0.0  # That the run has taken so far
-    metrics_bytes: int = 0  # Length of ``metrics.jsonl``; what it holds beyond that is of a round that does not count
+    metrics_bytes: int = 0  # Length of ``metrics.jsonl``; what follows is of a round that does not count
     code: str = ""
     state: dict[str, Tensor] = field(default_factory=dict)
 
@@ -112,14 +112,14 @@ def starting_point(settings: Settings, folder: Path, run_id: int) -> Checkpoint:
         raise SettingsError(f"resume = true: nothing to resume, the run {name!r} is complete: {folder}")
     if not checkpoints(folder):
         raise SettingsError(f"resume = true: nothing to resume, there is no checkpoint in {folder / FOLDER}")
-    found = newest_whole(folder)
-    keys = [key for key in {**found.settings, **wanted} if key not in MAY_DIFFER]
-    if changed := [key for key in keys if found.settings.get(key) != wanted.get(key)]:
-        lines = [f"{key} = {_text(wanted, key)}: the run has {key} = {_text(found.settings, key)}" for key in changed]
+    newest = newest_whole(folder)
+    keys = [key for key in {**newest.settings, **wanted} if key not in MAY_DIFFER]
+    if changed := [key for key in keys if newest.settings.get(key) != wanted.get(key)]:
+        lines = [f"{key} = {_text(wanted, key)}: the run has {key} = {_text(newest.settings, key)}" for key in changed]
         raise SettingsError(f"resume = true: the run {name!r} was started with other settings\n" + "\n".join(lines))
-    if found.code != code_version():
-        say(f"resuming with other code: the run's last round was made by {found.code}, this is {code_version()}")
-    return replace(found, code=code_version(), run_history=found.run_history.then(run_id, found.round))
+    if newest.code != code_version():
+        say(f"resuming with other code: the run's last round was made by {newest.code}, this is {code_version()}")
+    return replace(newest, code=code_version(), run_history=newest.run_history.then(run_id, newest.round))
 
 
 def _text(settings: dict[str, Scalar], key: str) -> str:

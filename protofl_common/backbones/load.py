@@ -29,11 +29,7 @@ IMAGENET = 224, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # size, mean, std 
 
 @lru_cache(maxsize=16)
 def load_backbone(name: str, device: torch.device) -> Backbone:
-    """The backbone called ``name``, its network on ``device``, in evaluation mode and without gradients.
-
-    Loaded once per process and device. ValueError for a name that is none. BackboneError when its weights or its
-    package cannot be had.
-    """
+    """The frozen backbone; ValueError for a wrong name, BackboneError where its weights or its package are missing."""
     parsed = parse_name(name)
     others = {"torchvision": _from_torchvision, "timm": _from_timm, "file": _from_file}
     read = _small if parsed.kind == "embedded" or (parsed.kind, parsed.arch) == ("file", SMALL) else others[parsed.kind]
@@ -80,7 +76,7 @@ def _small(name: BackboneName) -> Parts:
 def _from_torchvision(name: BackboneName) -> Parts:
     from torchvision import models
 
-    weights = models.get_model_weights(_checked(name.arch)).DEFAULT
+    weights = models.get_model_weights(classifier_name(name.arch)).DEFAULT
     preset = weights.transforms()
     try:
         network = models.get_model(name.arch, weights=weights)
@@ -88,7 +84,7 @@ def _from_torchvision(name: BackboneName) -> Parts:
         raise BackboneError(
             f"backbone torchvision:{name.arch}: no weights in torch hub's cache, and no download ({error})"
         ) from error
-    _without_head(network, name.arch)
+    without_head(network, name.arch)
     return network, int(preset.crop_size[0]), preset.mean, preset.std
 
 
@@ -109,8 +105,8 @@ def _from_timm(name: BackboneName) -> Parts:
 def _from_file(name: BackboneName) -> Parts:
     from torchvision import models
 
-    network = models.get_model(_checked(name.arch), weights=None)
-    head = _without_head(network, name.arch)
+    network = models.get_model(classifier_name(name.arch), weights=None)
+    head = without_head(network, name.arch)
     state = {key: value for key, value in _read(Path(name.path).expanduser()).items() if not key.startswith(head)}
     try:
         network.load_state_dict(state)
@@ -136,19 +132,19 @@ def _reason(error: Exception) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
 
 
-def _checked(arch: str) -> str:
+def classifier_name(arch: str) -> str:
     from torchvision import models
 
     choices = models.list_models(module=models)
     if arch not in choices:
-        raise BackboneError(f"backbone architecture {arch!r} is not one of {', '.join(choices)}")
+        raise BackboneError(f"architecture torchvision:{arch} is not one of {', '.join(choices)}")
     return arch
 
 
-def _without_head(network: nn.Module, arch: str) -> str:
+def without_head(network: nn.Module, arch: str) -> str:
     """Replace the last linear layer by the identity; returns the start of its parameters' names."""
     linear = [name for name, module in network.named_modules() if isinstance(module, nn.Linear)]
     if not linear or not linear[-1].startswith(("fc", "classifier", "head")):
-        raise BackboneError(f"backbone architecture {arch!r} does not end in a linear layer")
+        raise BackboneError(f"architecture torchvision:{arch} does not end in a linear layer")
     network.set_submodule(linear[-1], nn.Identity())
     return f"{linear[-1]}."

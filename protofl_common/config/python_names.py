@@ -14,7 +14,9 @@ from typing import Any
 
 from protofl_common.config.options import SettingsError
 
-PYTHON_NAME = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*:[A-Za-z_]\w*", re.ASCII)
+LIBRARY_NETWORK = re.compile(r"(?:torchvision|timm):\w[\w.]*", re.ASCII)
+"""The name of a classifier that one of these libraries lists; it imports nothing else."""
+PYTHON_NAME = re.compile(r"(?!(?:torchvision|timm):)[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*:[A-Za-z_]\w*", re.ASCII)
 _ALLOWED: ContextVar[frozenset[str]] = ContextVar("modules that may be imported", default=frozenset())
 
 
@@ -69,9 +71,9 @@ def load(name: str, what: str) -> Any:
         raise SettingsError(f"{what} = {name!r}: {module_name} cannot be imported ({reason}); {hint}") from error
     if not hasattr(module, attribute):
         raise SettingsError(f"{what} = {name!r}: {module_name} has no {attribute}")
-    found = getattr(module, attribute)
-    home = str(getattr(found, "__module__", ""))
+    loaded = getattr(module, attribute)
+    home = str(getattr(loaded, "__module__", ""))
     if not is_inside(home, _ALLOWED.get()):
         where = f"; it lies in {home}" if home else ""
         raise SettingsError(f"{what} = {name!r}: it is no function or class of {module_name}{where}")
-    return found
+    return loaded

@@ -1,17 +1,13 @@
-"""The settings of a run that no algorithm owns: a frozen dataclass per section, with the legal values of each key.
-
-This folder imports nothing else of the project. What values must mean together is checked in `experiment/settings.py`.
-"""
+"""The settings of a run that no algorithm owns: a frozen dataclass per section, with each key's legal values."""
 
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import get_type_hints
 
-from protofl_common.config.architectures import ARCHITECTURES, GROUPS, HEADS, ORTHOGONAL_SHARED
+from protofl_common.config.architectures import ARCHITECTURES, GROUPS, HEADS, OR_ANOTHER, ORTHOGONAL_SHARED
 from protofl_common.config.datasets import DATASETS, OTHER_DATASETS, PARTITIONS
 from protofl_common.config.options import Affects, Scalar, keys_affecting, option
-from protofl_common.config.python_names import PYTHON_NAME
 
 TRACKERS = ("mlflow", "tensorboard", "trackio", "wandb")  # experiment trackers (`server_app/callbacks/trackers.py`)
 FEWEST_TESTED = 20
@@ -86,6 +82,11 @@ class DataSettings:
     image_size: int = option(minimum=0, affects="data")
     text_length: int = option(minimum=1, maximum=65536, affects="data")
     classes: str = option(affects="data")
+    columns: str = option(affects="data")
+    drop: str = option(affects="data")
+    one_hot: str = option(affects="data")
+    impute: str = option(choices=("none", "mean", "median"), affects="data")
+    standardise: str = option(choices=("auto", "client", "pooled"), affects="data")
     partition: str = option(choices=PARTITIONS)
     alpha: float = option(above=0)
     classes_per_client: int = option(minimum=1)
@@ -107,8 +108,8 @@ class DataSettings:
 class ModelSettings:
     """The networks."""
 
-    models: str = option(choices=GROUPS, or_like=PYTHON_NAME, or_words="MODULE:CLASS of your own", several=True)
-    arch: str = option(choices=("", *ARCHITECTURES), or_like=PYTHON_NAME, or_words="MODULE:CLASS of your own")
+    models: str = option(choices=GROUPS, several=True, **OR_ANOTHER)
+    arch: str = option(choices=("", *ARCHITECTURES), **OR_ANOTHER)
     feature_dim: int = option(minimum=1, maximum=16384)
     head: str = option(choices=(*HEADS, ORTHOGONAL_SHARED))
     initial_weights: str = option(choices=("auto", "own", "shared"))
@@ -214,7 +215,7 @@ def protections(settings: Mapping[str, Scalar]) -> list[str]:
         lines.append(f"secure aggregation: {hidden}; no bound on single sites (liars) can act")
     if settings.get("dp", "none") != "none":
         bound = f"at most ε = {settings['dp-epsilon']}, δ = {settings['dp-delta']} for each sample of a client"
-        covered = "of all that it sends, with noise: weights, prototypes, numbers of right predictions"
+        covered = "of all that it sends, with noise: weights, prototypes, class moments, numbers of right predictions"
         beside = "not covered: numbers of samples, times of replies"
         whose = "ε in a line is that of the client that the run costs most"
         lines.append(f"differential privacy: {bound}, {covered}; {beside}; {whose}")

@@ -1,8 +1,10 @@
 """A client's own data, for the rest of the project."""
 
 import math
-from collections.abc import Iterable
+import warnings
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, cast
 
 import numpy as np
@@ -11,11 +13,12 @@ from numpy.typing import NDArray
 from protofl_common.basics.seeding import derive_seed
 from protofl_common.config.sections import DataSettings
 from protofl_common.data.division import client_share, placed
-from protofl_common.data.raw import MOST_IN_MEMORY, Inputs, Ints, StoredRows
+from protofl_common.data.raw import MOST_IN_MEMORY, Inputs, Ints, StoredRows, are_images, filled, statistics
 from protofl_common.data.shares import Generator, by_class
 from protofl_common.data.sources import check_data_settings
 from protofl_common.data.store import StoredData, data_if_cached, open_data
 
+Floats = tuple[float, ...]
 UNLABELLED = -1  # the label of a training sample whose label the client does not know
 
 
@@ -38,8 +41,9 @@ class ClientData:
     domain: str  # the client's domain; "" when the data have none, or when the client's samples are of several
     mean: tuple[float, ...]
     std: tuple[float, ...]
-    """Per channel, of the images scaled to [0, 1], over the whole data set (a constant channel has std 1), like the
-    mean. Of numbers per channel or feature, without an official test part; () for tokens."""
+    """Per channel of images in [0, 1], or feature of numbers, of what ``standardise`` names; () for tokens."""
+    fill: tuple[float, ...]  # what stands in the place of missing values, per feature; () without ``impute``
+    columns: tuple[str, ...]  # of a table, see `RawData`
     found: int  # samples that the client's share was taken from: of the data set, or of the domain that it names
 
 
@@ -55,19 +59,24 @@ def open_client_data(
     check_data_settings(settings)
     data = open_data(settings)
     client, clients = placed(settings, partition, num_partitions, domain)
-    share = client_share(data, settings, seed=seed, client=client, clients=clients, domain=domain)
+    share_of = partial(client_share, data, settings, seed=seed, clients=clients, domain=domain)
+    share, all_clients = share_of(client=client), range(clients if settings.standardise == "pooled" else 0)
+    fitted_on = np.unique(np.concatenate([share.train, *(share_of(client=each).train for each in all_clients)]))
+    fill, mean, std = _fitted(data, settings, fitted_on)
     hiding = np.random.default_rng(derive_seed(seed, "labelled", client, domain))
     return ClientData(
-        train_inputs=_rows(data.inputs, share.train),
+        train_inputs=_rows(data.inputs, share.train, fill),
         train_labels=hide_labels(_rows(data.labels, share.train), settings.positive_rate, hiding),
-        test_inputs=_rows(data.inputs, share.test),
+        test_inputs=_rows(data.inputs, share.test, fill),
         test_labels=_rows(data.labels, share.test),
-        validation_inputs=_rows(data.inputs, share.validation),
+        validation_inputs=_rows(data.inputs, share.validation, fill),
         validation_labels=_rows(data.labels, share.validation),
         classes=data.classes,
         domain=_domain_of(data, share.train),
-        mean=data.mean,
-        std=data.std,
+        mean=mean,
+        std=std,
+        fill=fill,
+        columns=data.columns,
         found=int((data.domains == data.domain_names.index(domain)).sum()) if domain else len(data.labels),
     )
 
@@ -84,11 +93,7 @@ class ShareCounts:
 def counts_of_shares(
     settings: DataSettings, *, seed: int, chosen: Iterable[int], clients: int
 ) -> dict[int, ShareCounts]:
-    """The shares of the ``chosen`` ones of ``clients`` clients; training samples count, labelled or not.
-
-    The settings alone determine the division, so every machine that has the data set can see it: no client sends
-    anything. {} where the cache of this machine does not have the data set, or nothing is divided (partition ``own``).
-    """
+    """The shares of the ``chosen``, which settings alone determine; {} without the data set here, or by ``own``."""
     data = data_if_cached(settings) if settings.partition != "own" else None
     if data is None:
         return {}
@@ -101,10 +106,7 @@ def counts_of_shares(
 
 
 def hide_labels(labels: Ints, rate: float, rng: Generator) -> Ints:
-    """``labels`` int64 [n] with those of a random ``rate`` of every class, at least one; others: `UNLABELLED`.
-
-    The same generator state hides nested sets: a sample labelled at a rate is labelled at every larger one.
-    """
+    """Hide all labels but a random ``rate`` of every class, at least one; a larger rate hides a subset of these."""
     if rate >= 1:
         return labels
     hidden = np.full_like(labels, UNLABELLED)
@@ -114,15 +116,27 @@ def hide_labels(labels: Ints, rate: float, rng: Generator) -> Ints:
     return hidden
 
 
-def _rows(array: NDArray[Any], rows: Ints) -> NDArray[Any]:
+def _fitted(data: StoredData, settings: DataSettings, rows: Ints) -> tuple[Floats, Floats, Floats]:
+    """Return what stands in the place of missing values, the mean and the deviation, all made of these ``rows``."""
+    if settings.standardise == "auto" and are_images(data.inputs):
+        return (), data.mean, data.std
+    fill, inputs = Floats(), _rows(data.inputs, rows)
+    if settings.impute != "none" and np.issubdtype(inputs.dtype, np.floating):
+        middle = np.nanmedian if settings.impute == "median" else np.nanmean
+        with warnings.catch_warnings(action="ignore", category=RuntimeWarning):  # a feature without any value: 0
+            found = middle(np.asarray(inputs, np.float64), axis=(0, *range(2, inputs.ndim)))
+        fill = tuple(np.nan_to_num(found).tolist())
+    return fill, *statistics(_rows(data.inputs, rows, fill))
+
+
+def _rows(array: NDArray[Any], rows: Ints, fill: Sequence[float] = ()) -> NDArray[Any]:
     """These rows: copied, or, where they follow one another, as a view that all clients of the machine share."""
     if array.ndim > 1 and 4 * len(rows) * math.prod(array.shape[1:]) > MOST_IN_MEMORY:
-        return cast(NDArray[Any], StoredRows(array, rows))
+        return cast(NDArray[Any], StoredRows(array, rows, fill))
     in_turn = len(rows) and rows[-1] - rows[0] == len(rows) - 1
-    return np.asarray(np.asarray(array)[slice(rows[0], rows[-1] + 1) if in_turn else rows])
+    return filled(np.asarray(np.asarray(array)[slice(rows[0], rows[-1] + 1) if in_turn else rows]), fill)
 
 
 def _domain_of(data: StoredData, rows: Ints) -> str:
-    """The domain of these rows; "" where the data have none, or the rows are of several."""
     present = np.unique(np.asarray(data.domains)[rows])
     return data.domain_names[present[0]] if data.domain_names and len(present) == 1 else ""

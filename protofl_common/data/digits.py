@@ -8,7 +8,10 @@ two. The images are the same on every machine with the same versions of these pa
 MNIST and USPS: photographs behind the digit (MNIST-M), noise (SynthDigits), coloured numbers with neighbours (SVHN).
 """
 
+import sys
 from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -17,7 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protofl_common.config.sections import DataSettings
-from protofl_common.data.raw import Images, Ints, RawData, resized
+from protofl_common.data.images import data_dir_of, read_image
+from protofl_common.data.raw import DataError, Images, Ints, RawData, from_arrays, resized
 from protofl_common.data.torchvision_sets import locate_torchvision, read_torchvision
 
 PER_CLASS = 50
@@ -25,6 +29,14 @@ SEED = 20240229
 SIDE = 28  # pixels a side
 REAL, LOOKS = ("mnist", "usps"), ("photo", "inverted", "coloured")  # the domains of ``digit-mix``
 REAL_PER_CLASS = 200  # images of each digit that ``digit-mix`` takes of a real set: the first ones of its training part
+OF_DIGIT5: dict[str, tuple[str, ...]] = {
+    "mnist": (),
+    "mnist-m": tuple(f"mnist_m/mnist_m_{name}" for name in ("train", "test", "train_labels.txt", "test_labels.txt")),
+    "usps": (),
+    "svhn": (),
+    "synth-digits": ("synth_train_32x32.mat", "synth_test_32x32.mat"),
+}  # domains, and their files where torchvision does not know them
+MOST_OF_DIGIT5 = 7500, 2000  # images of a domain for training and for testing, as in the first papers on it
 PRINTED_FONTS = (
     "DejaVuSans DejaVuSans-BoldOblique DejaVuSerif DejaVuSerif-Italic DejaVuSansMono "
     "DejaVuSansMono-Bold STIXGeneral STIXGeneralBolIta cmr10 cmtt10"
@@ -74,6 +86,58 @@ def read_mix(settings: DataSettings) -> RawData:
         rows = np.flatnonzero(drawn.domains == drawn.domain_names.index(look))
         parts.append((drawn.inputs[rows], drawn.labels[rows]))
     return _of_domains(parts, REAL + LOOKS)
+
+
+def locate_digit5(settings: DataSettings) -> tuple[Path, ...]:
+    """The files of the domains of Digit-5 that are in ``data-dir``; DataError for fewer than two domains."""
+    if len(files := _digit5_files(settings)) < 2:
+        beside = ", ".join(file for files in OF_DIGIT5.values() for file in files)
+        wanted = f"two of {', '.join(OF_DIGIT5)}: torchvision's files, and {beside}"
+        raise DataError(f"dataset = 'digit5': data-dir = {settings.data_dir!r} must have {wanted}")
+    return tuple(path for paths in files.values() for path in paths)
+
+
+def _digit5_files(settings: DataSettings) -> dict[str, tuple[Path, ...]]:
+    data_dir, found = data_dir_of(settings), dict[str, tuple[Path, ...]]()
+    for name, files in OF_DIGIT5.items():
+        with suppress(DataError):
+            paths = tuple(data_dir / file for file in files) or locate_torchvision(name, settings)
+            found |= {name: paths} if all(path.exists() for path in paths) else {}
+    return found
+
+
+def read_digit5(settings: DataSettings) -> RawData:
+    """The domains that are there, at 32×32 RGB: the first 7,500 training and 2,000 test images of each."""
+    parts, official, files = [], [], _digit5_files(settings)
+    if absent := ", ".join(OF_DIGIT5.keys() - files):
+        print(f"protofl: digit5 without {absent}, not in data-dir = {settings.data_dir!r}", file=sys.stderr)
+    for name, paths in files.items():
+        read = {"mnist-m": _mnist_m, "synth-digits": _synth_digits}.get(name)
+        data = read(*paths) if read else read_torchvision(name, settings)
+        marks = (np.flatnonzero(data.official == part)[:most] for part, most in enumerate(MOST_OF_DIGIT5))
+        images = resized(data.inputs[rows := np.concatenate([*marks])], 32)
+        parts.append((np.broadcast_to(images, (len(rows), 3, 32, 32)), data.labels[rows]))
+        official.append(data.official[rows])
+    return replace(_of_domains(parts, tuple(files)), official=np.concatenate(official))
+
+
+def _mnist_m(*paths: Path) -> RawData:
+    """Two folders, and a list of the files of each, ``00000000.png 5`` (Ganin et al., JMLR 2016)."""
+    rows = [(part, line.split()) for part in (0, 1) for line in paths[2 + part].read_text().splitlines()]
+    images = np.stack([read_image(paths[part] / name, 32) for part, (name, _) in rows])
+    labels, split = [int(label) for _, (_, label) in rows], [part for part, _ in rows]
+    return from_arrays({"inputs": images, "labels": labels, "split": split}, str(paths[0].parent))
+
+
+def _synth_digits(*paths: Path) -> RawData:
+    """Two files in SVHN's format: X [32, 32, 3, N] and y [N, 1]."""
+    from scipy.io import loadmat
+
+    parts = [loadmat(path) for path in paths]
+    images, labels = [part["X"].transpose(3, 2, 0, 1) for part in parts], [part["y"].ravel() for part in parts]
+    split = np.repeat((0, 1), [len(part) for part in labels])
+    arrays = {"inputs": np.concatenate(images), "labels": np.concatenate(labels).astype(np.int64) % 10, "split": split}
+    return from_arrays(arrays, str(paths[0]))
 
 
 def _of_domains(parts: list[tuple[Images, Ints]], names: tuple[str, ...]) -> RawData:
@@ -151,7 +215,6 @@ DOMAINS: dict[str, tuple[Look, int, str]] = {
 
 
 def _scanned(scan: Ink, rng: np.random.Generator) -> Ink:
-    """A scanned digit [8, 8] enlarged to about 24 pixels, a little turned and shifted."""
     from PIL import Image
 
     side = int(rng.integers(22, 27))
@@ -162,7 +225,6 @@ def _scanned(scan: Ink, rng: np.random.Generator) -> Ink:
 
 
 def _printed(digit: int, fonts: str, rng: np.random.Generator) -> Ink:
-    """A digit set in one of ``fonts`` at 19 to 26 pixels, a little turned and shifted."""
     import matplotlib
     from PIL import Image, ImageDraw, ImageFont
 

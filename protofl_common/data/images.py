@@ -46,10 +46,10 @@ def locate_folder(settings: DataSettings) -> tuple[Path]:
     return (data_dir_of(settings),)
 
 
-def read_folder(settings: DataSettings) -> RawData:
-    """CLASS/image, or DOMAIN/CLASS/image, below ``data-dir``; domains and classes are sorted by name."""
-    root, by_domain = data_dir_of(settings), settings.dataset == "domain-folder"
-    trees = _folders(root) if by_domain else [root]
+def read_folder(settings: DataSettings, domains: Sequence[Path] = ()) -> RawData:
+    """CLASS/image, or DOMAIN/CLASS/image, below ``data-dir``, or in ``domains``; the names are sorted."""
+    root, by_domain = data_dir_of(settings), settings.dataset != "image-folder"
+    trees = domains or (_folders(root) if by_domain else [root])
     names = class_names(settings.classes)
     files = [
         (file, folder.name, domain)
@@ -94,10 +94,7 @@ def image_files(folder: Path) -> list[Path]:
 
 
 def read_images(files: Sequence[Path], size: int, cache: Path) -> Images:
-    """uint8 [N, 3, size, size], each as `read_image` reads it, in a nameless file in the cache, not in memory.
-
-    DataError for the first file that cannot be read, OSError when the cache has no room.
-    """
+    """uint8 [N, 3, size, size], in a nameless file in the cache; DataError for a bad file, OSError without room."""
     images = _on_disk((len(files), 3, size, size), cache)
 
     def decode(row: int) -> None:

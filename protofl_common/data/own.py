@@ -2,15 +2,13 @@
 function (``dataset = "module:function"``) and of Hugging Face (``"hf:NAME"``).
 """
 
-import csv
 import inspect
-import math
 import os
 import re
 import zipfile
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -23,9 +21,8 @@ from protofl_common.config.python_names import load
 from protofl_common.config.sections import DataSettings
 from protofl_common.data.images import DEFAULT_SIZE, data_dir_of, read_images, square_rgb
 from protofl_common.data.raw import KEYS, DataError, Ints, RawData, from_arrays
+from protofl_common.data.table import COLUMNS, Rows, chosen_columns, read_columns
 
-COLUMNS = {"label": "labels", "domain": "client", "client": "client", "split": "split"}
-"""Columns of a file that are no inputs, and their names in `from_arrays`."""
 ARRAYS = (".npz", ".csv", ".parquet")
 _WORD = re.compile(r"\w+|[^\w\s]")
 
@@ -43,65 +40,6 @@ def file_of(settings: DataSettings, suffixes: Sequence[str]) -> Path:
         several = f"several: {', '.join(file.name for file in files)}; name one of them" if files else "none there"
         raise DataError(f"data-dir = {settings.data_dir!r}: {what} needs one file ({kinds}); {several}")
     return files[0]
-
-
-class Rows:
-    """A CSV file, read: its columns by name, and where each row stands."""
-
-    def __init__(self, file: Path, header: list[str] | None = None) -> None:
-        self.file = file
-        try:
-            with file.open(newline="", encoding="utf-8-sig") as opened:
-                reader = csv.reader(opened)
-                names = header or [name.strip() for name in next(reader, [])]
-                self.names = names
-                numbered = [(reader.line_num, row) for row in reader if row]
-        except (OSError, UnicodeDecodeError, csv.Error) as error:
-            raise DataError(f"{file} cannot be read as CSV ({error})") from error
-        if not numbered:
-            raise DataError(f"{file}: has no rows")
-        for line, row in numbered:
-            if len(row) != len(names):
-                raise DataError(f"{file}, line {line}: {len(row)} values; there are {len(names)} columns")
-        self.lines = [line for line, _ in numbered]
-        self.columns = {name: [row[i] for _, row in numbered] for i, name in enumerate(names)}
-        self.others = [name for name in names if name not in COLUMNS]  # the columns of the inputs
-
-    def place(self, row: int) -> str:
-        return f"line {self.lines[row]}"
-
-    def annotations(self, *needed: str) -> dict[str, Any]:
-        """The columns that are no inputs, by the names of `from_arrays`; DataError without one that is needed."""
-        for name in needed:
-            if name not in self.columns:
-                raise DataError(f"{self.file}: has no column {name!r}; its columns: {', '.join(self.columns)}")
-        for number, name in enumerate(self.names, 1):
-            if not name:  # pandas writes the numbers of the rows so, which may give the label away
-                raise DataError(f"{self.file}: column {number} has no name; give it one, or leave it out (index=False)")
-            if self.names.count(name) > 1:
-                raise DataError(f"{self.file}: several columns are called {name!r}; rename them")
-        columns: dict[str, Any] = {key: self.columns[name] for name, key in COLUMNS.items() if name in self.columns}
-        if "labels" in columns and all(re.fullmatch(r"-?\d{1,18}", label) for label in columns["labels"]):
-            columns["labels"] = np.array(columns["labels"], dtype=np.int64)
-        return columns
-
-    def texts(self) -> list[str]:
-        if not self.others:
-            raise DataError(f"{self.file}: has no column of texts beside {', '.join(self.columns)}")
-        return [" ".join(parts) for parts in zip(*(self.columns[name] for name in self.others), strict=True)]
-
-    def numbers(self, names: Sequence[str]) -> np.ndarray[Any, Any]:
-        """Columns as float32 [N, len(names)]; DataError names the line, the column and the value that is no number."""
-        with suppress(ValueError):
-            array = np.array([self.columns[name] for name in names], dtype=np.float32).T
-            if np.isfinite(array).all():
-                return array
-        for name in names:
-            for row, value in enumerate(self.columns[name]):
-                if not _is_finite(value):
-                    where = f"{self.file}, {self.place(row)}, column {name!r}"
-                    raise DataError(f"{where}: {value!r} is not a finite number")
-        raise DataError(f"{self.file}: has a number that is too large")
 
 
 def read_manifest(settings: DataSettings) -> RawData:
@@ -128,14 +66,17 @@ def locate_manifest(settings: DataSettings) -> tuple[Path, ...]:
 
 
 def read_arrays(settings: DataSettings) -> RawData:
-    """A file of arrays ``inputs``, ``labels``, … (``.npz``), or of numbers with a column ``label`` (CSV, Parquet)."""
-    file = file_of(settings, ARRAYS)
-    if file.suffix.lower() == ".csv":
-        rows = Rows(file)
-        arrays = rows.annotations("label") | {"inputs": rows.numbers(rows.others)}
-        return from_arrays(arrays, str(file), settings.classes, rows.place)
-    read = _npz if file.suffix.lower() == ".npz" else _parquet
-    return from_arrays(read(file), str(file), settings.classes)
+    """A file of arrays ``inputs``, ``labels``, … (``.npz``), or a table with a column ``label`` (CSV, Parquet)."""
+    file, gaps = file_of(settings, ARRAYS), settings.impute != "none"
+    if file.suffix.lower() == ".npz":
+        if named := settings.columns or settings.drop or settings.one_hot:
+            raise DataError(f"{file} has no columns that could be named; leave out {named!r}")
+        return from_arrays(_npz(file), str(file), settings.classes, gaps=gaps)
+    rows = Rows(file)
+    arrays = rows.annotations("label")
+    chosen = chosen_columns(settings, rows.others, str(file))
+    arrays["inputs"] = read_columns(rows.columns, chosen, str(file), rows.place, gaps=gaps)
+    return replace(from_arrays(arrays, str(file), settings.classes, rows.place, gaps=gaps), columns=chosen)
 
 
 def locate_arrays(settings: DataSettings) -> tuple[Path]:
@@ -190,13 +131,6 @@ def _with_label(file: Path) -> Rows:
     return Rows(file, ["label", *(f"text {i}" for i in range(1, len(others) + 1))])
 
 
-def _is_finite(text: str) -> bool:
-    try:
-        return math.isfinite(float(text))
-    except ValueError:
-        return False
-
-
 def _npz(file: Path) -> dict[str, Any]:
     """The arrays; ``x_train``, ``y_train``, the same with ``test`` and perhaps ``validation`` are a split data set."""
     try:
@@ -212,23 +146,6 @@ def _npz(file: Path) -> dict[str, Any]:
         arrays["labels"] = np.concatenate([arrays[f"y_{part}"] for part in parts])
         arrays["split"] = np.repeat(parts, [len(arrays[f"y_{part}"]) for part in parts])
     return {COLUMNS.get(key, key): value for key, value in arrays.items()}
-
-
-def _parquet(file: Path) -> dict[str, Any]:
-    try:
-        from pyarrow import ArrowException, parquet
-    except ImportError as error:
-        raise DataError(f"{file}: Parquet files need the package pyarrow, which is not installed") from error
-    try:
-        columns = parquet.read_table(file).to_pydict()
-    except (OSError, ArrowException) as error:
-        raise DataError(f"{file} cannot be read as Parquet ({error})") from error
-    others = [name for name in columns if name not in COLUMNS and not name.startswith("__index_level_")]  # pandas'
-    arrays = {key: np.array(columns[name]) for name, key in COLUMNS.items() if name in columns}
-    try:
-        return arrays | {"inputs": np.array([columns[name] for name in others], dtype=np.float32).T}
-    except (ValueError, TypeError) as error:
-        raise DataError(f"{file}: every column beside {', '.join(COLUMNS)} must be numbers ({error})") from error
 
 
 # -- a function

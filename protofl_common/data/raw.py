@@ -5,6 +5,7 @@ Inputs [N, …] are images uint8 [N, channels, H, W], numbers (floating point) o
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -24,6 +25,7 @@ KEYS = ("inputs", "labels", "client", "split", "classes")
 SPLITS = {"train": 0, "test": 1, "validation": VALIDATION, "0": 0, "1": 1, "2": VALIDATION, "False": 0, "True": 1}
 Place = Callable[[int], str]  # number of a sample -> its place in the file, for errors
 CHUNK = 2048  # images handled at a time: all at once they are too large to be made floating point
+FEW_CLASSES = 20  # different labels that are taken for classes, whatever they look like
 MOST_IN_MEMORY = 2**32  # bytes of inputs as float32; more stay on the disk (`StoredRows`)
 
 
@@ -45,9 +47,12 @@ class RawData:
     data name, 0 for all others."""
     classes: tuple[str, ...]
     domain_names: tuple[str, ...] = ()  # in the order of the indices; () when the data have no domains
+    columns: tuple[str, ...] = ()  # of a table, in the order of its features: ``age``, ``sex:f|m``
 
 
-def from_arrays(arrays: Mapping[str, Any], where: str, classes: str = "", place: Place = "sample {}".format) -> RawData:
+def from_arrays(
+    arrays: Mapping[str, Any], where: str, classes: str = "", place: Place = "sample {}".format, gaps: bool = False
+) -> RawData:
     """Check named arrays and make a data set of them; errors name the arrays by ``where`` and a sample by ``place``.
 
     ``inputs``   [N, …]: images uint8 [N, channels, H, W]; numbers, floating point (a table [N, features], a signal
@@ -61,12 +66,15 @@ def from_arrays(arrays: Mapping[str, Any], where: str, classes: str = "", place:
     The setting ``classes`` comes before the array. Where its names are numbers, labels are names; else numbers are
     indices. Without either the classes are the labels that occur, sorted: sites with data of their own may then differ.
 
-    DataError when something is missing, of the wrong type or length, or not finite.
+    DataError when something is missing, of the wrong type or length, or not finite; with ``gaps``, numbers may be NaN.
     """
     for key in ("inputs", "labels"):
         if arrays.get(key) is None:
             raise DataError(f"{where}: has no {key!r}, only {', '.join(map(repr, arrays)) or 'nothing'}")
-    inputs = _inputs(arrays["inputs"], where, place)
+    inputs = _inputs(arrays["inputs"], where, place, gaps)
+    if lists := [label for label in arrays["labels"] if np.ndim(label)]:
+        several = "several labels of a sample (multi-label) cannot be learned, only one class of each"
+        raise DataError(f"{where}: the first label is {lists[0]!r}: {several}")
     columns = {key: np.asarray(arrays[key]) for key in ("labels", "client", "split") if arrays.get(key) is not None}
     for key, column in columns.items():
         if column.shape != (len(inputs),):
@@ -93,7 +101,7 @@ def class_names(classes: str) -> tuple[str, ...]:
     return names
 
 
-def _inputs(value: Any, where: str, place: Place) -> Inputs:
+def _inputs(value: Any, where: str, place: Place, gaps: bool) -> Inputs:
     try:
         array = np.asarray(value)
     except ValueError as error:
@@ -110,9 +118,9 @@ def _inputs(value: Any, where: str, place: Place) -> Inputs:
             raise DataError(f"{where}: {place(row)} has a token below 0; give numbers as floating point")
         return np.ascontiguousarray(array, dtype=np.int64)
     array = np.ascontiguousarray(array, dtype=np.float32)
-    if not np.isfinite(array).all():
-        first = tuple(np.argwhere(~np.isfinite(array))[0].tolist())
-        raise DataError(f"{where}: {place(first[0])} has {array[first]} at {list(first[1:])}; fill missing values in")
+    if (wrong := np.isinf(array) if gaps else ~np.isfinite(array)).any():
+        first = tuple(np.argwhere(wrong)[0].tolist())
+        raise DataError(f"{where}: {place(first[0])} has {array[first]} at {list(first[1:])}; fill it in, or impute")
     return array
 
 
@@ -127,7 +135,6 @@ def _check_none_missing(column: NDArray[Any], key: str, where: str, place: Place
 
 
 def _class_array(value: Any, where: str) -> tuple[str, ...]:
-    """The names in the array ``classes``, where there is one; DataError if they are no different names."""
     if value is None:
         return ()
     names = () if isinstance(value, str | bytes) else tuple(map(str, value))
@@ -145,6 +152,7 @@ def _labels(
     numbers = column.dtype.kind in "biu"
     if not names:
         classes, labels = np.unique(column if numbers else column.astype(str), return_inverse=True)
+        _check_few(classes.tolist(), len(labels), where)
         return labels.astype(np.int64), tuple(map(str, classes))
     if numbers and not (from_setting and all(name.isdecimal() for name in names)):
         labels = column.astype(np.int64)
@@ -157,6 +165,22 @@ def _labels(
         key = f"classes = {','.join(names)!r}" if from_setting else f"classes {', '.join(names)}"
         raise DataError(f"{where}: {place(row)} has the label {str(column[row])!r}, which is none of {key}")
     return labels, names
+
+
+def _check_few(classes: list[Any], samples: int, where: str) -> None:
+    """DataError where the labels are rather quantities, or names of the samples, than classes."""
+    several = f"{where}: the labels have {len(classes)} different values of {samples} samples, such as {classes[0]!r}"
+    if len(classes) > FEW_CLASSES and not isinstance(classes[0], int) and all(map(is_number, classes)):
+        raise DataError(f"{several}: quantities (regression) cannot be learned; make classes of them, as low and high")
+    if len(classes) > max(FEW_CLASSES, samples / 2):
+        raise DataError(f"{several}: no classes, but quantities or names of samples; name `classes` if they are some")
+
+
+def is_number(value: Any) -> bool:
+    try:
+        return math.isfinite(float(value))
+    except (ValueError, TypeError):
+        return False
 
 
 def _official(column: NDArray[Any], where: str, place: Place) -> Images:
@@ -173,15 +197,15 @@ def _official(column: NDArray[Any], where: str, place: Place) -> Images:
 class StoredRows:
     """Rows int64 [N] of a memory-mapped array [M, …]: like an array, but each index reads from the disk."""
 
-    def __init__(self, array: Inputs, rows: Ints) -> None:
-        self.array, self.rows = array, rows
+    def __init__(self, array: Inputs, rows: Ints, fill: Sequence[float] = ()) -> None:
+        self.array, self.rows, self.fill = array, rows, fill
         self.shape, self.dtype, self.ndim = (len(rows), *array.shape[1:]), array.dtype, array.ndim
 
     def __len__(self) -> int:
         return len(self.rows)
 
     def __getitem__(self, index: Any) -> Inputs:
-        return np.asarray(self.array[self.rows[index]])
+        return filled(np.asarray(self.array[self.rows[index]]), self.fill)
 
     def __array__(self, *_: Any, **__: Any) -> Inputs:
         return self[:]
@@ -215,10 +239,7 @@ def _stretched(images: Images, side: int) -> Images:
 
 
 def normalised(inputs: Inputs, mean: Sequence[float], std: Sequence[float], device: torch.device) -> torch.Tensor:
-    """Inputs for models, of the same shape: float32 (x − mean) / std per channel or feature, or int64 tokens.
-
-    Bytes are scaled to [0, 1] first. Without ``mean`` and ``std`` the inputs are tokens, which stay as they are.
-    """
+    """float32 (x − mean) / std per channel or feature, bytes scaled to [0, 1] first; without ``mean`` int64 tokens."""
     import torch
 
     if not mean:
@@ -233,18 +254,31 @@ def normalised(inputs: Inputs, mean: Sequence[float], std: Sequence[float], devi
 
 
 def statistics(inputs: Inputs) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and standard deviation that `normalised` takes: of each channel or feature (axis 1); () for tokens.
-
-    Of images scaled to [0, 1]. A deviation of 0 becomes 1.
-    """
+    """Mean and deviation, 1 in the place of 0, of each channel (in [0, 1]) or feature, axis 1; () for tokens."""
     if are_images(inputs):
         mean, std = _channel_statistics(inputs)
     elif np.issubdtype(inputs.dtype, np.floating):
-        others = (0, *range(2, inputs.ndim))
-        mean, std = inputs.mean(axis=others, dtype=np.float64), inputs.std(axis=others, dtype=np.float64)
+        mean, std = _feature_statistics(inputs)
     else:
         return (), ()
     return tuple(mean.tolist()), tuple(np.where(std > 1e-6, std, 1.0).tolist())
+
+
+def _feature_statistics(numbers: Inputs) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Mean and deviation of each feature, chunk by chunk: the numbers may lie on the disk."""
+    others, total = (0, *range(2, numbers.ndim)), math.prod(numbers.shape) // numbers.shape[1]
+    starts = range(0, len(numbers), CHUNK)
+    mean = sum(numbers[start : start + CHUNK].sum(others, np.float64, keepdims=True) for start in starts) / total
+    square = sum(np.square(numbers[start : start + CHUNK] - mean).sum(others) for start in starts) / total
+    return mean.ravel(), np.sqrt(square)
+
+
+def filled(inputs: Inputs, fill: Sequence[float]) -> Inputs:
+    """The inputs with the value of its feature (axis 1) in the place of NaN; without ``fill`` as they are."""
+    if not fill:
+        return inputs
+    values = np.array(fill, np.float32).reshape(-1, *(1,) * (inputs.ndim - 2))
+    return np.where(np.isnan(inputs), values, inputs)
 
 
 def _channel_statistics(images: Images) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
@@ -252,7 +286,7 @@ def _channel_statistics(images: Images) -> tuple[NDArray[np.float64], NDArray[np
     step = max(1, 2**22 // images[0, 0].size)  # counting takes 8 bytes a pixel
     for start in range(0, len(images), step):
         for channel, count in enumerate(counts):
-            count += np.bincount(images[start : start + step, channel].ravel(), minlength=256)
+            count += np.bincount(images[start : start + step][:, channel].ravel(), minlength=256)
     values, totals = np.arange(256) / 255, counts.sum(axis=1)
     mean = counts @ values / totals
     return mean, np.sqrt(np.maximum(counts @ values**2 / totals - mean**2, 0))

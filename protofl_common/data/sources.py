@@ -10,10 +10,21 @@ import numpy as np
 import protofl_common.data.own as own
 from protofl_common.config.datasets import is_own
 from protofl_common.config.sections import DataSettings
-from protofl_common.data.digits import DOMAINS, LOOKS, REAL, locate_mix, read_domains, read_mix
+from protofl_common.data.digits import (
+    DOMAINS,
+    LOOKS,
+    REAL,
+    locate_digit5,
+    locate_mix,
+    read_digit5,
+    read_domains,
+    read_mix,
+)
 from protofl_common.data.images import locate_folder, read_folder
 from protofl_common.data.partitions import DOMAIN_PARTITIONS, parse_clients_per_domain
+from protofl_common.data.public import PUBLIC, locate_public, read_public
 from protofl_common.data.raw import DataError, RawData, class_names, from_arrays
+from protofl_common.data.table import definition_problems
 from protofl_common.data.torchvision_sets import SETS, locate_torchvision, read_torchvision
 
 Read = Callable[[DataSettings], RawData]
@@ -65,6 +76,8 @@ SOURCES: dict[str, Source] = {
         )
         for name, row in SETS.items()
     },
+    "digit5": Source(read_digit5, locate_digit5, num_classes=10, has_domains=True, has_official=True),
+    **{name: Source(read_public, locate_public, has_domains=True, has_official=True) for name in PUBLIC},
     "breast-cancer": Source(partial(read_table, "load_breast_cancer"), num_classes=2),
     "wine": Source(partial(read_table, "load_wine"), num_classes=3),
     "image-folder": Source(read_folder, locate_folder),
@@ -87,7 +100,7 @@ def source_of(dataset: str) -> Source:
 def check_data_settings(settings: DataSettings) -> None:
     """Check the settings before any client is contacted, without reading data; DataError with a line per problem."""
     source = source_of(settings.dataset)
-    problems = [*_about_parts(settings, source), *_about_classes(settings, source)]
+    problems = [*_about_parts(settings, source), *_about_classes(settings, source), *definition_problems(settings)]
     if problems:
         raise DataError("\n".join(problems))
 

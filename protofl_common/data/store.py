@@ -23,9 +23,10 @@ from protofl_common.data.raw import DataError, RawData, are_images, resized, sta
 from protofl_common.data.sources import source_of
 
 T = TypeVar("T")
-FORMAT = 4  # raise it when the content of the files, or of a data set that a source delivers, changes
+FORMAT = 5  # raise it when the content of the files, or of a data set that a source delivers, changes
 MADE_BY = ("pillow", "matplotlib", "scikit-learn")  # packages that decode, resize or bring images
 ARRAYS = ("inputs", "labels", "domains", "official")
+NAMES = ("classes", "domain_names", "columns")
 
 
 @dataclass(frozen=True)
@@ -72,20 +73,17 @@ def cached(entry: Path, lock: Path, open_it: Callable[[], T | None], build: Call
 
 @lru_cache(maxsize=64)
 def data_key(settings: DataSettings) -> str:
-    """The name of the data set's cache entry.
-
-    The files are listed once per process: a process does not notice that a folder changes while it runs.
-    """
+    """The name of the cache entry. Files are listed once per process, which so notices no later change of them."""
     locate = source_of(settings.dataset).locate
     listing = [_listing(path) for path in locate(settings)] if locate else []
     made_by = [version(package) for package in MADE_BY]
-    shaping = (settings.image_size, settings.text_length, settings.classes)
+    table = (settings.columns, settings.drop, settings.one_hot, settings.impute != "none")
+    shaping = (settings.image_size, settings.text_length, settings.classes, *table)
     key = digest(FORMAT, settings.dataset, shaping, listing, made_by)
     return f"{as_file_name(settings.dataset)}-{key}"
 
 
 def _listing(path: Path) -> list[tuple[str, int, int]]:
-    """Path, size and time of change of ``path`` and of every file below it, sorted."""
     files = [path] if path.is_file() else []
     for folder, subfolders, names in os.walk(path, followlinks=True):
         subfolders.sort()
@@ -94,7 +92,6 @@ def _listing(path: Path) -> list[tuple[str, int, int]]:
 
 
 def _opened(folder: Path) -> StoredData | None:
-    """The cache entry; None when there is none or it is damaged."""
     try:
         files = [(folder / name).stat() for name in ("meta.json", *(f"{name}.npy" for name in ARRAYS))]
     except OSError:
@@ -110,7 +107,7 @@ def _opened_once(folder: Path, state: tuple[tuple[int, int], ...]) -> StoredData
         arrays = {name: np.load(folder / f"{name}.npy", mmap_mode="r") for name in ARRAYS}
         if any(len(array) != meta["samples"] for array in arrays.values()):
             return None
-        facts: dict[str, Any] = {name: tuple(meta[name]) for name in ("classes", "domain_names", "mean", "std")}
+        facts: dict[str, Any] = {name: tuple(meta[name]) for name in (*NAMES, "mean", "std")}
         return StoredData(**arrays, **facts, key=folder.name)
     except (OSError, ValueError, KeyError, TypeError, EOFError):
         return None
@@ -120,7 +117,7 @@ def _build(folder: Path, settings: DataSettings) -> StoredData | None:
     raw = source_of(settings.dataset).read(settings)
     raw = replace(raw, inputs=resized(raw.inputs, settings.image_size))
     mean, std = statistics(raw.inputs if are_images(raw.inputs) else raw.inputs[raw.official == 0])
-    meta = {"samples": len(raw.labels), "classes": raw.classes, "domain_names": raw.domain_names}
+    meta = {"samples": len(raw.labels)} | {name: getattr(raw, name) for name in NAMES}
     with replacing(folder, private=True) as beside:
         beside.mkdir()
         for name in ARRAYS:

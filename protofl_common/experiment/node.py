@@ -11,7 +11,14 @@ from protofl_common.basics.text import is_site_name, names_in
 from protofl_common.config.backbones import is_allowed
 from protofl_common.config.datasets import OWN_FORMATS, is_own
 from protofl_common.config.options import Scalar, SettingsError
-from protofl_common.config.python_names import allow, check_allowed, is_inside, is_python_name, module_of
+from protofl_common.config.python_names import (
+    LIBRARY_NETWORK,
+    allow,
+    check_allowed,
+    is_inside,
+    is_python_name,
+    module_of,
+)
 from protofl_common.experiment.catalog import CATALOG
 from protofl_common.experiment.plugins import installed
 
@@ -19,6 +26,7 @@ REQUIRE_SUMS = "require-secagg"
 PERMISSIONS: dict[str, Scalar] = {  # what an operator may allow or demand, with the defaults
     "allow-download": False,
     "allow-backbones": "",
+    "allow-arch": "",
     "allow-python": "",
     "allow-algorithms": "all",
     REQUIRE_SUMS: False,
@@ -43,12 +51,20 @@ LIMITED = {  # settings of a run -> their limit at a site
 DEMANDS = ("min-class-samples", "require-dp")  # what a site wants of a run beyond what the run offers
 DIVISION = ("test-from", "train-fraction", "validation-fraction")
 """Settings by which a site with data of its own divides them: its node config's, else the defaults, never the run's."""
+TABLE = ("columns", "drop", "one-hot")
+"""Settings that say what of a table becomes inputs. A run may only repeat what the operator says: names of columns and
+categories that a run tries out would tell what a site has."""
 UNDIVIDED: dict[str, Scalar] = {"total-samples": 0, "train-samples": 0, "test-samples": 0, "positive-rate": 1.0}
 """Settings that would leave samples or labels out; at a site with data of its own they have these values."""
 STRICT = (*DEMANDS, REQUIRE_SUMS)  # with these a site names its classes itself: a refusal would tell which it has
+READING = ("dataset", "classes", "image-size", "text-length", *TABLE, "impute", "standardise")  # how files are read
+NODE_OVERRIDES = ("data-dir", *READING, *DIVISION, "arch", "device", "state-dir", "cache-dir")
+SITE_FOLDERS: dict[str, Scalar] = {"data-dir": "", "cache-dir": "", "state-dir": "", "out-dir": "runs"}
 AT_THE_SERVER = ("callback", "dataset")  # keys whose modules no site imports for a run
+NETWORKS = ("arch", "models", "fml.meme", "fedkd.student")  # keys that name networks
 _NOT_ALLOWED = "not allowed on this site; its operator may"
 PARTITION_KEYS = ("partition-id", "num-partitions")  # all that the node config of a simulated client has
+NODE_KEYS = ("site-name", *PARTITION_KEYS, "domain", "statistics", *NODE_OVERRIDES, *DEMANDS, *PERMISSIONS, *LIMITS)
 DELTA = 1e-5  # δ of a site that demands ε alone
 _DP = re.compile(r"epsilon<=(\d+\.?\d*)( delta<=(\d*\.?\d+(?:e-\d+)?))?")
 
@@ -128,8 +144,23 @@ def openly(config: Mapping[str, Scalar], node: Mapping[str, Scalar]) -> tuple[di
     return {**config, "secagg": False}, {**node, REQUIRE_SUMS: False}
 
 
-def demanded(node: Mapping[str, Scalar], config: dict[str, Scalar]) -> Iterator[str]:
-    """Raise ``config`` to what the site demands; a line for each demand that is none, or that the run does not meet."""
+def own_division(node: Mapping[str, Scalar], defaults: Mapping[str, Scalar]) -> dict[str, Scalar]:
+    """Return the settings by which a site with data of its own divides them, whatever the run says; else none."""
+    return UNDIVIDED | {key: node.get(key, defaults[key]) for key in DIVISION} if has_own_data(node) else {}
+
+
+def instead(node: Mapping[str, Scalar], defaults: Mapping[str, Scalar]) -> dict[str, Scalar]:
+    """Return the settings that a site, {} for a simulated client, puts in the place of a run's."""
+    own = {key: node[key] for key in NODE_OVERRIDES if key in node}
+    return (SITE_FOLDERS if node else {}) | own_division(node, defaults) | own
+
+
+def refusals(node: Mapping[str, Scalar], config: dict[str, Scalar], asked: Mapping[str, Scalar]) -> list[str]:
+    """Raise ``config`` to what a site demands; a line for each unmet demand and forbidden value."""
+    return [*_demanded(node, config), *permission_problems(node, config), *definition_problems(node, asked)]
+
+
+def _demanded(node: Mapping[str, Scalar], config: dict[str, Scalar]) -> Iterator[str]:
     least, asked = node.get("min-class-samples", 1), config.get("min-class-samples")
     if type(least) is not int or least < 1:
         yield f"node-config: min-class-samples = {least!r} must be a whole number at least 1"
@@ -161,6 +192,12 @@ def permission_problems(node: Mapping[str, Scalar], config: Mapping[str, Scalar]
         return wrong
     own_choice = {key: value for key, value in config.items() if key not in node}
     return [*_beyond_limits(allowed, own_choice), *_about_data(node, config), *_not_named(allowed, config, own_choice)]
+
+
+def definition_problems(node: Mapping[str, Scalar], asked: Mapping[str, Scalar]) -> list[str]:
+    """A line for each setting of `TABLE` by which a run would choose what is read of a site's table."""
+    beyond = [key for key in TABLE if node and asked.get(key, "") not in ("", node.get(key, ""))]
+    return [f"{key} = {asked[key]!r}: {_NOT_ALLOWED} set it to the same (node config)" for key in beyond]
 
 
 def _wrong_permissions(allowed: Mapping[str, Scalar]) -> Iterator[str]:
@@ -218,6 +255,9 @@ def _not_named(
     for name in names_in(config.get("backbones")):
         if not is_allowed(name, str(allowed["allow-backbones"])):
             yield f"backbones = {name!r}: {_NOT_ALLOWED} name it in allow-backbones (node config)"
+    for key, name in ((at, name) for at in NETWORKS for name in names_in(own_choice.get(at))):
+        if LIBRARY_NETWORK.fullmatch(name) and not is_allowed(name, str(allowed["allow-arch"])):
+            yield f"{key} = {name!r}: {_NOT_ALLOWED} name it in allow-arch (node config)"
     algorithms, algo = names_in(allowed["allow-algorithms"]), config.get("algo")
     if "all" not in algorithms and algo not in algorithms:
         yield f"algo = {algo!r}: {_NOT_ALLOWED} name it in allow-algorithms (node config)"
@@ -225,14 +265,14 @@ def _not_named(
 
 def _modules_named(config: Mapping[str, Scalar]) -> list[tuple[str, str]]:
     points = {} if (algo := str(config.get("algo"))) in CATALOG else installed()
-    found = [(f"algo = {algo!r}", points[algo].module)] if algo in points else []
+    named = [(f"algo = {algo!r}", points[algo].module)] if algo in points else []
     names = [(key, name) for key, name in python_names(config) if key not in AT_THE_SERVER]
-    return found + [(f"{key} = {name!r}", module_of(name)) for key, name in names]
+    return named + [(f"{key} = {name!r}", module_of(name)) for key, name in names]
 
 
 def python_names(config: Mapping[str, Scalar]) -> Iterator[tuple[str, str]]:
     """The values ``module:name`` of a run's settings, each with its key."""
-    for key in ("metrics", "dataset", "arch", "models", "fml.meme", "fedkd.student", "callback"):
+    for key in ("metrics", "dataset", *NETWORKS, "callback"):
         for name in filter(is_python_name, names_in(config.get(key))):
             if not name.startswith("hf:"):
                 yield key, name

@@ -1,14 +1,12 @@
 """A trained model as a file: weights and prototypes as safetensors, and a small JSON card that says what they are."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any, Self, get_args, get_origin, get_type_hints
 
 import torch
 from torch import Tensor
@@ -18,6 +16,7 @@ from protofl_common.basics.tensorfile import TensorFileError, read_tensors, writ
 from protofl_common.basics.text import LONGEST_NAME, printable
 from protofl_common.config.architectures import ARCHITECTURES, PROJECTION
 from protofl_common.config.options import SettingsError
+from protofl_common.config.python_names import LIBRARY_NETWORK
 from protofl_common.maths.prototypes import Prototypes
 from protofl_common.models.build import build_model, with_group_norm
 from protofl_common.models.split import SplitModel
@@ -53,6 +52,8 @@ class ModelCard:
     temperature: float  # T of the probabilities by prototype, see `calibration`
     calibrated_on: str  # the data that choose ``inference``, T, the limit of unknown inputs: ``validation``, ``test``
     chosen_on: str  # the data that chose this round as the best: ``validation``, ``test``; "": it is the run's last
+    fill: tuple[float, ...] = ()  # what stands in the place of missing values, per feature; () where none may miss
+    columns: tuple[str, ...] = ()  # of a table, in the order of its features: ``age``, ``sex:f|m``
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,9 @@ class TrainedModel:
     def build(self) -> SplitModel:
         """The model, on the CPU, ready to predict; SettingsError if the weights are not of the network on the card."""
         try:
-            if self.card.arch in (*ARCHITECTURES, PROJECTION):  # before it takes memory that the weights do not need
+            if self.card.arch in (*ARCHITECTURES, PROJECTION) or LIBRARY_NETWORK.fullmatch(
+                self.card.arch
+            ):  # before it takes memory that the weights do not need
                 with torch.device("meta"):
                     self._untrained().load_state_dict(self.weights, assign=True)
             model = self._untrained()
@@ -107,7 +110,7 @@ class TrainedModel:
         write_text(folder / CARD, json.dumps(facts, indent=2, ensure_ascii=False) + "\n")
 
     @classmethod
-    def read(cls, file: Path) -> TrainedModel:
+    def read(cls, file: Path) -> Self:
         """The model in a file; SettingsError if there is none, if it is damaged, or of another version."""
         try:
             tensors, facts = read_tensors(file, torch.device("cpu"))
@@ -141,6 +144,7 @@ def _fits(prototypes: Prototypes, card: ModelCard) -> bool:
 def _card(facts: Any) -> ModelCard:
     """A card that a stranger may have written; ValueError names what is wrong with it."""
     kinds = get_type_hints(ModelCard)
+    facts = {"fill": [], "columns": []} | facts if isinstance(facts, dict) else facts  # cards of before have none
     if not isinstance(facts, dict) or facts.keys() != kinds.keys():
         raise ValueError("not the entries of a card")
     choices: dict[str, tuple[str, ...]] = {"inference": KINDS, "similarity": ("l2", "cosine")}
@@ -149,7 +153,11 @@ def _card(facts: Any) -> ModelCard:
     for name, value in facts.items():
         if not _is(value, kinds[name]) or value not in choices.get(name, (value,)):
             raise ValueError(f"{name} = {printable(repr(value))}")
-    if len(facts["mean"]) != len(facts["std"]) or math.prod(facts["input_shape"]) > MOST_NUMBERS:
+    if (
+        len(facts["mean"]) != len(facts["std"])
+        or len(facts["fill"]) not in (0, len(facts["mean"]))
+        or math.prod(facts["input_shape"]) > MOST_NUMBERS
+    ):
         raise ValueError("its input_shape is too large, or it has not as many means as deviations")
     lists = {name: tuple(value) for name, value in facts.items() if isinstance(value, list)}
     return ModelCard(**facts | lists)
@@ -158,9 +166,9 @@ def _card(facts: Any) -> ModelCard:
 def _is(value: Any, kind: Any) -> bool:
     """Return whether a value of a JSON file is of a type of `ModelCard`, of bounded size and fit for a terminal."""
     if get_origin(kind) is tuple:
-        return isinstance(value, list) and all(_is(one, get_args(kind)[0]) for one in value)
+        return isinstance(value, list) and all(_is(entry, get_args(kind)[0]) for entry in value)
     if get_origin(kind) is dict:
-        return isinstance(value, dict) and all(_is(one, str) and _is(value[one], float) for one in value)
+        return isinstance(value, dict) and all(_is(entry, str) and _is(value[entry], float) for entry in value)
     if kind is str:
         return isinstance(value, str) and len(value) <= LONGEST_NAME and value.isprintable()
     if kind is int:

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from PIL import Image
@@ -15,8 +15,12 @@ from PIL import Image
 from protofl_common.basics.files import replacing
 from protofl_common.config.options import SettingsError
 from protofl_common.data.images import read_image
-from protofl_common.data.own import Rows, tokens
+from protofl_common.data.own import tokens
 from protofl_common.data.raw import DataError, Images, Inputs
+from protofl_common.data.table import Rows, name_and_categories, read_columns
+
+if TYPE_CHECKING:
+    from protofl_common.models.trained import ModelCard  # PyTorch, seconds
 
 ARRAYS = (".npy", ".npz")
 FILES = 256  # of a batch; the next one is decoded ahead
@@ -31,9 +35,9 @@ class Samples(NamedTuple):
     problems: dict[str, str]  # file that could not be read -> why
 
 
-def read_ahead(files: Sequence[Path], shape: tuple[int, ...], kind: str, *, fast: bool = False) -> Iterator[Samples]:
-    """Yield the samples of ``files`` in batches of a sample's ``shape`` and type, in their order."""
-    read = partial(_read, shape=shape, kind=kind, fast=fast)
+def read_ahead(files: Sequence[Path], card: "ModelCard", *, fast: bool = False) -> Iterator[Samples]:
+    """Yield the samples of ``files`` in batches, as the model of the ``card`` takes them, in their order."""
+    read = partial(_read, card=card, fast=fast)
     batches = [files[start : start + FILES] for start in range(0, len(files), FILES)]
     with ThreadPoolExecutor() as pool:
         ahead = pool.map(read, batches[0])
@@ -49,13 +53,14 @@ def _joined(parts: list[Samples]) -> Samples:
     return Samples(names, np.concatenate(inputs) if inputs else None, problems)
 
 
-def _read(file: Path, shape: tuple[int, ...], kind: str, fast: bool) -> Samples:
+def _read(file: Path, card: "ModelCard", fast: bool) -> Samples:
+    shape, kind = card.input_shape, card.input_type
     name = os.fsencode(file).decode(errors="backslashreplace")  # a name need not be text
     try:
         if kind == "uint8" and file.suffix not in ARRAYS:
             colour = read_image(file, shape[1], fast=fast)  # stretched to the model's size
             return Samples([name], (colour if shape[0] == 3 else _grey(colour))[None], {})
-        rows = _rows(file, shape, kind)
+        rows = _rows(file, card)
         if rows.shape[1:] != shape:
             raise DataError(f"a sample is {list(rows.shape[1:])}; the model takes {list(shape)}")
         if not np.can_cast(rows.dtype, kind, "same_kind"):
@@ -65,8 +70,8 @@ def _read(file: Path, shape: tuple[int, ...], kind: str, fast: bool) -> Samples:
         return Samples([], None, {name: str(error) if isinstance(error, DataError) else repr(error)})
 
 
-def _rows(file: Path, shape: tuple[int, ...], kind: str) -> Inputs:
-    """The samples of a file: ``.npy``, ``.npz`` with ``inputs``, or CSV with the columns of the training data."""
+def _rows(file: Path, card: "ModelCard") -> Inputs:
+    """The samples of a file: ``.npy``, ``.npz`` with ``inputs``, or CSV or Parquet with the columns of the training."""
     if file.suffix == ".npy":
         array: Inputs = np.load(file, allow_pickle=False)
         return array
@@ -76,9 +81,12 @@ def _rows(file: Path, shape: tuple[int, ...], kind: str) -> Inputs:
                 raise DataError(f"has no array 'inputs', only {', '.join(map(repr, arrays))}")
             return np.asarray(arrays["inputs"])
     rows = Rows(file)
-    if kind == "int64":
-        return tokens(rows.texts(), shape[0])
-    return rows.numbers(rows.others)
+    if card.input_type == "int64":
+        return tokens(rows.texts(), card.input_shape[0])
+    names = [name_and_categories(column)[0] for column in card.columns]
+    if absent := [name for name in names if name not in rows.columns]:
+        raise DataError(f"has no column {absent[0]!r}; the model takes {', '.join(names)}")
+    return read_columns(rows.columns, card.columns or rows.others, str(file), rows.place, gaps=bool(card.fill))
 
 
 def _grey(colour: Images) -> Images:
@@ -87,10 +95,7 @@ def _grey(colour: Images) -> Images:
 
 @contextmanager
 def rows_file(path: Path) -> Iterator[Add]:
-    """Yield a function for rows of equal columns; in the end they replace ``path``, but for an error.
-
-    SettingsError for a wrong suffix, and where a package or the folder is missing.
-    """
+    """Yield a function for rows of equal columns, which in the end replace ``path``; SettingsError if they cannot."""
     if path.suffix not in (".csv", ".parquet"):
         raise SettingsError(f"--out {path}: must end in .csv or .parquet")
     try:

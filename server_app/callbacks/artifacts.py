@@ -56,10 +56,10 @@ class Artifacts(Callback):
         margins_row: MarginRow = {
             "round": result.number,
             "global": None if owned is None else _numbers(margins(owned, classes)),
-            "clients": {site: _numbers(margins(one, classes)) for site, one in sent.items()},
+            "clients": {site: _numbers(margins(prototypes, classes)) for site, prototypes in sent.items()},
         }
         run.files.add(MARGINS, margins_row)
-        sets = {site: (one.means, one.labels) for site, one in sent.items()}
+        sets = {site: (prototypes.means, prototypes.labels) for site, prototypes in sent.items()}
         more = {} if owned is None else {"global-means": owned.means, "global-labels": owned.labels}
         path = run.folder / "client-prototypes.safetensors"
         self._write = partial(_write_owned, path, "means", sets, result.number, more)
@@ -115,13 +115,14 @@ def _division(run: Run) -> dict[str, SiteFacts]:
         shares = counts_of_shares(run.settings.data, seed=run.settings.run.seed, chosen=chosen, clients=clients)
     except (DataError, SettingsError, OSError):  # the server need not have the data, nor a module that reads them
         return {}
-    known = {site: shares[partition] for site, partition in of_site.items() if partition in shares}
-    return {site: {"train-classes": share.train.tolist()} for site, share in known.items() if _fits(cards[site], share)}
+    of_site = {site: number for site, number in of_site.items() if number in shares}
+    fitting = {site: shares[number] for site, number in of_site.items() if _fits(cards[site], shares[number])}
+    return {site: {"train-classes": share.train.tolist()} for site, share in fitting.items()}
 
 
 def _fits(card: SiteCard, share: ShareCounts) -> bool:
     samples = (int(share.train.sum()), int(share.test.sum()))
-    has_classes = all(label < len(share.train) and share.train[label] > 0 for label in card.holds)
+    has_classes = all(label < len(share.train) and share.train[label] > 0 for label in card.present)
     return samples == (card.train_samples, card.test_samples) and card.domain == share.domain and has_classes
 
 

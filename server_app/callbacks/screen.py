@@ -8,16 +8,19 @@ from protofl_common.basics.text import in_order
 from protofl_common.config.sections import DataSettings, protections
 from protofl_common.experiment.settings import Settings, to_run_config
 from protofl_common.maths.aggregation import FEWEST
-from protofl_common.runs.comparison import compared, counted, sentence, side_by_side
 from protofl_common.runs.figures import (
     HIDDEN,
     MEASURES,
     Table,
     accuracy_rows,
     chosen,
+    compared,
+    counted,
     lost_text,
     metric_rows,
+    sentence,
     short_best,
+    side_by_side,
 )
 from protofl_common.runs.folder import KINDS, SITES, RoundRow, Summary, troubles
 from protofl_common.runs.metrics import human_bytes, human_seconds
@@ -54,7 +57,7 @@ class Screen(Callback):
             shares = [(name, 100 * samples[name] / max(1, sum(samples.values()))) for name in samples]
             texts = [f"{name} {share:.1f} %" for name, share in sorted(shares, key=lambda one: -one[1])]
             say(f"shares of the training samples: {_first(texts, ' with less')}")
-        holders = Counter(label for card in cards for label in card.holds)
+        holders = Counter(label for card in cards for label in card.present)
         few, merging = sum(number < FEWEST for number in holders.values()), federation.bounds.prototypes[0]
         if few and merging != "mean":
             say(f"warning: fewer than {FEWEST} clients hold {few} classes, where merging = {merging!r} outvotes nobody")
@@ -96,17 +99,17 @@ def samples_line(cards: Collection[SiteCard], data: DataSettings) -> str:
     Sites that divide one data set have found the same samples, all others samples of their own.
     """
     divided = [card.found for card in cards if card.num_partitions and data.partition != "own"]
-    found = sum(card.found for card in cards) - sum(divided) + max(divided, default=0)
+    total = sum(card.found for card in cards) - sum(divided) + max(divided, default=0)
     train, test = sum(card.train_samples for card in cards), sum(card.test_samples for card in cards)
     validation = sum(card.validation_samples for card in cards)
     capped = f" (train-samples = {data.train_samples} a client)" if data.train_samples else ""
     between = f" · {validation:,} for validation" if validation else ""
-    left = found - train - validation - test
+    left = total - train - validation - test
     if left > 0:
         rest = f"{left:,} left out ({', '.join(_selecting(data)) or 'of clients that are not here'})"
     else:
         rest = "some of them used by several clients" if left else "none left out"
-    return f"samples: {found:,} found · {train:,} for training{capped}{between} · {test:,} for testing · {rest}"
+    return f"samples: {total:,} found · {train:,} for training{capped}{between} · {test:,} for testing · {rest}"
 
 
 def _selecting(data: DataSettings) -> list[str]:
@@ -141,7 +144,7 @@ def final_table(summary: Summary) -> str:
     data = "the sites' own data" if summary["partition"] == "own" else summary["dataset"]
     best, sizes = summary["best-accuracy"], summary["bytes"]
     rows = accuracy_rows(
-        summary["accuracy"], {kind: short_best(one) for kind, one in best.items()}, summary.get("validation", {})
+        summary["accuracy"], {kind: short_best(figure) for kind, figure in best.items()}, summary.get("validation", {})
     )
     private = f"ε ≤ {summary['epsilon']:.2f} · " if "epsilon" in summary else ""
     hidden = any("std" not in figures for figures in summary["accuracy"].values())

@@ -162,6 +162,49 @@ def test_onnx_computes_the_same(tmp_path: Path, series: str, texts: str, kind: s
         np.testing.assert_allclose(distances[0], wanted.distances_NP, atol=1e-4)
 
 
+@pytest.fixture
+def messy(tmp_path: Path) -> str:
+    """A table of two hospitals with a name, a category and gaps; the label follows from the category and the age."""
+    rng = np.random.default_rng(0)
+    rows = ["name,sex,age,chol,client,split,label"]
+    for i in range(120):
+        sex, age, part = "fm"[i % 2], rng.normal(40 + 20 * (i % 3 == 0)), "test" if i % 4 == 3 else "train"
+        label = ("well", "sick")[(sex == "f") ^ (i % 3 == 0)]
+        rows.append(f"P{i},{sex},{age},{rng.normal(200) if i % 7 else ''},{('north', 'south')[i < 60]},{part},{label}")
+    (tmp_path / "messy.csv").write_text("\n".join(rows) + "\n")
+    return str(tmp_path / "messy.csv")
+
+
+def test_a_messy_table_is_learned_exported_and_predicted_from_as_it_stands(
+    tmp_path: Path, messy: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The exported model reads the same columns, fills gaps as its site has, and so does its ONNX file."""
+    runtime = pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    table = {"dataset": "arrays", "data_dir": messy, "drop": "name", "one_hot": "sex:f|m", "impute": "median"}
+    table |= {"partition": "natural", "test_from": "official-own", "models": "mlp-1"}
+    config = run_config(tmp_path, algo="fedavg", **table, **LEARN | {"rounds": 3, "batch_size": 8})
+    run = run_federation(config, clients=2)
+    assert accuracy(run) > 0.8
+    out = tmp_path / "model"
+    assert main(["export", str(run.folder), "--site", "site-0", "--out", str(out), "--onnx"]) == 0
+    lines = Path(messy).read_text().splitlines()
+    tested = [line for line in lines if ",north,test," in line]
+    mixed = [",".join(reversed(line.split(",")[1:])) for line in (lines[0], *tested)]  # other order, without names
+    (tmp_path / "new.csv").write_text("\n".join(mixed) + "\n")
+    capsys.readouterr()
+    assert main(["predict", str(out), str(tmp_path / "new.csv"), "--by", "head", "--json"]) == 0
+    names = [json.loads(line)["name"] for line in capsys.readouterr().out.splitlines()]
+    right = np.mean([line.endswith(name) for line, name in zip(tested, names, strict=True)])
+    assert right == run.summary["accuracy-of-clients"]["site-0"]["head"]
+    raw = np.array([[1, 0, 50, np.nan]], np.float32)
+    (logits,) = runtime.InferenceSession(str(out / "model.onnx")).run(None, {"inputs": raw})
+    np.testing.assert_allclose(logits, Predictor.load(out).outputs(raw).logits_NC, atol=1e-4)
+    (tmp_path / "new.csv").write_text("age,chol\n1,2\n")
+    assert main(["predict", str(out), str(tmp_path / "new.csv")]) == 1
+    assert "has no column 'sex'; the model takes sex, age, chol" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("algo", ["fedproto", "fedavg", "fedplvm"])
 def test_a_network_of_the_users_own(tmp_path: Path, nets: str, algo: str) -> None:
     """One that calls a layer twice, as the fused step of the catalog's networks does not allow."""

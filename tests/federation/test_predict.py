@@ -3,6 +3,8 @@
 import csv
 import json
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -25,6 +27,11 @@ BROKEN: dict[str, bytes] = {
     "wrong.webp": b"RIFF\x10\x00\x00\x00WEBPVP8 ",
     "negative.pgm": b"P5 -1 -1 255\n",
 }
+
+
+def card_of(shape: tuple[int, ...]) -> Any:
+    """What of a model's card reading needs."""
+    return SimpleNamespace(input_shape=shape, input_type="uint8", columns=(), fill=())
 
 
 @pytest.fixture(scope="module")
@@ -115,7 +122,7 @@ def test_a_large_photo_read_fast_is_nearly_the_same(tmp_path: Path) -> None:
     Image.fromarray(pixels).resize((800, 600), resample=2).save(tmp_path / "photo.jpg")
     shape = (3, 28, 28)
     (whole,), (fast,) = (
-        [one.inputs for one in reading.read_ahead([tmp_path / "photo.jpg"], shape, "uint8", fast=fast)]
+        [one.inputs for one in reading.read_ahead([tmp_path / "photo.jpg"], card_of(shape), fast=fast)]
         for fast in (False, True)
     )
     assert whole is not None
@@ -175,7 +182,7 @@ def test_arrays_of_images_are_read_and_a_file_without_inputs_says_what_it_has(tm
     np.savez(tmp_path / "some.npz", inputs=pixels)
     np.savez(tmp_path / "none.npz", x_train=pixels)
     files = [tmp_path / "some.npz", tmp_path / "none.npz"]
-    (found,) = reading.read_ahead(files, (1, 8, 8), "uint8")
+    (found,) = reading.read_ahead(files, card_of((1, 8, 8)))
     assert found.inputs is not None
     assert (found.inputs == pixels).all()
     assert found.problems == {str(files[1]): "has no array 'inputs', only 'x_train'"}

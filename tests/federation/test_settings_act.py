@@ -40,7 +40,9 @@ ELSEWHERE = {
     "bind-sites max-silent-rounds": "test_faults: who may be a site, and who is left out",
     "secagg secagg-threshold": "test_secagg: what the server sees, and when a round has no sum",
     "data-dir download cache-dir classes test-from text-length": "tests/unit/protofl_common/data: they need files",
+    "columns drop one-hot impute standardise": "tests/unit/protofl_common/data/test_tables.py: they need a table",
     "dp dp-epsilon dp-delta dp-clip dp-feature-clip gradient-noise": "test_privacy: noise without a seed",
+    "gaussian.revocable gaussian.start-from": "test_forget",
     "eval-batch-size": "test_evaluation: any value gives the same figures, up to rounding",
     "device precision threads state-dir": "test_federation, test_gpu, tests/system: the client's machine",
 }

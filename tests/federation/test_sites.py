@@ -181,6 +181,19 @@ def test_downloads_and_strange_weights_need_the_operators_word(run: dict[str, An
     settings_of(run, SIMULATED)
 
 
+@pytest.mark.parametrize("key", ["columns", "drop", "one-hot"])
+def test_a_run_says_of_a_sites_table_what_the_operator_says_or_nothing(key: str) -> None:
+    """Else it could try out which columns and categories a site has."""
+    value, site = "a:x|y" if key == "one-hot" else "a,b", SITE | {"dataset": "arrays", "data-dir": "/data"}
+    for node in (site, site | {key: "c:x|y"}, SITE | {"dataset": "arrays", "partition-id": 0, "num-partitions": 2}):
+        with pytest.raises(SettingsError, match=f"{key} = '.*not allowed on this site; its operator may set it"):
+            settings_of({key: value, "partition": "own"}, node)
+    for run in ({key: value}, {}):
+        data = settings_of(run | {"partition": "own"}, site | {key: value}).data
+        assert getattr(data, key.replace("-", "_")) == value
+    settings_of({key: value}, SIMULATED)
+
+
 @pytest.mark.parametrize(
     ("backbones", "allowed"),
     [

@@ -25,23 +25,20 @@ from packaging.requirements import Requirement
 
 from protofl_common.config.options import SettingsError
 from protofl_common.data import DataError
+from protofl_common.data.raw import described
+from protofl_common.data.sources import source_of
 from protofl_common.data.store import cache_root
 from protofl_common.experiment.settings import Settings, app_folder, default_run_config
-from protofl_common.tools.cli.arguments import (
-    DEFAULT_FEDERATION,
-    add_allow_python,
-    add_json,
-    read_assignments,
-    read_recipe,
-)
+from protofl_common.tools.cli.arguments import add_allow_python, add_json, read_assignments, read_recipe
 from protofl_common.tools.cli.run import checked
 from protofl_common.tools.findings import FACT, WARNING, WRONG, Finding, existing, show
 
 OF_A_CLIENT = 700e6  # bytes of memory of a simulated client at work
 FEW_BYTES, FEW_SHARED = 2e9, 500e6  # less space, or less shared memory, is too little
+TABLES = ("arrays", "text-csv")  # data that are read now: decoding images takes minutes
 PROC, BIN = Path("/proc"), Path(sys.executable).parent
 RAY_NOTE = Path("/tmp/ray/ray_current_cluster")
-CLIENTS = DEFAULT_FEDERATION["num-supernodes"]
+CLIENTS = read_recipe("").federation["num-supernodes"]
 
 
 def describe(parser: argparse.ArgumentParser) -> None:
@@ -59,7 +56,7 @@ def act(arguments: argparse.Namespace) -> int:
     if arguments.clients < 1:
         raise SettingsError(f"--clients {arguments.clients}: must be at least 1")
     arguments.settings = read_recipe(arguments.recipe).settings | read_assignments(arguments.settings)
-    return show("doctor", (one for check in CHECKS for one in _safely(check, arguments)), arguments.json)
+    return show("doctor", (finding for check in CHECKS for finding in _safely(check, arguments)), arguments.json)
 
 
 Found = Iterator[tuple[str, str, str]]  # level, text, and the cure, which a fact does not have
@@ -161,6 +158,11 @@ def _settings(asked: argparse.Namespace) -> Found:
     try:
         settings = checked(default_run_config() | asked.settings)
         yield FACT, f"right; the data set {settings.data.dataset} is here", ""
+        if settings.data.dataset in TABLES:
+            data = source_of(settings.data.dataset).read(settings.data)
+            clients = f"; clients: {', '.join(data.domain_names)}" if data.domain_names else ""
+            samples = f"{len(data.labels)} samples, {described(data.inputs)}"
+            yield FACT, f"{samples}, of {len(data.classes)} classes: {', '.join(data.classes)}{clients}", ""
     except (SettingsError, DataError) as error:
         text = str(error).replace("\n", f"\n{'':22}")
         yield WRONG, text, "correct that setting; protofl list shows choices"

@@ -26,9 +26,11 @@ class _Whole(nn.Module):
         per_channel = (-1, *(1,) * (len(trained.card.input_shape) - 1))
         self.mean = torch.tensor(trained.card.mean).view(per_channel)
         self.std = torch.tensor(trained.card.std).view(per_channel)
+        self.fill = torch.tensor(trained.card.fill).view(per_channel)
         self.scale = 255 if trained.card.input_type == "uint8" else 1
 
     def forward(self, inputs: Tensor) -> tuple[Tensor, ...]:
+        inputs = torch.where(inputs.isnan(), self.fill, inputs) if len(self.fill) else inputs
         features = self.model.body((inputs / self.scale - self.mean) / self.std if len(self.mean) else inputs)
         logits = self.model.head(features)
         if self.prototypes is None:

@@ -1,0 +1,213 @@
+"""Tables of the user's own: every bad column in one message, categories, gaps, and what values are fitted on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+from pyarrow import parquet
+
+from protofl_common.data import ClientData, DataError
+from protofl_common.data.raw import from_arrays, normalised
+from protofl_common.data.store import StoredData, data_key, open_data
+from protofl_common.data.table import read_columns
+from tests.unit.protofl_common.data.conftest import MakeSettings, OpenAll
+
+MESSY = """id,admitted,sex,age,chol,client,label
+P1,2021-03-04,f,40,,north,sick
+P2,2021-03-05,m,50,180,north,well
+P3,2021-03-06,,60,?,south,sick
+P4,2021-03-07,m,70,200,south,well
+P5,2021-03-08,f,80,220,south,well
+"""
+CLEAN: dict[str, Any] = {"drop": "id,admitted", "one_hot": "sex:f|m", "impute": "median"}
+
+
+@pytest.fixture
+def opened(data_settings: MakeSettings, tmp_path: Path) -> Any:
+    """``opened(text)``: the table of a CSV file with these lines."""
+
+    def open_(text: str, **settings: Any) -> StoredData:
+        (tmp_path / "t.csv").write_text(text)
+        data_key.cache_clear()
+        return open_data(data_settings(dataset="arrays", data_dir=str(tmp_path / "t.csv"), **settings))
+
+    return open_
+
+
+def test_every_bad_column_is_in_one_message_with_what_to_do(opened: Any) -> None:
+    with pytest.raises(DataError) as caught:
+        opened(MESSY)
+    first, *lines, last = str(caught.value).splitlines()
+    assert first.endswith("t.csv: 4 columns cannot be used as they are")
+    assert [line.split(":")[0].strip() for line in lines] == [
+        f"line 2, column '{name}'" for name in ("id", "admitted", "sex", "chol")
+    ]
+    assert "'2021-03-04' is not a finite number but a date" in lines[1]
+    assert lines[2].endswith(
+        """'f' is not a finite number but text; name its categories (4 of 5 values): one-hot="sex:f|m\""""
+    )
+    assert "'' is not a finite number but a gap" in lines[3]
+    assert "(2 of 5 values): impute=median" in lines[3]
+    assert last.strip() == 'all: drop="id,admitted" one-hot="sex:f|m" impute="median"'
+    assert opened(MESSY, **CLEAN).columns == ("sex:f|m", "age", "chol")  # which is what the last line says
+
+
+def test_categories_are_columns_of_zero_and_one_and_gaps_stay_open(opened: Any) -> None:
+    data = opened(MESSY, **CLEAN)
+    assert data.inputs[:, :3].tolist() == [[1, 0, 40], [0, 1, 50], [0, 0, 60], [0, 1, 70], [1, 0, 80]]
+    assert np.isnan(data.inputs[:, 3]).tolist() == [True, False, True, False, False]
+    picked = opened(MESSY, columns="age, sex", one_hot="sex:m|f", impute="mean")
+    assert picked.inputs[0].tolist() == [40, 0, 1]
+
+
+def test_one_and_one_point_nought_are_one_category() -> None:
+    found = read_columns({"cp": ["1", "1.0", "2", " 2"]}, ["cp:1|2"], "here", "line {}".format, gaps=False)
+    assert found.argmax(1).tolist() == [0, 0, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        (CLEAN | {"one_hot": "sex:m|d"}, "line 2, column 'sex': 'f' is none of the categories in one-hot"),
+        (CLEAN | {"impute": "none", "drop": "id,admitted,chol"}, "line 4, column 'sex': '' is not a finite number"),
+        (CLEAN | {"drop": "id,admited"}, "drop: .* has no column 'admited' for the inputs; those are: id, admitted"),
+        (CLEAN | {"columns": "age"}, "one-hot: .* has no column 'sex' for the inputs; those are: age"),
+        (CLEAN | {"columns": "age,label"}, "columns: .* has no column 'label' for the inputs"),
+    ],
+)
+def test_what_no_definition_covers_is_refused(opened: Any, settings: dict[str, Any], said: str) -> None:
+    with pytest.raises(DataError, match=said):
+        opened(MESSY, **settings)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"one_hot": "sex"}, "one-hot = 'sex': 'sex' must be COLUMN:CATEGORY"),
+        ({"one_hot": "cp:1|1.0"}, "must be COLUMN:CATEGORY"),
+        ({"drop": "id", "dataset": "text-csv"}, "drop = 'id': only for a table of your own"),
+    ],
+)
+def test_a_definition_that_is_none_is_refused_before_reading(
+    open_all: OpenAll, changes: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(DataError, match=said):
+        open_all(2, **{"dataset": "arrays", "data_dir": "absent"} | changes)
+
+
+def test_parquet_has_numbers_texts_and_gaps_of_its_own(data_settings: MakeSettings, tmp_path: Path) -> None:
+    columns = {"a": [1.5, None], "on": [True, False], "sex": ["m", None], "label": ["x", "y"]}
+    parquet.write_table(pa.table(columns), tmp_path / "t.parquet")
+    own = {"dataset": "arrays", "data_dir": str(tmp_path), "one_hot": "sex:f|m"}
+    data = open_data(data_settings(**own, impute="mean"))
+    assert np.nan_to_num(data.inputs, nan=-1).tolist() == [[1.5, 1, 0, 1], [-1, 0, 0, 0]]
+    with pytest.raises(DataError, match=r"row 1, column 'a': None is not a finite number but a gap"):
+        open_data(data_settings(**own))
+
+
+# -- what values are fitted on
+
+
+def table(test: float = 0.0, south: float = 0.0) -> str:
+    """Two clients of eight samples, one in four for testing; ``test`` and ``south`` are added to those samples."""
+    rows = ["a,b,client,split,label"]
+    for row in range(16):
+        part, client = "test" if row % 4 == 3 else "train", "south" if row >= 8 else "north"
+        value = row * row + test * (part == "test") + south * (client == "south")
+        rows.append(f"{value if row % 5 else ''},{-value},{client},{part},{'xy'[row % 2]}")
+    return "\n".join(rows) + "\n"
+
+
+def seen(client: ClientData) -> list[list[float]]:
+    """The training inputs as a model is given them."""
+    return normalised(client.train_inputs, client.mean, client.std, torch.device("cpu")).tolist()
+
+
+@pytest.mark.parametrize("standardise", ["auto", "client", "pooled"])
+@pytest.mark.parametrize("impute", ["mean", "median"])
+def test_neither_test_samples_nor_other_clients_change_what_is_trained_on(
+    opened: Any, open_all: OpenAll, tmp_path: Path, standardise: str, impute: str
+) -> None:
+    own = {"dataset": "arrays", "data_dir": str(tmp_path / "t.csv"), "partition": "natural", "train_samples": 0}
+    own |= {"test_from": "official-own", "impute": impute, "standardise": standardise}
+    found = []
+    for changes in ({}, {"test": 1e4}, {"south": 1e4}):
+        opened(table(**changes), impute=impute)
+        north, south = open_all(2, **own)
+        assert np.isfinite(np.concatenate([north.train_inputs, north.test_inputs])).all()
+        found.append((seen(north), seen(south), north.fill))
+    plain, other_tests, other_south = found
+    assert other_tests == plain
+    assert (other_south[0] == plain[0], other_south[2] == plain[2]) == (standardise != "pooled",) * 2
+    if standardise != "pooled":
+        assert np.allclose(np.mean(plain[0], axis=0), 0, atol=1e-6)
+        assert np.allclose(np.std(plain[0], axis=0), 1, atol=1e-6)
+
+
+def test_a_split_made_here_leaks_nothing_either(opened: Any, open_all: OpenAll, tmp_path: Path) -> None:
+    """Where the file marks no test samples, and of bundled tables."""
+    rows = [f"{row},{'xy'[row % 2]}" for row in range(40)]
+    for changed in (False, True):
+        opened("a,label\n" + "\n".join(rows) + "\n")
+        (client,) = open_all(1, dataset="arrays", data_dir=str(tmp_path / "t.csv"), partition="own")
+        assert client.mean == (client.train_inputs.mean(dtype=np.float64),)
+        if not changed:
+            first = seen(client)
+            tested = client.test_inputs.ravel().tolist()
+            rows = [f"-99,{row[-1]}" if float(row[:-2]) in tested else row for row in rows]
+    assert seen(client) == first
+    wine = open_all(3, dataset="wine", partition="iid")
+    for client in wine:
+        np.testing.assert_allclose(client.mean, client.train_inputs.mean(axis=0), rtol=1e-5)
+
+
+def test_images_are_normalised_by_the_data_set_unless_asked(open_all: OpenAll) -> None:
+    whole = open_all(2)
+    assert whole[0].mean == whole[1].mean
+    alone, pooled = open_all(2, standardise="client"), open_all(2, standardise="pooled")
+    assert alone[0].mean != alone[1].mean
+    assert pooled[0].mean == pooled[1].mean != whole[0].mean
+
+
+def test_a_feature_without_any_value_at_a_client_is_nought_there(
+    opened: Any, open_all: OpenAll, tmp_path: Path
+) -> None:
+    lines = [line if ",north," in line or "client" in line else "," + line.split(",", 1)[1] for line in table().split()]
+    opened("\n".join(lines) + "\n", impute="mean")
+    own = {"dataset": "arrays", "data_dir": str(tmp_path / "t.csv"), "partition": "natural"}
+    _, south = open_all(2, **own, test_from="official-own", impute="mean")
+    assert {row[0] for row in seen(south)} == {0.0}
+
+
+# -- labels that are no classes
+
+
+@pytest.mark.parametrize(
+    ("labels", "said"),
+    [
+        (np.linspace(0, 1, 60), r"60 different values of 60 samples, such as '0\.0': quantities \(regression\)"),
+        ([f"{i / 7:.2f}" for i in range(60)], r"quantities \(regression\) cannot be learned"),
+        ([f"P{i}" for i in range(60)], "60 different values of 60 samples, such as 'P0': no classes"),
+        (np.arange(60), "no classes, but quantities or names of samples"),
+        (
+            np.eye(60)[:, :3],
+            r"the first label is array\(\[1\., 0\., 0\.\]\): several labels of a sample \(multi-label\)",
+        ),
+        ([["a"], ["a", "b"]] * 30, r"several labels of a sample \(multi-label\)"),
+    ],
+)
+def test_labels_that_are_no_classes_are_refused_by_name(labels: Any, said: str) -> None:
+    with pytest.raises(DataError, match=said):
+        from_arrays({"inputs": np.ones((60, 2)), "labels": labels}, "here")
+
+
+def test_many_classes_and_few_fractions_are_classes() -> None:
+    assert len(from_arrays({"inputs": np.ones((120, 2)), "labels": np.arange(120) // 2}, "here").classes) == 60
+    assert len(from_arrays({"inputs": np.ones((60, 2)), "labels": np.arange(60) % 6 / 4}, "here").classes) == 6
+    names = ",".join(f"P{i}" for i in range(60))
+    assert len(from_arrays({"inputs": np.ones((60, 2)), "labels": names.split(",")}, "here", names).classes) == 60
