@@ -46,16 +46,6 @@ class Hparams:
         """Say what to set so that a run may end early; "" where nothing is done in the last round only."""
         return ""
 
-    @property
-    def by_site(self) -> str:
-        """Say which of them needs what single sites sent; "" for none."""
-        return ""
-
-    @property
-    def uncovered(self) -> str:
-        """Say which of them differential privacy cannot cover, and why; "" for none."""
-        return ""
-
 
 @dataclass(frozen=True)
 class AlignmentHparams(Hparams):
@@ -117,11 +107,6 @@ class FedPCLHparams(Hparams):
             return declared
         return Exchange(down={"prototypes": declared.down["prototypes"]}, up=declared.up)
 
-    @property
-    def uncovered(self) -> str:
-        why = "fedpcl.loss = 'supcon' compares samples, whose gradients are then no sample's own"
-        return why if self.loss == "supcon" else ""
-
 
 @dataclass(frozen=True)
 class MPFTHparams(ServerTrainingHparams):
@@ -135,16 +120,6 @@ class GaussianHparams(Hparams):
     priors: str = option(choices=("global", "personal"))
     revocable: bool = option()
     start_from: str = option()
-
-    @property
-    def by_site(self) -> str:
-        chosen = {"gaussian.revocable": self.revocable, "gaussian.start-from": self.start_from}
-        return next((key for key, value in chosen.items() if value), "")
-
-    @property
-    def uncovered(self) -> str:
-        why = "gaussian.priors = 'personal' lets the client's own class shares, without noise, shape its predictions"
-        return why if self.priors == "personal" else ""
 
 
 @dataclass(frozen=True)

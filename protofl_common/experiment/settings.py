@@ -19,7 +19,7 @@ from protofl_common.config.backbones import EMBEDDED, parse_backbones
 from protofl_common.config.options import Scalar, SettingsError, did_you_mean, keys_of, read_section, unknown_keys
 from protofl_common.config.python_names import is_python_name
 from protofl_common.config.sections import SECTIONS, TRACKERS, Sections
-from protofl_common.experiment.catalog import CATALOG, Algorithm, Hparams
+from protofl_common.experiment.catalog import CATALOG, Algorithm, FedPCLHparams, Hparams
 from protofl_common.experiment.node import NODE_KEYS, REQUIRE_SUMS, instead, is_site, refusals, required_dp
 from protofl_common.experiment.plugins import algorithm_named, read_hparams
 from protofl_common.privacy.plan import Plan, plan_of
@@ -32,6 +32,8 @@ WITH_SECAGG: dict[str, tuple[Scalar, str]] = {  # key -> what it must be unless 
     "merging": ("mean", "hides the single uploads that it needs"),
     "max-update-ratio": (0.0, "hides the single uploads that it needs"),
     "statistics": ("none", "hides what it tells of single clients"),
+    "gaussian.revocable": (False, "hides what single sites send; to take one out, make the run again without it"),
+    "gaussian.start-from": ("", "hides what single sites send; to add one, make the run again with it"),
     "participation": (1.0, "forbids sums over different clients, whose difference shows single uploads"),
 }
 WITH_DP: dict[str, tuple[Scalar, str]] = {  # what privacy cannot cover: key -> its value then, and why
@@ -42,6 +44,7 @@ WITH_DP: dict[str, tuple[Scalar, str]] = {  # what privacy cannot cover: key -> 
     "gradient-noise": (0.0, "the noise follows from dp-epsilon"),
     "statistics": ("none", "statistics for the report have no noise"),
     "metrics": ("", "only numbers of right predictions have noise"),
+    "gaussian.priors": ("global", "the client's own class shares, without noise, would shape its predictions"),
     "predict-among": ("all", "predictions would show which classes a client has"),
     "baselines": ("", "each baseline would spend ε once more on the same samples; make it a run of its own"),
 }
@@ -274,8 +277,8 @@ def _dp_problems(settings: Settings) -> Iterator[str]:
         yield f"dp = 'sample': {algo} is of another package, whose steps are not covered; choose among {able}"
     elif uncovered := [name for name in settings.exchange.up if name not in settings.row.private]:
         yield f"dp = 'sample': {algo} sends {', '.join(uncovered)}, which it does not cover; choose among {able}"
-    if settings.hparams.uncovered:
-        yield f"dp = 'sample': {settings.hparams.uncovered}"
+    if isinstance(settings.hparams, FedPCLHparams) and settings.hparams.loss == "supcon":
+        yield "dp = 'sample': fedpcl.loss = 'supcon' compares samples, whose gradients are then no sample's own"
     least, whole = settings.privacy.min_class_samples, any(entry.of_all for entry in settings.exchange.up.values())
     if least > 1 and whole:
         yield f"dp = 'sample': min-class-samples = {least}: {algo} sends sums over all classes; choose 1"
@@ -291,8 +294,6 @@ def _secagg_problems(settings: Settings) -> Iterator[str]:
     if training.local_epochs == training.local_steps == 0 and rounds != 1:
         why = f"without training a client sends {same}"
         yield f"local-epochs = 0: {why}; with secagg = true choose at least 1, or rounds = 1"
-    if key := settings.hparams.by_site:
-        yield f"{key}: secagg = true hides what single sites send; to take one out or add one, make the run again"
     if settings.row.one_shot and rounds != 1:
         yield f"rounds = {rounds}: {algo} sends {same}; with secagg = true choose 1"
     if "recall" in names_in(settings.run.metrics):
@@ -312,7 +313,7 @@ def _changed(settings: Settings, needed: Mapping[str, tuple[Scalar, str]]) -> It
     """``key = value``, what is needed and why, of settings that have neither this value nor their default."""
     values = to_run_config(settings)
     for key, (only, why) in needed.items():
-        if values[key] not in (only, _defaults()[key]):
+        if values.get(key, only) not in (only, _defaults()[key]):
             yield f"{key} = {values[key]!r}", only, why
 
 

@@ -13,6 +13,7 @@ A run's folder has
     ``sites.json``, ``prototypes.jsonl``, ``client-prototypes.safetensors``, ``test-features.safetensors``
                                  what the report shows beside the metrics (`artifacts.py`)
     ``report.html``, ``report.md``   the page with figures, and a short one as text (`protofl_common/report`)
+    ``forgotten.jsonl``          who was taken out of the result, by ``protofl forget``
     ``tensorboard/``             event files, where asked for (`trackers.py`)
 """
 

@@ -204,7 +204,7 @@ def test_a_covered_algorithm_takes_exactly_the_private_steps_and_tables_of_its_p
     ("changes", "said"),
     [
         ({"algo": "fedpcl", "fedpcl__loss": "supcon"}, "fedpcl.loss = 'supcon' compares samples"),
-        ({"algo": "gaussian", "gaussian__priors": "personal"}, "gaussian.priors = 'personal' lets the client's own"),
+        ({"algo": "gaussian", "gaussian__priors": "personal"}, "gaussian.priors = 'personal': the client's own class"),
         ({"algo": "gaussian", "min_class_samples": 5}, "min-class-samples = 5: gaussian sends sums over all classes"),
         ({"positive_rate": 0.5}, "positive-rate = 0.5: terms of unlabelled samples compare samples"),
         ({"local_steps": 5}, "local-steps = 5: the privacy ledger counts epochs; set 0"),
