@@ -104,7 +104,7 @@ def test_heads_with_one_have_named_parts(arch: str) -> None:
     assert found == last | {"hidden.weight": (hidden, DIM), "hidden.bias": (hidden,)}
 
 
-@pytest.mark.parametrize("arch", ["mnist-cnn", "htcnn-4", PROJECTION, *SOME, "googlenet", "mobilenet-v2+fc256"])
+@pytest.mark.parametrize("arch", ["mnist-cnn", "htcnn-4", PROJECTION, *SOME[:2], "googlenet", "mobilenet-v2+fc256"])
 def test_weights_follow_from_the_seed_alone(arch: str) -> None:
     def weights(seed: int) -> list[Tensor]:
         return list(build(arch, seed=seed).state_dict().values())
