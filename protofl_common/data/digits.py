@@ -123,9 +123,9 @@ def read_digit5(settings: DataSettings) -> RawData:
 
 def _mnist_m(*paths: Path) -> RawData:
     """Two folders, and a list of the files of each, ``00000000.png 5`` (Ganin et al., JMLR 2016)."""
-    rows = [(part, *line.split()) for part in (0, 1) for line in paths[2 + part].read_text().splitlines()]
-    images = np.stack([read_image(paths[part] / name, 32) for part, name, _ in rows])
-    labels, split = [int(label) for *_, label in rows], [part for part, *_ in rows]
+    rows = [(part, line.split()) for part in (0, 1) for line in paths[2 + part].read_text().splitlines()]
+    images = np.stack([read_image(paths[part] / name, 32) for part, (name, _) in rows])
+    labels, split = [int(label) for _, (_, label) in rows], [part for part, _ in rows]
     return from_arrays({"inputs": images, "labels": labels, "split": split, "classes": range(10)}, str(paths[0].parent))
 
 
