@@ -125,15 +125,15 @@ def hide_labels(labels: Ints, rate: float, rng: Generator) -> Ints:
 
 
 def _fitted(data: StoredData, settings: DataSettings, rows: Ints) -> tuple[Floats, Floats, Floats]:
-    """What stands in the place of missing values, the mean and the deviation, all made of these ``rows``."""
+    """Make the values in the place of missing ones, the mean and the deviation, of these ``rows``."""
     if settings.standardise == "auto" and are_images(data.inputs):
         return (), data.mean, data.std
     fill, inputs = Floats(), _rows(data.inputs, rows)
     if settings.impute != "none" and np.issubdtype(inputs.dtype, np.floating):
         middle = np.nanmedian if settings.impute == "median" else np.nanmean
         with warnings.catch_warnings(action="ignore", category=RuntimeWarning):  # a feature without any value: 0
-            found = middle(np.asarray(inputs, np.float64), axis=(0, *range(2, inputs.ndim)))
-        fill = tuple(np.nan_to_num(found).tolist())
+            values = middle(np.asarray(inputs, np.float64), axis=(0, *range(2, inputs.ndim)))
+        fill = tuple(np.nan_to_num(values).tolist())
     return fill, *statistics(_rows(data.inputs, rows, fill))
 
 

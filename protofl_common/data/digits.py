@@ -98,12 +98,12 @@ def locate_digit5(settings: DataSettings) -> tuple[Path, ...]:
 
 
 def _digit5_files(settings: DataSettings) -> dict[str, tuple[Path, ...]]:
-    data_dir, found = data_dir_of(settings), dict[str, tuple[Path, ...]]()
+    data_dir, here = data_dir_of(settings), dict[str, tuple[Path, ...]]()
     for name, files in OF_DIGIT5.items():
         with suppress(DataError):
             paths = tuple(data_dir / file for file in files) or locate_torchvision(name, settings)
-            found |= {name: paths} if all(path.exists() for path in paths) else {}
-    return found
+            here |= {name: paths} if all(path.exists() for path in paths) else {}
+    return here
 
 
 def read_digit5(settings: DataSettings) -> RawData:
