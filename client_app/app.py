@@ -151,7 +151,7 @@ class Visit:
         client, algorithm = self.client, self.algorithm
         with self.timed("train"):
             losses = algorithm.fit()
-            algorithm.privacy.check_covered(algorithm.privacy.has_trained)
+            algorithm.privacy.check_covered(algorithm.privacy.has_trained or algorithm.settings.row.one_shot)
         with self.timed("prototypes"):
             upload = algorithm.upload()
         with self.timed("save"):

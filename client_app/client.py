@@ -24,7 +24,7 @@ from protofl_common.config.python_names import allow
 from protofl_common.config.sections import MachineSettings
 from protofl_common.data import UNLABELLED, ClientData, open_client_data
 from protofl_common.data.raw import Ints
-from protofl_common.data.store import cache_root, open_data
+from protofl_common.data.store import cache_root
 from protofl_common.experiment.node import NodeConfig, allow_named, is_site
 from protofl_common.experiment.settings import Settings, baseline_config
 from protofl_common.models.build import initial_model
@@ -84,9 +84,8 @@ class Client:
             log("WARNING", f"if these names may leave this site, add {names} to its node config")
             many = f"this site's data have {len(data.classes)} classes that nobody named"
             raise SettingsError(f"classes = '': {many}; set classes, in label order, in its node config, or in the run")
-        if settings.privacy.dp != "none" and data.mean:
-            public = open_data(settings.data)  # a simulated client's data set is
-            data = with_public_scale(data) if own else replace(data, mean=public.mean, std=public.std)
+        if own and settings.privacy.dp != "none" and data.mean:
+            data = with_public_scale(data)
         self._augment(data)  # refuses what are no images
         noise, seed = settings.noise.image_noise, derive_seed(settings.run.seed, "image-noise", self.name)
         if noise == "none":
@@ -128,7 +127,6 @@ class Client:
 
     @cached_property
     def model(self) -> SplitModel:
-        """A freshly initialised model: everybody's first weights or this site's own (``initial-weights``)."""
         return self.new_model(self.arch, "global" if self.settings.starts_alike else self.name)
 
     def new_model(self, arch: str, owner: str) -> SplitModel:
@@ -150,7 +148,7 @@ class Client:
 
     @cached_property
     def instructions(self) -> Instructions:
-        """What the message asks for; RefusedMessage for another Flower run, or a round too many."""
+        """Read what the message asks for; RefusedMessage for another Flower run, or a round too many."""
         instructions, rounds = unpack_instructions(self.content), self.settings.run.rounds
         run_history = instructions.run_history
         if instructions.round > rounds:

@@ -93,18 +93,17 @@ class Samples:
 
 def to_device(inputs: np.ndarray, labels: np.ndarray, data: ClientData, device: torch.device) -> Samples:
     """Images and numbers as floats, normalised by the mean and deviation of the data set; tokens as they are."""
-    known = torch.from_numpy(labels.astype(np.int64)).to(device)
-    if isinstance(inputs, StoredRows) and not bool((known == UNLABELLED).any()):
-        return Samples(StoredInputs(inputs, data, device), known)
-    return split_unlabelled(normalised(inputs, data.mean, data.std, device), known)
+    labels_N = torch.from_numpy(labels.astype(np.int64)).to(device)
+    if isinstance(inputs, StoredRows) and not bool((labels_N == UNLABELLED).any()):
+        return Samples(StoredInputs(inputs, data, device), labels_N)
+    return split_unlabelled(normalised(inputs, data.mean, data.std, device), labels_N)
 
 
 def split_unlabelled(inputs: Tensor, labels: Tensor) -> Samples:
-    """Inputs [N + U, …] with their labels, of which those that are `UNLABELLED` stand apart."""
-    known = labels != UNLABELLED
-    if bool(known.all()):
+    is_known = labels != UNLABELLED
+    if bool(is_known.all()):
         return Samples(inputs, labels)
-    return Samples(inputs[known], labels[known], inputs[~known])
+    return Samples(inputs[is_known], labels[is_known], inputs[~is_known])
 
 
 def augment_of(named: str, data: ClientData, device: torch.device) -> Augment | None:

@@ -2,7 +2,7 @@
 
 One file per round, ``<folder>/<site>/<round>-<Flower run id>.safetensors``. A server that died may ask for its last
 round again, or for the one before it where its newest checkpoint is damaged, and the client must then start from where
-it stood before. So the state that a round started from, and the one before that, are kept until the next round is over.
+it stood before. So the state that a round started from, and the one before that, stay until the next round is over.
 Older ones are removed: at rest there are three files, after the final evaluation one.
 On a site with an operator, the server's word alone removes nothing of other Flower runs: a run that was stopped and
 resumed leaves up to three more files there each time.
@@ -47,7 +47,7 @@ class StateFolder:
         run, earlier = self.folder.parents[1], self.run_history.earlier
         begins = "goes on after round {1} of the Flower run {0}".format(*earlier[-1]) if earlier else "begins"
         alike = run.parent.glob(f"{escape(run.name.rpartition('-')[0])}-*")
-        others = ", ".join(sorted(one.name for one in alike if one != run and one.is_dir()))
+        others = ", ".join(sorted(folder.name for folder in alike if folder != run and folder.is_dir()))
         return f"{begins}, in {run}" + (f"; others of this name stay as they are: {others}" if others else "")
 
     def load(self, before: int, arch: str, device: torch.device) -> tuple[dict[str, Tensor], int] | None:
@@ -69,9 +69,9 @@ class StateFolder:
         if facts.get("format") != FORMAT:
             raise StateError(f"{path} is of the version {facts.get('format')}, not {FORMAT}; remove it to start afresh")
         if facts["arch"] != arch:
-            raise StateError(f"{path} holds a {facts['arch']}, but this client is now a {arch}")
+            raise StateError(f"{path} is of a {facts['arch']}, but this client is now a {arch}")
         if facts["use"] != self.use:
-            raise StateError(f"{path} was kept under {facts['use']}, and is not for {self.use}")
+            raise StateError(f"{path} was stored under {facts['use']}, and is not for {self.use}")
         return tensors, key[0]
 
     def save(self, after: int, arch: str, tensors: dict[str, Tensor]) -> None:

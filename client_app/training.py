@@ -176,11 +176,10 @@ def in_round(settings: Settings, number: int) -> TrainingSettings:
 
 
 def make_optimizer(modules: Sequence[nn.Module], settings: TrainingSettings) -> torch.optim.Optimizer:
-    """The optimizer of the settings, over the parameters of ``modules`` that train."""
     _without_compiler()
     parameters = [parameter for module in modules for parameter in module.parameters() if parameter.requires_grad]
     if settings.optimizer == "adam":
-        cuda = any(one.is_cuda for one in parameters)  # "capturable": the number of the step is there too, for a graph
+        cuda = any(parameter.is_cuda for parameter in parameters)  # "capturable": counts its steps there, for a graph
         return torch.optim.Adam(parameters, lr=settings.lr, weight_decay=settings.weight_decay, capturable=cuda)
     return torch.optim.SGD(parameters, lr=settings.lr, momentum=settings.momentum, weight_decay=settings.weight_decay)
 

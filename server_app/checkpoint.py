@@ -1,6 +1,6 @@
 """Checkpoints: the server's state after every round, so that a run that was stopped can go on.
 
-``<run>/checkpoints/000012.safetensors`` holds what the algorithm names in its ``state``, after round 12, and, as JSON
+``<run>/checkpoints/000012.safetensors`` has what the algorithm names in its ``state``, after round 12, and, as JSON
 beside it, the rest. The last `NEWEST` are there: where the newest is damaged, the run goes on from the one before.
 Draws of clients and seeds of their training need no keeping: they derive from the seed and the round.
 """
@@ -46,7 +46,7 @@ class Checkpoint:
     owners: dict[str, int] = field(default_factory=dict)  # Site -> the Flower node that it is bound to
     num_partitions: int = 0  # Among how many clients the data set is divided; 0 where sites bring data of their own
     seconds: float = 0.0  # That the run has taken so far
-    metrics_bytes: int = 0  # Length of ``metrics.jsonl``; what it holds beyond that is of a round that does not count
+    metrics_bytes: int = 0  # Length of ``metrics.jsonl``; what follows is of a round that does not count
     code: str = ""
     state: dict[str, Tensor] = field(default_factory=dict)
 
@@ -89,6 +89,13 @@ def newest_whole(folder: Path) -> Checkpoint:
     return Checkpoint.read(oldest)
 
 
+def stored_run(folder: Path) -> Checkpoint:
+    """Return the newest whole checkpoint of a run; SettingsError where there is none."""
+    if not checkpoints(folder):
+        raise SettingsError(f"{folder}: no checkpoint of a run in it; give the folder of a run")
+    return newest_whole(folder)
+
+
 def is_complete(folder: Path) -> bool:
     return (folder / SUMMARY).exists()
 
@@ -104,22 +111,27 @@ def starting_point(settings: Settings, folder: Path, run_id: int) -> Checkpoint:
 
     SettingsError if there is a run of that name, or, with ``resume``, none that could go on with these settings.
     """
-    name, wanted = folder.name, to_run_config(settings)
     if not settings.run.resume:
         check_free(folder)
-        return Checkpoint(wanted, RunHistory(run_id), code=code_version())
-    if is_complete(folder):
-        raise SettingsError(f"resume = true: nothing to resume, the run {name!r} is complete: {folder}")
+        return Checkpoint(to_run_config(settings), RunHistory(run_id), code=code_version())
     if not checkpoints(folder):
         raise SettingsError(f"resume = true: nothing to resume, there is no checkpoint in {folder / FOLDER}")
-    found = newest_whole(folder)
-    keys = [key for key in {**found.settings, **wanted} if key not in MAY_DIFFER]
-    if changed := [key for key in keys if found.settings.get(key) != wanted.get(key)]:
-        lines = [f"{key} = {_text(wanted, key)}: the run has {key} = {_text(found.settings, key)}" for key in changed]
-        raise SettingsError(f"resume = true: the run {name!r} was started with other settings\n" + "\n".join(lines))
-    if found.code != code_version():
-        say(f"resuming with other code: the run's last round was made by {found.code}, this is {code_version()}")
-    return replace(found, code=code_version(), run_history=found.run_history.then(run_id, found.round))
+    newest = newest_whole(folder)
+    check_same(newest.settings, settings, folder)
+    if newest.code != code_version():
+        say(f"resuming with other code: the run's last round was made by {newest.code}, this is {code_version()}")
+    return replace(newest, code=code_version(), run_history=newest.run_history.then(run_id, newest.round))
+
+
+def check_same(before: dict[str, Scalar], settings: Settings, folder: Path) -> None:
+    """SettingsError where a run that is resumed has another result than the one that was started."""
+    wanted = to_run_config(settings)
+    keys = [key for key in {**before, **wanted} if key not in MAY_DIFFER]
+    if changed := [key for key in keys if before.get(key) != wanted.get(key)]:
+        lines = [f"{key} = {_text(wanted, key)}: the run has {key} = {_text(before, key)}" for key in changed]
+        raise SettingsError(
+            f"resume = true: the run {folder.name!r} was started with other settings\n" + "\n".join(lines)
+        )
 
 
 def _text(settings: dict[str, Scalar], key: str) -> str:

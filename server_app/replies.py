@@ -57,7 +57,7 @@ class Expected:
     declared: Declared
     limits: Limits
     losses: tuple[str, ...] = ()
-    metrics: Collection[str] = ()  # Names of the losses that the report holds, and of the metrics that it may hold
+    metrics: Collection[str] = ()  # Names of the losses that the report has, and of the metrics that it may have
     complete: bool = True  # Whether everything in ``declared`` must be there
     counts_samples: bool = True  # Whether the report must say how many samples the client has trained on
 
@@ -65,7 +65,8 @@ class Expected:
         """Return what a site sent; RefusedMessage where it is not as declared, or more than it joined with."""
         check_size(content, self.declared, self.limits)
         report = unpack_report(content, self.server_round, self.losses, self.metrics)
-        payload = unpack_payload(content, self.declared, self.limits, required=self.complete)
+        limits = replace(self.limits, samples=float(report.train_samples))
+        payload = unpack_payload(content, self.declared, limits, required=self.complete)
         check_claims(report, payload, card, self.counts_samples)
         return Upload(card.name, payload, report)
 
@@ -93,12 +94,12 @@ def _check_entry(value: Value, report: Report, card: SiteCard) -> None:
         case Prototypes():
             if len(value) > report.train_samples:
                 raise RefusedMessage(f"{len(value)} prototypes of {report.train_samples} training samples")
-            if alien := sorted(set(value.labels.tolist()) - set(card.holds)):
+            if alien := sorted(set(value.labels.tolist()) - set(card.present)):
                 names = ", ".join(card.classes[label] for label in alien[:3])
                 raise RefusedMessage(f"a prototype of a class that it did not declare when it joined: {names}")
             _check_counts("counts", value.counts, report.train_samples)
         case Tensor():
-            if not set(value.nonzero().flatten().tolist()) <= set(card.holds):
+            if not set(value.nonzero().flatten().tolist()) <= set(card.present):
                 raise RefusedMessage("samples of a class that it did not declare when it joined")
             _check_counts("counts", value, report.train_samples)
         case ClientStatistics():
@@ -123,6 +124,7 @@ class RoundResult:
 
     number: int = 0  # The round; of the final evaluation, the last one
     final: bool = False
+    evaluates: bool = False  # Whether the sites are to evaluate what they receive
     asked: list[str] = field(default_factory=list)
     reports: dict[str, Report] = field(default_factory=dict)
     failed: dict[str, str] = field(default_factory=dict)  # Site -> why it could not do its work
@@ -130,7 +132,7 @@ class RoundResult:
     prototypes: dict[str, Prototypes] = field(default_factory=dict)
     """Site -> its prototypes, of valid replies, in the order of the sites."""
     statistics: dict[str, ClientStatistics] = field(default_factory=dict)
-    """Site -> what it told for the report, after the last round."""
+    """Site -> its statistics for the report, after the last round."""
     metrics: dict[str, float] = field(default_factory=dict)  # What the server's step reports
     means: Means | None = None
     """The figures over all sites' samples, where secure aggregation hides those of single sites."""

@@ -8,12 +8,13 @@ from flwr.app import MessageType
 from torch import Tensor
 
 from protofl_common.basics.text import in_order, printable
+from protofl_common.privacy.release import count_noise
 from protofl_common.runs.attributes import pack_attributes
 from protofl_common.runs.evaluation_metrics import declared_metrics
 from protofl_common.wire.payloads import pack_payload
 from protofl_common.wire.schema import Declared, Limits, RefusedMessage, statistics_declared
 from server_app.network.admission import sample_sites
-from server_app.network.exchange import MessageExchange, Messenger, Records
+from server_app.network.exchange import MessageExchange, Records
 from server_app.network.membership import AT_ONCE, Federation
 from server_app.protections.secure_sum import Channel, channel_of
 from server_app.protections.uploads import bound_samples, leave_out_farthest, refuse_outliers
@@ -21,19 +22,19 @@ from server_app.replies import Expected, RoundResult, Upload, VoidRound, vectors
 from server_app.strategies.base import Strategy
 
 
-def train_round(strategy: Strategy, number: int, send: MessageExchange, more: Records) -> RoundResult:
+def train_round(strategy: Strategy, number: int, exchange: MessageExchange, more: Records) -> RoundResult:
     """The sites of the round evaluate what they receive, train and upload; the server merges.
 
     ``more``: the records that their messages carry beside the payload.
     """
     federation, settings = strategy.federation, strategy.settings.federation
     sites = sample_sites(federation.answering(number), settings.participation, strategy.settings.run.seed, number)
-    result, start = RoundResult(number, asked=sites), time.monotonic()
-    messenger = Messenger(send, result, evaluate=(number - 1) % settings.evaluate_every == 0)
-    channel = channel_of(messenger, _expected(strategy, number, strategy.settings.due_up(number), training=True))
+    evaluates = (number - 1) % settings.evaluate_every == 0
+    result, start = RoundResult(number, evaluates=evaluates, asked=sites), time.monotonic()
+    channel = channel_of(exchange, result, _expected(strategy, number, strategy.settings.due_up(number), training=True))
     sent, merging = list[Upload](), 0.0
     try:
-        sent = uploads = _uploads(strategy, messenger, channel, MessageType.TRAIN, len(sites), more)
+        sent = uploads = _uploads(strategy, exchange, result, channel, len(sites), more)
         for accept in (refuse_outliers, bound_samples, _enough, channel.accept, leave_out_farthest):
             uploads = accept(uploads, federation, result)
         merging = time.monotonic()
@@ -47,33 +48,31 @@ def train_round(strategy: Strategy, number: int, send: MessageExchange, more: Re
     return result
 
 
-def final_evaluation(strategy: Strategy, number: int, send: MessageExchange) -> RoundResult:
+def final_evaluation(strategy: Strategy, number: int, exchange: MessageExchange) -> RoundResult:
     """After round ``number``, the last: all sites evaluate, and say what the report may show."""
     federation = strategy.federation
-    result = RoundResult(number, final=True, asked=in_order(federation.answering(number)))
-    messenger = Messenger(send, result, evaluate=True)
+    result = RoundResult(number, final=True, evaluates=True, asked=in_order(federation.answering(number)))
     declared = statistics_declared(strategy.settings.run.statistics)
-    channel = channel_of(messenger, _expected(strategy, number, declared, training=False))
+    channel = channel_of(exchange, result, _expected(strategy, number, declared, training=False))
     try:
-        uploads = _uploads(strategy, messenger, channel, MessageType.EVALUATE, AT_ONCE, {})
-        shown = (
-            (one.site, one.payload.statistics()) for one in channel.accept(uploads, federation, result) if declared
-        )
-        result.statistics = {site: statistics for site, statistics in shown if statistics is not None}
+        uploads = _uploads(strategy, exchange, result, channel, AT_ONCE, {})
+        for upload in channel.accept(uploads, federation, result):
+            if declared and (statistics := upload.payload.statistics()) is not None:
+                result.statistics[upload.site] = statistics
     except VoidRound as reason:
         result.not_merged = str(reason)
     return result
 
 
 def _uploads(
-    strategy: Strategy, messenger: Messenger, channel: Channel, kind: str, at_once: int, more: Records
+    strategy: Strategy, exchange: MessageExchange, result: RoundResult, channel: Channel, at_once: int, more: Records
 ) -> list[Upload]:
     """Ask the round's sites, so many ``at_once``; their reports, and what is wrong with replies, go into the result."""
-    result, cards = messenger.result, strategy.federation.cards
+    cards, kind = strategy.federation.cards, MessageType.EVALUATE if result.final else MessageType.TRAIN
     opened, uploads = list(channel.opened_for(result.asked).items()), list[Upload]()
     for start in range(0, len(opened), at_once):
         contents = _contents(strategy, dict(opened[start : start + at_once]), more)
-        for site, content in messenger.ask(kind, contents).items():
+        for site, content in exchange.ask(kind, contents, result).items():
             try:
                 uploads.append(channel.expected.read(content, cards[site]))
                 result.reports[site] = uploads[-1].report
@@ -125,6 +124,7 @@ def _is_finite(value: Tensor) -> bool:  # NaN and infinity show in the smallest 
 
 def _expected(strategy: Strategy, number: int, declared: Declared, training: bool) -> Expected:
     settings = strategy.settings
+    plan = settings.plan(1)  # the noise of tables is the same for any number of samples
     limits = Limits(
         num_classes=strategy.num_classes,
         feature_dim=settings.model.feature_dim,
@@ -133,6 +133,8 @@ def _expected(strategy: Strategy, number: int, declared: Declared, training: boo
         weights=strategy.templates(),
         backbones=len(settings.backbones),
         frozen_dim=strategy.card.input_shape[0] if settings.backbones else 0,
+        noise=8 * count_noise(plan.table_noise) if plan else 0.0,  # deviations, which no honest client exceeds
+        longest=settings.privacy.dp_feature_clip,
     )
     losses = strategy.row.reported_losses if training else ()
     metrics = declared_metrics(settings.metrics, strategy.num_classes)

@@ -36,9 +36,9 @@ def train(
     trained; a minibatch of less than ``fewest`` is left out. It may be replayed (`basics/cuda_graph.py`).
     ``passed`` says how many rows pass through what is trained, if they are not the minibatch.
     """
-    trained = [one for group in optimizer.param_groups for one in group["params"]]
+    trained = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     device = trained[0].device
-    vectors = [one.to(device) for one in vectors]
+    vectors = [each.to(device) for each in vectors]
     count = len(vectors[0])
     total, seen = torch.zeros((), dtype=torch.float64, device=device), 0
 
@@ -50,20 +50,19 @@ def train(
         return {"loss": value}
 
     batch = min(count, hparams.server_batch_size or count)
-    multiplications = (passed or batch) * sum(one.numel() for one in trained)
+    multiplications = (passed or batch) * sum(parameter.numel() for parameter in trained)
     with threads_for(multiplications), replaying(step, device, steps_alike(optimizer)) as update:
         for _ in range(hparams.server_epochs):
             total, seen = torch.zeros_like(total), 0
             for rows in torch.randperm(count, generator=generator).to(device).split(batch):
                 if len(rows) >= fewest:
-                    value = update(*(one[rows] for one in vectors))["loss"]
+                    value = update(*(each[rows] for each in vectors))["loss"]
                     total, seen = total + value.double() * len(rows), seen + len(rows)
     return total.item() / max(1, seen)
 
 
 @contextmanager
 def threads_for(multiplications: int) -> Iterator[None]:
-    """One thread while this lasts, for a forward pass of less than `SMALL_STEP`."""
     before = torch.get_num_threads()
     torch.set_num_threads(1 if multiplications < SMALL_STEP else before)
     try:

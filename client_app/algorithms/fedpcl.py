@@ -79,7 +79,6 @@ class FedPCL(ClientAlgorithm[FedPCLHparams]):
         }
 
     def features(self, data: Samples) -> Tensor:
-        """z [N, D] of ``data``, of unit length, on the CPU."""
         return normalize(super().features(data), dim=1)
 
     def _table(self, sets: tuple[Prototypes, ...]) -> tuple[Tensor, Tensor]:
@@ -88,5 +87,5 @@ class FedPCL(ClientAlgorithm[FedPCLHparams]):
         if not sets:
             table_1CD = torch.zeros(1, classes, self.settings.model.feature_dim, device=device)
             return table_1CD, torch.zeros(1, classes, dtype=torch.bool, device=device)
-        tables, masks = zip(*(by_class(one.to(device), classes) for one in sets), strict=True)
+        tables, masks = zip(*(by_class(each.to(device), classes) for each in sets), strict=True)
         return normalize(torch.stack(tables), dim=2), torch.stack(masks)

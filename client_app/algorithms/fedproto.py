@@ -1,4 +1,4 @@
-"""FedProto (Tan et al., AAAI 2022), client half: learn locally, with features held near the global prototypes.
+"""FedProto (Tan et al., AAAI 2022), client half: learn locally, with features drawn to the global prototypes.
 
 Other half: `server_app/strategies/fedproto.py`.
 Symbols: C̄ global prototypes, `global_table` [C, D] with a mask [C] of the classes that have one; z =

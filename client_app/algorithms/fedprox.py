@@ -29,7 +29,7 @@ class FedProx(FedAvg[FedProxHparams]):
 
     def receive(self, payload: Payload) -> None:
         super().receive(payload)
-        self.start = {name: one.detach().clone() for name, one in self.model.named_parameters()}
+        self.start = {name: parameter.detach().clone() for name, parameter in self.model.named_parameters()}
 
     def loss(self, batch: Batch) -> LossTerms:
         terms = super().loss(batch)

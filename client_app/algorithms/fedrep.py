@@ -39,7 +39,7 @@ class FedRep(ClientAlgorithm[FedRepHparams]):
     @cached_property
     def head_optimizer(self) -> torch.optim.Optimizer | None:
         head = self.model.head
-        trains = any(one.requires_grad for one in head.parameters())
+        trains = any(parameter.requires_grad for parameter in head.parameters())
         return make_optimizer((head,), self.training) if trains else None
 
     @property

@@ -16,7 +16,7 @@ Down: anchors and global prototypes. Up: local prototypes, never how many sample
 optimizer and own prototypes.
 
 Deviations: the equations are those of the authors' code. There the features of P_i^c are those met in training, from
-models that change with every batch. A client that has not trained, or holds one class, has d(P_i) = 0.
+models that change with every batch. A client that has not trained, or has one class, has d(P_i) = 0.
 """
 
 import torch
@@ -59,7 +59,7 @@ class FedSA(ClientAlgorithm[FedSAHparams]):
         return terms
 
     def upload(self) -> Payload:
-        """The local prototypes, which this client keeps for its next margin."""
+        """The local prototypes, which this client stores for its next margin."""
         prototypes = self.local_prototypes()
         self.own_prototypes = prototypes.without_counts()
         return Payload(prototypes=prototypes)

@@ -46,6 +46,8 @@ class Gaussian(ClientAlgorithm[GaussianHparams]):
         if (counts_C := payload.counts("counts")) is None or "moments" not in payload.entries:
             return
         priors_C = self.moments.shares if self.hparams.priors == "global" else self._own_moments().shares
+        if self.client.plan is not None:
+            self.head.longest.fill_(self.settings.privacy.dp_feature_clip)
         self.head.cpu().fit(self.moments, counts_C, priors_C, self.hparams.shrinkage)
         self.head.to(self.client.device)
 
@@ -58,9 +60,8 @@ class Gaussian(ClientAlgorithm[GaussianHparams]):
         return super().upload()
 
     def _own_moments(self) -> ClassMoments:
-        self.privacy.check_covered(False)
         data, large = self.client.train_set, torch.from_numpy(self.client.large_classes)
         chosen_N = torch.isin(data.labels.cpu(), large)
         moments = ClassMoments(*self.sizes)
-        moments.measure(data.in_memory.cpu()[chosen_N], data.labels.cpu()[chosen_N])
+        self.privacy.measure(moments, data.in_memory.cpu()[chosen_N], data.labels.cpu()[chosen_N], self.round)
         return moments

@@ -3,7 +3,7 @@
 Other half: `server_app/strategies/mpft.py`.
 Symbols: r(x) features of frozen backbones, side by side; n_c training samples of class c; ρ = ``sample-ratio``.
 
-Upload              the centres of ⌈ρ · n_c⌉ clusters of r(x) by k-means, for each class c held
+Upload              the centres of ⌈ρ · n_c⌉ clusters of r(x) by k-means, for each class c that it has
 Inference           the adapter and classifier that the server has trained on all clients' centres
 
 Down: adapter and classifier. Up: centres. Stays: the data; a client trains nothing.

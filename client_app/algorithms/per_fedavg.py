@@ -37,16 +37,17 @@ class MetaStep(Step):
 
     def __call__(self, inputs: Tensor, labels: Tensor, index: Tensor) -> LossTerms:
         """Update w; the loss of w̃ on D'."""
-        values = (inputs, labels, index)
-        inner, outer = zip(*(one.tensor_split(2) for one in values), strict=True) if len(labels) > 3 else (values,) * 2
-        before = [one.detach().clone() for one in self.model.parameters()]
+        inner = outer = (inputs, labels, index)
+        if len(labels) > 3:
+            inner, outer = zip(*(value.tensor_split(2) for value in inner), strict=True)
+        before = [weight.detach().clone() for weight in self.model.parameters()]
         self.adapt(*inner)
         terms = self.terms(self.model, *outer)
         if terms:
             self.gradients(terms)
         with torch.no_grad():
-            for one, start in zip(self.model.parameters(), before, strict=True):
-                one.copy_(start)
+            for weight, start in zip(self.model.parameters(), before, strict=True):
+                weight.copy_(start)
         if terms:
             self.optimizer.step()
         return terms
@@ -55,9 +56,9 @@ class MetaStep(Step):
         if terms := self.terms(self.model, inputs, labels, index):
             self.gradients(terms)
             with torch.no_grad():
-                for one in self.model.parameters():
-                    if one.grad is not None:
-                        one.sub_(one.grad, alpha=self.alpha)
+                for weight in self.model.parameters():
+                    if weight.grad is not None:
+                        weight.sub_(weight.grad, alpha=self.alpha)
 
 
 class PerFedAvg(FedAvg[PerFedAvgHparams]):

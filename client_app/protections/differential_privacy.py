@@ -23,7 +23,9 @@ from protofl_common.basics.files import digest, locked, write_text
 from protofl_common.config.options import SettingsError
 from protofl_common.data.raw import Ints
 from protofl_common.experiment.settings import Settings
+from protofl_common.maths.gaussian import ClassMoments
 from protofl_common.maths.prototypes import Prototypes, class_means
+from protofl_common.privacy import release
 from protofl_common.privacy.plan import Mechanism, Plan, epsilon
 from protofl_common.privacy.release import fresh_draw, private_class_means, private_counts, private_hits
 from protofl_common.wire.records import Report
@@ -84,6 +86,14 @@ class DifferentialPrivacy(Protection):
         if self.client.plan is None:
             return counts_C
         return private_counts(counts_C, self._table_noise(round_number), fresh_draw())
+
+    def measure(self, moments: ClassMoments, features_NF: Tensor, labels_N: Tensor, round_number: int) -> None:
+        """Set ``moments`` to those of training samples as they may be sent; each call is a table of the ledger."""
+        if self.client.plan is None:
+            moments.measure(features_NF, labels_N)
+            return
+        clip, noise = self.client.settings.privacy.dp_feature_clip, self._table_noise(round_number)
+        release.private_moments(moments, features_NF, labels_N, clip, noise, fresh_draw())
 
     def check_training(self, step: Step, as_charged: bool) -> None:
         """SettingsError for a second training, for steps that are not private, and for more or larger batches."""

@@ -51,7 +51,7 @@ class PrivateStep(Step):
         if any(isinstance(part, nn.modules.batchnorm._BatchNorm) for part in self.alone.modules()):
             raise SettingsError("norm = 'batch': this network has batch normalisation, which mixes samples; set group")
         # `functional_call` takes modules only: what this one gives is the loss of a single sample
-        self.alone.forward = lambda *sample: self.terms(self.model, *(one[None] for one in sample))["total"]
+        self.alone.forward = lambda *sample: self.terms(self.model, *(part[None] for part in sample))["total"]
 
     def batches(
         self, data: Samples, batch_size: int, generator: torch.Generator, *, no_single: bool, drop_last: bool
@@ -63,16 +63,15 @@ class PrivateStep(Step):
             yield data.batch(rows, generator)
 
     def __call__(self, inputs: Tensor, labels: Tensor, index: Tensor) -> LossTerms:
-        """Update the weights; the terms of the batch, which stay here."""
         before = {name: value.clone() for name, value in self.alone.named_buffers()}
         terms = self.terms(self.model, inputs, labels, index)
         if changed := [name for name, value in self.alone.named_buffers() if not torch.equal(value, before[name])]:
             raise SettingsError(f"dp = 'sample': this network changes {changed[0]} while it trains, without noise")
         if terms:
             self.gradients(terms)  # the batch's, not used: those that exist tell what the loss touches and noise is for
-            weights = {name: one for name, one in self.alone.named_parameters() if one.grad is not None}
+            weights = {name: weight for name, weight in self.alone.named_parameters() if weight.grad is not None}
             sums = dict.fromkeys(weights.values(), torch.zeros(()))
-            size = max(1, AT_ONCE // sum(one.numel() for one in sums))
+            size = max(1, AT_ONCE // sum(weight.numel() for weight in sums))
             for samples in zip(inputs.split(size), labels.split(size), index.split(size), strict=True):
                 for name, total in self._cut(self._of_each(weights, samples)).items():
                     sums[weights[name]] = sums[weights[name]] + total
@@ -80,28 +79,29 @@ class PrivateStep(Step):
         return terms
 
     def _of_each(self, weights: Mapping[str, Tensor], samples: tuple[Tensor, ...]) -> dict[str, Tensor]:
-        weights = {name: one.detach() for name, one in weights.items()}
+        weights = {name: weight.detach() for name, weight in weights.items()}
         of_one = grad(partial(functional_call, self.alone))
         try:
             gradients: dict[str, Tensor] = vmap(of_one, in_dims=(None, 0), randomness="different")(weights, samples)
             return gradients
         except RuntimeError:  # vmap knows no recurrent layers, and no code that looks at single numbers
             each = [of_one(weights, sample) for sample in zip(*samples, strict=True)]
-            return {name: torch.stack([one[name] for one in each]) for name in weights}
+            return {name: torch.stack([gradients[name] for gradients in each]) for name in weights}
 
     def _cut(self, gradients: dict[str, Tensor]) -> dict[str, Tensor]:
         """The sums of the samples' gradients, each cut to the length C; one without a finite length counts as zero."""
-        lengths_B = torch.stack([one.reshape(len(one), -1).norm(dim=1) for one in gradients.values()]).norm(dim=0)
+        lengths = [gradient.reshape(len(gradient), -1).norm(dim=1) for gradient in gradients.values()]
+        lengths_B = torch.stack(lengths).norm(dim=0)
         factors_B = (self.plan.privacy.dp_clip / lengths_B.clamp(min=1e-30)).clamp(max=1)
         factors_B = torch.where(lengths_B.isfinite(), factors_B * (not self.empty), 0.0)
-        # 0 · ∞ is no number
-        return {name: torch.tensordot(factors_B, one.nan_to_num_(0.0, 0.0, 0.0), 1) for name, one in gradients.items()}
+        finite = {name: gradient.nan_to_num_(0.0, 0.0, 0.0) for name, gradient in gradients.items()}  # 0 · ∞ is NaN
+        return {name: torch.tensordot(factors_B, gradient, 1) for name, gradient in finite.items()}
 
     def _release(self, sums: dict[nn.Parameter, Tensor]) -> None:
         """Add the noise, and step along ḡ as it is corrected: what a correction adds must not depend on the samples."""
         self.optimizer.zero_grad(set_to_none=True)
         deviation, expected = self.plan.noise * self.plan.privacy.dp_clip, self.plan.rate * self.plan.samples
-        for one, total in sums.items():
+        for weight, total in sums.items():
             noise = torch.from_numpy(self.draw.standard_normal(tuple(total.shape), dtype=np.float32)).to(total)
-            one.grad = (total + deviation * noise) / expected
+            weight.grad = (total + deviation * noise) / expected
         self.descend()

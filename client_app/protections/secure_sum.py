@@ -140,7 +140,7 @@ class SecureSum:
             return None
         values: dict[str, Any] = json.loads(self.path.read_text(encoding="utf-8"))
         by_site = {
-            name: {site: bytes.fromhex(one) for site, one in values[name].items()} for name in ("keys", "shares")
+            name: {site: bytes.fromhex(text) for site, text in values[name].items()} for name in ("keys", "shares")
         }
         return _Progress(**values | {"secret": bytes.fromhex(values["secret"]), **by_site})
 

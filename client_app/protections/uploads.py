@@ -74,7 +74,7 @@ class SmallClasses(Protection):
 class PaperNoise(Protection):
     """``gradient-noise`` and ``prototype-noise``; images get theirs where they are read (`Client.data`).
 
-    Its ε, where a paper says one, holds for nothing sent.
+    Its ε, where a paper says one, covers nothing that is sent.
     """
 
     name = "a paper's noise"
@@ -88,7 +88,6 @@ class PaperNoise(Protection):
         return step if plan is None else PrivateStep.of(step, plan)
 
     def upload(self, upload: Payload) -> Payload:
-        """Add noise to all prototypes."""
         kind = self.client.settings.noise.prototype_noise
         if kind == "none":
             return upload

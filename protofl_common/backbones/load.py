@@ -24,17 +24,12 @@ from protofl_common.basics.tensorfile import checksum
 from protofl_common.config.backbones import SMALL, BackboneName, parse_name
 
 WEIGHTS = Path(__file__).parent / "weights"  # the folder of the embedded weights, ``NAME.json``
-IMAGENET = 224, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-"""Size, mean and deviation that files of weights for torchvision's models expect, unless ``@SIZE`` says otherwise."""
+IMAGENET = 224, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # size, mean, std of torchvision's files of weights
 
 
 @lru_cache(maxsize=16)
 def load_backbone(name: str, device: torch.device) -> Backbone:
-    """The backbone called ``name``, its network on ``device``, in evaluation mode and without gradients.
-
-    Loaded once per process and device. ValueError for a name that is none. BackboneError when its weights or its
-    package cannot be had.
-    """
+    """The frozen backbone; ValueError for a wrong name, BackboneError where its weights or its package are missing."""
     parsed = parse_name(name)
     others = {"torchvision": _from_torchvision, "timm": _from_timm, "file": _from_file}
     read = _small if parsed.kind == "embedded" or (parsed.kind, parsed.arch) == ("file", SMALL) else others[parsed.kind]
@@ -43,8 +38,7 @@ def load_backbone(name: str, device: torch.device) -> Backbone:
     return backbone
 
 
-Parts = tuple[nn.Module, int, Sequence[float], Sequence[float]]
-"""A network, the size of its images, their mean and their deviation."""
+Parts = tuple[nn.Module, int, Sequence[float], Sequence[float]]  # network; its images' size, mean and deviation
 
 
 def frozen(name: BackboneName, network: nn.Module, size: int, mean: Sequence[float], std: Sequence[float]) -> Backbone:

@@ -53,8 +53,7 @@ BODIES: dict[str, str] = {
     "projection": "fc D, ReLU, BatchNorm: FedPCL's projection of frozen features",
 }
 PROJECTION = "projection"  # what every client trains behind frozen backbones
-HTC4 = ("", "+fc512", "+fc256", "+fc128")
-"""FedTGP's four heads: fc C, or fc 512, 256, 128 before it. What follows the name of a body in that of a model."""
+HTC4 = ("", "+fc512", "+fc256", "+fc128")  # FedTGP's heads, behind a body's name: fc C, or one more layer before it
 _RESNETS = tuple(f"resnet{n}-imagenet-stem" for n in (4, 6, 8, 10, 18, 34, 50, 101, 152))
 _HTFE8 = ("cnn4", "googlenet", "mobilenet-v2", *_RESNETS[4:])
 _RES34_HTC4 = tuple("resnet34-imagenet-stem" + head for head in HTC4)
@@ -91,16 +90,13 @@ ARCHITECTURES: dict[str, str] = BODIES | {
 }
 
 GROUPS: dict[str, tuple[str, ...]] = _PAPERS | {name: (name,) for name in ARCHITECTURES}
-"""Every architecture is also a group of one."""
-GAUSSIAN_HEADS = ("naive-bayes", "lda", "qda")
-"""Classifiers in closed form (`maths/gaussian.py`); ``gaussian-lda`` … is such a head on frozen features."""
+GAUSSIAN_HEADS = ("naive-bayes", "lda", "qda")  # in closed form (`maths/gaussian.py`), as arch ``gaussian-lda`` …
 
 HEADS: dict[str, str] = {
     "trainable": "trains like the body",
     "orthogonal-frozen": "last layer fixed: orthogonal directions of length 1, no bias (FedProto-UH)",
 }
-ORTHOGONAL_SHARED = "orthogonal-shared"
-"""The setting ``head``: as orthogonal-frozen, with the same directions for all clients (FedNH)."""
+ORTHOGONAL_SHARED = "orthogonal-shared"  # as orthogonal-frozen, with the same directions for all clients (FedNH)
 
 
 def members_of(models: str) -> tuple[str, ...]:

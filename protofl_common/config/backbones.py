@@ -7,12 +7,11 @@ A setting lists them with commas: ``glyphs,fractals,scenes`` or ``torchvision:re
 import re
 from dataclasses import dataclass
 
-EMBEDDED: dict[str, str] = {
+EMBEDDED: dict[str, str] = {  # small ResNets for 64×64 images, made by `tests/bench/pretraining`
     "glyphs": "letters and symbols of many alphabets, in the fonts that matplotlib brings",
     "fractals": "fractals of iterated function systems (FractalDB; Kataoka et al., ACCV 2020)",
     "scenes": "shaded shapes under many textures, in clutter and changing light",
 }
-"""Shipped with the code: small ResNets for 64×64 images, trained on images of a program (`tests/bench/pretraining`)."""
 SMALL = "small"  # the architecture of the embedded backbones, as ``file:`` calls it
 OTHERS: dict[str, str] = {
     "torchvision:ARCH": "torchvision's ARCH with its default (ImageNet) weights, from torch hub's cache or downloaded",
@@ -52,10 +51,7 @@ def parse_name(name: str) -> BackboneName:
 
 
 def is_allowed(name: str, permitted: str) -> bool:
-    """Return whether a site with ``allow-backbones = permitted`` takes the backbone ``name``; always if it is embedded.
-
-    An entry of ``permitted`` that ends in ``:`` or ``/`` stands for all names that begin with it.
-    """
+    """Return whether a site takes the backbone; an entry that ends in ``:`` or ``/`` permits all that begin with it."""
     if ":" not in name:
         return True
     entries = [entry.strip() for entry in permitted.split(",")]

@@ -34,8 +34,7 @@ DATASETS: dict[str, str] = {
     "arrays": "arrays of your own: .npz (inputs, labels, …), or CSV or Parquet of numbers with a column label",
     "text-csv": "texts of your own in a CSV file with a column label (AG News)",
 }
-OWN_FORMATS = ("image-folder", "domain-folder", "manifest", "arrays", "text-csv")
-"""The names above that stand for files of the user's own; the others are public data sets."""
+OWN_FORMATS = ("image-folder", "domain-folder", "manifest", "arrays", "text-csv")  # files of the user's own
 
 
 def is_own(dataset: str) -> bool:

@@ -1,7 +1,4 @@
-"""The settings of a run that no algorithm owns: a frozen dataclass per section, with the legal values of each key.
-
-This folder imports nothing else of the project. What values must mean together is checked in `experiment/settings.py`.
-"""
+"""The settings of a run that no algorithm owns: a frozen dataclass per section, with each key's legal values."""
 
 import re
 from collections.abc import Mapping
@@ -218,7 +215,7 @@ def protections(settings: Mapping[str, Scalar]) -> list[str]:
         lines.append(f"secure aggregation: {hidden}; no bound on single sites (liars) can act")
     if settings.get("dp", "none") != "none":
         bound = f"at most ε = {settings['dp-epsilon']}, δ = {settings['dp-delta']} for each sample of a client"
-        covered = "of all that it sends, with noise: weights, prototypes, numbers of right predictions"
+        covered = "of all that it sends, with noise: weights, prototypes, class moments, numbers of right predictions"
         beside = "not covered: numbers of samples, times of replies"
         whose = "ε in a line is that of the client that the run costs most"
         lines.append(f"differential privacy: {bound}, {covered}; {beside}; {whose}")

@@ -215,7 +215,6 @@ DOMAINS: dict[str, tuple[Look, int, str]] = {
 
 
 def _scanned(scan: Ink, rng: np.random.Generator) -> Ink:
-    """A scanned digit [8, 8] enlarged to about 24 pixels, a little turned and shifted."""
     from PIL import Image
 
     side = int(rng.integers(22, 27))
@@ -226,7 +225,6 @@ def _scanned(scan: Ink, rng: np.random.Generator) -> Ink:
 
 
 def _printed(digit: int, fonts: str, rng: np.random.Generator) -> Ink:
-    """A digit set in one of ``fonts`` at 19 to 26 pixels, a little turned and shifted."""
     import matplotlib
     from PIL import Image, ImageDraw, ImageFont
 

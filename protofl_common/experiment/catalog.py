@@ -118,6 +118,8 @@ class GaussianHparams(Hparams):
     head: str = option(choices=GAUSSIAN_HEADS)
     shrinkage: float = option(minimum=-1, maximum=1)
     priors: str = option(choices=("global", "personal"))
+    revocable: bool = option()
+    start_from: str = option()
 
 
 @dataclass(frozen=True)
@@ -255,10 +257,8 @@ class PFedMeHparams(DittoHparams):
 class Algorithm:
     title: str
     paper: str
-    client: str = ""
-    """Its client half, as ``module:Class``; only in this catalog "", for the class in the file of the row's name."""
-    server: str = ""
-    """Its server half. A half that adds nothing of its own need not exist: the row then names the one it inherits."""
+    client: str = ""  # its client half, ``module:Class``; "", in this catalog only: in the file of the row's name
+    server: str = ""  # its server half; where it adds nothing, the one that it inherits
     hparams: type[Hparams] = Hparams
     exchange: Exchange = field(default_factory=Exchange)
     losses: tuple[str, ...] = ("cross-entropy",)  # names of the loss terms that its clients report
@@ -268,14 +268,12 @@ class Algorithm:
     supports: tuple[Literal["merging", "secagg"], ...] = ()
     """Settings that the server half was written for: ``merging`` acts in its `merge`; with ``secagg`` that takes one
     upload, the mean of all. Any other value of these is refused."""
-    single_uploads: str = ""
-    """What the server needs single uploads for, beside what `exchange` shows; "" if averages are all it takes."""
+    single_uploads: str = ""  # what the server needs them for, beside what `exchange` shows; "": nothing
     private: tuple[str, ...] = ()
     """Entries of the upload that differential privacy covers: weights that `PrivateStep` alone has trained, and tables
     of classes with noise. An algorithm that sends any other is refused under ``dp``."""
     one_shot: bool = False  # a client trains nothing, so its upload is the same in every round
-    frozen_backbones: bool = False
-    """Made for features of frozen backbones: they are used unless the settings say otherwise."""
+    frozen_backbones: bool = False  # used unless the settings say otherwise
 
     def needs_single_uploads(self, exchange: Exchange) -> str:
         """Why sums over the clients are not enough for the server, where it exchanges this; "" if they are."""
@@ -306,21 +304,18 @@ Half = TypeVar("Half")
 
 
 def half(path: str, kind: type[Half]) -> type[Half]:
-    """The class that a row names as ``module:Class``, or the last of this ``kind`` that ``module`` itself defines.
-
-    SettingsError if there is none, or it is no subclass of ``kind``.
-    """
+    """The class ``module:Class``, or the last of this ``kind`` that ``module`` defines; SettingsError without one."""
     module, _, name = path.partition(":")
     try:
         loaded = import_module(module)
         own = (each for each in reversed(vars(loaded).values()) if getattr(each, "__module__", "") == module)
         fitting = (each for each in own if isinstance(each, type) and issubclass(each, kind))
-        found = getattr(loaded, name) if name else next(fitting, None)
+        chosen = getattr(loaded, name) if name else next(fitting, None)
     except Exception as error:  # a package's module may raise anything
         raise SettingsError(f"{path!r} in an algorithm's row: {type(error).__name__}: {error}") from error
-    if not (isinstance(found, type) and issubclass(found, kind)):
+    if not (isinstance(chosen, type) and issubclass(chosen, kind)):
         raise SettingsError(f"{path!r} in an algorithm's row: {name or 'nothing'} is no subclass of {kind.__name__}")
-    return found
+    return chosen
 
 
 MODEL: dict[str, Entry] = {"weights": Weights()}
@@ -328,8 +323,12 @@ HEAD: dict[str, Entry] = {"weights": Weights(parts=("head.",))}
 PROTOTYPES: dict[str, Entry] = {"prototypes": Vectors()}
 COUNTED: dict[str, Entry] = {"prototypes": Vectors(counts=True)}
 SEVERAL: dict[str, Entry] = {"prototypes": Vectors(several=True)}
+OUTPUTS = Vectors(width="classes")
 FEDAVG = "server_app.strategies.fedavg:FedAvg"
 of_models = partial(Algorithm, exchange=Exchange(MODEL, MODEL), supports=("merging", "secagg"))
+of_prototypes = partial(
+    Algorithm, exchange=Exchange(PROTOTYPES, PROTOTYPES), losses=("cross-entropy", "prototype"), supports=("merging",)
+)
 _ROWS = {
     "local": Algorithm(
         "Local",
@@ -338,25 +337,16 @@ _ROWS = {
         server="server_app.strategies.base:ServerStrategy",
     ),
     "fedavg": of_models("FedAvg", "McMahan et al., AISTATS 2017", private=("weights",)),
-    "fedproto": Algorithm(
+    "fedproto": of_prototypes(
         "FedProto",
         "Tan et al., AAAI 2022",
         hparams=FedProtoHparams,
         exchange=Exchange(PROTOTYPES, COUNTED),
-        losses=("cross-entropy", "prototype"),
         averages_prototypes=True,
         private=("prototypes",),
         supports=("merging", "secagg"),
     ),
-    "fedtgp": Algorithm(
-        "FedTGP",
-        "Zhang et al., AAAI 2024",
-        hparams=FedTGPHparams,
-        exchange=Exchange(PROTOTYPES, PROTOTYPES),
-        losses=("cross-entropy", "prototype"),
-        private=("prototypes",),
-        supports=("merging",),
-    ),
+    "fedtgp": of_prototypes("FedTGP", "Zhang et al., AAAI 2024", hparams=FedTGPHparams, private=("prototypes",)),
     "fedpcl": Algorithm(
         "FedPCL",
         "Tan et al., NeurIPS 2022",
@@ -383,6 +373,7 @@ _ROWS = {
         hparams=GaussianHparams,
         exchange=Exchange({"moments": Moments(), "counts": Counts()}, {"moments": Moments()}),
         losses=(),
+        private=("moments",),
         one_shot=True,
         frozen_backbones=True,
         supports=("secagg",),
@@ -433,15 +424,7 @@ _ROWS = {
         private=("weights", "prototypes"),
         supports=("merging",),
     ),
-    "fedorgp": Algorithm(
-        "FedORGP",
-        "Guo et al., 2025",
-        hparams=FedORGPHparams,
-        exchange=Exchange(PROTOTYPES, PROTOTYPES),
-        losses=("cross-entropy", "prototype"),
-        private=("prototypes",),
-        supports=("merging",),
-    ),
+    "fedorgp": of_prototypes("FedORGP", "Guo et al., 2025", hparams=FedORGPHparams, private=("prototypes",)),
     "fedsa": Algorithm(
         "FedSA",
         "Zhou et al., AAAI 2025",
@@ -497,9 +480,7 @@ _ROWS = {
         "FedDistill",
         "FD; Jeong et al., 2018",
         hparams=FedDistillHparams,
-        exchange=Exchange(
-            {"outputs": Vectors(width="classes")}, {"outputs": Vectors(width="classes", probabilities=True)}
-        ),
+        exchange=Exchange({"outputs": OUTPUTS}, {"outputs": replace(OUTPUTS, probabilities=True)}),
         losses=("cross-entropy", "distillation"),
         averages_prototypes=True,
         single_uploads="what teaches a client is the mean of the others' outputs",

@@ -8,6 +8,7 @@ S second moments, as the head needs them:
     qda           S_c = (1/n) Σ_{i of c} x_i x_iᵀ      [C, F (F + 1) / 2]
 
 All are means over n samples, so the mean of several clients' moments, weighted by their n, is that of all samples.
+With noise for differential privacy they are moments of no samples: `ClassMoments.repair` makes them such.
 """
 
 from __future__ import annotations
@@ -59,6 +60,27 @@ class ClassMoments(nn.Module):
                 of_class_NF = x_NF[labels_N.cpu() == label]
                 self.second[label] = _half(of_class_NF.T @ of_class_NF / n)
 
+    def repair(self, least: float, longest: float) -> None:
+        """Replace moments with noise by those that samples of length ``longest`` at most can have.
+
+        Classes with a share below ``least`` go, but for the largest; shares add up to 1; means are cut to ``longest``;
+        a covariance has no eigenvalue below 0.
+        """
+        left_C, positive_C = self.shares >= least, self.shares.clamp(min=LEAST_VARIANCE)
+        left_C[self.shares.argmax()] = True
+        present_C = left_C * positive_C / (left_C * positive_C).sum()
+        if self.second.dim() > 1:
+            self.second *= (present_C / positive_C)[:, None]
+        means_CF = (self.first / positive_C[:, None]).renorm(2, 0, longest)
+        self.shares.copy_(present_C)
+        self.first.copy_(present_C[:, None] * means_CF)
+        if self.second.shape == self.first.shape:
+            self.second.copy_(self.second.maximum(self.first * means_CF))
+            return
+        values, vectors = torch.linalg.eigh(self.covariances())
+        below_0 = _half((vectors * values.clamp(max=0)[..., None, :]) @ vectors.mT)
+        self.second -= below_0 if self.second.dim() == 1 else present_C[:, None] * below_0
+
     def means(self) -> Tensor:
         """μ_c = m_c / π_c, [C, F]."""
         return self.first / self.shares.clamp(min=1e-300)[:, None]
@@ -91,14 +113,24 @@ class ClassMoments(nn.Module):
             least = torch.linalg.eigvalsh(covariances).amin()
         return "" if float(least) >= -TOLERANCE * float(size) else "second moments that are none: a variance below 0"
 
+    def problem_with_noise(self, noise: float, longest: float) -> str:
+        """`problem` for moments of samples of length ``longest``, where each number has ``noise`` times its size."""
+        sizes = (self.shares, 1.0), (self.first, longest), (self.second, longest**2)
+        above = any(float(value.abs().max()) > (1 + noise) * size for value, size in sizes)
+        return "moments beyond what samples and noise can bring" if above else ""
+
 
 class GaussianHead(nn.Module):
-    """log π_c − ½ log |Σ_c| − ½ (x − μ_c)ᵀ Σ_c⁻¹ (x − μ_c): features [B, F] to logits [B, C]; linear for ``lda``."""
+    """log π_c − ½ log |Σ_c| − ½ (x − μ_c)ᵀ Σ_c⁻¹ (x − μ_c): features [B, F] to logits [B, C]; linear for ``lda``.
+
+    Features longer than ``longest`` are cut to that length, as those were of which its moments are.
+    """
 
     weight: Tensor
     bias: Tensor
     mean: Tensor
     precision: Tensor
+    longest: Tensor
 
     def __init__(self, num_classes: int, width: int, head: str) -> None:
         super().__init__()
@@ -107,8 +139,10 @@ class GaussianHead(nn.Module):
         shapes = {"weight": rows} if head == "lda" else {"mean": rows, "precision": precision}
         for name, shape in ({"bias": (num_classes,)} | shapes).items():
             self.register_buffer(name, torch.zeros(shape))
+        self.register_buffer("longest", torch.tensor(torch.inf))
 
     def forward(self, x: Tensor) -> Tensor:
+        x = x * (self.longest / x.norm(dim=1, keepdim=True)).clamp(max=1)
         if self.kind == "lda":
             return x @ self.weight.T + self.bias
         away_BCF = x[:, None, :] - self.mean
@@ -117,11 +151,7 @@ class GaussianHead(nn.Module):
         return self.bias - torch.einsum("bcf,cfg,bcg->bc", away_BCF, self.precision, away_BCF) / 2
 
     def fit(self, moments: ClassMoments, counts_C: Tensor, priors_C: Tensor, shrinkage: float) -> None:
-        """Become the classifier of these moments, which are of ``counts_C`` samples.
-
-        Covariances are `shrunk`. Those of classes have the one within all classes as one more sample, since a class may
-        have too few of its own.
-        """
+        """Become the classifier of these moments; each class's covariance has that within all as one more sample."""
         means_CF, covariances = moments.means(), moments.covariances()
         log_priors_C = priors_C.double().log().masked_fill(moments.shares == 0, -torch.inf)
         if self.kind == "lda":
@@ -134,7 +164,7 @@ class GaussianHead(nn.Module):
         shape = (-1, 1) if diagonal else (-1, 1, 1)
         within, n_C = (moments.shares.reshape(shape) * covariances).sum(0), counts_C.double().reshape(shape)
         smoothed = (n_C * covariances + within) / (n_C + 1)
-        of_classes = torch.stack([shrunk(one, float(n), shrinkage) for one, n in zip(smoothed, n_C, strict=True)])
+        of_classes = torch.stack([shrunk(each, float(n), shrinkage) for each, n in zip(smoothed, n_C, strict=True)])
         log_volume_C = of_classes.log().sum(1) if diagonal else torch.logdet(of_classes)
         self.mean.copy_(means_CF)
         self.precision.copy_(1 / of_classes if diagonal else torch.linalg.inv(of_classes))
@@ -161,8 +191,13 @@ def shrunk(covariance: Tensor, samples: float, shrinkage: float) -> Tensor:
 
 
 def _half(symmetric: Tensor) -> Tensor:
-    rows, columns = torch.triu_indices(*symmetric.shape)
-    return symmetric[rows, columns]
+    rows, columns = torch.triu_indices(*symmetric.shape[-2:])
+    return symmetric[..., rows, columns]
+
+
+def off_diagonal_parts(shape: torch.Size, width: int) -> Tensor:
+    """√½ where numbers of second moments of this shape stand for two of a matrix, else 1."""
+    return torch.ones(width) if shape[-1] == width else _half(torch.eye(width) + (1 - torch.eye(width)) / 2**0.5)
 
 
 def _whole(half: Tensor, width: int) -> Tensor:

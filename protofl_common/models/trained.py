@@ -1,14 +1,12 @@
 """A trained model as a file: weights and prototypes as safetensors, and a small JSON card that says what they are."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any, Self, get_args, get_origin, get_type_hints
 
 import torch
 from torch import Tensor
@@ -42,8 +40,7 @@ class ModelCard:
     input_shape: tuple[int, ...]  # of a sample: (channels, H, W), (features,), (channels, steps), (tokens,)
     input_type: str  # of its numbers, as NumPy calls it: ``uint8`` for images, ``int64`` for tokens, else ``float32``
     mean: tuple[float, ...]
-    std: tuple[float, ...]
-    """Per channel or feature, for pixels in [0, 1]; what the model is given is (x − mean) / std. () for tokens."""
+    std: tuple[float, ...]  # per channel or feature, pixels in [0, 1]; the model gets (x − mean) / std; () for tokens
     backbones: tuple[str, ...]  # frozen backbones in front of the model, which then is given their features
     features_in: int  # how many these are; 0 without backbones
     feature_dim: int  # D
@@ -53,10 +50,8 @@ class ModelCard:
     accuracy: dict[str, float]  # of each way to predict, on the site's test samples, after that round
     test_samples: int
     temperature: float  # T of the probabilities by prototype, see `calibration`
-    calibrated_on: str
-    """``validation`` or ``test``: the samples that choose ``inference``, T and the limit of unknown inputs."""
-    chosen_on: str
-    """The data on which this round was chosen as the best, ``validation`` or ``test``; "" for the run's last round."""
+    calibrated_on: str  # the data that choose ``inference``, T, the limit of unknown inputs: ``validation``, ``test``
+    chosen_on: str  # the data that chose this round as the best: ``validation``, ``test``; "": it is the run's last
     fill: tuple[float, ...] = ()  # what stands in the place of missing values, per feature; () where none may miss
     columns: tuple[str, ...] = ()  # of a table, in the order of its features: ``age``, ``sex:f|m``
 
@@ -115,7 +110,7 @@ class TrainedModel:
         write_text(folder / CARD, json.dumps(facts, indent=2, ensure_ascii=False) + "\n")
 
     @classmethod
-    def read(cls, file: Path) -> TrainedModel:
+    def read(cls, file: Path) -> Self:
         """The model in a file; SettingsError if there is none, if it is damaged, or of another version."""
         try:
             tensors, facts = read_tensors(file, torch.device("cpu"))
@@ -171,9 +166,9 @@ def _card(facts: Any) -> ModelCard:
 def _is(value: Any, kind: Any) -> bool:
     """Return whether a value of a JSON file is of a type of `ModelCard`, of bounded size and fit for a terminal."""
     if get_origin(kind) is tuple:
-        return isinstance(value, list) and all(_is(one, get_args(kind)[0]) for one in value)
+        return isinstance(value, list) and all(_is(entry, get_args(kind)[0]) for entry in value)
     if get_origin(kind) is dict:
-        return isinstance(value, dict) and all(_is(one, str) and _is(value[one], float) for one in value)
+        return isinstance(value, dict) and all(_is(entry, str) and _is(value[entry], float) for entry in value)
     if kind is str:
         return isinstance(value, str) and len(value) <= LONGEST_NAME and value.isprintable()
     if kind is int:

@@ -44,8 +44,7 @@ from protofl_common.models.vectors import fully_connected
 
 KERNEL = 5  # pixels a side of the small CNNs' convolutions
 STAGES = 4
-SMALLEST_FOR_THIRD_POOL = 15
-"""Smaller images are a single pixel before GoogLeNet's third max-pooling, which cannot take one."""
+SMALLEST_FOR_THIRD_POOL = 15  # of a smaller image GoogLeNet's third max-pooling gets a single pixel
 
 
 class ChannelsLast(nn.Module):
@@ -75,8 +74,7 @@ class CnnPlan:
 
     channels: tuple[int, ...]
     hidden: tuple[int, ...] = ()
-    dropout: float = 0.0
-    """FedProto's: whole maps after the last convolution, and features before the head, with this probability."""
+    dropout: float = 0.0  # FedProto's: of maps after the last convolution, and of features
 
 
 CNN_PLANS: dict[str, CnnPlan] = {
@@ -118,8 +116,7 @@ def _padding_and_side(image_size: int, convolutions: int) -> tuple[int, int]:
     return padding, side
 
 
-SMALL, IMAGENET = (3, 1, 1, 0), (7, 2, 3, 2)
-"""Stems: kernel, stride, padding of the first convolution, and the stride of 3×3 max-pooling behind it (0: none)."""
+SMALL, IMAGENET = (3, 1, 1, 0), (7, 2, 3, 2)  # kernel, stride, padding of the stem, stride of its pooling (0: none)
 
 
 @dataclass(frozen=True)

@@ -50,7 +50,7 @@ class Mechanism(NamedTuple):
 
 def epsilon(mechanisms: Iterable[Mechanism], delta: float) -> float:
     """ε of all together at δ; 0 for none."""
-    total = sum((one.times * _renyi(one.rate, one.noise) for one in mechanisms if one.times), np.zeros(len(ORDERS)))
+    total = sum((times * _renyi(rate, noise) for rate, noise, times in mechanisms if times), np.zeros(len(ORDERS)))
     if not total.any():
         return 0.0
     orders = np.array(ORDERS, dtype=float)
@@ -128,7 +128,7 @@ class Plan:
     def of_round(self, number: int, evaluates: bool) -> list[Mechanism]:
         training = Mechanism(self.rate, self.noise, self.steps)
         table = Mechanism(1.0, self.table_noise, self.tables[number - 1])
-        return [one for one in (training, table, *self.of_evaluation() * evaluates) if one.times]
+        return [cost for cost in (training, table, *self.of_evaluation() * evaluates) if cost.times]
 
     def of_evaluation(self) -> list[Mechanism]:
         return [Mechanism(1.0, self.figure_noise, 1)]
@@ -148,7 +148,7 @@ class Plan:
         evaluations = self._evaluations(rounds) + more + repeated if self.evaluate_every else 0
         training = Mechanism(self.rate, noise, (rounds + repeated) * self.steps)
         table = Mechanism(1.0, table_noise, sum(self.tables[:rounds]) + repeated * max(self.tables))
-        return [one for one in (training, table, Mechanism(1.0, self.figure_noise, evaluations)) if one.times]
+        return [cost for cost in (training, table, Mechanism(1.0, self.figure_noise, evaluations)) if cost.times]
 
     def _least(self, share: float, spent: Callable[[float], list[Mechanism]]) -> float:
         most = self.privacy.dp_epsilon

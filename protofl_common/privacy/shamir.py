@@ -1,6 +1,6 @@
 """Shamir's secret sharing ("How to Share a Secret", CACM 1979) of 32 bytes among n clients.
 
-The secret is f(0) mod p of a random polynomial f of degree t − 1, and client x holds the share f(x): any t shares give
+The secret is f(0) mod p of a random polynomial f of degree t − 1, and client x has the share f(x): any t shares give
 the secret, fewer tell nothing of it. p = 2^256 + 297 is the least prime above all secrets.
 
 Flower's own (`flwr.common.secure_aggregation`) neither names a wrong share nor does without it, and takes a hundred

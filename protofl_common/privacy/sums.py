@@ -6,7 +6,7 @@
                                 number of samples where counts are declared, else 1
     of `Counts`   [C]           as they are
 
-So neither n, nor counts, nor which classes a client holds show. A figure f of a report, of n samples, adds n · f and n:
+So neither n, nor counts, nor which classes a client has show. A figure f of a report, of n samples, adds n · f and n:
 the server learns Σ n · f / Σ n. Numbers travel as whole multiples of 1 / scale, mod 2^64. The bounds hold at the client
 only: the server never sees a single vector, and can only refuse sums that no honest clients can have.
 """
@@ -38,7 +38,6 @@ def with_masked(limits: Limits, size: int) -> Limits:
 
 
 def length(declared: Declared, limits: Limits) -> int:
-    """L, the numbers of a vector."""
     codecs = [codec_of(name, entry, limits) for name, entry in declared.items()]
     return 1 + sum(math.prod(shape) for codec in codecs for shape in codec.summed().values())
 
@@ -80,6 +79,7 @@ def from_sums(sums: np.ndarray, declared: Declared, limits: Limits, clients: int
             size = math.prod(shape)
             arrays[key], start = numbers[start : start + size].reshape(shape), start + size
         means[name] = codec.mean(arrays, n, clients)
+    limits = replace(limits, samples=n / clients)  # as much noise as the average client's, at most
     return unpack_payload(pack_payload(Payload(**means), declared), declared, limits, required=False), round(n)
 
 

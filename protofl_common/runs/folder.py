@@ -19,9 +19,8 @@ from protofl_common.basics.files import write_text
 from protofl_common.config.options import Scalar, SettingsError
 
 METRICS, MARGINS, SITES, SUMMARY = "metrics.jsonl", "prototypes.jsonl", "sites.json", "summary.json"
-WEIGHTS, CARD = "model.safetensors", "model.json"
-"""The two files of an exported model; a client leaves the first alone, with the card among its metadata."""
-BEST = "best.safetensors"  # beside a client's model of the last round: that of the best one, where it was asked for
+WEIGHTS, CARD = "model.safetensors", "model.json"  # of an exported model; a client leaves the first alone
+BEST = "best.safetensors"  # beside a client's model of the last round, that of the best one, where asked for
 MOST_NUMBERS = 2**24  # of an input, that a model's card may ask for
 FORMAT = 1  # of the four files; to be increased when a reader of this version would misread what a later one writes
 
@@ -103,6 +102,7 @@ SiteFacts = TypedDict(
         "test-samples": int,
         "validation-samples": int,
         "train-classes": list[int],
+        "test-classes": list[int],
         "backbone-similarity": list[float | None],
     },
     total=False,
@@ -148,6 +148,7 @@ Summary = TypedDict(
         "bytes": dict[str, int],
         "trouble": dict[str, int],
         "bounded": NotRequired[list[str]],
+        "warnings": NotRequired[list[str]],
         "void-rounds": int,
         "resumed-after-rounds": list[int],
         "seconds": float,
@@ -202,9 +203,9 @@ class RunFolder:
         return next(_read(self.path / SUMMARY), None)
 
     def finished_summary(self) -> Summary:
-        if (found := self.summary()) is None:
+        if (summary := self.summary()) is None:
             raise SettingsError(f"{self.path}: no {SUMMARY} in it; give the folder of a finished run")
-        return found
+        return summary
 
     def add(self, file: str, row: RoundRow | MarginRow) -> None:
         with (self.path / file).open("a", encoding="utf-8") as lines:
@@ -222,10 +223,7 @@ class RunFolder:
 
 
 def _read(path: Path) -> Iterator[Any]:
-    """The JSON objects in a file: one per line of a ``.jsonl``, where a line that is still being written is none.
-
-    SettingsError for a later format.
-    """
+    """The JSON objects in a file, but for a line that is still being written; SettingsError for a later format."""
     try:
         with path.open(encoding="utf-8") as file:
             for part in file if path.suffix == ".jsonl" else (file.read(),):

@@ -35,8 +35,7 @@ from protofl_common.experiment.settings import app_folder
 Values = Mapping[str, Scalar]
 PR_SET_PDEATHSIG = 1  # Linux: the signal that a process gets when its parent has died
 CPUS, GPUS = "client-resources-num-cpus", "client-resources-num-gpus"  # Flower's names
-MEGABYTES = 3000
-"""Of a GPU's free memory for each client at work: 500 are CUDA's own, the rest do for a ResNet on small images."""
+MEGABYTES = 3000  # of a GPU's free memory for each client: 500 of CUDA, and a ResNet on small images
 AT_MOST = 8  # clients at a time on one GPU: it has enough to do then
 
 
@@ -202,10 +201,7 @@ def attempt(run_config: Values, federation: Values, on_line: Callable[[str], Non
 
 
 def workers_for(federation: Values, device: str) -> int:
-    """Start the processes that simulate clients, as many as processors and GPUs have room for, and return their number.
-
-    Where ``federation`` names no part of a GPU for each client, as many share one as fit. ``device``: the setting.
-    """
+    """Start the processes that simulate clients, and return how many: as many as processors and GPUs have room for."""
     workers, part = (os.cpu_count() or 1) // int(federation.get(CPUS, 1)), federation.get(GPUS)
     if part == 0:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""

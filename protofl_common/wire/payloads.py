@@ -180,7 +180,6 @@ class Codec(ABC):
         raise ValueError("sums are of what clients upload after training")
 
     def unpack(self, record: ArrayRecord) -> Value:
-        """The value of a record that has all arrays of the template, and no other."""
         template, rows = self.template(), 0
         if set(record) != set(template):
             raise RefusedMessage(f"{self.name} with the arrays {sorted(record)} instead of {sorted(template)}")
@@ -274,7 +273,7 @@ class SetsCodec(Codec):
         return {"means": ("float32", (rows, self.limits.feature_dim)), **labels}
 
     def pack(self, value: tuple[Prototypes, ...]) -> StateDict:
-        owners = torch.repeat_interleave(torch.tensor([len(one) for one in value]))
+        owners = torch.repeat_interleave(torch.tensor([len(prototypes) for prototypes in value]))
         every = Prototypes.joined(value)
         return {"means": every.means, "labels": every.labels, "owners": owners}
 
@@ -284,9 +283,9 @@ class SetsCodec(Codec):
         if not bool(((changes == 0) | (changes == 1)).all()):
             raise RefusedMessage(f"{self.name} whose owners are not numbered 0, 1, 2, … in order")
         every = Prototypes(arrays["means"], arrays["labels"])
-        sets = tuple(every.only(owners == one) for one in range(int(owners[-1]) + 1))
-        for one in sets:
-            self.check_vectors(one.means, one.labels, per_class=1)
+        sets = tuple(every.only(owners == owner) for owner in range(int(owners[-1]) + 1))
+        for prototypes in sets:
+            self.check_vectors(prototypes.means, prototypes.labels, per_class=1)
         return sets
 
 
@@ -335,26 +334,28 @@ class UpdateCodec(WeightsCodec):
         pairs = {key: pair for key, pair in pairs.items() if pair <= set(record)}
         rest = ArrayRecord({key: record[key] for key in set(record).difference(*pairs.values())})
         whole = {key: expected for key, expected in template.items() if key not in pairs}
-        found = super(UpdateCodec, replace(self, limits=replace(self.limits, weights={self.name: whole}))).unpack(rest)
-        found |= {key: self._product(record, key, template[key][1]) for key in pairs}
-        return {key: found[key] for key in template}
+        arrays = super(UpdateCodec, replace(self, limits=replace(self.limits, weights={self.name: whole}))).unpack(rest)
+        arrays |= {key: self._product(record, key, template[key][1]) for key in pairs}
+        return {key: arrays[key] for key in template}
 
     def _product(self, record: ArrayRecord, key: str, shape: tuple[int, ...]) -> Tensor:
         what = f"{self.name} {key}"
         rank = rows_of(record[key + RIGHT], f"factors of {what}", 1, largest_rank(shape))
         left = decoded(record[key + LEFT], f"{what}{LEFT}", "float32", (shape[0], rank))
         right = decoded(record[key + RIGHT], f"{what}{RIGHT}", "float32", (rank, math.prod(shape[1:])))
-        found = product(left, right, shape)
-        if not found.isfinite().all():
+        matrix = product(left, right, shape)
+        if not matrix.isfinite().all():
             raise RefusedMessage(f"{what}: factors whose product is not finite")
-        return found
+        return matrix
 
 
 class MomentsCodec(WeightsCodec):
     """Class moments, of which not all are those of samples."""
 
     def checked(self, arrays: StateDict) -> StateDict:
-        if wrong := ClassMoments.of(super().checked(arrays)).problem():
+        moments, limits = ClassMoments.of(super().checked(arrays)), self.limits
+        noise = limits.noise / max(1.0, limits.samples)
+        if wrong := moments.problem_with_noise(noise, limits.longest) if noise else moments.problem():
             raise RefusedMessage(f"{self.name}: {wrong}")
         return arrays
 
@@ -396,11 +397,11 @@ class StatisticsCodec(Codec):
         return arrays
 
     def pack(self, value: ClientStatistics) -> StateDict:
-        given = {name: array for name, array in vars(value).items() if array is not None}
-        if odd := sorted(given.keys() - self.template().keys() - {"similarity"}):
+        sent = {name: array for name, array in vars(value).items() if array is not None}
+        if odd := sorted(sent.keys() - self.template().keys() - {"similarity"}):
             level = f"statistics = {self.entry.level!r}"
             raise ValueError(f"{self.name}.{odd[0]} is not declared for this direction ({level})")
-        return given
+        return sent
 
     def checked(self, arrays: StateDict) -> ClientStatistics:
         value = ClientStatistics(**arrays)
@@ -444,7 +445,6 @@ def _array(value: Tensor) -> Array:
 
 
 def decoded(array: Array, what: str, dtype: str, shape: tuple[int, ...]) -> Tensor:
-    """Decode one array, whose dtype and shape must be those given."""
     if array.stype != RAW or array.dtype != dtype:
         raise RefusedMessage(f"{what}: {array.stype} {array.dtype} instead of {RAW} {dtype}")
     _check_shape(array, what)

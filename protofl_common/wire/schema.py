@@ -23,7 +23,7 @@ class RefusedMessage(ValueError):
 
 @dataclass(frozen=True)
 class Limits:
-    """What a receiver accepts of the declared entries."""
+    """Limits of a receiver, for the entries that are declared."""
 
     num_classes: int
     feature_dim: int
@@ -32,6 +32,9 @@ class Limits:
     max_per_class: int = 1000  # vectors of one class in one message, where several are allowed at all
     backbones: int = 0  # K, the frozen backbones that statistics compare
     frozen_dim: int = 0  # the features of all frozen backbones together
+    noise: float = 0.0  # how far it may move a sum of class moments, of features of length 1; 0: they are exact
+    longest: float = math.inf  # of the features whose moments have noise
+    samples: float = 1.0  # of which these moments are
 
 
 @dataclass(frozen=True)
@@ -41,6 +44,7 @@ class Entry:
     of_classes: ClassVar[bool] = False
     """It shows which classes a client has, so it is noised or refused under differential privacy."""
     of_each_client: ClassVar[bool] = False  # it shows what single clients have sent
+    of_all: ClassVar[bool] = False  # a part is of all classes together, of which none can be left out once it has noise
 
     @property
     def of_frozen(self) -> bool:
@@ -120,6 +124,7 @@ class Moments(Weights):
     """Class moments of frozen features (`maths/gaussian.py`): shares of the classes, class means, second moments."""
 
     of_classes = True
+    of_all = True
     of_frozen = True
     words = "the share of each class, its mean of frozen features, and their second moments"
     of: str = "moments"

@@ -1,7 +1,7 @@
 """Files for the report beside the metrics: the clients, and the prototypes that they sent.
 
     ``sites.json``                      classes, and per site its architecture, domain, samples and, where known, its
-                                        training samples of each class
+                                        training and test samples of each class
     ``prototypes.jsonl``                a line per round: the margin of each class, of every client's prototypes and of
                                         the global ones (FedTGP, Figure 1); null where a class has none
     ``client-prototypes.safetensors``   the last round's client prototypes (of many clients, while a run goes on, those
@@ -56,10 +56,10 @@ class Artifacts(Callback):
         margins_row: MarginRow = {
             "round": result.number,
             "global": None if owned is None else _numbers(margins(owned, classes)),
-            "clients": {site: _numbers(margins(one, classes)) for site, one in sent.items()},
+            "clients": {site: _numbers(margins(prototypes, classes)) for site, prototypes in sent.items()},
         }
         run.files.add(MARGINS, margins_row)
-        sets = {site: (one.means, one.labels) for site, one in sent.items()}
+        sets = {site: (prototypes.means, prototypes.labels) for site, prototypes in sent.items()}
         more = {} if owned is None else {"global-means": owned.means, "global-labels": owned.labels}
         path = run.folder / "client-prototypes.safetensors"
         self._write = partial(_write_owned, path, "means", sets, result.number, more)
@@ -97,7 +97,7 @@ def _write_sites(run: Run, facts: Mapping[str, SiteFacts]) -> None:
 
 
 def _division(run: Run) -> dict[str, SiteFacts]:
-    """Each site's training samples of each class, by dividing the data set as the clients did.
+    """Each site's samples of each class, by dividing the data set as the clients did.
 
     Left out are sites whose introduction does not fit their share: they have data of their own. All are, where the
     server sees sums only.
@@ -115,13 +115,17 @@ def _division(run: Run) -> dict[str, SiteFacts]:
         shares = counts_of_shares(run.settings.data, seed=run.settings.run.seed, chosen=chosen, clients=clients)
     except (DataError, SettingsError, OSError):  # the server need not have the data, nor a module that reads them
         return {}
-    known = {site: shares[partition] for site, partition in of_site.items() if partition in shares}
-    return {site: {"train-classes": share.train.tolist()} for site, share in known.items() if _fits(cards[site], share)}
+    of_site = {site: number for site, number in of_site.items() if number in shares}
+    fitting = {site: shares[number] for site, number in of_site.items() if _fits(cards[site], shares[number])}
+    return {
+        site: {"train-classes": share.train.tolist(), "test-classes": share.test.tolist()}
+        for site, share in fitting.items()
+    }
 
 
 def _fits(card: SiteCard, share: ShareCounts) -> bool:
     samples = (int(share.train.sum()), int(share.test.sum()))
-    has_classes = all(label < len(share.train) and share.train[label] > 0 for label in card.holds)
+    has_classes = all(label < len(share.train) and share.train[label] > 0 for label in card.present)
     return samples == (card.train_samples, card.test_samples) and card.domain == share.domain and has_classes
 
 

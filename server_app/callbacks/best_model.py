@@ -4,7 +4,7 @@ from protofl_common.basics.text import in_order
 from protofl_common.runs.folder import RoundRow
 from protofl_common.wire.records import pack_best
 from server_app.callbacks.base import Callback, Run
-from server_app.network.exchange import Messenger, Records
+from server_app.network.exchange import Records
 from server_app.replies import RoundResult
 
 
@@ -16,6 +16,6 @@ class BestModel(Callback):
 
     def on_end(self, run: Run, row: RoundRow, result: RoundResult) -> None:
         if run.settings.run.keep_best and run.best:
-            messenger = Messenger(run.exchange, RoundResult(result.number), evaluate=False)
             sites = in_order(run.federation.answering(result.number))
-            messenger.ask("query.best", dict.fromkeys(sites, pack_best(run.best, final=True)))
+            contents = dict.fromkeys(sites, pack_best(run.best, final=True))
+            run.exchange.ask("query.best", contents, RoundResult(result.number))

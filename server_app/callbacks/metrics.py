@@ -12,6 +12,7 @@ from protofl_common.basics.tensorfile import write_tensors
 from protofl_common.basics.text import in_order
 from protofl_common.config.options import SettingsError
 from protofl_common.experiment.settings import to_run_config
+from protofl_common.runs.doubts import doubts_of_outcome
 from protofl_common.runs.figures import totals
 from protofl_common.runs.folder import KINDS, METRICS, SUMMARY, Accuracies, ClientRow, RoundRow, Summary
 from protofl_common.runs.metrics import best_of, over_clients
@@ -46,7 +47,7 @@ class Metrics(Callback):
 
 
 class Conclusion(Callback):
-    """Writes what was learnt, and then the summary: a run that has one is complete."""
+    """Writes the results, and then the summary: a run that has one is complete."""
 
     def on_end(self, run: Run, row: RoundRow, result: RoundResult) -> None:
         strategy = run.strategy
@@ -120,6 +121,7 @@ def _summary(run: Run, final: RoundRow) -> Summary:
         "bytes": sizes,
         "trouble": lost,
         "bounded": in_order({reason for row in run.rows for reason in row.get("bounded", [])}),
+        "warnings": list(doubts_of_outcome(run.rows, final, run.files.sites())),
         "void-rounds": sum(row["void"] for row in rounds),
         "resumed-after-rounds": [last for _, last in run.start.run_history.earlier],
         "seconds": time.monotonic() - run.began,
@@ -155,27 +157,23 @@ def _figures(result: RoundResult, liars: int) -> tuple[Accuracies, dict[str, flo
     reports, means = result.reports, result.means
     if means is not None:
         both = ("mean", "weighted")
-        of_all = {group: {name: dict.fromkeys(both, one) for name, one in means[group].items()} for group in means}
+        of_all = {group: {name: dict.fromkeys(both, mean) for name, mean in means[group].items()} for group in means}
         return of_all["correct"], means["losses"], of_all["metrics"], of_all["validation"]
-    metrics = _over_clients({site: (one.metrics, one.test_samples) for site, one in reports.items()}, liars)
-    validation = _over_clients({site: (one.validation, one.validation_samples) for site, one in reports.items()}, liars)
+    metrics = _over_clients([(report.metrics, report.test_samples) for report in reports.values()], liars)
+    validation = _over_clients([(report.validation, report.validation_samples) for report in reports.values()], liars)
     return _accuracies(reports, liars), _mean_losses(reports), metrics, validation
 
 
 def _accuracies(reports: dict[str, Report], liars: int) -> Accuracies:
-    tested = {site: (one.correct, one.test_samples) for site, one in reports.items() if one.test_samples}
-    shares = {site: ({kind: hits / n for kind, hits in correct.items()}, n) for site, (correct, n) in tested.items()}
-    found = _over_clients(shares, liars)
-    return {kind: found[kind] for kind in KINDS if kind in found}
+    tested = [(report.correct, report.test_samples) for report in reports.values() if report.test_samples]
+    figures = _over_clients([({kind: hits / n for kind, hits in correct.items()}, n) for correct, n in tested], liars)
+    return {kind: figures[kind] for kind in KINDS if kind in figures}
 
 
-def _over_clients(figures: dict[str, tuple[dict[str, float], int]], liars: int) -> Accuracies:
-    """Each figure over the clients that have it, where these are enough to outvote the ``liars``.
-
-    ``figures``: those of each client, and its number of samples.
-    """
-    names = dict.fromkeys(name for of_client, _ in figures.values() for name in of_client)
-    having = {name: [(one[name], samples) for one, samples in figures.values() if name in one] for name in names}
+def _over_clients(figures: list[tuple[dict[str, float], int]], liars: int) -> Accuracies:
+    """Each of the clients' figures, and samples, over those that have it, where they can outvote the ``liars``."""
+    names = dict.fromkeys(name for of_client, _ in figures for name in of_client)
+    having = {name: [(own[name], samples) for own, samples in figures if name in own] for name in names}
     return {
         name: over_clients([value for value, _ in pairs], [samples for _, samples in pairs], liars)
         for name, pairs in having.items()
@@ -185,7 +183,7 @@ def _over_clients(figures: dict[str, tuple[dict[str, float], int]], liars: int) 
 
 def _mean_losses(reports: dict[str, Report]) -> dict[str, float]:
     """Each loss term, averaged over the clients by training samples."""
-    weights = {site: one.train_samples for site, one in reports.items() if one.losses}
+    weights = {site: report.train_samples for site, report in reports.items() if report.losses}
     samples = sum(weights.values())
     return _sums([{k: v * weights[site] / samples for k, v in reports[site].losses.items()} for site in weights])
 

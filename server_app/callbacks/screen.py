@@ -8,26 +8,28 @@ from protofl_common.basics.text import in_order
 from protofl_common.config.sections import DataSettings, protections
 from protofl_common.experiment.settings import Settings, to_run_config
 from protofl_common.maths.aggregation import FEWEST
-from protofl_common.runs.comparison import compared, counted, sentence, side_by_side
+from protofl_common.runs.doubts import doubts_of_data
 from protofl_common.runs.figures import (
     HIDDEN,
     MEASURES,
     Table,
     accuracy_rows,
     chosen,
+    compared,
+    counted,
     lost_text,
     metric_rows,
+    sentence,
     short_best,
+    side_by_side,
 )
-from protofl_common.runs.folder import KINDS, SITES, RoundRow, Sites, Summary, troubles
+from protofl_common.runs.folder import KINDS, SITES, RoundRow, Summary, troubles
 from protofl_common.runs.metrics import human_bytes, human_seconds
 from protofl_common.wire.records import SiteCard
 from server_app.callbacks.base import Callback, Run
 from server_app.log import say
 from server_app.replies import RoundResult
 
-BARS = " ▁▂▃▄▅▆▇█"
-MOST_LINES, MOST_CLASSES = 20, 60  # clients and classes that are shown before the first round
 MOST_NAMED = 20  # clients that are named in one line
 RECENT = 3  # rounds whose mean duration tells how long the rest will take
 
@@ -46,19 +48,19 @@ class Screen(Callback):
         say(f"{len(cards)} clients · {run.strategy.num_classes} classes · partition {settings.data.partition}")
         if not settings.privacy.sums_only:
             say(samples_line(cards, settings.data))
+            for doubt in doubts_of_data(run.files.sites()):
+                say(f"warning: {doubt}")
             without = [name for name, card in introduced.items() if not card.validation_samples]
             if without and (settings.data.validation_fraction or len(without) < len(cards)):
                 why = "too small for validation samples, or without any marked, so that all stay for training"
                 say(f"{why}: {_first(without)}")
         say(f"models: {archs} · devices: {devices}")
-        if strip := class_strip(run.files.sites()):
-            say(strip)
         if not settings.hides_samples:
             samples = {name: introduced[name].train_samples for name in in_order(introduced)}
             shares = [(name, 100 * samples[name] / max(1, sum(samples.values()))) for name in samples]
             texts = [f"{name} {share:.1f} %" for name, share in sorted(shares, key=lambda one: -one[1])]
             say(f"shares of the training samples: {_first(texts, ' with less')}")
-        holders = Counter(label for card in cards for label in card.holds)
+        holders = Counter(label for card in cards for label in card.present)
         few, merging = sum(number < FEWEST for number in holders.values()), federation.bounds.prototypes[0]
         if few and merging != "mean":
             say(f"warning: fewer than {FEWEST} clients hold {few} classes, where merging = {merging!r} outvotes nobody")
@@ -85,26 +87,16 @@ class Screen(Callback):
             say(title + round_line(row, rounds, sum(recent) / len(recent) * rounds_left))
 
     def on_end(self, run: Run, row: RoundRow, result: RoundResult) -> None:
-        if not run.federation.baseline:
-            say(final_table(run.files.finished_summary()))
+        summary, baseline = run.files.finished_summary(), run.federation.baseline
+        if not baseline:
+            say(final_table(summary))
+        for doubt in summary.get("warnings", []):
+            say(f"warning: {f'{run.strategy.row.title}: ' if baseline else ''}{doubt}")
 
 
 def _first(texts: list[str], others: str = " others") -> str:
     """As many as are named in one line, and how many more there are."""
     return ", ".join(texts[:MOST_NAMED]) + (f", and {len(texts) - MOST_NAMED}{others}" if texts[MOST_NAMED:] else "")
-
-
-def class_strip(sites: Sites) -> str:
-    """A line per client with a bar per class, its training samples; "" for many clients, or classes not known here."""
-    known = {site: facts for site, facts in sites.get("sites", {}).items() if "train-classes" in facts}
-    if not known or len(known) > MOST_LINES or len(sites["classes"]) > MOST_CLASSES:
-        return ""
-    most, wide = max(max(facts["train-classes"]) for facts in known.values()), max(map(len, known))
-    lines = [f"training samples of each class, █ = {most}"]
-    for site in in_order(known):
-        bars = [BARS[-(-count * (len(BARS) - 1) // max(1, most))] for count in known[site]["train-classes"]]
-        lines.append(f"  {site:<{wide}}  {''.join(bars)}  {known[site]['domain']}".rstrip())
-    return "\n".join(lines)
 
 
 def samples_line(cards: Collection[SiteCard], data: DataSettings) -> str:
@@ -113,17 +105,17 @@ def samples_line(cards: Collection[SiteCard], data: DataSettings) -> str:
     Sites that divide one data set have found the same samples, all others samples of their own.
     """
     divided = [card.found for card in cards if card.num_partitions and data.partition != "own"]
-    found = sum(card.found for card in cards) - sum(divided) + max(divided, default=0)
+    total = sum(card.found for card in cards) - sum(divided) + max(divided, default=0)
     train, test = sum(card.train_samples for card in cards), sum(card.test_samples for card in cards)
     validation = sum(card.validation_samples for card in cards)
     capped = f" (train-samples = {data.train_samples} a client)" if data.train_samples else ""
     between = f" · {validation:,} for validation" if validation else ""
-    left = found - train - validation - test
+    left = total - train - validation - test
     if left > 0:
         rest = f"{left:,} left out ({', '.join(_selecting(data)) or 'of clients that are not here'})"
     else:
         rest = "some of them used by several clients" if left else "none left out"
-    return f"samples: {found:,} found · {train:,} for training{capped}{between} · {test:,} for testing · {rest}"
+    return f"samples: {total:,} found · {train:,} for training{capped}{between} · {test:,} for testing · {rest}"
 
 
 def _selecting(data: DataSettings) -> list[str]:
@@ -158,7 +150,7 @@ def final_table(summary: Summary) -> str:
     data = "the sites' own data" if summary["partition"] == "own" else summary["dataset"]
     best, sizes = summary["best-accuracy"], summary["bytes"]
     rows = accuracy_rows(
-        summary["accuracy"], {kind: short_best(one) for kind, one in best.items()}, summary.get("validation", {})
+        summary["accuracy"], {kind: short_best(figure) for kind, figure in best.items()}, summary.get("validation", {})
     )
     private = f"ε ≤ {summary['epsilon']:.2f} · " if "epsilon" in summary else ""
     hidden = any("std" not in figures for figures in summary["accuracy"].values())

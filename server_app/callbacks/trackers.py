@@ -27,7 +27,7 @@ Log = Callable[[dict[str, float], int], object]  # (figures, round)
 
 
 class UserCallback(Callback):
-    """Gives every row to an experiment tracker, or to a function of the user's; that it fails is said, and no more."""
+    """Gives every row to an experiment tracker, or to a function of the user's; that it fails costs a line."""
 
     def __init__(self, run: Run) -> None:
         self.name = run.settings.run.callback

@@ -34,7 +34,7 @@ Records = Mapping[str, Any]
 
 @dataclass
 class _Away:
-    """A site whose node died: what it was asked, the error that told it, and until when it may come back."""
+    """A site whose node died: what it was asked, the error that says so, and until when it may come back."""
 
     message: Message
     error: Message
@@ -57,6 +57,26 @@ class MessageExchange:
         self._pending: dict[str, Message] = {}
         self._away: dict[str, _Away] = {}
         self._replies: dict[str, Message] = {}
+
+    def ask(
+        self, kind: str, contents: Mapping[str, Records], result: RoundResult, stage: str = ""
+    ) -> dict[str, RecordDict]:
+        """Ask sites in a round or the final evaluation; its ``result`` takes the bytes, and who could not answer."""
+        federation = self.federation
+        instructions = Instructions(result.number, self.run_name, result.evaluates, federation.run_history)
+        common = {"round": pack_instructions(instructions), **pack_baseline(federation.baseline)}
+        messages, answers = dict[str, Message](), dict[str, RecordDict]()
+        for site, records in contents.items():
+            content = RecordDict({**records, **common})
+            result.bytes_down += payload_bytes(content)
+            messages[site] = Message(content, federation.node_of[site], kind, group_id=str(result.number))
+        for site, reply in self(messages, federation.settings.federation.round_timeout).items():
+            if reply.has_error():
+                result.failed[site] = stage + printable(str(reply.error.reason))
+            else:
+                result.bytes_up += payload_bytes(reply.content)
+                answers[site] = reply.content
+        return answers
 
     def __call__(self, messages: Mapping[str, Message], timeout: float) -> dict[str, Message]:
         """The replies by site, in the order of the names; late ones are left out: after ``timeout``, or `_patience`.
@@ -91,13 +111,13 @@ class MessageExchange:
         self._longest |= {site: max(took[site], self._longest.get(site, 0)) for site in took}
         self._replies |= {site: away.error for site, away in self._away.items()}
         self._check_workers()
-        replies, self._replies = self._replies, {}  # they are the caller's alone: ten thousand are not kept
+        replies, self._replies = self._replies, {}  # they are the caller's alone: ten thousand must not stay
         return {site: replies[site] for site in in_order(replies)}
 
     def _check_workers(self) -> None:
         """FederationError where a process that simulates clients has died: Flower would go on giving it clients."""
         errors = {site: str(reply.error.reason) for site, reply in self._replies.items() if reply.has_error()}
-        lost = {site: found[1] for site, reason in errors.items() if (found := WORKER_DIED.match(reason))}
+        lost = {site: died[1] for site, reason in errors.items() if (died := WORKER_DIED.match(reason))}
         if lost and is_simulated(self.grid):
             raise FederationError(
                 f"a process that simulates clients has died ({next(iter(lost.values()))}), so that "
@@ -160,32 +180,6 @@ class MessageExchange:
         self._replies |= gone
         for site in back.keys() | gone.keys():
             del self._away[site]
-
-
-@dataclass(frozen=True)
-class Messenger:
-    """Asks the sites of a round, or of the final evaluation."""
-
-    send: MessageExchange
-    result: RoundResult  # Takes the bytes, and the errors of sites that could not do their work
-    evaluate: bool  # Whether the sites are to evaluate what they receive
-
-    def ask(self, kind: str, contents: Mapping[str, Records], stage: str = "") -> dict[str, RecordDict]:
-        federation, result = self.send.federation, self.result
-        instructions = Instructions(result.number, self.send.run_name, self.evaluate, federation.run_history)
-        common = {"round": pack_instructions(instructions), **pack_baseline(federation.baseline)}
-        messages, answers = dict[str, Message](), dict[str, RecordDict]()
-        for site, records in contents.items():
-            content = RecordDict({**records, **common})
-            result.bytes_down += payload_bytes(content)
-            messages[site] = Message(content, federation.node_of[site], kind, group_id=str(result.number))
-        for site, reply in self.send(messages, federation.settings.federation.round_timeout).items():
-            if reply.has_error():
-                result.failed[site] = stage + printable(str(reply.error.reason))
-            else:
-                result.bytes_up += payload_bytes(reply.content)
-                answers[site] = reply.content
-        return answers
 
 
 def _tell_silence(since: float, arrived: int = 0) -> None:

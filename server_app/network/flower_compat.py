@@ -20,7 +20,7 @@ __all__ = ["ErrorCode", "copy_for", "find_messages_by_node", "id_of", "is_simula
 
 UNREADABLE = (TypeError, ValueError, LookupError, AttributeError, DecodeError)
 """What Flower raises for an array whose shape is not one, text that is not JSON, a missing part, bad protobuf bytes."""
-TRIES = 3  # How often messages are sent before a SuperLink that keeps losing them ends the run
+TRIES = 3  # How often messages are sent before a SuperLink that loses them each time ends the run
 
 
 def is_simulated(grid: Grid) -> bool:
@@ -51,10 +51,10 @@ def find_messages_by_node(grid: Grid) -> None:
 
     def get_message_ins(node_id: int, limit: int | None, *, run_id: int | None = None) -> list[Message]:
         with state.lock:
-            found = waiting.pop(node_id, [])
-            for message in found:
+            messages = waiting.pop(node_id, [])
+            for message in messages:
                 message.metadata.delivered_at = datetime.now(UTC).isoformat()
-            return found
+            return messages
 
     state.store_message_ins = store_message_ins
     state.get_message_ins = get_message_ins

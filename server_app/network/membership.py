@@ -21,7 +21,7 @@ from server_app.protections.bounds import Bounds, bounds_of
 __all__ = ["AT_ONCE", "Federation", "FederationError"]
 
 AT_ONCE = 1000
-"""Sites that are asked at a time who they are, or for the final evaluation: so many messages, and no more, are kept."""
+"""Sites that are asked at a time who they are, or for the final evaluation: no more messages are in memory."""
 
 
 class Federation:

@@ -46,20 +46,20 @@ class Bounds:
 
 
 def bounds_of(settings: Settings, cards: Collection[SiteCard]) -> Bounds:
-    liars, given = settings.federation.liars, settings.bounds
+    liars, keys = settings.federation.liars, settings.bounds
     if liars < 0:  # one, where enough with operators take part, unless the server sees only their sum
         asked = number_asked(len(cards), settings.federation.participation)
         liars = int(any(card.real for card in cards) and asked >= FEWEST and not settings.privacy.sums_only)
-    mean, merging = ("mean", 0.0), (given.merging, given.trim_fraction)
+    mean, merging = ("mean", 0.0), (keys.merging, keys.trim_fraction)
     trimmed = ("trimmed-mean", float(liars)) if liars and _comparable(settings, cards) else mean
     return Bounds(
         liars,
-        given.max_norm_ratio or (NORM_RATIO if liars else WIDE_NORM_RATIO),
-        given.max_update_ratio or (UPDATE_RATIO if liars else math.inf),
-        given.max_samples_ratio or (SAMPLES_RATIO if liars else math.inf),
-        given.max_samples_lead or (SAMPLES_LEAD if liars else math.inf),
-        mean if given.merging == "auto" else merging,
-        trimmed if given.merging == "auto" else merging,
+        keys.max_norm_ratio or (NORM_RATIO if liars else WIDE_NORM_RATIO),
+        keys.max_update_ratio or (UPDATE_RATIO if liars else math.inf),
+        keys.max_samples_ratio or (SAMPLES_RATIO if liars else math.inf),
+        keys.max_samples_lead or (SAMPLES_LEAD if liars else math.inf),
+        mean if keys.merging == "auto" else merging,
+        trimmed if keys.merging == "auto" else merging,
     )
 
 

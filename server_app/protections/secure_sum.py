@@ -16,7 +16,7 @@ from protofl_common.privacy.sums import MASKED, figure_names, from_sums, from_wh
 from protofl_common.wire.records import FINAL, MOST_SITES, Report, pack_by_site, unpack_by_site
 from protofl_common.wire.schema import RefusedMessage
 from server_app.network.admission import number_asked
-from server_app.network.exchange import Messenger, Records
+from server_app.network.exchange import MessageExchange, Records
 from server_app.network.membership import Federation, FederationError
 from server_app.replies import Expected, RoundResult, Upload, VoidRound
 
@@ -30,7 +30,7 @@ class Channel:
         self.expected = expected
 
     def opened_for(self, sites: Sequence[str]) -> Mapping[str, Records]:
-        """Return the sites that are asked for an upload, each with the records that its message must hold for that."""
+        """Return the sites that are asked for an upload, each with the records that its message must have for that."""
         return {site: {} for site in sites}
 
     def accept(self, uploads: list[Upload], federation: Federation, result: RoundResult) -> list[Upload]:
@@ -38,9 +38,9 @@ class Channel:
         return uploads
 
 
-def channel_of(messenger: Messenger, expected: Expected) -> Channel:
-    secure = messenger.send.federation.settings.privacy.secagg
-    return SecureSum(messenger, expected) if secure else Channel(expected)
+def channel_of(exchange: MessageExchange, result: RoundResult, expected: Expected) -> Channel:
+    secure = exchange.federation.settings.privacy.secagg
+    return SecureSum(exchange, result, expected) if secure else Channel(expected)
 
 
 def check_number(federation: Federation) -> None:
@@ -56,10 +56,9 @@ def check_number(federation: Federation) -> None:
 class SecureSum(Channel):
     """One sum of what is ``expected`` of each site; the result says what goes wrong."""
 
-    def __init__(self, messenger: Messenger, expected: Expected) -> None:
-        self.messenger, self.summed = messenger, expected
-        self.federation, self.result = messenger.send.federation, messenger.result
-        self.settings = self.federation.settings
+    def __init__(self, exchange: MessageExchange, result: RoundResult, expected: Expected) -> None:
+        self.exchange, self.result, self.summed = exchange, result, expected
+        self.federation, self.settings = exchange.federation, exchange.federation.settings
         self.figures = figure_names(self.settings.row.reported_losses, expected.metrics)
         self.size = 2 * len(self.figures) + length(expected.declared, expected.limits)
         limits = with_masked(expected.limits, self.size)
@@ -71,9 +70,9 @@ class SecureSum(Channel):
     def opened_for(self, sites: Sequence[str]) -> Mapping[str, Records]:
         """Each site that may send, with the shares that the others have sealed for it."""
         self.threshold = needed(len(sites), self.settings.privacy.secagg_threshold)
-        given = self._exchange("advertise", {site: {} for site in sites}, 3 * KEY)
-        self.keys = {site: own[site] for site, own in given.items() if set(own) == {site} and are_keys(own[site])}
-        self._expel(given.keys() - self.keys.keys(), "keys that are none")
+        keys = self._exchange("advertise", {site: {} for site in sites}, 3 * KEY)
+        self.keys = {site: own[site] for site, own in keys.items() if set(own) == {site} and are_keys(own[site])}
+        self._expel(keys.keys() - self.keys.keys(), "keys that are none")
         self._check_enough(self.keys, "keys")
         self.threshold = needed(len(self.keys), self.settings.privacy.secagg_threshold)
         sealed = self._exchange("share", dict.fromkeys(self.keys, self.keys), SEALED)
@@ -106,14 +105,14 @@ class SecureSum(Channel):
         for site in self.shared:
             which = OWN if site in sent else PAIR
             public = part(self.keys[site], which)
-            given = {points[peer]: its[site] for peer, its in shares.items() if site in its}
-            found = recovered(given, self.threshold, partial(_fit, public))
-            if found is None:
+            its_shares = {points[peer]: its[site] for peer, its in shares.items() if site in its}
+            solution = recovered(its_shares, self.threshold, partial(_fit, public))
+            if solution is None:
                 lie = f"the shares of {site}'s keys do not give them: it, or others that have them, lie"
                 if len(shares) > self.threshold:  # then a single liar among the others could not do that
                     self._expel([site], lie)
                 raise RefusedMessage(lie)
-            secret, wrong = found
+            secret, wrong = solution
             liars = [peer for peer in sent if points[peer] in wrong]
             self._refuse(liars, f"a wrong share of a key of {site}: one of the two lies")
             conflicts += [{site, liar} for liar in liars]
@@ -130,7 +129,7 @@ class SecureSum(Channel):
         kind = f"query.{stage}{FINAL if self.result.final else ''}"
         records = {site: pack_by_site(own) if own else {} for site, own in contents.items()}
         answers = {}
-        for site, content in self.messenger.ask(kind, records, f"{stage}: ").items():
+        for site, content in self.exchange.ask(kind, records, self.result, f"{stage}: ").items():
             try:
                 answers[site] = unpack_by_site(content, size)
             except RefusedMessage as refusal:

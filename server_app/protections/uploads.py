@@ -96,5 +96,5 @@ def leave_out_farthest(uploads: list[Upload], federation: Federation, result: Ro
     for name in vectors_in(settings.exchange.up):
         sent = vectors_of(uploads, name)
         close = dict(zip(sent, without_the_farthest(list(sent.values()), *merging), strict=True))
-        uploads = [one.having(**{name: close[one.site]}) if one.site in close else one for one in uploads]
+        uploads = [each.having(**{name: close[each.site]}) if each.site in close else each for each in uploads]
     return uploads

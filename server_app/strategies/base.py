@@ -2,7 +2,7 @@
 
 payload_down, payload_for -> (clients) -> merge, and at the end prototypes and weights for the results
 
-Every reply is checked against what the catalog declares before `merge` sees it. An algorithm's file holds only its own
+Every reply is checked against what the catalog declares before `merge` sees it. An algorithm's file has only its own
 mathematics.
 """
 
@@ -79,8 +79,8 @@ class ServerStrategy(Generic[H]):
     def shared(self) -> dict[str, Template]:
         """Declared entry of either direction -> its arrays, as a client counts them; {} where some are unknown."""
         entries = weights_in({**self.settings.exchange.down, **self.settings.exchange.up})
-        known = {"weights": template_of(self.global_weights or {}), **self.templates()}
-        return {name: known[name] for name in entries} if entries.keys() <= known.keys() else {}
+        templates = {"weights": template_of(self.global_weights or {}), **self.templates()}
+        return {name: templates[name] for name in entries} if entries.keys() <= templates.keys() else {}
 
     # -- for algorithms to use -----------------------------------------------------------------------------------
 

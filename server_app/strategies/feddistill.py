@@ -34,7 +34,7 @@ class FedDistill(ServerStrategy[FedDistillHparams]):
         """F̂^(i), each client's own."""
         if self.hparams.outputs == "logits" or site not in self.outputs:
             return common
-        return self._mean_of([one for one in in_order(self.outputs) if one != site])
+        return self._mean_of([other for other in in_order(self.outputs) if other != site])
 
     def _mean_of(self, sites: list[str]) -> Payload:
         if not sites:

@@ -43,7 +43,7 @@ class FedGen(LGFedAvg[FedGenHparams]):
 
     def merge(self, uploads: list[Upload]) -> dict[str, float]:
         super().merge(uploads)
-        counts = [one for upload in uploads if (one := upload.payload.counts("label_counts")) is not None]
+        counts = [sent for upload in uploads if (sent := upload.payload.counts("label_counts")) is not None]
         self.label_counts = torch.stack(counts).sum(dim=0)
         return {"server-loss": self._train_generator(self.label_counts)}
 

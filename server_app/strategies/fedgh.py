@@ -7,7 +7,7 @@ Training            θ ← θ − η ∇ mean of CE(θ(R̄_k^s), s), in shuffled
                     times over the representations of the round
 
 Deviations: the abstract has one step for each R̄_k^s, 1 of both settings; their defaults are HtFLlib's. In the authors'
-code the optimizer of these steps holds a client's network, not θ, which so keeps its first weights.
+code the optimizer of these steps has a client's network, not θ, whose first weights so stay.
 """
 
 import torch

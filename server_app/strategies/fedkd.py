@@ -44,7 +44,7 @@ class FedKD(FedAvg[FedKDHparams]):
         self.update = compressed(self.averaged(uploads), energy)
         self.weights = applied(self.weights, expanded(self.update, self.weights), self.trained)
         self.holders = {upload.site: torch.tensor(1) for upload in uploads}
-        sizes = [sum(value.numel() for value in one.values()) for one in (self.update, self.weights)]
+        sizes = [sum(value.numel() for value in weights.values()) for weights in (self.update, self.weights)]
         return {"compression": sizes[0] / sizes[1]}
 
     def starting_point(self, site: str) -> StateDict:

@@ -10,7 +10,7 @@ Prototypes          μ^c = Σ_i n_i^c · μ_i^c / ‖μ_i^c‖
 ``merging`` may put a median or trimmed mean in the place of μ^c, and of FedAvg's mean.
 
 Deviations: the authors' code averages the bodies of a round without regard to their samples, and refuses C > D > 2. A
-class that nobody sent keeps its prototype.
+class that nobody sent retains its prototype.
 """
 
 from dataclasses import replace

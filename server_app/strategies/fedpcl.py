@@ -8,7 +8,7 @@ Padding (Eq. 7)     C_i^(j) ← C̄^(j) for the classes j that client i does not
 ``merging`` may put a median or trimmed mean in the place of Eq. 6; the clients' own sets go down as they came.
 
 Deviations: Eq. 6 as printed has a further factor 1/|N_j| and is left out, as in FedProto. A client that is not
-asked in a round is represented by the set it sent last; a class that nobody sent keeps its prototype.
+asked in a round is represented by the set it sent last; a class that nobody sent retains its prototype.
 """
 
 import torch
@@ -37,7 +37,7 @@ class FedPCL(ServerStrategy[FedPCLHparams]):
     def merge(self, uploads: list[Upload]) -> dict[str, float]:
         self.prototypes = self.merged(uploads, "counts", self.prototypes)
         if "local_sets" in self.settings.exchange.down:
-            self.sets |= {site: one.without_counts() for site, one in vectors_of(uploads).items()}
+            self.sets |= {site: prototypes.without_counts() for site, prototypes in vectors_of(uploads).items()}
         return {}
 
 

@@ -7,7 +7,7 @@ Models              as FedAvg, weights N_k / N (Eq. 1)
 Prototypes (Eq. 4)  G^m = cluster means (FINCH, cosine) of the prototypes of class m of all clients
 
 ``global-clusters = "none"`` sends all local prototypes to everybody (Table 4), ``"average"`` their mean (Table 3).
-Deviations: a class that nobody sent in a round keeps its prototypes. ``merging`` may put a median or trimmed mean in
+Deviations: a class that nobody sent in a round retains its prototypes. ``merging`` may put a median or trimmed mean in
 the place of FedAvg's mean, and leave out the P_k^m of the clients least like the others.
 """
 

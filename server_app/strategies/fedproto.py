@@ -8,7 +8,7 @@ Aggregation (Eq. 4)     C̄^(j) = Σ_i (|D_ij| / N_j) · C_i^(j)     with ``weig
 ``merging`` may put a coordinate-wise median or trimmed mean over the clients in its place, without weights.
 
 Deviations: Eq. 4 as printed has a further factor 1/|N_j|, with which prototypes would shrink as clients join; it is
-left out. A class that nobody sent in a round keeps its prototype.
+left out. A class that nobody sent in a round retains its prototype.
 """
 
 from protofl_common.experiment.catalog import FedProtoHparams

@@ -8,7 +8,7 @@ Prototypes          P̄^c = mean over the clients that hold c of P_i^c
 Anchors             A^c ← α A^c + (1 − α) P̄^c
 ``merging`` may put a median or trimmed mean in the place of P̄^c.
 
-Deviations: the equations are those of the authors' code. A class that nobody sent keeps its anchor and prototype.
+Deviations: the equations are those of the authors' code. A class that nobody sent retains its anchor and prototype.
 """
 
 import torch

@@ -1,4 +1,4 @@
-"""FedTGP (Zhang et al., AAAI 2024), server half: trainable global prototypes, held apart by an adaptive margin.
+"""FedTGP (Zhang et al., AAAI 2024), server half: trainable global prototypes, separated by an adaptive margin.
 
 Other half: `client_app/algorithms/fedtgp.py`.
 Symbols: Ṕ^c ∈ R^D a trainable vector per class; F = FC(D, D) → ReLU → FC(D, D); P̂^c = F(Ṕ^c) what goes down;
@@ -10,9 +10,9 @@ Training            S epochs of plain SGD over the client prototypes of the roun
 
 Ablations by setting: ``margin = "none"`` (SCL, Eq. 6), ``"fixed"`` (Eq. 7), ``transform = false`` (w/o F).
 
-Deviations: the paper does not say what becomes of classes that nobody holds; here they take no part in the loss and are
-not sent until some client has sent one. Ṕ and F live on between rounds, so a class that nobody sent this time keeps its
-prototype. ``margin = "nearest"`` is the authors' code: the largest distance of a Q^c to its nearest neighbour.
+Deviations: the paper does not say what becomes of classes that nobody has; here they take no part in the loss and are
+not sent until some client has sent one. Ṕ and F live on between rounds, and so do prototypes of classes that nobody
+sent this time. ``margin = "nearest"`` is the authors' code: the largest distance of a Q^c to its nearest neighbour.
 ``merging`` may leave out the P_i^c of the clients least like the others.
 """
 

@@ -9,7 +9,7 @@ Down                c_{r_i}, to each client its own
 
 Deviations: all clients begin with one model, which as K equal centres would put everybody into the first cluster for
 ever; so the first round's clusters are K-means of its parameters. Distances are of parameters, without buffers. A
-cluster that no client of the round belongs to keeps its centre; a client that has not trained yet gets the first one.
+cluster that no client of the round belongs to retains its centre; a client that has not trained yet gets the first one.
 A client starts each round at its centre, so it changes its cluster only if a round of training takes it more than half
 of the way to another one: in no run that was looked at. The authors' code clusters by K-means again.
 """
@@ -33,7 +33,7 @@ class FeSEM(FedAvg[FeSEMHparams]):
         super().__init__(federation)
         self.names = [name for name, _ in self.first_model().named_parameters()]
         copies = ({name: value.clone() for name, value in self.weights.items()} for _ in range(self.hparams.centres))
-        self.centres: dict[str, StateDict] = {str(k): one for k, one in enumerate(copies)}
+        self.centres: dict[str, StateDict] = {str(k): copy for k, copy in enumerate(copies)}
         self.cluster_of: dict[str, torch.Tensor] = {}
 
     def payload_down(self) -> Payload:

@@ -8,7 +8,7 @@ Clusters (Eq. 5)    P^k = cluster means (FINCH, cosine) of the c_m^k of all clie
 Unbiased (Eq. 6)    U^k = mean of P^k, which the clients take themselves
 
 Deviations: of FINCH's partitions it is the one with the fewest clusters, as in the authors' code. A class that nobody
-sent in a round keeps its prototypes.
+sent in a round retains its prototypes.
 """
 
 from torch import Tensor

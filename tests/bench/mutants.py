@@ -37,8 +37,8 @@ MUTANTS = [
     Mutant(
         "a gradient that is not finite passes the clip",
         "client_app/protections/private_step.py",
-        "one.nan_to_num_(0.0, 0.0, 0.0)",
-        "one",
+        "gradient.nan_to_num_(0.0, 0.0, 0.0)",
+        "gradient",
         "tests/unit/client_app/test_private_training.py",
     ),
     Mutant(
@@ -119,13 +119,7 @@ MUTANTS = [
         "pair_mask",
         f"{SECAGG} missed",
     ),
-    Mutant(
-        "held classes are told",
-        "client_app/introduction.py",
-        "and not hidden",
-        "",
-        f"{SECAGG} every_byte",
-    ),
+    Mutant("held classes are told", "client_app/introduction.py", "and not hidden", "", f"{SECAGG} every_byte"),
     Mutant(
         "an error is no answer",
         "client_app/app.py",
@@ -157,8 +151,8 @@ MUTANTS = [
     Mutant(
         "one secret for a round and the final evaluation",
         "client_app/protections/secure_sum.py",
-        "2 * instructions.round + self.final",
-        "2 * instructions.round",
+        "2 * client.instructions.round + final",
+        "2 * client.instructions.round",
         f"{SECAGG} serve_each_other",
     ),
     # prototypes
@@ -258,8 +252,8 @@ MUTANTS = [
     Mutant(
         "evaluated after training",
         "client_app/app.py",
-        "        self.evaluations = Evaluation(), Evaluation()\n",
-        "        self.algorithm.fit()\n        self.evaluations = Evaluation(), Evaluation()\n",
+        "        self.evaluated = Evaluated(self.algorithm)\n",
+        "        self.algorithm.fit()\n        self.evaluated = Evaluated(self.algorithm)\n",
         "tests/federation/test_federation.py -k began_with",
     ),
     Mutant(
@@ -436,8 +430,8 @@ MUTANTS = [
     Mutant(
         "FedDistill: the own output teaches",
         f"{S}/feddistill.py",
-        "for one in in_order(self.outputs) if one != site",
-        "for one in in_order(self.outputs)",
+        "for other in in_order(self.outputs) if other != site",
+        "for other in in_order(self.outputs)",
         f"{REFERENCE}/test_feddistill.py",
     ),
     Mutant(
@@ -469,11 +463,7 @@ MUTANTS = [
         f"{REFERENCE}/test_fednh.py",
     ),
     Mutant(
-        "FedORGP: γ's sign",
-        f"{P}/maths/losses/margin.py",
-        "+ gamma *",
-        "- gamma *",
-        f"{REFERENCE}/test_fedorgp.py",
+        "FedORGP: γ's sign", f"{P}/maths/losses/margin.py", "+ gamma *", "- gamma *", f"{REFERENCE}/test_fedorgp.py"
     ),
     Mutant(
         "FedSA: anchors follow at once",
@@ -497,11 +487,7 @@ MUTANTS = [
         f"{REFERENCE}/test_fesem.py",
     ),
     Mutant(
-        "FPL: cosines below zero count as zero",
-        f"{C}/fpl.py",
-        "floor=-1.0",
-        "floor=0.0",
-        f"{REFERENCE}/test_fpl.py",
+        "FPL: cosines below zero count as zero", f"{C}/fpl.py", "floor=-1.0", "floor=0.0", f"{REFERENCE}/test_fpl.py"
     ),
     Mutant(
         "FedRep: evaluation fits the head",

@@ -17,12 +17,11 @@ import server_app.app
 from client_app.app import app as client_app
 from protofl_common.config.options import SettingsError
 from protofl_common.experiment.settings import Settings, baselines_of, default_run_config
-from protofl_common.runs.comparison import Compared, compared, sentence
-from protofl_common.runs.folder import RunFolder, SiteFacts, Sites, baseline_folder
+from protofl_common.runs.figures import Compared, compared, sentence
+from protofl_common.runs.folder import RunFolder, baseline_folder
 from protofl_common.tools.cli import parsed
-from protofl_common.tools.cli.assignments import read_assignments
+from protofl_common.tools.cli.arguments import read_assignments
 from server_app.app import main as server_main
-from server_app.callbacks.screen import class_strip
 from server_app.network.membership import FederationError
 from tests.support import ROOT
 from tests.support.harness import CACHE, LocalGrid, run_federation
@@ -195,15 +194,3 @@ def test_a_site_trains_only_baselines_that_the_run_names(tmp_path: Path) -> None
         assert "baseline is " in client_app(message, context).error.reason
     with pytest.raises(SettingsError, match=r"baselines = 'locall': choose among .*did you mean local"):
         Settings.from_run_config(config | {"baselines": "locall"})
-
-
-def test_the_strip_shows_a_bar_for_each_class_of_each_client() -> None:
-    facts: dict[str, SiteFacts] = {
-        "site-10": {"train-classes": [8, 0, 1], "domain": "photo"},
-        "site-9": {"train-classes": [0, 4, 8], "domain": ""},
-        "north": {"domain": "own"},
-    }
-    sites: Sites = {"classes": ["a", "b", "c"], "sites": facts}
-    told = ["training samples of each class, █ = 8", "  site-9    ▄█", "  site-10  █ ▁  photo"]
-    assert class_strip(sites).splitlines() == told
-    assert class_strip({"classes": ["a"], "sites": {"north": {"domain": "own"}}}) == ""

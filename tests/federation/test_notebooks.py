@@ -13,7 +13,7 @@ import pytest
 from protofl_common.experiment import plugins
 from protofl_common.experiment.settings import default_run_config
 from protofl_common.tools.cli import main, parsed
-from protofl_common.tools.cli.assignments import read_assignments
+from protofl_common.tools.cli.arguments import read_assignments
 from tests.support import ROOT
 from tests.support.harness import CACHE, run_federation
 

@@ -42,6 +42,7 @@ ELSEWHERE = {
     "data-dir download cache-dir classes test-from text-length": "tests/unit/protofl_common/data: they need files",
     "columns drop one-hot impute standardise": "tests/unit/protofl_common/data/test_tables.py: they need a table",
     "dp dp-epsilon dp-delta dp-clip dp-feature-clip gradient-noise": "test_privacy: noise without a seed",
+    "gaussian.revocable gaussian.start-from": "test_forget",
     "eval-batch-size": "test_evaluation: any value gives the same figures, up to rounding",
     "device precision threads state-dir": "test_federation, test_gpu, tests/system: the client's machine",
 }

@@ -20,7 +20,7 @@ from protofl_common.config.sections import DataSettings
 from protofl_common.data.raw import RawData
 from protofl_common.data.sources import SOURCES
 from protofl_common.experiment.settings import default_run_config
-from protofl_common.tools.cli.recipes import ROOT
+from protofl_common.tools.cli.arguments import ROOT
 from protofl_common.tools.tables.metrics import NoFigure
 from protofl_common.tools.tables.plan import Cell, Run, plan
 from protofl_common.tools.tables.spec import TableFile, read_table

@@ -7,7 +7,7 @@ import jsonschema
 import pytest
 
 from protofl_common.tools.cli import main
-from protofl_common.tools.cli.recipes import ROOT
+from protofl_common.tools.cli.arguments import ROOT
 
 SCHEMA = json.loads((ROOT / "docs" / "reference" / "commands.schema.json").read_text(encoding="utf-8"))
 

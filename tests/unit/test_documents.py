@@ -14,7 +14,7 @@ import yaml
 
 from protofl_common.experiment.settings import known_keys
 from protofl_common.tools.cli import COMMANDS, main
-from protofl_common.tools.cli.assignments import read_assignments
+from protofl_common.tools.cli.arguments import read_assignments
 from tests.bench.mutants import MUTANTS
 from tests.support import ROOT
 

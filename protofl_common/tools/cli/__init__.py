@@ -23,6 +23,7 @@ COMMANDS = {  # name of each file beside this one -> what it does
     "runs": "the runs in a folder: how far, how good, how large; old ones pruned",
     "report": "the page of a run, with figures: report.html",
     "audit": "what the messages of a run say of single training samples: membership inference",
+    "forget": "a site taken out of a run's result",
     "export": "a site's trained model, for use outside of the federation",
     "predict": "classes of files, by a model that was exported; of a run's test samples, by its clients' models",
     "doctor": "what is wrong with this machine, and what to do about it",

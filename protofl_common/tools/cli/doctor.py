@@ -5,9 +5,9 @@
   protofl doctor --recipe mine.toml                                                 # is every setting right?
   protofl doctor --port 8000 --port 9094                                            # ports that shall be free
 
-It looks at versions, PyTorch, memory, cores, ports, folders, data, the clock and processes that are left. It starts
-nothing, and writes nothing but an empty file, for a moment, into folders that runs write to. protofl site check is for
-machines with data of their own.
+It looks at versions, PyTorch, memory, cores, ports, folders, data and processes that are left. Data of your own are
+read, and stay in the cache for the run. It starts nothing, and writes nothing else but an empty file, for a moment,
+into folders that runs write to. protofl site check is for machines with data of their own.
 """
 
 import argparse
@@ -17,31 +17,27 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 
 from packaging.requirements import Requirement
 
+from protofl_common.config.datasets import is_own
 from protofl_common.config.options import SettingsError
 from protofl_common.data import DataError
 from protofl_common.data.raw import described
-from protofl_common.data.sources import source_of
-from protofl_common.data.store import cache_root
+from protofl_common.data.store import cache_root, open_data
 from protofl_common.experiment.settings import Settings, app_folder, default_run_config
-from protofl_common.tools.cli.as_json import add_json
-from protofl_common.tools.cli.assignments import add_allow_python, read_assignments
-from protofl_common.tools.cli.recipes import DEFAULT_FEDERATION, read_recipe
+from protofl_common.tools.cli.arguments import add_allow_python, add_json, read_assignments, read_recipe
 from protofl_common.tools.cli.run import checked
 from protofl_common.tools.findings import FACT, WARNING, WRONG, Finding, existing, show
 
-OF_A_CLIENT, FEW_BYTES, FEW_SHARED = 700e6, 2e9, 500e6
-"""Memory that a simulated client at work takes, with PyTorch; space, and shared memory, of which less is too little."""
-TABLES = ("arrays", "text-csv")  # data that are read now: decoding images takes minutes
+OF_A_CLIENT = 700e6  # bytes of memory of a simulated client at work
+FEW_BYTES, FEW_SHARED = 2e9, 500e6  # less space, or less shared memory, is too little
 PROC, BIN = Path("/proc"), Path(sys.executable).parent
 RAY_NOTE = Path("/tmp/ray/ray_current_cluster")
-CLIENTS = DEFAULT_FEDERATION["num-supernodes"]
+CLIENTS = read_recipe("").federation["num-supernodes"]
 
 
 def describe(parser: argparse.ArgumentParser) -> None:
@@ -59,7 +55,7 @@ def act(arguments: argparse.Namespace) -> int:
     if arguments.clients < 1:
         raise SettingsError(f"--clients {arguments.clients}: must be at least 1")
     arguments.settings = read_recipe(arguments.recipe).settings | read_assignments(arguments.settings)
-    return show("doctor", (one for check in CHECKS for one in _safely(check, arguments)), arguments.json)
+    return show("doctor", (finding for check in CHECKS for finding in _safely(check, arguments)), arguments.json)
 
 
 Found = Iterator[tuple[str, str, str]]  # level, text, and the cure, which a fact does not have
@@ -161,21 +157,14 @@ def _settings(asked: argparse.Namespace) -> Found:
     try:
         settings = checked(default_run_config() | asked.settings)
         yield FACT, f"right; the data set {settings.data.dataset} is here", ""
-        if settings.data.dataset in TABLES:
-            data = source_of(settings.data.dataset).read(settings.data)
+        if is_own(settings.data.dataset):
+            data = open_data(settings.data)
             clients = f"; clients: {', '.join(data.domain_names)}" if data.domain_names else ""
             samples = f"{len(data.labels)} samples, {described(data.inputs)}"
             yield FACT, f"{samples}, of {len(data.classes)} classes: {', '.join(data.classes)}{clients}", ""
     except (SettingsError, DataError) as error:
         text = str(error).replace("\n", f"\n{'':22}")
         yield WRONG, text, "correct that setting; protofl list shows choices"
-
-
-def _clock(asked: argparse.Namespace) -> Found:
-    newest = max(file.stat().st_mtime for file in app_folder().glob("*/*.py"))
-    late = time.time() < newest - 86400
-    but = f", but this code is of {time.ctime(newest)}: certificates will seem not yet valid" if late else ""
-    yield WRONG if late else FACT, time.ctime() + but, "timedatectl set-ntp true"
 
 
 def _processes(asked: argparse.Namespace) -> Found:
@@ -196,4 +185,4 @@ def _processes(asked: argparse.Namespace) -> Found:
     yield FACT, f"{len(listed.splitlines())} looked at", ""
 
 
-CHECKS = (_versions, _torch, _memory, _cores, _ports, _folders, _settings, _clock, _processes)
+CHECKS = (_versions, _torch, _memory, _cores, _ports, _folders, _settings, _processes)

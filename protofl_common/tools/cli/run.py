@@ -9,6 +9,8 @@ The figures are those of Flower's own `flwr run` to the last bit.
 """
 
 import argparse
+import shlex
+import shutil
 import sys
 import time
 from pathlib import Path
@@ -16,7 +18,7 @@ from pathlib import Path
 from rich.console import Console
 
 from protofl_common.config.datasets import is_own
-from protofl_common.config.options import Scalar, SettingsError
+from protofl_common.config.options import Config, SettingsError
 from protofl_common.config.sections import DataSettings
 from protofl_common.data import check_data_settings
 from protofl_common.data.sources import source_of
@@ -24,12 +26,9 @@ from protofl_common.data.store import open_data
 from protofl_common.experiment.node import check_named
 from protofl_common.experiment.settings import Settings, baselines_of, default_run_config
 from protofl_common.runs.folder import RunFolder
-from protofl_common.tools.cli.as_json import add_json, print_json
-from protofl_common.tools.cli.assignments import add_allow_python, read_assignments
-from protofl_common.tools.cli.recipes import read_recipe
+from protofl_common.tools.cli.arguments import add_allow_python, add_json, print_json, read_assignments, read_recipe
 from protofl_common.tools.cli.screen import Screen
 
-NEXT = "protofl run dataset=image-folder data-dir=FOLDER"  # what to type after a run: the own images
 _CLIENTS = "number of clients (the recipe's, else 10, or as many as your data name for partition=natural)"
 
 
@@ -48,14 +47,10 @@ def describe(parser: argparse.ArgumentParser) -> None:
 def add_resources(parser: argparse.ArgumentParser) -> None:
     """Arguments for the share of this machine that a client at work gets; the same for every command that simulates."""
     parser.add_argument("--cpus", type=int, metavar="N", help="CPUs per client at work (the recipe's, else 1)")
-    parser.add_argument(
-        "--gpus", type=float, metavar="F", help="part of a GPU per client at work (the recipe's, else as suits it)"
-    )
+    parser.add_argument("--gpus", type=float, metavar="F", help="part of a GPU per client at work (as suits it)")
 
 
-def with_resources(
-    federation: dict[str, Scalar], arguments: argparse.Namespace, clients: int | None
-) -> dict[str, Scalar]:
+def with_resources(federation: Config, arguments: argparse.Namespace, clients: int | None) -> Config:
     """``federation`` with what the command line says; SettingsError when a number is out of range."""
     problems = [
         f"--{name} {value}: must be at least 1"
@@ -67,15 +62,15 @@ def with_resources(
     if problems:
         raise SettingsError("\n".join(problems))
     names = ("num-supernodes", "client-resources-num-cpus", "client-resources-num-gpus")
-    given = zip(names, (clients, arguments.cpus, arguments.gpus), strict=True)
-    return federation | {key: value for key, value in given if value is not None}
+    resources = zip(names, (clients, arguments.cpus, arguments.gpus), strict=True)
+    return federation | {key: value for key, value in resources if value is not None}
 
 
 def act(arguments: argparse.Namespace) -> int:
     recipe = read_recipe(arguments.recipe)
     config = default_run_config() | recipe.settings | read_assignments(arguments.settings)
     settings, clients = checked(config), arguments.clients
-    if (own_data := is_own(settings.data.dataset)) or source_of(settings.data.dataset).has_domains:
+    if is_own(settings.data.dataset) or source_of(settings.data.dataset).has_domains:
         data = open_data(settings.data)  # wrong ones are named now, and images are decoded while nobody waits for them
         if settings.data.partition == "natural" and clients is None and not arguments.recipe:
             clients = len(data.domain_names) or None
@@ -89,27 +84,38 @@ def act(arguments: argparse.Namespace) -> int:
         with Screen(quiet=arguments.quiet, console=console) as screen:
             folder, reason = attempt(config, federation, screen)
             if folder:
-                screen.conclude("" if own_data else NEXT)
+                screen.conclude(f"{program()} predict {from_here(folder)}")
     except KeyboardInterrupt:
         if resumable := _resumable(Path(settings.run.out_dir), began):
-            print(f"\nto go on: protofl run --recipe {resumable}", file=sys.stderr)
+            print(f"\nto go on: {program()} run --recipe {from_here(resumable)}", file=sys.stderr)
         raise
     if arguments.json:
         status, summary = "finished:completed" if folder else "failed", RunFolder(folder).summary() if folder else None
         print_json("run", {"status": status, "folder": folder and str(folder), "summary": summary})
     if reason:
-        print(*[reason] * arguments.quiet, "protofl: this run has failed", sep="\n", file=sys.stderr)
+        shown = [*screen.recent, *([reason] if arguments.quiet and reason not in "\n".join(screen.recent) else [])]
+        print(*shown, "protofl: this run has failed", sep="\n", file=sys.stderr)
     return 0 if folder else 1
 
 
+def program() -> str:
+    """Return the words that start this program from here: its name alone where a shell finds that."""
+    file = Path(sys.executable).with_name("protofl")
+    path = shutil.which("protofl")
+    return "protofl" if path and Path(path).samefile(file) else from_here(file)
+
+
+def from_here(path: Path) -> str:
+    return shlex.quote(str(path).replace(f"{Path.cwd()}/", ""))
+
+
 def _resumable(out_dir: Path, since: float) -> Path | None:
-    """Return the file that lets the run go on which has begun ``since`` and has a finished round."""
     files = [file for file in out_dir.glob("*/resume.toml") if file.stat().st_mtime >= since]
     finished = [file for file in files if any((file.parent / "checkpoints").glob("*"))]
     return max(finished, key=lambda file: file.stat().st_mtime, default=None)
 
 
-def checked(config: dict[str, Scalar]) -> Settings:
+def checked(config: Config) -> Settings:
     """Return the settings of a run; SettingsError or DataError where one is wrong, or the data are not here."""
     settings = Settings.from_run_config(config)
     baselines_of(settings, config)

@@ -53,18 +53,8 @@ class Result:
 Results = dict[tuple[str, str], Result]
 
 
-def collect(table: TableFile, cells: list[Cell], runs: Runs) -> Results:
-    """(row, column) -> result, for the cells that are in the plan and the rows that are differences of two of them."""
-    results = {(cell.row, cell.column): _result(cell, runs) for cell in cells}
-    for name, row in table.rows.items():
-        for column in table.columns if row.minus else ():
-            more, less = (results.get((other, column)) for other in row.minus or ())
-            if more and less:  # seed by seed, where both have a figure
-                values = paired(more.values, less.values)
-                whole = bool(values) and len(values) == more.wanted
-                state = "done" if whole else "open" if more.wanted else "skipped"
-                results[name, column] = Result(values, more.wanted, state, "", "difference of two rows", more.decimals)
-    return results
+def collect(cells: list[Cell], runs: Runs) -> Results:
+    return {(cell.row, cell.column): _result(cell, runs) for cell in cells}
 
 
 def _result(cell: Cell, runs: Runs) -> Result:
@@ -116,29 +106,28 @@ def markdown(table: TableFile, results: Results, overrides: dict[str, Scalar]) -
 
 
 def _differences(table: TableFile, results: Results) -> Iterator[str]:
-    """How much more than the row ``against`` the others have."""
     if table.against:
         yield from ("", f"## Against {table.against}", "", DIFFERENCES, "")
-        shown = [place for place, result in results.items() if result.values and not table.rows[place[0]].minus]
+        shown = [place for place, result in results.items() if result.values]
         rows = [[*place, *estimated(results[place].numbers, _beyond(table, *place, results))] for place in shown]
         yield from Table(("", "column", *ESTIMATED), rows).as_markdown()
 
 
 def _beyond(table: TableFile, row: str, column: str, results: Results) -> Estimate | None:
     """How much more it is than the row ``against``, over the seeds that both have; None where there is none."""
-    one, other = results[row, column], results.get((table.against, column))
-    if other is None or row == table.against or one.division != other.division:
+    result, other = results[row, column], results.get((table.against, column))
+    if other is None or row == table.against or result.division != other.division:
         return None
-    values = paired(one.values, other.values)
+    values = paired(result.values, other.values)
     return Estimate.of(values.values()) if values else None
 
 
 def _searches(table: TableFile, results: Results) -> Iterator[str]:
     rows = []
     for place, result in results.items():
-        if found := result.found:
-            settings = ", ".join(f"{key} = {value}" for key, value in found.settings.items())
-            rows.append([*place, settings, f"{found.value:.2f}", str(found.trials), str(found.failed)])
+        if search := result.found:
+            settings = ", ".join(f"{key} = {value}" for key, value in search.settings.items())
+            rows.append([*place, settings, f"{search.value:.2f}", str(search.trials), str(search.failed)])
     if rows:
         seeds = ", ".join(map(str, table.trial_seeds))
         yield from ("", "## The search", "", f"{SEARCHED} {table.trials} trials for each cell, of seed {seeds}.", "")
@@ -189,24 +178,3 @@ def csv_of_seeds(results: Results) -> str:
     for place, result in results.items():
         rows += [[*place, str(seed), result.figure, f"{value:.6g}"] for seed, value in result.values.items()]
     return as_csv(rows)
-
-
-def drawn(table: TableFile, results: Results) -> str:
-    """A line per row over the columns in their order, with the standard deviation over the seeds: the SVG of a file."""
-    from protofl_common.report.figures.drawing import as_file, canvas, draw, legend_below, line_style, short
-
-    with canvas(6.4, 4.0) as (figure, axes):
-        for index, row in enumerate(table.rows):
-            cells = [results.get((row, column)) for column in table.columns]
-            numbers = {at: cell.numbers for at, cell in enumerate(cells) if cell and cell.values}
-            means = [statistics.fmean(values) for values in numbers.values()]
-            spread = [statistics.stdev(values) if len(values) > 1 else 0.0 for values in numbers.values()]
-            if numbers:
-                axes.errorbar(
-                    list(numbers), means, yerr=spread, capsize=3, label=row, **line_style(index, len(numbers))
-                )
-        axes.set_xticks(range(len(table.columns)), [short(name, 20) for name in table.columns])
-        figures = dict.fromkeys(one.figure for one in results.values() if one.values)
-        axes.set_ylabel(short(", ".join(figures), 50))
-        legend_below(axes, 2)
-        return as_file(draw(figure, "table", table.title, "Means over the seeds, with their standard deviations."))

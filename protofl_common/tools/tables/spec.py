@@ -13,7 +13,6 @@
       FedAvg:                                                              # the table's settings
       FedTGP: {settings: {algo: fedtgp}, paper: [97.58 ± 0.05]}            # the paper's numbers, by column
       FedGen: {paper: [97.35 ± 0.02]}                                      # only the paper's: nothing runs
-      gain: {minus: [FedTGP, FedProto], paper: [0.12]}                     # difference of two rows, by seed
       FedProx: {settings: {algo: fedprox}, grid: {fedprox.mu: [0.01, 0.1]}}  # a row for each combination of values
     against: FedProto                              # the others' differences from this row, paired over seeds (optional)
     trials: 12                                     # what --search tries for each cell, on validation data,
@@ -36,14 +35,18 @@ from protofl_common.config.options import Scalar, SettingsError, unknown_keys
 from protofl_common.experiment.settings import known_keys
 
 COLUMN_KEYS = ("recipe", "settings", "figure", "clients", "search")
-ROW_KEYS = (*COLUMN_KEYS, "paper", "minus", "grid")
+ROW_KEYS = (*COLUMN_KEYS, "paper", "grid")
 OF_TABLE = ("title", "source", "note", "recipe", "seeds", "figure", "settings", "columns", "rows")
 TABLE_KEYS = (*OF_TABLE, "against", "search", "trials", "trial-seeds")
 TRIAL_SEEDS = (1001,)
 
 
-def _is_list_of_whole_numbers(value: Any) -> bool:
-    return isinstance(value, list) and bool(value) and all(isinstance(one, int) and one >= 0 for one in value)
+def _is_list(value: Any) -> bool:
+    return isinstance(value, list) and bool(value)
+
+
+def _are_seeds(value: Any) -> bool:
+    return _is_list(value) and all(isinstance(seed, int) and seed >= 0 for seed in value)
 
 
 def _is_range(value: Any) -> bool:
@@ -54,6 +57,10 @@ def _is_range(value: Any) -> bool:
     return numbers and ends[0] < ends[1] and (name == "range" or ends[0] > 0)
 
 
+def _is_number_of_things(value: Any) -> bool:
+    return isinstance(value, int) and value >= 1
+
+
 def _is_dictionary(value: Any) -> bool:
     return isinstance(value, dict)
 
@@ -61,16 +68,14 @@ def _is_dictionary(value: Any) -> bool:
 SHAPES: dict[str, tuple[Callable[[Any], bool], str]] = {  # key -> whether a value is right, and what it must be
     **dict.fromkeys(("settings", "figure", "search", "grid"), (_is_dictionary, "key: value pairs")),
     **dict.fromkeys(("columns", "rows"), (_is_dictionary, "a name and what it holds for each, NAME: {…}")),
-    **dict.fromkeys(("seeds", "trial-seeds"), (_is_list_of_whole_numbers, "a list of whole numbers, at least 0")),
-    **dict.fromkeys(
-        ("clients", "trials"), (lambda value: isinstance(value, int) and value >= 1, "a whole number, at least 1")
-    ),
+    **dict.fromkeys(("seeds", "trial-seeds"), (_are_seeds, "a list of whole numbers, at least 0")),
+    **dict.fromkeys(("clients", "trials"), (_is_number_of_things, "a whole number, at least 1")),
     "paper": (lambda value: isinstance(value, list | dict), "a number for each column, [1.0, …]"),
 }
 AMONG: dict[str, tuple[Callable[[Any], bool], str]] = {  # the same of each setting in it
-    "grid": (lambda value: isinstance(value, list) and bool(value), "a list of values"),
+    "grid": (_is_list, "a list of values"),
     "search": (
-        lambda value: _is_range(value) or (isinstance(value, list) and bool(value)),
+        lambda value: _is_range(value) or _is_list(value),
         "a list of values, {log: [LOW, HIGH]} or {range: [LOW, HIGH]}",
     ),
 }
@@ -87,9 +92,8 @@ class Part:
 
 @dataclass(frozen=True)
 class Row:
-    part: Part | None
+    part: Part | None  # None: only the paper's numbers, nothing runs
     paper: dict[str, str]
-    minus: tuple[str, str] | None = None
 
 
 @dataclass(frozen=True)
@@ -111,9 +115,8 @@ class _Loader(yaml.SafeLoader):
     """Takes 1e-3 for a number, as JSON, TOML and YAML 1.2 do."""
 
 
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+$"), list("-+0123456789")
-)
+_NUMBER = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+$")
+_Loader.add_implicit_resolver("tag:yaml.org,2002:float", _NUMBER, list("-+0123456789"))
 
 
 def read_table(path: Path) -> TableFile:
@@ -133,7 +136,7 @@ def read_table(path: Path) -> TableFile:
     if problems:
         raise SettingsError("\n".join(f"{path.name}: {problem}" for problem in problems))
     content["rows"] = dict(_spread(content["rows"]))
-    columns = {str(name): _part(said or {}) for name, said in content["columns"].items()}
+    columns = {str(name): _part(part or {}) for name, part in content["columns"].items()}
     return TableFile(
         name=path.stem,
         title=str(content["title"]),
@@ -142,7 +145,7 @@ def read_table(path: Path) -> TableFile:
         base=_part(content),
         seeds=tuple(content.get("seeds", (1,))),
         columns=columns,
-        rows={str(name): _row(said, list(columns)) for name, said in content["rows"].items()},
+        rows={str(name): _row(row, list(columns)) for name, row in content["rows"].items()},
         against=str(content.get("against", "")),
         trials=content.get("trials", 0),
         trial_seeds=tuple(content.get("trial-seeds", TRIAL_SEEDS)),
@@ -150,31 +153,25 @@ def read_table(path: Path) -> TableFile:
 
 
 def _spread(rows: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    """A row for each combination of the values in its ``grid``."""
-    for name, said in rows.items():
-        grid = (said or {}).get("grid", {})
-        for values in product(*grid.values()):
-            chosen = dict(zip(grid, values, strict=True))
-            more = {"settings": {**said.get("settings", {}), **chosen}} if grid else {}
-            yield ", ".join([str(name), *(f"{key} {value}" for key, value in chosen.items())]), {**(said or {}), **more}
+    for name, row in rows.items():
+        content = row or {}
+        for values in product(*content.get("grid", {}).values()):
+            chosen = dict(zip(content.get("grid", {}), values, strict=True))
+            more = {"settings": {**content.get("settings", {}), **chosen}} if chosen else {}
+            yield ", ".join([str(name), *(f"{key} {value}" for key, value in chosen.items())]), {**content, **more}
 
 
-def _part(said: dict[str, Any]) -> Part:
-    named = {name: said.get(name, {}) for name in ("settings", "figure", "search")}
-    return Part(recipe=str(said.get("recipe", "")), clients=said.get("clients"), **named)
+def _part(content: dict[str, Any]) -> Part:
+    named = {name: content.get(name, {}) for name in ("settings", "figure", "search")}
+    return Part(recipe=str(content.get("recipe", "")), clients=content.get("clients"), **named)
 
 
-def _row(said: dict[str, Any], columns: list[str]) -> Row:
-    numbers = said.get("paper", [])
+def _row(content: dict[str, Any], columns: list[str]) -> Row:
+    numbers = content.get("paper", [])
     paper = numbers if isinstance(numbers, dict) else dict(zip(columns, numbers, strict=False))
     texts = {str(column): str(number) for column, number in paper.items() if number is not None}
-    minus = said.get("minus")
-    return Row(_part(said) if _runs(said) else None, texts, tuple(minus) if minus else None)
-
-
-def _runs(said: dict[str, Any]) -> bool:
-    """Return whether there is more in a row than numbers; one with nothing in it has the table's settings."""
-    return said.get("minus") is None and ("paper" not in said or any(key in said for key in COLUMN_KEYS))
+    runs = "paper" not in content or any(key in content for key in COLUMN_KEYS)
+    return Row(_part(content) if runs else None, texts)
 
 
 def _wrong_shapes(content: dict[str, Any]) -> Iterator[str]:
@@ -208,15 +205,11 @@ def _problems(content: dict[str, Any]) -> Iterator[str]:
     if any("seed" in (part or {}).get("settings", {}) for part in (content, *columns.values(), *rows.values())):
         yield "settings: seed: must not be there; list them under seeds"
     for name, row in rows.items():
-        numbers, minus = (row or {}).get("paper", []), (row or {}).get("minus")
+        numbers = (row or {}).get("paper", [])
         if isinstance(numbers, list) and len(numbers) > len(columns):
             yield f"row {name}: paper has {len(numbers)} numbers for {len(columns)} columns"
         if isinstance(numbers, dict):
             yield from (f"row {name}: paper: no column {column!r}" for column in numbers if column not in columns)
-        there = [*dict(_spread({one: rows[one] for one in rows if one != name and _runs(rows[one] or {})}))]
-        is_pair = isinstance(minus, list) and len(minus) == 2 and all(one in there for one in minus)
-        if minus is not None and not is_pair:
-            yield f"row {name}: minus = {minus!r}: must be two of {', '.join(map(str, there))}"
     names = [name for name, _ in _spread(rows)]
     if (against := content.get("against")) and against not in names:
         yield f"against = {against!r}: must be one of {', '.join(names)}"

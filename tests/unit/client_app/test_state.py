@@ -106,13 +106,13 @@ def test_a_state_of_another_run_of_the_same_name_is_not_used(tmp_path: Path) -> 
 
 def test_a_state_of_another_architecture_is_an_error(tmp_path: Path) -> None:
     folder(tmp_path).save(*some_state())
-    with pytest.raises(StateError, match="holds a cnn4, but this client is now a resnet10"):
+    with pytest.raises(StateError, match="is of a cnn4, but this client is now a resnet10"):
         folder(tmp_path).load(4, "resnet10", CPU)
 
 
 def test_a_state_is_not_for_another_algorithm(tmp_path: Path) -> None:
     StateFolder(tmp_path, "site-1", FIRST, use="local (0a)").save(*some_state())
-    with pytest.raises(StateError, match=r"was kept under local \(0a\), and is not for fedper \(0b\)"):
+    with pytest.raises(StateError, match=r"was stored under local \(0a\), and is not for fedper \(0b\)"):
         StateFolder(tmp_path, "site-1", FIRST, use="fedper (0b)").load(4, "cnn4", CPU)
 
 

@@ -5,15 +5,18 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import Context, RecordDict
+import torch
+from flwr.app import Message
 from numpy.typing import NDArray
 from safetensors.torch import load_file
 
-from client_app.client import Client
+from protofl_common.maths.gaussian import ClassMoments
 from protofl_common.models.trained import TrainedModel
+from protofl_common.privacy.release import private_moments
+from protofl_common.wire.payloads import array_record
 from server_app.network.membership import FederationError
 from tests.support.attacks import values_of
-from tests.support.harness import Outcome, run_config, run_federation
+from tests.support.harness import Outcome, client_of, run_config, run_federation
 
 Numbers = NDArray[np.float64]
 C = 10
@@ -22,7 +25,7 @@ DIVISIONS: dict[str, tuple[int, dict[str, Any]]] = {
     "iid": (3, {"partition": "iid"}),
     "Dirichlet": (4, {"partition": "dirichlet", "alpha": 0.05}),
     "one class each": (10, {"partition": "pathological", "classes_per_client": 1}),
-    "many clients": (100, {"partition": "iid"}),
+    "many clients": (30, {"partition": "iid"}),
 }
 
 
@@ -33,7 +36,7 @@ def federation(folder: Path, clients: int, **settings: Any) -> tuple[Outcome, Nu
     sets = []
     for client in range(clients):
         node = {"partition-id": client, "num-partitions": clients}
-        sets.append(Client(Context(1, 7, node, RecordDict(), config)).train_set)
+        sets.append(client_of(config, **node).train_set)
     x = np.concatenate([one.in_memory.numpy() for one in sets]).astype(np.float64)
     return outcome, x, np.concatenate([one.labels.numpy() for one in sets])
 
@@ -99,8 +102,6 @@ def test_the_head_is_the_one_of_the_formula(head: str, tmp_path: Path) -> None:
 
 
 def at_tensor(rows: Numbers) -> Any:
-    import torch
-
     return torch.from_numpy(rows)
 
 
@@ -136,13 +137,72 @@ def test_a_client_without_a_large_class_hears_of_it_before_the_first_round(secag
 def test_small_classes_stay_away(tmp_path: Path) -> None:
     settings = {"partition": "dirichlet", "alpha": 0.3, "total_samples": 600, "min_class_samples": 5}
     outcome, *_ = federation(tmp_path, 3, **settings)
-    replies = [reply for message, reply in outcome.grid.log if message.metadata.message_type == "train"]
     some = False
-    for client, reply in enumerate(replies):
-        node = {"partition-id": client, "num-partitions": 3}
-        labels = Client(Context(1, 7, node, RecordDict(), outcome.grid.run_config)).data.train_labels
+    for client, (_, reply) in enumerate(outcome.exchanged()):
+        labels = client_of(outcome.grid.run_config, client).data.train_labels
         large = np.bincount(labels, minlength=C) >= 5
         shares = values_of(reply.content["moments"]["shares"])
         assert ((shares > 0) == large).all()
         some |= not large.all()
     assert some
+
+
+# -- differential privacy ----------------------------------------------------------------------------------------------
+
+PRIVATE = {"partition": "iid", "dp": "sample", "dp_epsilon": 8.0}
+
+
+@pytest.mark.parametrize("head", ["naive-bayes", "lda", "qda"])
+def test_noise_is_repaired_to_moments_that_samples_can_have(head: str) -> None:
+    torch.manual_seed(1)
+    for trial in range(50):
+        moments, draw = ClassMoments(4, 6, head), np.random.default_rng(trial)
+        private_moments(moments, torch.randn(200, 6), torch.randint(4, (200,)), 1.0, 20.0, draw)
+        clear_C = (moments.shares >= 0.3) | (moments.shares == moments.shares.max())
+        assert moments.problem()
+        moments.repair(0.3, 1.0)
+        assert not moments.problem()
+        assert torch.equal(moments.shares > 0, clear_C)
+        assert float(moments.means().norm(dim=1).max()) < 1 + 1e-6
+
+
+@pytest.mark.parametrize("head", ["naive-bayes", "lda", "qda"])
+def test_moments_of_samples_need_no_repair(head: str) -> None:
+    x_NF, moments = torch.randn(200, 6), ClassMoments(4, 6, head)
+    moments.measure(x_NF, torch.arange(200) % 4)
+    before = {name: value.clone() for name, value in moments.named_buffers()}
+    moments.repair(0.1, 100.0)
+    for name, value in moments.named_buffers():
+        torch.testing.assert_close(value, before[name])
+
+
+@pytest.mark.parametrize("secagg", [False, True])
+def test_the_head_of_moments_with_noise_still_predicts(secagg: bool, tmp_path: Path) -> None:
+    """Nothing is refused, what each client sends has no class's exact share, and inputs are cut as samples were."""
+    outcome, x, y = federation(tmp_path, 3, **PRIVATE, secagg=secagg)
+    assert not any(outcome.summary["trouble"].values())
+    assert outcome.summary["epsilon"] <= 8
+    assert ClassMoments.of({name: at_tensor(value) for name, value in moments_of(outcome).items()}).problem() == ""
+    model = TrainedModel.read(outcome.folder / "clients" / "site-0" / "model.safetensors").build().double()
+    logits = model(at_tensor(x))
+    assert (logits.argmax(1).numpy() == y).mean() > 0.6
+    torch.testing.assert_close(model(at_tensor(5 * x)), logits)
+    if not secagg:
+        replies = [reply for message, reply in outcome.grid.log if message.metadata.message_type == "train"]
+        shares = np.concatenate([values_of(reply.content["moments"]["shares"]) for reply in replies])
+        whole = shares * [reply.content["report"]["train_samples"] for reply in replies for _ in range(C)]
+        assert (np.abs(whole - whole.round()) > 1e-3).mean() > 0.9
+
+
+@pytest.mark.parametrize("dp", ["none", "sample"])
+def test_moments_that_no_samples_and_no_noise_explain_are_refused(dp: str, tmp_path: Path) -> None:
+    def lie(message: Message, reply: Message) -> Message:
+        if message.metadata.message_type == "train" and message.metadata.dst_node_id == 1000:
+            sent = reply.content["moments"]
+            reply.content["moments"] = array_record({name: 30 * at_tensor(values_of(sent[name])) for name in sent})
+        return reply
+
+    config = run_config(tmp_path, **SMALL | PRIVATE | {"dp": dp})
+    (reason,) = run_federation(config, 3, tamper=lie).rows[0]["refused"].values()
+    said = {"none": "shares of classes that are none", "sample": "moments beyond what samples and noise can bring"}
+    assert reason == f"moments: {said[dp]}"

@@ -4,7 +4,9 @@ import numpy as np
 import pytest
 import torch
 
+from protofl_common.config.architectures import GAUSSIAN_HEADS
 from protofl_common.data.raw import DataError
+from protofl_common.maths.gaussian import ClassMoments
 from protofl_common.maths.prototypes import Prototypes
 from protofl_common.privacy import release
 from protofl_common.privacy.release import (
@@ -15,6 +17,7 @@ from protofl_common.privacy.release import (
     private_class_means,
     private_counts,
     private_hits,
+    private_moments,
 )
 
 CLUSTERS = Prototypes(
@@ -120,6 +123,65 @@ def test_numbers_of_right_predictions_have_noise_for_one_sample_in_each_and_stay
     edges = {private_hits({"head": 0}, 3, 9.0, draw)["head"] for _ in range(200)}
     assert edges == {0, 1, 2, 3}
     assert private_hits({}, 3, 9.0, draw) == {}
+
+
+F = 5
+PARTS = {"shares": 1 / 6, "first": 4 / 6, "second": 1 / 6}
+Rows = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
+
+
+def released(x_NF: torch.Tensor, labels_N: torch.Tensor, head: str, clip: float, noise: float) -> dict[str, Rows]:
+    """What a client releases, as sums in units of ``clip``; second moments as whole matrices where they are such."""
+    moments = ClassMoments(3, F, head)
+    private_moments(moments, x_NF, labels_N, clip, noise, fresh_draw())
+    units = {"shares": 1.0, "first": clip, "second": clip**2}
+    sums = {name: value.numpy() * len(labels_N) / units[name] for name, value in moments.named_buffers()}
+    if head != "naive-bayes":
+        whole = np.zeros((*sums["second"].shape[:-1], F, F))
+        rows, columns = np.triu_indices(F)
+        whole[..., rows, columns] = whole[..., columns, rows] = sums["second"]
+        sums["second"] = whole
+    return sums
+
+
+ODD = [[1e30] * F, [np.nan] * F, [np.inf, 0, 0, 0, 0], [1e-30] * F, [9.0, 0, 0, 0, 0], [-2.0, 2, -2, 2, 2], [0.0] * F]
+
+
+@pytest.mark.parametrize("head", GAUSSIAN_HEADS)
+@pytest.mark.parametrize("clip", [0.3, 4.0])
+def test_no_sample_changes_class_moments_by_more_than_the_noise_is_for(head: str, clip: float) -> None:
+    """The search over neighbours comes up to the bound, so the noise is not too large either."""
+    torch.manual_seed(1)
+    lengths = []
+    for trial in range(100):
+        x_NF, labels_N = torch.randn(8, F) * 4 ** float(torch.randn(())), torch.randint(3, (8,))
+        if trial < len(ODD):
+            x_NF[-1] = torch.tensor(ODD[trial])
+        with_it, without = (released(x_NF[:n], labels_N[:n], head, clip, 0.0) for n in (8, 7))
+        squares = [part * ((with_it[name] - without[name]) ** 2).sum() for name, part in PARTS.items()]
+        lengths.append(np.sqrt(sum(squares)))
+    assert max(lengths) <= 1 + 1e-9
+    assert max(lengths) > 0.999
+
+
+@pytest.mark.parametrize("head", GAUSSIAN_HEADS)
+def test_the_noise_of_class_moments_has_the_size_that_the_accountant_assumes(head: str) -> None:
+    """Beside the diagonal a number stands for two of the matrix, so these have a deviation √½ as large."""
+    nothing, labels_N, noise = torch.zeros(7, F), torch.zeros(7, dtype=torch.long), 2.0
+    draws = [released(nothing, labels_N, head, 3.0, noise) for _ in range(3000)]
+    each = {name: np.stack([one[name] for one in draws]) for name in PARTS}
+    each["shares"][:, 0] -= 7
+    diagonal = np.eye(F, dtype=bool) if head != "naive-bayes" else np.ones((3, F), dtype=bool)
+    numbers = [each["shares"], each["first"], each["second"][..., diagonal]]
+    if head == "naive-bayes":
+        numbers[2] = each["second"]
+    for values, part in zip(numbers, PARTS.values(), strict=True):
+        deviations = values.reshape(3000, -1).std(0)
+        np.testing.assert_allclose(deviations, noise / part**0.5, rtol=0.07)
+        assert abs(values.mean()) < 0.2
+    if head != "naive-bayes":
+        beside = each["second"][..., ~diagonal].reshape(3000, -1).std(0)
+        np.testing.assert_allclose(beside, noise / (PARTS["second"] * 2) ** 0.5, rtol=0.07)
 
 
 def test_private_noise_is_not_that_of_a_seed() -> None:

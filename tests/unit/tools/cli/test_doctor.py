@@ -5,7 +5,6 @@ import os
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -53,6 +52,11 @@ def no_memory(patch: pytest.MonkeyPatch, folder: Path) -> list[str]:
 def a_file_in_the_place_of_a_folder(patch: pytest.MonkeyPatch, folder: Path) -> list[str]:
     (folder / "runs").write_text("")
     return [f"out-dir={folder / 'runs'}"]
+
+
+def unreadable_data(patch: pytest.MonkeyPatch, folder: Path) -> list[str]:
+    (folder / "bad.csv").write_text("a,label\n1,x\nfoo,y\n")
+    return ["dataset=arrays", f"data-dir={folder / 'bad.csv'}", f"cache-dir={folder}"]
 
 
 def ray_note(patch: pytest.MonkeyPatch, folder: Path) -> list[str]:
@@ -119,13 +123,13 @@ FAULTS: dict[str, tuple[Plant, str, str, str]] = {
         "there is no such folder",
         "correct that setting",
     ),
-    "a wrong setting": (asked("lr=fast"), "wrong", "lr = 'fast': must be a number above 0", "correct that setting"),
-    "a clock years ago": (
-        planted("time", SimpleNamespace(time=lambda: 0.0, ctime=time.ctime)),
+    "data that cannot be read": (
+        unreadable_data,
         "wrong",
-        "this code is of",
-        "timedatectl set-ntp true",
+        "bad.csv, line 3, column 'a': 'foo' is not a finite number",
+        "correct that setting",
     ),
+    "a wrong setting": (asked("lr=fast"), "wrong", "lr = 'fast': must be a number above 0", "correct that setting"),
     "a SuperLink left": (
         planted("subprocess", SimpleNamespace(run=lambda *a, **k: LEFT)),
         "warning",
@@ -226,7 +230,7 @@ def test_a_check_that_fails_hides_no_other(monkeypatch: pytest.MonkeyPatch, caps
     assert [one["text"] for one in found if one["topic"] == "processes"] == [
         "cannot be told here (FileNotFoundError('ps'))"
     ]
-    assert {"versions", "torch", "clock"} <= {one["topic"] for one in found}
+    assert {"versions", "torch", "cores"} <= {one["topic"] for one in found}
 
 
 def test_processes_of_this_machine_are_read(capsys: pytest.CaptureFixture[str]) -> None:

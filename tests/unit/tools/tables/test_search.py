@@ -12,7 +12,7 @@ from rich.console import Console
 from protofl_common.config.options import Scalar, SettingsError
 from protofl_common.experiment.settings import default_run_config, to_run_config
 from protofl_common.tools.cli import main
-from protofl_common.tools.cli.recipes import ROOT
+from protofl_common.tools.cli.arguments import ROOT
 from protofl_common.tools.cli.table import execute
 from protofl_common.tools.tables.execute import Runs
 from protofl_common.tools.tables.plan import Run, plan

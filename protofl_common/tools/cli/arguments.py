@@ -1,0 +1,117 @@
+"""Arguments that commands share: ``key=value``, ``--allow-python``, ``--json``, and recipes and runs by their names.
+
+Flower's ``--run-config`` is TOML, so a string needs quotes inside the shell's quotes, and a wrong type passes
+silently. Here the declared type of each key (`experiment/settings.py`) decides how its value is read.
+
+``--json`` prints an object on standard output, whose ``command`` and ``format`` tell readers what it is
+(`docs/reference/commands.schema.json`). What goes wrong goes to standard error, as without it.
+"""
+
+import argparse
+import json
+import re
+import shlex
+import tomllib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from protofl_common.config.options import Config, Scalar, SettingsError
+from protofl_common.experiment.node import allow_named
+from protofl_common.experiment.settings import app_folder, default_run_config, flatten
+
+FORMAT = 1  # of --json; to be increased when an entry changes its meaning, or goes
+ROOT = app_folder()
+RECIPES = ROOT / "configs" / "recipes"
+RUNS = Path("runs")
+DEFAULT_FEDERATION: Config = {"num-supernodes": 10, "client-resources-num-cpus": 1}
+"""Ten clients, one process of one thread per core: what small models at small batches run best with."""
+
+
+def add_allow_python(parser: argparse.ArgumentParser, source: str) -> None:
+    """The option, for a command that reads ``source``; `protofl_common.tools.cli.parsed` obeys it."""
+    about = f"Python modules, with commas, that {source} may name and that then run here"
+    parser.add_argument("--allow-python", default="", metavar="NAMES", help=about)
+
+
+def read_assignments(words: Iterable[str]) -> Config:
+    """``["algo=fedplvm", "lr=0.1"]`` -> ``{"algo": "fedplvm", "lr": 0.1}``.
+
+    An unknown key, and a value that does not fit the type of its key, stay text: `Settings.from_run_config` says what
+    is wrong with them, all at once. Python modules that they name may be imported from now on.
+
+    SettingsError with one line for each word that is not ``key=value``.
+    """
+    defaults, values, problems = default_run_config(), Config(), []
+    for word in words:
+        key, equals, text = word.partition("=")
+        if not equals or not key:
+            problems.append(f"{word}: must be key=value, such as algo=fedproto")
+        quoted = len(text) > 1 and text[0] == text[-1] and text[0] in "\"'"
+        values[key] = typed(text[1:-1] if quoted else text, type(defaults.get(key, "")))
+    if problems:
+        raise SettingsError("\n".join(problems))
+    allow_named(values)
+    return values
+
+
+def typed(text: str, wanted: type) -> Scalar:
+    """``text`` in the wanted type, or as it is where it does not fit."""
+    if wanted is bool:
+        return {"true": True, "false": False}.get(text.lower(), text)
+    try:
+        number: Scalar = wanted(text)
+    except ValueError:
+        return text
+    return number
+
+
+class Recipe(NamedTuple):
+    settings: Config  # its keys, flat
+    federation: Config  # of ``--federation-config`` in the comment that says how to run it
+
+
+def read_recipe(name: str) -> Recipe:
+    """The recipe of ``configs/recipes`` or a TOML file, empty for no name; SettingsError if missing, or not TOML."""
+    if not name:
+        return Recipe({}, DEFAULT_FEDERATION)
+    path = file_named(name) if name.endswith(".toml") else RECIPES / f"{name}.toml"
+    try:
+        text = path.read_text(encoding="utf-8")
+        settings = flatten(tomllib.loads(text))
+    except OSError:
+        names = ", ".join(sorted(file.stem for file in RECIPES.glob("*.toml")))
+        raise SettingsError(f"recipe = {name!r}: no such file; choose a TOML file, or one of {names}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise SettingsError(f"recipe = {name!r}: not TOML: {error}") from None
+    return Recipe(settings, federation_in(text))
+
+
+def federation_in(text: str) -> Config:
+    """``{"num-supernodes": 20, …}`` from the line ``# flwr run … --federation-config '…'``; the default without it."""
+    line = re.search(r"^# flwr run .*--federation-config '([^']*)'", text, re.MULTILINE)
+    if not line:
+        return dict(DEFAULT_FEDERATION)
+    words = (word.partition("=") for word in shlex.split(line[1]))
+    return {key: typed(value, int if value.isdigit() else float) for key, _, value in words}
+
+
+def file_named(name: str) -> Path:
+    """The file of that name here, else in the app's folder."""
+    return Path(name) if Path(name).is_file() else ROOT / name
+
+
+def run_named(run: str) -> Path:
+    """The folder called ``run``, here or in ``runs/``; SettingsError where there is none."""
+    for folder in (Path(run), RUNS / run):
+        if folder.is_dir():
+            return folder
+    raise SettingsError(f"{run}: no such folder, neither here nor in {RUNS}/")
+
+
+def add_json(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="the same as an object of JSON, for programs")
+
+
+def print_json(command: str, content: Mapping[str, Any]) -> None:
+    print(json.dumps({"command": command, "format": FORMAT, **content}, indent=2, ensure_ascii=False))

@@ -1,0 +1,92 @@
+"""Take a site out of the result of a run, as if it had not taken part: Gaussian heads only.
+
+  protofl forget runs/20261121-103501-gaussian-mnist-4711 --site site-3 --by "the hospital's letter of 3 May"
+
+The run must have stored what each site sent (gaussian.revocable = true). What the site sent is removed from the run's
+folder, the head is computed from what is left, and forgotten.jsonl says when, by whose request, and who is left. The
+models of simulated clients have the new head. Sites with operators get it from a run with gaussian.start-from. What the
+run has measured stays on its page, with the site's name.
+"""
+
+import argparse
+import getpass
+import json
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import cast
+
+from torch import Tensor
+
+from protofl_common.basics.text import in_order
+from protofl_common.config.options import SettingsError
+from protofl_common.experiment.catalog import GaussianHparams
+from protofl_common.experiment.settings import Settings, default_run_config
+from protofl_common.maths.gaussian import ClassMoments, GaussianHead
+from protofl_common.models.trained import TrainedModel
+from protofl_common.runs.folder import BEST, WEIGHTS
+from protofl_common.tools.cli.arguments import run_named
+from protofl_common.wire.payloads import StateDict
+from server_app.checkpoint import alone_in, checkpoints, stored_run
+from server_app.strategies.gaussian import Sent, pooled, sent_in
+
+RECORD = "forgotten.jsonl"
+NOTE = ", less forgotten sites; figures are from before that"  # after the run's name on a model's card
+
+
+def describe(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run", metavar="RUN", help="folder of a run, or its name in runs/")
+    parser.add_argument("--site", required=True, help="the site that withdraws")
+    parser.add_argument("--by", default="", help="by whose request, for the record (default: your user name)")
+
+
+def act(arguments: argparse.Namespace) -> int:
+    run, site = run_named(arguments.run), arguments.site
+    with alone_in(run):
+        checkpoint = stored_run(run)
+        settings, sent = Settings.from_run_config(default_run_config() | checkpoint.settings), sent_in(checkpoint.state)
+        _check(settings, sent, site)
+        hparams = cast(GaussianHparams, settings.hparams)
+        own = {name: tensors["shares"] for name, tensors in sent.items() if hparams.priors == "personal"}
+        del sent[site]
+        moments, counts_C = pooled(sent, settings)
+        heads = _refit(run, moments, counts_C, own, hparams.shrinkage)
+        facts = {"time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "by": arguments.by or getpass.getuser(), "site": site}
+        with (run / RECORD).open("a", encoding="utf-8") as record:
+            record.write(json.dumps(facts | {"left": in_order(sent)}, ensure_ascii=False) + "\n")
+        state = {key: value for key, value in checkpoint.state.items() if not key.startswith(f"sent/{site}/")}
+        state |= {f"moments/{name}": value for name, value in moments.items()} | {"counts_C": counts_C}
+        replace(checkpoint, state=state).write(run)
+        for older in checkpoints(run)[1:]:
+            older.unlink()
+    print(f"{site}: taken out; {len(sent)} sites are left: {', '.join(in_order(sent))}")
+    print(f"{run}: {RECORD}, checkpoint{f', {heads} models with the new head' if heads else ''}")
+    return 0
+
+
+def _check(settings: Settings, sent: Sent, site: str) -> None:
+    """SettingsError where nothing that the server has can be taken out."""
+    again = f"make the run again without {site}"
+    if (algo := settings.run.algo) != "gaussian":
+        raise SettingsError(f"algo = {algo!r}: only the sums of gaussian can be taken apart; {again}")
+    if settings.privacy.secagg:
+        raise SettingsError(f"secagg = true: the server has the sum of all sites and nothing of one; {again}")
+    if not sent:
+        raise SettingsError(f"gaussian.revocable = false: what each site sent is not stored; {again}")
+    if site not in sent:
+        raise SettingsError(f"--site {site}: not in the result; choose {', '.join(in_order(sent))}")
+    if len(sent) == 1:
+        raise SettingsError(f"--site {site}: nobody else is left; remove the run's folder")
+
+
+def _refit(run: Path, moments: StateDict, counts_C: Tensor, own: StateDict, shrinkage: float) -> int:
+    """Give the new head to the models in the folder; ``own``: priors of clients that have their own."""
+    files = [file for name in (WEIGHTS, BEST) for file in run.glob(f"clients/*/{name}")]
+    for file in files:
+        trained = TrainedModel.read(file)
+        model, card = trained.build(), trained.card
+        priors_C = own.get(card.site, moments["shares"])
+        cast(GaussianHead, model.head).fit(ClassMoments.of(moments), counts_C, priors_C, shrinkage)
+        card = replace(card, run=card.run.removesuffix(NOTE)[:100] + NOTE)
+        replace(trained, weights=model.state_dict(), card=card).write(file)
+    return len(files)
