@@ -89,6 +89,13 @@ def newest_whole(folder: Path) -> Checkpoint:
     return Checkpoint.read(oldest)
 
 
+def stored_run(folder: Path) -> Checkpoint:
+    """Return the newest whole checkpoint of a run; SettingsError where there is none."""
+    if not checkpoints(folder):
+        raise SettingsError(f"{folder}: no checkpoint of a run in it; give the folder of a run")
+    return newest_whole(folder)
+
+
 def is_complete(folder: Path) -> bool:
     return (folder / SUMMARY).exists()
 

@@ -29,11 +29,7 @@ IMAGENET = 224, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # size, mean, std 
 
 @lru_cache(maxsize=16)
 def load_backbone(name: str, device: torch.device) -> Backbone:
-    """The backbone called ``name``, its network on ``device``, in evaluation mode and without gradients.
-
-    Loaded once per process and device. ValueError for a name that is none. BackboneError when its weights or its
-    package cannot be had.
-    """
+    """The frozen backbone; ValueError for a wrong name, BackboneError where its weights or its package are missing."""
     parsed = parse_name(name)
     others = {"torchvision": _from_torchvision, "timm": _from_timm, "file": _from_file}
     read = _small if parsed.kind == "embedded" or (parsed.kind, parsed.arch) == ("file", SMALL) else others[parsed.kind]
@@ -141,7 +137,7 @@ def classifier_name(arch: str) -> str:
 
     choices = models.list_models(module=models)
     if arch not in choices:
-        raise BackboneError(f"architecture torchvision:{arch} is not one of {', '.join(choices)}")
+        raise BackboneError(f"architecture {arch!r} is not one of {', '.join(choices)}")
     return arch
 
 
@@ -149,6 +145,6 @@ def without_head(network: nn.Module, arch: str) -> str:
     """Replace the last linear layer by the identity; returns the start of its parameters' names."""
     linear = [name for name, module in network.named_modules() if isinstance(module, nn.Linear)]
     if not linear or not linear[-1].startswith(("fc", "classifier", "head")):
-        raise BackboneError(f"architecture torchvision:{arch} does not end in a linear layer")
+        raise BackboneError(f"architecture {arch!r} does not end in a linear layer")
     network.set_submodule(linear[-1], nn.Identity())
     return f"{linear[-1]}."

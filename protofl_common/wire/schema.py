@@ -23,7 +23,7 @@ class RefusedMessage(ValueError):
 
 @dataclass(frozen=True)
 class Limits:
-    """The limits of what a receiver accepts."""
+    """Limits of a receiver, for the entries that are declared."""
 
     num_classes: int
     feature_dim: int

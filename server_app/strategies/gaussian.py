@@ -26,7 +26,7 @@ from protofl_common.maths.aggregation import merge_weights
 from protofl_common.maths.gaussian import ClassMoments
 from protofl_common.privacy.release import count_noise
 from protofl_common.runs.folder import RunFolder
-from server_app.checkpoint import checkpoints, newest_whole
+from server_app.checkpoint import stored_run
 from server_app.strategies.base import Federation, Payload, ServerStrategy, StateDict, Template, Upload, template_of
 
 SAMPLES = "samples"
@@ -69,10 +69,8 @@ class Gaussian(ServerStrategy[GaussianHparams]):
 
     def _stored_in(self, run: Path) -> Sent:
         """Return what the sites of an earlier run sent; SettingsError if that is not stored, or cannot be added."""
-        what = f"gaussian.start-from = {str(run)!r}"
-        if not checkpoints(run):
-            raise SettingsError(f"{what}: no checkpoint of a run in it; give the folder of a run")
-        earlier, wanted = newest_whole(run), to_run_config(self.settings)
+        what, wanted = f"gaussian.start-from = {str(run)!r}", to_run_config(self.settings)
+        earlier = stored_run(run)
         for key in ALIKE:
             if earlier.settings.get(key) != wanted[key]:
                 raise SettingsError(f"{key} = {wanted[key]!r}: {what} has {earlier.settings.get(key)!r}")

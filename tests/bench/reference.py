@@ -15,7 +15,8 @@ from typing import Any, get_type_hints
 from protofl_common.config.options import Scalar, key_of, range_text
 from protofl_common.config.sections import SECTIONS
 from protofl_common.experiment.catalog import CATALOG, Algorithm
-from protofl_common.experiment.settings import NODE_OVERRIDES, default_run_config
+from protofl_common.experiment.node import NODE_OVERRIDES
+from protofl_common.experiment.settings import default_run_config
 from protofl_common.tools.cli import COMMANDS, parser_of
 from protofl_common.tools.cli.list import lists
 from protofl_common.wire.schema import Vectors, Weights

@@ -36,6 +36,7 @@ from tests.support.attacks import (
 )
 from tests.support.declared import DECLARED
 from tests.support.harness import LocalGrid, Outcome, run_config, run_federation
+from tests.support.sites import real_sites
 
 HOSTILE, CLIENTS, ROUNDS = 1003, 4, 2
 GIGABYTE = 2**30
@@ -52,11 +53,6 @@ def federation(folder: Path, change: Change, algo: str = "fedproto", **settings:
 def without(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Outcome]:
     """Algorithm -> the same run without the fourth client's replies."""
     return cache(lambda algo: federation(tmp_path_factory.mktemp(algo), silent, algo))
-
-
-def real_sites(number: int) -> dict[int, dict[str, Any]]:
-    """Machines with operators that divide a data set: no simulated clients."""
-    return {1000 + n: {"site-name": f"site-{n}", "partition-id": n, "num-partitions": number} for n in range(number)}
 
 
 def assert_unharmed(outcome: Outcome, reference: Outcome) -> None:
@@ -205,7 +201,7 @@ def test_a_round_that_would_leave_nan_changes_nothing(tmp_path: Path, monkeypatc
     outcome = run_federation(run_config(tmp_path, algo="fedavg", rounds=3, **small), clients=2)
     assert [row["void"] for row in outcome.rows] == [False, True, False, False]
     assert all(torch.isfinite(value).all() for value in load_file(outcome.folder / "weights.safetensors").values())
-    downs = [m.content["weights"] for m, _ in outcome.grid.log if m.metadata.message_type == MessageType.TRAIN]
+    downs = [message.content["weights"] for message, _ in outcome.exchanged()]
     assert [array.data for array in downs[2].values()] == [array.data for array in downs[4].values()]  # rounds 2 and 3
 
 
@@ -384,10 +380,10 @@ def test_moderate_lies_pass_and_do_harm(tmp_path: Path, without: Callable[[str],
         ("train_samples", "30"),
         ("classes", [1, 2, 3]),
         ("classes", [b"zero"]),
-        ("holds", [0, 0]),
-        ("holds", [3, 1]),
-        ("holds", [10]),
-        ("holds", ["0"]),
+        ("present", [0, 0]),
+        ("present", [3, 1]),
+        ("present", [10]),
+        ("present", ["0"]),
         ("secret", [0.5] * 64),
     ],
 )
@@ -448,7 +444,7 @@ def introduced(tmp_path: Path, *, first: Change, **settings: Any) -> Outcome:
         ("fedavg", {"input_shape": [1, 4096, 4096]}, "the sites differ in the shape of their inputs"),
         ("fedavg", {"input_shape": [7]}, "the sites differ in the shape of their inputs"),
         ("fedavg", {"weights": "0123456789abcdef"}, "the sites differ in weights"),
-        ("fedproto", {"classes": ["x", "y"], "holds": [0, 1]}, "the sites differ in classes"),
+        ("fedproto", {"classes": ["x", "y"], "present": [0, 1]}, "the sites differ in classes"),
         ("fedproto", {"num_partitions": 7}, "the sites differ in num-partitions"),
         ("lg-fedavg", {"arch": "zzz"}, "arch is 'zzz'"),
         ("fedgh", {"arch": "zzz"}, "arch is 'zzz'"),
@@ -544,7 +540,7 @@ def test_an_error_in_the_servers_step_costs_sites_a_round_and_ends_a_simulation(
     outcome = run_federation(config, nodes=real_sites(3))
     assert [row["void"] for row in outcome.rows] == [False, True, False, False]
     assert outcome.rows[1]["void-because"].startswith("the server's step failed: RuntimeError: value cannot be")
-    downs = [m.content["weights"] for m, _ in outcome.grid.log if m.metadata.message_type == MessageType.TRAIN]
+    downs = [message.content["weights"] for message, _ in outcome.exchanged()]
     assert [array.data for array in downs[3].values()] == [array.data for array in downs[6].values()]  # rounds 2 and 3
     with pytest.raises(RuntimeError, match="without overflow"):
         run_federation(config | {"out-dir": str(tmp_path / "simulated")}, clients=3)

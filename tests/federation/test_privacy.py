@@ -18,7 +18,6 @@ from client_app.algorithms.base import ClientAlgorithm, client_half
 from client_app.algorithms.fedavg import FedAvg
 from client_app.algorithms.fedproto import FedProto
 from client_app.app import app as client_app
-from client_app.client import Client
 from client_app.protections.differential_privacy import DifferentialPrivacy
 from client_app.protections.private_step import PrivateStep
 from client_app.training import FusedStep, Step
@@ -36,11 +35,11 @@ from protofl_common.runs.folder import WEIGHTS
 from protofl_common.wire.payloads import Payload
 from protofl_common.wire.records import Instructions, pack_instructions
 from protofl_common.wire.schema import Counts
-from server_app.callbacks.stopping import Budget
+from server_app.callbacks.stopping import Budget, epsilon_spent
 from server_app.network.membership import FederationError
 from tests.support.accidents import Killed, on_message
 from tests.support.attacks import values_of
-from tests.support.harness import CACHE, RUN_ID, Outcome, rows_without_a_reply, run_config, run_federation
+from tests.support.harness import CACHE, RUN_ID, Outcome, client_of, rows_without_a_reply, run_config, run_federation
 
 TABLE: dict[str, Any] = {"dataset": "breast-cancer", "models": "mlp-1", "partition": "iid", "feature_dim": 8}
 SMALL = TABLE | {"train_samples": 20, "test_samples": 10, "batch_size": 10, "dp": "sample", "norm": "group"}
@@ -98,7 +97,7 @@ def test_an_algorithm_trains_privately_and_sends_no_losses_no_seconds_and_no_cla
             assert not [name for name in reply.content["report"] if name.startswith(("losses", "seconds"))]
         if message.metadata.message_type == MessageType.QUERY:
             every = list(range(len(reply.content["site"]["classes"])))
-            assert list(reply.content["site"]["holds"]) == (every if CATALOG[algo].tells_classes else [])
+            assert list(reply.content["site"]["present"]) == (every if CATALOG[algo].tells_classes else [])
 
 
 def test_which_algorithms_it_covers_is_written_here_a_second_time() -> None:
@@ -208,7 +207,7 @@ def test_a_covered_algorithm_takes_exactly_the_private_steps_and_tables_of_its_p
     ("changes", "said"),
     [
         ({"algo": "fedpcl", "fedpcl__loss": "supcon"}, "fedpcl.loss = 'supcon' compares samples"),
-        ({"algo": "gaussian", "gaussian__priors": "personal"}, "gaussian.priors = 'personal' lets the client's own"),
+        ({"algo": "gaussian", "gaussian__priors": "personal"}, "gaussian.priors = 'personal': the client's own class"),
         ({"algo": "gaussian", "min_class_samples": 5}, "min-class-samples = 5: gaussian sends sums over all classes"),
         ({"positive_rate": 0.5}, "positive-rate = 0.5: terms of unlabelled samples compare samples"),
         ({"local_steps": 5}, "local-steps = 5: the privacy ledger counts epochs; set 0"),
@@ -235,9 +234,7 @@ def test_batch_normalisation_is_refused_when_a_client_introduces_itself(tmp_path
 @pytest.mark.parametrize(("dp", "kind"), [("none", FusedStep), ("sample", PrivateStep)])
 def test_no_fused_step_where_gradients_of_single_samples_are_needed(dp: str, kind: type, tmp_path: Path) -> None:
     for algo in ("fedavg", "fedproto"):
-        site = Client(
-            Context(1, 1, {"partition-id": 0, "num-partitions": 2}, RecordDict(), _config(tmp_path, algo, dp))
-        )
+        site = client_of(_config(tmp_path, algo, dp), 0, 2)
         assert type(client_half(site.settings.row)(site, 1).step()) is kind
 
 
@@ -248,7 +245,7 @@ def _config(folder: Path, algo: str, dp: str) -> dict[str, Any]:
 def test_the_noise_of_a_paper_on_gradients_is_dp_sgd_and_is_called_no_protection(tmp_path: Path) -> None:
     """FedPLVM, Table 11."""
     config = run_config(tmp_path, **SMALL | {"algo": "fedplvm", "dp": "none", "gradient_noise": 4.0})
-    site = Client(Context(1, 1, {"partition-id": 0, "num-partitions": 2}, RecordDict(), config))
+    site = client_of(config, 0, 2)
     step = client_half(site.settings.row)(site, 1).step()
     assert isinstance(step, PrivateStep)
     assert site.plan is None
@@ -324,18 +321,15 @@ def test_epsilon_is_that_of_the_client_that_pays_most_and_no_client_ends_the_run
     config = run_config(tmp_path, **SMALL | {"algo": "fedavg", "batch_size": 64, "rounds": 5})
     settings = Settings.from_run_config(config)
 
-    def budget(*sizes: int) -> Budget:
+    def run_of(*sizes: int) -> Any:
         cards = {f"site-{number}": SimpleNamespace(train_samples=size) for number, size in enumerate(sizes)}
-        return Budget(SimpleNamespace(cards=cards, settings=settings), RunHistory(1))  # type: ignore[arg-type]
+        start, federation = SimpleNamespace(run_history=RunHistory(1)), SimpleNamespace(cards=cards)
+        return SimpleNamespace(start=start, federation=federation, settings=settings)
 
-    alone = [budget(size).spent(3) for size in (64, 65, 1)]
-    assert budget(64, 65, 1).spent(3) == max(alone)
+    alone = [epsilon_spent(run_of(size), 3) for size in (64, 65, 1)]
+    assert epsilon_spent(run_of(64, 65, 1), 3) == max(alone)  # type: ignore[type-var]
     assert len(set(alone)) > 1
-    assert not any(
-        budget(20, one).why_stop(SimpleNamespace(), number)  # type: ignore[arg-type]
-        for one in (1, 0, 2**60)
-        for number in range(1, 6)
-    )
+    assert not any(Budget().why_stop(run_of(20, one), number) for one in (1, 0, 2**60) for number in range(1, 6))
 
 
 def test_a_server_that_asks_for_further_evaluations_runs_into_the_ledger(tmp_path: Path) -> None:

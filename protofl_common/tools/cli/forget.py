@@ -8,28 +8,26 @@ models of simulated clients have the new head. Sites with operators get it from 
 run has measured stays on its page, with the site's name.
 """
 
-from __future__ import annotations
-
 import argparse
 import getpass
 import json
 import time
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import cast
+
+from torch import Tensor
 
 from protofl_common.basics.text import in_order
 from protofl_common.config.options import SettingsError
 from protofl_common.experiment.catalog import GaussianHparams
 from protofl_common.experiment.settings import Settings, default_run_config
+from protofl_common.maths.gaussian import ClassMoments, GaussianHead
+from protofl_common.models.trained import TrainedModel
 from protofl_common.runs.folder import BEST, WEIGHTS
 from protofl_common.tools.cli.arguments import run_named
-
-if TYPE_CHECKING:  # torch takes a second, which --help must not
-    from torch import Tensor
-
-    from protofl_common.wire.payloads import StateDict
+from server_app.checkpoint import alone_in, checkpoints, stored_run
+from server_app.strategies.gaussian import Sent, StateDict, pooled, sent_in
 
 RECORD = "forgotten.jsonl"
 NOTE = ", less forgotten sites; figures are from before that"  # after the run's name on a model's card
@@ -42,17 +40,11 @@ def describe(parser: argparse.ArgumentParser) -> None:
 
 
 def act(arguments: argparse.Namespace) -> int:
-    from server_app.checkpoint import alone_in, checkpoints, newest_whole
-    from server_app.strategies.gaussian import pooled, sent_in
-
     run, site = run_named(arguments.run), arguments.site
     with alone_in(run):
-        if not checkpoints(run):
-            raise SettingsError(f"{run}: no checkpoint of a run in it")
-        checkpoint = newest_whole(run)
-        settings = Settings.from_run_config(default_run_config() | checkpoint.settings)
-        sent = sent_in(checkpoint.state)
-        _check(settings, sorted(sent), site)
+        checkpoint = stored_run(run)
+        settings, sent = Settings.from_run_config(default_run_config() | checkpoint.settings), sent_in(checkpoint.state)
+        _check(settings, sent, site)
         hparams = cast(GaussianHparams, settings.hparams)
         own = {name: tensors["shares"] for name, tensors in sent.items() if hparams.priors == "personal"}
         del sent[site]
@@ -71,11 +63,11 @@ def act(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _check(settings: Settings, sent: Sequence[str], site: str) -> None:
+def _check(settings: Settings, sent: Sent, site: str) -> None:
     """SettingsError where nothing that the server has can be taken out."""
     again = f"make the run again without {site}"
-    if settings.run.algo != "gaussian":
-        raise SettingsError(f"algo = {settings.run.algo!r}: only the sums of gaussian can be taken apart; {again}")
+    if (algo := settings.run.algo) != "gaussian":
+        raise SettingsError(f"algo = {algo!r}: only the sums of gaussian can be taken apart; {again}")
     if settings.privacy.secagg:
         raise SettingsError(f"secagg = true: the server has the sum of all sites and nothing of one; {again}")
     if not sent:
@@ -88,15 +80,12 @@ def _check(settings: Settings, sent: Sequence[str], site: str) -> None:
 
 def _refit(run: Path, moments: StateDict, counts_C: Tensor, own: StateDict, shrinkage: float) -> int:
     """Give the new head to the models in the folder; ``own``: priors of clients that have their own."""
-    from protofl_common.maths.gaussian import ClassMoments
-    from protofl_common.models.trained import TrainedModel
-
     files = [file for name in (WEIGHTS, BEST) for file in run.glob(f"clients/*/{name}")]
     for file in files:
         trained = TrainedModel.read(file)
         model, card = trained.build(), trained.card
         priors_C = own.get(card.site, moments["shares"])
-        model.head.fit(ClassMoments.of(moments), counts_C, priors_C, shrinkage)  # type: ignore[operator]
-        name = card.run if card.run.endswith(NOTE) else card.run + NOTE
-        replace(trained, weights=model.state_dict(), card=replace(card, run=name)).write(file)
+        cast(GaussianHead, model.head).fit(ClassMoments.of(moments), counts_C, priors_C, shrinkage)
+        card = replace(card, run=card.run.removesuffix(NOTE)[:100] + NOTE)
+        replace(trained, weights=model.state_dict(), card=card).write(file)
     return len(files)

@@ -30,8 +30,8 @@ from flwr.supernode import start_client_internal as supernode
 
 from protofl_common.config.options import SettingsError
 from protofl_common.experiment.catalog import CATALOG
-from protofl_common.experiment.node import permission_problems
-from protofl_common.experiment.settings import NODE_KEYS, app_folder, default_run_config, digest_of
+from protofl_common.experiment.node import NODE_KEYS, permission_problems
+from protofl_common.experiment.settings import app_folder, default_run_config, digest_of
 from protofl_common.privacy.plan import Mechanism, epsilon
 from protofl_common.tools.cli import main
 from protofl_common.tools.federation import Shown
@@ -382,12 +382,7 @@ def test_a_site_with_demands_starts_and_can_be_checked_and_cleared(
     [
         ("both", 'allow-algorithms="fedtgp"', {}, "secagg = true: fedtgp needs single uploads"),
         ("dp", 'allow-algorithms="mpft"', {}, "dp = 'sample': mpft sends prototypes, which it does not cover"),
-        (
-            "dp",
-            "",
-            {"rounds": 1},
-            "part only with dp = 'sample', dp-epsilon at most 8 and dp-delta at most 1e-05",
-        ),
+        ("dp", "", {"rounds": 1}, "part only with dp = 'sample', dp-epsilon at most 8 and dp-delta at most 1e-05"),
         ("secagg", "", {"rounds": 1}, r"only (node config: require-secagg); set secagg = true"),
     ],
 )

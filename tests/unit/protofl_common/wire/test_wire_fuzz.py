@@ -238,29 +238,28 @@ def assert_last_reason_is_fit_for_a_log() -> None:
     assert reason.isprintable()
 
 
+def assert_taken_or_refused(content: RecordDict, algo: str, training: bool, level: str = "none") -> None:
+    taken = take(content, algo, training, level)
+    event("accepted" if taken else "refused")
+    if taken:
+        assert_proper(content, *taken, algo, training, level)
+    else:
+        assert_last_reason_is_fit_for_a_log()
+
+
 ALGOS = st.sampled_from(sorted(DECLARED))
 
 
 @given(st.data(), ALGOS, st.booleans())
 def test_replies(data: st.DataObject, algo: str, training: bool) -> None:
     content = data.draw(replies(algo, training))
-    taken = take(content, algo, training)
-    event("accepted" if taken else "refused")
-    if taken:
-        assert_proper(content, *taken, algo, training)
-    else:
-        assert_last_reason_is_fit_for_a_log()
+    assert_taken_or_refused(content, algo, training)
 
 
 @given(st.data(), st.sampled_from(["summary", "features"]))
 def test_final_replies_with_what_the_report_may_show(data: st.DataObject, level: str) -> None:
     content = data.draw(replies("fedpcl", False, level))
-    taken = take(content, "fedpcl", False, level)
-    event("accepted" if taken else "refused")
-    if taken:
-        assert_proper(content, *taken, "fedpcl", False, level)
-    else:
-        assert_last_reason_is_fit_for_a_log()
+    assert_taken_or_refused(content, "fedpcl", False, level)
 
 
 def with_bytes(text: bytes, changes: list[tuple[float, int]]) -> bytes:
@@ -287,12 +286,7 @@ def test_replies_with_wrong_bytes(data: st.DataObject, algo: str) -> None:
     except Exception:  # Flower's own refusal
         event("not for Flower")
         return
-    taken = take(read, algo, True)
-    event("accepted" if taken else "refused")
-    if taken:
-        assert_proper(read, *taken, algo, True)
-    else:
-        assert_last_reason_is_fit_for_a_log()
+    assert_taken_or_refused(read, algo, True)
 
 
 PLAUSIBLE: dict[type, st.SearchStrategy[Any]] = {
@@ -307,7 +301,12 @@ PLAUSIBLE: dict[type, st.SearchStrategy[Any]] = {
 def test_introductions(data: st.DataObject) -> None:
     honest = {"name": "north", "partition": 0, "num_partitions": 3, "domain": "", "arch": "cnn4"}
     honest |= {"input_shape": [1, 8, 8], "parameters": 9, "train_samples": 30, "test_samples": 30}
-    values: dict[str, Any] = honest | {"device": "cpu", "classes": list("abcdef"), "holds": [1, 4], "weights": "0f" * 8}
+    values: dict[str, Any] = honest | {
+        "device": "cpu",
+        "classes": list("abcdef"),
+        "present": [1, 4],
+        "weights": "0f" * 8,
+    }
     for key in data.draw(st.lists(st.sampled_from(sorted(SITE)), max_size=2)):
         values[key] = data.draw(PLAUSIBLE[SITE[key]] if data.draw(st.booleans()) else VALUES)
     if data.draw(st.integers(0, 5)) == 0:
@@ -337,8 +336,8 @@ def test_introductions(data: st.DataObject) -> None:
     assert card.name.isascii()
     assert card.name[0].isalnum()
     assert set(card.name) <= {*string.ascii_letters, *string.digits, *"._-"}
-    assert list(card.holds) == sorted({int(label) for label in card.holds})
-    assert all(type(label) is int and 0 <= label < len(card.classes) for label in card.holds)
+    assert list(card.present) == sorted({int(label) for label in card.present})
+    assert all(type(label) is int and 0 <= label < len(card.classes) for label in card.present)
     assert 1 <= len(card.input_shape) <= 8
     assert all(type(size) is int and size > 0 for size in card.input_shape)
 

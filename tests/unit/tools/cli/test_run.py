@@ -55,11 +55,7 @@ def test_a_recipe_with_settings_and_the_settings_win(attempts: list[Attempt]) ->
     words = ["dataset=digits", "partition=iid", "test-from=split", "rounds=3", "--clients", "2", "--gpus", "0.5"]
     assert main(["run", "--recipe", "fedproto-mnist-3way", *words]) == 0
     ((config, federation),) = attempts
-    assert federation == {
-        "num-supernodes": 2,
-        "client-resources-num-cpus": 1,
-        "client-resources-num-gpus": 0.5,
-    }
+    assert federation == {"num-supernodes": 2, "client-resources-num-cpus": 1, "client-resources-num-gpus": 0.5}
     assert (config["rounds"], config["fedproto.distance"]) == (3, "mse")
 
 
