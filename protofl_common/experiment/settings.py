@@ -19,7 +19,7 @@ from protofl_common.config.backbones import EMBEDDED, parse_backbones
 from protofl_common.config.options import Scalar, SettingsError, did_you_mean, keys_of, read_section, unknown_keys
 from protofl_common.config.python_names import is_python_name
 from protofl_common.config.sections import SECTIONS, TRACKERS, Sections
-from protofl_common.experiment.catalog import CATALOG, Algorithm, Hparams
+from protofl_common.experiment.catalog import CATALOG, Algorithm, FedPCLHparams, Hparams
 from protofl_common.experiment.node import NODE_KEYS, REQUIRE_SUMS, instead, is_site, refusals, required_dp
 from protofl_common.experiment.plugins import algorithm_named, read_hparams
 from protofl_common.privacy.plan import Plan, plan_of

@@ -59,10 +59,7 @@ def test_what_is_fitted_on_a_clients_samples_is_refused_or_left_out_under_differ
             Settings.from_run_config(run_config(tmp_path, **SMALL, **{key: value}))
     nodes = [{"partition-id": i, "num-partitions": 2} for i in range(2)]
     scales = {
-        dp: [
-            Client(Context(RUN_ID, 1, node, RecordDict(), run_config(tmp_path, **SMALL | {"dp": dp}))).data.mean
-            for node in nodes
-        ]
+        dp: [client_of(run_config(tmp_path, **SMALL | {"dp": dp}), **node).data.mean for node in nodes]
         for dp in ("none", "sample")
     }
     assert scales["none"][0] != scales["none"][1]
