@@ -1,7 +1,8 @@
 """docs/algorithms/natural.md: clients that are real hospitals, people and cameras, not parts of one data set.
 
-protofl table configs/tables/natural-heart.yaml --data-dir /data --allow-python tests.bench.natural
-python -m tests.bench.natural natural-heart                         # the page's table, of runs/tables/runs
+python -m tests.bench.natural write /data           # /data/heart.npz, heart-own-scale.npz of /data/heart/*.data
+protofl table configs/tables/natural-heart.yaml --data-dir /data
+python -m tests.bench.natural show natural-heart    # the page's table, of runs/tables/runs
 """
 
 from __future__ import annotations
@@ -72,10 +73,15 @@ def with_categories(row: np.ndarray) -> list[float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("table", help="natural-heart, natural-har or natural-office10")
+    parser.add_argument("what", choices=("write", "show"))
+    parser.add_argument("which", help="write: the folder of the data; show: a table of configs/tables, natural-…")
     parser.add_argument("--out", type=Path, default=Path("runs/tables"), help="as of `protofl table`")
     arguments = parser.parse_args()
-    table = read_table(TABLES / f"{arguments.table}.yaml")
+    if arguments.what == "write":
+        for name, made in (("heart", heart), ("heart-own-scale", heart_own_scale)):
+            np.savez(Path(arguments.which) / f"{name}.npz", **made(str(Path(arguments.which) / "heart")))
+        return
+    table = read_table(TABLES / f"{arguments.which}.yaml")
     runs = runs_of(table, arguments.out / "runs")
     first = runs["Local"][0]
     names = dict(sorted(sites(first).items()))
@@ -83,12 +89,12 @@ def main() -> None:
     columns = ["", "accuracy", *metrics, *(names.values() if len(names) <= 4 else ()), "worse off than alone", "bytes"]
     print(f"| {' | '.join(columns)} |\n{'|---' * len(columns)}|")
     for name, folders in runs.items():
-        found, alone = map(last_rows, (folders, runs["Local, own scale" if "own scale" in name else "Local"]))
+        found, alone = last_rows(folders), last_rows(runs["Local"])
         texts = [name, of_seeds([100 * row["accuracy"]["head"]["mean"] for row in found], 1)]
         texts += [of_seeds([row["metrics"][f"head/{metric}"]["mean"] for row in found], 2) for metric in metrics]
         each = [f"{100 * statistics.fmean(accuracies(row)[one] for row in found):.1f}" for one in names]
         pairs = [(accuracies(one)[s], accuracies(two)[s]) for one, two in zip(found, alone, strict=True) for s in names]
-        worse = "–" if name.startswith("Local") else f"{sum(here < there for here, there in pairs)} of {len(pairs)}"
+        worse = "–" if name == "Local" else f"{sum(here < there for here, there in pairs)} of {len(pairs)}"
         texts += [*(each if len(each) <= 4 else ()), worse, human_bytes(statistics.fmean(map(sent, folders)))]
         print(f"| {' | '.join(texts)} |")
 
@@ -105,11 +111,15 @@ def runs_of(table: TableFile, folder: Path) -> dict[str, list[Path]]:
             for _, one in sorted(
                 (found["seed"], one)
                 for one, found in natural
-                if all(found[key] == row[key] for key in ("algo", "dataset"))
+                if found["algo"] == row["algo"] and has_data_of(found, row)
             )
         ]
         for name, row in rows.items()
     }
+
+
+def has_data_of(found: dict[str, Any], row: dict[str, Any]) -> bool:
+    return bool(found["dataset"] == row["dataset"] and Path(found["data-dir"]).name == Path(row["data-dir"]).name)
 
 
 def last_rows(folders: list[Path]) -> list[dict[str, Any]]:
