@@ -1,6 +1,6 @@
 """docs/algorithms/natural.md: clients that are real hospitals, people and cameras, not parts of one data set.
 
-python -m tests.bench.natural write /data           # /data/heart.npz, heart-own-scale.npz of /data/heart/*.data
+python -m tests.bench.natural write /data           # /data/heart.npz of /data/heart/*.data
 protofl table configs/tables/natural-heart.yaml --data-dir /data
 python -m tests.bench.natural show natural-heart    # the page's table, of runs/tables/runs
 """
@@ -44,18 +44,6 @@ def heart(data_dir: str) -> dict[str, Any]:
     return columns | {"inputs": np.array(columns["inputs"], np.float32), "classes": ("healthy", "ill")}
 
 
-def heart_own_scale(data_dir: str) -> dict[str, Any]:
-    """The same, each hospital's columns in deviations from its own training patients: what a site alone can know."""
-    found = heart(data_dir)
-    inputs, client, split = found["inputs"], np.array(found["client"]), np.array(found["split"])
-    for name in HOSPITALS:
-        known = inputs[(client == name) & (split == "train")]
-        spread = known.std(axis=0)
-        inputs[client == name] -= known.mean(axis=0)
-        inputs[client == name] /= np.where(spread > 0, spread, 1)
-    return found
-
-
 def complete_rows(file: Path) -> np.ndarray:
     """[N, 11]: the columns that FLamby keeps and the label, of the rows in which none of them is missing."""
     rows = [line.split(",") for line in file.read_text().split()]
@@ -78,8 +66,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("runs/tables"), help="as of `protofl table`")
     arguments = parser.parse_args()
     if arguments.what == "write":
-        for name, made in (("heart", heart), ("heart-own-scale", heart_own_scale)):
-            np.savez(Path(arguments.which) / f"{name}.npz", **made(str(Path(arguments.which) / "heart")))
+        np.savez(Path(arguments.which) / "heart.npz", **heart(str(Path(arguments.which) / "heart")))
         return
     table = read_table(TABLES / f"{arguments.which}.yaml")
     runs = runs_of(table, arguments.out / "runs")
@@ -119,7 +106,8 @@ def runs_of(table: TableFile, folder: Path) -> dict[str, list[Path]]:
 
 
 def has_data_of(found: dict[str, Any], row: dict[str, Any]) -> bool:
-    return bool(found["dataset"] == row["dataset"] and Path(found["data-dir"]).name == Path(row["data-dir"]).name)
+    same = all(found[key] == row[key] for key in ("dataset", "standardise") if key in row)
+    return same and Path(found["data-dir"]).name == Path(row["data-dir"]).name
 
 
 def last_rows(folders: list[Path]) -> list[dict[str, Any]]:

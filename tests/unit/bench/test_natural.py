@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 from sklearn.model_selection import train_test_split
 
-from tests.bench.natural import HOSPITALS, heart, heart_own_scale
+from tests.bench.natural import HOSPITALS, heart
 
 
 def write(folder: Path, name: str, ill: list[int], gaps: int = 0) -> None:
@@ -38,12 +38,3 @@ def test_categories_become_columns_and_gaps_leave(tmp_path: Path) -> None:
     inputs = heart(str(tmp_path))["inputs"]
     assert inputs.shape == (40, 13)
     assert inputs[5].tolist() == [5, 1, 130, 200, 0, 150, 0, 1.5, 1, 0, 0, 0, 1]  # cp 2 of 1 to 4, restecg 2 of 0 to 2
-
-
-def test_own_scale_is_of_the_hospitals_training_patients(tmp_path: Path) -> None:
-    for name in HOSPITALS:
-        write(tmp_path, name, [0, 1] * 10)
-    found = heart_own_scale(str(tmp_path))
-    known = found["inputs"][(np.array(found["client"]) == "va") & (np.array(found["split"]) == "train")]
-    np.testing.assert_allclose(known[:, 0].mean(), 0, atol=1e-6)
-    np.testing.assert_allclose(known[:, 0].std(), 1, atol=1e-6)
