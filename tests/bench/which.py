@@ -51,6 +51,7 @@ class Point:
     """An algorithm in a situation: accuracies in percent, one per seed; bytes; CPU seconds, in those of Local."""
 
     accuracies: list[float]
+    early: list[float]  # after `EARLY` rounds; empty where a run has fewer
     bytes: float
     cost: float
 
@@ -61,7 +62,8 @@ class Point:
     def __str__(self) -> str:
         count = len(self.accuracies)
         spread = f" ± {statistics.stdev(self.accuracies):.1f}" if count > 1 else ""
-        return f"{self.accuracy:.1f}{spread}" + (f" (n = {count})" if count < SEEDS else "")
+        early = f" ({statistics.fmean(self.early):.1f})" if self.early else ""
+        return f"{self.accuracy:.1f}{spread}{early}" + (f", n = {count}" if count < SEEDS else "")
 
 
 def main() -> None:
@@ -144,6 +146,7 @@ def points_of(situation: str) -> dict[str, Point]:
             continue
         found[name] = Point(
             [float(row["head"] or row["prototype"]) for row in own],
+            [float(row["early"]) for row in own if row["early"]],
             statistics.fmean(int(row["up"]) + int(row["down"]) for row in own),
             statistics.fmean(float(row["seconds"]) / alone[row["seed"]] for row in own),
         )
