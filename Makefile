@@ -32,8 +32,8 @@ table: $(BIN)/.installed  ## a paper's table; make table TABLE=fedtgp-fmnist DAT
 reproduce: $(BIN)/.installed  ## every table for a CPU, in days; start it again to go on; DATA_DIR holds MNIST/raw, office10, …
 	$(BIN)/protofl table $(REPRODUCE:%=configs/tables/%.yaml) --data-dir '$(DATA_DIR)' $(ARGS)
 
-quick: $(BIN)/.installed  ## the unit tests
-	$(BIN)/python -m pytest -n auto --dist worksteal -m 'not system and not long' tests/unit
+quick: $(BIN)/.installed  ## the unit tests, without the algorithms' independent scripts: under a minute on two cores
+	$(BIN)/python -m pytest -n auto --dist worksteal -m 'not system and not long' tests/unit --ignore=tests/unit/reference
 
 test: $(BIN)/.installed  ## unit tests and in-process federations, on all cores: six minutes on two
 	$(BIN)/python -m pytest -n auto --dist worksteal -m 'not system and not long' --durations=15

@@ -21,8 +21,8 @@ from protofl_common.backbones.network import BackboneError
 from protofl_common.basics.text import LONGEST_IN_LOG, is_site_name, printable, without_paths
 from protofl_common.config.options import SettingsError
 from protofl_common.data import DataError
-from protofl_common.experiment.node import is_site, site_name
-from protofl_common.experiment.settings import NODE_KEYS, digest_of, known_keys
+from protofl_common.experiment.node import NODE_KEYS, is_site, site_name
+from protofl_common.experiment.settings import digest_of, known_keys
 from protofl_common.wire.payloads import payload_bytes
 from protofl_common.wire.schema import RefusedMessage
 

@@ -127,7 +127,6 @@ class Client:
 
     @cached_property
     def model(self) -> SplitModel:
-        """A freshly initialised model: everybody's first weights or this site's own (``initial-weights``)."""
         return self.new_model(self.arch, "global" if self.settings.starts_alike else self.name)
 
     def new_model(self, arch: str, owner: str) -> SplitModel:
@@ -149,7 +148,7 @@ class Client:
 
     @cached_property
     def instructions(self) -> Instructions:
-        """Read what is asked for; RefusedMessage for another Flower run, or a round too many."""
+        """Read what the message asks for; RefusedMessage for another Flower run, or a round too many."""
         instructions, rounds = unpack_instructions(self.content), self.settings.run.rounds
         run_history = instructions.run_history
         if instructions.round > rounds:

@@ -100,7 +100,6 @@ def to_device(inputs: np.ndarray, labels: np.ndarray, data: ClientData, device: 
 
 
 def split_unlabelled(inputs: Tensor, labels: Tensor) -> Samples:
-    """Inputs [N + U, …] with their labels, split into the labelled and the `UNLABELLED`."""
     is_known = labels != UNLABELLED
     if bool(is_known.all()):
         return Samples(inputs, labels)

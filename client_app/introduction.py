@@ -15,7 +15,8 @@ from client_app.state import StateError
 from protofl_common.backbones.features import check_images
 from protofl_common.basics.files import digest, make_private
 from protofl_common.config.options import SettingsError
-from protofl_common.experiment.settings import own_division
+from protofl_common.experiment.node import own_division
+from protofl_common.experiment.settings import default_run_config
 from protofl_common.models.build import check_model
 from protofl_common.wire.records import SiteCard, check_settings
 
@@ -27,7 +28,7 @@ def introduction(message: Message, context: Context) -> SiteCard:
     client = Client(context, message)
     check_settings(message.content, client.settings.digest)
     if client.node.has_own_data:
-        own, asked = own_division(context.node_config), context.run_config
+        own, asked = own_division(context.node_config, default_run_config()), context.run_config
         ignored = ", ".join(["seed", *(key for key, value in own.items() if asked.get(key) != value)])
         log("INFO", f"run {client.run_id}: this site divides its own data; the run's {ignored} do not act on that")
     _check_storage(client)
@@ -53,7 +54,7 @@ def card_of(client: Client, parameters: int, weights: str) -> SiteCard:
         train_samples=client.stated_samples,
         test_samples=0 if hidden else len(data.test_labels),
         classes=data.classes,
-        holds=_classes_present(client) if tells and not hidden else (),
+        present=_classes_present(client) if tells and not hidden else (),
         weights=weights,
         device=str(client.device),
         found=0 if hidden else data.found,

@@ -176,7 +176,6 @@ def in_round(settings: Settings, number: int) -> TrainingSettings:
 
 
 def make_optimizer(modules: Sequence[nn.Module], settings: TrainingSettings) -> torch.optim.Optimizer:
-    """The optimizer of the settings, over the parameters of ``modules`` that train."""
     _without_compiler()
     parameters = [parameter for module in modules for parameter in module.parameters() if parameter.requires_grad]
     if settings.optimizer == "adam":

@@ -18,7 +18,7 @@ from server_app.callbacks import callbacks_of
 from server_app.callbacks.base import Callback, Run
 from server_app.callbacks.metrics import row_of
 from server_app.callbacks.screen import conclude, draw
-from server_app.callbacks.stopping import Budget
+from server_app.callbacks.stopping import epsilon_spent
 from server_app.checkpoint import alone_in, check_free, checkpoints, is_complete, starting_point
 from server_app.log import logged, say
 from server_app.network.exchange import MessageExchange
@@ -103,21 +103,9 @@ def run_rounds(run: Run, callbacks: list[Callback]) -> None:
     """All rounds that are left and the final evaluation; FederationError when several in a row changed nothing."""
     federation, strategy, wanted = run.federation, run.strategy, run.settings.run
     run.exchange = exchange = MessageExchange(federation, run.folder.name)
-    budget = Budget(federation, run.start.run_history)
-    callbacks = [*callbacks, budget]
     say(f"{strategy.row.title} ({strategy.row.paper})")
     for callback in callbacks:
         callback.on_start(run)
-
-    def report(result: RoundResult, start: float) -> RoundRow:
-        result.late, result.waited = exchange.late, exchange.waited
-        result.epsilon = budget.spent(result.number, result.final)
-        result.seconds = {"total": time.monotonic() - start, **result.seconds}
-        row = row_of(result, strategy)
-        for callback in callbacks:
-            callback.on_round(run, row, result)
-        return row
-
     last, idle = run.start.round, 0
     for number in range(last + 1, wanted.rounds + 1):
         start = time.monotonic()
@@ -128,13 +116,13 @@ def run_rounds(run: Run, callbacks: list[Callback]) -> None:
         more = {name: record for callback in callbacks for name, record in callback.records(run).items()}
         result, last = train_round(strategy, number, exchange, more), number
         federation.note_silence(number, (), exchange.late)
-        report(result, start)
+        reported(run, callbacks, result, start)
         idle = idle + 1 if result.not_merged else 0
         if idle == MOST_IDLE_ROUNDS:
             few = f"{idle} rounds in a row changed nothing: {result.not_merged}"
             raise FederationError(f"{few}; see {run.folder}, where resume.toml lets it go on")
     if not any(row["valid"] for row in run.rows):
-        raise FederationError("no client has sent one valid reply: nothing was learnt; the lines above say why")
+        raise FederationError("no client has sent one valid reply: nothing was merged; the lines above say why")
     start = time.monotonic()
     federation.await_sites()
     result = final_evaluation(strategy, last, exchange)
@@ -142,6 +130,17 @@ def run_rounds(run: Run, callbacks: list[Callback]) -> None:
         lost = [f"{site}: {reason}" for site, reason in (result.failed | result.refused).items()]
         why = "; ".join([*filter(None, [result.not_merged]), *lost]) or "silence"
         raise FederationError(f"no valid reply to the final evaluation ({why}); resume.toml repeats it")
-    row = report(result, start)
+    row = reported(run, callbacks, result, start)
     for callback in callbacks:
         callback.on_end(run, row, result)
+
+
+def reported(run: Run, callbacks: list[Callback], result: RoundResult, start: float) -> RoundRow:
+    """Hand the result of an exchange that began at ``start`` to the callbacks; its line of ``metrics.jsonl``."""
+    result.late, result.waited = run.exchange.late, run.exchange.waited
+    result.epsilon = epsilon_spent(run, result.number, result.final)
+    result.seconds = {"total": time.monotonic() - start, **result.seconds}
+    row = row_of(result, run.strategy)
+    for callback in callbacks:
+        callback.on_round(run, row, result)
+    return row

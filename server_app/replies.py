@@ -94,12 +94,12 @@ def _check_entry(value: Value, report: Report, card: SiteCard) -> None:
         case Prototypes():
             if len(value) > report.train_samples:
                 raise RefusedMessage(f"{len(value)} prototypes of {report.train_samples} training samples")
-            if alien := sorted(set(value.labels.tolist()) - set(card.holds)):
+            if alien := sorted(set(value.labels.tolist()) - set(card.present)):
                 names = ", ".join(card.classes[label] for label in alien[:3])
                 raise RefusedMessage(f"a prototype of a class that it did not declare when it joined: {names}")
             _check_counts("counts", value.counts, report.train_samples)
         case Tensor():
-            if not set(value.nonzero().flatten().tolist()) <= set(card.holds):
+            if not set(value.nonzero().flatten().tolist()) <= set(card.present):
                 raise RefusedMessage("samples of a class that it did not declare when it joined")
             _check_counts("counts", value, report.train_samples)
         case ClientStatistics():

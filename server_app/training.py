@@ -63,7 +63,6 @@ def train(
 
 @contextmanager
 def threads_for(multiplications: int) -> Iterator[None]:
-    """One thread while this lasts, for a forward pass of less than `SMALL_STEP`."""
     before = torch.get_num_threads()
     torch.set_num_threads(1 if multiplications < SMALL_STEP else before)
     try:

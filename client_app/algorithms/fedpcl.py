@@ -79,7 +79,6 @@ class FedPCL(ClientAlgorithm[FedPCLHparams]):
         }
 
     def features(self, data: Samples) -> Tensor:
-        """z [N, D] of ``data``, of unit length, on the CPU."""
         return normalize(super().features(data), dim=1)
 
     def _table(self, sets: tuple[Prototypes, ...]) -> tuple[Tensor, Tensor]:

@@ -21,7 +21,6 @@ def names(settings: Settings, is_site: bool) -> str:
 
 
 def protections_of(client: Client) -> list[Protection]:
-    """Return the protections that act on this client's messages."""
     return [kind(client) for kind in PROTECTIONS if kind.acts(client.settings, client.node.is_site)]
 
 

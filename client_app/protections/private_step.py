@@ -63,7 +63,6 @@ class PrivateStep(Step):
             yield data.batch(rows, generator)
 
     def __call__(self, inputs: Tensor, labels: Tensor, index: Tensor) -> LossTerms:
-        """Update the weights; the terms of the batch, which stay here."""
         before = {name: value.clone() for name, value in self.alone.named_buffers()}
         terms = self.terms(self.model, inputs, labels, index)
         if changed := [name for name, value in self.alone.named_buffers() if not torch.equal(value, before[name])]:

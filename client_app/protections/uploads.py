@@ -88,7 +88,6 @@ class PaperNoise(Protection):
         return step if plan is None else PrivateStep.of(step, plan)
 
     def upload(self, upload: Payload) -> Payload:
-        """Add noise to all prototypes."""
         kind = self.client.settings.noise.prototype_noise
         if kind == "none":
             return upload

@@ -26,13 +26,7 @@ _memory: dict[str, Tensor] = {}  # the one used last stands last
 
 
 def cached_features(images: Inputs, names: Sequence[str], device: torch.device, cache_dir: Path, key: str) -> Tensor:
-    """`extract_features`, computed once and then read from ``cache_dir``; treat the result as read-only.
-
-    The entry's name is ``key`` (for people: say whose images they are) and a hash of the images' bytes, of the
-    backbones' names and weights, and of the kind of device. A file that is damaged is made anew.
-
-    BackboneError when a backbone cannot be had. DataError when the cache folder cannot be written.
-    """
+    """`extract_features`, made once, then read from ``cache_dir``: read-only. BackboneError or DataError."""
     backbones = [load_backbone(name, device) for name in names]
     content = hashlib.sha256(np.ascontiguousarray(images).data).hexdigest()
     entry = digest(FORMAT, content, images.shape, [backbone.identity for backbone in backbones], device.type)

@@ -29,11 +29,7 @@ IMAGENET = 224, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # size, mean, std 
 
 @lru_cache(maxsize=16)
 def load_backbone(name: str, device: torch.device) -> Backbone:
-    """The backbone called ``name``, its network on ``device``, in evaluation mode and without gradients.
-
-    Loaded once per process and device. ValueError for a name that is none. BackboneError when its weights or its
-    package cannot be had.
-    """
+    """The frozen backbone; ValueError for a wrong name, BackboneError where its weights or its package are missing."""
     parsed = parse_name(name)
     others = {"torchvision": _from_torchvision, "timm": _from_timm, "file": _from_file}
     read = _small if parsed.kind == "embedded" or (parsed.kind, parsed.arch) == ("file", SMALL) else others[parsed.kind]

@@ -32,8 +32,6 @@ class SmallResNet(nn.Module):
 
 
 class _Block(nn.Module):
-    """The basic block with stride 2: two 3×3 convolutions beside a 1×1 one."""
-
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__()
         self.first = _Convolution(inputs, outputs, kernel=3, stride=2)

@@ -23,16 +23,13 @@ def code_version() -> str:
 
 @cache
 def commit() -> str:
-    """Git's short name of the commit, with ``-dirty`` where files differ from it; "none" outside of a repository.
-
-    So it is for a run by Flower, which runs a copy of the code.
-    """
+    """Git's name, ``-dirty`` where files differ; "none" outside a repository, as in the copy that Flower runs."""
     command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--exclude=*"]
     try:
-        found = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
+        described = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return "none"
-    return found.stdout.strip() if found.returncode == 0 and (ROOT / ".git").exists() else "none"
+    return described.stdout.strip() if described.returncode == 0 and (ROOT / ".git").exists() else "none"
 
 
 def machine() -> str:
@@ -41,6 +38,5 @@ def machine() -> str:
 
     gigabytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9
     gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
-    return ", ".join(
-        [f"{platform.system()} {platform.machine()}", f"{os.cpu_count()} CPUs", f"{gigabytes:.0f} GB", *gpus]
-    )
+    system = f"{platform.system()} {platform.machine()}"
+    return ", ".join([system, f"{os.cpu_count()} CPUs", f"{gigabytes:.0f} GB", *gpus])

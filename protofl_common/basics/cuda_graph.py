@@ -26,10 +26,7 @@ Function = Callable[..., Results]
 
 
 class Replayed:
-    """``function`` of tensors, to be called in its place; its results are overwritten by the next call.
-
-    Inputs of other shapes are recorded by themselves.
-    """
+    """``function`` of tensors, recorded for each shape of its inputs; the next call overwrites its results."""
 
     def __init__(self, function: Function) -> None:
         self.function = function
@@ -37,17 +34,17 @@ class Replayed:
         self.recorded: dict[tuple[torch.Size, ...], tuple[tuple[Tensor, ...], Results, Callable[[], None]]] = {}
 
     def __call__(self, *inputs: Tensor) -> Results:
-        shapes = tuple(one.shape for one in inputs)
+        shapes = tuple(value.shape for value in inputs)
         if shapes in self.recorded:
             places, results, replay = self.recorded[shapes]
-            for place, one in zip(places, inputs, strict=True):
-                place.copy_(one)
+            for place, value in zip(places, inputs, strict=True):
+                place.copy_(value)
             replay()
             return results
         self.calls[shapes] += 1
         if self.calls[shapes] <= WARM_UP:
             return self._detached(*inputs)
-        places = tuple(one.clone() for one in inputs)
+        places = tuple(value.clone() for value in inputs)
         results, replay = record(partial(self._detached, *places))
         self.recorded[shapes] = places, results, replay
         return results
@@ -57,10 +54,7 @@ class Replayed:
 
 
 def record(call: Callable[[], Results]) -> tuple[Results, Callable[[], None]]:
-    """Make ``call`` once, as a CUDA graph: its results, and what makes it again and overwrites them.
-
-    On a stream other than the default one, on which whatever it needs has been made.
-    """
+    """Make ``call`` once, as a CUDA graph on a stream of its own: its results, and what makes it again."""
     graph = torch.cuda.CUDAGraph()
     collects = gc.isenabled()
     gc.disable()  # what it frees meanwhile would break the recording

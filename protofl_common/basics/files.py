@@ -42,8 +42,8 @@ def replacing(path: Path, *, private: bool = False) -> Iterator[Path]:
 
 def make_private(folder: Path) -> None:
     """Make ``folder`` and what is missing above it, for this user only; folders that are there stay as they are."""
-    for one in reversed([one for one in (folder, *folder.parents) if not one.exists()]):
-        one.mkdir(mode=0o700, exist_ok=True)
+    for missing in reversed([missing for missing in (folder, *folder.parents) if not missing.exists()]):
+        missing.mkdir(mode=0o700, exist_ok=True)
 
 
 def write_text(path: Path, text: str) -> None:
@@ -70,10 +70,7 @@ def remove(path: Path) -> None:
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Keep other processes from writing ``path`` meanwhile; the system frees the lock when this process dies.
-
-    Temporary files that a killed process left beside ``path`` are removed. OSError where its folder cannot be written.
-    """
+    """Let one process write ``path``, until it dies, and remove leftovers of another; OSError for a closed folder."""
     from filelock import FileLock
 
     make_private(path.parent)

@@ -4,9 +4,6 @@ import hashlib
 
 
 def derive_seed(seed: int, *purpose: str | int) -> int:
-    """A seed in [0, 2⁶³) for one purpose, e.g. ``derive_seed(42, "train", "site-3", 7)``.
-
-    Independent of Python's hash randomisation, of the machine and of the order in which clients are served.
-    """
+    """A seed in [0, 2⁶³) for one purpose, the same on every machine: ``derive_seed(42, "train", "site-3", 7)``."""
     text = "\x1f".join([str(seed), *map(str, purpose)])
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1

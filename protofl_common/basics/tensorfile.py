@@ -1,7 +1,4 @@
-"""Tensors in a file that is written whole or not at all, and an optimizer as tensors.
-
-A checksum stands among the facts of a file: a disk that changes a bit of it is noticed when it is read.
-"""
+"""Tensors in a file written whole or not at all, with a checksum against damage; an optimizer as tensors."""
 
 import hashlib
 import json
@@ -34,17 +31,14 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str,
 
 
 def read_tensors(path: Path, device: torch.device) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """The tensors of a file and the facts beside them; TensorFileError if it is damaged or missing.
-
-    A file without a checksum is of an older version, or of somebody else, and is taken as it is.
-    """
+    """The tensors of a file, and its facts; TensorFileError if it is damaged (old ones have no checksum) or missing."""
     try:
         with safe_open(path, framework="pt") as file:
             tensors, facts = {name: file.get_tensor(name) for name in file.keys()}, dict(file.metadata() or {})  # noqa: SIM118
     except (OSError, SafetensorError) as error:
         raise TensorFileError(f"{path} cannot be read ({error})") from error
-    said = facts.pop(CHECKSUM, None)
-    if said is not None and said != checksum(tensors, facts):
+    stored = facts.pop(CHECKSUM, None)
+    if stored is not None and stored != checksum(tensors, facts):
         raise TensorFileError(f"{path} is damaged: its content does not have its checksum")
     return {name: value.to(device) for name, value in tensors.items()}, facts
 

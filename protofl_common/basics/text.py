@@ -34,7 +34,7 @@ def in_markdown(text: object) -> str:
 
 def numbered(name: str, names: Iterable[str]) -> list[str]:
     """List those of ``names`` that are ``name`` and the number of a Flower run, as folders of runs at a site."""
-    return [one for one in names if re.fullmatch(re.escape(name) + r"-\d+", one)]
+    return [entry for entry in names if re.fullmatch(re.escape(name) + r"-\d+", entry)]
 
 
 def is_plain_name(text: str) -> bool:

@@ -51,10 +51,7 @@ def parse_name(name: str) -> BackboneName:
 
 
 def is_allowed(name: str, permitted: str) -> bool:
-    """Return whether a site with ``allow-backbones = permitted`` takes the backbone ``name``; always if it is embedded.
-
-    An entry of ``permitted`` that ends in ``:`` or ``/`` stands for all names that begin with it.
-    """
+    """Return whether a site takes the backbone; an entry that ends in ``:`` or ``/`` permits all that begin with it."""
     if ":" not in name:
         return True
     entries = [entry.strip() for entry in permitted.split(",")]

@@ -13,6 +13,7 @@ from functools import cache
 from typing import Any, Literal, TypeVar, get_type_hints
 
 Scalar = bool | int | float | str
+Config = dict[str, Scalar]  # a flat configuration: of a run, or of its federation
 Section = TypeVar("Section")
 Affects = Literal["result", "data", "name", "machine", "waiting", "display"]
 """What a setting changes: the result; the samples themselves, but not how they are divided; the name and place of the
@@ -79,14 +80,13 @@ def read_section(
 
 @cache
 def _types_of(section: type) -> dict[str, Any]:
-    """The types of the fields; reading the annotations takes longer than all checks."""
     return get_type_hints(section)
 
 
-def unknown_keys(config: Mapping[str, Scalar], known: Iterable[str]) -> list[str]:
+def unknown_keys(config: Mapping[str, Scalar], legal: Iterable[str]) -> list[str]:
     """A line for each key of ``config`` that is not known, with the nearest that is."""
-    known = dict.fromkeys(known)
-    return [f"{key}: unknown key{_nearest(key, list(known))}" for key in config if key not in known]
+    legal = dict.fromkeys(legal)
+    return [f"{key}: unknown key{_nearest(key, list(legal))}" for key in config if key not in legal]
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
@@ -123,9 +123,9 @@ def _not_among_choices(value: Scalar, legal: Mapping[str, Any]) -> str:
     if not wrong:
         return ""
     which = f"{wrong[0]!r}: " if len(parts) > 1 else ""
-    known = ", ".join(choice or repr("") for choice in choices)
+    listed = ", ".join(choice or repr("") for choice in choices)
     other = f", or {legal['or_words']}" if pattern else ""
-    return f"{which}choose one of {known}{other}{did_you_mean(str(wrong[0]), choices)}"
+    return f"{which}choose one of {listed}{other}{did_you_mean(str(wrong[0]), choices)}"
 
 
 def _in_range(value: float, legal: Mapping[str, Any]) -> bool:

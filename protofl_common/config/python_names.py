@@ -71,9 +71,9 @@ def load(name: str, what: str) -> Any:
         raise SettingsError(f"{what} = {name!r}: {module_name} cannot be imported ({reason}); {hint}") from error
     if not hasattr(module, attribute):
         raise SettingsError(f"{what} = {name!r}: {module_name} has no {attribute}")
-    found = getattr(module, attribute)
-    home = str(getattr(found, "__module__", ""))
+    loaded = getattr(module, attribute)
+    home = str(getattr(loaded, "__module__", ""))
     if not is_inside(home, _ALLOWED.get()):
         where = f"; it lies in {home}" if home else ""
         raise SettingsError(f"{what} = {name!r}: it is no function or class of {module_name}{where}")
-    return found
+    return loaded

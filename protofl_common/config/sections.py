@@ -1,7 +1,4 @@
-"""The settings of a run that no algorithm owns: a frozen dataclass per section, with the legal values of each key.
-
-This folder imports nothing else of the project. What values must mean together is checked in `experiment/settings.py`.
-"""
+"""The settings of a run that no algorithm owns: a frozen dataclass per section, with each key's legal values."""
 
 import re
 from collections.abc import Mapping

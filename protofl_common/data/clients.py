@@ -93,11 +93,7 @@ class ShareCounts:
 def counts_of_shares(
     settings: DataSettings, *, seed: int, chosen: Iterable[int], clients: int
 ) -> dict[int, ShareCounts]:
-    """The shares of the ``chosen`` ones of ``clients`` clients; training samples count, labelled or not.
-
-    The settings alone determine the division, so every machine that has the data set can see it: no client sends
-    anything. {} where the cache of this machine does not have the data set, or nothing is divided (partition ``own``).
-    """
+    """The shares of the ``chosen``, which settings alone determine; {} without the data set here, or by ``own``."""
     data = data_if_cached(settings) if settings.partition != "own" else None
     if data is None:
         return {}
@@ -110,10 +106,7 @@ def counts_of_shares(
 
 
 def hide_labels(labels: Ints, rate: float, rng: Generator) -> Ints:
-    """``labels`` int64 [n] with those of a random ``rate`` of every class, at least one; others: `UNLABELLED`.
-
-    The same generator state hides nested sets: a sample labelled at a rate is labelled at every larger one.
-    """
+    """Hide all labels but a random ``rate`` of every class, at least one; a larger rate hides a subset of these."""
     if rate >= 1:
         return labels
     hidden = np.full_like(labels, UNLABELLED)
@@ -124,7 +117,7 @@ def hide_labels(labels: Ints, rate: float, rng: Generator) -> Ints:
 
 
 def _fitted(data: StoredData, settings: DataSettings, rows: Ints) -> tuple[Floats, Floats, Floats]:
-    """What stands in the place of missing values, the mean and the deviation, all made of these ``rows``."""
+    """Return what stands in the place of missing values, the mean and the deviation, all made of these ``rows``."""
     if settings.standardise == "auto" and are_images(data.inputs):
         return (), data.mean, data.std
     fill, inputs = Floats(), _rows(data.inputs, rows)
@@ -145,6 +138,5 @@ def _rows(array: NDArray[Any], rows: Ints, fill: Sequence[float] = ()) -> NDArra
 
 
 def _domain_of(data: StoredData, rows: Ints) -> str:
-    """The domain of these rows; "" where the data have none, or the rows are of several."""
     present = np.unique(np.asarray(data.domains)[rows])
     return data.domain_names[present[0]] if data.domain_names and len(present) == 1 else ""

@@ -123,9 +123,9 @@ def read_digit5(settings: DataSettings) -> RawData:
 
 def _mnist_m(*paths: Path) -> RawData:
     """Two folders, and a list of the files of each, ``00000000.png 5`` (Ganin et al., JMLR 2016)."""
-    rows = [(part, *line.split()) for part in (0, 1) for line in paths[2 + part].read_text().splitlines()]
-    images = np.stack([read_image(paths[part] / name, 32) for part, name, _ in rows])
-    labels, split = [int(label) for *_, label in rows], [part for part, *_ in rows]
+    rows = [(part, line.split()) for part in (0, 1) for line in paths[2 + part].read_text().splitlines()]
+    images = np.stack([read_image(paths[part] / name, 32) for part, (name, _) in rows])
+    labels, split = [int(label) for _, (_, label) in rows], [part for part, _ in rows]
     return from_arrays({"inputs": images, "labels": labels, "split": split}, str(paths[0].parent))
 
 
@@ -215,7 +215,6 @@ DOMAINS: dict[str, tuple[Look, int, str]] = {
 
 
 def _scanned(scan: Ink, rng: np.random.Generator) -> Ink:
-    """A scanned digit [8, 8] enlarged to about 24 pixels, a little turned and shifted."""
     from PIL import Image
 
     side = int(rng.integers(22, 27))
@@ -226,7 +225,6 @@ def _scanned(scan: Ink, rng: np.random.Generator) -> Ink:
 
 
 def _printed(digit: int, fonts: str, rng: np.random.Generator) -> Ink:
-    """A digit set in one of ``fonts`` at 19 to 26 pixels, a little turned and shifted."""
     import matplotlib
     from PIL import Image, ImageDraw, ImageFont
 

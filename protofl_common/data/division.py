@@ -70,10 +70,7 @@ def _opened(file: Path, client: int) -> Share | None:
 
 
 def _write(file: Path, shares: list[Share]) -> None:
-    """Write where each client's parts begin and end, and all parts; the caller holds the lock of the data.
-
-    Rows that all clients have in common are written once.
-    """
+    """Write where parts begin and end, and the parts, common ones once; the caller holds the lock of the data."""
     parts_of = [[getattr(share, name) for name in PARTS] for share in shares]
     distinct = {id(part): part for parts in parts_of for part in parts}
     ends = np.cumsum([2 * len(PARTS) * len(shares), *(len(part) for part in distinct.values())])
@@ -94,8 +91,6 @@ def divide(data: StoredData, settings: DataSettings, *, seed: int, clients: int,
 
 
 class _Division:
-    """A data set with the settings of its division, and a random stream for each purpose and client."""
-
     def __init__(self, data: StoredData, settings: DataSettings, seed: int, domain: str) -> None:
         self.data, self.seed, self.domain = data, seed, domain
         self.settings = replace(settings, clients_per_domain="") if domain else settings
@@ -149,9 +144,7 @@ class _Division:
                 "'client', or choose another partition"
             )
         if settings.test_from.startswith("official") and not (self.official == 1).any():
-            raise DataError(
-                f"test-from = {settings.test_from!r}: the data mark no test samples; use 'split' or 'balanced'"
-            )
+            raise DataError(f"test-from = {settings.test_from!r}: the data mark no test samples; use split or balanced")
         return pool
 
     def _for_training(self, pool: Pool) -> NDArray[np.bool_] | None:
@@ -173,10 +166,7 @@ class _Division:
         return for_training
 
     def _share(self, client: int, pool: Pool, dealt: Ints, tests: Ints) -> Share:
-        """The rows of a client with these positions in the pool; ``tests``: rows that nobody trains on.
-
-        Where the share itself is split, training samples beyond ``train-samples`` are used for testing.
-        """
+        """The client's rows; of a share that is split, training samples above ``train-samples`` are for testing."""
         settings, labels, rng = self.settings, self.labels, self.random("share", client, self.domain)
         positions = dealt[~self.marked[pool.rows[dealt]]]
         train = pool.rows[positions]
@@ -229,10 +219,7 @@ class _Division:
         return tests
 
     def _validated(self, client: int, train: Ints, rows: Ints) -> tuple[Ints, Ints]:
-        """Training and validation rows: the marked ones of its ``rows``, else ``validation-fraction`` of training.
-
-        Where the official test part is common to the clients, or they may share samples, so is the marked part.
-        """
+        """Training and validation rows: the marked ones, common where shares are, else ``validation-fraction``."""
         settings, labels = self.settings, self.labels
         if self.marked.any():
             marked = rows[self.marked[rows]]

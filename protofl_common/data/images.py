@@ -94,10 +94,7 @@ def image_files(folder: Path) -> list[Path]:
 
 
 def read_images(files: Sequence[Path], size: int, cache: Path) -> Images:
-    """uint8 [N, 3, size, size], each as `read_image` reads it, in a nameless file in the cache, not in memory.
-
-    DataError for the first file that cannot be read, OSError when the cache has no room.
-    """
+    """uint8 [N, 3, size, size], in a nameless file in the cache; DataError for a bad file, OSError without room."""
     images = _on_disk((len(files), 3, size, size), cache)
 
     def decode(row: int) -> None:

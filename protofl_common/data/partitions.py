@@ -5,6 +5,7 @@ client the positions (int64) of its share in the pool. Shares are disjoint, exce
 The same generator state gives the same shares.
 """
 
+import math
 from collections.abc import Callable, Iterator
 from itertools import cycle, islice
 
@@ -40,33 +41,21 @@ def natural(pool: Pool, clients: int) -> Shares:
 
 
 def dirichlet(pool: Pool, clients: int, rng: Generator, alpha: float) -> Shares:
-    """Deal the same shares as Flower's ``DirichletPartitioner``, with at least 10 samples each.
-
-    A fifth of an equal share is enough where that is less, but not below 2 samples.
-    """
+    """Flower's ``DirichletPartitioner``: at least 10 samples each, or a fifth of an equal share, or 2."""
     size = len(pool.rows)
     least = min(10, max(2, size // (5 * clients)), size // clients)
     return _dirichlet(pool, clients, np.random.default_rng(int(rng.integers(2**31))), alpha, least)
 
 
 def balanced_dirichlet(pool: Pool, clients: int, rng: Generator, alpha: float) -> Shares:
-    """Deal the same shares as PFLlib's generator: a client with an equal share or more gets nothing of further classes.
-
-    At least 40 samples each; half of an equal share is enough where that is less, but not below 2 samples.
-    """
+    """PFLlib's: who has an equal share gets no further class; at least 40 samples, or half of such a share, or 2."""
     size = len(pool.rows)
     least = min(40, max(2, size // (2 * clients)), size // clients)
     return _dirichlet(pool, clients, rng, alpha, least, full=size / clients)
 
 
-def _dirichlet(
-    pool: Pool, clients: int, rng: Generator, alpha: float, least: int, full: float = float("inf")
-) -> Shares:
-    """Shares of ``least`` samples or more each, shuffled; a client of ``full`` samples gets no further class.
-
-    When `TRIES` draws have failed, as they all do with hundreds of clients and a small alpha, the richest clients of
-    the last one fill up the poorest.
-    """
+def _dirichlet(pool: Pool, clients: int, rng: Generator, alpha: float, least: int, full: float = math.inf) -> Shares:
+    """Shares of at least ``least`` samples; after `TRIES` draws in vain the richest clients fill up the poorest."""
     decks = [np.flatnonzero(pool.labels == label) for label in np.unique(pool.labels)]
     sizes = [len(deck) for deck in decks]
     for _ in range(TRIES):
@@ -89,7 +78,7 @@ def _counts_drawn(sizes: list[int], alpha_N: Floats, rng: Generator, full: float
     total_N = np.zeros(len(alpha_N), dtype=np.int64)
     for size in sizes:
         proportions_N = rng.dirichlet(alpha_N)
-        if full < float("inf"):
+        if full < math.inf:
             proportions_N = np.maximum(proportions_N, TINY) * (total_N < full)
             proportions_N /= proportions_N.sum()
         cuts = (np.cumsum(proportions_N) * size).astype(np.int64)[:-1]
@@ -100,11 +89,7 @@ def _counts_drawn(sizes: list[int], alpha_N: Floats, rng: Generator, full: float
 
 
 def _filled_up(counts_CN: Ints, drawn_CN: Floats, least: int) -> Ints:
-    """The counts after clients with fewer than ``least`` samples have been given what they lack.
-
-    Sample by sample, each gets the class that it lacks most by the proportions drawn for it, from the client that has
-    most of that class; nobody gives below ``least``.
-    """
+    """Give poor clients, one by one, samples of the class that they lack most, from who has and can spare most."""
     counts_CN = counts_CN.copy()
     sizes_N = counts_CN.sum(0)
     spare_CN = counts_CN * (sizes_N > least)
@@ -187,17 +172,12 @@ def n_way_k_shot(
 
 
 def _deal(deck: tuple[Iterator[int], int], count: int) -> list[int]:
-    """``count`` different samples of a deck without end, or all of them when there are fewer."""
     samples, size = deck
     return list(islice(samples, min(count, size)))
 
 
 def label_shift(pool: Pool, clients: int, rng: Generator, alpha: float) -> Shares:
-    """Shares of equal size, whatever the domain, with class proportions from Dir(alpha) for each client.
-
-    Clients draw one after the other without replacement; for a class that has run out, the client's other classes
-    step in (Hsu et al., 2019, arXiv:1909.06335), so the last clients get what is left.
-    """
+    """Equal sizes in proportions from Dir(alpha) (Hsu et al., arXiv:1909.06335); the last get what is left."""
     decks = by_class(pool.labels, rng)
     left = np.array([len(deck) for deck in decks])
     shares = []
@@ -225,11 +205,7 @@ def _drawn(proportions: Floats, left: Ints, size: int, rng: Generator) -> Ints:
 def feature_shift(
     pool: Pool, clients: int, rng: Generator, clients_per_domain: str, partition: str = "feature-shift"
 ) -> Shares:
-    """One domain per client; a domain is divided evenly, class by class, among its clients.
-
-    Client i has domain i mod n, or the domains' numbers of clients are those of ``clients_per_domain``. Errors name
-    ``partition``.
-    """
+    """One domain per client, divided evenly: i mod n, or by ``clients_per_domain``. Errors name ``partition``."""
     domains = np.array(_domain_of_clients(clients_per_domain, pool.domain_names, clients))
     shares = [np.empty(0, dtype=np.int64)] * clients
     for domain in np.unique(domains):

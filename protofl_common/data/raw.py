@@ -135,7 +135,6 @@ def _check_none_missing(column: NDArray[Any], key: str, where: str, place: Place
 
 
 def _class_array(value: Any, where: str) -> tuple[str, ...]:
-    """The names in the array ``classes``, where there is one; DataError if they are no different names."""
     if value is None:
         return ()
     names = () if isinstance(value, str | bytes) else tuple(map(str, value))
@@ -240,10 +239,7 @@ def _stretched(images: Images, side: int) -> Images:
 
 
 def normalised(inputs: Inputs, mean: Sequence[float], std: Sequence[float], device: torch.device) -> torch.Tensor:
-    """Inputs for models, of the same shape: float32 (x − mean) / std per channel or feature, or int64 tokens.
-
-    Bytes are scaled to [0, 1] first. Without ``mean`` and ``std`` the inputs are tokens, which stay as they are.
-    """
+    """float32 (x − mean) / std per channel or feature, bytes scaled to [0, 1] first; without ``mean`` int64 tokens."""
     import torch
 
     if not mean:
@@ -258,10 +254,7 @@ def normalised(inputs: Inputs, mean: Sequence[float], std: Sequence[float], devi
 
 
 def statistics(inputs: Inputs) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and standard deviation that `normalised` takes: of each channel or feature (axis 1); () for tokens.
-
-    Of images scaled to [0, 1]. A deviation of 0 becomes 1.
-    """
+    """Mean and deviation, 1 in the place of 0, of each channel (in [0, 1]) or feature, axis 1; () for tokens."""
     if are_images(inputs):
         mean, std = _channel_statistics(inputs)
     elif np.issubdtype(inputs.dtype, np.floating):

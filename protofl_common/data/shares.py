@@ -68,10 +68,7 @@ def split(labels: Ints, train_fraction: float, rng: Generator) -> tuple[Ints, In
 
 
 def set_aside(labels: Ints, fraction: float, rng: Generator) -> tuple[Ints, Ints]:
-    """Positions that stay, and ``fraction`` of all, rounded, in about the class proportions; both in rising order.
-
-    At least one sample of each class stays, so fewer are set aside, or none, where there are few.
-    """
+    """Positions that stay and about ``fraction`` of each class that go, in rising order; one of each class stays."""
     spare = np.sort(np.concatenate([positions[1:] for positions in by_class(labels, rng)]))
     wanted = min(round(fraction * len(labels)), len(spare))
     aside = spare[proportional(labels[spare], wanted, rng)[0]] if wanted else spare[:0]

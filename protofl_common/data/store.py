@@ -73,10 +73,7 @@ def cached(entry: Path, lock: Path, open_it: Callable[[], T | None], build: Call
 
 @lru_cache(maxsize=64)
 def data_key(settings: DataSettings) -> str:
-    """The name of the data set's cache entry.
-
-    The files are listed once per process: a process does not notice that a folder changes while it runs.
-    """
+    """The name of the cache entry. Files are listed once per process, which so notices no later change of them."""
     locate = source_of(settings.dataset).locate
     listing = [_listing(path) for path in locate(settings)] if locate else []
     made_by = [version(package) for package in MADE_BY]
@@ -87,7 +84,6 @@ def data_key(settings: DataSettings) -> str:
 
 
 def _listing(path: Path) -> list[tuple[str, int, int]]:
-    """Path, size and time of change of ``path`` and of every file below it, sorted."""
     files = [path] if path.is_file() else []
     for folder, subfolders, names in os.walk(path, followlinks=True):
         subfolders.sort()
@@ -96,7 +92,6 @@ def _listing(path: Path) -> list[tuple[str, int, int]]:
 
 
 def _opened(folder: Path) -> StoredData | None:
-    """The cache entry; None when there is none or it is damaged."""
     try:
         files = [(folder / name).stat() for name in ("meta.json", *(f"{name}.npy" for name in ARRAYS))]
     except OSError:

@@ -167,7 +167,7 @@ def _category(value: Any) -> str | float:
 
 
 def _diagnosis(name: str, value: Any, present: list[str], listed: bool) -> tuple[str, str]:
-    """What is wrong with a ``value`` of a column, of those that are ``present``, and the setting that would do."""
+    """Say what is wrong with a ``value`` of a column, of those ``present``, and the setting that would do."""
     several = sorted(set(present))
     if listed:
         return "is none of the categories in one-hot; where it is one, add it at all sites alike", f'drop="{name}"'

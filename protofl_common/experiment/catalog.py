@@ -304,21 +304,18 @@ Half = TypeVar("Half")
 
 
 def half(path: str, kind: type[Half]) -> type[Half]:
-    """The class that a row names as ``module:Class``, or the last of this ``kind`` that ``module`` itself defines.
-
-    SettingsError if there is none, or it is no subclass of ``kind``.
-    """
+    """The class ``module:Class``, or the last of this ``kind`` that ``module`` defines; SettingsError without one."""
     module, _, name = path.partition(":")
     try:
         loaded = import_module(module)
         own = (each for each in reversed(vars(loaded).values()) if getattr(each, "__module__", "") == module)
         fitting = (each for each in own if isinstance(each, type) and issubclass(each, kind))
-        found = getattr(loaded, name) if name else next(fitting, None)
+        chosen = getattr(loaded, name) if name else next(fitting, None)
     except Exception as error:  # a package's module may raise anything
         raise SettingsError(f"{path!r} in an algorithm's row: {type(error).__name__}: {error}") from error
-    if not (isinstance(found, type) and issubclass(found, kind)):
+    if not (isinstance(chosen, type) and issubclass(chosen, kind)):
         raise SettingsError(f"{path!r} in an algorithm's row: {name or 'nothing'} is no subclass of {kind.__name__}")
-    return found
+    return chosen
 
 
 MODEL: dict[str, Entry] = {"weights": Weights()}
@@ -326,8 +323,12 @@ HEAD: dict[str, Entry] = {"weights": Weights(parts=("head.",))}
 PROTOTYPES: dict[str, Entry] = {"prototypes": Vectors()}
 COUNTED: dict[str, Entry] = {"prototypes": Vectors(counts=True)}
 SEVERAL: dict[str, Entry] = {"prototypes": Vectors(several=True)}
+OUTPUTS = Vectors(width="classes")
 FEDAVG = "server_app.strategies.fedavg:FedAvg"
 of_models = partial(Algorithm, exchange=Exchange(MODEL, MODEL), supports=("merging", "secagg"))
+of_prototypes = partial(
+    Algorithm, exchange=Exchange(PROTOTYPES, PROTOTYPES), losses=("cross-entropy", "prototype"), supports=("merging",)
+)
 _ROWS = {
     "local": Algorithm(
         "Local",
@@ -336,25 +337,16 @@ _ROWS = {
         server="server_app.strategies.base:ServerStrategy",
     ),
     "fedavg": of_models("FedAvg", "McMahan et al., AISTATS 2017", private=("weights",)),
-    "fedproto": Algorithm(
+    "fedproto": of_prototypes(
         "FedProto",
         "Tan et al., AAAI 2022",
         hparams=FedProtoHparams,
         exchange=Exchange(PROTOTYPES, COUNTED),
-        losses=("cross-entropy", "prototype"),
         averages_prototypes=True,
         private=("prototypes",),
         supports=("merging", "secagg"),
     ),
-    "fedtgp": Algorithm(
-        "FedTGP",
-        "Zhang et al., AAAI 2024",
-        hparams=FedTGPHparams,
-        exchange=Exchange(PROTOTYPES, PROTOTYPES),
-        losses=("cross-entropy", "prototype"),
-        private=("prototypes",),
-        supports=("merging",),
-    ),
+    "fedtgp": of_prototypes("FedTGP", "Zhang et al., AAAI 2024", hparams=FedTGPHparams, private=("prototypes",)),
     "fedpcl": Algorithm(
         "FedPCL",
         "Tan et al., NeurIPS 2022",
@@ -432,15 +424,7 @@ _ROWS = {
         private=("weights", "prototypes"),
         supports=("merging",),
     ),
-    "fedorgp": Algorithm(
-        "FedORGP",
-        "Guo et al., 2025",
-        hparams=FedORGPHparams,
-        exchange=Exchange(PROTOTYPES, PROTOTYPES),
-        losses=("cross-entropy", "prototype"),
-        private=("prototypes",),
-        supports=("merging",),
-    ),
+    "fedorgp": of_prototypes("FedORGP", "Guo et al., 2025", hparams=FedORGPHparams, private=("prototypes",)),
     "fedsa": Algorithm(
         "FedSA",
         "Zhou et al., AAAI 2025",
@@ -496,9 +480,7 @@ _ROWS = {
         "FedDistill",
         "FD; Jeong et al., 2018",
         hparams=FedDistillHparams,
-        exchange=Exchange(
-            {"outputs": Vectors(width="classes")}, {"outputs": Vectors(width="classes", probabilities=True)}
-        ),
+        exchange=Exchange({"outputs": OUTPUTS}, {"outputs": replace(OUTPUTS, probabilities=True)}),
         losses=("cross-entropy", "distillation"),
         averages_prototypes=True,
         single_uploads="what teaches a client is the mean of the others' outputs",

@@ -57,10 +57,14 @@ categories that a run tries out would tell what a site has."""
 UNDIVIDED: dict[str, Scalar] = {"total-samples": 0, "train-samples": 0, "test-samples": 0, "positive-rate": 1.0}
 """Settings that would leave samples or labels out; at a site with data of its own they have these values."""
 STRICT = (*DEMANDS, REQUIRE_SUMS)  # with these a site names its classes itself: a refusal would tell which it has
+READING = ("dataset", "classes", "image-size", "text-length", *TABLE, "impute", "standardise")  # how files are read
+NODE_OVERRIDES = ("data-dir", *READING, *DIVISION, "arch", "device", "state-dir", "cache-dir")
+SITE_FOLDERS: dict[str, Scalar] = {"data-dir": "", "cache-dir": "", "state-dir": "", "out-dir": "runs"}
 AT_THE_SERVER = ("callback", "dataset")  # keys whose modules no site imports for a run
 NETWORKS = ("arch", "models", "fml.meme", "fedkd.student")  # keys that name networks
 _NOT_ALLOWED = "not allowed on this site; its operator may"
 PARTITION_KEYS = ("partition-id", "num-partitions")  # all that the node config of a simulated client has
+NODE_KEYS = ("site-name", *PARTITION_KEYS, "domain", "statistics", *NODE_OVERRIDES, *DEMANDS, *PERMISSIONS, *LIMITS)
 DELTA = 1e-5  # δ of a site that demands ε alone
 _DP = re.compile(r"epsilon<=(\d+\.?\d*)( delta<=(\d*\.?\d+(?:e-\d+)?))?")
 
@@ -140,8 +144,23 @@ def openly(config: Mapping[str, Scalar], node: Mapping[str, Scalar]) -> tuple[di
     return {**config, "secagg": False}, {**node, REQUIRE_SUMS: False}
 
 
-def demanded(node: Mapping[str, Scalar], config: dict[str, Scalar]) -> Iterator[str]:
-    """Raise ``config`` to what the site demands; a line for each demand that is none, or that the run does not meet."""
+def own_division(node: Mapping[str, Scalar], defaults: Mapping[str, Scalar]) -> dict[str, Scalar]:
+    """Return the settings by which a site with data of its own divides them, whatever the run says; else none."""
+    return UNDIVIDED | {key: node.get(key, defaults[key]) for key in DIVISION} if has_own_data(node) else {}
+
+
+def instead(node: Mapping[str, Scalar], defaults: Mapping[str, Scalar]) -> dict[str, Scalar]:
+    """Return the settings that a site, {} for a simulated client, puts in the place of a run's."""
+    own = {key: node[key] for key in NODE_OVERRIDES if key in node}
+    return (SITE_FOLDERS if node else {}) | own_division(node, defaults) | own
+
+
+def refusals(node: Mapping[str, Scalar], config: dict[str, Scalar], asked: Mapping[str, Scalar]) -> list[str]:
+    """Raise ``config`` to what a site demands; a line for each unmet demand and forbidden value."""
+    return [*_demanded(node, config), *permission_problems(node, config), *definition_problems(node, asked)]
+
+
+def _demanded(node: Mapping[str, Scalar], config: dict[str, Scalar]) -> Iterator[str]:
     least, asked = node.get("min-class-samples", 1), config.get("min-class-samples")
     if type(least) is not int or least < 1:
         yield f"node-config: min-class-samples = {least!r} must be a whole number at least 1"
@@ -246,9 +265,9 @@ def _not_named(
 
 def _modules_named(config: Mapping[str, Scalar]) -> list[tuple[str, str]]:
     points = {} if (algo := str(config.get("algo"))) in CATALOG else installed()
-    found = [(f"algo = {algo!r}", points[algo].module)] if algo in points else []
+    named = [(f"algo = {algo!r}", points[algo].module)] if algo in points else []
     names = [(key, name) for key, name in python_names(config) if key not in AT_THE_SERVER]
-    return found + [(f"{key} = {name!r}", module_of(name)) for key, name in names]
+    return named + [(f"{key} = {name!r}", module_of(name)) for key, name in names]
 
 
 def python_names(config: Mapping[str, Scalar]) -> Iterator[tuple[str, str]]:

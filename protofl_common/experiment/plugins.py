@@ -29,43 +29,43 @@ def algorithm_named(name: str) -> Algorithm:
     """The row of an algorithm: of the catalog, or of a package, which is imported now; SettingsError without any."""
     if name in CATALOG:
         return CATALOG[name]
-    found = installed()
-    if name not in found:
-        known = [*CATALOG, *found]
-        choices = f"{', '.join(known)}{did_you_mean(name, known)}"
+    packages = installed()
+    if name not in packages:
+        names = [*CATALOG, *packages]
+        choices = f"{', '.join(names)}{did_you_mean(name, names)}"
         raise SettingsError(f"algo = {name!r}: choose one of {choices}; a package may bring others")
     try:
-        row = found[name].load()
+        row = packages[name].load()
     except Exception as error:
-        raise SettingsError(f"algo = {name!r}: {found[name].value}: {type(error).__name__}: {error}") from error
+        raise SettingsError(f"algo = {name!r}: {packages[name].value}: {type(error).__name__}: {error}") from error
     if not isinstance(row, Algorithm):
-        raise SettingsError(f"algo = {name!r}: {found[name].value} is a {type(row).__name__}, not an Algorithm")
+        raise SettingsError(f"algo = {name!r}: {packages[name].value} is a {type(row).__name__}, not an Algorithm")
     return row
 
 
 def read_hparams(row: Algorithm, text: str) -> Hparams:
     """The hyper-parameters of a package's algorithm: its defaults, and ``hparams`` (``"mu=5.0, margin=none"``)."""
-    given: dict[str, Scalar] = {}
-    for part in filter(None, (one.strip() for one in text.split(","))):
-        key, equals, value = (one.strip() for one in part.partition("="))
+    chosen: dict[str, Scalar] = {}
+    for part in filter(None, (word.strip() for word in text.split(","))):
+        key, equals, value = (word.strip() for word in part.partition("="))
         if not equals:
             raise SettingsError(f"hparams = {text!r}: {part!r} is not KEY=VALUE")
-        if key in given:
+        if key in chosen:
             raise SettingsError(f"hparams = {text!r}: {key} stands twice")
-        given[key] = _parsed(value)
+        chosen[key] = _parsed(value)
     keys = keys_of(row.hparams)
     defaults = zip(keys, (field.default for field in dataclasses.fields(row.hparams)), strict=True)
     values: dict[str, Any] = {key: value for key, value in defaults if value is not dataclasses.MISSING}
-    problems = [f"{line}; it has {', '.join(keys)}" for line in unknown_keys(given, keys)]
-    found = read_section(row.hparams, values | given, problems)
-    if problems or found is None:
+    problems = [f"{line}; it has {', '.join(keys)}" for line in unknown_keys(chosen, keys)]
+    section = read_section(row.hparams, values | chosen, problems)
+    if problems or section is None:
         raise SettingsError("\n".join(f"hparams: {line}" for line in problems))
-    return found
+    return section
 
 
 def _parsed(value: str) -> Scalar:
     try:
-        found = json.loads(value)
+        parsed = json.loads(value)
     except ValueError:
         return value
-    return found if isinstance(found, (bool, int, float)) else value
+    return parsed if isinstance(parsed, (bool, int, float)) else value

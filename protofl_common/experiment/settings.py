@@ -4,60 +4,29 @@ A client's ``--node-config`` may override some of them (`NODE_OVERRIDES`): facts
 run configuration chooses no folders, and nothing that its operator does not allow (`node.py`).
 """
 
-from __future__ import annotations
-
 import dataclasses
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from protofl_common.basics.files import digest
 from protofl_common.basics.text import is_plain_name, names_in
 from protofl_common.config.architectures import PROJECTION, architecture_of
 from protofl_common.config.backbones import EMBEDDED, parse_backbones
-from protofl_common.config.options import (
-    Scalar,
-    SettingsError,
-    did_you_mean,
-    key_of,
-    keys_of,
-    read_section,
-    unknown_keys,
-)
+from protofl_common.config.options import Scalar, SettingsError, did_you_mean, keys_of, read_section, unknown_keys
 from protofl_common.config.python_names import is_python_name
 from protofl_common.config.sections import SECTIONS, TRACKERS, Sections
 from protofl_common.experiment.catalog import CATALOG, Algorithm, FedPCLHparams, Hparams
-from protofl_common.experiment.node import (
-    DEMANDS,
-    DIVISION,
-    LIMITS,
-    PARTITION_KEYS,
-    PERMISSIONS,
-    REQUIRE_SUMS,
-    TABLE,
-    UNDIVIDED,
-    definition_problems,
-    demanded,
-    has_own_data,
-    is_site,
-    permission_problems,
-    required_dp,
-)
+from protofl_common.experiment.node import NODE_KEYS, REQUIRE_SUMS, instead, is_site, refusals, required_dp
 from protofl_common.experiment.plugins import algorithm_named, read_hparams
 from protofl_common.privacy.plan import Plan, plan_of
 from protofl_common.runs.evaluation_metrics import metric_names
 from protofl_common.runs.folder import KINDS
 from protofl_common.wire.schema import Declared, Exchange, vectors_in, weights_in
 
-READING = ("dataset", "classes", "image-size", "text-length", *TABLE, "impute", "standardise")
-"""How a site's files are read."""
-NODE_OVERRIDES = ("data-dir", *READING, *DIVISION, "arch", "device", "state-dir", "cache-dir")
-NODE_KEYS = ("site-name", *PARTITION_KEYS, "domain", "statistics", *NODE_OVERRIDES, *DEMANDS, *PERMISSIONS, *LIMITS)
-"""The keys of a site's ``--node-config``; ``statistics`` is true or false there (`client_app/statistics.py`)."""
-SITE_FOLDERS: dict[str, Scalar] = {"data-dir": "", "cache-dir": "", "state-dir": "", "out-dir": "runs"}
 WITH_SECAGG: dict[str, tuple[Scalar, str]] = {  # key -> what it must be unless it has its default, and why
     "liars": (0, "hides the single uploads that it needs"),
     "merging": ("mean", "hides the single uploads that it needs"),
@@ -157,9 +126,7 @@ class Settings(Sections):
         return PROJECTION if self.backbones else named or architecture_of(self.model.models, client)
 
     @classmethod
-    def from_run_config(
-        cls, run_config: Mapping[str, Scalar], node_config: Mapping[str, Scalar] | None = None
-    ) -> Settings:
+    def from_run_config(cls, run_config: Mapping[str, Scalar], node_config: Mapping[str, Scalar] | None = None) -> Self:
         """Check every key of ``run_config`` (and a node's overrides of it) and build the settings, once per process.
 
         SettingsError has a line for each unknown key (of the node's, too), missing key, wrong type, and value out of
@@ -174,22 +141,18 @@ class Settings(Sections):
 
     @classmethod
     @lru_cache(maxsize=16)
-    def _read_once(cls, run_config: Typed, node_config: Typed) -> Settings:
+    def _read_once(cls, run_config: Typed, node_config: Typed) -> Self:
         return cls._read(*({key: value for key, _, value in each} for each in (run_config, node_config)))
 
     @classmethod
-    def _read(cls, given: Mapping[str, Scalar], node: Mapping[str, Scalar]) -> Settings:
-        config = dict(given)
-        if node:
-            config |= SITE_FOLDERS
-        config |= own_division(node) | {key: node[key] for key in NODE_OVERRIDES if key in node}
+    def _read(cls, given: Mapping[str, Scalar], node: Mapping[str, Scalar]) -> Self:
+        config = {**given, **instead(node, _defaults())}
         choices = f"choose from {', '.join(NODE_KEYS)}"
         problems = [f"node-config: {line}; {choices}" for line in unknown_keys(node, NODE_KEYS)]
         # those of other algorithms last: a key that nobody knows was rather meant for the chosen one
         likely_first = sorted(known_keys(), key=lambda key: "." in key and not key.startswith(f"{config.get('algo')}."))
         problems += unknown_keys(config, likely_first)
-        denied = [*demanded(node, config), *(permission_problems(node, config) if node else [])]
-        denied += definition_problems(node, given)
+        denied = refusals(node, config, given) if node else []
         late = list[str]()
         tables = {name: read_section(row.hparams, config, late, prefix=f"{name}.") for name, row in CATALOG.items()}
         hparams = None if denied else _hparams(config, tables, problems)  # the package of a denied run is not imported
@@ -215,21 +178,14 @@ def baseline_config(run_config: Mapping[str, Scalar], algo: str) -> dict[str, Sc
 
 
 def baselines_of(settings: Settings, run_config: Mapping[str, Scalar]) -> dict[str, Settings]:
-    found = {}
+    baselines = {}
     for algo in settings.baselines:
         try:
-            found[algo] = Settings.from_run_config(baseline_config(run_config, algo))
+            baselines[algo] = Settings.from_run_config(baseline_config(run_config, algo))
         except SettingsError as error:
             lines = [f"baselines = {algo!r}: {line}" for line in str(error).splitlines()]
             raise SettingsError("\n".join(lines)) from error
-    return found
-
-
-def own_division(node: Mapping[str, Scalar]) -> dict[str, Scalar]:
-    """Return the settings by which a site with data of its own divides them, whatever the run says; else none."""
-    if not has_own_data(node):
-        return {}
-    return UNDIVIDED | {key: node.get(key, _defaults()[key]) for key in DIVISION}
+    return baselines
 
 
 def meeting_demands(node: Mapping[str, Scalar]) -> dict[str, Scalar]:
@@ -275,8 +231,8 @@ def _stopping_problems(settings: Settings) -> Iterator[str]:
     run, last = settings.run, settings.hparams.needs_last_round
     kind, slash, metric = run.early_stopping_metric.partition("/")
     if kind and (kind not in KINDS or (slash and metric.partition("/")[0] not in names_in(run.metrics))):
-        one = "head, prototype, or one of the setting metrics, such as head/auc with metrics = 'auc'"
-        yield f"early-stopping-metric = {run.early_stopping_metric!r}: choose {one}"
+        choices = "head, prototype, or one of the setting metrics, such as head/auc with metrics = 'auc'"
+        yield f"early-stopping-metric = {run.early_stopping_metric!r}: choose {choices}"
     if run.early_stopping and last:
         asked = f"{run.algo} does a part of its work in the last round only; set {last}"
         yield f"early-stopping = {run.early_stopping}: {asked}"
@@ -408,4 +364,5 @@ def to_run_config(settings: Settings) -> dict[str, Scalar]:
     parts = [("", getattr(settings, name)) for name in SECTIONS]
     if settings.run.algo in CATALOG:  # those of other packages stand in the setting hparams
         parts.append((f"{settings.run.algo}.", settings.hparams))
-    return {prefix + key_of(name): value for prefix, part in parts for name, value in vars(part).items()}
+    keyed = (zip(keys_of(type(part), prefix), vars(part).values(), strict=True) for prefix, part in parts)
+    return {key: value for pairs in keyed for key, value in pairs}

@@ -24,17 +24,14 @@ AT_ONCE = 2**18  # coordinates that are sorted at once: of a large layer of many
 def merge_prototypes(
     sets: Sequence[Prototypes], weighting: str, previous: Prototypes | None, merging: str, trim: float
 ) -> Prototypes:
-    """One prototype per class by ``merging``: ``mean`` (`merge_by_class`), ``median`` or ``trimmed-mean``.
-
-    ``sets``, at least one, hold one prototype per class each. A class nobody sent keeps that of ``previous``.
-    """
+    """One prototype per class by ``merging``, of at least one set; a class nobody sent stays as in ``previous``."""
     if merging == "mean":
         merged = merge_by_class(sets, weighting)
     else:
         every = Prototypes.joined(sets)
         labels_C = every.labels.unique()
         sent = [every.means[every.labels == label] for label in labels_C]
-        middle = [mean_of_middle(one, dropped(len(one), merging, trim)).float() for one in sent]
+        middle = [mean_of_middle(means, dropped(len(means), merging, trim)).float() for means in sent]
         merged = Prototypes(torch.stack(middle), labels_C)
     if previous is None:
         return merged
@@ -76,13 +73,13 @@ def without_the_farthest(sets: Sequence[Prototypes], merging: str, trim: float) 
         return list(sets)
     distances_MC = _distances(sets)
     unlike_M = distances_MC.nanmean(dim=1)
-    remaining = [torch.ones(len(one), dtype=torch.bool) for one in sets]
+    remaining = [torch.ones(len(prototypes), dtype=torch.bool) for prototypes in sets]
     for label, of_class_M in enumerate(distances_MC.T):
         holders = torch.nonzero(~of_class_M.isnan()).flatten()
         most_unlike = holders[unlike_M[holders].argsort(stable=True)]
         for client in most_unlike[len(holders) - dropped(len(holders), merging, trim) :].tolist():
             remaining[client] &= sets[client].labels != label
-    return [one.only(rows) for one, rows in zip(sets, remaining, strict=True)]
+    return [prototypes.only(rows) for prototypes, rows in zip(sets, remaining, strict=True)]
 
 
 def _distances(sets: Sequence[Prototypes]) -> Tensor:
@@ -90,10 +87,10 @@ def _distances(sets: Sequence[Prototypes]) -> Tensor:
 
     Euclidean, in multiples of the class's median distance; NaN where a client has no vote or fewer than `FEWEST` have.
     """
-    classes = 1 + max((int(one.labels.max()) for one in sets if len(one)), default=-1)
+    classes = 1 + max((int(prototypes.labels.max()) for prototypes in sets if len(prototypes)), default=-1)
     found_MC = torch.full((len(sets), classes), torch.nan, dtype=torch.float64)
     for label in range(classes):
-        holders = [client for client, one in enumerate(sets) if label in one.labels]
+        holders = [client for client, prototypes in enumerate(sets) if label in prototypes.labels]
         if len(holders) < FEWEST:
             continue
         votes = [sets[client].means[sets[client].labels == label].double().mean(0) for client in holders]
@@ -106,35 +103,29 @@ def _distances(sets: Sequence[Prototypes]) -> Tensor:
 def merge_weights(
     sets: Sequence[Mapping[str, Tensor]], shares: Sequence[float], merging: str, trim: float
 ) -> dict[str, Tensor]:
-    """The clients' weights as one, tensor by tensor, computed in float64; whole numbers are rounded.
-
-    ``mean`` is Σ_i share_i · w_i; ``median`` and ``trimmed-mean`` leave the ``shares`` aside.
-    """
+    """Σ_i share_i · w_i in float64, whole numbers rounded; ``median`` and ``trimmed-mean`` ignore ``shares``."""
     drop = dropped(len(sets), merging, trim)
     merged = {}
-    for name, one in sets[0].items():
+    for name, first in sets[0].items():
         values = [weights[name] for weights in sets]
         if merging == "mean":
             weighted = (value.double() * share for value, share in zip(values, shares, strict=True))
-            mean = sum(weighted, torch.zeros_like(one, dtype=torch.float64))
+            mean = sum(weighted, torch.zeros_like(first, dtype=torch.float64))
         else:
             parts = zip(*(value.flatten().split(AT_ONCE) for value in values), strict=True)
-            mean = torch.cat([mean_of_middle(torch.stack(part), drop) for part in parts]).reshape(one.shape)
-        merged[name] = (mean if one.is_floating_point() else mean.round()).to(one.dtype)
+            mean = torch.cat([mean_of_middle(torch.stack(part), drop) for part in parts]).reshape(first.shape)
+        merged[name] = (mean if first.is_floating_point() else mean.round()).to(first.dtype)
     return merged
 
 
 def clip_updates(
     sets: Sequence[Mapping[str, Tensor]], received: Sequence[Mapping[str, Tensor]], ratio: float
 ) -> list[Mapping[str, Tensor]]:
-    """The weights w_i of each client, no farther from those it ``received`` than ``ratio`` times the median distance.
-
-    Fewer than `FEWEST` sets are returned as they are. Integer buffers do not count, and stay.
-    """
-    lengths = [_distance(one, other) for one, other in zip(sets, received, strict=True)]
+    """Cut w_i farther from those received than ``ratio`` times the median, of at least `FEWEST` clients."""
+    lengths = [_distance(sent, other) for sent, other in zip(sets, received, strict=True)]
     limit = ratio * statistics.median_low(lengths) if len(sets) >= FEWEST else math.inf
-    found = zip(sets, received, lengths, strict=True)
-    return [one if length <= limit else _between(other, one, limit / length) for one, other, length in found]
+    pairs = zip(sets, received, lengths, strict=True)
+    return [sent if length <= limit else _between(other, sent, limit / length) for sent, other, length in pairs]
 
 
 def _distance(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> float:
@@ -150,10 +141,7 @@ def _between(start: Mapping[str, Tensor], end: Mapping[str, Tensor], part: float
 
 
 def dropped(n: int, merging: str, trim: float) -> int:
-    """Count the values of n that go at each end: ⌈βn⌉ for a part β below 1, else β; for the median all but one or two.
-
-    A part is rounded up, so that three clients are enough to outvote one; with two nothing can be dropped.
-    """
+    """Count what goes at each end of n: ⌈βn⌉ of a part β below 1, else β; for the median all but one or two."""
     most = (n - 1) // 2
     return most if merging == "median" else min(most, math.ceil(round(trim * n if trim < 1 else trim, 9)))
 

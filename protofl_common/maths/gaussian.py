@@ -151,11 +151,7 @@ class GaussianHead(nn.Module):
         return self.bias - torch.einsum("bcf,cfg,bcg->bc", away_BCF, self.precision, away_BCF) / 2
 
     def fit(self, moments: ClassMoments, counts_C: Tensor, priors_C: Tensor, shrinkage: float) -> None:
-        """Become the classifier of these moments, which are of ``counts_C`` samples.
-
-        Covariances are `shrunk`. Those of classes have the one within all classes as one more sample, since a class may
-        have too few of its own.
-        """
+        """Become the classifier of these moments; each class's covariance has that within all as one more sample."""
         means_CF, covariances = moments.means(), moments.covariances()
         log_priors_C = priors_C.double().log().masked_fill(moments.shares == 0, -torch.inf)
         if self.kind == "lda":
@@ -168,7 +164,7 @@ class GaussianHead(nn.Module):
         shape = (-1, 1) if diagonal else (-1, 1, 1)
         within, n_C = (moments.shares.reshape(shape) * covariances).sum(0), counts_C.double().reshape(shape)
         smoothed = (n_C * covariances + within) / (n_C + 1)
-        of_classes = torch.stack([shrunk(one, float(n), shrinkage) for one, n in zip(smoothed, n_C, strict=True)])
+        of_classes = torch.stack([shrunk(each, float(n), shrinkage) for each, n in zip(smoothed, n_C, strict=True)])
         log_volume_C = of_classes.log().sum(1) if diagonal else torch.logdet(of_classes)
         self.mean.copy_(means_CF)
         self.precision.copy_(1 / of_classes if diagonal else torch.linalg.inv(of_classes))

@@ -25,11 +25,11 @@ def applied(before: Mapping[str, Tensor], update: Mapping[str, Tensor], trained:
 
 def compressed(weights: Mapping[str, Tensor], energy: float) -> dict[str, Tensor]:
     """The weights, with the two `factors` of a matrix in its place wherever these are fewer numbers."""
-    found: dict[str, Tensor] = {}
+    update: dict[str, Tensor] = {}
     for name, value in weights.items():
         pair = factors(value, energy) if value.is_floating_point() and largest_rank(value.shape) else None
-        found |= {name: value} if pair is None else {name + LEFT: pair[0], name + RIGHT: pair[1]}
-    return found
+        update |= {name: value} if pair is None else {name + LEFT: pair[0], name + RIGHT: pair[1]}
+    return update
 
 
 def expanded(update: Mapping[str, Tensor], like: Mapping[str, Tensor]) -> dict[str, Tensor]:

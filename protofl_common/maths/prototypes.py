@@ -43,9 +43,9 @@ class Prototypes:
     @classmethod
     def joined(cls, sets: Iterable[Prototypes]) -> Prototypes:
         """All of at least one set, one after another; with counts where every set has them."""
-        means, labels, counts = zip(*((one.means, one.labels, one.counts) for one in sets), strict=True)
-        told = [one for one in counts if one is not None]
-        return cls(torch.cat(means), torch.cat(labels), torch.cat(told) if len(told) == len(counts) else None)
+        means, labels, counts = zip(*((each.means, each.labels, each.counts) for each in sets), strict=True)
+        counted = [each for each in counts if each is not None]
+        return cls(torch.cat(means), torch.cat(labels), torch.cat(counted) if len(counted) == len(counts) else None)
 
     def without_counts(self) -> Prototypes:
         return Prototypes(self.means, self.labels)
@@ -137,12 +137,9 @@ def cluster(vectors_ND: Tensor, method: str, clusters: int = 0) -> tuple[Tensor,
 
 
 def cluster_classes(
-    vectors_ND: Tensor, labels_N: Tensor, method: str, clusters: int = 0, ratio: float = 0.0
+    vectors_ND: Tensor, labels_N: Tensor, method: str, clusters: int = 0, ratio: float = 0
 ) -> Prototypes:
-    """Each class's vectors clustered on their own (FedPLVM Eq. 3 and 4): several prototypes per class, by label.
-
-    ``ratio`` asks for ⌈ratio · n⌉ clusters of a class of n vectors (MPFT), instead of ``clusters`` many.
-    """
+    """Each class's vectors clustered alone (FedPLVM Eq. 3 and 4), by label; ``ratio``: into ⌈ratio · n⌉ (MPFT)."""
     found = []
     for label in labels_N.unique().tolist():
         rows_ND = vectors_ND[labels_N == label]

@@ -26,10 +26,7 @@ class Moments(nn.Module):
 
 
 class Augmentation(nn.Module):
-    """Hooks behind the stages of ``body`` that augment each batch with a ``probability`` while the body trains.
-
-    ``averages`` μ̄, σ̄ of what the hooks saw; ``coefficients`` γ of the variances. Both empty: there are no stages.
-    """
+    """Hooks behind the stages of ``body`` that augment training batches; ``averages`` μ̄, σ̄, ``coefficients`` γ."""
 
     def __init__(self, body: nn.Module, input_shape: tuple[int, ...], probability: float) -> None:
         super().__init__()
@@ -104,16 +101,16 @@ def _layers_of(body: nn.Module) -> list[nn.Module]:
     """In their order, those of nested `Sequential` modules, and of a module that alone has all the convolutions."""
     layers = [body]
     while True:
-        found = [layer for layer in layers if _convolves(layer) and list(layer.children())]
+        composed = [layer for layer in layers if _convolves(layer) and list(layer.children())]
         alone = sum(map(_convolves, layers)) == 1
-        opened = [layer for layer in found if alone or isinstance(layer, nn.Sequential)]
+        opened = [layer for layer in composed if alone or isinstance(layer, nn.Sequential)]
         if not opened:
             return layers
         layers = [part for layer in layers for part in (layer.children() if layer in opened else [layer])]
 
 
 def _convolves(module: nn.Module) -> bool:
-    return any(isinstance(one, nn.modules.conv._ConvNd) for one in module.modules())
+    return any(isinstance(part, nn.modules.conv._ConvNd) for part in module.modules())
 
 
 @torch.no_grad()
@@ -121,13 +118,13 @@ def _map_sizes(
     body: nn.Module, layers: list[nn.Module], input_shape: tuple[int, ...]
 ) -> dict[nn.Module, tuple[int, int]]:
     """(channels, pixels) of what each layer makes of a sample, where that is maps of several pixels."""
-    found: dict[nn.Module, tuple[int, int]] = {}
+    sizes: dict[nn.Module, tuple[int, int]] = {}
 
     def note(layer: nn.Module, inputs: object, output: object) -> None:
         if isinstance(output, Tensor) and output.dim() > 2 and (pixels := output[0, 0].numel()) > 1:
-            found[layer] = output.shape[1], pixels
+            sizes[layer] = output.shape[1], pixels
 
-    tokens = any(isinstance(one, nn.Embedding) for one in body.modules())
+    tokens = any(isinstance(part, nn.Embedding) for part in body.modules())
     like = next(body.parameters(), torch.zeros(()))
     sample = torch.zeros(1, *input_shape, dtype=torch.int64 if tokens else like.dtype, device=like.device)
     hooks = [layer.register_forward_hook(note) for layer in layers]
@@ -136,4 +133,4 @@ def _map_sizes(
     body.train(was_training)
     for hook in hooks:
         hook.remove()
-    return found
+    return sizes

@@ -32,19 +32,13 @@ HINT = "models = table3 is for tables, signal3 for signals, text3 for texts, sma
 def initial_model(
     arch: str, input_shape: tuple[int, ...], num_classes: int, settings: ModelSettings, seed: int, owner: str
 ) -> SplitModel:
-    """``owner``'s model before its first round, on the CPU; ``input_shape`` is a sample's.
-
-    The same run seed, architecture and owner give the same weights, on the server as on a client.
-    """
+    """``owner``'s model before round 1, on the CPU: the same of seed, arch and owner on the server and a client."""
     model = build_model(arch, input_shape=input_shape, num_classes=num_classes, **_arguments(settings, seed, owner))
     return with_group_norm(model) if settings.norm == "group" else model
 
 
 def initial_head(arch: str, num_classes: int, settings: ModelSettings, seed: int) -> LinearHead:
-    """Everybody's head as a model of ``arch`` has it, in evaluation mode, with weights of its own.
-
-    The body is not built, so it may be a network that cannot be imported here.
-    """
+    """A head that fits a model of ``arch``, built without the body, whose code need not be here."""
     values = _arguments(settings, seed, "global")
     _check(arch, values["head"], num_classes, settings.feature_dim)
     with seeded(values["seed"]):
@@ -88,12 +82,8 @@ def build_model(
 
 def _head(arch: str, num_classes: int, feature_dim: int, head: str, head_seed: int | None) -> LinearHead:
     name, hidden = body_and_hidden(arch)
-    dropout = CNN_PLANS[name].dropout if name in CNN_PLANS else 0.0
-    made = (
-        HiddenHead(feature_dim, hidden, num_classes, dropout)
-        if hidden
-        else LinearHead(feature_dim, num_classes, dropout)
-    )
+    made = HiddenHead(feature_dim, hidden, num_classes) if hidden else LinearHead(feature_dim, num_classes)
+    made.dropout = CNN_PLANS[name].dropout if name in CNN_PLANS else 0.0
     if head == "orthogonal-frozen":
         if head_seed is not None:
             torch.default_generator.manual_seed(head_seed)
@@ -147,10 +137,7 @@ def _check(arch: str, head: str, num_classes: int, feature_dim: int) -> None:
 
 
 def check_model(model: SplitModel, arch: str, inputs: Tensor, feature_dim: int) -> None:
-    """Let two samples through the body of a model, without training it.
-
-    SettingsError when it does not take them, or does not return features [2, D].
-    """
+    """Let samples through the body; SettingsError where it does not take them, or returns no features [B, D]."""
     taken = f"arch = {arch!r}: inputs {_described(inputs)}"
     try:
         with torch.inference_mode():
@@ -159,8 +146,8 @@ def check_model(model: SplitModel, arch: str, inputs: Tensor, feature_dim: int) 
         raise SettingsError(f"{taken} do not fit ({type(error).__name__}: {error}); {HINT}") from error
     wanted = (len(inputs), feature_dim)
     if not isinstance(features, Tensor) or features.dtype != torch.float32 or tuple(features.shape) != wanted:
-        found = _described(features) if isinstance(features, Tensor) else type(features).__name__
-        raise SettingsError(f"{taken} become {found}, not float32 [B, feature-dim] = {list(wanted)}")
+        returned = _described(features) if isinstance(features, Tensor) else type(features).__name__
+        raise SettingsError(f"{taken} become {returned}, not float32 [B, feature-dim] = {list(wanted)}")
 
 
 def _described(tensor: Tensor) -> str:
@@ -168,10 +155,7 @@ def _described(tensor: Tensor) -> str:
 
 
 def with_group_norm(module: M) -> M:
-    """The module, with GroupNorm in the place of batch normalisation: it normalises each sample by itself.
-
-    Maps have up to 32 groups of channels (Wu and He, ECCV 2018); vectors and signals have one.
-    """
+    """GroupNorm for BatchNorm: maps in up to 32 groups (Wu and He, ECCV 2018), vectors and signals in one."""
     for name, child in module.named_children():
         if isinstance(child, nn.modules.batchnorm._BatchNorm):
             groups = math.gcd(32, child.num_features) if isinstance(child, nn.BatchNorm2d) else 1

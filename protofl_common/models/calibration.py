@@ -20,10 +20,7 @@ def class_scores(distances_nP: Tensor, labels_P: Tensor, num_classes: int) -> Te
 
 
 def fit_temperature(scores_nC: Tensor, labels_n: Tensor) -> float:
-    """T for which softmax(scores / T) gives the labels the greatest likelihood (Guo et al., ICML 2017).
-
-    Samples of classes without a prototype say nothing about it; without any other the temperature is 1.
-    """
+    """T for which softmax(scores / T) fits the labels best (Guo et al., ICML 2017); 1 without known classes."""
     known_n = scores_nC.gather(1, labels_n[:, None])[:, 0].isfinite()
     scores_nC, labels_n = scores_nC[known_n], labels_n[known_n]
     scale = float(-scores_nC[scores_nC.isfinite()].mean()) if len(scores_nC) else 0.0

@@ -58,7 +58,6 @@ def fused_linears(
 def _fusible(
     model: nn.Module, optimizer: torch.optim.Optimizer, min_weights: int
 ) -> list[tuple[nn.Linear, dict[str, Any]]]:
-    """The layers to treat, each with its weight's parameter group."""
     if type(optimizer) is not torch.optim.SGD:
         return []
     plain = [g for g in optimizer.param_groups if not (g["nesterov"] or g["dampening"] or g["maximize"])]

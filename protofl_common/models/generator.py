@@ -29,10 +29,7 @@ class Generator(nn.Module):
         return features
 
     def sample(self, counts_C: Tensor, size: int, random: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
-        """Features [size, D] and their labels y ~ p̂, where p̂(y) ∝ ``counts_C``, with noise ε ~ N(0, 1).
-
-        ``random``: where the numbers come from, by default torch's generator of the device of ``counts_C``.
-        """
+        """Features [size, D], labels y ~ ``counts_C`` and noise ε ~ N(0, 1) drawn from ``random``, or torch's own."""
         labels_B = torch.multinomial(counts_C.double(), size, replacement=True, generator=random)
         noise_BN = torch.randn(size, self.noise_dim, generator=random, device=counts_C.device)
         return self(noise_BN, labels_B), labels_B

@@ -74,11 +74,7 @@ def class_directions(classes: int, width: int) -> Tensor:
 
 
 def _spread(rows: Tensor, steps: int = 200) -> Tensor:
-    """Let unit vectors [C, H] repel one another, the nearest ones most: descent on Σ_{i≠j} exp(κ cos(u_i, u_j)).
-
-    κ grows from 1 to 20: first the crowd spreads, then the closest pairs part. More than H vectors cannot be
-    orthogonal; H + 1 of them end as the corners of a simplex (cosines −1/H), those of a plane as a regular polygon.
-    """
+    """Let unit vectors [C, H] repel one another, the nearest ones most: descent on Σ_{i≠j} exp(κ cos(u_i, u_j))."""
     rows = F.normalize(rows)
     for kappa in torch.linspace(1, 20, steps):
         push = torch.exp(kappa * (rows @ rows.T - 1)).fill_diagonal_(0)

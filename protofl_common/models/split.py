@@ -19,5 +19,5 @@ class SplitModel(nn.Module):
 
 def control_variate(model: nn.Module) -> nn.ParameterList:
     """Return zeros in the shapes of the model's parameters that train, in their order and on their device."""
-    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    return nn.ParameterList([nn.Parameter(torch.zeros_like(one), requires_grad=False) for one in parameters])
+    parameters = [each for each in model.parameters() if each.requires_grad]
+    return nn.ParameterList([nn.Parameter(torch.zeros_like(each), requires_grad=False) for each in parameters])

@@ -1,14 +1,12 @@
 """A trained model as a file: weights and prototypes as safetensors, and a small JSON card that says what they are."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any, Self, get_args, get_origin, get_type_hints
 
 import torch
 from torch import Tensor
@@ -112,7 +110,7 @@ class TrainedModel:
         write_text(folder / CARD, json.dumps(facts, indent=2, ensure_ascii=False) + "\n")
 
     @classmethod
-    def read(cls, file: Path) -> TrainedModel:
+    def read(cls, file: Path) -> Self:
         """The model in a file; SettingsError if there is none, if it is damaged, or of another version."""
         try:
             tensors, facts = read_tensors(file, torch.device("cpu"))
@@ -168,9 +166,9 @@ def _card(facts: Any) -> ModelCard:
 def _is(value: Any, kind: Any) -> bool:
     """Return whether a value of a JSON file is of a type of `ModelCard`, of bounded size and fit for a terminal."""
     if get_origin(kind) is tuple:
-        return isinstance(value, list) and all(_is(one, get_args(kind)[0]) for one in value)
+        return isinstance(value, list) and all(_is(entry, get_args(kind)[0]) for entry in value)
     if get_origin(kind) is dict:
-        return isinstance(value, dict) and all(_is(one, str) and _is(value[one], float) for one in value)
+        return isinstance(value, dict) and all(_is(entry, str) and _is(value[entry], float) for entry in value)
     if kind is str:
         return isinstance(value, str) and len(value) <= LONGEST_NAME and value.isprintable()
     if kind is int:

@@ -21,10 +21,7 @@ def fully_connected(*widths: int) -> list[nn.Module]:
 
 
 class Embedded(nn.Module):
-    """Tokens x [B, length] -> [B, E, length]; 0 is padding, whose vector is zero and stays so.
-
-    A token beyond the vocabulary takes the vector of its remainder, so that any whole number from 0 will do.
-    """
+    """Tokens x [B, length] -> [B, E, length]; 0 is padding, with a zero vector; large ones take their remainder's."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -78,7 +75,6 @@ class SmallTransformer(nn.Module):
 
 
 def _cnn(channels: int) -> nn.Module:
-    """Two convolutions of width 5 and 3 over the steps, and the largest value of each channel."""
     return nn.Sequential(
         nn.Conv1d(channels, WIDTH, 5, padding=2),
         nn.ReLU(),

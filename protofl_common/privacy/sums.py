@@ -38,7 +38,6 @@ def with_masked(limits: Limits, size: int) -> Limits:
 
 
 def length(declared: Declared, limits: Limits) -> int:
-    """L, the numbers of a vector."""
     codecs = [codec_of(name, entry, limits) for name, entry in declared.items()]
     return 1 + sum(math.prod(shape) for codec in codecs for shape in codec.summed().values())
 

@@ -1,9 +1,10 @@
-"""The page itself: HTML with everything inside, for a telephone's screen and a desk's, light and dark.
+"""``report.html`` with all inside, for a telephone and a desk, light and dark; ``report.md``, to paste into an issue.
 
-Names of sites, classes and domains and the reasons of failures come from clients: every text goes through `html`, which
-escapes it.
+Names and reasons of failures come from clients: every text goes through `html`, which escapes it, or `in_markdown`. No
+path of the machine is in ``report.md``.
 """
 
+import shlex
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -12,19 +13,33 @@ from typing import Any, Literal, get_args
 from markupsafe import Markup
 
 from protofl_common.basics.files import write_text
+from protofl_common.basics.text import in_markdown, printable
 from protofl_common.config.options import Scalar
-from protofl_common.config.sections import protections
+from protofl_common.config.sections import keys_that_change, protections
 from protofl_common.experiment.settings import default_run_config
 from protofl_common.report.figures import accuracy, clouds, costs, prototypes
 from protofl_common.report.figures.drawing import Drawing
-from protofl_common.report.markdown import as_markdown
 from protofl_common.report.reading import Run
 from protofl_common.report.style import CSS, POLICY, SCRIPT
-from protofl_common.runs.comparison import sentence, side_by_side
-from protofl_common.runs.figures import HIDDEN, MEASURES, Table, accuracy_rows, chosen, metric_rows, short_best, totals
+from protofl_common.runs.figures import (
+    HIDDEN,
+    MEASURES,
+    Table,
+    accuracy_rows,
+    audit_table,
+    best_text,
+    chosen,
+    lost_text,
+    metric_rows,
+    sentence,
+    short_best,
+    side_by_side,
+    totals,
+)
 from protofl_common.runs.folder import troubles
 from protofl_common.runs.metrics import best_of, fairness, human_bytes, human_seconds
 
+PLACES = keys_that_change("name", "machine") - {"device", "threads"}  # settings that say where things lie
 MOST_TROUBLES = 300  # rows of the table of lost replies; the rest is counted
 Size = Literal["parameters", "train-samples", "validation-samples", "test-samples"]
 SIZES: tuple[Size, ...] = get_args(Size)
@@ -35,7 +50,7 @@ FIGURES: dict[str, tuple[Callable[[Run], Iterable[Drawing]], ...]] = {
     "Data": (clouds.samples,),
     "Prototypes": (
         *(prototypes.margins_by_class, prototypes.margins_over_rounds, clouds.prototypes, clouds.test_features),
-        *(prototypes.numbers_over_rounds, prototypes.numbers_by_class, prototypes.similarity),
+        *(prototypes.numbers_over_rounds, prototypes.similarity),
     ),
     "Privacy in figures": (costs.spent, costs.inversions),
     "Traffic and time": (costs.traffic, costs.time),
@@ -64,14 +79,44 @@ def each(template: str, rows: Iterable[Sequence[object]]) -> Markup:
 
 
 def write_report(folder: Path) -> Path:
-    """Draw ``report.html`` of the run in ``folder``, finished or not, and ``report.md`` beside it; the page's path.
-
-    SettingsError when the folder holds no run, OSError when the page cannot be written.
-    """
+    """Draw ``report.html`` and ``report.md``; the page's path. SettingsError: no run; OSError: it cannot be written."""
     path, run = folder / "report.html", Run(folder)
     write_text(folder / "report.md", as_markdown(run))
     write_text(path, page(run))
     return path
+
+
+def as_markdown(run: Run) -> str:
+    summary: dict[str, Any] = dict(run.summary or {})
+    defaults = default_run_config()
+    own = {key: value for key, value in run.settings.items() if key not in PLACES and defaults.get(key) != value}
+    texts = {key: str(value).lower() if isinstance(value, bool) else str(value) for key, value in own.items()}
+    clients = [] if run.settings.get("partition") == "own" else ["--clients", str(len(run.sites))]
+    versions = ", ".join(f"{name} {number}" for name, number in summary.get("versions", {}).items())
+    sizes, lost, seconds = totals(run.rows)
+    accuracy = {kind: run.evaluations(kind)[-1]["accuracy"][kind] for kind in run.kinds}
+    best = {kind: best_text(best_round) for kind in run.kinds if (best_round := best_of(run.rows, kind))}
+    heads = ("", "mean, %", *list(MEASURES.values())[1:], "best mean")
+    lines = [
+        f"### {in_markdown(run.title)}",
+        "",
+        f"- {'finished' if run.finished else 'not finished'}: {len(run.rounds)} of "
+        f"{in_markdown(run.settings.get('rounds', '?'))} rounds, {len(run.sites)} clients, "
+        f"{human_seconds(summary.get('seconds', seconds))}, {human_bytes(sum(sizes.values()))} on the wire",
+        f"- lost replies: {lost_text(lost)}",
+        f"- commit {in_markdown(summary.get('commit', 'not kept'))}; {in_markdown(versions) or 'versions not kept'}",
+        f"- server: {in_markdown(summary.get('machine', 'not kept'))}",
+        "",
+        "Settings that are not the defaults:",
+        "",
+        "```sh",
+        shlex.join(["protofl", "run", *clients, *(printable(f"{key}={text}") for key, text in texts.items())]),
+        "```",
+        "",
+        *Table(heads, accuracy_rows(accuracy, best, {})).as_markdown(),
+        *(["", HIDDEN] if run.hides_clients else []),
+    ]
+    return "\n".join(lines) + "\n"
 
 
 def page(run: Run) -> str:
@@ -106,7 +151,7 @@ def _drawn(function: Callable[[Run], Iterable[Drawing]], run: Run) -> Markup:
     except Exception as error:
         where = f"{function.__module__.rpartition('.')[2]}.{function.__name__}"
         return _note(f"A figure could not be drawn ({where}: {type(error).__name__}: {error}).", "note failed")
-    return each(FIGURE, [(one, Markup(" class=wide" if one.wide else ""), Markup(one.svg)) for one in drawn])
+    return each(FIGURE, [(shape, Markup(" class=wide" if shape.wide else ""), Markup(shape.svg)) for shape in drawn])
 
 
 def _result(run: Run) -> Markup:
@@ -143,30 +188,9 @@ def _privacy(run: Run) -> Markup:
     lines = each("<p>{}</p>", [(line,) for line in protections(run.settings)])
     if not run.audit:
         return lines
-    leaks = sum(one["above_chance"] for one in run.audit)
+    leaks = sum(attack["above_chance"] for attack in run.audit)
     verdict = _note(f"{leaks} of {len(run.audit)} attacks name training samples above chance.", "note leak")
     return lines + (verdict if leaks else _note("None above chance.")) + table(audit_table(run.audit), words=True)
-
-
-def audit_table(findings: Sequence[dict[str, Any]]) -> Table:
-    heads = ("attack", "samples of a class", "classes", "advantage", "likeliest is a member")
-    rows = [
-        (
-            f"{one['attack']}{' (above chance)' if one['above_chance'] else ''}",
-            str(one["samples"]),
-            str(one["classes"]),
-            f"{one['advantage']:+.2f} ± {3 * one['error']:.2f}",
-            f"{one['named']} ({one['by_chance']:.1f} by chance)",
-            f"{one['similarity']:.2f} ({one['similarity_of_others']:.2f})" if "similarity" in one else "",
-        )
-        for one in findings
-    ]
-    note = (
-        "Membership inference by whoever has the messages and the clients' models: 0 is guessing, 1 names all members; "
-        "± three deviations of guessing. Inversion makes an image from each prototype: its correlation with training "
-        "samples, and with the class's test samples. Other attacks may find more."
-    )
-    return Table((*heads, "likeness of image (others)"), rows, note)
 
 
 def _accuracies(run: Run) -> Markup:
@@ -195,7 +219,6 @@ def _hidden(run: Run) -> str:
 
 
 def _metrics(run: Run) -> Markup:
-    """The last evaluation's metrics beside accuracy, over the clients; recalls of classes are a figure."""
     last = next((row["metrics"] for row in reversed(run.rows) if row.get("metrics")), {})
     note = f"The metrics that the run asked for, at its last evaluation, over the clients that have them.{_hidden(run)}"
     rows = metric_rows(last, 4)
@@ -219,7 +242,7 @@ def _troubles(run: Run) -> Markup:
 
 def _clients(run: Run) -> Markup:
     last = {kind: run.evaluations(kind)[-1]["clients"] for kind in run.kinds}
-    sizes = [key for key in SIZES if key != "validation-samples" or any(key in one for one in run.sites.values())]
+    sizes = [key for key in SIZES if key != "validation-samples" or any(key in facts for facts in run.sites.values())]
     rows = []
     for site, facts in run.sites.items():
         line = [site, str(facts.get("domain") or "–"), str(facts.get("arch", "–"))]

@@ -15,7 +15,7 @@ from protofl_common.basics.text import in_order, names_in
 from protofl_common.config.options import SettingsError
 from protofl_common.experiment.catalog import CATALOG
 from protofl_common.experiment.settings import flatten
-from protofl_common.runs.comparison import compared
+from protofl_common.runs.figures import compared
 from protofl_common.runs.folder import KINDS, RoundRow, RunFolder, SiteFacts
 
 AUDIT, INVERSION = "audit.json", "inversion.safetensors"
@@ -33,10 +33,7 @@ class Vectors:
 
 
 class Run:
-    """One run, as its files tell it; what is not there, or damaged, is left out.
-
-    SettingsError when there are not even settings, or the run is of a later version.
-    """
+    """One run without what is missing or damaged; SettingsError without settings, or of a later version."""
 
     def __init__(self, folder: Path) -> None:
         try:
@@ -58,8 +55,8 @@ class Run:
 
     @cached_property
     def sites(self) -> dict[str, SiteFacts]:
-        known = self.facts.get("sites") or (self.summary["clients"] if self.summary else {})
-        every = known | {site: {} for row in self.rows for site in row["clients"] if site not in known}
+        introduced = self.facts.get("sites") or (self.summary["clients"] if self.summary else {})
+        every = introduced | {site: {} for row in self.rows for site in row["clients"] if site not in introduced}
         return {site: every[site] for site in in_order(every)}
 
     @property
@@ -69,11 +66,11 @@ class Run:
     @cached_property
     def domains(self) -> dict[str, list[str]]:
         """Domain -> its sites; {} unless there are at least two domains."""
-        found: dict[str, list[str]] = {}
+        domains: dict[str, list[str]] = {}
         for site, facts in self.sites.items():
             if domain := facts.get("domain"):
-                found.setdefault(domain, []).append(site)
-        return dict(sorted(found.items())) if len(found) > 1 else {}
+                domains.setdefault(domain, []).append(site)
+        return dict(sorted(domains.items())) if len(domains) > 1 else {}
 
     @property
     def rounds(self) -> list[RoundRow]:
@@ -108,10 +105,10 @@ class Run:
 
 def _audit(file: Path) -> list[dict[str, Any]]:
     try:
-        found = json.loads(file.read_text(encoding="utf-8"))
+        findings = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return []
-    return found if isinstance(found, list) else []
+    return findings if isinstance(findings, list) else []
 
 
 def _inversions(file: Path) -> tuple[list[dict[str, Any]], NDArray[np.uint8]] | None:

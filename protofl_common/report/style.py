@@ -1,7 +1,4 @@
-"""How the page looks: one column, two from 900 pixels on; wide tables and figures scroll inside their boxes.
-
-And the one script that it runs, which copies a figure's data.
-"""
+"""How the page looks, one column or two from 900 pixels on, and its script, which copies a figure's data."""
 
 import base64
 import hashlib

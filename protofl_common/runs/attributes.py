@@ -32,8 +32,8 @@ def tensors_of(owner: object, names: Iterable[str]) -> dict[str, Tensor]:
 def restore_attributes(owner: object, names: Iterable[str], entries: Mapping[str, Tensor]) -> None:
     """Set the attributes of a freshly built ``owner`` to what `pack_attributes` gave."""
     for name in names:
-        found = getattr(owner, name)
-        if (restored := _restored(found, name, entries)) is not found:
+        value = getattr(owner, name)
+        if (restored := _restored(value, name, entries)) is not value:
             setattr(owner, name, restored)
 
 
@@ -53,9 +53,7 @@ def _restored(found: Any, name: str, entries: Mapping[str, Tensor]) -> Any:
             lasting = {key: value for key, value in found.items() if isinstance(value, _IN_PLACE)}
             return _tree(inner) | {key: _restored(value, key, inner) for key, value in lasting.items()}
         case _:
-            plain = {
-                key: entries[key] for key in (name, name + _MEANS, name + _LABELS, name + _COUNTS) if key in entries
-            }
+            plain = {key: entries[key] for part in ("", _MEANS, _LABELS, _COUNTS) if (key := name + part) in entries}
             return _tree(inner) if inner else _tree(plain).get(name)
     return found
 
@@ -79,15 +77,15 @@ def _entries(name: str, value: Any) -> dict[str, Tensor]:
             inner = value
         case _:
             raise TypeError(f"{name}: a checkpoint cannot hold a {type(value).__name__}")
-    return {key: tensor for part, one in inner.items() for key, tensor in _entries(f"{name}/{part}", one).items()}
+    return {key: tensor for part, inside in inner.items() for key, tensor in _entries(f"{name}/{part}", inside).items()}
 
 
 def _tree(entries: Mapping[str, Tensor]) -> dict[str, Any]:
     """Tensors by name, prototypes where there are means and labels of a name, dictionaries where it has a slash."""
-    found: dict[str, Any] = {}
+    tree: dict[str, Any] = {}
     for key, value in entries.items():
         *path, last = key.split("/")
-        place = found
+        place = tree
         for name in path:
             place = place.setdefault(name, {})
         if last.endswith(_MEANS):
@@ -95,4 +93,4 @@ def _tree(entries: Mapping[str, Tensor]) -> dict[str, Any]:
             place[last.removesuffix(_MEANS)] = Prototypes(value, entries[whole + _LABELS], entries.get(whole + _COUNTS))
         elif not last.endswith((_LABELS, _COUNTS)):
             place[last] = value
-    return found
+    return tree

@@ -36,10 +36,7 @@ def macro_f1(scores_NC: Scores, labels_N: Labels) -> float:
 
 
 def auc(scores_NC: Scores, labels_N: Labels) -> float:
-    """The mean, over the classes that occur, of the area under the ROC curve of a class against the rest.
-
-    0.5 where only one class occurs: there is nothing to tell apart.
-    """
+    """The mean area under the ROC curve of each class that occurs against the rest; 0.5 where only one does."""
     from sklearn.metrics import roc_auc_score
 
     present = np.unique(labels_N)
@@ -54,34 +51,31 @@ RECALL = "recall"  # names not one figure but one of each class that occurs: `re
 
 def metric_names(text: str) -> tuple[str, ...]:
     names = names_in(text)
-    known = [*METRICS, RECALL]
-    if odd := [name for name in names if name not in known and not is_python_name(name)]:
-        raise SettingsError(f"metrics = {text!r}: {odd[0]!r} is not one of {', '.join(known)}, or module:function")
+    legal = [*METRICS, RECALL]
+    if odd := [name for name in names if name not in legal and not is_python_name(name)]:
+        raise SettingsError(f"metrics = {text!r}: {odd[0]!r} is not one of {', '.join(legal)}, or module:function")
     return names
 
 
 def declared_metrics(names: Iterable[str], num_classes: int) -> set[str]:
     """All that a report may hold for these metrics: ``head/auc``, ``prototype/recall/3``."""
     per_class = [f"{RECALL}/{label}" for label in range(num_classes)]
-    each = [one for name in names for one in (per_class if name == RECALL else [name])]
+    each = [metric for name in names for metric in (per_class if name == RECALL else [name])]
     return {f"{kind}/{name}" for kind in KINDS for name in each}
 
 
 def evaluate_metrics(names: Iterable[str], scores_NC: Scores, labels_N: Labels) -> dict[str, float]:
-    """The figures of these metrics; none where there are no samples, and none that is NaN or infinite.
-
-    SettingsError when a metric of the user's own is not there, fails, or returns no number.
-    """
+    """The finite figures of these metrics, none without samples; SettingsError where a user's own one fails."""
     if not len(labels_N):
         return {}
-    found: dict[str, float] = {}
+    figures: dict[str, float] = {}
     for name in names:
         if name == RECALL:
             hits_N = scores_NC.argmax(1) == labels_N
-            found |= {f"{RECALL}/{label}": float(hits_N[labels_N == label].mean()) for label in np.unique(labels_N)}
+            figures |= {f"{RECALL}/{label}": float(hits_N[labels_N == label].mean()) for label in np.unique(labels_N)}
         else:
-            found[name] = METRICS[name](scores_NC, labels_N) if name in METRICS else _own(name, scores_NC, labels_N)
-    return {name: value for name, value in found.items() if math.isfinite(value)}
+            figures[name] = METRICS[name](scores_NC, labels_N) if name in METRICS else _own(name, scores_NC, labels_N)
+    return {name: value for name, value in figures.items() if math.isfinite(value)}
 
 
 def _own(name: str, scores_NC: Scores, labels_N: Labels) -> float:

@@ -3,11 +3,14 @@
 import csv
 import io
 import math
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from protofl_common.runs.folder import TROUBLE, Accuracies, Best, RoundRow
+from protofl_common.runs.folder import TROUBLE, Accuracies, Best, RoundRow, RunFolder, Summary, baseline_folder
+from protofl_common.runs.metrics import human_bytes
 
 MEASURES = {"mean": "mean", "weighted": "by samples", "worst-10%": "worst 10 %", "std": "std"}  # over clients -> head
 HIDDEN = "Over all sites' samples together, also as the mean: secure aggregation hides single sites."
@@ -78,7 +81,8 @@ def accuracy_rows(
 
 def metric_rows(metrics: Accuracies, digits: int) -> list[list[str]]:
     """A row for each metric beside accuracy, but for recalls of classes."""
-    return [[name, *cells(one, factor=1, digits=digits)] for name, one in metrics.items() if "/recall/" not in name]
+    shown = {name: figures for name, figures in metrics.items() if "/recall/" not in name}
+    return [[name, *cells(figures, factor=1, digits=digits)] for name, figures in shown.items()]
 
 
 def short_best(best: Best) -> str:
@@ -91,7 +95,7 @@ def best_text(best: Best) -> str:
 
 
 def chosen(best: Iterable[Best]) -> str:
-    return " and ".join(sorted({f"chosen on {one.get('chosen-on', 'test')} data" for one in best})) or "not found"
+    return " and ".join(sorted({f"chosen on {result.get('chosen-on', 'test')} data" for result in best})) or "not found"
 
 
 def totals(rows: Sequence[RoundRow]) -> tuple[dict[str, int], dict[str, int], float]:
@@ -104,3 +108,96 @@ def totals(rows: Sequence[RoundRow]) -> tuple[dict[str, int], dict[str, int], fl
 def lost_text(numbers: Mapping[str, int]) -> str:
     """``"2 failed, 1 late"``, or ``none``."""
     return ", ".join(f"{number} {kind}" for kind, number in numbers.items() if number) or "none"
+
+
+def audit_table(findings: Sequence[dict[str, Any]]) -> Table:
+    heads = ("attack", "samples of a class", "classes", "advantage", "likeliest is a member")
+    rows = [
+        (
+            f"{attack['attack']}{' (above chance)' if attack['above_chance'] else ''}",
+            str(attack["samples"]),
+            str(attack["classes"]),
+            f"{attack['advantage']:+.2f} ± {3 * attack['error']:.2f}",
+            f"{attack['named']} ({attack['by_chance']:.1f} by chance)",
+            f"{attack['similarity']:.2f} ({attack['similarity_of_others']:.2f})" if "similarity" in attack else "",
+        )
+        for attack in findings
+    ]
+    note = (
+        "Membership inference by whoever has the messages and the clients' models: 0 is guessing, 1 names all members; "
+        "± three deviations of guessing. Inversion makes an image from each prototype: its correlation with training "
+        "samples, and with the class's test samples. Other attacks may find more."
+    )
+    return Table((*heads, "likeness of image (others)"), rows, note)
+
+
+# -- a run beside its baselines (the setting ``baselines``): what prototypes gained, and what they cost
+
+COMPARED_HEADS = ("", "accuracy", "against alone", "worst 10 %", "exchanged", "models")
+COMPARED_NOTE = "Mean test accuracy over the clients, after the last round; the same clients and data."
+
+
+@dataclass(frozen=True)
+class Compared:
+    """Accuracies in percent, by the head where the run has one, else by prototype."""
+
+    algo: str
+    title: str
+    accuracy: float
+    prototype: float | None  # by the nearest prototype, where the run has that beside a head
+    worst: float | None  # None where single clients are hidden
+    bytes: int  # up and down, in all
+    models: str
+
+    @property
+    def called(self) -> str:
+        """``alone``, ``FedAvg``, ``FedProto over 3 architectures``."""
+        kinds = self.models.count("×")
+        return "alone" if self.algo == "local" else self.title + (f" over {kinds} architectures" if kinds > 1 else "")
+
+
+def compared(folder: Path, baselines: Iterable[str]) -> list[Compared]:
+    """The baselines that have a result, in their order, and at the end the run itself; [] where that has none."""
+    folders = [*(baseline_folder(folder, algo) for algo in baselines), folder]
+    summaries = [RunFolder(path).summary() for path in folders]
+    runs = [_compared(summary) if summary and summary["accuracy"] else None for summary in summaries]
+    return [run for run in runs if run] if runs[-1] else []
+
+
+def _compared(summary: Summary) -> Compared:
+    by = summary["accuracy"]
+    accuracy = by.get("head") or by["prototype"]
+    return Compared(
+        algo=str(summary["settings"]["algo"]),
+        title=summary["algorithm"],
+        accuracy=100 * accuracy["mean"],
+        prototype=100 * by["prototype"]["mean"] if len(by) > 1 else None,
+        worst=100 * accuracy["worst-10%"] if "worst-10%" in accuracy else None,
+        bytes=sum(summary["bytes"].values()),
+        models=counted(client["arch"] for client in summary["clients"].values()),
+    )
+
+
+def counted(names: Iterable[str]) -> str:
+    """``"6 × cnn4, 4 × htcnn-3"``."""
+    return ", ".join(f"{number} × {name}" for name, number in sorted(Counter(names).items()))
+
+
+def sentence(runs: Sequence[Compared]) -> str:
+    """``"alone 36.1 %, FedProto 73.4 %; 96 MB exchanged"``, by the run; with prototypes a point above the head."""
+    figures = [f"{run.called} {run.accuracy:.1f} %" for run in runs]
+    for number, run in enumerate(runs):
+        if run.prototype is not None and run.prototype > run.accuracy + 1:
+            figures[number] += f" by its head, {run.prototype:.1f} % by prototypes"
+    return f"{', '.join(figures)}; {human_bytes(runs[-1].bytes)} exchanged"
+
+
+def side_by_side(runs: Sequence[Compared]) -> Table:
+    alone = next((run.accuracy for run in runs if run.algo == "local"), None)
+    rows = []
+    for run in runs:
+        gain = "–" if alone is None or run.algo == "local" else f"{run.accuracy - alone:+.1f} points"
+        worst = "–" if run.worst is None else f"{run.worst:.1f} %"
+        rows.append([run.title, f"{run.accuracy:.1f} %", gain, worst, human_bytes(run.bytes), run.models])
+    note = f"{COMPARED_NOTE} {HIDDEN}" if any(run.worst is None for run in runs) else COMPARED_NOTE
+    return Table(COMPARED_HEADS, rows, note, "side by side", words=(0, 5))

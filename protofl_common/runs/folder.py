@@ -201,9 +201,9 @@ class RunFolder:
         return next(_read(self.path / SUMMARY), None)
 
     def finished_summary(self) -> Summary:
-        if (found := self.summary()) is None:
+        if (summary := self.summary()) is None:
             raise SettingsError(f"{self.path}: no {SUMMARY} in it; give the folder of a finished run")
-        return found
+        return summary
 
     def add(self, file: str, row: RoundRow | MarginRow) -> None:
         with (self.path / file).open("a", encoding="utf-8") as lines:
@@ -221,10 +221,7 @@ class RunFolder:
 
 
 def _read(path: Path) -> Iterator[Any]:
-    """The JSON objects in a file: one per line of a ``.jsonl``, where a line that is still being written is none.
-
-    SettingsError for a later format.
-    """
+    """The JSON objects in a file, but for a line that is still being written; SettingsError for a later format."""
     try:
         with path.open(encoding="utf-8") as file:
             for part in file if path.suffix == ".jsonl" else (file.read(),):

@@ -27,11 +27,7 @@ def over_clients(accuracies: Sequence[float], test_samples: Sequence[int], liars
 
 
 def fairness(accuracies: Sequence[float]) -> dict[str, float]:
-    """How accuracies in [0, 1] spread over the clients (FedPCL, Tables 12 and 13).
-
-    ``worst-10%``, ``worst-20%``, ``worst-40%``, ``best-10%``: the mean of that part of the clients, at least one.
-    ``std`` and ``variance``: of the population. Empty input gives an empty dict.
-    """
+    """How accuracies in [0, 1] spread over the clients (FedPCL, Tables 12 and 13), as a population; {} of none."""
     if not accuracies:
         return {}
     parts = {part: mean_of_part(accuracies, part) for part in ("worst-10%", "worst-20%", "worst-40%", "best-10%")}
@@ -48,11 +44,7 @@ def mean_of_part(accuracies: Sequence[float], part: str) -> float:
 
 
 def of_all_sites(rows: Sequence[RoundRow]) -> list[RoundRow]:
-    """The rows of ``metrics.jsonl`` in which as many sites were asked, and at least as many answered, as in the last.
-
-    With ``participation`` below 1 that is the final evaluation: the best of means over ever other clients would tell
-    of lucky draws.
-    """
+    """The rows with as many sites asked, and as many answers, as in the last: others would tell of lucky draws."""
     return [row for row in rows if row["asked"] == rows[-1]["asked"] and row["valid"] >= rows[-1]["valid"]]
 
 
@@ -63,12 +55,12 @@ def best_evaluation(rows: Sequence[RoundRow], kind: str) -> RoundRow | None:
     where the run has any (`chosen_on`), else on test data. None where there is none.
     """
     validated = chosen_on(rows, kind) == "validation"
-    found = [
+    candidates = [
         (figures[kind].get("trimmed", figures[kind]["mean"]), row)
         for row in of_all_sites(rows)
         if kind in (figures := _figures(row, validated))
     ]
-    return max(found, key=lambda one: one[0], default=(0.0, None))[1]
+    return max(candidates, key=lambda one: one[0], default=(0.0, None))[1]
 
 
 def chosen_on(rows: Sequence[RoundRow], kind: str) -> Literal["validation", "test"]:

@@ -1,7 +1,4 @@
-"""A federation: what its SuperLink answers, and the certificate and clock that it, or the door before it, shows.
-
-`known_runs` has the folders of its runs.
-"""
+"""A federation: what its SuperLink answers, and the certificate and clock that it, or the door before it, shows."""
 
 from __future__ import annotations
 
@@ -65,10 +62,7 @@ def ask(name: str) -> Federation:
 
 
 def shown_by(address: str, root_certificates: str = "") -> Shown:
-    """Ask ``address`` (HOST:PORT), by TLS if there are ``root_certificates`` of a file.
-
-    OSError if nobody answers, or, as ssl.SSLError, with a certificate that is none for this name and authority.
-    """
+    """Ask HOST:PORT, by TLS if there are ``root_certificates``; OSError (SSLError) without a (trusted) answer."""
     host, _, port = address.rpartition(":")
     connection: HTTPConnection = HTTPConnection(host, int(port), timeout=PATIENCE)
     if root_certificates:

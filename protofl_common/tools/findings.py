@@ -1,7 +1,7 @@
 """Findings about a machine, as ``protofl doctor`` and ``protofl site check`` print them."""
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
 
 from protofl_common.tools.cli.arguments import print_json
@@ -18,21 +18,21 @@ class Finding:
     cure: str = ""
 
 
-def worst_first(found: Iterable[Finding]) -> list[Finding]:
-    return sorted(found, key=lambda one: LEVELS.index(one.level))
+def worst_first(findings: Iterable[Finding]) -> list[Finding]:
+    return sorted(findings, key=lambda finding: LEVELS.index(finding.level))
 
 
-def show(command: str, found: Iterable[Finding], as_json: bool) -> int:
+def show(command: str, findings: Iterable[Finding], as_json: bool) -> int:
     """Print the findings, worst first, and return the exit status: 1 where something is wrong."""
-    found = worst_first(found)
+    findings = worst_first(findings)
     if as_json:
-        rows = [asdict(one) | {"level": (one.level or "ok").lower()} for one in found]
+        rows = [asdict(finding) | {"level": (finding.level or "ok").lower()} for finding in findings]
         print_json(command, {"findings": rows})
     else:
-        for one in found:
-            print(f"{one.level:8}{one.topic:14}{one.text}" + (f"\n{'':22}do: {one.cure}" if one.cure else ""))
-    return int(any(one.level == WRONG for one in found))
+        for level, topic, text, cure in map(astuple, findings):
+            print(f"{level:8}{topic:14}{text}" + (f"\n{'':22}do: {cure}" if cure else ""))
+    return int(any(finding.level == WRONG for finding in findings))
 
 
 def existing(path: Path) -> Path:
-    return next(one for one in (path.absolute(), *path.absolute().parents) if one.exists())
+    return next(folder for folder in (path.absolute(), *path.absolute().parents) if folder.exists())

@@ -16,7 +16,7 @@ from pathlib import Path
 from scipy.special import stdtr, stdtrit
 
 from protofl_common.config.datasets import is_own
-from protofl_common.config.options import Scalar, SettingsError, keys_of
+from protofl_common.config.options import Config, SettingsError, keys_of
 from protofl_common.config.sections import DataSettings
 from protofl_common.runs.folder import SUMMARY, RunFolder
 from protofl_common.tools.tables.metrics import Figure, NoFigure
@@ -58,8 +58,8 @@ class Estimate:
 
 def estimated(figures: Iterable[float], than: Estimate | None) -> list[str]:
     """Cells for the mean of ``figures`` and, if there is one, its difference from another."""
-    one = Estimate.of(figures)
-    cells = [str(one.n), f"{one.mean:.2f}", one.interval]
+    estimate = Estimate.of(figures)
+    cells = [str(estimate.n), f"{estimate.mean:.2f}", estimate.interval]
     if than is None:
         return [*cells, "–", "–", "–"]
     p = "–" if than.n == 1 else "< 0.001" if than.p < 0.001 else f"{than.p:.3f}"
@@ -73,7 +73,7 @@ def paired(more: Mapping[int, float], less: Mapping[int, float]) -> dict[int, fl
 
 @dataclass(frozen=True)
 class Group:
-    settings: dict[str, Scalar]
+    settings: Config
     clients: int
     runs: dict[int, Path]  # seed -> folder
     values: dict[int, float]  # seed -> figure
@@ -81,7 +81,7 @@ class Group:
     figure: str = ""  # which one
 
     @property
-    def data(self) -> dict[str, Scalar]:
+    def data(self) -> Config:
         """The settings that the division of the data depends on, beside the seed."""
         settings = {key: self.settings[key] for key in keys_of(DataSettings) if key in self.settings}
         return settings | {"clients": self.clients}
@@ -89,18 +89,15 @@ class Group:
 
 def run_folders(given: Iterable[Path]) -> list[Path]:
     """The folders of runs among ``given``, and those of the finished runs in others."""
-    found: list[Path] = []
+    folders: list[Path] = []
     for folder in given:
         inside = [] if (folder / SUMMARY).exists() else sorted(path.parent for path in folder.glob(f"*/{SUMMARY}"))
-        found += inside or [folder]
-    return list(dict.fromkeys(found))
+        folders += inside or [folder]
+    return list(dict.fromkeys(folders))
 
 
 def grouped(folders: Sequence[Path], figure: Figure | None) -> list[Group]:
-    """The groups in the order of their first runs; ``figure`` None: accuracy by the head, else by prototype.
-
-    SettingsError for a folder without a finished run, or a run without that figure.
-    """
+    """The groups in the order of their first runs, by ``figure``, or accuracy by head, or else prototype."""
     groups: dict[str, Group] = {}
     for folder in folders:
         summary = RunFolder(folder).finished_summary()
@@ -116,11 +113,10 @@ def grouped(folders: Sequence[Path], figure: Figure | None) -> list[Group]:
         except NoFigure as error:
             raise SettingsError(f"{folder}: {error}; --each shows what there is") from None
         group.runs[seed] = folder
-    return [replace(one, name=_name(one, groups.values())) for one in groups.values()]
+    return [replace(each, name=_name(each, groups.values())) for each in groups.values()]
 
 
 def _name(group: Group, groups: Iterable[Group]) -> str:
-    """Its algorithm, and the settings in which it differs from others that have them."""
     differing = [
         f"{key}={value}"
         for key, value in group.settings.items()
@@ -148,10 +144,17 @@ def draw_groups(groups: Sequence[Group], unit: str) -> str:
 
     with canvas(6.4, 1.1 + 0.4 * len(groups)) as (figure, axes):
         for row, group in enumerate(groups):
-            one, colour = Estimate.of(group.values.values()), COLOURS[row % len(COLOURS)]
-            axes.plot(list(group.values.values()), [row] * one.n, "|", color=colour, markersize=9)
-            axes.errorbar(one.mean, row, xerr=0 if math.isnan(one.half) else one.half, fmt="o", color=colour, capsize=3)
-        axes.set_yticks(range(len(groups)), [short(f"{one.name} (n = {len(one.values)})", 44) for one in groups])
+            estimate, colour = Estimate.of(group.values.values()), COLOURS[row % len(COLOURS)]
+            axes.plot(list(group.values.values()), [row] * estimate.n, "|", color=colour, markersize=9)
+            axes.errorbar(
+                estimate.mean,
+                row,
+                xerr=0 if math.isnan(estimate.half) else estimate.half,
+                fmt="o",
+                color=colour,
+                capsize=3,
+            )
+        axes.set_yticks(range(len(groups)), [short(f"{each.name} (n = {len(each.values)})", 44) for each in groups])
         axes.set_ylim(len(groups) - 0.5, -0.5)
         axes.set_xlabel(unit)
         caption = "Means over seeds with 95 % intervals; a stroke for each run."

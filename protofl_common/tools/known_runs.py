@@ -63,19 +63,19 @@ class KnownRun(RunFolder):
 
     def known_sites(self) -> dict[str, KnownSite]:
         """All that have taken part, by name."""
-        found = dict[str, KnownSite]()
+        sites = dict[str, KnownSite]()
         if newest := max(self._checkpoints(), default=None):
             with safe_open(newest, framework="numpy") as file:
                 owners = json.loads(file.metadata()["facts"])["owners"]
-            found = {site: KnownSite(node) for site, node in owners.items()}
+            sites = {site: KnownSite(node) for site, node in owners.items()}
         for row in self.rows():
             for site in row["clients"]:
-                found.setdefault(site, KnownSite(0)).last = row["round"]
+                sites.setdefault(site, KnownSite(0)).last = row["round"]
             for kind, site, reason in troubles(row):
-                known = found.setdefault(site, KnownSite(0))
-                known.trouble[kind] = known.trouble.get(kind, 0) + 1
-                known.reason = f"round {row['round']}: {reason}"
-        return found
+                facts = sites.setdefault(site, KnownSite(0))
+                facts.trouble[kind] = facts.trouble.get(kind, 0) + 1
+                facts.reason = f"round {row['round']}: {reason}"
+        return sites
 
     def _checkpoints(self) -> Iterator[Path]:
         return (path for path in (self.path / CHECKPOINTS).glob("*.safetensors") if path.stem.isdigit())
@@ -88,5 +88,5 @@ def size_of(path: Path) -> int:
 
 def runs_in(folder: Path) -> list[KnownRun]:
     """The runs in a folder of results, the latest first."""
-    found = [KnownRun(path.parent) for path in folder.glob(f"*/{METRICS}") if (path.parent / SETTINGS).exists()]
-    return sorted(found, key=lambda run: run.age)
+    runs = [KnownRun(path.parent) for path in folder.glob(f"*/{METRICS}") if (path.parent / SETTINGS).exists()]
+    return sorted(runs, key=lambda run: run.age)

@@ -201,10 +201,7 @@ def attempt(run_config: Values, federation: Values, on_line: Callable[[str], Non
 
 
 def workers_for(federation: Values, device: str) -> int:
-    """Start the processes that simulate clients, as many as processors and GPUs have room for, and return their number.
-
-    Where ``federation`` names no part of a GPU for each client, as many share one as fit. ``device``: the setting.
-    """
+    """Start the processes that simulate clients, and return how many: as many as processors and GPUs have room for."""
     workers, part = (os.cpu_count() or 1) // int(federation.get(CPUS, 1)), federation.get(GPUS)
     if part == 0:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""

@@ -109,8 +109,8 @@ def try_method(
 
 
 def _config(data: Data | None, settings: dict[str, Scalar]) -> dict[str, Scalar]:
-    given = {key if "." in key else key.replace("_", "-"): value for key, value in settings.items()}
-    return default_run_config() | {"report": False} | _of_data(data) | given
+    chosen = {key if "." in key else key.replace("_", "-"): value for key, value in settings.items()}
+    return default_run_config() | {"report": False} | _of_data(data) | chosen
 
 
 def _of_data(data: Data | None) -> dict[str, Scalar]:

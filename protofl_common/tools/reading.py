@@ -95,10 +95,7 @@ def _grey(colour: Images) -> Images:
 
 @contextmanager
 def rows_file(path: Path) -> Iterator[Add]:
-    """Yield a function for rows of equal columns; in the end they replace ``path``, but for an error.
-
-    SettingsError for a wrong suffix, and where a package or the folder is missing.
-    """
+    """Yield a function for rows of equal columns, which in the end replace ``path``; SettingsError if they cannot."""
     if path.suffix not in (".csv", ".parquet"):
         raise SettingsError(f"--out {path}: must end in .csv or .parquet")
     try:

@@ -180,7 +180,6 @@ class Codec(ABC):
         raise ValueError("sums are of what clients upload after training")
 
     def unpack(self, record: ArrayRecord) -> Value:
-        """The value of a record that has all arrays of the template, and no other."""
         template, rows = self.template(), 0
         if set(record) != set(template):
             raise RefusedMessage(f"{self.name} with the arrays {sorted(record)} instead of {sorted(template)}")
@@ -446,7 +445,6 @@ def _array(value: Tensor) -> Array:
 
 
 def decoded(array: Array, what: str, dtype: str, shape: tuple[int, ...]) -> Tensor:
-    """Decode one array, whose dtype and shape must be those given."""
     if array.stype != RAW or array.dtype != dtype:
         raise RefusedMessage(f"{what}: {array.stype} {array.dtype} instead of {RAW} {dtype}")
     _check_shape(array, what)

@@ -70,7 +70,7 @@ class SiteCard:
     train_samples: int
     test_samples: int
     classes: tuple[str, ...]  # names of all classes of the data set, in label order
-    holds: tuple[int, ...]
+    present: tuple[int, ...]
     """Labels of its training samples, where its uploads will show them; elsewhere none."""
     weights: str  # a digest of names, types and shapes of all weights that it exchanges; "" for none
     device: str  # where it computes: ``"cpu"``, ``"cuda"``, ``"cuda:1"``
@@ -80,7 +80,7 @@ class SiteCard:
 
 
 def pack_instructions(instructions: Instructions) -> ConfigRecord:
-    return ConfigRecord(dataclasses.asdict(instructions) | {"run_history": instructions.run_history.text})
+    return ConfigRecord(vars(instructions) | {"run_history": instructions.run_history.text})
 
 
 def unpack_instructions(content: RecordDict) -> Instructions:
@@ -135,8 +135,7 @@ def unpack_best(content: RecordDict) -> tuple[int, str]:
 
 
 def pack_site_card(card: SiteCard) -> ConfigRecord:
-    values = dataclasses.asdict(card)
-    return ConfigRecord({key: list(value) if isinstance(value, tuple) else value for key, value in values.items()})
+    return ConfigRecord({key: list(value) if isinstance(value, tuple) else value for key, value in vars(card).items()})
 
 
 def unpack_site_card(content: RecordDict) -> SiteCard:
@@ -144,7 +143,7 @@ def unpack_site_card(content: RecordDict) -> SiteCard:
     if set(content) != {"site"}:
         raise RefusedMessage("records other than 'site'")
     card = _from_config(SiteCard, content, "site")
-    for key, value in dataclasses.asdict(card).items():
+    for key, value in vars(card).items():
         if isinstance(value, int) and not 0 <= value <= _MOST_SAMPLES:
             raise RefusedMessage(f"site.{key} is {value}, not from 0 to {_MOST_SAMPLES}")
         for text in value if key == "classes" else (value,):
@@ -152,10 +151,10 @@ def unpack_site_card(content: RecordDict) -> SiteCard:
                 raise RefusedMessage(f"site.{key} with a name that is too long or not printable: {text!r}")
     if not is_site_name(card.name) or not all(isinstance(name, str) for name in card.classes):
         raise RefusedMessage(f"site.name is {card.name!r}, site.classes is {card.classes!r}")
-    labels, shape = card.holds, card.input_shape
+    labels, shape = card.present, card.input_shape
     in_range = all(type(label) is int and 0 <= label < len(card.classes) for label in labels)
     if not in_range or labels != tuple(sorted(set(labels))):
-        raise RefusedMessage(f"site.holds is {list(labels)!r}")
+        raise RefusedMessage(f"site.present is {list(labels)!r}")
     positive = all(type(size) is int and size > 0 for size in shape)
     if not positive or not 1 <= len(shape) <= _MOST_DIMENSIONS or math.prod(shape) > _LARGEST_INPUT:
         raise RefusedMessage(f"site.input_shape is {list(shape)!r}")

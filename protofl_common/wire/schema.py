@@ -23,7 +23,7 @@ class RefusedMessage(ValueError):
 
 @dataclass(frozen=True)
 class Limits:
-    """The limits of what a receiver accepts."""
+    """Limits of a receiver, for the entries that are declared."""
 
     num_classes: int
     feature_dim: int
@@ -32,6 +32,9 @@ class Limits:
     max_per_class: int = 1000  # vectors of one class in one message, where several are allowed at all
     backbones: int = 0  # K, the frozen backbones that statistics compare
     frozen_dim: int = 0  # the features of all frozen backbones together
+    noise: float = 0.0  # how far it may move a sum of class moments, of features of length 1; 0: they are exact
+    longest: float = math.inf  # of the features whose moments have noise
+    samples: float = 1.0  # of which these moments are
 
 
 @dataclass(frozen=True)

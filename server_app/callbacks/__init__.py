@@ -23,7 +23,7 @@ from server_app.callbacks.best_model import BestModel
 from server_app.callbacks.checkpoints import Checkpoints
 from server_app.callbacks.metrics import Conclusion, Metrics
 from server_app.callbacks.screen import Screen
-from server_app.callbacks.stopping import EarlyStopping
+from server_app.callbacks.stopping import Budget, EarlyStopping
 from server_app.callbacks.trackers import UserCallback
 
 
@@ -33,4 +33,4 @@ def callbacks_of(run: Run) -> list[Callback]:
     SettingsError where the run cannot be resumed, or its ``callback`` cannot be called.
     """
     first = Metrics(run), UserCallback(run), BestModel(), Artifacts()
-    return [*first, Conclusion(), Screen(run), EarlyStopping(), Checkpoints()]
+    return [*first, Conclusion(), Screen(run), EarlyStopping(), Budget(), Checkpoints()]

@@ -122,7 +122,7 @@ def _division(run: Run) -> dict[str, SiteFacts]:
 
 def _fits(card: SiteCard, share: ShareCounts) -> bool:
     samples = (int(share.train.sum()), int(share.test.sum()))
-    has_classes = all(label < len(share.train) and share.train[label] > 0 for label in card.holds)
+    has_classes = all(label < len(share.train) and share.train[label] > 0 for label in card.present)
     return samples == (card.train_samples, card.test_samples) and card.domain == share.domain and has_classes
 
 

@@ -8,16 +8,19 @@ from protofl_common.basics.text import in_order
 from protofl_common.config.sections import DataSettings, protections
 from protofl_common.experiment.settings import Settings, to_run_config
 from protofl_common.maths.aggregation import FEWEST
-from protofl_common.runs.comparison import compared, counted, sentence, side_by_side
 from protofl_common.runs.figures import (
     HIDDEN,
     MEASURES,
     Table,
     accuracy_rows,
     chosen,
+    compared,
+    counted,
     lost_text,
     metric_rows,
+    sentence,
     short_best,
+    side_by_side,
 )
 from protofl_common.runs.folder import KINDS, SITES, RoundRow, Summary, troubles
 from protofl_common.runs.metrics import human_bytes, human_seconds
@@ -54,7 +57,7 @@ class Screen(Callback):
             shares = [(name, 100 * samples[name] / max(1, sum(samples.values()))) for name in samples]
             texts = [f"{name} {share:.1f} %" for name, share in sorted(shares, key=lambda one: -one[1])]
             say(f"shares of the training samples: {_first(texts, ' with less')}")
-        holders = Counter(label for card in cards for label in card.holds)
+        holders = Counter(label for card in cards for label in card.present)
         few, merging = sum(number < FEWEST for number in holders.values()), federation.bounds.prototypes[0]
         if few and merging != "mean":
             say(f"warning: fewer than {FEWEST} clients hold {few} classes, where merging = {merging!r} outvotes nobody")

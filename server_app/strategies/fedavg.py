@@ -40,7 +40,6 @@ class FedAvg(ServerStrategy[H]):
 
     @property
     def arch(self) -> str:
-        """The architecture of the global model, which all clients have."""
         return self.card.arch
 
     def merge(self, uploads: list[Upload]) -> dict[str, float]:

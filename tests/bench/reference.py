@@ -1,12 +1,11 @@
 """What the documents say of the code, made from it: ``python -m tests.bench.reference``.
 
-That is the pages in ``docs/reference``, and the end of each page in ``docs/algorithms``. A test compares what is
-committed with what this makes, so it cannot go stale. Nothing here depends on the machine, on the Python version, or on
-other packages that are installed.
+That is the pages in ``docs/reference``, and of a page in ``docs/algorithms`` the drawing and the end. A test compares
+what is committed with what this makes, so it cannot go stale. Nothing here depends on the machine, on the Python
+version, or on other packages that are installed.
 """
 
 import argparse
-import ast
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import fields
@@ -16,14 +15,17 @@ from typing import Any, get_type_hints
 from protofl_common.config.options import Scalar, key_of, range_text
 from protofl_common.config.sections import SECTIONS
 from protofl_common.experiment.catalog import CATALOG, Algorithm
-from protofl_common.experiment.settings import NODE_OVERRIDES, default_run_config
+from protofl_common.experiment.node import NODE_OVERRIDES
+from protofl_common.experiment.settings import default_run_config
 from protofl_common.tools.cli import COMMANDS, parser_of
-from protofl_common.tools.cli.list import carries, lists
+from protofl_common.tools.cli.list import lists
 from protofl_common.wire.schema import Vectors, Weights
+from tests.bench.travels import alternative, drawing
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 MADE = "<!-- From here on made from the code by `make docs`; not edited by hand. -->"
+BESIDE, END = "<!-- Made from which.md. -->", "<!-- end -->"
 TYPES = {bool: "`true`, `false`", int: "whole number", float: "number", str: "text"}
 FEW = 8
 """More choices than these are left to the page of choices."""
@@ -34,7 +36,8 @@ def pages() -> dict[str, str]:
     made = {"settings": settings(), "choices": choices(), "commands": commands()}
     whole = {f"reference/{name}.md": lines for name, lines in made.items()}
     ends = {f"algorithms/{name}.md": algorithm(name, row) for name, row in CATALOG.items()}
-    return {file: "\n".join(lines) + "\n" for file, lines in (whole | ends).items()}
+    drawings = {f"algorithms/travels/{name}.svg": [drawing(row, _stays(name))] for name, row in CATALOG.items()}
+    return {file: "\n".join(lines) + "\n" for file, lines in (whole | ends | drawings).items()}
 
 
 def settings() -> Iterator[str]:
@@ -49,16 +52,35 @@ def settings() -> Iterator[str]:
 
 
 def algorithm(name: str, row: Algorithm) -> Iterator[str]:
-    """The page of an algorithm as it stands, and below it exchange, hyper-parameters, equations."""
+    """The page of an algorithm as it stands, with its drawing in words, and below it settings and code."""
     written = (DOCS / "algorithms" / f"{name}.md").read_text(encoding="utf-8").partition(MADE)[0]
-    yield from (written.rstrip(), "", MADE, "", "## From the code", "", f"{row.title}: {row.paper}.", "")
-    yield from _table(("", ""), _facts(row))
+    image = f"](travels/{name}.svg)"
+    written = re.sub(rf"!\[.*{re.escape(image)}", lambda _: f"![{alternative(row, _stays(name))}{image}", written)
+    between = (BESIDE, *_beside_others(row.title), END)
+    written = re.sub(f"{BESIDE}.*?{END}", lambda _: "\n".join(between), written, flags=re.DOTALL)
+    yield from (written.rstrip(), "", MADE, "", "## Settings", "")
     if fields(row.hparams):
-        yield ""
         yield from _options(row.hparams, f"{name}.", _meanings(), default_run_config())
-    for half in (row.client, row.server):
-        file = f"{half.partition(':')[0].replace('.', '/')}.py"
-        yield from ("", f"[`{file}`](../../{file})", "", "```text", _docstring(ROOT / file), "```")
+    else:
+        yield "It has no settings of its own."
+    yield from ("", f"{row.title}: {row.paper}. {' '.join(_facts(row))}", "")
+    halves = [f"{half.partition(':')[0].replace('.', '/')}.py" for half in (row.client, row.server)]
+    client, server = (f"[`{file}`](../../{file})" for file in halves)
+    yield f"Code: client {client}, server {server}."
+
+
+def _beside_others(title: str) -> Iterator[str]:
+    """An algorithm's accuracies in ``which.md``, between training alone and FedAvg."""
+    lines = (DOCS / "algorithms" / "which.md").read_text(encoding="utf-8").splitlines()
+    rows = [[cell.strip() for cell in line.split("|")[1:6]] for line in lines if line.startswith("|")]
+    yield from _table(tuple(rows[0]), (tuple(row) for row in rows if row[0] in ("Local", "FedAvg", title)))
+
+
+def _stays(name: str) -> str:
+    """What never leaves a client: the last column of the table in ``index.md``."""
+    index = (DOCS / "algorithms" / "index.md").read_text(encoding="utf-8")
+    (line,) = re.findall(rf"(?m)^\| \[`{name}`\]\(.*\| (.*?) \|$", index)
+    return str(line)
 
 
 def choices() -> Iterator[str]:
@@ -118,12 +140,11 @@ def _meanings() -> dict[str, str]:
     return found
 
 
-def _facts(row: Algorithm) -> Iterator[tuple[str, str]]:
-    yield "goes down", carries(row.exchange.down)
-    yield "goes up", carries(row.exchange.up)
-    yield "loss terms", ", ".join(row.losses)
-    yield "`merging` acts on", _merged(row)
-    yield "frozen backbones unless told otherwise", "yes" if row.frozen_backbones else "no"
+def _facts(row: Algorithm) -> Iterator[str]:
+    yield f"Loss terms in the metrics: {', '.join(row.losses) or 'none'}."
+    yield f"`merging` acts on {_merged(row)}."
+    if row.frozen_backbones:
+        yield "It uses frozen backbones unless `backbones` says otherwise."
 
 
 def _merged(row: Algorithm) -> str:
@@ -140,10 +161,6 @@ def _argument(action: argparse.Action) -> tuple[str, str]:
     value = "" if action.nargs == 0 else str(action.metavar or action.dest.upper())
     named = " ".join(filter(None, (", ".join(action.option_strings), value)))
     return f"`{_plain(named)}`", _plain((action.help or "").replace("%%", "%") or ", ".join(action.choices or ()))
-
-
-def _docstring(file: Path) -> str:
-    return ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or ""
 
 
 def _plain(text: str) -> str:

@@ -17,7 +17,7 @@ import server_app.app
 from client_app.app import app as client_app
 from protofl_common.config.options import SettingsError
 from protofl_common.experiment.settings import Settings, baselines_of, default_run_config
-from protofl_common.runs.comparison import Compared, compared, sentence
+from protofl_common.runs.figures import Compared, compared, sentence
 from protofl_common.runs.folder import RunFolder, baseline_folder
 from protofl_common.tools.cli import parsed
 from protofl_common.tools.cli.arguments import read_assignments

@@ -26,7 +26,8 @@ from protofl_common.config.options import SettingsError, option
 from protofl_common.data.raw import KEYS
 from protofl_common.experiment import plugins
 from protofl_common.experiment.catalog import CATALOG, Algorithm, Hparams
-from protofl_common.experiment.settings import NODE_KEYS, Settings, default_run_config, known_keys
+from protofl_common.experiment.node import NODE_KEYS
+from protofl_common.experiment.settings import Settings, default_run_config, known_keys
 from protofl_common.models.build import build_model
 from protofl_common.tools.cli import main
 from protofl_common.tools.inference import Predictor

@@ -36,7 +36,7 @@ from protofl_common.runs.folder import WEIGHTS
 from protofl_common.wire.payloads import Payload
 from protofl_common.wire.records import Instructions, pack_instructions
 from protofl_common.wire.schema import Counts
-from server_app.callbacks.stopping import Budget
+from server_app.callbacks.stopping import Budget, epsilon_spent
 from server_app.network.membership import FederationError
 from tests.support.accidents import Killed, on_message
 from tests.support.attacks import values_of
@@ -98,7 +98,7 @@ def test_an_algorithm_trains_privately_and_sends_no_losses_no_seconds_and_no_cla
             assert not [name for name in reply.content["report"] if name.startswith(("losses", "seconds"))]
         if message.metadata.message_type == MessageType.QUERY:
             every = list(range(len(reply.content["site"]["classes"])))
-            assert list(reply.content["site"]["holds"]) == (every if CATALOG[algo].tells_classes else [])
+            assert list(reply.content["site"]["present"]) == (every if CATALOG[algo].tells_classes else [])
 
 
 def test_which_algorithms_it_covers_is_written_here_a_second_time() -> None:
@@ -324,18 +324,15 @@ def test_epsilon_is_that_of_the_client_that_pays_most_and_no_client_ends_the_run
     config = run_config(tmp_path, **SMALL | {"algo": "fedavg", "batch_size": 64, "rounds": 5})
     settings = Settings.from_run_config(config)
 
-    def budget(*sizes: int) -> Budget:
+    def run_of(*sizes: int) -> Any:
         cards = {f"site-{number}": SimpleNamespace(train_samples=size) for number, size in enumerate(sizes)}
-        return Budget(SimpleNamespace(cards=cards, settings=settings), RunHistory(1))  # type: ignore[arg-type]
+        start, federation = SimpleNamespace(run_history=RunHistory(1)), SimpleNamespace(cards=cards)
+        return SimpleNamespace(start=start, federation=federation, settings=settings)
 
-    alone = [budget(size).spent(3) for size in (64, 65, 1)]
-    assert budget(64, 65, 1).spent(3) == max(alone)
+    alone = [epsilon_spent(run_of(size), 3) for size in (64, 65, 1)]
+    assert epsilon_spent(run_of(64, 65, 1), 3) == max(alone)  # type: ignore[type-var]
     assert len(set(alone)) > 1
-    assert not any(
-        budget(20, one).why_stop(SimpleNamespace(), number)  # type: ignore[arg-type]
-        for one in (1, 0, 2**60)
-        for number in range(1, 6)
-    )
+    assert not any(Budget().why_stop(run_of(20, one), number) for one in (1, 0, 2**60) for number in range(1, 6))
 
 
 def test_a_server_that_asks_for_further_evaluations_runs_into_the_ledger(tmp_path: Path) -> None:

@@ -165,19 +165,15 @@ def test_who_was_refused_is_told_with_the_reason(fedtgp: Outcome) -> None:
     assert all("max-prototype-norm" in row[3] for row in rows)
 
 
-def test_fedplvm_tells_prototypes_per_class_and_domain(fedplvm: Outcome) -> None:
+def test_fedplvm_tells_prototypes_per_class(fedplvm: Outcome) -> None:
     page = read(fedplvm)
-    assert {"accuracy-of-domains", "prototype-numbers", "prototype-numbers-by-class"} <= set(page.figures)
+    assert {"accuracy-of-domains", "prototype-numbers"} <= set(page.figures)
     assert "features-tsne" not in page.figures
-    domains = ["coloured", "inverted", "photo", "printed", "scanned"]
-    uploads = sent(fedplvm, 3)
-    of_domain = {facts["domain"]: site for site, facts in fedplvm.summary["clients"].items()}
-    wanted = [f"{np.sum(uploads[of_domain[domain]][1] == label):.1f}" for domain in domains for label in range(10)]
-    lines = page.figures["prototype-numbers-by-class"].split("\n")
-    shown = [line.strip() for line in lines if re.fullmatch(r"\d\.\d", line.strip())]
-    assert shown[: len(wanted)] == wanted
-    for domain in domains:
-        assert domain in page.figures["prototype-numbers"]
+    heads, *rounds = page.data["prototype-numbers"]
+    shown = dict(zip(heads, rounds[-1], strict=True))
+    for site, (_, labels) in sent(fedplvm, 3).items():
+        domain = fedplvm.summary["clients"][site]["domain"]
+        assert shown[f"{domain} (prototypes per class)"] == f"{len(labels) / len(np.unique(labels)):.6g}"
 
 
 def test_fedpcl_tells_which_backbone_its_prototypes_rely_on(fedpcl: Outcome) -> None:
@@ -194,17 +190,12 @@ def test_fedpcl_tells_which_backbone_its_prototypes_rely_on(fedpcl: Outcome) -> 
     assert all(name in page.figures["backbones"] for name in ("glyphs", "fractals", "scenes", "site-0 · scanned"))
 
 
-def test_numbers_in_cells_have_colours_of_their_own_in_dark_mode_too(fedplvm: Outcome, fedpcl: Outcome) -> None:
+def test_numbers_in_cells_have_colours_of_their_own_in_dark_mode_too(fedpcl: Outcome) -> None:
     """A text without ``fill`` takes the colour of the page's text, which is light on a dark page."""
-    for outcome, figure, number in (
-        (fedplvm, "prototype-numbers-by-class", r"\d\.\d"),
-        (fedpcl, "backbones", r"-?\d\.\d\d"),
-    ):
-        cells = re.findall(rf'<text style="([^"]*)"[^>]*>\s*{number}\s*</text>', read(outcome).svg(figure))
-        inks = [ink for style in cells for ink in ("#111111", "#ffffff") if f"fill: {ink}" in style]
-        ticks = len(cells) - len(inks)
-        assert len(inks) >= 9
-        assert ticks < 10  # those of the scale beside it
+    cells = re.findall(r'<text style="([^"]*)"[^>]*>\s*-?\d\.\d\d\s*</text>', read(fedpcl).svg("backbones"))
+    inks = [ink for style in cells for ink in ("#111111", "#ffffff") if f"fill: {ink}" in style]
+    assert len(inks) >= 9
+    assert len(cells) - len(inks) < 10  # those of the scale beside it
 
 
 def test_without_prototypes_their_section_is_absent(tmp_path: Path) -> None:

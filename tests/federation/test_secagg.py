@@ -403,7 +403,7 @@ def test_every_byte_of_every_reply_is_declared_and_tells_no_counts_and_no_classe
             uploads.append(arrays["masked"]["sum"])
         if kind == MessageType.QUERY:
             card = reply.content.config_records["site"]
-            assert (card["holds"], card["train_samples"], card["found"]) == ([], 0, 0)
+            assert (card["present"], card["train_samples"], card["found"]) == ([], 0, 0)
     assert len(uploads) == 3 * CLIENTS
     numbers = np.frombuffer(b"".join(one.tobytes() for one in uploads), np.uint8)
     assert chisquare(np.bincount(numbers, minlength=256)).pvalue > 1e-6  # the masks are drawn anew each time

@@ -283,7 +283,7 @@ def test_under_differential_privacy_replies_tell_no_losses_no_classes_and_nothin
     for message, reply in asked[what].grid.log:
         names, arrays = read_anew("fedproto", message.metadata.message_type, bytes_of(reply.content))
         if names == {"site"}:
-            assert list(reply.content.config_records["site"]["holds"]) == ([] if "masks" in what else [*range(10)])
+            assert list(reply.content.config_records["site"]["present"]) == ([] if "masks" in what else [*range(10)])
         if "report" in names:
             assert not [name for name in reply.content.metric_records["report"] if name.startswith("losses")]
         if "prototypes" in arrays:
@@ -370,7 +370,7 @@ def test_nothing_is_told_of_classes_with_few_samples(algo: str, tmp_path: Path) 
         assert (counts[counts < least] > 0).any()
         for item in recorddict_to_proto(reply.content).items:
             if item.key == "site":
-                assert list(item.config_record.items[list(SITE).index("holds")].value.sint_list.vals) == large
+                assert list(item.config_record.items[list(SITE).index("present")].value.sint_list.vals) == large
             if item.key in ("prototypes", "outputs"):
                 arrays = arrays_anew(item.array_record)[1]
                 assert sorted(set(arrays["labels"].tolist())) == large
@@ -548,7 +548,7 @@ def test_classes_are_told_at_joining_only_where_uploads_will_tell_them(tmp_path:
         )
         held = sorted(set(site.data.train_labels.tolist()))
         assert len(held) == 5
-        assert list(card_of(site, 1, "").holds) == (held if declared.tells_classes else [])
+        assert list(card_of(site, 1, "").present) == (held if declared.tells_classes else [])
 
 
 def test_an_error_names_no_file_of_a_site_and_no_folder_of_a_simulation(

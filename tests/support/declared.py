@@ -205,7 +205,7 @@ SITE = {
     "train_samples": int,
     "test_samples": int,
     "classes": list,
-    "holds": list,
+    "present": list,
     "weights": str,
     "device": str,
     "found": int,

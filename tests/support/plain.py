@@ -1,17 +1,21 @@
 """A client of the independent scripts. It shares with the system only what is not the algorithm: the clients' data,
 their initial weights and the seeds of the batch orders."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
+from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
+from flwr.app import MessageType
 from safetensors.torch import load_file
 
 from protofl_common.basics.seeding import derive_seed
 from protofl_common.data import open_client_data
 from protofl_common.experiment.settings import Settings
 from protofl_common.models.build import build_model
+from tests.support.harness import Outcome, run_config, run_federation
 
 BATCH, CLIENTS = 10, 3
 State = dict[str, torch.Tensor]
@@ -19,6 +23,9 @@ State = dict[str, torch.Tensor]
 
 class PlainClient:
     """Data, model and momentum SGD; the losses and prototypes are each script's own."""
+
+    starts_alike = True
+    """All clients have the same first model."""
 
     def __init__(self, settings: Settings, index: int, arch: str, clients: int = CLIENTS) -> None:
         data = open_client_data(settings.data, seed=settings.run.seed, partition=index, num_partitions=clients)
@@ -33,6 +40,10 @@ class PlainClient:
         self.dim, self.arch = settings.model.feature_dim, arch
         self.lr, self.momentum = settings.training.lr, settings.training.momentum
         self.hparams = settings.hparams
+
+    @cached_property
+    def model(self) -> torch.nn.Module:
+        return self.model_of("global" if self.starts_alike else self.name)
 
     def model_of(self, owner: str) -> torch.nn.Module:
         return build_model(
@@ -50,6 +61,25 @@ class PlainClient:
             order = torch.randperm(len(self.y), generator=generator).tolist()
             for start in range(0, len(order), size):
                 yield order[start : start + size]
+
+    def sgd(
+        self,
+        number: int,
+        module: torch.nn.Module | None = None,
+        loss: Callable[[list[int]], torch.Tensor] | None = None,
+    ) -> None:
+        """A round's steps on the loss of a batch, the model's cross-entropy unless another is given."""
+        module = module or self.model
+        velocity = [torch.zeros_like(p) for p in module.parameters()]
+        for batch in self.batches(number):
+            self.step((loss or self.cross_entropy)(batch), module, velocity)
+
+    def cross_entropy(self, batch: list[int]) -> torch.Tensor:
+        return cross_entropy(self.model(self.x[batch]), [self.y[i] for i in batch])
+
+    def rows_of(self) -> dict[int, list[int]]:
+        """Class -> the rows of its training samples."""
+        return {label: [i for i, y in enumerate(self.y) if y == label] for label in sorted(set(self.y))}
 
     def step(self, loss: torch.Tensor, model: torch.nn.Module, velocity: list[torch.Tensor]) -> None:
         """v ← μ v + ∇; θ ← θ − η v."""
@@ -90,3 +120,42 @@ def model_left(folder: Path, site: str) -> State:
     (path,) = folder.rglob(f"{site}/model.safetensors")
     found = load_file(path)
     return {name.removeprefix("model."): value for name, value in found.items() if name.startswith("model.")}
+
+
+def weights_left(outcome: Outcome) -> State:
+    """The global weights after the run."""
+    return load_file(outcome.folder / "weights.safetensors")
+
+
+def side_by_side(
+    folder: Path, kind: type[Any], archs: str | Sequence[str] = "htcnn-3", number: int = CLIENTS, **settings: Any
+) -> tuple[Outcome, list[Any]]:
+    """A run, and a script's clients of the same settings: all of one architecture, or each of its own."""
+    config = run_config(folder, **settings)
+    if isinstance(archs, str):
+        outcome = run_federation(config | {"models": archs}, number)
+    else:
+        outcome = run_federation(config, nodes=on_sites(folder, archs))
+    each = [archs] * number if isinstance(archs, str) else archs
+    return outcome, [kind(Settings.from_run_config(config), index, arch, number) for index, arch in enumerate(each)]
+
+
+LABEL_SHIFT: dict[str, Any] = {"partition": "label-shift", "alpha": 0.5, "test_samples": 20}
+
+
+def on_sites(folder: Path, archs: Sequence[str]) -> dict[int, dict[str, Any]]:
+    """Nodes 50, 51, … with an architecture each."""
+    place = {"num-partitions": len(archs), "state-dir": f"{folder}/site"}
+    return {50 + i: {"partition-id": i, "arch": arch, **place} for i, arch in enumerate(archs)}
+
+
+def assert_only_weights_travel(outcome: Outcome, names: Collection[str]) -> None:
+    """Down to training and to the final evaluation, and up from training: these, and nothing else."""
+    for message, reply in outcome.grid.log:
+        kind = message.metadata.message_type
+        for content, travel in (
+            (message.content, kind != MessageType.QUERY),
+            (reply.content, kind == MessageType.TRAIN),
+        ):
+            assert [set(record) for record in content.array_records.values()] == [set(names)] * travel
+            assert list(content.array_records) == ["weights"] * travel

@@ -8,8 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from protofl_common.experiment.node import PARTITION_KEYS
-from protofl_common.experiment.settings import NODE_KEYS
+from protofl_common.experiment.node import NODE_KEYS, PARTITION_KEYS
 from protofl_common.tools.site.node import node_config
 from tests.support.processes import BIN, environment, superlink, supernode
 

@@ -106,7 +106,6 @@ def test_features(run: Run) -> Iterator[plot.Drawing]:
 
 
 def _tsne(values_ND: Floats) -> Floats:
-    """[N, 2]."""
     from sklearn.manifold import TSNE
 
     perplexity, start = min(30.0, (len(values_ND) - 1) / 3), "pca" if values_ND.shape[1] > 1 else "random"

@@ -91,17 +91,17 @@ def inversions(run: Run) -> Iterator[plot.Drawing]:
     around = np.pad(images_N3CHW, ((0, 0), (0, 0), (0, 0), (0, gap), (0, gap)), constant_values=255)
     rows, columns, channels, height, width = around.shape
     pixels = around.transpose(0, 3, 1, 4, 2).reshape(rows * height, columns * width, channels)
-    classes = [run.class_name(one["label"]) for one in facts]
+    classes = [run.class_name(fact["label"]) for fact in facts]
     with plot.canvas(plot.WIDTH, min(1.0 + 0.55 * rows, 8.0)) as (figure, axes):
         axes.imshow(pixels if channels == 3 else pixels[..., 0], cmap="gray", vmin=0, vmax=255, interpolation="none")
         axes.grid(False)
         axes.set_xticks(width * (np.arange(columns) + 0.5) - gap / 2, ("made", "training", "test"))
         named = zip(facts, classes, strict=True)
-        names = [f"{plot.short(one['site'])}, {plot.short(name, 8)} ({one['samples']})" for one, name in named]
+        names = [f"{plot.short(fact['site'])}, {plot.short(name, 8)} ({fact['samples']})" for fact, name in named]
         axes.set_yticks(height * (np.arange(rows) + 0.5) - gap / 2, names)
         axes.tick_params(length=0)
         axes.spines[:].set_visible(False)
-        best = max(facts, key=lambda one: one["alike"])
+        best = max(facts, key=lambda fact: fact["alike"])
         caption = (
             "Images made from the prototypes alone, with the client's model, and the training and test samples of the "
             f"class that are most like them; in brackets the class's training samples. The {rows} that are most like a "
@@ -109,10 +109,10 @@ def inversions(run: Run) -> Iterator[plot.Drawing]:
             f"the client has not trained with, is {best['other']:.2f}."
         )
         shown = {
-            "client": [one["site"] for one in facts],
+            "client": [fact["site"] for fact in facts],
             "class": classes,
-            "training samples of the class": [one["samples"] for one in facts],
-            "correlation with a training sample": [one["alike"] for one in facts],
-            "correlation with a test sample": [one["other"] for one in facts],
+            "training samples of the class": [fact["samples"] for fact in facts],
+            "correlation with a training sample": [fact["alike"] for fact in facts],
+            "correlation with a test sample": [fact["other"] for fact in facts],
         }
         yield plot.draw(figure, "inversions", "Images made from prototypes", caption, columns=shown)

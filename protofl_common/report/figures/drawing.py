@@ -67,10 +67,7 @@ def canvas(width: float = WIDTH, height: float = HEIGHT) -> Iterator[tuple[Any, 
 def draw(
     figure: Any, name: str, title: str, caption: str, *, columns: Columns | None = None, wide: bool = False
 ) -> Drawing:
-    """The figure as SVG inside HTML: its ids made unique in the page, no outside references.
-
-    ``columns``: what it shows; None: its lines.
-    """
+    """The figure as SVG in HTML, with ids of its own and no outside references; ``columns``: its data, or its lines."""
     for part in (figure, *figure.axes):
         part.patch.set_alpha(0)
     text = io.StringIO()
@@ -108,10 +105,7 @@ def line_chart(
     powers: bool = False,
     styles: Sequence[int] = (),
 ) -> Drawing:
-    """A line per name over the rounds; ``styles``: of each, the next one by default.
-
-    ``powers``: values far apart stand on an axis of powers of ten.
-    """
+    """A line per name over the rounds, in these ``styles``; ``powers``: wide ranges on a logarithmic axis."""
     with canvas() as (figure, axes):
         for index, (label, values) in enumerate(lines.items()):
             axes.plot(rounds, values, label=label, **line_style(styles[index] if styles else index, len(rounds)))
@@ -146,10 +140,8 @@ def number_cells(axes: Any, values_RC: Floats, digits: int, size: float) -> None
 
 
 def _of_lines(axes: Any) -> Columns:
-    """A column for each line, blank where it has no point."""
-    lines = [
-        (f"{line.get_label()} ({axes.get_ylabel()})", dict(zip(*line.get_data(), strict=True))) for line in axes.lines
-    ]
+    unit, drawn = axes.get_ylabel(), axes.lines
+    lines = [(f"{line.get_label()} ({unit})", dict(zip(*line.get_data(), strict=True))) for line in drawn]
     places = sorted({place for _, line in lines for place in line})
     return {axes.get_xlabel(): places} | {name: [line.get(place, math.nan) for place in places] for name, line in lines}
 
@@ -184,8 +176,8 @@ def class_columns(axes: Any, names: Sequence[str]) -> None:
 
 
 def finite_mean(values: Floats) -> float:
-    there = values[np.isfinite(values)]
-    return float(there.mean()) if there.size else math.nan
+    present = values[np.isfinite(values)]
+    return float(present.mean()) if present.size else math.nan
 
 
 def legend_below(axes: Any, columns: int) -> None:

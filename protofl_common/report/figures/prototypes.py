@@ -17,7 +17,6 @@ from protofl_common.runs.folder import MarginRow, RoundRow
 
 NUMBERS: Final = "prototypes-of-classes"
 SIMILARITY: Final = "backbone-similarity"
-MOST_CLASSES = 40
 MOST_COLUMNS = 16  # clients in the backbones' figure; of more, domains, or the first ones
 
 
@@ -75,7 +74,6 @@ def _margins(row: MarginRow) -> tuple[Floats, Floats]:
 
 
 def _largest(clients_SC: Floats) -> Floats:
-    """[C], NaN where no client has one."""
     lowest = np.where(np.isnan(clients_SC), -np.inf, clients_SC).max(axis=0)
     return np.asarray(np.where(np.isfinite(lowest), lowest, np.nan))
 
@@ -88,33 +86,8 @@ def numbers_over_rounds(run: Run) -> Iterator[plot.Drawing]:
             "Clustering finds more of them where a class looks more varied."
         )
         title, rounds = "Prototypes per class over the rounds", [row["round"] for row in rows]
-        yield plot.line_chart(
-            "prototype-numbers", title, caption, rounds, lines, "prototypes per class", from_zero=True
-        )
-
-
-def numbers_by_class(run: Run) -> Iterator[plot.Drawing]:
-    rows, groups = _rows_with_numbers(run), _groups(run)
-    tables = [_numbers(rows[-1], sites) for sites in groups.values()] if rows else []
-    values_GC = np.array([[plot.finite_mean(of_class) for of_class in table.T[:MOST_CLASSES]] for table in tables])
-    if not np.isfinite(values_GC).any():
-        return
-    classes = [run.class_name(label) for label in range(values_GC.shape[1])]
-    with plot.canvas(plot.WIDTH, min(1.6 + 0.34 * len(groups), 8.0)) as (figure, axes):
-        plot.heat_map(axes, values_GC, list(groups), "prototypes", vmin=0)
-        plot.class_columns(axes, classes)
-        if len(classes) <= 12 and len(groups) <= 20:
-            plot.number_cells(axes, values_GC, 1, 8.5)
-        first = f", the first {MOST_CLASSES} classes" if len(classes) == MOST_CLASSES else ""
-        caption = (
-            f"Average number of local prototypes of each class in round {rows[-1]['round']}, by domain{first}. "
-            "Blank: nobody holds the class there."
-        )
-        of_groups = zip(groups, values_GC.tolist(), strict=True)
-        columns = {"class": classes} | {f"{name} (prototypes)": values for name, values in of_groups}
-        yield plot.draw(
-            figure, "prototype-numbers-by-class", "Prototypes by class and domain", caption, columns=columns
-        )
+        unit = "prototypes per class"
+        yield plot.line_chart("prototype-numbers", title, caption, rounds, lines, unit, from_zero=True)
 
 
 def _rows_with_numbers(run: Run) -> list[RoundRow]:
@@ -137,10 +110,7 @@ def _numbers(row: RoundRow, sites: list[str]) -> Floats:
 
 
 def similarity(run: Run) -> Iterator[plot.Drawing]:
-    """How much of a client's prototypes each frozen backbone alone explains.
-
-    Rows: backbones; columns: clients, or domains of many clients.
-    """
+    """How much of the prototypes of clients (or domains, of many) each frozen backbone alone explains."""
     similarities = {site: facts[SIMILARITY] for site, facts in run.sites.items() if facts.get(SIMILARITY)}
     names = [str(name) for name in run.facts.get("backbones", [])]
     if not similarities or not names:

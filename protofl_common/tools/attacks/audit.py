@@ -55,10 +55,7 @@ class Inverted(NamedTuple):
 
 
 def audit(folder: Path, invert: bool = False) -> list[dict[str, Any]]:
-    """Attack the finished simulation in ``folder``; the findings stay there for its page.
-
-    ``invert``: with images made from the prototypes. SettingsError where models, data or prototypes are not here.
-    """
+    """Attack a finished simulation, and leave the findings for its page; SettingsError where a part is not here."""
     run = Run(folder)
     settings = Settings.from_run_config(default_run_config() | run.settings)
     if settings.privacy.sums_only:
@@ -91,16 +88,16 @@ def audit(folder: Path, invert: bool = False) -> list[dict[str, Any]]:
 
 
 def _similarity(images: Iterator[Inverted]) -> dict[str, float]:
-    pairs = [(one.candidates.members.mean(), one.candidates.others.mean()) for one in images]
+    pairs = [(image.candidates.members.mean(), image.candidates.others.mean()) for image in images]
     members, others = np.mean([pair for pair in pairs if np.isfinite(pair).all()], axis=0)
     return {"similarity": float(members), "similarity_of_others": float(others)}
 
 
 def _keep(shown: list[Inverted], file: Path) -> None:
-    facts = [{"site": one.site, "label": one.label, "samples": one.samples} for one in shown]
-    for fact, one in zip(facts, shown, strict=True):
-        fact |= {name: round(float(one.candidates[i].max()), 3) for i, name in enumerate(("alike", "other"))}
-    images = torch.from_numpy(np.stack([one.images for one in shown]))
+    facts = [{"site": image.site, "label": image.label, "samples": image.samples} for image in shown]
+    for fact, image in zip(facts, shown, strict=True):
+        fact |= {name: round(float(image.candidates[i].max()), 3) for i, name in enumerate(("alike", "other"))}
+    images = torch.from_numpy(np.stack([image.images for image in shown]))
     write_tensors(file, {"images": images}, {"rows": json.dumps(facts)})
 
 
@@ -153,8 +150,8 @@ def _scores(data: ClientData, predictor: Predictor, sent: Prototypes | None, set
         if sends_weights:
             scores["weights"] = logits_NC[chosen].log_softmax(1)[:, label]
         inside = member_N[chosen.numpy()]
-        for attack, found in scores.items():
-            numbers = found.double().numpy()
+        for attack, score in scores.items():
+            numbers = score.double().numpy()
             yield attack, int(inside.sum()), Candidates(numbers[inside], numbers[~inside])
 
 
@@ -173,7 +170,7 @@ def _inverted(site: str, data: ClientData, predictor: Predictor, sent: Prototype
     for image, label in zip(made, sent.labels[rows].tolist(), strict=True):
         members, others = data.train_inputs[data.train_labels == label], data.test_inputs[data.test_labels == label]
         scores = [_alike(image, candidates) for candidates in (members, others)]
-        nearest = [one[score.argmax()] for one, score in zip((members, others), scores, strict=True)]
+        nearest = [part[score.argmax()] for part, score in zip((members, others), scores, strict=True)]
         images = np.stack([(255 * image).byte().numpy(), *nearest])
         yield Inverted(site, label, len(members), Candidates(*scores), images)
 
@@ -182,7 +179,7 @@ def _features(predictor: Predictor, width: int) -> Callable[[Tensor], Tensor]:
     """Return a function from images [P, channels, H, W] in [0, 1] to that many features; gradients pass through it."""
     card, model = predictor.card, predictor.model.requires_grad_(False)
     backbones = [load_backbone(name, predictor.device) for name in card.backbones]
-    mean, std = (torch.tensor(one).view(-1, 1, 1) for one in (card.mean, card.std))
+    mean, std = (torch.tensor(statistic).view(-1, 1, 1) for statistic in (card.mean, card.std))
 
     def features(images: Tensor) -> Tensor:
         values = features_of(255 * images, backbones) if backbones else (images - mean) / std

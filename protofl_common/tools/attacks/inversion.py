@@ -21,14 +21,11 @@ BEGINNINGS, STEPS, RATE, SMOOTHNESS = 3, 300, 0.1, 0.2  # of the descent; SMOOTH
 def inverted(
     features: Callable[[Tensor], Tensor], sent_PD: Tensor, shape: tuple[int, ...], similarity: str = "l2"
 ) -> Tensor:
-    """Images [P, *shape], shape (channels, H, W), in [0, 1], whose ``features`` are nearest to what was sent.
-
-    ``similarity``: ``l2``, or ``cosine``, with which only the direction of features counts.
-    """
+    """Images [P, *shape] in [0, 1] whose ``features`` are nearest to what was sent; ``cosine``: in direction only."""
     draw = torch.Generator().manual_seed(0)
-    found, least_P = torch.zeros(len(sent_PD), *shape), torch.full((len(sent_PD),), torch.inf)
+    best, least_P = torch.zeros(len(sent_PD), *shape), torch.full((len(sent_PD),), torch.inf)
     for _ in range(BEGINNINGS):
-        logits = (torch.randn(found.shape, generator=draw) / 10).requires_grad_()
+        logits = (torch.randn(best.shape, generator=draw) / 10).requires_grad_()
         optimizer = torch.optim.Adam([logits], lr=RATE)
         for _ in range(STEPS):
             optimizer.zero_grad()
@@ -37,13 +34,13 @@ def inverted(
             loss_P.sum().backward()
             optimizer.step()
         better = loss_P.detach() < least_P
-        found[better], least_P[better] = logits.detach().sigmoid()[better], loss_P.detach()[better]
-    return found
+        best[better], least_P[better] = logits.detach().sigmoid()[better], loss_P.detach()[better]
+    return best
 
 
 def correlations(images: Tensor, others: Tensor) -> Tensor:
     """[P, N]: how alike the images [P, …] and the others [N, …] are, over all pixels; 1 for the same up to contrast."""
-    rows = [normalize(one.flatten(1) - one.flatten(1).mean(1, keepdim=True), dim=1) for one in (images, others)]
+    rows = [normalize(part.flatten(1) - part.flatten(1).mean(1, keepdim=True), dim=1) for part in (images, others)]
     return rows[0] @ rows[1].T
 
 

@@ -40,16 +40,16 @@ class Finding(NamedTuple):
 
 def finding(groups: Iterable[Candidates]) -> Finding | None:
     """All groups together; None without any that has members and others."""
-    sound = [one for one in groups if len(one.members) and len(one.others)]
+    sound = [group for group in groups if len(group.members) and len(group.others)]
     if not sound:
         return None
-    sizes = np.array([(len(one.members), len(one.others)) for one in sound], dtype=float)
+    sizes = np.array([(len(group.members), len(group.others)) for group in sound], dtype=float)
     weights = sizes[:, 0] / sizes[:, 0].sum()
     variances = 4 * (sizes.sum(axis=1) + 1) / (12 * sizes.prod(axis=1))
     return Finding(
         classes=len(sound),
-        advantage=float(weights @ [2 * one.auc - 1 for one in sound]),
+        advantage=float(weights @ [2 * group.auc - 1 for group in sound]),
         error=math.sqrt(float(weights**2 @ variances)),
-        named=sum(bool(one.members.max() > one.others.max()) for one in sound),
+        named=sum(bool(group.members.max() > group.others.max()) for group in sound),
         by_chance=float((sizes[:, 0] / sizes.sum(axis=1)).sum()),
     )

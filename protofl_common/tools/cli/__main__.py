@@ -1,7 +1,5 @@
 """``python -m protofl_common.tools.cli``: the command where the project is not installed, as in the image."""
 
-from __future__ import annotations
-
 import sys
 
 from protofl_common.tools.cli import main

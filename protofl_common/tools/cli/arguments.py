@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from protofl_common.config.options import Scalar, SettingsError
+from protofl_common.config.options import Config, Scalar, SettingsError
 from protofl_common.experiment.node import allow_named
 from protofl_common.experiment.settings import app_folder, default_run_config, flatten
 
@@ -24,7 +24,7 @@ FORMAT = 1  # of --json; to be increased when an entry changes its meaning, or g
 ROOT = app_folder()
 RECIPES = ROOT / "configs" / "recipes"
 RUNS = Path("runs")
-DEFAULT_FEDERATION: dict[str, Scalar] = {"num-supernodes": 10, "client-resources-num-cpus": 1}
+DEFAULT_FEDERATION: Config = {"num-supernodes": 10, "client-resources-num-cpus": 1}
 """Ten clients, one process of one thread per core: what small models at small batches run best with."""
 
 
@@ -34,7 +34,7 @@ def add_allow_python(parser: argparse.ArgumentParser, source: str) -> None:
     parser.add_argument("--allow-python", default="", metavar="NAMES", help=about)
 
 
-def read_assignments(words: Iterable[str]) -> dict[str, Scalar]:
+def read_assignments(words: Iterable[str]) -> Config:
     """``["algo=fedplvm", "lr=0.1"]`` -> ``{"algo": "fedplvm", "lr": 0.1}``.
 
     An unknown key, and a value that does not fit the type of its key, stay text: `Settings.from_run_config` says what
@@ -42,7 +42,7 @@ def read_assignments(words: Iterable[str]) -> dict[str, Scalar]:
 
     SettingsError with one line for each word that is not ``key=value``.
     """
-    defaults, values, problems = default_run_config(), dict[str, Scalar](), []
+    defaults, values, problems = default_run_config(), Config(), []
     for word in words:
         key, equals, text = word.partition("=")
         if not equals or not key:
@@ -67,15 +67,12 @@ def typed(text: str, wanted: type) -> Scalar:
 
 
 class Recipe(NamedTuple):
-    settings: dict[str, Scalar]  # its keys, flat
-    federation: dict[str, Scalar]  # of ``--federation-config`` in the comment that says how to run it
+    settings: Config  # its keys, flat
+    federation: Config  # of ``--federation-config`` in the comment that says how to run it
 
 
 def read_recipe(name: str) -> Recipe:
-    """The recipe of that name in ``configs/recipes``, or the TOML file at that path; an empty one of no name.
-
-    SettingsError when there is none, or it is not TOML.
-    """
+    """The recipe of ``configs/recipes`` or a TOML file, empty for no name; SettingsError if missing, or not TOML."""
     if not name:
         return Recipe({}, DEFAULT_FEDERATION)
     path = file_named(name) if name.endswith(".toml") else RECIPES / f"{name}.toml"
@@ -90,7 +87,7 @@ def read_recipe(name: str) -> Recipe:
     return Recipe(settings, federation_in(text))
 
 
-def federation_in(text: str) -> dict[str, Scalar]:
+def federation_in(text: str) -> Config:
     """``{"num-supernodes": 20, …}`` from the line ``# flwr run … --federation-config '…'``; the default without it."""
     line = re.search(r"^# flwr run .*--federation-config '([^']*)'", text, re.MULTILINE)
     if not line:

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from rich.console import Console
 
-from protofl_common.report.page import audit_table
+from protofl_common.runs.figures import audit_table
 from protofl_common.tools.attacks.audit import audit
 from protofl_common.tools.cli.arguments import add_allow_python, run_named
 
@@ -28,7 +28,7 @@ def act(arguments: argparse.Namespace) -> int:
     table = audit_table(findings)
     table = replace(table, title="what the messages tell", note="± three deviations of guessing", words=(0, 1))
     shown = table.on_terminal()
-    for row, one in zip(shown.rows, findings, strict=True):
-        row.style = "red" if one["above_chance"] else None
+    for row, attack in zip(shown.rows, findings, strict=True):
+        row.style = "red" if attack["above_chance"] else None
     Console().print(shown)
     return 0

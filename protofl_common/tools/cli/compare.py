@@ -37,13 +37,9 @@ from protofl_common.tools.tables.metrics import LEGAL, Figure
 
 
 def describe(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "runs", nargs="+", metavar="RUN", help="folder of a run, its name in runs/, or a folder of runs"
-    )
+    parser.add_argument("runs", nargs="+", metavar="RUN", help="a run's folder or name in runs/, or a folder of runs")
     parser.add_argument("--against", metavar="RUN", help="a run of the group that others are compared with (the first)")
-    parser.add_argument(
-        "--each", action="store_true", help="a column per run, even where runs differ in their seeds only"
-    )
+    parser.add_argument("--each", action="store_true", help="a column per run, even where only their seeds differ")
     for part in ("what", "when", "over"):
         parser.add_argument(f"--{part}", default="", help=f"of groups: {LEGAL[part][0]}".replace("%", "%%"))
     parser.add_argument("--csv", type=Path, metavar="FILE", help="a line per run: group, seed, figure, difference")
@@ -134,7 +130,7 @@ def comparison(folders: list[Path]) -> Table:
     """A column per run; figures first, then settings that are not the same everywhere."""
     summaries = [RunFolder(folder).finished_summary() for folder in folders]
     figures = [_figures(summary) for summary in summaries]
-    rows = [[name, *(one[name] for one in figures)] for name in figures[0]]
+    rows = [[name, *(column[name] for column in figures)] for name in figures[0]]
     for key in dict.fromkeys(key for summary in summaries for key in summary["settings"]):
         values = [summary["settings"].get(key) for summary in summaries]
         if key not in keys_that_change("name") and any(value != values[0] for value in values):
@@ -143,13 +139,13 @@ def comparison(folders: list[Path]) -> Table:
 
 
 def _figures(summary: Summary) -> dict[str, str]:
-    found = {name: str(summary[name]) for name in ("algorithm", "rounds")} | {"clients": str(len(summary["clients"]))}
+    figures = {name: str(summary[name]) for name in ("algorithm", "rounds")} | {"clients": str(len(summary["clients"]))}
     for kind in KINDS:
         texts = cells(summary["accuracy"].get(kind, {}))
         names = [f"{kind}: {name.replace('weighted', 'by-samples')}" for name in MEASURES]
         best = summary["best-accuracy"].get(kind)
-        found |= dict(zip(names, texts, strict=True)) | {f"{kind}: best": best_text(best) if best else "–"}
-    found |= {f"bytes {way}": human_bytes(size) for way, size in summary["bytes"].items()}
-    found |= {"seconds": human_seconds(summary["seconds"])}
-    found |= {"seconds per round": human_seconds(summary["seconds-per-round"])}
-    return found | {"lost replies": str(sum(summary["trouble"].values()))}
+        figures |= dict(zip(names, texts, strict=True)) | {f"{kind}: best": best_text(best) if best else "–"}
+    figures |= {f"bytes {way}": human_bytes(size) for way, size in summary["bytes"].items()}
+    figures |= {"seconds": human_seconds(summary["seconds"])}
+    figures |= {"seconds per round": human_seconds(summary["seconds-per-round"])}
+    return figures | {"lost replies": str(sum(summary["trouble"].values()))}

@@ -29,13 +29,7 @@ from protofl_common.data.raw import described
 from protofl_common.data.sources import source_of
 from protofl_common.data.store import cache_root
 from protofl_common.experiment.settings import Settings, app_folder, default_run_config
-from protofl_common.tools.cli.arguments import (
-    DEFAULT_FEDERATION,
-    add_allow_python,
-    add_json,
-    read_assignments,
-    read_recipe,
-)
+from protofl_common.tools.cli.arguments import add_allow_python, add_json, read_assignments, read_recipe
 from protofl_common.tools.cli.run import checked
 from protofl_common.tools.findings import FACT, WARNING, WRONG, Finding, existing, show
 
@@ -44,7 +38,7 @@ FEW_BYTES, FEW_SHARED = 2e9, 500e6  # less space, or less shared memory, is too 
 TABLES = ("arrays", "text-csv")  # data that are read now: decoding images takes minutes
 PROC, BIN = Path("/proc"), Path(sys.executable).parent
 RAY_NOTE = Path("/tmp/ray/ray_current_cluster")
-CLIENTS = DEFAULT_FEDERATION["num-supernodes"]
+CLIENTS = read_recipe("").federation["num-supernodes"]
 
 
 def describe(parser: argparse.ArgumentParser) -> None:
@@ -62,7 +56,7 @@ def act(arguments: argparse.Namespace) -> int:
     if arguments.clients < 1:
         raise SettingsError(f"--clients {arguments.clients}: must be at least 1")
     arguments.settings = read_recipe(arguments.recipe).settings | read_assignments(arguments.settings)
-    return show("doctor", (one for check in CHECKS for one in _safely(check, arguments)), arguments.json)
+    return show("doctor", (finding for check in CHECKS for finding in _safely(check, arguments)), arguments.json)
 
 
 Found = Iterator[tuple[str, str, str]]  # level, text, and the cure, which a fact does not have

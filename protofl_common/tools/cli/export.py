@@ -69,14 +69,14 @@ def act(arguments: argparse.Namespace) -> int:
 
 def _run(named: Path) -> Path:
     """The run's folder; in a site's state-dir also by the run's name alone, where one Flower run has had it."""
-    there = {path.name: path for path in named.parent.glob("*") if (path / "clients").is_dir()}
-    found = [there[name] for name in numbered(named.name, there)]
-    if named.is_dir() or not found:
+    runs = {path.name: path for path in named.parent.glob("*") if (path / "clients").is_dir()}
+    named_so = [runs[name] for name in numbered(named.name, runs)]
+    if named.is_dir() or not named_so:
         return run_named(str(named))
-    if len(found) > 1:
-        names = ", ".join(str(path) for path in sorted(found, key=lambda path: path.stat().st_mtime))
+    if len(named_so) > 1:
+        names = ", ".join(str(path) for path in sorted(named_so, key=lambda path: path.stat().st_mtime))
         raise SettingsError(f"{named}: several Flower runs had this name; choose one, the latest is last: {names}")
-    return found[0]
+    return named_so[0]
 
 
 def _where(run: Path) -> str:

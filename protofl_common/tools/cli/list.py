@@ -14,7 +14,7 @@ from rich.table import Table
 from protofl_common.config.architectures import ARCHITECTURES, GROUPS
 from protofl_common.config.backbones import EMBEDDED, OTHERS
 from protofl_common.config.datasets import DATASETS, PARTITIONS
-from protofl_common.experiment.catalog import CATALOG, Algorithm
+from protofl_common.experiment.catalog import CATALOG
 from protofl_common.experiment.plugins import installed
 from protofl_common.tools.cli.arguments import add_json, print_json
 from protofl_common.wire.schema import Declared
@@ -46,20 +46,19 @@ def act(arguments: argparse.Namespace) -> int:
 def lists() -> dict[str, tuple[str, Mapping[str, str]]]:
     """Name of the list -> the setting it belongs to, and choice -> explanation, from where each is declared."""
     packages = {name: f"of an installed package: {point.value}" for name, point in installed().items()}  # not imported
+    algorithms = {
+        name: f"{row.title} ({row.paper}). Down: {carries(row.exchange.down)}. Up: {carries(row.exchange.up)}."
+        for name, row in CATALOG.items()
+    }
     groups = {name: ", ".join(members) for name, members in GROUPS.items() if name not in ARCHITECTURES}
     return {
-        "algorithms": ("algo", {name: _one_line(row) for name, row in CATALOG.items()} | packages),
+        "algorithms": ("algo", algorithms | packages),
         "datasets": ("dataset; or MODULE:FUNCTION of your own, hf:NAME", DATASETS),
         "partitions": ("partition", PARTITIONS),
         "groups": ("models: client i gets architecture i mod n; or a list of architectures and MODULE:CLASS", groups),
         "architectures": ("models, for all clients; arch, in a site's node config", ARCHITECTURES),
         "backbones": ("backbones, comma-separated; auto, none", EMBEDDED | OTHERS),
     }
-
-
-def _one_line(row: Algorithm) -> str:
-    down, up = (carries(declared) for declared in (row.exchange.down, row.exchange.up))
-    return f"{row.title} ({row.paper}). Down: {down}. Up: {up}."
 
 
 def carries(declared: Declared) -> str:

@@ -51,9 +51,7 @@ def describe(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("files", type=Path, nargs="*", metavar="FILE", help=_FILES)
     parser.add_argument("--by", default="", help="head or prototype (default: what was right more often)")
     parser.add_argument("--out", type=Path, metavar="FILE", help=_OUT)
-    parser.add_argument(
-        "--fast", action="store_true", help="decode large JPEG files at a reduced size: nearly the same"
-    )
+    parser.add_argument("--fast", action="store_true", help="decode large JPEG files smaller: nearly the same")
     parser.add_argument("--device", default="cpu", help="cpu, cuda, cuda:1, …")
     parser.add_argument("--allow-backbones", default="", metavar="NAMES", help=_BACKBONES)
     parser.add_argument("--json", action="store_true", help="a line of JSON per sample, and per file left out")
@@ -104,8 +102,8 @@ def act(arguments: argparse.Namespace) -> int:
 def _rows(predictor: Predictor, samples: Samples, by: str) -> list[Row]:
     if samples.inputs is None:
         return []
-    found = predictor.predict(samples.inputs, by)
-    return [{"file": name, "by": by, **vars(one)} for name, one in zip(samples.names, found, strict=True)]
+    predictions = predictor.predict(samples.inputs, by)
+    return [{"file": name, "by": by, **vars(answer)} for name, answer in zip(samples.names, predictions, strict=True)]
 
 
 def _of_a_run(arguments: argparse.Namespace) -> int:
@@ -138,9 +136,8 @@ def _rows_of(file: Path, settings: Settings, clients: int, device: str) -> list[
     client, of = placed(settings.data, int(number), clients, "")
     rows_N = client_share(data, settings.data, seed=settings.run.seed, client=client, clients=of, domain="").test
     if len(rows_N) != card.test_samples:
-        raise DataError(
-            f"{card.site}: {len(rows_N)} test samples, not {card.test_samples} as in the run; the data changed"
-        )
+        wanted = f"not {card.test_samples} as in the run; the data changed"
+        raise DataError(f"{card.site}: {len(rows_N)} test samples, {wanted}")
     labels_N, scores = data.labels[rows_N], Predictor(trained, device=device).scores(data.inputs[rows_N])
     named = {"client": card.site, "domain": card.domain}
     rows: list[Row] = [
@@ -159,18 +156,16 @@ def _rows_of(file: Path, settings: Settings, clients: int, device: str) -> list[
 
 
 def _text(row: Row, width: int) -> str:
-    said = f"{UNKNOWN} ({row['name']}?)" if row["unknown"] else row["name"]
+    answer = f"{UNKNOWN} ({row['name']}?)" if row["unknown"] else row["name"]
     nearest, distance = ("–", "–") if row["distance"] is None else (row["nearest"], f"{row['distance']:.4g}")
-    return _line(said, f"{row['probability']:.3f}", nearest, distance, _one_line(row["file"]), width)
+    return _line(answer, f"{row['probability']:.3f}", nearest, distance, _one_line(row["file"]), width)
 
 
 def _line(said: str, probability: str, nearest: str, distance: str, file: str, width: int) -> str:
-    """A row with the file at its end, which so is never broken."""
     return f"{said:{width}} {probability:>11}  {nearest:{width - len(UNKNOWN)}} {distance:>9}  {file}"
 
 
 def _one_line(text: str) -> str:
-    """Whole, and fit for a terminal."""
     return text if text.isprintable() else repr(text)[1:-1]
 
 
@@ -181,8 +176,8 @@ def _files(given: list[Path]) -> list[Path]:
     for path in given:
         if not path.exists():
             raise SettingsError(f"{path}: there is no such file")
-        found = image_files(path) if path.is_dir() else [path]
-        if not found:
+        inside = image_files(path) if path.is_dir() else [path]
+        if not inside:
             raise SettingsError(f"{path}: no images in this folder")
-        files += found
+        files += inside
     return list(dict.fromkeys(files))

@@ -16,7 +16,7 @@ from pathlib import Path
 from rich.console import Console
 
 from protofl_common.config.datasets import is_own
-from protofl_common.config.options import Scalar, SettingsError
+from protofl_common.config.options import Config, SettingsError
 from protofl_common.config.sections import DataSettings
 from protofl_common.data import check_data_settings
 from protofl_common.data.sources import source_of
@@ -46,14 +46,10 @@ def describe(parser: argparse.ArgumentParser) -> None:
 def add_resources(parser: argparse.ArgumentParser) -> None:
     """Arguments for the share of this machine that a client at work gets; the same for every command that simulates."""
     parser.add_argument("--cpus", type=int, metavar="N", help="CPUs per client at work (the recipe's, else 1)")
-    parser.add_argument(
-        "--gpus", type=float, metavar="F", help="part of a GPU per client at work (the recipe's, else as suits it)"
-    )
+    parser.add_argument("--gpus", type=float, metavar="F", help="part of a GPU per client at work (as suits it)")
 
 
-def with_resources(
-    federation: dict[str, Scalar], arguments: argparse.Namespace, clients: int | None
-) -> dict[str, Scalar]:
+def with_resources(federation: Config, arguments: argparse.Namespace, clients: int | None) -> Config:
     """``federation`` with what the command line says; SettingsError when a number is out of range."""
     problems = [
         f"--{name} {value}: must be at least 1"
@@ -65,8 +61,8 @@ def with_resources(
     if problems:
         raise SettingsError("\n".join(problems))
     names = ("num-supernodes", "client-resources-num-cpus", "client-resources-num-gpus")
-    given = zip(names, (clients, arguments.cpus, arguments.gpus), strict=True)
-    return federation | {key: value for key, value in given if value is not None}
+    resources = zip(names, (clients, arguments.cpus, arguments.gpus), strict=True)
+    return federation | {key: value for key, value in resources if value is not None}
 
 
 def act(arguments: argparse.Namespace) -> int:
@@ -101,13 +97,12 @@ def act(arguments: argparse.Namespace) -> int:
 
 
 def _resumable(out_dir: Path, since: float) -> Path | None:
-    """Return the file that lets the run go on which has begun ``since`` and has a finished round."""
     files = [file for file in out_dir.glob("*/resume.toml") if file.stat().st_mtime >= since]
     finished = [file for file in files if any((file.parent / "checkpoints").glob("*"))]
     return max(finished, key=lambda file: file.stat().st_mtime, default=None)
 
 
-def checked(config: dict[str, Scalar]) -> Settings:
+def checked(config: Config) -> Settings:
     """Return the settings of a run; SettingsError or DataError where one is wrong, or the data are not here."""
     settings = Settings.from_run_config(config)
     baselines_of(settings, config)

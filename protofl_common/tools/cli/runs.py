@@ -50,8 +50,8 @@ def act(arguments: argparse.Namespace) -> int:
     runs = runs_in(arguments.folder)
     freed = _prune(runs, arguments) if arguments.prune else 0
     if arguments.json:
-        known = [_as_dict(run) for run in runs if run.path.exists()]
-        print_json("runs", {"runs": known, "freed": freed})
+        listed = [_as_dict(run) for run in runs if run.path.exists()]
+        print_json("runs", {"runs": listed, "freed": freed})
     elif not arguments.prune:
         Console().print(_table(runs))
     return 0
@@ -70,7 +70,7 @@ def _as_dict(run: KnownRun) -> dict[str, Any]:
         "seed": int(settings.get("seed", 0)),
         "rounds": summary["rounds"] if summary else rounds,
         "wanted": wanted,
-        "best": ", ".join(f"{kind} {best_text(one)}" for kind, one in best.items()),
+        "best": ", ".join(f"{kind} {best_text(result)}" for kind, result in best.items()),
         "final": ", ".join(f"{kind} {100 * figures['mean']:.2f}" for kind, figures in final.items()),
         "bytes": run.bytes,
         "days": run.age / 86400,
@@ -79,8 +79,8 @@ def _as_dict(run: KnownRun) -> dict[str, Any]:
 
 def _table(runs: list[KnownRun]) -> Table:
     table = Table("run", "final", "best", box=SIMPLE, pad_edge=False, caption=NOTE, caption_justify="left")
-    for known in runs:
-        run = _as_dict(known)
+    for known_run in runs:
+        run = _as_dict(known_run)
         state = "" if run["state"] == "finished" else f", {run['state']}"
         facts = f"{run['algorithm']} · {run['dataset']} · seed {run['seed']}"
         size = f"{run['rounds']}/{run['wanted']} rounds{state} · {human_bytes(run['bytes'])}"
@@ -98,16 +98,16 @@ def _prune(runs: list[KnownRun], arguments: argparse.Namespace) -> int:
     if (last or 0) < 0 or (days or 0) < 0:
         raise SettingsError("--keep-last and --older-than: must be at least 0")
     old = [run for run in runs[last or 0 :] if run.age >= (days or 0) * 86400]
-    found = {run: parts for run in old if (parts := list(_parts(run, arguments.whole)))}
-    sizes = {run: sum(map(size_of, parts)) for run, parts in found.items()}
+    removable = {run: parts for run in old if (parts := list(_parts(run, arguments.whole)))}
+    sizes = {run: sum(map(size_of, parts)) for run, parts in removable.items()}
     out = sys.stderr if arguments.json else sys.stdout
-    for run, parts in found.items():
+    for run, parts in removable.items():
         named = "the whole run" if arguments.whole else " and ".join(f"{part.name}/" for part in parts)
         print(f"{run.path.name}: {named}, {human_bytes(sizes[run])}", file=out)
-    print(f"{len(found)} of {len(runs)} runs, {human_bytes(sum(sizes.values()))} to free", file=out)
-    if not found or not (arguments.yes or _agreed(out)):
+    print(f"{len(removable)} of {len(runs)} runs, {human_bytes(sum(sizes.values()))} to free", file=out)
+    if not removable or not (arguments.yes or _agreed(out)):
         return 0
-    return sum(sizes[run] for run, parts in found.items() if _removed(run, parts))
+    return sum(sizes[run] for run, parts in removable.items() if _removed(run, parts))
 
 
 def _parts(run: KnownRun, whole: bool) -> Iterator[Path]:
@@ -127,7 +127,6 @@ def _agreed(out: Any) -> bool:
 
 
 def _removed(run: KnownRun, parts: list[Path]) -> bool:
-    """Return whether nobody else was at work on it."""
     lock = FileLock(run.lock)
     with suppress(Timeout):
         with lock.acquire(timeout=0):

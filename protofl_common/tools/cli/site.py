@@ -35,8 +35,8 @@ def describe(parser: argparse.ArgumentParser) -> None:
 
 
 def parse(parser: argparse.ArgumentParser, arguments: list[str]) -> argparse.Namespace:
-    known, rest = parser.parse_known_args(arguments)
-    return argparse.Namespace(**vars(known), supernode=rest)
+    ours, supernode = parser.parse_known_args(arguments)
+    return argparse.Namespace(**vars(ours), supernode=supernode)
 
 
 def act(arguments: argparse.Namespace) -> int:
@@ -48,7 +48,8 @@ def act(arguments: argparse.Namespace) -> int:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from protofl_common.tools.site.check import wrong_on_the_way
+    from protofl_common.tools.findings import WRONG
+    from protofl_common.tools.site.check import network
     from protofl_common.tools.site.node import site_settings
     from protofl_common.tools.site.supernode import start
 
@@ -56,8 +57,9 @@ def run(arguments: argparse.Namespace) -> int:
     for option in OURS:
         if any(word.partition("=")[0] == option for word in arguments.supernode):
             raise SettingsError(f"{option}: not together with protofl site run")
-    for one in wrong_on_the_way(arguments.options):  # of some of which Flower says no word
-        print(f"protofl: {one.level} {one.topic}: {one.text}", file=sys.stderr, flush=True)
+    for finding in network(arguments.options):
+        if finding.level == WRONG:  # of some of which Flower says no word
+            print(f"protofl: {finding.level} {finding.topic}: {finding.text}", file=sys.stderr, flush=True)
     start(arguments.supernode, f"{arguments.options.host}:{arguments.options.port}", arguments.start_method)
     return 0
 
@@ -66,8 +68,8 @@ def check(arguments: argparse.Namespace) -> int:
     from protofl_common.tools.findings import show
     from protofl_common.tools.site.check import findings
 
-    found = findings(arguments.options, arguments.node, read_assignments(arguments.words))
-    return show("site check", found, arguments.json)
+    listed = findings(arguments.options, arguments.node, read_assignments(arguments.words))
+    return show("site check", listed, arguments.json)
 
 
 def status(arguments: argparse.Namespace) -> int:
@@ -75,7 +77,7 @@ def status(arguments: argparse.Namespace) -> int:
 
     stored = stored_at(arguments.node)
     if arguments.json:
-        rows = [{"name": one.name, "bytes": one.bytes, "paths": [*map(str, one.paths)]} for one in stored]
+        rows = [{"name": part.name, "bytes": part.bytes, "paths": [*map(str, part.paths)]} for part in stored]
         print_json("site status", {"kept": rows})
     else:
         print(*stored, *ledgers_at(arguments.node), *free_space(arguments.node), sep="\n")

@@ -41,12 +41,12 @@ def act(arguments: argparse.Namespace) -> int:
 
 def number_of(name: str, federation: Federation, runs: list[KnownRun]) -> int:
     """The node of a site, that of its registration before that of a run; SettingsError if there is none, or several."""
-    found = [node.node_id for node in federation.nodes if node.name == name]
-    found = found or [node for one, node, _ in _sites(federation, _latest(runs)) if one == name]
-    if len(found) != 1:
+    numbers = [node.node_id for node in federation.nodes if node.name == name]
+    numbers = numbers or [node for site, node, _ in _sites(federation, _latest(runs)) if site == name]
+    if len(numbers) != 1:
         names = ", ".join(sorted({node.name or str(node.node_id) for node in federation.nodes}))
-        raise SettingsError(f"--node {name}: {len(found)} nodes have this name; choose from {names}")
-    return found[0]
+        raise SettingsError(f"--node {name}: {len(numbers)} nodes have this name; choose from {names}")
+    return numbers[0]
 
 
 def lines(federation: Federation, runs: list[KnownRun]) -> Iterator[str]:
@@ -101,5 +101,5 @@ def _latest(runs: list[KnownRun]) -> dict[str, KnownSite]:
 def _sites(federation: Federation, sites: dict[str, KnownSite]) -> list[tuple[str, int, str]]:
     """(name, node, state) of each node: the name that a run knows, else that of its registration."""
     names = {site.node: name for name, site in sites.items()}
-    nodes = [(names.get(one.node_id) or one.name or "?", one.status, one.node_id) for one in federation.nodes]
+    nodes = [(names.get(info.node_id) or info.name or "?", info.status, info.node_id) for info in federation.nodes]
     return [(name, node, state) for name, state, node in sorted(nodes)]

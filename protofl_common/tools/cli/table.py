@@ -27,7 +27,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from protofl_common.basics.files import write_text
-from protofl_common.config.options import Scalar, SettingsError
+from protofl_common.config.options import Config, SettingsError
 from protofl_common.tools.cli.arguments import add_allow_python, add_json, file_named, print_json, read_assignments
 from protofl_common.tools.cli.run import add_resources, with_resources
 from protofl_common.tools.tables.execute import Launch, Runs, launcher
@@ -36,12 +36,12 @@ from protofl_common.tools.tables.render import as_dict, collect, csv_of_cells, c
 from protofl_common.tools.tables.search import Search, check_search
 from protofl_common.tools.tables.spec import TableFile, read_table
 
+Make = Callable[[Run, Runs], bool]  # makes a run unless it is finished; whether it did
+
 
 def describe(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("what", nargs="+", metavar="TABLE.yaml|KEY=VALUE", help="tables, and settings of all runs")
-    parser.add_argument(
-        "--data-dir", default="", metavar="D", help="instead of the leading data in the recipes' data-dir"
-    )
+    parser.add_argument("--data-dir", default="", metavar="D", help="instead of the leading data of recipes' data-dir")
     parser.add_argument("--only", action="append", default=[], metavar="ROW", help="this row only; may be repeated")
     parser.add_argument("--seeds", default="", metavar="1,2,3", help="instead of the table's")
     parser.add_argument("--out", default="runs/tables", metavar="DIR", help="where results go (runs/tables)")
@@ -76,7 +76,7 @@ def act(arguments: argparse.Namespace) -> int:
         show_plan([(table, _searched(table, cells, trials, None)) for table, cells in planned], runs, console)
         return 0
 
-    def resources(federation: dict[str, Scalar]) -> dict[str, Scalar]:
+    def resources(federation: Config) -> Config:
         return with_resources(federation, arguments, None)
 
     if todo := [run for _, cells in planned for run in runs_of(cells) if not runs.finished(run)]:
@@ -86,7 +86,7 @@ def act(arguments: argparse.Namespace) -> int:
         workers_for(resources(todo[0].federation), device)  # before a thread draws on the screen (`local.pool`)
     failed = execute(planned, runs, launcher(resources), out, overrides, console, trials, options)
     if arguments.json:
-        print_json("table", {"tables": [json.loads((out / f"{one.name}.json").read_text()) for one in tables]})
+        print_json("table", {"tables": [json.loads((out / f"{table.name}.json").read_text()) for table in tables]})
     return failed
 
 
@@ -95,16 +95,12 @@ def execute(
     runs: Runs,
     launch: Launch,
     out: Path,
-    overrides: dict[str, Scalar],
+    overrides: Config,
     console: Console,
     trials: Runs | None = None,
     options: dict[str, Any] | None = None,
 ) -> int:
-    """All runs of all tables with a progress bar; a table's files are written anew after each of its runs.
-
-    ``trials``: the folder of the runs of a search; None: the settings are the table's. ``options``: what `plan` was
-    given; where that left rows out (``only``), the files show what there is of them.
-    """
+    """Make all runs of all tables, and write the files after each; ``options`` are those that `plan` was given."""
     out.mkdir(parents=True, exist_ok=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     for table, planned_cells in planned:
@@ -136,9 +132,7 @@ def _with_other_rows(table: TableFile, cells: list[Cell], trials: Runs | None, o
     return sorted([*cells, *_searched(table, others, trials, None)], key=lambda cell: rows.index(cell.row))
 
 
-def _searched(
-    table: TableFile, cells: list[Cell], trials: Runs | None, make: Callable[[Run, Runs], bool] | None
-) -> list[Cell]:
+def _searched(table: TableFile, cells: list[Cell], trials: Runs | None, make: Make | None) -> list[Cell]:
     """The cells with the settings that are the best on validation data; ``make`` None: of finished searches only."""
     return [Search(table, cell, trials).tuned(make) if trials and cell.runs and cell.spaces else cell for cell in cells]
 
@@ -158,19 +152,18 @@ def show_plan(planned: list[tuple[TableFile, list[Cell]]], runs: Runs, console: 
             console.print(f"{count} cells are skipped: {reason}", markup=False, highlight=False, soft_wrap=True)
         todo = [run for run in runs_of(cells) if not runs.finished(run)]
         rounds, finished = sum(run.settings.run.rounds for run in todo), len(runs_of(cells)) - len(todo)
-        console.print(
-            f"{len(todo)} runs to make, {rounds:,} rounds in all; {finished} runs are finished", highlight=False
-        )
+        text = f"{len(todo)} runs to make, {rounds:,} rounds in all; {finished} runs are finished"
+        console.print(text, highlight=False)
 
 
 def _planned(cell: Cell, cells: list[Cell], runs: Runs) -> tuple[str, ...]:
     finished = {seed for seed, run in cell.runs.items() if runs.finished(run)}
     seeds = [", ".join(str(seed) for seed in cell.runs if (seed in finished) == done) or "–" for done in (False, True)]
     configs = [next(iter(other.runs.values())).config for other in cells if other.runs]
-    one = next(iter(cell.runs.values()))
-    differing = {key: value for key, value in one.config.items() if any(other.get(key) != value for other in configs)}
+    first = next(iter(cell.runs.values()))
+    differing = {key: value for key, value in first.config.items() if any(other.get(key) != value for other in configs)}
     settings = " ".join(f"{key}={value}" for key, value in differing.items())
-    return (*seeds, str(one.federation["num-supernodes"]), str(one.settings.run.rounds), settings)
+    return (*seeds, str(first.federation["num-supernodes"]), str(first.settings.run.rounds), settings)
 
 
 def _one(run: Run, runs: Runs, *, launch: Launch, progress: Progress) -> bool:
@@ -181,12 +174,12 @@ def _one(run: Run, runs: Runs, *, launch: Launch, progress: Progress) -> bool:
     progress.remove_task(bar)
     reason = runs.failed.get(run.name)
     if reason or not progress.console.is_terminal:
-        said = f"failed: {run.name}: {reason}" if reason else f"done: {run.name}"
-        progress.console.print(f"  {said}", markup=False, highlight=False)
+        outcome = f"failed: {run.name}: {reason}" if reason else f"done: {run.name}"
+        progress.console.print(f"  {outcome}", markup=False, highlight=False)
     return True
 
 
-def _write(table: TableFile, cells: list[Cell], runs: Runs, out: Path, overrides: dict[str, Scalar]) -> None:
+def _write(table: TableFile, cells: list[Cell], runs: Runs, out: Path, overrides: Config) -> None:
     results = collect(cells, runs)
     files = {
         ".json": json.dumps(as_dict(table, results), indent=2, ensure_ascii=False) + "\n",

@@ -1,8 +1,4 @@
-"""Using what a run has taught a site: its own model with the prototypes that predict, outside of any federation.
-
-A client leaves a `TrainedModel` when it evaluates for the last time (`client_app/trained_model.py`); ``protofl export``
-takes it out, and a `Predictor` predicts with it.
-"""
+"""Using what a run has left at a site: its model, and the prototypes that predict, outside of any federation."""
 
 from protofl_common.models.trained import ModelCard, TrainedModel
 from protofl_common.tools.inference.predictor import Prediction, Predictor

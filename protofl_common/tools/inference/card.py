@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 from protofl_common.config.sections import keys_that_change
 from protofl_common.experiment.catalog import CATALOG
@@ -11,7 +10,6 @@ from protofl_common.models.trained import ModelCard, TrainedModel
 from protofl_common.runs.folder import Summary
 
 NAME = "README.md"
-SHOWN = ("format", "algorithm", "dataset", "partition", "clients", "accuracy-of-clients", "versions", "settings")
 
 
 def model_card(trained: TrainedModel, unknown_above: float, summary: Summary | None) -> str:
@@ -27,12 +25,12 @@ def model_card(trained: TrainedModel, unknown_above: float, summary: Summary | N
         **(_of_run(summary) if summary else {}),
     }
     head = [f"# A model of {card.site}", "", *_table(facts), ""]
-    return "\n".join([*head, *_use(card, unknown_above), *_figures(card, unknown_above, summary)])
+    return "\n".join([*head, *_use(card, unknown_above), *_figures(card, unknown_above)])
 
 
 def _of_run(summary: Summary) -> dict[str, str]:
-    defaults, told = default_run_config(), summary["settings"]
-    settings = {key: told[key] for key in told if key not in keys_that_change("name", "machine", "waiting", "display")}
+    defaults, elsewhere = default_run_config(), keys_that_change("name", "machine", "waiting", "display")
+    settings = {key: value for key, value in summary["settings"].items() if key not in elsewhere}
     changed = {key: value for key, value in settings.items() if value != defaults.get(key)}
     return {
         "data": f"{summary['dataset']}, partition {summary['partition']}, {len(summary['clients'])} clients",
@@ -51,7 +49,7 @@ def _use(card: ModelCard, unknown_above: float) -> Iterator[str]:
     yield from ("", "`protofl predict FOLDER FILE…` predicts with it.", "")
 
 
-def _figures(card: ModelCard, unknown_above: float, summary: Summary | None) -> Iterator[str]:
+def _figures(card: ModelCard, unknown_above: float) -> Iterator[str]:
     when = f"the best round, chosen on {card.chosen_on} data" if card.chosen_on else "the last round"
     yield from ("## Figures", "", f"On {card.test_samples} test samples of {card.site}, after {when}:", "")
     yield from _table({f"right by {way}": f"{100 * share:.2f} %" for way, share in card.accuracy.items()})
@@ -62,20 +60,7 @@ def _figures(card: ModelCard, unknown_above: float, summary: Summary | None) -> 
     yield f"probabilities by prototype{limit}."
     if "test" in (card.calibrated_on, card.chosen_on):
         yield "What was chosen on test data makes these figures a little too high."
-    if summary:
-        yield from ("", "Of the whole run (shares in [0, 1], over its clients):", "")
-        yield from _table(dict(_flat({key: value for key, value in summary.items() if key not in SHOWN})))
     yield ""
-
-
-def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    """``{"accuracy": {"head": {"mean": 0.5}}}`` -> ``("accuracy head mean", "0.5")``."""
-    for key, value in values.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}{key} ")
-        else:
-            text = ", ".join(map(str, value)) or "none" if isinstance(value, list) else str(value)
-            yield f"{prefix}{key}", f"{value:.4g}" if isinstance(value, float) else text
 
 
 def _table(facts: Mapping[str, str]) -> Iterator[str]:

@@ -1,12 +1,10 @@
 """Predicting with a trained model, by its head or by the nearest prototype."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Self
 
 import numpy as np
 import torch
@@ -55,9 +53,7 @@ class Predictor:
         self.threshold = unknown_above(trained.distances, UNKNOWN_SHARE) if threshold is None else threshold
 
     @classmethod
-    def load(
-        cls, folder: str | Path, device: str = "cpu", allow_backbones: str = "", allow_python: str = ""
-    ) -> Predictor:
+    def load(cls, folder: str | Path, device: str = "cpu", allow_backbones: str = "", allow_python: str = "") -> Self:
         """From an exported model: a folder with ``model.safetensors`` and ``model.json``.
 
         ``allow_backbones``: frozen backbones that it may read or download, beside the embedded ones; names with commas.
@@ -95,18 +91,12 @@ class Predictor:
         return by
 
     def predict(self, inputs: Inputs, by: str | None = None, batch_size: int = 256) -> list[Prediction]:
-        """Predictions for inputs [N, …] of the model's own type and shape, not normalised; ``by``: head or prototype.
-
-        SettingsError if this model cannot predict that way, DataError if the inputs are not of that type and shape.
-        """
+        """Predictions for inputs [N, …], not normalised; SettingsError or DataError where these do not fit."""
         by = self.way(by)
-        return [one for outputs in self._batches(inputs, batch_size) for one in self._read(outputs, by)]
+        return [prediction for outputs in self._batches(inputs, batch_size) for prediction in self._read(outputs, by)]
 
     def scores(self, inputs: Inputs, batch_size: int = 256) -> dict[str, Tensor]:
-        """For each way to predict [N, C], on the CPU: what its softmax makes probabilities of.
-
-        ``head``: logits; ``prototype``: −d²/T from the nearest prototype of each class, −∞ for a class without any.
-        """
+        """For each way [N, C], on the CPU: logits; −d²/T from each class's nearest prototype, −∞ for none."""
         parts = [self._scores(outputs) for outputs in self._batches(inputs, batch_size)]
         return {way: torch.cat([part[way] for part in parts]) for way in self.inferences}
 
@@ -114,11 +104,11 @@ class Predictor:
         return (self.outputs(inputs[start : start + size]) for start in range(0, max(1, len(inputs)), size))
 
     def _scores(self, outputs: Outputs) -> dict[str, Tensor]:
-        found = {"head": outputs.logits_NC}
+        scores_of = {"head": outputs.logits_NC}
         if self.prototypes is not None and outputs.distances_NP is not None:
             scores = class_scores(outputs.distances_NP, self.prototypes.labels.cpu(), len(self.card.classes))
-            found["prototype"] = scores / self.card.temperature
-        return found
+            scores_of["prototype"] = scores / self.card.temperature
+        return scores_of
 
     @torch.inference_mode()
     def outputs(self, inputs: Inputs) -> Outputs:

@@ -35,23 +35,16 @@ FEW_DAYS, FEW_BYTES = 30, 2**30  # of a certificate that is left, and of a disk 
 
 
 def findings(options: argparse.Namespace, node: Mapping[str, Scalar], asked: Mapping[str, Scalar]) -> list[Finding]:
-    """List the findings, worst first; nothing is written.
-
-    ``options`` are the SuperNode's; data are read as a run with the settings ``asked`` would have them read.
-    """
-    found = [*_code_and_user(), *_network(options)]
+    """List the findings, data read as a run with settings ``asked`` would have it; nothing is written."""
+    listed = [*_code_and_user(), *network(options)]
     try:
         settings = site_settings(node, asked)
     except SettingsError as error:
-        found += [Finding(WRONG, "settings", line) for line in str(error).splitlines()]
+        listed += [Finding(WRONG, "settings", line) for line in str(error).splitlines()]
     else:
-        found += [*_folders(node), *_permissions(node), *_algorithms(node), *_device(node), *_data(node, asked)]
-        found += [_protections(settings)]
-    return worst_first(found)
-
-
-def wrong_on_the_way(options: argparse.Namespace) -> list[Finding]:
-    return [one for one in _network(options) if one.level == WRONG]
+        listed += [*_folders(node), *_permissions(node), *_algorithms(node), *_device(node), *_data(node, asked)]
+        listed += [_protections(settings)]
+    return worst_first(listed)
 
 
 def _code_and_user() -> Iterator[Finding]:
@@ -61,7 +54,7 @@ def _code_and_user() -> Iterator[Finding]:
     yield Finding(FACT, "user", f"uid {os.geteuid()}") if os.geteuid() else Finding(WARNING, "user", root)
 
 
-def _network(options: argparse.Namespace) -> Iterator[Finding]:
+def network(options: argparse.Namespace) -> Iterator[Finding]:
     if options.insecure:
         yield Finding(WARNING, "network", "--insecure: anybody on the way reads and changes what goes to and fro")
     elif options.root_certificates:
@@ -94,7 +87,7 @@ def _superlink(address: str, root_certificates: str) -> Iterator[Finding]:
 
 def _certificates(path: Path) -> Finding:
     try:
-        ends = min(one.not_valid_after_utc for one in load_pem_x509_certificates(path.read_bytes()))
+        ends = min(certificate.not_valid_after_utc for certificate in load_pem_x509_certificates(path.read_bytes()))
     except (OSError, ValueError) as error:
         return Finding(WRONG, "certificates", f"{path}: {error}")
     days = (ends - datetime.now(UTC)).days
@@ -125,19 +118,19 @@ def _folders(node: Mapping[str, Scalar]) -> Iterator[Finding]:
 
 
 def _folder(topic: str, key: str, folder: Path, others: int) -> Iterator[Finding]:
-    there, name, writes = existing(folder), f"{key} {folder.absolute()}", topic == "writes"
-    mode = stat.S_IMODE(there.stat().st_mode)
-    if not writes and there != folder.absolute():
+    nearest, name, writes = existing(folder), f"{key} {folder.absolute()}", topic == "writes"
+    mode = stat.S_IMODE(nearest.stat().st_mode)
+    if not writes and nearest != folder.absolute():
         yield Finding(WRONG, topic, f"{name}: there is none")
-    elif not os.access(there, (os.W_OK if writes else os.R_OK) | (os.X_OK if there.is_dir() else 0)):
+    elif not os.access(nearest, (os.W_OK if writes else os.R_OK) | (os.X_OK if nearest.is_dir() else 0)):
         yield Finding(WRONG, topic, f"{name}: cannot be {'written' if writes else 'read'}")
-    elif there != folder.absolute():
+    elif nearest != folder.absolute():
         yield Finding(FACT, topic, f"{name}: will be made, for this user only")
     elif mode & others:
         yield Finding(WARNING, topic, f"{name}: other users of this machine may look in (mode {mode:04o})")
     else:
         yield Finding(FACT, topic, f"{name} (mode {mode:04o})")
-    if writes and (free := shutil.disk_usage(there).free) < FEW_BYTES:
+    if writes and (free := shutil.disk_usage(nearest).free) < FEW_BYTES:
         yield Finding(WARNING, topic, f"{name}: {free / 1e6:.0f} MB free")
 
 

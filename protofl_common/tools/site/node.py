@@ -12,8 +12,8 @@ from protofl_common.basics.text import names_in
 from protofl_common.config.options import Scalar, SettingsError, unknown_keys
 from protofl_common.data.store import cache_root
 from protofl_common.experiment.catalog import CATALOG
-from protofl_common.experiment.node import LIMITED, allowed_by, has_own_data, is_site
-from protofl_common.experiment.settings import NODE_KEYS, SITE_FOLDERS, Settings, default_run_config, meeting_demands
+from protofl_common.experiment.node import LIMITED, NODE_KEYS, SITE_FOLDERS, allowed_by, has_own_data, is_site
+from protofl_common.experiment.settings import Settings, default_run_config, meeting_demands
 
 
 def supernode_options(words: list[str]) -> argparse.Namespace:
@@ -43,11 +43,7 @@ def node_config(text: str) -> dict[str, Scalar]:
 
 
 def site_settings(node: Mapping[str, Scalar], asked: Mapping[str, Scalar] | None = None) -> Settings:
-    """The settings of a run at this site: of one that asks for these, or of the most modest one that it accepts.
-
-    SettingsError where the site would refuse the run, or accepts none of its algorithms; or the node config is not a
-    site's.
-    """
+    """The settings of a run that asks for these, or of the most modest one that is accepted; SettingsError if none."""
     _check_is_site(node)
     if asked:
         return Settings.from_run_config({**default_run_config(), **asked}, node)

@@ -24,8 +24,8 @@ class Stored(NamedTuple):
 
     @property
     def files(self) -> list[Path]:
-        found = [file for path in self.paths for file in ([path] if path.is_file() else path.rglob("*"))]
-        return [file for file in found if file.is_file()]
+        entries = [file for path in self.paths for file in ([path] if path.is_file() else path.rglob("*"))]
+        return [file for file in entries if file.is_file()]
 
     @property
     def bytes(self) -> int:
@@ -56,22 +56,19 @@ def ledgers_at(node: Mapping[str, Scalar]) -> Iterator[str]:
 
 
 def purge(node: Mapping[str, Scalar], names: list[str]) -> Iterator[str]:
-    """Remove what is named, and nothing else; a line for each. A run's name without a number must be of one run only.
-
-    SettingsError before anything is removed: if nothing is named, or something that is not there.
-    """
+    """Remove what is named, a line for each; SettingsError before for no name, an unknown or an ambiguous one."""
     from client_app.protections.secure_sum import blank_secrets
 
-    there = {one.name: one for one in stored_at(node)}
-    alike = {name: numbered(name, there) for name in names if name not in there}
+    stored = {entry.name: entry for entry in stored_at(node)}
+    alike = {name: numbered(name, stored) for name in names if name not in stored}
     names = [alike[name][0] if len(alike.get(name, ())) == 1 else name for name in names]
-    unknown = [name for name in names if name not in there]
+    unknown = [name for name in names if name not in stored]
     if unknown or not names:
         what = f"{unknown[0]}: nothing of that name" if unknown else "purge: nothing is named"
-        raise SettingsError(f"{what}; choose from {', '.join(there)}")
+        raise SettingsError(f"{what}; choose from {', '.join(stored)}")
     for name in names:
-        text = f"removed {there[name]}"
-        for path in there[name].paths:
+        text = f"removed {stored[name]}"
+        for path in stored[name].paths:
             remove(path)
             for folder in () if name == CACHES else (path.parent, path.parents[1]):
                 if not any(folder.iterdir()):

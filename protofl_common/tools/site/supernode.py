@@ -34,11 +34,7 @@ CLIENT_PROCESS = Path(__file__).with_name("client_process.py")
 
 
 def start(words: list[str], address: str, start_method: str) -> None:
-    """Start the executor, which ends when the SuperNode does, and be the SuperNode until it ends.
-
-    ``words`` are options of ``flower-supernode``, ``address`` is where it listens for the executor, whose
-    ``start_method`` is.
-    """
+    """Start the executor that ``flower-supernode`` listens for at ``address``, and be the SuperNode until it ends."""
     secret, name = os.urandom(32), "protofl_common.tools.site.supernode"
     command = [sys.executable, "-P", "-m", name, address, start_method, str(os.getpid())]
     # the code of this process, which `protofl site check` names, not that of the folder it is started in

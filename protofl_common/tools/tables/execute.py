@@ -4,23 +4,18 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from protofl_common.config.options import Scalar
+from protofl_common.config.options import Config
 from protofl_common.experiment.settings import default_run_config
 from protofl_common.runs.folder import SUMMARY
 from protofl_common.tools.cli.screen import ROUND
 from protofl_common.tools.known_runs import HEAVY
 from protofl_common.tools.tables.plan import Run
 
-Federation = dict[str, Scalar]
 Launch = Callable[[Run, Path, bool, Callable[[int], None]], str]  # (run, folder, resume, on_round) -> why it failed
 
 
 class Runs:
-    """The folder of all runs, and how those of this invocation ended.
-
-    Hundreds of runs of twenty clients fill a disk with models that nobody opens: unless ``keep_models``, a run that has
-    finished keeps its figures only.
-    """
+    """All runs, and how those of now ended; without ``keep_models`` a finished one keeps only its figures."""
 
     def __init__(self, folder: Path, keep_models: bool = False) -> None:
         self.folder, self.keep_models = folder.resolve(), keep_models
@@ -53,7 +48,7 @@ class Runs:
                 shutil.rmtree(folder / part, ignore_errors=True)
 
 
-def launcher(resources: Callable[[Federation], Federation]) -> Launch:
+def launcher(resources: Callable[[Config], Config]) -> Launch:
     """Return what runs one, with a log in ``logs/NAME.log``; ``resources``: what a client gets of this machine."""
 
     def launch(run: Run, folder: Path, resume: bool, on_round: Callable[[int], None]) -> str:
@@ -67,8 +62,8 @@ def launcher(resources: Callable[[Federation], Federation]) -> Launch:
             def note(line: str) -> None:
                 file.write(line + "\n")
                 file.flush()
-                if found := ROUND.match(line):
-                    on_round(int(found[2]))
+                if match := ROUND.match(line):
+                    on_round(int(match[2]))
 
             return attempt(default_run_config() | config, resources(run.federation), note)[1]
 

@@ -11,13 +11,11 @@ A figure has four parts; a table, its columns and its rows each name some of the
     over    mean, by-samples, std, worst-10%, best-20%, …: of the clients' accuracies
 """
 
-from __future__ import annotations
-
 import re
 import statistics
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from protofl_common.config.options import SettingsError
 from protofl_common.runs.folder import KINDS, ClientRow, RoundRow, RunFolder
@@ -48,7 +46,7 @@ class Figure:
     over: str = "mean"
 
     @classmethod
-    def of(cls, parts: dict[str, Any], where: str) -> Figure:
+    def of(cls, parts: dict[str, Any], where: str) -> Self:
         """A figure from the parts that a table names; SettingsError with a line for each unknown part or value."""
         problems = []
         for name, value in parts.items():
@@ -111,15 +109,14 @@ class Figure:
             if (samples := client["test-samples"] if self.what == self._kind else client["validation-samples"])
         ]
         if not chosen:
-            there = ", ".join(sorted(set(map(str, domains.values()))))
-            raise NoFigure(f"no client of domain {self.domain!r}; there are {there}")
+            names = ", ".join(sorted(set(map(str, domains.values()))))
+            raise NoFigure(f"no client of domain {self.domain!r}; there are {names}")
         shares, numbers = zip(*chosen, strict=True)
         if self.over in ("mean", "by-samples", "std"):
             return over_clients(shares, numbers)["weighted" if self.over == "by-samples" else self.over]
         return mean_of_part(shares, self.over)
 
     def _over_samples(self, row: RoundRow) -> float:
-        """The figure of a run with secure aggregation, which hides those of single clients."""
         if self.domain or self.over not in ("mean", "by-samples"):
             raise NoFigure(f"{self}: secure aggregation hides single clients; it leaves a mean over all samples")
         tested = {**row["accuracy"], **row.get("metrics", {})}
@@ -140,6 +137,6 @@ def _evaluated(row: RoundRow) -> set[str]:
 
 
 def _figures(client: ClientRow) -> dict[str, float]:
-    found = {**client["accuracy"], **client.get("metrics", {})}
-    found |= {f"validation/{name}": value for name, value in client.get("validation", {}).items()}
-    return {name: value * (100 if name.removeprefix("validation/") in KINDS else 1) for name, value in found.items()}
+    figures = {**client["accuracy"], **client.get("metrics", {})}
+    figures |= {f"validation/{name}": value for name, value in client.get("validation", {}).items()}
+    return {name: value * (100 if name.removeprefix("validation/") in KINDS else 1) for name, value in figures.items()}

@@ -11,7 +11,7 @@ from typing import Any
 
 from protofl_common.basics.files import digest
 from protofl_common.basics.text import as_file_name
-from protofl_common.config.options import Scalar, SettingsError
+from protofl_common.config.options import Config, SettingsError
 from protofl_common.config.sections import keys_that_change
 from protofl_common.data import DataError, check_data_settings
 from protofl_common.experiment.node import check_named
@@ -31,8 +31,8 @@ class Run:
     """One run of a table: its ``--run-config`` (without name and folder) and its ``--federation-config``."""
 
     name: str
-    config: dict[str, Scalar]
-    federation: dict[str, Scalar]
+    config: Config
+    federation: Config
     settings: Settings
 
     def finished(self, folder: Path) -> bool:
@@ -40,14 +40,14 @@ class Run:
         summary = RunFolder(folder).summary()
         if summary is None:
             return False
-        wanted, found = experiment(to_run_config(self.settings)), summary["settings"]
-        same = all(found[key] == value for key, value in wanted.items() if key in found)
+        wanted, made = experiment(to_run_config(self.settings)), summary["settings"]
+        same = all(made[key] == value for key, value in wanted.items() if key in made)
         return same and len(summary["clients"]) == self.federation["num-supernodes"]
 
 
 @dataclass(frozen=True)
 class Found:
-    settings: dict[str, Scalar]
+    settings: Config
     value: float  # of the figure on validation data, the mean over the trials' seeds
     trials: int
     failed: int
@@ -63,12 +63,12 @@ class Cell:
     spaces: dict[str, Any] = field(default_factory=dict)  # of ``--search``: setting -> choices, or a range (`spec`)
     found: Found | None = None  # what it has found; the runs are of these settings
 
-    def runs_with(self, settings: dict[str, Scalar], seeds: Iterable[int]) -> dict[int, Run]:
-        one = next(iter(self.runs.values()))
-        return {seed: _run(one.config | settings | {"seed": seed}, one.federation, "") for seed in seeds}
+    def runs_with(self, settings: Config, seeds: Iterable[int]) -> dict[int, Run]:
+        first = next(iter(self.runs.values()))
+        return {seed: _run(first.config | settings | {"seed": seed}, first.federation, "") for seed in seeds}
 
 
-def experiment(config: dict[str, Scalar]) -> dict[str, Scalar]:
+def experiment(config: Config) -> Config:
     return {key: value for key, value in config.items() if key not in NO_PART_OF_A_RUN}
 
 
@@ -78,7 +78,7 @@ def plan(
     data_dir: str = "",
     seeds: tuple[int, ...] = (),
     only: tuple[str, ...] = (),
-    overrides: dict[str, Scalar] | None = None,
+    overrides: Config | None = None,
 ) -> list[Cell]:
     """The cells in reading order.
 
@@ -105,9 +105,7 @@ def runs_of(cells: list[Cell]) -> list[Run]:
     return list({run.name: run for cell in cells for run in cell.runs.values()}.values())
 
 
-def _cell(
-    table: TableFile, row: str, column: str, seeds: Iterable[int], data_dir: str, overrides: dict[str, Scalar]
-) -> Cell:
+def _cell(table: TableFile, row: str, column: str, seeds: Iterable[int], data_dir: str, overrides: Config) -> Cell:
     parts = [part for part in (table.base, table.columns[column], table.rows[row].part) if part]
     figure = Figure.of(_merged(part.figure for part in parts), "figure")
     recipe = read_recipe(next((part.recipe for part in reversed(parts) if part.recipe), ""))
@@ -122,7 +120,7 @@ def _cell(
     return Cell(row, column, figure, runs, spaces=_merged(part.search for part in parts))
 
 
-def _run(config: dict[str, Scalar], federation: dict[str, Scalar], data_dir: str) -> Run:
+def _run(config: Config, federation: Config, data_dir: str) -> Run:
     defaults = default_run_config()
     place = PurePath(str(config.get("data-dir", "")))
     if data_dir and place.parts[:1] == ("data",):

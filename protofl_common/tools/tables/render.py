@@ -106,7 +106,6 @@ def markdown(table: TableFile, results: Results, overrides: dict[str, Scalar]) -
 
 
 def _differences(table: TableFile, results: Results) -> Iterator[str]:
-    """How much more than the row ``against`` the others have."""
     if table.against:
         yield from ("", f"## Against {table.against}", "", DIFFERENCES, "")
         shown = [place for place, result in results.items() if result.values]
@@ -116,19 +115,19 @@ def _differences(table: TableFile, results: Results) -> Iterator[str]:
 
 def _beyond(table: TableFile, row: str, column: str, results: Results) -> Estimate | None:
     """How much more it is than the row ``against``, over the seeds that both have; None where there is none."""
-    one, other = results[row, column], results.get((table.against, column))
-    if other is None or row == table.against or one.division != other.division:
+    result, other = results[row, column], results.get((table.against, column))
+    if other is None or row == table.against or result.division != other.division:
         return None
-    values = paired(one.values, other.values)
+    values = paired(result.values, other.values)
     return Estimate.of(values.values()) if values else None
 
 
 def _searches(table: TableFile, results: Results) -> Iterator[str]:
     rows = []
     for place, result in results.items():
-        if found := result.found:
-            settings = ", ".join(f"{key} = {value}" for key, value in found.settings.items())
-            rows.append([*place, settings, f"{found.value:.2f}", str(found.trials), str(found.failed)])
+        if search := result.found:
+            settings = ", ".join(f"{key} = {value}" for key, value in search.settings.items())
+            rows.append([*place, settings, f"{search.value:.2f}", str(search.trials), str(search.failed)])
     if rows:
         seeds = ", ".join(map(str, table.trial_seeds))
         yield from ("", "## The search", "", f"{SEARCHED} {table.trials} trials for each cell, of seed {seeds}.", "")

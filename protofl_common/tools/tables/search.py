@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Any, TypedDict
 
 from protofl_common.basics.files import digest, write_text
-from protofl_common.config.options import Scalar, SettingsError, keys_of
+from protofl_common.config.options import Config, Scalar, SettingsError, keys_of
 from protofl_common.config.sections import DataSettings
 from protofl_common.experiment.settings import default_run_config, to_run_config
 from protofl_common.tools.tables.execute import Runs
@@ -28,7 +28,7 @@ OF_DATA = {"seed", *keys_of(DataSettings)}  # settings with which a figure would
 
 
 class Trial(TypedDict):
-    settings: dict[str, Scalar]
+    settings: Config
     value: float | None  # None: it failed, and is tried again when the search goes on
     reason: str
 
@@ -46,15 +46,12 @@ class Search:
         lines = self.file.read_text(encoding="utf-8").splitlines() if self.file.exists() else []
         self.trials: list[Trial] = [json.loads(line) for line in lines]
 
-    def runs_of(self, settings: dict[str, Scalar]) -> list[Run]:
-        alone: dict[str, Scalar] = {"report": False, "baselines": ""}
+    def runs_of(self, settings: Config) -> list[Run]:
+        alone: Config = {"report": False, "baselines": ""}
         return list(self.cell.runs_with(settings | alone, self.table.trial_seeds).values())
 
     def tuned(self, make: Callable[[Run, Runs], object] | None) -> Cell:
-        """The cell with the best settings, the first of several, once ``make`` has made the runs of all trials.
-
-        Trials that failed earlier are made again. ``make`` None: trials that are left skip the cell.
-        """
+        """The cell with the best settings, once ``make`` has made the trials left or failed; None: they skip it."""
         try:
             for number in range(self.table.trials):
                 earlier = self.trials[number] if number < len(self.trials) else None
@@ -71,12 +68,11 @@ class Search:
         except (NoFigure, SettingsError) as error:
             return replace(self.cell, runs={}, skipped=f"search: {error}")
 
-    def _add(self, number: int, settings: dict[str, Scalar]) -> None:
-        """Store a trial whose runs have been made; NoFigure where these have none on validation data."""
+    def _add(self, number: int, settings: Config) -> None:
         runs = self.runs_of(settings)
         reasons = [self.runs.failed[run.name] for run in runs if run.name in self.runs.failed]
-        found = [] if reasons else [self.figure.read(self.runs.folder_of(run)) for run in runs]
-        value = statistics.fmean(found) if found else None
+        values = [] if reasons else [self.figure.read(self.runs.folder_of(run)) for run in runs]
+        value = statistics.fmean(values) if values else None
         self.trials[number : number + 1] = [{"settings": settings, "value": value, "reason": "; ".join(reasons)}]
         write_text(self.file, "".join(json.dumps(trial) + "\n" for trial in self.trials))
 
@@ -90,10 +86,10 @@ class Search:
         best = max(self.made, key=lambda trial: trial["value"] or 0.0)
         runs = self.cell.runs_with(best["settings"], self.cell.runs)
         failed = min(len(self.trials), self.table.trials) - len(self.made)
-        found = Found(best["settings"], best["value"] or 0.0, self.table.trials, failed)
-        return replace(self.cell, runs=runs, found=found)
+        search = Found(best["settings"], best["value"] or 0.0, self.table.trials, failed)
+        return replace(self.cell, runs=runs, found=search)
 
-    def _suggested(self, number: int) -> dict[str, Scalar]:
+    def _suggested(self, number: int) -> Config:
         own = {key: self.own[key] for key in self.cell.spaces}
         if number == 0 and all(_inside(own[key], space) for key, space in self.cell.spaces.items()):
             return own
@@ -104,11 +100,10 @@ class Search:
         sampler = optuna.samplers.TPESampler(seed=number, n_startup_trials=STARTUP_TRIALS)
         study = optuna.create_study(direction="maximize", sampler=sampler)
         for trial in self.made:
-            study.add_trial(
-                optuna.trial.create_trial(params=trial["settings"], distributions=spaces, value=trial["value"])
-            )
-        found = study.ask(spaces).params
-        return {key: _rounded(value, self.cell.spaces[key]) for key, value in found.items()}
+            past = optuna.trial.create_trial(params=trial["settings"], distributions=spaces, value=trial["value"])
+            study.add_trial(past)
+        suggested = study.ask(spaces).params
+        return {key: _rounded(value, self.cell.spaces[key]) for key, value in suggested.items()}
 
 
 def check_search(table: TableFile, cells: list[Cell]) -> None:

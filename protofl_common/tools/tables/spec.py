@@ -115,9 +115,8 @@ class _Loader(yaml.SafeLoader):
     """Takes 1e-3 for a number, as JSON, TOML and YAML 1.2 do."""
 
 
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+$"), list("-+0123456789")
-)
+_NUMBER = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+$")
+_Loader.add_implicit_resolver("tag:yaml.org,2002:float", _NUMBER, list("-+0123456789"))
 
 
 def read_table(path: Path) -> TableFile:
@@ -154,7 +153,6 @@ def read_table(path: Path) -> TableFile:
 
 
 def _spread(rows: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    """A row for each combination of the values in its ``grid``."""
     for name, row in rows.items():
         content = row or {}
         for values in product(*content.get("grid", {}).values()):

@@ -22,7 +22,13 @@ def test_every_setting_has_a_line_with_its_meaning() -> None:
 
 
 @pytest.mark.parametrize("algo", CATALOG)
-def test_every_algorithm_has_its_equations(algo: str) -> None:
-    page = MADE[f"algorithms/{algo}.md"].partition("## From the code")[2]
-    assert page.count("```text\n") == 2
-    assert "```text\n\n" not in page
+def test_every_algorithm_has_a_page_of_one_shape(algo: str) -> None:
+    """What it is, when to use it, what travels, its equations, results, deviations, settings; both halves are named."""
+    page = MADE[f"algorithms/{algo}.md"]
+    assert len(page.splitlines()) <= 200
+    assert page.count("\n$$\n") >= 2
+    order = ["**Use it when** ", "**Do not** ", f"](travels/{algo}.svg)"]
+    order += ["\n## Equations\n", "\n## Results\n", "\n## Deviations\n", "\n## Settings\n", "](../../client_app/"]
+    places = [page.find(part) for part in order]
+    assert -1 not in places, [part for part, place in zip(order, places, strict=True) if place < 0]
+    assert places == sorted(places)

@@ -7,8 +7,9 @@ import pytest
 from flwr.app import Context, RecordDict
 
 from client_app.client import Client
-from client_app.protections import PROTECTIONS, protections_of
+from client_app.protections import PROTECTIONS, names, protections_of
 from client_app.protections.base import Protection
+from protofl_common.experiment.settings import Settings
 from tests.support.harness import run_config
 
 SIMULATED = {"partition-id": 0, "num-partitions": 3}
@@ -38,3 +39,8 @@ def test_the_protections_of_a_client_follow_from_settings_and_node_config(
 def test_every_protection_says_what_it_is_called_and_when_it_acts() -> None:
     assert len({kind.name for kind in PROTECTIONS} - {""}) == len(PROTECTIONS)
     assert all(kind.acts is not Protection.acts for kind in PROTECTIONS)
+
+
+def test_a_site_reads_that_secure_aggregation_acts_too(tmp_path: Path) -> None:
+    settings = Settings.from_run_config(run_config(tmp_path, algo="fedproto", secagg=True))
+    assert names(settings, is_site=True) == "one reply to each question, secure aggregation"

@@ -5,55 +5,46 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from client_app.algorithms.ditto import Ditto
 from client_app.training import Proximal, Step
-from protofl_common.experiment.settings import Settings
+from tests.support import plain
 from tests.support.harness import Outcome, run_config, run_federation
-from tests.support.plain import CLIENTS, PlainClient, State, assert_close, averaged, copied, cross_entropy, model_left
 
 
-class DittoClient(PlainClient):
-    def __init__(self, settings: Settings, index: int) -> None:
-        super().__init__(settings, index, "htcnn-3")
-        self.model = self.model_of("global")
+class DittoClient(plain.PlainClient):
+    def __init__(self, *facts: Any) -> None:
+        super().__init__(*facts)
         self.personal = self.model_of("global")
 
-    def train(self, number: int, weights: State) -> State:
+    def train(self, number: int, weights: plain.State) -> plain.State:
         """v <- v − η (∇F(v) + λ (v − w^t)) with momentum, on the batches of which w learns too."""
         self.model.load_state_dict(weights)
         start = list(weights.values())
         velocity, own_velocity = ([torch.zeros_like(w) for w in start] for _ in "wv")
         for batch in self.batches(number):
             labels = [self.y[i] for i in batch]
-            self.step(cross_entropy(self.model(self.x[batch]), labels), self.model, velocity)
-            loss = cross_entropy(self.personal(self.x[batch]), labels)
+            self.step(plain.cross_entropy(self.model(self.x[batch]), labels), self.model, velocity)
+            loss = plain.cross_entropy(self.personal(self.x[batch]), labels)
             gradients = torch.autograd.grad(loss, list(self.personal.parameters()))
             with torch.no_grad():
                 for p, g, w, v in zip(self.personal.parameters(), gradients, start, own_velocity, strict=True):
                     v.mul_(self.momentum).add_(g + self.hparams.lambda_ * (p - w))
                     p.sub_(self.lr * v)
-        return copied(self.model)
+        return plain.copied(self.model)
 
 
 @pytest.mark.parametrize("lambda_", [0.5, 4.0])
 def test_two_rounds_equal_an_independent_script(lambda_: float, tmp_path: Path) -> None:
-    config = run_config(tmp_path, algo="ditto", models="htcnn-3", lr=0.02, ditto__lambda=lambda_, feature_dim=16)
-    config |= {"partition": "label-shift", "alpha": 0.5, "test-samples": 20}
-    outcome = run_federation(config, clients=CLIENTS)
-
-    clients = [DittoClient(Settings.from_run_config(config), index) for index in range(CLIENTS)]
-    weights = first = copied(clients[0].model)
+    more = {"lr": 0.02, "ditto__lambda": lambda_, "feature_dim": 16}
+    outcome, clients = plain.side_by_side(tmp_path, DittoClient, algo="ditto", **more, **plain.LABEL_SHIFT)
+    weights = first = plain.copied(clients[0].model)
     for number in (1, 2):
-        weights = averaged([client.train(number, weights) for client in clients], [len(one.y) for one in clients])
-    assert_close(load_file(outcome.folder / "weights.safetensors"), weights)
+        weights = plain.averaged([client.train(number, weights) for client in clients], [len(one.y) for one in clients])
+    plain.assert_close(plain.weights_left(outcome), weights)
     for client in clients:
-        assert_close(model_left(outcome.folder, client.name), copied(client.personal))
-    sent = [one for pair in outcome.grid.log for one in pair if one.content.array_records]
-    assert len(sent) == CLIENTS * (2 * 2 + 1)  # down and up twice, and down to the final evaluation
-    for one in sent:
-        assert {name: list(record) for name, record in one.content.array_records.items()} == {"weights": list(first)}
+        plain.assert_close(plain.model_left(outcome.folder, client.name), plain.copied(client.personal))
+    plain.assert_only_weights_travel(outcome, first)
 
 
 @pytest.fixture(scope="module")
@@ -62,17 +53,17 @@ def switched_off(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Outcome]
     settings: dict[str, Any] = {"models": "resnet4-imagenet-stem", "train_samples": 25, "test_samples": 20}
     settings |= {"initial_weights": "shared", "ditto__lambda": 0.0}
     folders = {algo: tmp_path_factory.mktemp(algo) for algo in ("ditto", "local", "fedavg")}
-    return {algo: run_federation(run_config(at, algo=algo, **settings), CLIENTS) for algo, at in folders.items()}
+    return {algo: run_federation(run_config(at, algo=algo, **settings), plain.CLIENTS) for algo, at in folders.items()}
 
 
 def test_without_its_term_the_personal_model_is_locals_and_the_other_fedavgs(switched_off: dict[str, Outcome]) -> None:
     """To the last bit, batch normalisation included."""
     found = switched_off["ditto"]
-    for site in range(CLIENTS):
-        one, other = (model_left(run.folder, f"site-{site}") for run in (found, switched_off["local"]))
+    for site in range(plain.CLIENTS):
+        one, other = (plain.model_left(run.folder, f"site-{site}") for run in (found, switched_off["local"]))
         assert one.keys() == other.keys()
         assert all(torch.equal(one[name], other[name]) for name in one)
-    one, other = (load_file(run.folder / "weights.safetensors") for run in (found, switched_off["fedavg"]))
+    one, other = (plain.weights_left(run) for run in (found, switched_off["fedavg"]))
     assert all(torch.equal(one[name], other[name]) for name in other)
     for row, alone, shared in zip(*(run.rows for run in switched_off.values()), strict=True):
         for site, client in row["clients"].items():
@@ -95,18 +86,18 @@ def test_a_client_that_joins_later_begins_with_the_global_model(tmp_path: Path) 
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Ditto, "fit", noted)
-        outcome = run_federation(config, clients=CLIENTS)
+        outcome = run_federation(config, clients=plain.CLIENTS)
     assert sorted(begun.values()) == [(1, True), (2, True)]
-    (idle,) = {f"site-{index}" for index in range(CLIENTS)} - begun.keys()
-    assert_close(model_left(outcome.folder, idle), load_file(outcome.folder / "weights.safetensors"))
+    (idle,) = {f"site-{index}" for index in range(plain.CLIENTS)} - begun.keys()
+    plain.assert_close(plain.model_left(outcome.folder, idle), plain.weights_left(outcome))
 
 
 def test_few_labels_and_an_optimizer_that_lives_on(tmp_path: Path) -> None:
     """A batch without labels, and a last one of one sample, stop nothing; the frozen head stays as it is."""
     few: dict[str, Any] = {"positive_rate": 0.1, "pu_weight": 1.0, "train_samples": 21, "test_samples": 20}
     few |= {"keep_optimizer": True, "momentum": 0.9, "batch_size": 5, "head": "orthogonal-shared"}
-    outcome = run_federation(run_config(tmp_path, algo="ditto", backbones="glyphs", **few), CLIENTS)
-    assert all(row["valid"] == CLIENTS for row in outcome.rows)
+    outcome = run_federation(run_config(tmp_path, algo="ditto", backbones="glyphs", **few), plain.CLIENTS)
+    assert all(row["valid"] == plain.CLIENTS for row in outcome.rows)
     assert outcome.rows[1]["losses"]["unlabelled"] > 0
 
 

@@ -6,32 +6,26 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from protofl_common.experiment.settings import Settings
-from tests.support.harness import run_config, run_federation
-from tests.support.plain import CLIENTS, PlainClient, State, assert_close, averaged, copied, cross_entropy
+from tests.support import plain
 
 ARCH = "resnet4-imagenet-stem"
 Table = dict[int, torch.Tensor]
 
 
-class Client(PlainClient):
-    def __init__(self, settings: Settings, index: int) -> None:
-        super().__init__(settings, index, ARCH)
-        self.model = self.model_of("global")
-
-    def train(self, number: int, weights: State, prototypes: Table, lambda_: float) -> State:
+class Client(plain.PlainClient):
+    def train(self, number: int, weights: plain.State, prototypes: Table, lambda_: float) -> plain.State:
         """CE + λ/B Σ_i mean_d (z_id − C̄^(y_i)_d)², over the samples whose class has a prototype."""
         self.model.load_state_dict(weights)
         self.model.train()
         velocity = [torch.zeros_like(p) for p in self.model.parameters()]
         for batch in self.batches(number):
             z = self.model.body(self.x[batch])
-            loss = cross_entropy(self.model.head(z), [self.y[i] for i in batch])
+            loss = plain.cross_entropy(self.model.head(z), [self.y[i] for i in batch])
             for row, i in enumerate(batch):
                 if self.y[i] in prototypes:
                     loss = loss + lambda_ * ((z[row] - prototypes[self.y[i]]) ** 2).mean() / len(batch)
             self.step(loss, self.model, velocity)
-        return copied(self.model)
+        return plain.copied(self.model)
 
     def means(self) -> dict[int, tuple[torch.Tensor, int]]:
         """Class -> (mean feature in evaluation mode, how many samples)."""
@@ -51,26 +45,23 @@ def weighted(sets: list[dict[int, tuple[torch.Tensor, int]]]) -> Table:
 
 @pytest.mark.parametrize(("algo", "lambda_"), [("fedavg", 0.0), ("fedproto-avg", 2.0)])
 def test_two_rounds_equal_an_independent_script(algo: str, lambda_: float, tmp_path: Path) -> None:
-    unequal = {"partition": "dirichlet", "alpha": 0.5, "train_samples": 0, "total_samples": 90}
-    config = run_config(tmp_path, algo=algo, models=ARCH, feature_dim=16, test_samples=20, **unequal)
-    config |= {"fedproto-avg.lambda": lambda_}
-    outcome = run_federation(config, clients=CLIENTS)
-
-    clients = [Client(Settings.from_run_config(config), index) for index in range(CLIENTS)]
+    unequal = {"partition": "dirichlet", "alpha": 0.5, "train_samples": 0, "total_samples": 90, "test_samples": 20}
+    more = {"feature_dim": 16, "fedproto_avg__lambda": lambda_, **unequal}
+    outcome, clients = plain.side_by_side(tmp_path, Client, ARCH, algo=algo, **more)
     sizes = [len(client.y) for client in clients]
     assert len(set(sizes)) > 1
     assert all(n % 10 != 1 for n in sizes)  # a batch of one would have no batch normalisation
-    weights, prototypes = copied(clients[0].model), Table()
+    weights, prototypes = plain.copied(clients[0].model), Table()
     for number in (1, 2):
         states = [client.train(number, weights, prototypes, lambda_) for client in clients]
-        weights = averaged([{name: value.double() for name, value in one.items()} for one in states], sizes)
+        weights = plain.averaged([{name: value.double() for name, value in one.items()} for one in states], sizes)
         weights = {
             name: value.round().long() if "num_batches" in name else value.float() for name, value in weights.items()
         }
         prototypes = weighted([client.means() for client in clients]) if lambda_ else Table()
     moved = [name for name in weights if "running" in name]
     assert moved
-    assert_close(load_file(outcome.folder / "weights.safetensors"), weights)
+    plain.assert_close(plain.weights_left(outcome), weights)
     if lambda_:
         found = load_file(outcome.folder / "prototypes.safetensors")
         assert found["labels"].tolist() == sorted(prototypes)

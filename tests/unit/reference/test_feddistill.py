@@ -10,19 +10,16 @@ from flwr.app import Context, MessageType, RecordDict
 from client_app.algorithms.feddistill import FedDistill
 from client_app.client import Client
 from client_app.training import Batch
-from protofl_common.experiment.settings import Settings
+from tests.support import plain
 from tests.support.harness import run_config, run_federation
-from tests.support.plain import CLIENTS, PlainClient, assert_close, copied, model_left
 
 ARCHS = ("cnn4", "htcnn-3", "htcnn-1")
 Outputs = dict[int, torch.Tensor]
 """Class -> mean output [C]."""
 
 
-class FDClient(PlainClient):
-    def __init__(self, settings: Settings, index: int) -> None:
-        super().__init__(settings, index, ARCHS[index])
-        self.model = self.model_of(self.name)
+class FDClient(plain.PlainClient):
+    starts_alike = False
 
     def train(self, number: int, teacher: Outputs) -> Outputs:
         seen: dict[int, list[torch.Tensor]] = {}
@@ -67,26 +64,20 @@ def received(content: RecordDict) -> Outputs:
 def test_two_rounds_equal_an_independent_script(outputs: str, merging: str, gamma: float, tmp_path: Path) -> None:
     unequal = {"partition": "dirichlet", "alpha": 0.3, "train_samples": 0, "total_samples": 100, "test_samples": 20}
     hparams = {"feddistill__outputs": outputs, "feddistill__gamma": gamma, "merging": merging}
-    config = run_config(tmp_path, liars=0, algo="feddistill", feature_dim=16, **unequal, **hparams)
-    nodes = {
-        i: {"partition-id": i, "num-partitions": CLIENTS, "arch": arch, "state-dir": f"{tmp_path}/site"}
-        for i, arch in enumerate(ARCHS)
-    }
-    outcome = run_federation(config, nodes=nodes)
-
-    clients = [FDClient(Settings.from_run_config(config), index) for index in range(CLIENTS)]
+    more = {"liars": 0, "feature_dim": 16, **unequal, **hparams}
+    outcome, clients = plain.side_by_side(tmp_path, FDClient, ARCHS, algo="feddistill", **more)
     sent = [client.train(1, {}) for client in clients]
     others = [sent if outputs == "logits" else [one for one in sent if one is not own] for own in sent]
     teachers = [merged(one, merging) for one in others]
     again = [client.train(2, teacher) for client, teacher in zip(clients, teachers, strict=True)]
     assert any(teacher.keys() != own.keys() for teacher, own in zip(teachers, sent, strict=True))
     for client in clients:
-        assert_close(model_left(tmp_path, client.name), copied(client.model))
+        plain.assert_close(plain.model_left(tmp_path, client.name), plain.copied(client.model))
     for message, reply in outcome.grid.log:
         kind, number = message.metadata.message_type, message.metadata.group_id
         assert list(message.content.array_records) == ([] if (kind, number) in BEFORE else ["outputs"])
         if kind == MessageType.TRAIN:
-            site = message.metadata.dst_node_id
+            site = message.metadata.dst_node_id - 50
             assert list(reply.content.array_records) == ["outputs"]
             assert_equal(received(reply.content), (sent if number == "1" else again)[site])
             if number == "2":

@@ -5,13 +5,11 @@ from pathlib import Path
 import pytest
 import torch
 from flwr.app import MessageType
-from safetensors.torch import load_file
 
 from protofl_common.basics.seeding import derive_seed
-from protofl_common.experiment.settings import Settings
 from server_app.network.membership import FederationError
+from tests.support import plain
 from tests.support.harness import run_config, run_federation
-from tests.support.plain import CLIENTS, PlainClient, State, assert_close, averaged, copied, cross_entropy, model_left
 
 STAGES = {3: 32, 6: 64}
 """Of cnn4, conv 32, pool, ReLU, conv 64, pool, ReLU: where a stage ends, and its channels."""
@@ -19,8 +17,8 @@ EPS = 1e-6
 Table = dict[str, torch.Tensor]
 
 
-class FedFAClient(PlainClient):
-    def train(self, number: int, weights: State, gamma: Table) -> tuple[State, Table]:
+class FedFAClient(plain.PlainClient):
+    def train(self, number: int, weights: plain.State, gamma: Table) -> tuple[plain.State, Table]:
         """The model, and the averages of each channel's moments."""
         model = self.model_of("global").train()
         model.load_state_dict(weights)
@@ -33,9 +31,9 @@ class FedFAClient(PlainClient):
         velocity = [torch.zeros_like(p) for p in model.parameters()]
         torch.manual_seed(derive_seed(self.seed, "train", self.name, number))
         for batch in self.batches(number):
-            loss = cross_entropy(self.logits(model, self.x[batch]), [self.y[i] for i in batch])
+            loss = plain.cross_entropy(self.logits(model, self.x[batch]), [self.y[i] for i in batch])
             self.step(loss, model, velocity)
-        return copied(model), self.seen
+        return plain.copied(model), self.seen
 
     def logits(self, model: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
         stage = 0
@@ -75,33 +73,28 @@ def coefficients(sent: list[Table]) -> Table:
 
 @pytest.mark.parametrize("probability", [0.5, 1.0])
 def test_two_rounds_equal_an_independent_script(probability: float, tmp_path: Path) -> None:
-    config = run_config(
-        tmp_path, algo="fedfa", models="cnn4", feature_dim=16, image_size=0, fedfa__probability=probability
-    )
-    config |= {"partition": "label-shift", "alpha": 0.5, "test-samples": 20}  # small maps would leave spreads near EPS
-    outcome = run_federation(config, clients=CLIENTS)
-
-    clients = [FedFAClient(Settings.from_run_config(config), index, "cnn4") for index in range(CLIENTS)]
-    weights = copied(clients[0].model_of("global"))
+    more = {"feature_dim": 16, "image_size": 0, "fedfa__probability": probability}  # else spreads are near EPS
+    outcome, clients = plain.side_by_side(tmp_path, FedFAClient, "cnn4", algo="fedfa", **more, **plain.LABEL_SHIFT)
+    weights = plain.copied(clients[0].model_of("global"))
     gamma = {f"{k}.{kind}": torch.ones(c) for k, c in enumerate(STAGES.values()) for kind in ("mean", "std")}
     for number in (1, 2):
         check_wire(outcome.grid.log, number, gamma)
         states, seen = zip(*(client.train(number, weights, gamma) for client in clients), strict=True)
-        weights = averaged(list(states), [len(one.y) for one in clients])
+        weights = plain.averaged(list(states), [len(one.y) for one in clients])
         gamma = coefficients(list(seen))
     assert max(float(one.max() / one.min()) for one in gamma.values()) > 2  # channels do differ
-    assert_close(load_file(outcome.folder / "weights.safetensors"), weights)
+    plain.assert_close(plain.weights_left(outcome), weights)
     for client in clients:
-        assert_close(model_left(outcome.folder, client.name), weights)
+        plain.assert_close(plain.model_left(outcome.folder, client.name), weights)
     numbers = sum(value.numel() for value in weights.values()) + 2 * sum(STAGES.values())
-    assert outcome.rows[1]["bytes"] == {"up": 4 * CLIENTS * numbers, "down": 4 * CLIENTS * numbers}
+    assert outcome.rows[1]["bytes"] == {"up": 4 * plain.CLIENTS * numbers, "down": 4 * plain.CLIENTS * numbers}
 
 
 def check_wire(log: list, number: int, gamma: Table) -> None:
     """γ is what goes down, and beside the weights nothing but the averages goes up."""
     of_round = [pair for pair in log if pair[0].metadata.group_id == str(number)]
     training = [pair for pair in of_round if pair[0].metadata.message_type == MessageType.TRAIN]
-    assert len(training) == CLIENTS
+    assert len(training) == plain.CLIENTS
     for message, reply in training:
         assert list(reply.content.array_records) == ["weights", "averages"]
         arrays = message.content.array_records["coefficients"]

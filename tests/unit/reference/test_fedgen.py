@@ -7,24 +7,12 @@ from typing import Any
 import pytest
 import torch
 from flwr.app import ArrayRecord, MessageType
-from safetensors.torch import load_file
 
 from protofl_common.basics.seeding import derive_seed
-from protofl_common.experiment.settings import Settings
 from protofl_common.models.generator import Generator as TrainedGenerator
+from tests.support import plain
 from tests.support.attacks import values_of
 from tests.support.harness import run_config, run_federation
-from tests.support.plain import (
-    BATCH,
-    CLIENTS,
-    PlainClient,
-    State,
-    assert_close,
-    averaged,
-    copied,
-    cross_entropy,
-    model_left,
-)
 from tests.support.results import models_left
 
 ARCHS = ("cnn4", "htcnn-3", "htcnn-1")
@@ -37,14 +25,16 @@ def drawn(totals: torch.Tensor, size: int, random: torch.Generator | None = None
     return labels, torch.randn(size, NOISE, generator=random)
 
 
-def made(w: State, labels: torch.Tensor, noise: torch.Tensor, mean: torch.Tensor, var: torch.Tensor) -> torch.Tensor:
+def made(
+    w: plain.State, labels: torch.Tensor, noise: torch.Tensor, mean: torch.Tensor, var: torch.Tensor
+) -> torch.Tensor:
     """G(ε, y), row by row, with these statistics for its normalisation."""
     hidden = before_norm(w, labels, noise)
     scaled = (hidden - mean) / torch.sqrt(var + 1e-5) * w["norm.weight"] + w["norm.bias"]
     return torch.stack([w["out.weight"] @ row.clamp(min=0) + w["out.bias"] for row in scaled])
 
 
-def before_norm(w: State, labels: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
+def before_norm(w: plain.State, labels: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
     inputs = [torch.cat([row, torch.eye(CLASSES)[label]]).double() for row, label in zip(noise, labels, strict=True)]
     return torch.stack([w["hidden.weight"] @ row + w["hidden.bias"] for row in inputs])
 
@@ -60,7 +50,7 @@ class Generator:
         self.v = {name: torch.zeros_like(value) for name, value in self.w.items()}
         self.steps, self.random = 0, torch.Generator().manual_seed(seed)
 
-    def train(self, heads: list[State], sizes: list[int], totals: torch.Tensor) -> None:
+    def train(self, heads: list[plain.State], sizes: list[int], totals: torch.Tensor) -> None:
         """STEPS of Adam for CE(Σ_k n_k/n θ_k(G(ε, y)), y)."""
         for _ in range(STEPS):
             labels, noise = drawn(totals, SIZE, self.random)
@@ -72,12 +62,12 @@ class Generator:
                 n / sum(sizes) * (z @ one["head.weight"].double().T + one["head.bias"].double())
                 for n, one in zip(sizes, heads, strict=True)
             )
-            gradients = torch.autograd.grad(cross_entropy(logits, labels.tolist()), list(leaves.values()))
+            gradients = torch.autograd.grad(plain.cross_entropy(logits, labels.tolist()), list(leaves.values()))
             self.mean = 0.9 * self.mean + 0.1 * mean.detach()
             self.var = 0.9 * self.var + 0.1 * var.detach() * SIZE / (SIZE - 1)
             self.adam(dict(zip(leaves, gradients, strict=True)))
 
-    def adam(self, gradients: State) -> None:
+    def adam(self, gradients: plain.State) -> None:
         self.steps += 1
         for name, g in gradients.items():
             self.m[name] = 0.9 * self.m[name] + 0.1 * g
@@ -90,27 +80,26 @@ class Generator:
         return made(self.w, labels, noise, self.mean, self.var)
 
 
-class FedGenClient(PlainClient):
-    def __init__(self, settings: Settings, index: int) -> None:
-        super().__init__(settings, index, ARCHS[index])
-        self.model = self.model_of("global")
+class FedGenClient(plain.PlainClient):
+    def __init__(self, *facts: Any) -> None:
+        super().__init__(*facts)
         self.counts = torch.tensor([self.y.count(label) for label in range(CLASSES)])
 
-    def train(self, number: int, head: State, generator: Generator | None, totals: torch.Tensor) -> State:
-        self.model.load_state_dict(copied(self.model) | head)
+    def train(self, number: int, head: plain.State, generator: Generator | None, totals: torch.Tensor) -> plain.State:
+        self.model.load_state_dict(plain.copied(self.model) | head)
         velocity = [torch.zeros_like(p) for p in self.model.parameters()]
         torch.manual_seed(derive_seed(self.seed, "train", self.name, number))
         for batch in self.batches(number):
-            loss = cross_entropy(self.model(self.x[batch]), [self.y[i] for i in batch])
+            loss = plain.cross_entropy(self.model(self.x[batch]), [self.y[i] for i in batch])
             if generator is not None:
-                labels, noise = drawn(totals, BATCH)
+                labels, noise = drawn(totals, plain.BATCH)
                 z = generator.features(labels, noise).float()
-                loss = loss + self.hparams.lambda_ * cross_entropy(self.model.head(z), labels.tolist())
+                loss = loss + self.hparams.lambda_ * plain.cross_entropy(self.model.head(z), labels.tolist())
             self.step(loss, self.model, velocity)
-        return {name: value for name, value in copied(self.model).items() if name in head}
+        return {name: value for name, value in plain.copied(self.model).items() if name in head}
 
 
-def read(record: ArrayRecord) -> State:
+def read(record: ArrayRecord) -> plain.State:
     return {name: torch.from_numpy(values_of(array).copy()) for name, array in record.items()}
 
 
@@ -119,20 +108,15 @@ def test_two_rounds_equal_an_independent_script(weight: float, tmp_path: Path) -
     hparams = {"fedgen__lambda": weight, "fedgen__noise_dim": NOISE, "fedgen__server_steps": STEPS}
     hparams |= {"fedgen__server_lr": LR, "fedgen__server_batch_size": SIZE}
     small: dict[str, Any] = {"feature_dim": DIM, "test_samples": 20, "lr": 0.02, "total_samples": 150}
-    config = run_config(tmp_path, liars=0, algo="fedgen", partition="label-shift", alpha=0.5, **small, **hparams)
-    nodes = {
-        50 + i: {"partition-id": i, "num-partitions": CLIENTS, "arch": arch, "state-dir": f"{tmp_path}/site"}
-        for i, arch in enumerate(ARCHS)
-    }
-    outcome = run_federation(config, nodes=nodes)
+    small |= {"liars": 0, "partition": "label-shift", "alpha": 0.5}
+    outcome, clients = plain.side_by_side(tmp_path, FedGenClient, ARCHS, algo="fedgen", **small, **hparams)
     down = {
         number: [m.content.array_records for m, _ in outcome.grid.log if m.metadata.group_id == str(number)]
         for number in (1, 2)
     }
-    assert all(set(records) == {"weights"} for records in down[1][:CLIENTS])
+    assert all(set(records) == {"weights"} for records in down[1][: plain.CLIENTS])
     assert all(list(records) == ["weights", "generator", "label_counts"] for records in down[2])
 
-    clients = [FedGenClient(Settings.from_run_config(config), index) for index in range(CLIENTS)]
     totals, sizes = sum(client.counts for client in clients), [len(client.y) for client in clients]
     generator = Generator(derive_seed(clients[0].seed, "fedgen"))
     head = read(down[1][0]["weights"])
@@ -140,11 +124,11 @@ def test_two_rounds_equal_an_independent_script(weight: float, tmp_path: Path) -
     for number in (1, 2):
         learned = generator if number > 1 and weight else None
         heads = [client.train(number, head, learned, totals) for client in clients]
-        head = averaged(heads, sizes)
+        head = plain.averaged(heads, sizes)
         generator.train(heads, sizes, totals)
-    assert_close(load_file(outcome.folder / "weights.safetensors"), head)
+    plain.assert_close(plain.weights_left(outcome), head)
     for client in clients:
-        assert_close(model_left(tmp_path, client.name), copied(client.model) | head)
+        plain.assert_close(plain.model_left(tmp_path, client.name), plain.copied(client.model) | head)
     last = down[2][-1]
     assert read(last["label_counts"])["counts"].tolist() == totals.tolist()
     labels, noise = drawn(totals, 50, torch.Generator().manual_seed(0))
@@ -157,20 +141,20 @@ def test_two_rounds_equal_an_independent_script(weight: float, tmp_path: Path) -
             assert list(reply.content.array_records) == ["weights", "label_counts"]
             assert set(reply.content.array_records["weights"]) == head.keys()
             assert read(reply.content.array_records["label_counts"])["counts"].tolist() == client.counts.tolist()
-    both_ways = CLIENTS * (4 * (DIM + 1) * CLASSES + 8 * CLASSES)
+    both_ways = plain.CLIENTS * (4 * (DIM + 1) * CLASSES + 8 * CLASSES)
     theta = 4 * ((NOISE + CLASSES) * DIM + DIM + 4 * DIM + DIM * DIM + DIM) + 8
-    assert outcome.rows[1]["bytes"] == {"up": both_ways, "down": both_ways + CLIENTS * theta}
+    assert outcome.rows[1]["bytes"] == {"up": both_ways, "down": both_ways + plain.CLIENTS * theta}
 
 
 def test_with_one_head_that_is_never_trained_it_is_local(tmp_path: Path) -> None:
     """What the generator makes reaches the head alone, and no body. Local's step rounds in another order."""
     small: dict[str, Any] = {"head": "orthogonal-shared", "models": "cnn4,htcnn-3", "train_samples": 45}
     small |= {"initial_weights": "own"}
-    outcomes = [run_federation(run_config(tmp_path / a, algo=a, **small), CLIENTS) for a in ("fedgen", "local")]
+    outcomes = [run_federation(run_config(tmp_path / a, algo=a, **small), plain.CLIENTS) for a in ("fedgen", "local")]
     found, wanted = (models_left(one) for one in outcomes)
     assert outcomes[0].rows[1]["losses"]["generated"] > 0
     for site, one in wanted.items():
-        assert_close(found[site], one)
+        plain.assert_close(found[site], one)
 
 
 def test_labels_are_those_of_the_clients_of_the_last_round(tmp_path: Path) -> None:

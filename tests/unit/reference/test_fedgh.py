@@ -1,20 +1,17 @@
 """FedGH, two rounds: bodies of different architectures; the header's steps by hand, in float64, on every mean alone."""
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from flwr.app import MessageType
-from safetensors.torch import load_file
 
 from protofl_common.basics.seeding import derive_seed
-from protofl_common.experiment.settings import Settings
 from server_app.network.membership import FederationError
+from tests.support import plain
 from tests.support.attacks import values_of
 from tests.support.harness import Outcome, run_config, run_federation
-from tests.support.plain import CLIENTS, PlainClient, State, assert_close, copied, cross_entropy, model_left
 from tests.support.results import metrics, models_left
 
 ARCHS = ("cnn4", "htcnn-3", "htcnn-1")
@@ -22,35 +19,16 @@ HEADER = {"head.weight", "head.bias"}
 Means = dict[int, np.ndarray]
 
 
-def federation(folder: Path, archs: tuple[str, ...] = ARCHS, **settings: Any) -> tuple[Outcome, dict[str, Any]]:
-    small: dict[str, Any] = {"feature_dim": 16, "test_samples": 20, "train_samples": 25, "lr": 0.02}
-    config = run_config(folder, liars=0, algo="fedgh", join_timeout=5.0, **small | settings)
-    nodes = {
-        50 + i: {"partition-id": i, "num-partitions": len(archs), "arch": arch, "state-dir": f"{folder}/site"}
-        for i, arch in enumerate(archs)
-    }
-    return run_federation(config, nodes=nodes), config
-
-
-class FedGHClient(PlainClient):
-    def __init__(self, settings: Settings, index: int) -> None:
-        super().__init__(settings, index, ARCHS[index])
-        self.model = self.model_of("global")
-
-    def train(self, number: int, header: State) -> Means:
-        self.model.load_state_dict(copied(self.model) | header)
-        velocity = [torch.zeros_like(p) for p in self.model.parameters()]
-        for batch in self.batches(number):
-            self.step(cross_entropy(self.model(self.x[batch]), [self.y[i] for i in batch]), self.model, velocity)
+class FedGHClient(plain.PlainClient):
+    def train(self, number: int, header: plain.State) -> Means:
+        self.model.load_state_dict(plain.copied(self.model) | header)
+        self.sgd(number)
         with torch.no_grad():
             features = self.model.body(self.x).double().numpy()
         return {label: np.mean([features[i] for i in rows], axis=0) for label, rows in self.rows_of().items()}
 
-    def rows_of(self) -> dict[int, list[int]]:
-        return {label: [i for i, one in enumerate(self.y) if one == label] for label in sorted(set(self.y))}
 
-
-def trained(header: State, sets: list[Means], order: list[list[int]], lr: float) -> State:
+def trained(header: plain.State, sets: list[Means], order: list[list[int]], lr: float) -> plain.State:
     """θ ← θ − η/B Σ (softmax(W r + b) − onehot(s)) [r, 1] over each minibatch of representations r of class s."""
     w, b = (header[f"head.{name}"].double().numpy().copy() for name in ("weight", "bias"))
     pairs = [(mean, label) for one in sets for label, mean in one.items()]
@@ -64,7 +42,7 @@ def trained(header: State, sets: list[Means], order: list[list[int]], lr: float)
     return {"head.weight": torch.from_numpy(w).float(), "head.bias": torch.from_numpy(b).float()}
 
 
-def sent(outcome: Outcome, kind: str, number: int) -> list[State]:
+def sent(outcome: Outcome, kind: str, number: int) -> list[plain.State]:
     """The weights that each client was sent."""
     messages = [message for message, _ in outcome.grid.log if message.metadata.message_type == kind]
     records = [one.content.array_records["weights"] for one in messages if one.metadata.group_id == str(number)]
@@ -74,31 +52,33 @@ def sent(outcome: Outcome, kind: str, number: int) -> list[State]:
 @pytest.mark.parametrize(("epochs", "size"), [(1, 1), (2, 4)])
 def test_two_rounds_equal_an_independent_script(epochs: int, size: int, tmp_path: Path) -> None:
     hparams = {"fedgh__server_epochs": epochs, "fedgh__server_batch_size": size, "fedgh__server_lr": 0.1}
-    outcome, config = federation(tmp_path, partition="label-shift", alpha=0.5, **hparams)
+    more = {"feature_dim": 16, "train_samples": 25, "lr": 0.02, "liars": 0, **plain.LABEL_SHIFT, **hparams}
+    outcome, clients = plain.side_by_side(tmp_path, FedGHClient, ARCHS, algo="fedgh", **more)
 
-    clients = [FedGHClient(Settings.from_run_config(config), index) for index in range(CLIENTS)]
     shuffle = torch.Generator().manual_seed(derive_seed(clients[0].seed, "fedgh"))
     header = sent(outcome, MessageType.TRAIN, 1)[0]
     for number in (1, 2):
         for received in sent(outcome, MessageType.TRAIN, number):
             assert received.keys() == HEADER
-            assert_close(received, header)
+            plain.assert_close(received, header)
         sets = [client.train(number, header) for client in clients]
         count = sum(len(one) for one in sets)
         orders = [torch.randperm(count, generator=shuffle).tolist() for _ in range(epochs)]
         header = trained(header, sets, [order[i : i + size] for order in orders for i in range(0, count, size)], 0.1)
-    assert_close(load_file(outcome.folder / "weights.safetensors"), header)
+    plain.assert_close(plain.weights_left(outcome), header)
     for client in clients:
-        assert_close(model_left(tmp_path, client.name), copied(client.model) | header)
+        plain.assert_close(plain.model_left(tmp_path, client.name), plain.copied(client.model) | header)
     held = sum(len(client.rows_of()) for client in clients)
-    assert held < CLIENTS * 10  # so some class is missing somewhere
-    assert outcome.rows[1]["bytes"] == {"up": held * (4 * 16 + 8), "down": CLIENTS * 4 * (16 + 1) * 10}
+    assert held < plain.CLIENTS * 10  # so some class is missing somewhere
+    assert outcome.rows[1]["bytes"] == {"up": held * (4 * 16 + 8), "down": plain.CLIENTS * 4 * (16 + 1) * 10}
 
 
 def test_with_one_header_that_is_never_trained_it_is_local(tmp_path: Path) -> None:
     """Nothing else of what it exchanges reaches a client, and the pass for the representations leaves no trace."""
     small = {"head": "orthogonal-shared", "initial_weights": "shared", "train_samples": 45}
-    outcomes = [run_federation(run_config(tmp_path / algo, algo=algo, **small), CLIENTS) for algo in ("fedgh", "local")]
+    outcomes = [
+        run_federation(run_config(tmp_path / algo, algo=algo, **small), plain.CLIENTS) for algo in ("fedgh", "local")
+    ]
     found, wanted = (models_left(one) for one in outcomes)
     assert metrics(outcomes[0]) == metrics(outcomes[1])
     for site, one in wanted.items():
@@ -107,5 +87,6 @@ def test_with_one_header_that_is_never_trained_it_is_local(tmp_path: Path) -> No
 
 
 def test_heads_of_several_shapes_are_refused(tmp_path: Path) -> None:
+    config = run_config(tmp_path, liars=0, algo="fedgh", join_timeout=5.0)
     with pytest.raises(FederationError, match="differ in weights; fedgh needs one shape of what it shares"):
-        federation(tmp_path, ("htcnn-1", "mobilenet-v2+fc256"))
+        run_federation(config, nodes=plain.on_sites(tmp_path, ("htcnn-1", "mobilenet-v2+fc256")))

@@ -7,30 +7,29 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import ArrayRecord, Message, MessageType
-from safetensors.torch import load_file
 from torch import nn
 
 from client_app.algorithms.fedkd import FedKD
 from protofl_common.basics.seeding import derive_seed
 from protofl_common.config.options import SettingsError
 from protofl_common.experiment.settings import Settings, default_run_config
+from tests.support import plain
 from tests.support.attacks import values_of
 from tests.support.harness import run_config, run_federation
-from tests.support.plain import CLIENTS, PlainClient, State, assert_close, averaged, copied, cross_entropy, model_left
 
 PRIVATE, STUDENT = ("cnn4", "htcnn-3", "htcnn-1"), "htcnn-1"
 
 
-class FedKDClient(PlainClient):
-    def __init__(self, settings: Settings, index: int) -> None:
-        super().__init__(settings, index, PRIVATE[index])
+class FedKDClient(plain.PlainClient):
+    def __init__(self, *facts: Any) -> None:
+        super().__init__(*facts)
         self.teacher = self.model_of(self.name)
         self.arch = STUDENT
         self.student = self.model_of("global")
         torch.manual_seed(derive_seed(self.seed, "fedkd", self.name))
         self.w_h = nn.Linear(self.dim, self.dim, bias=False)
 
-    def train(self, number: int, weights: State) -> State:
+    def train(self, number: int, weights: plain.State) -> plain.State:
         """The change of the student."""
         self.student.load_state_dict(weights)
         groups = [list(one.parameters()) for one in (self.teacher, self.student, self.w_h)]
@@ -45,14 +44,14 @@ class FedKDClient(PlainClient):
                 for group, speeds in zip(groups, velocity, strict=True):
                     for p, v in zip(group, speeds, strict=True):
                         p.sub_(self.lr * v)
-        return {name: value - weights[name] for name, value in copied(self.student).items()}
+        return {name: value - weights[name] for name, value in plain.copied(self.student).items()}
 
     def losses(self, batch: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
         """L_t and L_s, sample by sample; nothing is detached."""
         y = [self.y[i] for i in batch]
         h_t, h_s = self.teacher.body(self.x[batch]), self.student.body(self.x[batch])
         teacher, student = self.teacher.head(h_t), self.student.head(h_s)
-        own_t, own_s = cross_entropy(teacher, y), cross_entropy(student, y)
+        own_t, own_s = plain.cross_entropy(teacher, y), plain.cross_entropy(student, y)
         apart = sum(((h_t[b] - self.w_h.weight @ h_s[b]) ** 2).sum() for b in range(len(y))) / len(y) / self.dim
         p_t, p_s = torch.softmax(teacher.double(), 1), torch.softmax(student.double(), 1)
         teach = sum((p_s[b] * torch.log(p_s[b] / p_t[b])).sum() for b in range(len(y))) / len(y)
@@ -61,7 +60,7 @@ class FedKDClient(PlainClient):
         return own_t + (teach + apart) / both, own_s + (learn + apart) / both
 
 
-def cut(update: State, energy: float) -> tuple[State, int]:
+def cut(update: plain.State, energy: float) -> tuple[plain.State, int]:
     """Each matrix with as few of its singular values as have the energy; and how many numbers travel."""
     found, numbers = {}, 0
     for name, value in update.items():
@@ -82,40 +81,35 @@ def cut(update: State, energy: float) -> tuple[State, int]:
 @pytest.mark.parametrize(("start", "end"), [(1.0, 1.0), (0.3, 0.8)])
 def test_two_rounds_equal_an_independent_script(start: float, end: float, tmp_path: Path) -> None:
     """With all of the energy the exchange is plain averaging of the students' weights."""
-    hparams: dict[str, Any] = {"fedkd__energy_start": start, "fedkd__energy_end": end, "fedkd__student": STUDENT}
-    config = run_config(
-        tmp_path, liars=0, algo="fedkd", feature_dim=16, lr=0.02, test_samples=20, train_samples=25, **hparams
-    )
-    nodes = {
-        50 + i: {"partition-id": i, "num-partitions": CLIENTS, "arch": arch, "state-dir": f"{tmp_path}/site"}
-        for i, arch in enumerate(PRIVATE)
-    }
-    outcome = run_federation(config, nodes=nodes)
-
-    clients = [FedKDClient(Settings.from_run_config(config), index) for index in range(CLIENTS)]
-    sizes, weights = [len(one.y) for one in clients], copied(clients[0].student)
+    more = {"fedkd__energy_start": start, "fedkd__energy_end": end, "fedkd__student": STUDENT, "feature_dim": 16}
+    more |= {"lr": 0.02, "test_samples": 20, "train_samples": 25, "liars": 0}
+    outcome, clients = plain.side_by_side(tmp_path, FedKDClient, PRIVATE, algo="fedkd", **more)
+    sizes, weights = [len(one.y) for one in clients], plain.copied(clients[0].student)
     whole = sum(value.numel() for value in weights.values())
     down = whole
     for number in (1, 2):
         energy = start + (end - start) * number / 2
         updates = [client.train(number, weights) for client in clients]
         if start == 1:
-            weights = averaged([copied(client.student) for client in clients], sizes)
+            weights = plain.averaged([plain.copied(client.student) for client in clients], sizes)
             continue
         sent = [cut(one, energy) for one in updates]
-        assert outcome.rows[number - 1]["bytes"] == {"up": 4 * sum(n for _, n in sent), "down": 4 * CLIENTS * down}
-        update, down = cut(averaged([one for one, _ in sent], sizes), energy)
+        assert outcome.rows[number - 1]["bytes"] == {
+            "up": 4 * sum(n for _, n in sent),
+            "down": 4 * plain.CLIENTS * down,
+        }
+        update, down = cut(plain.averaged([one for one, _ in sent], sizes), energy)
         weights = {name: value + update[name] for name, value in weights.items()}
         assert outcome.rows[number - 1]["server"] == {"compression": pytest.approx(down / whole)}
         assert down < whole / 2
-    assert_close(load_file(outcome.folder / "weights.safetensors"), weights)
+    plain.assert_close(plain.weights_left(outcome), weights)
     for client in clients:
-        assert_close(model_left(tmp_path, client.name), copied(client.teacher))
+        plain.assert_close(plain.model_left(tmp_path, client.name), plain.copied(client.teacher))
 
 
 def test_all_that_take_part_start_from_one_student(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether a client was sent the student or its update; and after a round that did not count, and a lost reply."""
-    started: dict[int, dict[str, State]] = {}
+    started: dict[int, dict[str, plain.State]] = {}
     fit = FedKD.fit
 
     def noted(self: FedKD) -> dict[str, float]:
@@ -144,10 +138,10 @@ def test_all_that_take_part_start_from_one_student(tmp_path: Path, monkeypatch: 
         first, *others = clients.values()
         assert len(others) == 3
         for other in others:
-            assert_close(other, first)
+            plain.assert_close(other, first)
         kinds = set(asked(number).values())
         assert kinds == ({"weights"} if number in (1, 4) else {"weights", "update"}), number
-    assert_close(started[3][next(iter(started[3]))], started[4][next(iter(started[4]))])
+    plain.assert_close(started[3][next(iter(started[3]))], started[4][next(iter(started[4]))])
     assert not torch.equal(*(next(iter(started[n].values()))["head.weight"] for n in (4, 5)))
 
 
@@ -170,8 +164,8 @@ def test_an_update_longer_than_the_median_is_cut_to_it(tmp_path: Path) -> None:
     config = run_config(
         tmp_path, liars=0, algo="fedkd", train_samples=0, partition="iid", fedkd__energy_end=1.0, **settings
     )
-    outcome = run_federation(config | {"total-samples": 120, "feature-dim": 8, "local-epochs": 2}, CLIENTS)
-    names = load_file(outcome.folder / "weights.safetensors").keys()
+    outcome = run_federation(config | {"total-samples": 120, "feature-dim": 8, "local-epochs": 2}, plain.CLIENTS)
+    names = plain.weights_left(outcome).keys()
     replies = [reply.content for _, reply in outcome.grid.log if "weights" in reply.content]
     sent = [reply.array_records["weights"] for reply in replies]
     before = next(one.content.array_records["weights"] for one, _ in outcome.grid.log if "weights" in one.content)
@@ -185,7 +179,7 @@ def test_an_update_longer_than_the_median_is_cut_to_it(tmp_path: Path) -> None:
         moved = sum(n * part * one[name] for n, part, one in zip(sizes, parts, wholes, strict=True)) / sum(sizes)
         start = values_of(before[name])
         wanted[name] = torch.from_numpy(start + moved.reshape(start.shape)).float()
-    assert_close(load_file(outcome.folder / "weights.safetensors"), wanted)
+    plain.assert_close(plain.weights_left(outcome), wanted)
 
 
 def whole(record: ArrayRecord, name: str) -> np.ndarray:
@@ -204,5 +198,5 @@ def test_an_unknown_student_is_one_line_with_the_choices() -> None:
 
 def test_few_labels_and_a_student_with_batch_normalisation(tmp_path: Path) -> None:
     few = {"positive_rate": 0.1, "pu_weight": 1.0, "train_samples": 24, "test_samples": 20}
-    outcome = run_federation(run_config(tmp_path, liars=0, algo="fedkd", backbones="glyphs", **few), CLIENTS)
-    assert all(row["valid"] == CLIENTS for row in outcome.rows)
+    outcome = run_federation(run_config(tmp_path, liars=0, algo="fedkd", backbones="glyphs", **few), plain.CLIENTS)
+    assert all(row["valid"] == plain.CLIENTS for row in outcome.rows)

@@ -10,8 +10,8 @@ from safetensors.torch import load_file
 
 from protofl_common.experiment.settings import Settings
 from server_app.network.membership import FederationError
+from tests.support import plain
 from tests.support.harness import Outcome, run_config, run_federation
-from tests.support.plain import CLIENTS, PlainClient, State, assert_close, averaged, copied, model_left
 
 Means = dict[int, tuple[np.ndarray, int]]
 
@@ -20,21 +20,19 @@ def unit(vector: np.ndarray) -> np.ndarray:
     return vector / np.sqrt((vector**2).sum())
 
 
-class FedNHClient(PlainClient):
+class FedNHClient(plain.PlainClient):
     """The body, and s as its last parameter."""
 
-    def __init__(self, settings: Settings, index: int) -> None:
-        super().__init__(settings, index, "htcnn-3")
+    def __init__(self, settings: Settings, *facts: object) -> None:
+        super().__init__(settings, *facts)
         self.net = torch.nn.Module()
         self.net.body = self.model_of("global").body
         self.net.register_parameter("scale", torch.nn.Parameter(torch.tensor(settings.hparams.scale)))
 
-    def train(self, number: int, weights: State, prototypes: np.ndarray) -> State:
+    def train(self, number: int, weights: plain.State, prototypes: np.ndarray) -> plain.State:
         self.net.load_state_dict(weights)
-        velocity = [torch.zeros_like(p) for p in self.net.parameters()]
-        for batch in self.batches(number):
-            self.step(self.loss(batch, torch.from_numpy(prototypes)), self.net, velocity)
-        return copied(self.net)
+        self.sgd(number, self.net, lambda batch: self.loss(batch, torch.from_numpy(prototypes)))
+        return plain.copied(self.net)
 
     def loss(self, batch: list[int], prototypes: torch.Tensor) -> torch.Tensor:
         total = torch.zeros((), dtype=torch.float64)
@@ -73,13 +71,10 @@ def trained(outcome: Outcome, number: int) -> list[tuple[Message, Message]]:
 
 @pytest.mark.parametrize(("rho", "scale", "merging"), [(0.9, 1.0, "mean"), (0.3, 4.0, "mean"), (0.5, 2.0, "median")])
 def test_two_rounds_equal_an_independent_script(rho: float, scale: float, merging: str, tmp_path: Path) -> None:
-    config = run_config(tmp_path, algo="fednh", models="htcnn-3", feature_dim=16, fednh__smoothing=rho, merging=merging)
-    config |= {"partition": "label-shift", "alpha": 0.5, "test-samples": 20, "fednh.scale": scale}
-    outcome = run_federation(config, clients=CLIENTS)
-
-    clients = [FedNHClient(Settings.from_run_config(config), index) for index in range(CLIENTS)]
+    more = {"feature_dim": 16, "fednh__smoothing": rho, "fednh__scale": scale, "merging": merging}
+    outcome, clients = plain.side_by_side(tmp_path, FedNHClient, algo="fednh", **more, **plain.LABEL_SHIFT)
     sizes = [len(one.y) for one in clients]
-    weights = copied(clients[0].net)
+    weights = plain.copied(clients[0].net)
     sent = trained(outcome, 1)[0][0].content["prototypes"]["means"]
     first = np.frombuffer(sent.data, "<f4").reshape(10, 16).astype(np.float64)
     np.testing.assert_allclose(first @ first.T, np.eye(10), atol=1e-5)  # evenly spread
@@ -88,18 +83,18 @@ def test_two_rounds_equal_an_independent_script(rho: float, scale: float, mergin
         states = [client.train(number, weights, prototypes) for client in clients]
         prototypes = moved(prototypes, [client.means() for client in clients], rho, merging)
         if merging == "mean":
-            weights = averaged(states, sizes)
+            weights = plain.averaged(states, sizes)
         else:
             weights = {name: torch.stack([one[name] for one in states]).median(0).values for name in states[0]}
-    left = load_file(outcome.folder / "weights.safetensors")
-    assert_close({name.replace("head.scale", "scale"): value for name, value in left.items()}, weights)
+    left = plain.weights_left(outcome)
+    plain.assert_close({name.replace("head.scale", "scale"): value for name, value in left.items()}, weights)
     found = load_file(outcome.folder / "prototypes.safetensors")
     assert found["labels"].tolist() == list(range(10))
     np.testing.assert_allclose(found["means"].numpy(), prototypes, rtol=1e-3, atol=1e-4)
     head = {"head.weight": found["means"], "head.bias": torch.zeros(10)}
     for client in clients:
         body = {name: value for name, value in weights.items() if name != "scale"}
-        assert_close(model_left(outcome.folder, client.name), body | head)
+        plain.assert_close(plain.model_left(outcome.folder, client.name), body | head)
     reported = outcome.summary["accuracy-of-clients"].values()
     assert all(one["head"] == one["prototype"] for one in reported)
 
@@ -111,7 +106,7 @@ def test_prototypes_that_keep_everything_never_move_and_the_wire_carries_the_for
     rounds = [trained(outcome, number)[0][0].content["prototypes"]["means"].data for number in (1, 2)]
     apart = np.frombuffer(rounds[0], "<f4") - np.frombuffer(rounds[1], "<f4")
     assert np.abs(apart).max() < 1e-6
-    numbers = sum(value.numel() for value in load_file(outcome.folder / "weights.safetensors").values())
+    numbers = sum(value.numel() for value in plain.weights_left(outcome).values())
     held = [len(reply.content["prototypes"]["labels"].data) // 8 for _, reply in trained(outcome, 2)]
     traffic = outcome.rows[1]["bytes"]
     assert traffic["down"] == 2 * (4 * (numbers + 10 * 8) + 8 * 10)

@@ -9,9 +9,8 @@ import torch
 from safetensors.torch import load_file
 
 from protofl_common.basics.seeding import derive_seed
-from protofl_common.experiment.settings import Settings
+from tests.support import plain
 from tests.support.harness import run_config, run_federation
-from tests.support.plain import CLIENTS, PlainClient, assert_close, copied, cross_entropy, model_left
 from tests.support.results import assert_same_models, models_left
 
 ARCHS, DIM, SIZE = ("cnn4", "htcnn-3", "htcnn-1"), 16, 8
@@ -23,29 +22,26 @@ def cosine(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return (a * b).sum() / (a * a).sum().sqrt() / (b * b).sum().sqrt()
 
 
-class FedORGPClient(PlainClient):
-    def __init__(self, settings: Settings, index: int) -> None:
-        super().__init__(settings, index, ARCHS[index])
-        self.model = self.model_of(self.name)
+class FedORGPClient(plain.PlainClient):
+    starts_alike = False
 
     def train(self, number: int, prototypes: Table) -> Table:
         velocity = [torch.zeros_like(p) for p in self.model.parameters()]
         for batch in self.batches(number):
             z, labels = self.model.body(self.x[batch]), [self.y[i] for i in batch]
-            loss = cross_entropy(self.model.head(z), labels)
+            loss = plain.cross_entropy(self.model.head(z), labels)
             for row, label in zip(z, labels, strict=True):
                 if label in prototypes:
                     loss = loss + self.hparams.lambda_ * (1 - cosine(row.double(), prototypes[label])) / len(batch)
             self.step(loss, self.model, velocity)
         with torch.no_grad():
             z = self.model.body(self.x).double()
-        rows = {label: [i for i, y in enumerate(self.y) if y == label] for label in sorted(set(self.y))}
-        return {label: z[one].mean(0) for label, one in rows.items()}
+        return {label: z[one].mean(0) for label, one in self.rows_of().items()}
 
 
 class PlainServer:
-    def __init__(self, settings: Settings) -> None:
-        self.hparams, seed = settings.hparams, derive_seed(settings.run.seed, "fedorgp")
+    def __init__(self, client: FedORGPClient) -> None:
+        self.hparams, seed = client.hparams, derive_seed(client.seed, "fedorgp")
         torch.manual_seed(seed)
         self.vectors = torch.randn(10, DIM).double().requires_grad_()
         first, second = torch.nn.Linear(DIM, DIM).double(), torch.nn.Linear(DIM, DIM).double()
@@ -83,17 +79,9 @@ class PlainServer:
 def test_two_rounds_equal_an_independent_script(lambda_: float, gamma: float, tmp_path: Path) -> None:
     hparams = {"fedorgp__lambda": lambda_, "fedorgp__gamma": gamma, "fedorgp__server_batch_size": SIZE}
     hparams |= {"fedorgp__server_epochs": 4, "fedorgp__server_lr": 0.1}
-    config = run_config(
-        tmp_path, liars=0, algo="fedorgp", partition="pathological", classes_per_client=3, **TINY, **hparams
-    )
-    nodes = {
-        50 + i: {"partition-id": i, "num-partitions": CLIENTS, "arch": arch, "state-dir": f"{tmp_path}/site"}
-        for i, arch in enumerate(ARCHS)
-    }
-    outcome = run_federation(config, nodes=nodes)
-
-    settings = Settings.from_run_config(config)
-    clients, server = [FedORGPClient(settings, index) for index in range(CLIENTS)], PlainServer(settings)
+    more = {"partition": "pathological", "classes_per_client": 3, "liars": 0, **TINY, **hparams}
+    outcome, clients = plain.side_by_side(tmp_path, FedORGPClient, ARCHS, algo="fedorgp", **more)
+    server = PlainServer(clients[0])
     prototypes: Table = {}
     for number in (1, 2):
         prototypes = server.train([client.train(number, prototypes) for client in clients])
@@ -102,15 +90,15 @@ def test_two_rounds_equal_an_independent_script(lambda_: float, gamma: float, tm
     assert len(prototypes) < 10  # a class that nobody holds
     np.testing.assert_allclose(found["means"].numpy(), torch.stack([*prototypes.values()]), rtol=1e-3, atol=1e-4)
     for client in clients:
-        assert_close(model_left(tmp_path, client.name), copied(client.model))
+        plain.assert_close(plain.model_left(tmp_path, client.name), plain.copied(client.model))
     held = sum(len(set(client.y)) for client in clients)
     assert outcome.rows[1]["bytes"]["up"] == held * (4 * DIM + 8)
-    assert outcome.rows[1]["bytes"]["down"] == CLIENTS * len(prototypes) * (4 * DIM + 8)
+    assert outcome.rows[1]["bytes"]["down"] == plain.CLIENTS * len(prototypes) * (4 * DIM + 8)
 
 
 def test_without_alignment_the_models_are_those_of_training_alone(tmp_path: Path) -> None:
     runs = [
-        run_federation(run_config(tmp_path / algo, algo=algo, **TINY, fedorgp__lambda=0.0), CLIENTS)
+        run_federation(run_config(tmp_path / algo, algo=algo, **TINY, fedorgp__lambda=0.0), plain.CLIENTS)
         for algo in ("fedorgp", "local")
     ]
     assert_same_models(*(models_left(run) for run in runs))

@@ -8,9 +8,7 @@ import torch
 from finch import FINCH
 from safetensors.torch import load_file
 
-from protofl_common.experiment.settings import Settings
-from tests.support.harness import run_config, run_federation
-from tests.support.plain import CLIENTS, PlainClient, cross_entropy
+from tests.support.plain import PlainClient, cross_entropy, side_by_side, weights_left
 
 Set = list[tuple[int, np.ndarray]]
 """(class, prototype), one after another."""
@@ -70,11 +68,9 @@ def clusters(rows: Set) -> Set:
 
 @pytest.mark.parametrize(("lambda_", "floor"), [(1.0, 1e-6), (5.0, 0.1)])
 def test_two_rounds_equal_an_independent_script(lambda_: float, floor: float, tmp_path: Path) -> None:
-    config = run_config(tmp_path, algo="fedplvm", models="htcnn-3", feature_dim=16, lr=0.01, train_samples=40)
-    config |= {"fedplvm.lambda": lambda_, "fedplvm.similarity-floor": floor}
-    outcome = run_federation(config, clients=CLIENTS)
-
-    clients = [FedPLVMClient(Settings.from_run_config(config), index, "htcnn-3") for index in range(CLIENTS)]
+    more = {"feature_dim": 16, "lr": 0.01, "train_samples": 40, "fedplvm__lambda": lambda_}
+    more |= {"fedplvm__similarity_floor": floor}
+    outcome, clients = side_by_side(tmp_path, FedPLVMClient, algo="fedplvm", **more)
     weights, protos = dict(clients[0].model_of("global").state_dict()), Set()
     sizes = [len(client.y) for client in clients]
     for number in (1, 2):
@@ -85,7 +81,7 @@ def test_two_rounds_equal_an_independent_script(lambda_: float, floor: float, tm
         local = [pair for client in clients for pair in client.prototypes()]
         protos = clusters(local)
 
-    found = load_file(outcome.folder / "weights.safetensors")
+    found = weights_left(outcome)
     for name, value in weights.items():
         torch.testing.assert_close(found[name], value, rtol=1e-3, atol=1e-5)
     kept = load_file(outcome.folder / "prototypes.safetensors")

@@ -7,17 +7,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from protofl_common.experiment.settings import Settings
-from tests.support.harness import run_config, run_federation
-from tests.support.plain import PlainClient, cross_entropy
+from tests.support.plain import PlainClient, cross_entropy, side_by_side
 
 ARCHS = ("cnn4", "htcnn-3", "cnn4")  # no dropout, so that both draw the same random numbers
 
 
 class FedProtoClient(PlainClient):
-    def __init__(self, settings: Settings, index: int) -> None:
-        super().__init__(settings, index, ARCHS[index])
-        self.model = self.model_of(self.name)
+    starts_alike = False
 
     def regulariser(self, z: torch.Tensor, labels: list[int], protos: dict[int, np.ndarray]) -> torch.Tensor:
         """Eq. 6 by the letter (l2 of class means, summed), or the authors' mean squared error per sample."""
@@ -78,12 +74,9 @@ def aggregate(sets: list[dict[int, tuple[np.ndarray, int]]], weighting: str) -> 
 def test_two_rounds_equal_an_independent_script(
     weighting: str, distance: str, granularity: str, tmp_path: Path
 ) -> None:
-    config = run_config(tmp_path, rounds=2, feature_dim=16, lr=0.02, partition="label-shift", alpha=0.5)
-    config |= {"fedproto.weighting": weighting, "fedproto.distance": distance, "fedproto.granularity": granularity}
-    nodes = {i: {"partition-id": i, "num-partitions": 3, "arch": arch} for i, arch in enumerate(ARCHS, start=0)}
-    outcome = run_federation(config, nodes={node + 50: facts for node, facts in nodes.items()})
-
-    clients = [FedProtoClient(Settings.from_run_config(config), index) for index in range(3)]
+    more = {"fedproto__weighting": weighting, "fedproto__distance": distance, "fedproto__granularity": granularity}
+    more |= {"feature_dim": 16, "lr": 0.02, "partition": "label-shift", "alpha": 0.5}
+    outcome, clients = side_by_side(tmp_path, FedProtoClient, ARCHS, **more)
     protos: dict[int, np.ndarray] = {}
     for number in (1, 2):
         for client in clients:

@@ -5,59 +5,39 @@ from pathlib import Path
 
 import pytest
 import torch
-from flwr.app import MessageType
 from safetensors.torch import load_file
 
 from protofl_common.basics.seeding import derive_seed
-from protofl_common.experiment.settings import Settings
 from protofl_common.models.build import build_model
 from protofl_common.wire.payloads import part_of
 from protofl_common.wire.schema import Weights
+from tests.support import plain
 from tests.support.harness import run_config, run_federation
-from tests.support.plain import (
-    BATCH,
-    CLIENTS,
-    PlainClient,
-    State,
-    assert_close,
-    averaged,
-    copied,
-    cross_entropy,
-    model_left,
-)
 
 EPOCHS = 3
 
 
-class FedRepClient(PlainClient):
-    def __init__(self, settings: Settings, index: int) -> None:
-        super().__init__(settings, index, "htcnn-3")
-        self.model = self.model_of("global")
-
-    def receive(self, body: State) -> None:
+class FedRepClient(plain.PlainClient):
+    def receive(self, body: plain.State) -> None:
         """Take the body."""
-        self.model.load_state_dict(copied(self.model) | body)
+        self.model.load_state_dict(plain.copied(self.model) | body)
 
     def fit_head(self, number: int) -> None:
         velocity = [torch.zeros_like(p) for p in self.model.head.parameters()]
         for batch in self.head_batches(number):
-            loss = cross_entropy(self.model(self.x[batch]), [self.y[i] for i in batch])
-            self.step(loss, self.model.head, velocity)
+            self.step(self.cross_entropy(batch), self.model.head, velocity)
 
     def head_batches(self, number: int) -> Iterator[list[int]]:
         generator = torch.Generator().manual_seed(derive_seed(self.seed, "head", self.name, number))
         for _ in range(EPOCHS):
             order = torch.randperm(len(self.y), generator=generator).tolist()
-            for start in range(0, len(order), BATCH):
-                yield order[start : start + BATCH]
+            for start in range(0, len(order), plain.BATCH):
+                yield order[start : start + plain.BATCH]
 
-    def train(self, number: int) -> State:
+    def train(self, number: int) -> plain.State:
         self.fit_head(number)
-        velocity = [torch.zeros_like(p) for p in self.model.body.parameters()]
-        for batch in self.batches(number):
-            loss = cross_entropy(self.model(self.x[batch]), [self.y[i] for i in batch])
-            self.step(loss, self.model.body, velocity)
-        return {name: value for name, value in copied(self.model).items() if name.startswith("body.")}
+        self.sgd(number, self.model.body)
+        return {name: value for name, value in plain.copied(self.model).items() if name.startswith("body.")}
 
     def accuracy(self) -> float:
         with torch.no_grad():
@@ -67,30 +47,21 @@ class FedRepClient(PlainClient):
 
 def test_two_rounds_equal_an_independent_script(tmp_path: Path) -> None:
     unequal = {"partition": "dirichlet", "alpha": 0.5, "train_samples": 0, "total_samples": 100}
-    config = run_config(
-        tmp_path, algo="fedrep", models="htcnn-3", feature_dim=16, fedrep__head_epochs=EPOCHS, **unequal
-    )
-    outcome = run_federation(config, clients=CLIENTS)
-
-    clients = [FedRepClient(Settings.from_run_config(config), index) for index in range(CLIENTS)]
-    first = copied(clients[0].model_of("global"))
+    more = {"feature_dim": 16, "fedrep__head_epochs": EPOCHS, **unequal}
+    outcome, clients = plain.side_by_side(tmp_path, FedRepClient, algo="fedrep", **more)
+    first = plain.copied(clients[0].model_of("global"))
     body = {name: value for name, value in first.items() if name.startswith("body.")}
     for number in (1, 2):
         for client in clients:
             client.receive(body)
             accuracy = outcome.rows[number - 1]["clients"][client.name]["accuracy"]
             assert accuracy == {"head": pytest.approx(client.accuracy())}
-        body = averaged([client.train(number) for client in clients], [len(one.y) for one in clients])
-    assert_close(load_file(outcome.folder / "weights.safetensors"), body)
+        body = plain.averaged([client.train(number) for client in clients], [len(one.y) for one in clients])
+    plain.assert_close(plain.weights_left(outcome), body)
     for client in clients:
         client.receive(body)
-        assert_close(model_left(outcome.folder, client.name), copied(client.model))
-    for message, reply in outcome.grid.log:
-        training = message.metadata.message_type == MessageType.TRAIN
-        both = [message] * (message.metadata.message_type != MessageType.QUERY) + [reply] * training
-        for content in (one.content for one in both):
-            assert list(content.array_records) == ["weights"]
-            assert set(content.array_records["weights"]) == body.keys()
+        plain.assert_close(plain.model_left(outcome.folder, client.name), plain.copied(client.model))
+    plain.assert_only_weights_travel(outcome, body)
 
 
 @pytest.mark.parametrize("models", ["resnet4-imagenet-stem", "htcnn-3"])
@@ -105,7 +76,7 @@ def test_that_clients_evaluate_changes_nothing(models: str, tmp_path: Path) -> N
         one, other = (load_file(folder / name) for folder in found)
         assert one.keys() == other.keys()
         assert all(torch.equal(one[key], value) for key, value in other.items())
-    left, received = model_left(found[0], "site-1"), load_file(found[0] / "weights.safetensors")
+    left, received = plain.model_left(found[0], "site-1"), load_file(found[0] / "weights.safetensors")
     assert all(torch.equal(left[name], value) for name, value in received.items())
 
 
@@ -120,8 +91,8 @@ def test_its_wire_volume_is_fedpcls(backbones: int, numbers: int) -> None:
 
 def test_few_labels_and_unlabelled_samples_in_front_of_a_frozen_backbone(tmp_path: Path) -> None:
     few = {"positive_rate": 0.1, "pu_weight": 1.0, "train_samples": 24, "test_samples": 20, "keep_optimizer": True}
-    outcome = run_federation(run_config(tmp_path, algo="fedrep", backbones="glyphs", **few), CLIENTS)
-    assert all(row["valid"] == CLIENTS for row in outcome.rows)
+    outcome = run_federation(run_config(tmp_path, algo="fedrep", backbones="glyphs", **few), plain.CLIENTS)
+    assert all(row["valid"] == plain.CLIENTS for row in outcome.rows)
     assert outcome.rows[1]["losses"].keys() == {"total", "cross-entropy", "unlabelled"}
     for path in outcome.folder.rglob("clients/*/0*.safetensors"):
         assert {name.partition("/")[0] for name in load_file(path)} == {"model", "optimizer", "head_optimizer"}

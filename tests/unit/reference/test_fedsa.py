@@ -13,11 +13,10 @@ from safetensors.torch import load_file
 from client_app.algorithms.fedsa import FedSA
 from protofl_common.basics.seeding import derive_seed
 from protofl_common.experiment.catalog import CATALOG
-from protofl_common.experiment.settings import Settings
 from protofl_common.maths.prototypes import Prototypes
 from protofl_common.wire.payloads import Payload
+from tests.support import plain
 from tests.support.harness import run_config, run_federation
-from tests.support.plain import CLIENTS, PlainClient, assert_close, copied, cross_entropy, model_left
 from tests.support.results import models_left
 
 ARCHS, DIM = ("cnn4", "htcnn-3", "htcnn-1"), 16
@@ -47,27 +46,21 @@ def first_anchors(seed: int) -> torch.Tensor:
     return x
 
 
-class FedSAClient(PlainClient):
-    def __init__(self, settings: Settings, index: int) -> None:
-        super().__init__(settings, index, ARCHS[index])
-        self.model = self.model_of(self.name)
-        self.own: Table = {}
+class FedSAClient(plain.PlainClient):
+    starts_alike, own = False, Table()
 
     def train(self, number: int, anchors: torch.Tensor) -> Table:
         delta = max(margin(list(anchors)), margin(list(self.own.values())) if self.own else 0.0)
-        velocity = [torch.zeros_like(p) for p in self.model.parameters()]
-        for batch in self.batches(number):
-            self.step(self.loss(batch, anchors, delta), self.model, velocity)
+        self.sgd(number, loss=lambda batch: self.loss(batch, anchors, delta))
         with torch.no_grad():
             z = self.model.body(self.x).double()
-        rows = {label: [i for i, y in enumerate(self.y) if y == label] for label in sorted(set(self.y))}
-        self.own = {label: z[one].mean(0) for label, one in rows.items()}
+        self.own = {label: z[one].mean(0) for label, one in self.rows_of().items()}
         return self.own
 
     def loss(self, batch: list[int], anchors: torch.Tensor, delta: float) -> torch.Tensor:
         z, labels, hparams = self.model.body(self.x[batch]), [self.y[i] for i in batch], self.hparams
-        total = cross_entropy(self.model.head(z), labels).double()
-        total = total + hparams.calibration * cross_entropy(self.model.head(anchors.float()), list(range(10)))
+        total = plain.cross_entropy(self.model.head(z), labels).double()
+        total = total + hparams.calibration * plain.cross_entropy(self.model.head(anchors.float()), list(range(10)))
         for row, label in zip(z.double(), labels, strict=True):
             squares = ((row - anchors[label]) ** 2).sum() / DIM
             scores = [torch.exp(-apart(row, a) - delta * (c == label)) for c, a in enumerate(anchors)]
@@ -82,18 +75,9 @@ def test_two_rounds_equal_an_independent_script(
 ) -> None:
     names = ("regularization", "contrast", "calibration")
     hparams: dict[str, Any] = {f"fedsa__{name}": value for name, value in zip(names, weights, strict=True)}
-    config = run_config(
-        tmp_path, liars=0, algo="fedsa", partition="pathological", classes_per_client=3, **TINY, **hparams
-    )
-    config["fedsa.smoothing"] = alpha
-    nodes = {
-        50 + i: {"partition-id": i, "num-partitions": CLIENTS, "arch": arch, "state-dir": f"{tmp_path}/site"}
-        for i, arch in enumerate(ARCHS)
-    }
-    outcome = run_federation(config, nodes=nodes)
-
-    clients = [FedSAClient(Settings.from_run_config(config), index) for index in range(CLIENTS)]
-    anchors = first_anchors(config["seed"])
+    more = {"partition": "pathological", "classes_per_client": 3, "liars": 0, "fedsa__smoothing": alpha, **hparams}
+    outcome, clients = plain.side_by_side(tmp_path, FedSAClient, ARCHS, algo="fedsa", **TINY, **more)
+    anchors = first_anchors(clients[0].seed)
     prototypes: Table = {}
     for number in (1, 2):
         sets = [client.train(number, anchors) for client in clients]
@@ -111,10 +95,10 @@ def test_two_rounds_equal_an_independent_script(
     sent = np.frombuffer(last.content["anchors"]["means"].data, "<f4").reshape(10, DIM)
     np.testing.assert_allclose(sent, anchors, rtol=1e-3, atol=1e-4)
     for client in clients:
-        assert_close(model_left(tmp_path, client.name), copied(client.model))
+        plain.assert_close(plain.model_left(tmp_path, client.name), plain.copied(client.model))
     held_by_all = sum(len(set(client.y)) for client in clients)
     assert outcome.rows[1]["bytes"]["up"] == held_by_all * (4 * DIM + 8)
-    assert outcome.rows[1]["bytes"]["down"] == CLIENTS * (10 + len(labels)) * (4 * DIM + 8)
+    assert outcome.rows[1]["bytes"]["down"] == plain.CLIENTS * (10 + len(labels)) * (4 * DIM + 8)
 
 
 def test_the_margin_is_the_larger_of_the_anchors_and_the_own_prototypes() -> None:
@@ -131,9 +115,9 @@ def test_without_its_terms_the_models_are_those_of_training_alone(tmp_path: Path
     """Up to rounding: it takes no fused steps."""
     none: dict[str, Any] = {f"fedsa__{name}": 0.0 for name in ("regularization", "contrast", "calibration")}
     found, wanted = (
-        models_left(run_federation(run_config(tmp_path / algo, algo=algo, **TINY, **none), CLIENTS))
+        models_left(run_federation(run_config(tmp_path / algo, algo=algo, **TINY, **none), plain.CLIENTS))
         for algo in ("fedsa", "local")
     )
-    assert len(wanted) == CLIENTS
+    assert len(wanted) == plain.CLIENTS
     for site, one in wanted.items():
-        assert_close(found[site], one)
+        plain.assert_close(found[site], one)

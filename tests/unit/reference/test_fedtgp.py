@@ -7,18 +7,14 @@ import torch
 from safetensors.torch import load_file
 
 from protofl_common.basics.seeding import derive_seed
-from protofl_common.experiment.settings import Settings
-from tests.support.harness import run_config, run_federation
-from tests.support.plain import CLIENTS, PlainClient, assert_close, copied, cross_entropy, model_left
+from tests.support import plain
 
 DIM, EPOCHS, RATE, SIZE = 16, 3, 0.01, 10
 Table = dict[int, torch.Tensor]
 
 
-class Client(PlainClient):
-    def __init__(self, settings: Settings, index: int) -> None:
-        super().__init__(settings, index, "htcnn-1")
-        self.model = self.model_of(self.name)
+class Client(plain.PlainClient):
+    starts_alike = False
 
     def train(self, number: int, prototypes: Table) -> Table:
         """CE + 0.1 · mean over the batch's classes of ‖mean z of the class − P̂^c‖₂; then the class means."""
@@ -26,7 +22,7 @@ class Client(PlainClient):
         velocity = [torch.zeros_like(p) for p in self.model.parameters()]
         for batch in self.batches(number):
             z, labels = self.model.body(self.x[batch]), [self.y[i] for i in batch]
-            loss = cross_entropy(self.model.head(z), labels)
+            loss = plain.cross_entropy(self.model.head(z), labels)
             apart = [
                 (z[[y == c for y in labels]].mean(0) - prototypes[c]).norm() for c in set(labels) if c in prototypes
             ]
@@ -73,11 +69,8 @@ class Server:
 
 
 def test_two_rounds_equal_an_independent_script(tmp_path: Path) -> None:
-    config = run_config(tmp_path, algo="fedtgp", models="htcnn-1", feature_dim=DIM, test_samples=20)
-    config |= {"partition": "label-shift", "alpha": 0.5, "fedtgp.server-epochs": EPOCHS}
-    outcome = run_federation(config, clients=CLIENTS)
-
-    clients = [Client(Settings.from_run_config(config), index) for index in range(CLIENTS)]
+    more = {"feature_dim": DIM, "fedtgp__server_epochs": EPOCHS, **plain.LABEL_SHIFT}
+    outcome, clients = plain.side_by_side(tmp_path, Client, "htcnn-1", algo="fedtgp", **more)
     server, prototypes = Server(clients[0].seed), Table()
     for number in (1, 2):
         server.train([client.train(number, prototypes) for client in clients])
@@ -86,4 +79,4 @@ def test_two_rounds_equal_an_independent_script(tmp_path: Path) -> None:
     assert found["labels"].tolist() == sorted(prototypes)
     torch.testing.assert_close(found["means"], torch.stack(list(prototypes.values())), rtol=1e-4, atol=1e-5)
     for client in clients:
-        assert_close(model_left(outcome.folder, client.name), copied(client.model))
+        plain.assert_close(plain.model_left(outcome.folder, client.name), plain.copied(client.model))

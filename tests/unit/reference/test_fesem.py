@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import MessageType
-from safetensors.torch import load_file
 
 from protofl_common.experiment.settings import Settings, default_run_config
 from protofl_common.wire.payloads import Payload
@@ -16,28 +15,28 @@ from protofl_common.wire.records import Report
 from server_app.protections.bounds import bounds_of
 from server_app.replies import Upload
 from server_app.strategies.fesem import FeSEM
+from tests.support import plain
 from tests.support.harness import Outcome, run_config, run_federation
-from tests.support.plain import PlainClient, State, assert_close, averaged, copied, cross_entropy, model_left
 
 SITES, K = 4, 2
 Division = list[list[int]]
 
 
-class FeSEMClient(PlainClient):
-    def train(self, number: int, weights: State) -> State:
+class FeSEMClient(plain.PlainClient):
+    def train(self, number: int, weights: plain.State) -> plain.State:
         model = self.model_of("global")
         model.load_state_dict(weights)
         velocity = [torch.zeros_like(p) for p in model.parameters()]
         for batch in self.batches(number):
-            self.step(cross_entropy(model(self.x[batch]), [self.y[i] for i in batch]), model, velocity)
-        return copied(model)
+            self.step(plain.cross_entropy(model(self.x[batch]), [self.y[i] for i in batch]), model, velocity)
+        return plain.copied(model)
 
 
-def vector(weights: State) -> np.ndarray:
+def vector(weights: plain.State) -> np.ndarray:
     return np.concatenate([value.numpy().astype(np.float64).ravel() for value in weights.values()])
 
 
-def best_division(models: list[State]) -> Division:
+def best_division(models: list[plain.State]) -> Division:
     """Of all divisions into K groups, that with the least squares around the groups' means: what K-means seeks."""
     points = [vector(one) for one in models]
 
@@ -49,12 +48,12 @@ def best_division(models: list[State]) -> Division:
     return min(([[i for i, k in enumerate(one) if k == group] for group in range(K)] for one in labels), key=spread)
 
 
-def nearest(models: list[State], centres: list[State]) -> Division:
+def nearest(models: list[plain.State], centres: list[plain.State]) -> Division:
     far = [[((vector(one) - vector(centre)) ** 2).sum() for centre in centres] for one in models]
     return [[i for i, row in enumerate(far) if int(np.argmin(row)) == k] for k in range(K)]
 
 
-def received(outcome: Outcome, kind: str, number: int) -> dict[int, State]:
+def received(outcome: Outcome, kind: str, number: int) -> dict[int, plain.State]:
     """Partition -> the weights that its client was sent."""
     found = {}
     for message, _ in outcome.grid.log:
@@ -69,32 +68,29 @@ def received(outcome: Outcome, kind: str, number: int) -> dict[int, State]:
 
 @pytest.mark.parametrize("domains", ["2,2,0,0,0", "3,1,0,0,0"])
 def test_three_rounds_equal_an_independent_script(domains: str, tmp_path: Path) -> None:
-    config = run_config(tmp_path, algo="fesem", models="htcnn-1", rounds=3, feature_dim=16, fesem__centres=K)
-    config |= {"clients-per-domain": domains, "test-samples": 20}
-    outcome = run_federation(config, clients=SITES)
-
-    clients = [FeSEMClient(Settings.from_run_config(config), index, "htcnn-1", SITES) for index in range(SITES)]
-    centres, centre_of = [copied(clients[0].model_of("global"))] * K, [0] * SITES
+    more = {"rounds": 3, "feature_dim": 16, "fesem__centres": K, "clients_per_domain": domains, "test_samples": 20}
+    outcome, clients = plain.side_by_side(tmp_path, FeSEMClient, "htcnn-1", SITES, algo="fesem", **more)
+    centres, centre_of = [plain.copied(clients[0].model_of("global"))] * K, [0] * SITES
     for number in (1, 2, 3):
         for index, weights in received(outcome, MessageType.TRAIN, number).items():
-            assert_close(weights, centres[centre_of[index]])
+            plain.assert_close(weights, centres[centre_of[index]])
         models = [client.train(number, centres[centre_of[i]]) for i, client in enumerate(clients)]
         groups = best_division(models) if number == 1 else nearest(models, centres)
         for k, group in enumerate(groups):
             if group:
-                centres[k] = averaged([models[i] for i in group], [len(clients[i].y) for i in group])
+                centres[k] = plain.averaged([models[i] for i in group], [len(clients[i].y) for i in group])
                 centre_of = [k if i in group else before for i, before in enumerate(centre_of)]
     assert len(set(centre_of)) == K
     at_the_end = received(outcome, MessageType.EVALUATE, 3)
     for index, client in enumerate(clients):
-        assert_close(at_the_end[index], centres[centre_of[index]])
-        assert_close(model_left(outcome.folder, client.name), centres[centre_of[index]])
-    kept = load_file(outcome.folder / "weights.safetensors")
+        plain.assert_close(at_the_end[index], centres[centre_of[index]])
+        plain.assert_close(plain.model_left(outcome.folder, client.name), centres[centre_of[index]])
+    kept = plain.weights_left(outcome)
     found = [{name[2:]: value for name, value in kept.items() if name.startswith(f"{k}/")} for k in range(K)]
     if not torch.allclose(found[0]["head.weight"], centres[0]["head.weight"], atol=1e-5):
         found.reverse()  # K-means may number them otherwise
     for one, centre in zip(found, centres, strict=True):
-        assert_close(one, centre)
+        plain.assert_close(one, centre)
 
 
 def test_later_rounds_ask_for_the_nearest_centre_and_not_for_new_clusters() -> None:
@@ -124,12 +120,12 @@ def test_more_centres_than_clients_and_clients_that_were_never_asked(tmp_path: P
     """A centre without a client stays the first model; a client that has not trained is sent the first centre."""
     config = run_config(tmp_path, algo="fesem", models="htcnn-1", rounds=1, fesem__centres=5, participation=0.5)
     outcome = run_federation(config | {"test-samples": 20}, clients=SITES)
-    kept = load_file(outcome.folder / "weights.safetensors")
+    kept = plain.weights_left(outcome)
     centres = [{name[2:]: value for name, value in kept.items() if name.startswith(f"{k}/")} for k in range(5)]
     first = received(outcome, MessageType.TRAIN, 1)
     assert len(first) == 2
     for k in (2, 3, 4):
-        assert_close(centres[k], next(iter(first.values())))
+        plain.assert_close(centres[k], next(iter(first.values())))
     for site, weights in received(outcome, MessageType.EVALUATE, 1).items():
         assert any(
             torch.equal(weights["head.bias"], centres[k]["head.bias"]) for k in ((0, 1) if site in first else (0,))

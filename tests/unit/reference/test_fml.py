@@ -5,30 +5,29 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from protofl_common.config.options import SettingsError
 from protofl_common.experiment.settings import Settings, default_run_config
+from tests.support import plain
 from tests.support.harness import run_config, run_federation
-from tests.support.plain import CLIENTS, PlainClient, State, assert_close, averaged, copied, model_left
 
 PRIVATE, MEME = ("cnn4", "htcnn-3", "htcnn-1"), "htcnn-1"
 
 
-class FMLClient(PlainClient):
-    def __init__(self, settings: Settings, index: int) -> None:
-        super().__init__(settings, index, PRIVATE[index])
-        self.model = self.model_of(self.name)
+class FMLClient(plain.PlainClient):
+    starts_alike = False
+
+    def __init__(self, *facts: Any) -> None:
+        super().__init__(*facts)
+        _ = self.model
         self.arch = MEME
         self.meme = self.model_of("global")
 
-    def train(self, number: int, weights: State) -> State:
+    def train(self, number: int, weights: plain.State) -> plain.State:
         self.meme.load_state_dict(weights)
         both = torch.nn.ModuleList([self.model, self.meme])
-        velocity = [torch.zeros_like(p) for p in both.parameters()]
-        for batch in self.batches(number):
-            self.step(self.loss(batch), both, velocity)
-        return copied(self.meme)
+        self.sgd(number, both, self.loss)
+        return plain.copied(self.meme)
 
     def loss(self, batch: list[int]) -> torch.Tensor:
         """L_p + L_q, sample by sample."""
@@ -50,23 +49,15 @@ class FMLClient(PlainClient):
 
 @pytest.mark.parametrize(("alpha", "beta", "mutual"), [(0.5, 0.5, "detached"), (0.3, 0.8, "coupled")])
 def test_two_rounds_equal_an_independent_script(alpha: float, beta: float, mutual: str, tmp_path: Path) -> None:
-    hparams: dict[str, Any] = {"fml__alpha": alpha, "fml__beta": beta, "fml__mutual": mutual, "fml__meme": MEME}
-    config = run_config(
-        tmp_path, liars=0, algo="fml", feature_dim=16, lr=0.02, test_samples=20, train_samples=25, **hparams
-    )
-    nodes = {
-        50 + i: {"partition-id": i, "num-partitions": CLIENTS, "arch": arch, "state-dir": f"{tmp_path}/site"}
-        for i, arch in enumerate(PRIVATE)
-    }
-    outcome = run_federation(config, nodes=nodes)
-
-    clients = [FMLClient(Settings.from_run_config(config), index) for index in range(CLIENTS)]
-    weights = copied(clients[0].meme)
+    hparams = {"fml__alpha": alpha, "fml__beta": beta, "fml__mutual": mutual, "fml__meme": MEME, "liars": 0}
+    more = {"feature_dim": 16, "lr": 0.02, "test_samples": 20, "train_samples": 25}
+    outcome, clients = plain.side_by_side(tmp_path, FMLClient, PRIVATE, algo="fml", **more, **hparams)
+    weights = plain.copied(clients[0].meme)
     for number in (1, 2):
-        weights = averaged([client.train(number, weights) for client in clients], [len(one.y) for one in clients])
-    assert_close(load_file(outcome.folder / "weights.safetensors"), weights)
+        weights = plain.averaged([client.train(number, weights) for client in clients], [len(one.y) for one in clients])
+    plain.assert_close(plain.weights_left(outcome), weights)
     for client in clients:
-        assert_close(model_left(tmp_path, client.name), copied(client.model))
+        plain.assert_close(plain.model_left(tmp_path, client.name), plain.copied(client.model))
     assert len({card["arch"] for card in outcome.summary["clients"].values()}) == len(PRIVATE)
 
 
@@ -80,5 +71,5 @@ def test_an_unknown_meme_is_one_line_with_the_choices() -> None:
 
 def test_a_batch_with_one_label_does_not_stop_a_meme_with_batch_normalisation(tmp_path: Path) -> None:
     few = {"positive_rate": 0.1, "pu_weight": 1.0, "train_samples": 24, "test_samples": 20}
-    outcome = run_federation(run_config(tmp_path, liars=0, algo="fml", backbones="glyphs", **few), CLIENTS)
-    assert all(row["valid"] == CLIENTS for row in outcome.rows)
+    outcome = run_federation(run_config(tmp_path, liars=0, algo="fml", backbones="glyphs", **few), plain.CLIENTS)
+    assert all(row["valid"] == plain.CLIENTS for row in outcome.rows)

@@ -17,8 +17,8 @@ from protofl_common.experiment.catalog import CATALOG
 from protofl_common.experiment.settings import Settings
 from protofl_common.maths.prototypes import Prototypes
 from protofl_common.wire.payloads import Payload
+from tests.support import plain
 from tests.support.harness import run_config, run_federation
-from tests.support.plain import PlainClient, State, assert_close, averaged, copied, cross_entropy
 
 SITES = 6
 """As many as it takes for a class to have two clusters."""
@@ -26,17 +26,17 @@ Clusters = dict[int, list[np.ndarray]]
 """Class -> its cluster prototypes."""
 
 
-class FPLClient(PlainClient):
-    def train(self, number: int, weights: State, clusters: Clusters) -> State:
+class FPLClient(plain.PlainClient):
+    def train(self, number: int, weights: plain.State, clusters: Clusters) -> plain.State:
         self.model = self.model_of("global")
         self.model.load_state_dict(weights)
         velocity = [torch.zeros_like(p) for p in self.model.parameters()]
         for batch in self.batches(number):
             labels, z = [self.y[i] for i in batch], self.model.body(self.x[batch])
             terms = [self.of_sample(z[row], label, clusters) for row, label in enumerate(labels) if label in clusters]
-            loss = cross_entropy(self.model.head(z), labels)
+            loss = plain.cross_entropy(self.model.head(z), labels)
             self.step(loss + self.hparams.lambda_ * sum(terms) / len(batch), self.model, velocity)
-        return copied(self.model)
+        return plain.copied(self.model)
 
     def of_sample(self, z: torch.Tensor, label: int, clusters: Clusters) -> torch.Tensor:
         """Eq. 8 and 10, in float64."""
@@ -76,17 +76,14 @@ def clustered(sent: list[dict[int, np.ndarray]]) -> Clusters:
 )
 def test_two_rounds_equal_an_independent_script(partition: str, tau: float, consistency: str, tmp_path: Path) -> None:
     hparams: dict[str, Any] = {"fpl__lambda": 2.0, "fpl__temperature": tau, "fpl__consistency": consistency}
-    config = run_config(tmp_path, algo="fpl", models="htcnn-1", feature_dim=16, lr=0.003, train_samples=20, **hparams)
-    config |= {"partition": partition, "alpha": 0.5, "test-samples": 20}
-    outcome = run_federation(config, SITES)
-
-    clients = [FPLClient(Settings.from_run_config(config), index, "htcnn-1", SITES) for index in range(SITES)]
-    weights, clusters = copied(clients[0].model_of("global")), Clusters()
+    more = {"feature_dim": 16, "lr": 0.003, "train_samples": 20, **plain.LABEL_SHIFT, "partition": partition, **hparams}
+    outcome, clients = plain.side_by_side(tmp_path, FPLClient, "htcnn-1", SITES, algo="fpl", **more)
+    weights, clusters = plain.copied(clients[0].model_of("global")), Clusters()
     for number in (1, 2):
         models = [client.train(number, weights, clusters) for client in clients]
         sent = [client.prototypes() for client in clients]
-        weights, clusters = averaged(models, [len(one.y) for one in clients]), clustered(sent)
-    assert_close(load_file(outcome.folder / "weights.safetensors"), weights)
+        weights, clusters = plain.averaged(models, [len(one.y) for one in clients]), clustered(sent)
+    plain.assert_close(plain.weights_left(outcome), weights)
     kept = load_file(outcome.folder / "prototypes.safetensors")
     assert kept["labels"].tolist() == [k for k, of_class in clusters.items() for _ in of_class]
     assert any(len(of_class) > 1 for of_class in clusters.values())
@@ -130,7 +127,7 @@ def test_without_its_terms_it_is_fedavg(off: dict[str, Any], tmp_path: Path) -> 
     small: dict[str, Any] = {"models": "htcnn-1", "train_samples": 20, "test_samples": 20, "participation": 0.5}
     small |= {"partition": "pathological", "rounds": 3, "feature_dim": 16}
     runs = [run_federation(run_config(tmp_path / algo, algo=algo, **small, **off)) for algo in ("fpl", "fedavg")]
-    found, wanted = (load_file(run.folder / "weights.safetensors") for run in runs)
+    found, wanted = (plain.weights_left(run) for run in runs)
     assert found.keys() == wanted.keys()
     assert all(torch.equal(found[name], wanted[name]) for name in wanted)
 

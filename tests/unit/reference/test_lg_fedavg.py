@@ -1,68 +1,44 @@
 """LG-FedAvg, two rounds: heads averaged over bodies of different architectures, which never leave their clients."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from flwr.app import MessageType
-from safetensors.torch import load_file
 
-from protofl_common.experiment.settings import Settings
 from protofl_common.models.build import build_model
 from protofl_common.wire.payloads import part_of
 from protofl_common.wire.schema import Weights
 from server_app.network.membership import FederationError
+from tests.support import plain
 from tests.support.attacks import values_of
 from tests.support.harness import run_config, run_federation
-from tests.support.plain import CLIENTS, PlainClient, State, assert_close, averaged, copied, cross_entropy, model_left
 
 ARCHS = ("cnn4", "htcnn-3", "htcnn-1")
 HEAD = {"head.weight", "head.bias"}
 
 
-def on_sites(folder: Path, archs: tuple[str, ...] = ARCHS) -> dict[int, dict[str, Any]]:
-    return {
-        50 + i: {"partition-id": i, "num-partitions": len(archs), "arch": arch, "state-dir": f"{folder}/site"}
-        for i, arch in enumerate(archs)
-    }
-
-
-class LGClient(PlainClient):
-    def __init__(self, settings: Settings, index: int) -> None:
-        super().__init__(settings, index, ARCHS[index])
-        self.model = self.model_of("global")
-
-    def train(self, number: int, head: State) -> State:
-        self.model.load_state_dict(copied(self.model) | head)
-        velocity = [torch.zeros_like(p) for p in self.model.parameters()]
-        for batch in self.batches(number):
-            loss = cross_entropy(self.model(self.x[batch]), [self.y[i] for i in batch])
-            self.step(loss, self.model, velocity)
-        return {name: value for name, value in copied(self.model).items() if name in HEAD}
+class LGClient(plain.PlainClient):
+    def train(self, number: int, head: plain.State) -> plain.State:
+        self.model.load_state_dict(plain.copied(self.model) | head)
+        self.sgd(number)
+        return {name: value for name, value in plain.copied(self.model).items() if name in HEAD}
 
 
 def test_two_rounds_equal_an_independent_script(tmp_path: Path) -> None:
-    unequal = {"partition": "dirichlet", "alpha": 0.5, "train_samples": 0, "total_samples": 100}
-    config = run_config(tmp_path, liars=0, algo="lg-fedavg", feature_dim=16, test_samples=20, **unequal)
-    outcome = run_federation(config, nodes=on_sites(tmp_path))
-
-    clients = [LGClient(Settings.from_run_config(config), index) for index in range(CLIENTS)]
+    unequal = {"partition": "dirichlet", "alpha": 0.5, "train_samples": 0, "total_samples": 100, "liars": 0}
+    more = {"feature_dim": 16, "test_samples": 20, **unequal}
+    outcome, clients = plain.side_by_side(tmp_path, LGClient, ARCHS, algo="lg-fedavg", **more)
     sent = next(message for message, _ in outcome.grid.log if message.metadata.message_type == MessageType.TRAIN)
     first = sent.content.array_records["weights"]
     head = {name: torch.from_numpy(values_of(array).copy()) for name, array in first.items()}
     for number in (1, 2):
-        head = averaged([client.train(number, head) for client in clients], [len(one.y) for one in clients])
+        head = plain.averaged([client.train(number, head) for client in clients], [len(one.y) for one in clients])
     assert len({len(one.y) for one in clients}) > 1
-    assert_close(load_file(outcome.folder / "weights.safetensors"), head)
+    plain.assert_close(plain.weights_left(outcome), head)
     for client in clients:
-        assert_close(model_left(tmp_path, client.name), copied(client.model) | head)
-    for message, reply in outcome.grid.log:
-        training = message.metadata.message_type == MessageType.TRAIN
-        both = [message] * (message.metadata.message_type != MessageType.QUERY) + [reply] * training
-        for content in (one.content for one in both):
-            assert list(content.array_records) == ["weights"]
-            assert set(content.array_records["weights"]) == HEAD
+        plain.assert_close(plain.model_left(tmp_path, client.name), plain.copied(client.model) | head)
+    plain.assert_only_weights_travel(outcome, HEAD)
 
 
 def test_its_wire_volume_is_the_papers() -> None:
@@ -77,5 +53,5 @@ def test_its_wire_volume_is_the_papers() -> None:
 def test_heads_of_different_shapes_are_refused(tmp_path: Path) -> None:
     config = run_config(tmp_path, liars=0, algo="lg-fedavg", join_timeout=5.0)
     with pytest.raises(FederationError, match="differ in weights; lg-fedavg needs one shape of") as caught:
-        run_federation(config, nodes=on_sites(tmp_path, ("cnn4", "mobilenet-v2+fc256", "htcnn-1")))
+        run_federation(config, nodes=plain.on_sites(tmp_path, ("cnn4", "mobilenet-v2+fc256", "htcnn-1")))
     assert "mobilenet-v2+fc256: site-1" in str(caught.value)

@@ -7,14 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from protofl_common.basics.seeding import derive_seed
 from protofl_common.config.options import SettingsError
 from protofl_common.experiment.settings import Settings, default_run_config
 from tests.support.attacks import values_of
 from tests.support.harness import Outcome, run_config, run_federation
-from tests.support.plain import CLIENTS, State, assert_close, copied, cross_entropy, model_left
+from tests.support.plain import CLIENTS, State, assert_close, copied, cross_entropy, model_left, weights_left
 from tests.support.plain_fedpcl import FedPCLClient
 
 EPOCHS, RATE, SIZE = 2, 0.01, 10
@@ -65,7 +64,7 @@ def test_a_round_equals_an_independent_script(tmp_path: Path) -> None:
     orders = [torch.randperm(len(y), generator=shuffle).tolist() for _ in range(EPOCHS)]
     batches = [order[i : i + SIZE] for order in orders for i in range(0, len(y), SIZE)]
     wanted = adamw(clients[0].model_of("global"), batches, torch.cat(x), y)
-    found, first = load_file(outcome.folder / "weights.safetensors"), copied(clients[0].model_of("global"))
+    found, first = weights_left(outcome), copied(clients[0].model_of("global"))
     assert found.keys() == wanted.keys()
     assert max(float((wanted[name] - first[name]).abs().max()) for name in wanted) > 0.02
     # What BatchNorm takes away again, the bias of a unit that is always on, has no gradient but its rounding, of which

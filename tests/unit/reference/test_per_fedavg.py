@@ -4,46 +4,30 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
 from torch.func import functional_call
 
 from client_app.algorithms.per_fedavg import MetaStep
 from protofl_common.basics.seeding import derive_seed
-from protofl_common.experiment.settings import Settings
+from tests.support import plain
 from tests.support.harness import run_config, run_federation
-from tests.support.plain import (
-    BATCH,
-    CLIENTS,
-    PlainClient,
-    State,
-    assert_close,
-    averaged,
-    copied,
-    cross_entropy,
-    model_left,
-)
 
 
-class PerFedAvgClient(PlainClient):
-    def __init__(self, settings: Settings, index: int) -> None:
-        super().__init__(settings, index, "htcnn-3")
-        self.model = self.model_of("global")
-
-    def gradient(self, w: State, rows: list[int]) -> State:
+class PerFedAvgClient(plain.PlainClient):
+    def gradient(self, w: plain.State, rows: list[int]) -> plain.State:
         """∇f(w; D)."""
         w = {name: value.detach().requires_grad_() for name, value in w.items()}
-        loss = cross_entropy(functional_call(self.model, w, self.x[rows]), [self.y[i] for i in rows])
+        loss = plain.cross_entropy(functional_call(self.model, w, self.x[rows]), [self.y[i] for i in rows])
         return dict(zip(w, torch.autograd.grad(loss, list(w.values())), strict=True))
 
-    def adapted(self, w: State, rows: list[int]) -> State:
+    def adapted(self, w: plain.State, rows: list[int]) -> plain.State:
         """w~ = w − α ∇f(w; D)."""
         gradient = self.gradient(w, rows)
         return {name: value - self.hparams.alpha * gradient[name] for name, value in w.items()}
 
-    def train(self, number: int, w: State) -> State:
+    def train(self, number: int, w: plain.State) -> plain.State:
         """v ← μ v + ∇f(w~; D');  w ← w − β v."""
         velocity = {name: torch.zeros_like(value) for name, value in w.items()}
-        for rows in self.batches(number, 2 * BATCH, passes=2):
+        for rows in self.batches(number, 2 * plain.BATCH, passes=2):
             middle = (len(rows) + 1) // 2
             first, second = (rows[:middle], rows[middle:]) if len(rows) > 3 else (rows, rows)
             gradient = self.gradient(self.adapted(w, first), second)
@@ -51,10 +35,10 @@ class PerFedAvgClient(PlainClient):
             w = {name: value - self.lr * velocity[name] for name, value in w.items()}
         return w
 
-    def evaluated(self, number: int, w: State) -> tuple[State, float]:
+    def evaluated(self, number: int, w: plain.State) -> tuple[plain.State, float]:
         """After one inner step on a batch of training data; with its accuracy."""
         generator = torch.Generator().manual_seed(derive_seed(self.seed, "adapt", self.name, number))
-        w = self.adapted(w, torch.randperm(len(self.y), generator=generator).tolist()[:BATCH])
+        w = self.adapted(w, torch.randperm(len(self.y), generator=generator).tolist()[: plain.BATCH])
         with torch.no_grad():
             found = functional_call(self.model, w, self.x_test).argmax(1).tolist()
         return w, sum(a == b for a, b in zip(found, self.y_test, strict=True)) / len(self.y_test)
@@ -80,18 +64,15 @@ def test_it_takes_as_many_steps_as_fedavg(tmp_path: Path, monkeypatch: pytest.Mo
 @pytest.mark.parametrize("samples", [45, 22])
 def test_two_rounds_equal_an_independent_script(samples: int, tmp_path: Path) -> None:
     """Of 22 samples, the rest of a batch is too small to be divided."""
-    config = run_config(tmp_path, algo="per-fedavg", models="htcnn-3", per_fedavg__alpha=0.1, feature_dim=16)
-    config |= {"train-samples": samples, "test-samples": 30, "lr": 0.02}
-    outcome = run_federation(config, clients=CLIENTS)
-
-    clients = [PerFedAvgClient(Settings.from_run_config(config), index) for index in range(CLIENTS)]
-    assert [len(client.y) for client in clients] == CLIENTS * [samples]
-    weights = copied(clients[0].model)
+    more = {"feature_dim": 16, "train_samples": samples, "test_samples": 30, "lr": 0.02, "per_fedavg__alpha": 0.1}
+    outcome, clients = plain.side_by_side(tmp_path, PerFedAvgClient, algo="per-fedavg", **more)
+    assert [len(client.y) for client in clients] == plain.CLIENTS * [samples]
+    weights = plain.copied(clients[0].model)
     for number in (1, 2):
-        weights = averaged([client.train(number, weights) for client in clients], [len(one.y) for one in clients])
-    assert_close(load_file(outcome.folder / "weights.safetensors"), weights)
+        weights = plain.averaged([client.train(number, weights) for client in clients], [len(one.y) for one in clients])
+    plain.assert_close(plain.weights_left(outcome), weights)
     for client in clients:
         adapted, accuracy = client.evaluated(2, weights)
-        assert_close(model_left(outcome.folder, client.name), adapted)
+        plain.assert_close(plain.model_left(outcome.folder, client.name), adapted)
         reported = outcome.summary["accuracy-of-clients"][client.name]["head"]
         assert reported == pytest.approx(accuracy, abs=1.01 / len(client.y_test))  # a borderline sample

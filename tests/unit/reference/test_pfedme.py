@@ -5,70 +5,61 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from protofl_common.config.sections import ModelSettings
-from protofl_common.experiment.settings import Settings
 from protofl_common.models.build import initial_model
+from tests.support import plain
 from tests.support.harness import run_config, run_federation
-from tests.support.plain import CLIENTS, PlainClient, State, assert_close, averaged, copied, cross_entropy, model_left
 
 
-class PFedMeClient(PlainClient):
-    def __init__(self, settings: Settings, index: int) -> None:
-        super().__init__(settings, index, "htcnn-3")
+class PFedMeClient(plain.PlainClient):
+    def __init__(self, *facts: Any) -> None:
+        super().__init__(*facts)
         self.theta = self.model_of("global")
 
-    def train(self, number: int, weights: State) -> State:
+    def train(self, number: int, weights: plain.State) -> plain.State:
         """θ <- θ − η_p (∇f + λ (θ − w)), K times, with momentum;  w <- w − η λ (w − θ)."""
         hparams, local = self.hparams, {name: value.clone() for name, value in weights.items()}
         self.theta.load_state_dict(weights)
         velocity = [torch.zeros_like(w) for w in local.values()]
         for batch in self.batches(number):
             for _ in range(hparams.personal_steps):
-                loss = cross_entropy(self.theta(self.x[batch]), [self.y[i] for i in batch])
+                loss = plain.cross_entropy(self.theta(self.x[batch]), [self.y[i] for i in batch])
                 gradients = torch.autograd.grad(loss, list(self.theta.parameters()))
                 with torch.no_grad():
                     for p, g, w, v in zip(self.theta.parameters(), gradients, local.values(), velocity, strict=True):
                         v.mul_(self.momentum).add_(g + hparams.lambda_ * (p - w))
                         p.sub_(self.lr * v)
-            for name, theta in copied(self.theta).items():
+            for name, theta in plain.copied(self.theta).items():
                 local[name] = local[name] - hparams.eta * hparams.lambda_ * (local[name] - theta)
         return local
 
 
 @pytest.mark.parametrize(("steps", "beta"), [(3, 0.5), (2, 2.0)])
 def test_two_rounds_equal_an_independent_script(steps: int, beta: float, tmp_path: Path) -> None:
-    hparams: dict[str, Any] = {"pfedme__personal_steps": steps, "pfedme__beta": beta, "pfedme__lambda": 5.0}
-    config = run_config(tmp_path, algo="pfedme", models="htcnn-3", feature_dim=16, lr=0.02, **hparams)
-    config |= {"partition": "label-shift", "alpha": 0.5, "test-samples": 20, "train-samples": 25}
-    config |= {"pfedme.eta": 0.03, "momentum": 0.3}
-    outcome = run_federation(config, clients=CLIENTS)
-
-    clients = [PFedMeClient(Settings.from_run_config(config), index) for index in range(CLIENTS)]
-    weights = copied(clients[0].theta)
+    more = {"lr": 0.02, "momentum": 0.3, "pfedme__lambda": 5.0, "pfedme__eta": 0.03, "pfedme__beta": beta}
+    more |= {"feature_dim": 16, "train_samples": 25, "pfedme__personal_steps": steps}
+    outcome, clients = plain.side_by_side(tmp_path, PFedMeClient, algo="pfedme", **more, **plain.LABEL_SHIFT)
+    weights = plain.copied(clients[0].theta)
     for number in (1, 2):
-        mean = averaged([client.train(number, weights) for client in clients], [len(one.y) for one in clients])
+        mean = plain.averaged([client.train(number, weights) for client in clients], [len(one.y) for one in clients])
         weights = {name: (1 - beta) * value + beta * mean[name] for name, value in weights.items()}
-    assert_close(load_file(outcome.folder / "weights.safetensors"), weights)
+    plain.assert_close(plain.weights_left(outcome), weights)
     for client in clients:
-        assert_close(model_left(outcome.folder, client.name), copied(client.theta))
-    sent = [one for pair in outcome.grid.log for one in pair if one.content.array_records]
-    assert len(sent) == CLIENTS * (2 * 2 + 1)  # down and up twice, and down to the final evaluation
-    for one in sent:
-        assert {name: list(record) for name, record in one.content.array_records.items()} == {"weights": list(weights)}
+        plain.assert_close(plain.model_left(outcome.folder, client.name), plain.copied(client.theta))
+    plain.assert_only_weights_travel(outcome, weights)
 
 
 def test_one_inner_step_that_the_local_model_takes_whole_is_fedavgs(tmp_path: Path) -> None:
     """With K = 1, η · λ = 1 and β = 1, w_i = θ after every batch; to the last bit, batch normalisation included."""
-    settings: dict[str, Any] = {"models": "resnet4-imagenet-stem", "train_samples": 25, "test_samples": 20}
+    settings: dict[str, Any] = {"models": "resnet4-imagenet-stem", "train_samples": 12, "test_samples": 10}
     settings |= {"lr": 0.05, "weight_decay": 0.01}
     ours = {"pfedme__lambda": 20.0, "pfedme__personal_steps": 1, "pfedme__eta": 0.05}
     runs = [
-        run_federation(run_config(tmp_path / algo, algo=algo, **settings, **more), CLIENTS)
+        run_federation(run_config(tmp_path / algo, algo=algo, **settings, **more), plain.CLIENTS)
         for algo, more in (("pfedme", ours), ("fedavg", {}))
     ]
-    found, wanted = (load_file(run.folder / "weights.safetensors") for run in runs)
+    found, wanted = (plain.weights_left(run) for run in runs)
     assert found.keys() == wanted.keys()
     assert all(torch.equal(found[name], wanted[name]) for name in wanted)
 
@@ -78,17 +69,17 @@ def test_under_adam_the_local_model_follows_the_personalised_one(tmp_path: Path)
     settings: dict[str, Any] = {"models": "htcnn-3", "train_samples": 20, "test_samples": 20, "rounds": 1}
     settings |= {"optimizer": "adam", "lr": 0.001, "batch_size": 20, "pfedme__lambda": 15.0, "pfedme__eta": 1 / 15}
     outcome = run_federation(run_config(tmp_path, algo="pfedme", **settings), clients=1)
-    assert_close(load_file(outcome.folder / "weights.safetensors"), model_left(outcome.folder, "site-0"))
+    plain.assert_close(plain.weights_left(outcome), plain.model_left(outcome.folder, "site-0"))
 
 
 def test_a_large_beta_leaves_batch_normalisation_a_mean(tmp_path: Path) -> None:
     """Beyond the mean, a variance could be negative."""
-    settings = {"models": "resnet4-imagenet-stem", "train_samples": 25, "test_samples": 20, "rounds": 1, "lr": 0.01}
+    settings = {"models": "resnet4-imagenet-stem", "train_samples": 12, "test_samples": 10, "rounds": 1, "lr": 0.01}
     runs = [
-        run_federation(run_config(tmp_path / str(beta), algo="pfedme", pfedme__beta=beta, **settings), CLIENTS)
+        run_federation(run_config(tmp_path / str(beta), algo="pfedme", pfedme__beta=beta, **settings), plain.CLIENTS)
         for beta in (1.0, 8.0)
     ]
-    one, far = (load_file(run.folder / "weights.safetensors") for run in runs)
+    one, far = (plain.weights_left(run) for run in runs)
     buffers = {name for name in one if "running" in name or "batches" in name}
     assert buffers
     assert {name for name in one if torch.equal(one[name], far[name])} == buffers
@@ -99,7 +90,7 @@ def test_few_labels_and_an_optimizer_that_lives_on(tmp_path: Path) -> None:
     few: dict[str, Any] = {"positive_rate": 0.1, "pu_weight": 1.0, "train_samples": 21, "test_samples": 20}
     few |= {"keep_optimizer": True, "momentum": 0.5, "batch_size": 5, "participation": 0.67, "rounds": 3}
     few |= {"head": "orthogonal-shared", "lr": 0.01}
-    outcome = run_federation(run_config(tmp_path, algo="pfedme", backbones="glyphs", **few), CLIENTS)
+    outcome = run_federation(run_config(tmp_path, algo="pfedme", backbones="glyphs", **few), plain.CLIENTS)
     assert [row["valid"] for row in outcome.rows] == [2, 2, 2, 3]
     assert outcome.rows[1]["losses"]["unlabelled"] > 0
 

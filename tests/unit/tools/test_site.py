@@ -30,8 +30,8 @@ from flwr.supernode import start_client_internal as supernode
 
 from protofl_common.config.options import SettingsError
 from protofl_common.experiment.catalog import CATALOG
-from protofl_common.experiment.node import permission_problems
-from protofl_common.experiment.settings import NODE_KEYS, app_folder, default_run_config, digest_of
+from protofl_common.experiment.node import NODE_KEYS, permission_problems
+from protofl_common.experiment.settings import app_folder, default_run_config, digest_of
 from protofl_common.privacy.plan import Mechanism, epsilon
 from protofl_common.tools.cli import main
 from protofl_common.tools.federation import Shown

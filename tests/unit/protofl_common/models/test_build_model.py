@@ -20,10 +20,11 @@ def _seeded() -> None:
     torch.manual_seed(0)
 
 
-def shapes(model: SplitModel, channels: int, size: int) -> list[tuple[int, ...]]:
-    """Of features and logits of two images."""
-    with torch.inference_mode():
-        z = model.eval().body(torch.rand(2, channels, size, size))
+def shapes(arch: str, channels: int, size: int, built: int | None = None) -> list[tuple[int, ...]]:
+    """The shapes of features and logits of two images, from a network without numbers, built for images of a size."""
+    with torch.device("meta"), torch.no_grad():
+        model = build(arch, channels, built or size).eval()
+        z = model.body(torch.empty(2, channels, size, size))
         return [tuple(z.shape), tuple(model.head(z).shape)]
 
 
@@ -31,23 +32,22 @@ def shapes(model: SplitModel, channels: int, size: int) -> list[tuple[int, ...]]
 @pytest.mark.parametrize("size", [8, 16, 28, 32, 64])
 @pytest.mark.parametrize("channels", [1, 3])
 def test_shapes_of_small_networks(arch: str, size: int, channels: int) -> None:
-    assert shapes(build(arch, channels, size), channels, size) == [(2, DIM), (2, CLASSES)]
+    assert shapes(arch, channels, size) == [(2, DIM), (2, CLASSES)]
 
 
-SOME = ["resnet4-imagenet-stem", "resnet10", "resnet10-imagenet-stem", "resnet18-stride-1-4", "resnet50-imagenet-stem"]
+SOME = ["resnet4-imagenet-stem", "resnet10", "resnet10-imagenet-stem", "resnet18-stride-1-4"]
 
 
-@pytest.mark.parametrize("arch", [*SOME, "googlenet", "mobilenet-v2"])
+@pytest.mark.parametrize("arch", [*SOME, "resnet50-imagenet-stem", "googlenet", "mobilenet-v2"])
 def test_shapes_of_larger_networks(arch: str) -> None:
     """These are built without regard to the size of the images, except for GoogLeNet on the smallest ones."""
-    model = build(arch)
-    assert shapes(model, 1, 28) == shapes(model, 1, 64) == [(2, DIM), (2, CLASSES)]
-    assert shapes(build(arch, size=8), 1, 8) == [(2, DIM), (2, CLASSES)]
+    for size, built in ((28, 28), (64, 28), (8, 8)):
+        assert shapes(arch, 1, size, built) == [(2, DIM), (2, CLASSES)]
 
 
 @pytest.mark.parametrize("size", range(9, 18))
 def test_shapes_of_googlenet_on_small_images(size: int) -> None:
-    assert shapes(build("googlenet", size=size), 1, size) == [(2, DIM), (2, CLASSES)]
+    assert shapes("googlenet", 1, size) == [(2, DIM), (2, CLASSES)]
 
 
 @pytest.mark.parametrize(("arch", "size"), [(arch, size) for arch in SMALL for size in (8, 28)])
@@ -59,9 +59,7 @@ def test_small_networks_learn(arch: str, size: int) -> None:
 @pytest.mark.parametrize("arch", LARGER)
 def test_larger_networks_learn(arch: str) -> None:
     """On images as small as CIFAR's: the last map is a single pixel."""
-    model = build(arch, channels=3, size=32, dim=128)
-    assert shapes(model, 3, 32) == [(2, 128), (2, CLASSES)]
-    assert_it_learns(model, torch.rand(4, 3, 32, 32), lr=0.1, steps=1)
+    assert_it_learns(build(arch, channels=3, size=32, dim=128), torch.rand(4, 3, 32, 32), lr=0.1, steps=1)
 
 
 def assert_it_learns(model: SplitModel, x: Tensor, lr: float, steps: int) -> None:

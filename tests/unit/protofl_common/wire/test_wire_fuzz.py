@@ -307,7 +307,12 @@ PLAUSIBLE: dict[type, st.SearchStrategy[Any]] = {
 def test_introductions(data: st.DataObject) -> None:
     honest = {"name": "north", "partition": 0, "num_partitions": 3, "domain": "", "arch": "cnn4"}
     honest |= {"input_shape": [1, 8, 8], "parameters": 9, "train_samples": 30, "test_samples": 30}
-    values: dict[str, Any] = honest | {"device": "cpu", "classes": list("abcdef"), "holds": [1, 4], "weights": "0f" * 8}
+    values: dict[str, Any] = honest | {
+        "device": "cpu",
+        "classes": list("abcdef"),
+        "present": [1, 4],
+        "weights": "0f" * 8,
+    }
     for key in data.draw(st.lists(st.sampled_from(sorted(SITE)), max_size=2)):
         values[key] = data.draw(PLAUSIBLE[SITE[key]] if data.draw(st.booleans()) else VALUES)
     if data.draw(st.integers(0, 5)) == 0:
@@ -337,8 +342,8 @@ def test_introductions(data: st.DataObject) -> None:
     assert card.name.isascii()
     assert card.name[0].isalnum()
     assert set(card.name) <= {*string.ascii_letters, *string.digits, *"._-"}
-    assert list(card.holds) == sorted({int(label) for label in card.holds})
-    assert all(type(label) is int and 0 <= label < len(card.classes) for label in card.holds)
+    assert list(card.present) == sorted({int(label) for label in card.present})
+    assert all(type(label) is int and 0 <= label < len(card.classes) for label in card.present)
     assert 1 <= len(card.input_shape) <= 8
     assert all(type(size) is int and size > 0 for size in card.input_shape)
 

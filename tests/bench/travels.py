@@ -1,0 +1,62 @@
+"""The drawing of what an algorithm exchanges, as SVG: a client, a server, and an arrow for each entry of its row."""
+
+from html import escape
+from textwrap import wrap
+
+from protofl_common.experiment.catalog import Algorithm
+from protofl_common.wire.schema import Declared
+
+HEAD = """\
+<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 540 {height}" font-family="Helvetica, sans-serif" role="img">
+<title>{title}</title>
+<style>
+text {{ font-size: 14px; fill: #1f2430 }} .strong {{ font-weight: bold }} .small {{ font-size: 12.5px; fill: #4a5260 }}
+.paper {{ fill: #ffffff }} .box {{ fill: #f3f6fa; stroke: #8a94a3 }} path {{ fill: none; stroke-width: 2 }}
+.up {{ stroke: #a3470f }} .down {{ stroke: #22609f }}
+@media (prefers-color-scheme: dark) {{
+text {{ fill: #e8ebf0 }} .small {{ fill: #b9c1cc }} .paper {{ fill: #23272f }} .box {{ fill: #2f3540; stroke: #8a94a3 }}
+.up {{ stroke: #f0a36b }} .down {{ stroke: #7db4ee }}
+}}
+</style>
+<rect class="paper" width="540" height="{height}" rx="8"/>"""
+
+
+def alternative(row: Algorithm, stays: str) -> str:
+    """Return the drawing in words."""
+    return f"Up: {_names(row.exchange.up)}. Down: {_names(row.exchange.down)}. At the client stays: {stays}."
+
+
+def drawing(row: Algorithm, stays: str) -> str:
+    """Return the SVG of one row of the catalog; ``stays`` says what never leaves a client."""
+    arrows = [("up", name, entry.words) for name, entry in row.exchange.up.items()]
+    arrows += [("down", name, entry.words) for name, entry in row.exchange.down.items()]
+    y, middle = 42, list[str]()
+    for direction, name, words in arrows:
+        explained = wrap(words, 38)
+        middle += _arrow(y, direction, name, explained)
+        y += 36 + 15 * len(explained)
+    stay = wrap(f"stays: {stays}", 19)
+    height = max(y - 12, 72 + 16 * len(stay), 92)
+    lines = [HEAD.format(height=height, title=escape(f"{row.title}. {alternative(row, stays)}"))]
+    for x, width, name in ((10, 150, "client"), (450, 80, "server")):
+        lines += [f'<rect class="box" x="{x}" y="10" width="{width}" height="{height - 20}" rx="6"/>']
+        lines += [f'<text class="strong" x="{x + 12}" y="34">{name}</text>']
+    lines += [f'<text class="small" x="22" y="{56 + 16 * i}">{escape(text)}</text>' for i, text in enumerate(stay)]
+    if not arrows:
+        middle = ['<text x="305" y="50" text-anchor="middle">nothing travels</text>']
+    return "\n".join([*lines, *middle, "</svg>"])
+
+
+def _arrow(y: int, direction: str, name: str, explained: list[str]) -> list[str]:
+    line = f"M166 {y} H442 m-8 -5 l8 5 l-8 5" if direction == "up" else f"M444 {y} H168 m8 -5 l-8 5 l8 5"
+    named = f'<tspan class="strong">{escape(name.replace("_", " "))}</tspan>'
+    lines = [
+        f'<path class="{direction}" d="{line}"/>',
+        f'<text x="305" y="{y - 7}" text-anchor="middle">{named}</text>',
+    ]
+    small = '<text class="small" x="305" y="{}" text-anchor="middle">{}</text>'
+    return lines + [small.format(y + 16 + 15 * i, escape(text)) for i, text in enumerate(explained)]
+
+
+def _names(declared: Declared) -> str:
+    return ", ".join(f"{name.replace('_', ' ')} ({entry.words})" for name, entry in declared.items()) or "nothing"
