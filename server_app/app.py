@@ -13,13 +13,13 @@ from protofl_common.config.options import SettingsError
 from protofl_common.data import DataError, check_data_settings
 from protofl_common.experiment.node import allow_named
 from protofl_common.experiment.settings import Settings, baselines_of
-from protofl_common.runs.folder import RoundRow, baseline_folder
+from protofl_common.runs.folder import RoundRow, RunFolder, baseline_folder
 from server_app.callbacks import callbacks_of
 from server_app.callbacks.base import Callback, Run
 from server_app.callbacks.metrics import row_of
 from server_app.callbacks.screen import conclude, draw
 from server_app.callbacks.stopping import epsilon_spent
-from server_app.checkpoint import alone_in, check_free, checkpoints, is_complete, starting_point
+from server_app.checkpoint import alone_in, check_free, check_same, checkpoints, is_complete, starting_point
 from server_app.log import logged, say
 from server_app.network.exchange import MessageExchange
 from server_app.network.flower_compat import find_messages_by_node
@@ -52,7 +52,10 @@ def federate(grid: Grid, context: Context) -> Path:
         for place in (folder, *(baseline_folder(folder, algo) for algo in baselines)):
             if not settings.run.resume:
                 check_free(place)
-        if not (settings.run.resume and baselines and is_complete(folder)):
+        if settings.run.resume and is_complete(folder):
+            check_same(RunFolder(folder).finished_summary()["settings"], settings, folder)
+            say(f"{folder.name} is complete: nothing of it is left to do")
+        else:
             one_run(grid, settings, folder, context.run_id, len(baselines))
         for later, (algo, its_settings) in zip(reversed(range(len(baselines))), baselines.items(), strict=True):
             baseline_run(grid, its_settings, baseline_folder(folder, algo), context.run_id, later)

@@ -111,22 +111,27 @@ def starting_point(settings: Settings, folder: Path, run_id: int) -> Checkpoint:
 
     SettingsError if there is a run of that name, or, with ``resume``, none that could go on with these settings.
     """
-    name, wanted = folder.name, to_run_config(settings)
     if not settings.run.resume:
         check_free(folder)
-        return Checkpoint(wanted, RunHistory(run_id), code=code_version())
-    if is_complete(folder):
-        raise SettingsError(f"resume = true: nothing to resume, the run {name!r} is complete: {folder}")
+        return Checkpoint(to_run_config(settings), RunHistory(run_id), code=code_version())
     if not checkpoints(folder):
         raise SettingsError(f"resume = true: nothing to resume, there is no checkpoint in {folder / FOLDER}")
     newest = newest_whole(folder)
-    keys = [key for key in {**newest.settings, **wanted} if key not in MAY_DIFFER]
-    if changed := [key for key in keys if newest.settings.get(key) != wanted.get(key)]:
-        lines = [f"{key} = {_text(wanted, key)}: the run has {key} = {_text(newest.settings, key)}" for key in changed]
-        raise SettingsError(f"resume = true: the run {name!r} was started with other settings\n" + "\n".join(lines))
+    check_same(newest.settings, settings, folder)
     if newest.code != code_version():
         say(f"resuming with other code: the run's last round was made by {newest.code}, this is {code_version()}")
     return replace(newest, code=code_version(), run_history=newest.run_history.then(run_id, newest.round))
+
+
+def check_same(before: dict[str, Scalar], settings: Settings, folder: Path) -> None:
+    """SettingsError where a run that is resumed has another result than the one that was started."""
+    wanted = to_run_config(settings)
+    keys = [key for key in {**before, **wanted} if key not in MAY_DIFFER]
+    if changed := [key for key in keys if before.get(key) != wanted.get(key)]:
+        lines = [f"{key} = {_text(wanted, key)}: the run has {key} = {_text(before, key)}" for key in changed]
+        raise SettingsError(
+            f"resume = true: the run {folder.name!r} was started with other settings\n" + "\n".join(lines)
+        )
 
 
 def _text(settings: dict[str, Scalar], key: str) -> str:

@@ -137,7 +137,7 @@ def classifier_name(arch: str) -> str:
 
     choices = models.list_models(module=models)
     if arch not in choices:
-        raise BackboneError(f"architecture torchvision:{arch} is not one of {', '.join(choices)}")
+        raise BackboneError(f"architecture {arch!r} is not one of {', '.join(choices)}")
     return arch
 
 
@@ -145,6 +145,6 @@ def without_head(network: nn.Module, arch: str) -> str:
     """Replace the last linear layer by the identity; returns the start of its parameters' names."""
     linear = [name for name, module in network.named_modules() if isinstance(module, nn.Linear)]
     if not linear or not linear[-1].startswith(("fc", "classifier", "head")):
-        raise BackboneError(f"architecture torchvision:{arch} does not end in a linear layer")
+        raise BackboneError(f"architecture {arch!r} does not end in a linear layer")
     network.set_submodule(linear[-1], nn.Identity())
     return f"{linear[-1]}."

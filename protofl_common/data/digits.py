@@ -109,7 +109,7 @@ def _digit5_files(settings: DataSettings) -> dict[str, tuple[Path, ...]]:
 def read_digit5(settings: DataSettings) -> RawData:
     """The domains that are there, at 32×32 RGB: the first 7,500 training and 2,000 test images of each."""
     parts, official, files = [], [], _digit5_files(settings)
-    if absent := ", ".join(OF_DIGIT5.keys() - files):
+    if absent := ", ".join(name for name in OF_DIGIT5 if name not in files):
         print(f"protofl: digit5 without {absent}, not in data-dir = {settings.data_dir!r}", file=sys.stderr)
     for name, paths in files.items():
         read = {"mnist-m": _mnist_m, "synth-digits": _synth_digits}.get(name)
@@ -126,7 +126,7 @@ def _mnist_m(*paths: Path) -> RawData:
     rows = [(part, line.split()) for part in (0, 1) for line in paths[2 + part].read_text().splitlines()]
     images = np.stack([read_image(paths[part] / name, 32) for part, (name, _) in rows])
     labels, split = [int(label) for _, (_, label) in rows], [part for part, _ in rows]
-    return from_arrays({"inputs": images, "labels": labels, "split": split}, str(paths[0].parent))
+    return from_arrays({"inputs": images, "labels": labels, "split": split, "classes": range(10)}, str(paths[0].parent))
 
 
 def _synth_digits(*paths: Path) -> RawData:
@@ -137,7 +137,7 @@ def _synth_digits(*paths: Path) -> RawData:
     images, labels = [part["X"].transpose(3, 2, 0, 1) for part in parts], [part["y"].ravel() for part in parts]
     split = np.repeat((0, 1), [len(part) for part in labels])
     arrays = {"inputs": np.concatenate(images), "labels": np.concatenate(labels).astype(np.int64) % 10, "split": split}
-    return from_arrays(arrays, str(paths[0]))
+    return from_arrays(arrays | {"classes": range(10)}, str(paths[0]))
 
 
 def _of_domains(parts: list[tuple[Images, Ints]], names: tuple[str, ...]) -> RawData:

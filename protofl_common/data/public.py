@@ -4,7 +4,7 @@
 - ``tiny-imagenet``: 200 classes, 64×64; its validation part is the test part, whose own has no labels.
 - ``fed-isic`` (FLamby, NeurIPS 2022): images of skin from six centres, eight classes, FLamby's split.
 - ``fed-heart`` (FLamby): four hospitals. As there, without slope, ca, thal and patients with gaps, who stay where
-  ``impute`` is set; cp and restecg are categories; sick is whose num is above 0. FLamby's split is not published.
+  ``impute`` is set; cp and restecg are categories; sick is whose num is above 0. The split is made here.
 - ``har`` (Anguita et al., ESANN 2013): nine signals of 128 steps, six activities, thirty people.
 """
 
@@ -92,15 +92,15 @@ def _fed_heart(root: Path, settings: DataSettings) -> RawData:
 def _har(root: Path, settings: DataSettings) -> RawData:
     def column(name: str) -> Any:
         files = [root / part / f"{name}_{part}.txt" for part in PARTS]
-        return [np.loadtxt(file, dtype=np.float32) for file in files]
+        return [np.loadtxt(file, dtype=np.float32, ndmin=2) for file in files]
 
     signals = [column(f"Inertial Signals/{name}") for name in SIGNALS]
     labels, people = column("y"), column("subject")
     names = [line.split()[1] for line in (root / "activity_labels.txt").read_text().splitlines()]
     arrays: dict[str, Any] = {
         "inputs": np.stack([np.concatenate(parts) for parts in signals], axis=1),
-        "labels": np.concatenate(labels).astype(np.int64) - 1,
-        "client": [f"{int(person):02d}" for person in np.concatenate(people)],
+        "labels": np.concatenate(labels)[:, 0].astype(np.int64) - 1,
+        "client": [f"{int(person):02d}" for (person,) in np.concatenate(people)],
         "split": np.repeat((0, 1), [len(part) for part in labels]),
     }
     return from_arrays(arrays | {"classes": names}, str(root))

@@ -1,7 +1,7 @@
 """Files for the report beside the metrics: the clients, and the prototypes that they sent.
 
     ``sites.json``                      classes, and per site its architecture, domain, samples and, where known, its
-                                        training samples of each class
+                                        training and test samples of each class
     ``prototypes.jsonl``                a line per round: the margin of each class, of every client's prototypes and of
                                         the global ones (FedTGP, Figure 1); null where a class has none
     ``client-prototypes.safetensors``   the last round's client prototypes (of many clients, while a run goes on, those
@@ -97,7 +97,7 @@ def _write_sites(run: Run, facts: Mapping[str, SiteFacts]) -> None:
 
 
 def _division(run: Run) -> dict[str, SiteFacts]:
-    """Each site's training samples of each class, by dividing the data set as the clients did.
+    """Each site's samples of each class, by dividing the data set as the clients did.
 
     Left out are sites whose introduction does not fit their share: they have data of their own. All are, where the
     server sees sums only.
@@ -117,7 +117,10 @@ def _division(run: Run) -> dict[str, SiteFacts]:
         return {}
     of_site = {site: number for site, number in of_site.items() if number in shares}
     fitting = {site: shares[number] for site, number in of_site.items() if _fits(cards[site], shares[number])}
-    return {site: {"train-classes": share.train.tolist()} for site, share in fitting.items()}
+    return {
+        site: {"train-classes": share.train.tolist(), "test-classes": share.test.tolist()}
+        for site, share in fitting.items()
+    }
 
 
 def _fits(card: SiteCard, share: ShareCounts) -> bool:

@@ -12,6 +12,7 @@ from protofl_common.basics.tensorfile import write_tensors
 from protofl_common.basics.text import in_order
 from protofl_common.config.options import SettingsError
 from protofl_common.experiment.settings import to_run_config
+from protofl_common.runs.doubts import doubts_of_outcome
 from protofl_common.runs.figures import totals
 from protofl_common.runs.folder import KINDS, METRICS, SUMMARY, Accuracies, ClientRow, RoundRow, Summary
 from protofl_common.runs.metrics import best_of, over_clients
@@ -120,6 +121,7 @@ def _summary(run: Run, final: RoundRow) -> Summary:
         "bytes": sizes,
         "trouble": lost,
         "bounded": in_order({reason for row in run.rows for reason in row.get("bounded", [])}),
+        "warnings": list(doubts_of_outcome(run.rows, final, run.files.sites())),
         "void-rounds": sum(row["void"] for row in rounds),
         "resumed-after-rounds": [last for _, last in run.start.run_history.earlier],
         "seconds": time.monotonic() - run.began,

@@ -8,6 +8,7 @@ from protofl_common.basics.text import in_order
 from protofl_common.config.sections import DataSettings, protections
 from protofl_common.experiment.settings import Settings, to_run_config
 from protofl_common.maths.aggregation import FEWEST
+from protofl_common.runs.doubts import doubts_of_data
 from protofl_common.runs.figures import (
     HIDDEN,
     MEASURES,
@@ -47,6 +48,8 @@ class Screen(Callback):
         say(f"{len(cards)} clients · {run.strategy.num_classes} classes · partition {settings.data.partition}")
         if not settings.privacy.sums_only:
             say(samples_line(cards, settings.data))
+            for doubt in doubts_of_data(run.files.sites()):
+                say(f"warning: {doubt}")
             without = [name for name, card in introduced.items() if not card.validation_samples]
             if without and (settings.data.validation_fraction or len(without) < len(cards)):
                 why = "too small for validation samples, or without any marked, so that all stay for training"
@@ -84,8 +87,11 @@ class Screen(Callback):
             say(title + round_line(row, rounds, sum(recent) / len(recent) * rounds_left))
 
     def on_end(self, run: Run, row: RoundRow, result: RoundResult) -> None:
-        if not run.federation.baseline:
-            say(final_table(run.files.finished_summary()))
+        summary, baseline = run.files.finished_summary(), run.federation.baseline
+        if not baseline:
+            say(final_table(summary))
+        for doubt in summary.get("warnings", []):
+            say(f"warning: {f'{run.strategy.row.title}: ' if baseline else ''}{doubt}")
 
 
 def _first(texts: list[str], others: str = " others") -> str:

@@ -119,13 +119,7 @@ MUTANTS = [
         "pair_mask",
         f"{SECAGG} missed",
     ),
-    Mutant(
-        "held classes are told",
-        "client_app/introduction.py",
-        "and not hidden",
-        "",
-        f"{SECAGG} every_byte",
-    ),
+    Mutant("held classes are told", "client_app/introduction.py", "and not hidden", "", f"{SECAGG} every_byte"),
     Mutant(
         "an error is no answer",
         "client_app/app.py",
@@ -469,11 +463,7 @@ MUTANTS = [
         f"{REFERENCE}/test_fednh.py",
     ),
     Mutant(
-        "FedORGP: γ's sign",
-        f"{P}/maths/losses/margin.py",
-        "+ gamma *",
-        "- gamma *",
-        f"{REFERENCE}/test_fedorgp.py",
+        "FedORGP: γ's sign", f"{P}/maths/losses/margin.py", "+ gamma *", "- gamma *", f"{REFERENCE}/test_fedorgp.py"
     ),
     Mutant(
         "FedSA: anchors follow at once",
@@ -497,11 +487,7 @@ MUTANTS = [
         f"{REFERENCE}/test_fesem.py",
     ),
     Mutant(
-        "FPL: cosines below zero count as zero",
-        f"{C}/fpl.py",
-        "floor=-1.0",
-        "floor=0.0",
-        f"{REFERENCE}/test_fpl.py",
+        "FPL: cosines below zero count as zero", f"{C}/fpl.py", "floor=-1.0", "floor=0.0", f"{REFERENCE}/test_fpl.py"
     ),
     Mutant(
         "FedRep: evaluation fits the head",

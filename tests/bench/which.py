@@ -13,6 +13,7 @@ import fcntl
 import statistics
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,7 +27,9 @@ HERE = Path(__file__).parents[2]
 TABLES = sorted((HERE / "configs" / "tables").glob("which*.yaml"))
 MEASURED = HERE / "docs" / "algorithms" / "which.csv"
 SEEDS = 3
-COLUMNS = ("situation", "algorithm", "seed", "head", "prototype", "up", "down", "seconds")
+COLUMNS = ("situation", "algorithm", "seed", "head", "prototype", "early", "up", "down", "seconds")
+EARLY = 10
+"""After so many rounds of the same runs: ``early``, the accuracy that the page's table has in brackets."""
 GROUPS = {
     "nothing": ("Local",),
     "whole models": (
@@ -65,6 +68,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("measure", "draw"))
     parser.add_argument("--data-dir", default="data")
+    parser.add_argument("--situation", choices=SITUATIONS, action="append", help="this one only; may be repeated")
     parser.add_argument("--part", type=int, nargs=2, default=[0, 1], metavar=("I", "N"), help="the I-th of N parts")
     arguments = parser.parse_args()
     if arguments.what == "draw":
@@ -74,13 +78,13 @@ def main() -> None:
         PAGE.write_text(before + BEGIN + table(points) + END + after.partition(END)[2], encoding="utf-8")
     else:
         for seed in range(1, SEEDS + 1):
-            measure(arguments.data_dir, seed, *arguments.part)
+            measure(arguments.data_dir, seed, arguments.situation or SITUATIONS, *arguments.part)
 
 
-def measure(data_dir: str, seed: int, part: int, parts: int) -> None:
-    """Every ``parts``-th cell, from ``part`` on."""
+def measure(data_dir: str, seed: int, situations: Sequence[str], part: int, parts: int) -> None:
+    """Every ``parts``-th cell of these situations, from ``part`` on."""
     cells = [cell for file in TABLES for cell in plan(read_table(file), data_dir=data_dir, seeds=(seed,))]
-    for column in dict.fromkeys(cell.column for cell in cells):
+    for column in situations:
         measure_column([cell for cell in cells if cell.column == column][part::parts], seed)
 
 
@@ -95,16 +99,22 @@ def measure_column(cells: list[Cell], seed: int) -> None:
 
 
 def run(run: Run, **changed: int) -> list[str]:
-    """[accuracy by the head in percent, by prototypes, bytes up, down, CPU seconds]; "" for what there is none of."""
+    """[accuracy by head in percent, by prototypes, after `EARLY` rounds, bytes up, down, CPU seconds]; "": none."""
     with tempfile.TemporaryDirectory() as folder:
         here = {"out-dir": folder, "report": False, "device": "cpu", "threads": 1}
         began = time.process_time()
         config = default_run_config() | run.config | here | changed
-        summary = run_federation(config, int(run.federation["num-supernodes"])).summary
+        outcome = run_federation(config, int(run.federation["num-supernodes"]))
         seconds = time.process_time() - began
-    accuracy = {kind: f"{100 * found['mean']:.2f}" for kind, found in summary["accuracy"].items()}
-    sent = summary["bytes"]
-    return [accuracy.get("head", ""), accuracy.get("prototype", ""), sent["up"], sent["down"], f"{seconds:.2f}"]
+    final, sent = percent(outcome.summary["accuracy"]), outcome.summary["bytes"]
+    early = next((percent(row["accuracy"]) for row in outcome.rows if row["evaluated-after-round"] == EARLY), {})
+    head, prototype = final.get("head", ""), final.get("prototype", "")
+    at_early = early.get("head" if head else "prototype", "")
+    return [head, prototype, at_early, sent["up"], sent["down"], f"{seconds:.2f}"]
+
+
+def percent(accuracy: dict[str, dict[str, float]]) -> dict[str, str]:
+    return {kind: f"{100 * figures['mean']:.2f}" for kind, figures in accuracy.items()}
 
 
 def measured() -> list[dict[str, str]]:

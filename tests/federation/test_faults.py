@@ -223,8 +223,7 @@ def test_a_late_client_takes_part_from_the_next_round_with_the_global_prototypes
     joins = on_round(2, 1000, lambda message, reply: nodes.setdefault(1003, late) and reply)
     outcome = run_federation(run_config(tmp_path, num_clients=3, **SMALL), nodes=nodes, tamper=joins)
     assert [row["valid"] for row in outcome.rows] == [3, 3, 4, 4, 4]
-    sent = [message for message, _ in outcome.grid.log if message.metadata.dst_node_id == 1003]
-    first = next(message for message in sent if message.metadata.message_type == MessageType.TRAIN)
+    first = next(message for message, _ in outcome.exchanged() if message.metadata.dst_node_id == 1003)
     assert first.metadata.group_id == "3"
     assert "prototypes" in first.content.array_records
     assert "new: site-3, cnn4, takes part from the next round" in capsys.readouterr().out
@@ -300,8 +299,8 @@ def test_a_round_with_too_few_replies_keeps_the_prototypes(tmp_path: Path) -> No
     assert [row["void"] for row in outcome.rows] == [False, True, False, False, False]
     down = {
         message.metadata.group_id: message.content.array_records["prototypes"]
-        for message, _ in outcome.grid.log
-        if message.metadata.message_type == MessageType.TRAIN and "prototypes" in message.content.array_records
+        for message, _ in outcome.exchanged()
+        if "prototypes" in message.content.array_records
     }
     same = {key: down["2"][key].data == down["3"][key].data for key in ("means", "labels")}
     assert same == {"means": True, "labels": True}

@@ -139,9 +139,7 @@ def test_bytes_on_the_wire_meet_the_papers_formula(tmp_path: Path) -> None:
     outcome = run_federation(config, clients=clients)
     row = outcome.rows[1]
     sent = [
-        len(reply.content.array_records["prototypes"]["labels"].data) // 8
-        for message, reply in outcome.grid.log
-        if message.metadata.message_type == MessageType.TRAIN and message.metadata.group_id == "2"
+        len(reply.content.array_records["prototypes"]["labels"].data) // 8 for _, reply in outcome.exchanged(number=2)
     ]
     known = len(load_file(outcome.folder / "prototypes.safetensors")["labels"])
     assert len(sent) == clients

@@ -94,12 +94,7 @@ def test_the_pretended_gpu_refuses_company_from_the_cpu() -> None:
 
 @pytest.mark.parametrize(
     "looks",
-    [
-        lambda x: x * x.sum().item(),
-        lambda x: x if x.any() else -x,
-        lambda x: x[x > 0],
-        lambda x: x[torch.nonzero(x)],
-    ],
+    [lambda x: x * x.sum().item(), lambda x: x if x.any() else -x, lambda x: x[x > 0], lambda x: x[torch.nonzero(x)]],
 )
 def test_a_recording_refuses_what_looks_at_numbers(looks: Any) -> None:
     with rehearsal():

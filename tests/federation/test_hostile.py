@@ -36,6 +36,7 @@ from tests.support.attacks import (
 )
 from tests.support.declared import DECLARED
 from tests.support.harness import LocalGrid, Outcome, run_config, run_federation
+from tests.support.sites import real_sites
 
 HOSTILE, CLIENTS, ROUNDS = 1003, 4, 2
 GIGABYTE = 2**30
@@ -52,11 +53,6 @@ def federation(folder: Path, change: Change, algo: str = "fedproto", **settings:
 def without(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Outcome]:
     """Algorithm -> the same run without the fourth client's replies."""
     return cache(lambda algo: federation(tmp_path_factory.mktemp(algo), silent, algo))
-
-
-def real_sites(number: int) -> dict[int, dict[str, Any]]:
-    """Machines with operators that divide a data set: no simulated clients."""
-    return {1000 + n: {"site-name": f"site-{n}", "partition-id": n, "num-partitions": number} for n in range(number)}
 
 
 def assert_unharmed(outcome: Outcome, reference: Outcome) -> None:
@@ -205,7 +201,7 @@ def test_a_round_that_would_leave_nan_changes_nothing(tmp_path: Path, monkeypatc
     outcome = run_federation(run_config(tmp_path, algo="fedavg", rounds=3, **small), clients=2)
     assert [row["void"] for row in outcome.rows] == [False, True, False, False]
     assert all(torch.isfinite(value).all() for value in load_file(outcome.folder / "weights.safetensors").values())
-    downs = [m.content["weights"] for m, _ in outcome.grid.log if m.metadata.message_type == MessageType.TRAIN]
+    downs = [message.content["weights"] for message, _ in outcome.exchanged()]
     assert [array.data for array in downs[2].values()] == [array.data for array in downs[4].values()]  # rounds 2 and 3
 
 
@@ -544,7 +540,7 @@ def test_an_error_in_the_servers_step_costs_sites_a_round_and_ends_a_simulation(
     outcome = run_federation(config, nodes=real_sites(3))
     assert [row["void"] for row in outcome.rows] == [False, True, False, False]
     assert outcome.rows[1]["void-because"].startswith("the server's step failed: RuntimeError: value cannot be")
-    downs = [m.content["weights"] for m, _ in outcome.grid.log if m.metadata.message_type == MessageType.TRAIN]
+    downs = [message.content["weights"] for message, _ in outcome.exchanged()]
     assert [array.data for array in downs[3].values()] == [array.data for array in downs[6].values()]  # rounds 2 and 3
     with pytest.raises(RuntimeError, match="without overflow"):
         run_federation(config | {"out-dir": str(tmp_path / "simulated")}, clients=3)

@@ -15,11 +15,9 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 import torch
-from flwr.app import Context, MessageType, RecordDict
 from safetensors.torch import load_file
 
 from client_app.algorithms.base import ClientAlgorithm, client_half
-from client_app.client import Client
 from client_app.training import Batch, Step
 from protofl_common.basics.files import digest
 from protofl_common.config.options import SettingsError, option
@@ -38,7 +36,7 @@ from server_app.strategies.base import ServerStrategy
 from server_app.strategies.fedavg import FedAvg
 from tests.support import ROOT
 from tests.support.accidents import CLIENTS, PLACES, stop
-from tests.support.harness import RUN_ID, rows_without_a_reply, run_config, run_federation
+from tests.support.harness import client_of, rows_without_a_reply, run_config, run_federation
 from tests.support.installed import OUTSIDE, install_into, pyproject
 from tests.support.results import assert_same, assert_same_models, metrics, models_left
 
@@ -100,7 +98,7 @@ def row() -> Algorithm:
 
 def half_of(config: dict[str, Any], number: int = 2) -> ClientAlgorithm[Any]:
     """A client's half in a round, of the first of four clients."""
-    site = Client(Context(RUN_ID, 1, {"partition-id": 0, "num-partitions": 4}, RecordDict(), config))
+    site = client_of(config, 0, 4)
     return client_half(site.settings.row)(site, number)
 
 
@@ -173,8 +171,7 @@ def test_its_model_of_the_last_round_lives_on(tmp_path: Path) -> None:
     run = run_federation(run_config(tmp_path, **MOON, rounds=3), clients=2)
     kept = {path.parent.name: load_file(path) for path in run.folder.glob("clients/*/000003-*.safetensors")}
     assert set(kept) == {"site-0", "site-1"}
-    last = [(message, reply) for message, reply in run.grid.log if message.metadata.message_type == MessageType.TRAIN]
-    for message, reply in last[-2:]:
+    for message, reply in run.exchanged()[-2:]:
         previous = kept[f"site-{message.metadata.dst_node_id - 1000}"]
         sent = {f"previous/{name}": array.data for name, array in reply.content["weights"].items()}
         assert previous.keys() == sent.keys()

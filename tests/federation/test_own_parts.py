@@ -6,10 +6,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import Context, RecordDict
 from torch import nn
 
-from client_app.client import Client
 from protofl_common.config.options import SettingsError
 from protofl_common.experiment.settings import Settings, default_run_config
 from protofl_common.models.trained import TrainedModel
@@ -17,7 +15,7 @@ from protofl_common.tools.cli import main
 from protofl_common.tools.inference import Predictor
 from server_app.network.membership import FederationError
 from server_app.strategies import fedavg
-from tests.support.harness import RUN_ID, Outcome, run_config, run_federation
+from tests.support.harness import Outcome, client_of, run_config, run_federation
 
 NETS = """
 import math
@@ -114,7 +112,7 @@ def test_weights_are_averaged_exported_and_predict(
     run = run_federation(config, clients=3)
     out = tmp_path / "model"
     assert main(["export", str(run.folder), "--site", "site-1", "--out", str(out)]) == 0
-    site = Client(Context(RUN_ID, 1, {"partition-id": 1, "num-partitions": 3}, RecordDict(), config))
+    site = client_of(config, 1)
     found = Predictor.load(out).predict(site.data.test_inputs)
     right = np.mean([one.label == label for one, label in zip(found, site.data.test_labels, strict=True)])
     assert right == run.summary["accuracy-of-clients"]["site-1"]["head"]
@@ -153,7 +151,7 @@ def test_onnx_computes_the_same(tmp_path: Path, series: str, texts: str, kind: s
     run = run_federation(config, clients=3)
     out = tmp_path / "model"
     assert main(["export", str(run.folder), "--site", "site-1", "--out", str(out), "--onnx"]) == 0
-    site = Client(Context(RUN_ID, 1, {"partition-id": 1, "num-partitions": 3}, RecordDict(), config))
+    site = client_of(config, 1)
     inputs = np.asarray(site.data.test_inputs[:5])
     given = inputs.astype(np.float32) if kind == "image" else inputs
     logits, *distances = runtime.InferenceSession(str(out / "model.onnx")).run(None, {"inputs": given})
@@ -286,11 +284,7 @@ def test_heads_are_averaged_over_networks_that_only_their_clients_name(
 @pytest.mark.parametrize(
     ("key", "value", "said"),
     [
-        (
-            "models",
-            "cnn4,cnn5",
-            r"'cnn5': choose one of small3, .*, or MODULE:CLASS of your own .did you mean",
-        ),
+        ("models", "cnn4,cnn5", r"'cnn5': choose one of small3, .*, or MODULE:CLASS of your own .did you mean"),
         ("arch", "mynets.Tiny", "or MODULE:CLASS of your own"),
         ("arch", "a:b,c:d", "choose one of"),
         ("dataset", "mnst", "or MODULE:FUNCTION of your own .did you mean mnist"),

@@ -18,7 +18,6 @@ from client_app.algorithms.base import ClientAlgorithm, client_half
 from client_app.algorithms.fedavg import FedAvg
 from client_app.algorithms.fedproto import FedProto
 from client_app.app import app as client_app
-from client_app.client import Client
 from client_app.protections.differential_privacy import DifferentialPrivacy
 from client_app.protections.private_step import PrivateStep
 from client_app.training import FusedStep, Step
@@ -40,7 +39,7 @@ from server_app.callbacks.stopping import Budget, epsilon_spent
 from server_app.network.membership import FederationError
 from tests.support.accidents import Killed, on_message
 from tests.support.attacks import values_of
-from tests.support.harness import CACHE, RUN_ID, Outcome, rows_without_a_reply, run_config, run_federation
+from tests.support.harness import CACHE, RUN_ID, Outcome, client_of, rows_without_a_reply, run_config, run_federation
 
 TABLE: dict[str, Any] = {"dataset": "breast-cancer", "models": "mlp-1", "partition": "iid", "feature_dim": 8}
 SMALL = TABLE | {"train_samples": 20, "test_samples": 10, "batch_size": 10, "dp": "sample", "norm": "group"}
@@ -60,10 +59,7 @@ def test_what_is_fitted_on_a_clients_samples_is_refused_or_left_out_under_differ
             Settings.from_run_config(run_config(tmp_path, **SMALL, **{key: value}))
     nodes = [{"partition-id": i, "num-partitions": 2} for i in range(2)]
     scales = {
-        dp: [
-            Client(Context(RUN_ID, 1, node, RecordDict(), run_config(tmp_path, **SMALL | {"dp": dp}))).data.mean
-            for node in nodes
-        ]
+        dp: [client_of(run_config(tmp_path, **SMALL | {"dp": dp}), **node).data.mean for node in nodes]
         for dp in ("none", "sample")
     }
     assert scales["none"][0] != scales["none"][1]
@@ -235,9 +231,7 @@ def test_batch_normalisation_is_refused_when_a_client_introduces_itself(tmp_path
 @pytest.mark.parametrize(("dp", "kind"), [("none", FusedStep), ("sample", PrivateStep)])
 def test_no_fused_step_where_gradients_of_single_samples_are_needed(dp: str, kind: type, tmp_path: Path) -> None:
     for algo in ("fedavg", "fedproto"):
-        site = Client(
-            Context(1, 1, {"partition-id": 0, "num-partitions": 2}, RecordDict(), _config(tmp_path, algo, dp))
-        )
+        site = client_of(_config(tmp_path, algo, dp), 0, 2)
         assert type(client_half(site.settings.row)(site, 1).step()) is kind
 
 
@@ -248,7 +242,7 @@ def _config(folder: Path, algo: str, dp: str) -> dict[str, Any]:
 def test_the_noise_of_a_paper_on_gradients_is_dp_sgd_and_is_called_no_protection(tmp_path: Path) -> None:
     """FedPLVM, Table 11."""
     config = run_config(tmp_path, **SMALL | {"algo": "fedplvm", "dp": "none", "gradient_noise": 4.0})
-    site = Client(Context(1, 1, {"partition-id": 0, "num-partitions": 2}, RecordDict(), config))
+    site = client_of(config, 0, 2)
     step = client_half(site.settings.row)(site, 1).step()
     assert isinstance(step, PrivateStep)
     assert site.plan is None

@@ -67,7 +67,7 @@ def test_the_division_is_known_without_anybody_telling_it(tmp_path: Path) -> Non
     outcome = run_federation(run_config(tmp_path, algo="fedtgp", partition="dirichlet", **SMALL), 3)
     for facts in sites_of(outcome).values():
         assert sum(facts["train-classes"]) == facts["train-samples"]
-    finals = [reply for message, reply in outcome.grid.log if message.metadata.message_type == MessageType.EVALUATE]
+    finals = [reply for _, reply in outcome.exchanged(MessageType.EVALUATE)]
     assert [len(reply.content.array_records) for reply in finals] == [0, 0, 0]
 
 

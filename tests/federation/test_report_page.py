@@ -7,13 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import Context, MessageType, RecordDict
+from flwr.app import MessageType
 from safetensors.numpy import load_file
 
-from client_app.client import Client
 from protofl_common.runs.metrics import human_bytes
 from tests.support.attacks import by, scaled, values_of
-from tests.support.harness import Outcome, run_config, run_federation
+from tests.support.harness import Outcome, client_of, run_config, run_federation
 from tests.support.pages import Page
 
 SMALL: dict[str, Any] = {"report": True, "train_samples": 40, "test_samples": 40}
@@ -153,7 +152,7 @@ def test_a_bubble_for_each_client_and_class_that_has_samples(fedtgp: Outcome) ->
     held = 0
     for index in range(4):
         node = {"partition-id": index, "num-partitions": 4}
-        data = Client(Context(1, 1, node, RecordDict(), fedtgp.grid.run_config)).data
+        data = client_of(fedtgp.grid.run_config, **node).data
         assert sites[f"site-{index}"]["train-classes"] == np.bincount(data.train_labels, minlength=10).tolist()
         held += len(np.unique(data.train_labels))
     assert read(fedtgp).marks("distribution")[0] == held == 12

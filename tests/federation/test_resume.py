@@ -151,7 +151,17 @@ def test_where_there_is_nothing_to_resume_it_says_so(tmp_path: Path) -> None:
     assert "run-name must name the run" in refusal(config | {"run-name": ""})
     assert not list((tmp_path / "runs").iterdir())
     run_federation(config, CLIENTS)
-    assert "nothing to resume, the run 'mine' is complete" in refusal(config)
+    assert "rounds = 2: the run has rounds = 1" in refusal(config | {"rounds": 2})
+
+
+def test_a_finished_run_that_is_resumed_is_no_failure(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    config = run_config(tmp_path, rounds=1, run_name="mine", **SMALL)
+    before = run_federation(config, CLIENTS).summary
+    outcome = run_federation(config | {"resume": True}, CLIENTS, run_id=2)
+    assert (outcome.summary, len(outcome.grid.log)) == (before, 0), "nobody was asked anything"
+    shown = capfd.readouterr().out
+    assert "mine is complete: nothing of it is left to do" in shown
+    assert shown.count("result: ") == 2
 
 
 def test_a_stopped_run_is_not_overwritten(tmp_path: Path) -> None:

@@ -29,6 +29,7 @@ from server_app.protections.bounds import Bounds, bounds_of
 from tests.bench.robust_merging import attacked, honest_accuracy
 from tests.support.attacks import Change, both, by, flipped, raw, reversed_update, scaled, values_of
 from tests.support.harness import run_config, run_federation
+from tests.support.sites import real_sites
 
 
 def sets_of(rng: np.random.Generator, clients: int) -> list[Prototypes]:
@@ -151,9 +152,7 @@ def test_every_algorithm_that_averages_takes_the_median(algo: str, tmp_path: Pat
     """Its global prototypes are the median of what the clients of the last round sent."""
     config = run_config(tmp_path, algo=algo, merging="median", rounds=1, dataset="digits", partition="iid")
     outcome = run_federation(config, clients=3)
-    sent = [
-        reply.content["prototypes"] for message, reply in outcome.grid.log if message.metadata.message_type == "train"
-    ]
+    sent = [reply.content["prototypes"] for _, reply in outcome.exchanged()]
     means = np.stack([np.frombuffer(one["means"].data, "<f4").reshape(one["means"].shape) for one in sent])
     found = load_file(outcome.folder / "prototypes.safetensors")["means"]
     np.testing.assert_allclose(found.numpy(), np.median(means.astype(np.float64), axis=0), rtol=1e-6)
@@ -239,7 +238,7 @@ def test_scaffolds_control_variates_are_cut_as_its_weights_are(tmp_path: Path) -
 def test_weights_are_the_median_of_what_was_sent(algo: str, tmp_path: Path) -> None:
     config = run_config(tmp_path, algo=algo, merging="median", rounds=1, dataset="digits", fesem__centres=1)
     outcome = run_federation(config | {"partition": "iid", "models": "htcnn-1"}, clients=3)
-    sent = [reply.content["weights"] for message, reply in outcome.grid.log if message.metadata.message_type == "train"]
+    sent = [reply.content["weights"] for _, reply in outcome.exchanged()]
     found = load_file(outcome.folder / "weights.safetensors")
     for name, value in found.items():
         arrays = [np.frombuffer(one[name.removeprefix("0/")].data, "<f4") for one in sent]
@@ -360,18 +359,13 @@ def test_more_liars_than_a_round_can_outvote_are_refused(tmp_path: Path) -> None
         run_federation(run_config(tmp_path, liars=2, rounds=1), clients=4)
 
 
-def named(number: int) -> dict[int, dict[str, Any]]:
-    """Machines with operators, that divide a data set."""
-    return {1000 + n: {"site-name": f"site-{n}", "partition-id": n, "num-partitions": number} for n in range(number)}
-
-
 def test_what_the_defaults_do_at_sites_is_printed_and_stands_in_the_results(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """One of four sends its update ten times as long and reversed; another claims most samples."""
     small = {"dataset": "digits", "partition": "iid", "train_samples": 20, "models": "htcnn-1", "rounds": 2}
     config = run_config(tmp_path, algo="fedavg", **small)
-    outcome = run_federation(config, nodes=named(4), tamper=by({1003: reversed_update(10)}))
+    outcome = run_federation(config, nodes=real_sites(4), tamper=by({1003: reversed_update(10)}))
     printed = capsys.readouterr().out
     assert "liars = 1: replies above 5 times the median norm are refused" in printed
     cut = "site-3: its change of the weights is cut to 2 times the median length (max-update-ratio)"

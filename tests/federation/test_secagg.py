@@ -115,8 +115,7 @@ def assert_figures_of_all(summed: Outcome, plain: Outcome) -> None:
 
 
 @pytest.mark.parametrize(
-    ("algo", "more"),
-    [("fedproto", {}), ("local", {}), ("protofed", {"protofed__prototypes": "last-round"})],
+    ("algo", "more"), [("fedproto", {}), ("local", {}), ("protofed", {"protofed__prototypes": "last-round"})]
 )
 def test_figures_are_those_of_all_samples_and_of_no_single_client(
     algo: str, more: dict[str, Any], tmp_path: Path
@@ -209,11 +208,7 @@ def test_below_the_threshold_a_round_changes_nothing(
     assert [bool(row["accuracy"]) for row in found.rows] == [True, False, True, True]
     said = f"void: secure aggregation: 2 of 4 sites sent {what}, fewer than the 3 needed (secagg-threshold)"
     assert said in capsys.readouterr().out
-    down = [
-        message.content["prototypes"]
-        for message, _ in found.grid.log
-        if (message.metadata.message_type, message.metadata.group_id) == (MessageType.TRAIN, "3")
-    ]
+    down = [message.content["prototypes"] for message, _ in found.exchanged(number=3)]
     wanted = tensors(plain["all"])["means"].numpy()
     assert len(down) == CLIENTS
     assert all(np.allclose(values_of(one["means"]), wanted, atol=2e-6) for one in down)
@@ -242,15 +237,6 @@ def test_one_wrong_share_is_named_and_the_sum_right(node: int, tmp_path: Path, p
         refused[f"site-{node - 1000}"]
         == "secure aggregation: wrong shares of keys; it takes no further part in this run"
     )
-
-
-def answers(outcome: Outcome) -> dict[str, set[int]]:
-    """Round -> the nodes that were asked to train."""
-    found: dict[str, set[int]] = {}
-    for message, _ in outcome.grid.log:
-        if message.metadata.message_type == MessageType.TRAIN:
-            found.setdefault(message.metadata.group_id, set()).add(message.metadata.dst_node_id)
-    return found
 
 
 @pytest.mark.parametrize("lie", ["wrong shares", "keys that are none"])
@@ -478,31 +464,6 @@ TRICKS: dict[str, tuple[str, str, Callable[[Message, Message], BySite], str]] = 
 }
 
 
-def test_a_client_reveals_no_more_to_a_server_that_tries(tmp_path: Path) -> None:
-    """After its answer to one message it gets others, and refuses; the round goes on."""
-    grids: list[LocalGrid] = []
-    answers: dict[str, str] = {}
-
-    def tamper(message: Message, reply: Message) -> Message:
-        for trick, (at, stage, told, _) in TRICKS.items():
-            if message.metadata.message_type == at and message.metadata.dst_node_id == 1000:
-                records = {name: record for name, record in message.content.items() if name != SECAGG}
-                more = told(message, reply)
-                content = RecordDict({**records, **(pack_by_site(more) if more else {})})
-                context = Context(4711, 1000, grids[0].nodes[1000], RecordDict(), grids[0].run_config)
-                again = client_app(Message(content, 1000, stage, group_id="1"), context)
-                answers[trick] = str(again.error.reason)
-        return reply
-
-    outcome = run_federation(
-        run_config(tmp_path, rounds=1, secagg=True, **SMALL), CLIENTS, tamper, on_grid=grids.append
-    )
-    assert answers.keys() == TRICKS.keys()
-    for trick, (_, _, _, said) in TRICKS.items():
-        assert said in answers[trick], trick
-    assert not outcome.rows[0]["void"]
-
-
 FINAL_TRICKS: dict[str, tuple[str, str, str]] = {
     "the final evaluation under a round's keys": (
         *("query.share", "evaluate"),
@@ -512,10 +473,7 @@ FINAL_TRICKS: dict[str, tuple[str, str, str]] = {
         *("query.share_final", "train"),
         "does not follow 'share' of round 1",
     ),
-    "a round's unmasking in the final evaluation": (
-        *("evaluate", "query.unmask"),
-        "does not follow 'mask' of round 1",
-    ),
+    "a round's unmasking in the final evaluation": (*("evaluate", "query.unmask"), "does not follow 'mask' of round 1"),
     "a second final evaluation": ("evaluate", "evaluate", "does not follow 'share'"),
     "keys for a second final evaluation": (
         *("evaluate", "query.advertise_final"),
@@ -529,21 +487,29 @@ FINAL_TRICKS: dict[str, tuple[str, str, str]] = {
 """After which stage which message comes, and what the client says of it."""
 
 
-def test_a_rounds_secret_and_that_of_the_final_evaluation_do_not_serve_each_other(tmp_path: Path) -> None:
+@pytest.mark.parametrize("tricks", [TRICKS, {name: (*one[:2], None, one[2]) for name, one in FINAL_TRICKS.items()}])
+def test_a_client_reveals_no_more_to_a_server_that_tries(tricks: dict[str, Any], tmp_path: Path) -> None:
+    """After its answer to one message it gets others, or the same under another name, and refuses; the run goes on."""
     grids: list[LocalGrid] = []
     answers: dict[str, str] = {}
 
     def tamper(message: Message, reply: Message) -> Message:
-        for trick, (at, stage, _) in FINAL_TRICKS.items():
+        for trick, (at, stage, told, _) in tricks.items():
             if message.metadata.message_type == at and message.metadata.dst_node_id == 1000:
+                content = message.content
+                if told is not None:
+                    records = {name: record for name, record in content.items() if name != SECAGG}
+                    more = told(message, reply)
+                    content = RecordDict({**records, **(pack_by_site(more) if more else {})})
                 context = Context(4711, 1000, grids[0].nodes[1000], RecordDict(), grids[0].run_config)
-                again = client_app(Message(message.content, 1000, stage, group_id="1"), context)
+                again = client_app(Message(content, 1000, stage, group_id="1"), context)
                 answers[trick] = str(again.error.reason)
         return reply
 
     config = run_config(tmp_path, rounds=1, secagg=True, **SMALL)
     outcome = run_federation(config, CLIENTS, tamper, on_grid=grids.append)
-    assert {trick: reason for trick, (*_, reason) in FINAL_TRICKS.items() if reason not in answers[trick]} == {}
+    assert {trick: reason for trick, (*_, reason) in tricks.items() if reason not in answers[trick]} == {}
+    assert not outcome.rows[0]["void"]
     assert outcome.summary["accuracy"]
 
 
@@ -571,7 +537,7 @@ def test_another_name_of_the_run_does_not_make_a_round_a_new_one(tmp_path: Path)
     config = run_config(tmp_path, rounds=1, secagg=True, **SMALL)
     outcome = run_federation(config, CLIENTS, nodes=nodes)
     assert not outcome.rows[0]["void"]
-    message = next(m for m, _ in outcome.grid.log if m.metadata.message_type == "query.advertise")
+    message = outcome.exchanged("query.advertise")[0][0]
     message.content.config_records["round"]["run_name"] = "another"
     again = Message(message.content, 1000, "query.advertise", group_id="1")
     answer = client_app(again, Context(4711, 1000, CACHE | nodes[1000], RecordDict(), config))

@@ -167,6 +167,9 @@ def test_a_run_neither_reads_nor_writes_where_it_wants_on_a_site(
         ({"backbones": "torchvision:resnet18@64"}, {"allow-backbones": "torchvision:"}),
         ({"backbones": "glyphs,timm:hf-hub:any/repo"}, {"allow-backbones": "x:y, timm:hf-hub:any/repo"}),
         ({"backbones": "file:small:/srv/weights/x.json"}, {"allow-backbones": "file:small:/srv/weights/"}),
+        ({"arch": "torchvision:resnet18"}, {"allow-arch": "torchvision:"}),
+        ({"models": "cnn4,timm:tiny.a"}, {"allow-arch": "torchvision:, timm:tiny.a"}),
+        ({"fml.meme": "torchvision:resnet18"}, {"allow-arch": "torchvision:resnet18"}),
     ],
 )
 def test_downloads_and_strange_weights_need_the_operators_word(run: dict[str, Any], permission: dict[str, Any]) -> None:

@@ -244,11 +244,7 @@ def test_a_metric_of_the_run_may_choose(tmp_path: Path) -> None:
     more = {"metrics": "auc", "early_stopping_metric": "head/auc", "validation_fraction": 0.3, "rounds": 3}
     outcome = run_federation(run_config(tmp_path, **SMALL, **more), clients=2)
     means = [row["validation"]["head/auc"]["mean"] for row in outcome.rows]
-    assert outcome.summary["best-round"] == {
-        "metric": "head/auc",
-        "after": means.index(max(means)),
-        "on": "validation",
-    }
+    assert outcome.summary["best-round"] == {"metric": "head/auc", "after": means.index(max(means)), "on": "validation"}
 
 
 @pytest.mark.long

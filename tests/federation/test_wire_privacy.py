@@ -41,7 +41,7 @@ from protofl_common.wire.schema import RefusedMessage
 from tests.support.anew import RECORDS, arrays_anew, bytes_of, read_anew
 from tests.support.attacks import raw, values_of
 from tests.support.declared import DECLARED, SITE, STATISTICS
-from tests.support.harness import CACHE, LocalGrid, Outcome, rows_without_a_reply, run_config, run_federation
+from tests.support.harness import CACHE, LocalGrid, Outcome, client_of, rows_without_a_reply, run_config, run_federation
 
 CLIENTS, ROUNDS = 3, 2
 
@@ -122,7 +122,7 @@ def kept_by(outcome: Outcome, algo: str, index: int) -> tuple[np.ndarray, np.nda
     The weights that it sends, where it sends any.
     """
     node = outcome.grid.nodes[1000 + index]
-    site = Client(Context(1, 1, node, RecordDict(), outcome.grid.run_config))
+    site = client_of(outcome.grid.run_config, **node)
     state, sent = TRAINED[site.name]["model"], TRAINED[site.name][DECLARED[algo].of]
     own = DECLARED[algo].own
     files = list(Path(str(node["state-dir"])).rglob("0*.safetensors"))
@@ -364,7 +364,7 @@ def test_nothing_is_told_of_classes_with_few_samples(algo: str, tmp_path: Path) 
     assert not any(outcome.summary["trouble"].values())
     for message, reply in outcome.grid.log:
         node = outcome.grid.nodes[message.metadata.dst_node_id]
-        labels = Client(Context(1, 1, node, RecordDict(), outcome.grid.run_config)).data.train_labels
+        labels = client_of(outcome.grid.run_config, **node).data.train_labels
         counts = np.bincount(labels, minlength=10)
         large = np.flatnonzero(counts >= least).tolist()
         assert (counts[counts < least] > 0).any()
@@ -405,7 +405,7 @@ def test_a_client_without_a_class_of_enough_samples_says_so_at_once(tmp_path: Pa
 
 def test_features_of_single_samples_are_not_told_where_classes_must_have_several(tmp_path: Path) -> None:
     config = run_config(tmp_path, statistics="features", min_class_samples=2)
-    client = Client(Context(1, 1, {"partition-id": 0, "num-partitions": 3}, RecordDict(), config))
+    client = client_of(config)
     assert statistics_level(client) == "none"
 
 
@@ -413,7 +413,7 @@ def test_the_similarity_of_backbones_says_nothing_of_small_classes(tmp_path: Pat
     """It is the same where a sample of one small class is of another."""
     facts = {"dataset": "digits", "partition": "dirichlet", "alpha": 0.5, "total_samples": 150, "train_samples": 0}
     config = run_config(tmp_path, algo="fedpcl", min_class_samples=6, backbones="glyphs,scenes", **facts)
-    client = Client(Context(1, 1, {"partition-id": 0, "num-partitions": 3}, RecordDict(), config))
+    client = client_of(config)
     labels = client.train_set.labels.clone()
     small = [label for label in labels.unique().tolist() if label not in client.large_classes]
     algorithm = client_half(client.settings.row)(client, 1)
@@ -432,7 +432,7 @@ def test_recalls_of_classes_with_few_test_samples_do_not_leave(least: int, tmp_p
     found = []
     for message, reply in outcome.grid.log[CLIENTS:]:
         node = outcome.grid.nodes[message.metadata.dst_node_id]
-        tested = Client(Context(1, 1, node, RecordDict(), outcome.grid.run_config)).data.test_labels
+        tested = client_of(outcome.grid.run_config, **node).data.test_labels
         names = {name.rpartition("/")[2] for name in reply.content["report"] if "/recall/" in name}
         assert names == {str(label) for label in range(10) if (tested == label).sum() >= max(least, 20)}
         assert "metrics.head/auc" in reply.content["report"]
@@ -478,11 +478,11 @@ def test_an_statistics_is_told_once_after_the_last_round_and_has_what_its_level_
     outcome = federation(tmp_path, algo, statistics=level)
     assert_private(outcome, tmp_path, algo, arrays)
     assert not any(outcome.summary["trouble"].values())
-    finals = [pair for pair in outcome.grid.log if pair[0].metadata.message_type == MessageType.EVALUATE]
+    finals = outcome.exchanged(MessageType.EVALUATE)
     assert len(finals) == CLIENTS
     for message, reply in finals:
         node = outcome.grid.nodes[message.metadata.dst_node_id]
-        data = Client(Context(1, 1, node, RecordDict(), small_config(tmp_path, algo))).data
+        data = client_of(small_config(tmp_path, algo), **node).data
         (record,) = [item for item in recorddict_to_proto(reply.content).items if item.key == "statistics"]
         told = arrays_anew(record.array_record)[1]
         assert told["counts"].tolist() == np.bincount(data.train_labels, minlength=10).tolist()
@@ -528,13 +528,13 @@ def test_nobody_tells_what_the_run_does_not_ask_for(tmp_path: Path) -> None:
 )
 def test_what_counts_as_data_of_its_own(node: dict[str, Any], partition: str, told: str, tmp_path: Path) -> None:
     config = run_config(tmp_path, statistics="features", partition=partition)
-    assert statistics_level(Client(Context(1, 1, node, RecordDict(), config))) == told
+    assert statistics_level(client_of(config, **node)) == told
 
 
 def test_statistics_of_a_node_must_be_true_or_false(tmp_path: Path) -> None:
     node = {"partition-id": 0, "num-partitions": 3, "statistics": "features"}
     with pytest.raises(SettingsError, match="node-config: statistics = 'features' must be true or false"):
-        Client(Context(1, 1, node, RecordDict(), run_config(tmp_path)))
+        client_of(run_config(tmp_path), **node)
 
 
 def test_the_table_of_this_test_covers_the_catalog() -> None:
@@ -543,9 +543,7 @@ def test_the_table_of_this_test_covers_the_catalog() -> None:
 
 def test_classes_are_told_at_joining_only_where_uploads_will_tell_them(tmp_path: Path) -> None:
     for algo, declared in DECLARED.items():
-        site = Client(
-            Context(1, 1, {"partition-id": 1, "num-partitions": 3}, RecordDict(), small_config(tmp_path, algo))
-        )
+        site = client_of(small_config(tmp_path, algo), 1)
         held = sorted(set(site.data.train_labels.tolist()))
         assert len(held) == 5
         assert list(card_of(site, 1, "").present) == (held if declared.tells_classes else [])
@@ -575,59 +573,23 @@ def test_an_error_names_no_file_of_a_site_and_no_folder_of_a_simulation(
 Pack = Callable[..., Any]
 
 
-def adds_record(honest: Pack) -> Pack:
-    def pack(upload: Payload, declared: Any) -> RecordDict:
-        content: RecordDict = honest(upload, declared)
-        content["features"] = ArrayRecord({"z": raw(np.zeros((30, 64), np.float32))})
-        return content
+def packs(change: Callable[[Any], Any]) -> Callable[[Pack], Pack]:
+    """What is packed honestly, changed."""
 
-    return pack
+    def changed(honest: Pack) -> Pack:
+        def pack(*args: Any) -> Any:
+            record = honest(*args)
+            change(record)
+            return record
 
+        return pack
 
-def adds_array(honest: Pack) -> Pack:
-    def pack(upload: Payload, declared: Any) -> RecordDict:
-        content: RecordDict = honest(upload, declared)
-        content.array_records["prototypes"]["features"] = raw(np.zeros((30, 64), np.float32))
-        return content
-
-    return pack
+    return changed
 
 
-def adds_bytes(honest: Pack) -> Pack:
-    def pack(upload: Payload, declared: Any) -> RecordDict:
-        content: RecordDict = honest(upload, declared)
-        means = content.array_records["prototypes"]["means"]
-        content.array_records["prototypes"]["means"] = Array("float32", means.shape, RAW, means.data + b"more")
-        return content
-
-    return pack
-
-
-def adds_text(honest: Pack) -> Pack:
-    def pack(upload: Payload, declared: Any) -> RecordDict:
-        content: RecordDict = honest(upload, declared)
-        content["note"] = ConfigRecord({"from": "here"})
-        return content
-
-    return pack
-
-
-def adds_number(honest: Pack) -> Pack:
-    def pack(*args: Any) -> Any:
-        record = honest(*args)
-        record["losses.first-feature"] = 0.25
-        return record
-
-    return pack
-
-
-def adds_list(honest: Pack) -> Pack:
-    def pack(*args: Any) -> Any:
-        record = honest(*args)
-        record["train_samples"] = [10, 20]
-        return record
-
-    return pack
+def more_bytes(content: RecordDict) -> None:
+    means = content.array_records["prototypes"]["means"]
+    content.array_records["prototypes"]["means"] = Array("float32", means.shape, RAW, means.data + b"more")
 
 
 def adds_field(honest: Pack) -> Pack:
@@ -648,13 +610,39 @@ def sends_a_sample(honest: Pack) -> Pack:
     return local_prototypes
 
 
+FEATURES = raw(np.zeros((30, 64), np.float32))
 MORE: dict[str, tuple[Any, str, Callable[[Pack], Pack], str]] = {
-    "a record": (client_module, "pack_payload", adds_record, "bytes beyond the declared values"),
-    "an array": (client_module, "pack_payload", adds_array, "an undeclared array"),
-    "bytes after an array": (client_module, "pack_payload", adds_bytes, "bytes beyond the shape"),
-    "a text": (client_module, "pack_payload", adds_text, "bytes beyond the declared values"),
-    "a number": (records, "pack_report", adds_number, "an undeclared number losses.first-feature"),
-    "a list in place of a number": (records, "pack_report", adds_list, "not a single number"),
+    "a record": (
+        client_module,
+        "pack_payload",
+        packs(lambda one: one.update({"features": ArrayRecord({"z": FEATURES})})),
+        "bytes beyond the declared values",
+    ),
+    "an array": (
+        client_module,
+        "pack_payload",
+        packs(lambda one: one["prototypes"].update({"features": FEATURES})),
+        "an undeclared array",
+    ),
+    "bytes after an array": (client_module, "pack_payload", packs(more_bytes), "bytes beyond the shape"),
+    "a text": (
+        client_module,
+        "pack_payload",
+        packs(lambda one: one.update({"note": ConfigRecord({"from": "here"})})),
+        "bytes beyond the declared values",
+    ),
+    "a number": (
+        records,
+        "pack_report",
+        packs(lambda one: one.update({"losses.first-feature": 0.25})),
+        "an undeclared number losses.first-feature",
+    ),
+    "a list in place of a number": (
+        records,
+        "pack_report",
+        packs(lambda one: one.update({"train_samples": [10, 20]})),
+        "not a single number",
+    ),
     "a path in the introduction": (records, "pack_site_card", tells_a_path, "a path"),
     "a sample in place of a mean": (ClientAlgorithm, "local_prototypes", sends_a_sample, "of a single sample"),
 }
@@ -677,9 +665,7 @@ def test_a_client_that_sends_more_is_found_out(what: str, tmp_path: Path, monkey
 
 
 def test_a_further_field_of_the_introduction_is_found_out(tmp_path: Path) -> None:
-    site = Client(
-        Context(1, 1, {"partition-id": 1, "num-partitions": 3}, RecordDict(), small_config(tmp_path, "local"))
-    )
+    site = client_of(small_config(tmp_path, "local"), 1)
     honest, more = (
         RecordDict({"site": pack(card_of(site, 1, ""))}) for pack in (pack_site_card, adds_field(pack_site_card))
     )

@@ -101,17 +101,10 @@ DECLARED: dict[str, Declared] = {
         acts={"temperature": 0.5, "prototypes": "global", "loss": "ce-protodist", "denominator": "all"},
     ),
     "mpft": Declared(
-        PLAIN,
-        several=True,
-        frozen=True,
-        losses=(),
-        acts={"server-epochs": 3, "server-lr": 0.1, "server-batch-size": 4},
+        PLAIN, several=True, frozen=True, losses=(), acts={"server-epochs": 3, "server-lr": 0.1, "server-batch-size": 4}
     ),
     "gaussian": Declared(
-        beside={"moments": "moments"},
-        trains=False,
-        losses=(),
-        acts={"head": "naive-bayes", "shrinkage": 1.0},
+        beside={"moments": "moments"}, trains=False, losses=(), acts={"head": "naive-bayes", "shrinkage": 1.0}
     ),
     "fedplvm": Declared(PLAIN, weights=True, several=True, losses=("cross-entropy", "contrast", "correction")),
     "fpl": Declared(
@@ -171,14 +164,7 @@ DECLARED: dict[str, Declared] = {
         of="student",
         since="received",
         keeps=("projection", "received"),
-        losses=(
-            "cross-entropy",
-            "mutual",
-            "hidden",
-            "student-cross-entropy",
-            "student-mutual",
-            "student-hidden",
-        ),
+        losses=("cross-entropy", "mutual", "hidden", "student-cross-entropy", "student-mutual", "student-hidden"),
         acts={"student": "htcnn-1", "energy-start": 0.3, "energy-end": 0.3},
     ),
     "fedfa": Declared(weights=True, beside={"averages": "augmentation"}, acts={"probability": 0.9}),

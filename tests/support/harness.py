@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from flwr.app import Context, Error, Message, RecordDict
+from flwr.app import Context, Error, Message, MessageType, RecordDict
 from flwr.common.constant import ErrorCode
 
+from client_app.client import Client
 from protofl_common.experiment.node import is_site
 from protofl_common.experiment.settings import default_run_config
 from protofl_common.tools import local
@@ -85,6 +86,11 @@ class Outcome:
         self.summary = json.loads((folder / "summary.json").read_text())
         self.rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
+    def exchanged(self, kind: str = MessageType.TRAIN, number: int | None = None) -> list[tuple[Message, Message]]:
+        """The messages of a kind, or those of one round, each with its honest reply."""
+        facts = [(pair, pair[0].metadata) for pair in self.grid.log]
+        return [pair for pair, one in facts if one.message_type == kind and number in (None, int(one.group_id))]
+
 
 def run_config(tmp_path: Path, **overrides: Any) -> dict[str, Any]:
     """The defaults, small, with 30 training and 30 test samples of one domain each, in ``tmp_path``.
@@ -131,6 +137,12 @@ def run_federation(
     folders = sorted(path for path in Path(config["out-dir"]).iterdir() if (path / "summary.json").exists())
     (folder,) = folders if not config["baselines"] else folders[:1]  # a baseline's begins with the run's name
     return Outcome(folder, grid)
+
+
+def client_of(config: dict[str, Any], partition: int = 0, clients: int = 3, **node: Any) -> Client:
+    """A client of a run as it is opened for a message, simulated unless a node config is given."""
+    facts = node or {"partition-id": partition, "num-partitions": clients}
+    return Client(Context(RUN_ID, 7, facts, RecordDict(), config))
 
 
 def run_app(

@@ -59,3 +59,8 @@ def found(*options: str, node: str = NODE, **asked: str | int) -> list[Finding]:
 def level_of(said: list[Finding], text: str) -> str:
     (level,) = [one.level for one in said if text in f"{one.topic} {one.text}"]
     return level
+
+
+def real_sites(number: int) -> dict[int, dict[str, Any]]:
+    """Machines with operators that divide a data set: no simulated clients."""
+    return {1000 + n: {"site-name": f"site-{n}", "partition-id": n, "num-partitions": number} for n in range(number)}

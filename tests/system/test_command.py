@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from protofl_common.tools.cli.run import program
 from tests.support import ROOT
 from tests.support.processes import BIN, hear_ctrl_c
 
@@ -64,9 +65,15 @@ def test_one_that_is_stopped_or_killed_leaves_nothing(kind: signal.Signals, tmp_
         if re.search(r"round +2/", line):
             break
     children = children_of(process.pid)
+    start_of_end = time.monotonic()
     process.send_signal(kind)
     rest, _ = process.communicate(timeout=120)
     assert process.returncode == (130 if kind == signal.SIGINT else -kind), "".join(said) + rest
+    if kind == signal.SIGINT:
+        assert time.monotonic() - start_of_end < 5  # one on a machine with nothing else to do
+        ((file,), resume) = tmp_path.glob("*/resume.toml"), re.search(r"to go on: (.*)", rest)
+        assert resume
+        assert resume[1] == f"{program()} run --recipe {file}"
     deadline = time.monotonic() + 50
     while not all(map(ended, children)) and time.monotonic() < deadline:
         time.sleep(0.5)

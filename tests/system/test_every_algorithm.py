@@ -2,7 +2,6 @@
 
 import json
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,18 +10,12 @@ from protofl_common.config.options import Scalar
 from protofl_common.experiment.catalog import CATALOG
 from protofl_common.runs.folder import RunFolder, Summary, baseline_folder
 from tests.bench.golden import tensors_of
-from tests.support.processes import BIN, Connection, superlink
+from tests.support.processes import BIN, Connection
 from tests.support.results import without_times
 
 pytestmark = pytest.mark.system
 TWO = ("--federation-config", "num-supernodes=2 client-resources-num-cpus=1")
 TEN = ("--federation-config", "num-supernodes=10 client-resources-num-cpus=1")
-
-
-@pytest.fixture(scope="module")
-def simulation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Connection]:
-    with superlink(tmp_path_factory.mktemp("simulation"), "--simulation") as connection:
-        yield connection
 
 
 def test_all_work_on_flowers_own_two_supernodes_and_give_the_same_bits_without_flower(

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.machines import HAPROXY, SITES, Machines
+from tests.support.machines import HAPROXY, REFUSED, SITES, Machines
 
 pytestmark = [
     pytest.mark.hosts,
@@ -112,14 +112,7 @@ def test_a_cut_link_does_not_end_the_run(hosts: Hosts) -> None:
     print([(row["round"], row["valid"], row["seconds"]["total"]) for row in rounds()])
 
 
-@pytest.mark.parametrize(
-    ("authority", "key", "reason"),
-    [
-        pytest.param("certs/ca.crt", "stranger/nodes/stranger", "2004", id="unregistered key"),
-        pytest.param("certs/ca.crt", "", "2001", id="no key"),
-        pytest.param("stranger/ca.crt", "certs/nodes/north", "CERTIFICATE_VERIFY_FAILED", id="another authority"),
-    ],
-)
+@pytest.mark.parametrize(("authority", "key", "reason"), REFUSED.values(), ids=REFUSED)
 def test_a_supernode_of_another_host_is_refused(
     authority: str, key: str, reason: str, hosts: Hosts, tmp_path: Path
 ) -> None:

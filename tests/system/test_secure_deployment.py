@@ -21,7 +21,7 @@ import psutil
 import pytest
 
 from tests.support import ROOT
-from tests.support.machines import HAPROXY, README, SITES, Machines, blocks_of, copy_checkout
+from tests.support.machines import HAPROXY, README, REFUSED, SITES, Machines, blocks_of, copy_checkout
 from tests.support.processes import free_port
 from tests.support.strangers import strangers_at
 
@@ -96,14 +96,7 @@ def peak_memory(program: str) -> float:
     return int(kilobytes) / 1000
 
 
-@pytest.mark.parametrize(
-    ("authority", "key", "reason"),
-    [
-        pytest.param("certs/ca.crt", "stranger/nodes/stranger", "2004", id="unregistered key"),
-        pytest.param("certs/ca.crt", "", "2001", id="no key"),
-        pytest.param("stranger/ca.crt", "certs/nodes/north", "CERTIFICATE_VERIFY_FAILED", id="another authority"),
-    ],
-)
+@pytest.mark.parametrize(("authority", "key", "reason"), REFUSED.values(), ids=REFUSED)
 def test_a_supernode_is_refused(authority: str, key: str, reason: str, federation: Machines, tmp_path: Path) -> None:
     federation.step("north", "python docker/certificates.py stranger --node stranger --server localhost")
     command = f"exec flower-supernode --superlink localhost:8000 --root-certificates {authority} --port {free_port()}"

@@ -1,21 +1,14 @@
 """`flwr run` on Flower's Ray simulation, as a user types it."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.support.processes import Connection, superlink
+from tests.support.processes import Connection
 
 pytestmark = pytest.mark.system
 FOUR = ("--federation-config", "num-supernodes=4 client-resources-num-cpus=1")
-
-
-@pytest.fixture(scope="module")
-def simulation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Connection]:
-    with superlink(tmp_path_factory.mktemp("simulation"), "--simulation") as connection:
-        yield connection
 
 
 @pytest.mark.long

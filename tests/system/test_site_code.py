@@ -27,10 +27,7 @@ class Federation:
         with (self.changed / "client_app" / "app.py").open("a") as code:
             code.write(LINE)
         self.link: Connection = running.enter_context(superlink(folder))
-        programs = {
-            "east": (PROTOFL, "site", "run"),
-            "south": ("flower-supernode",),
-        }
+        programs = {"east": (PROTOFL, "site", "run"), "south": ("flower-supernode",)}
         for site, program in programs.items():
             running.enter_context(supernode(self.link, folder / site, self.facts(site), program))
 

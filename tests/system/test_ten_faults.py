@@ -149,9 +149,7 @@ FAULTS = {
         "query 0: sent site, .*; its classes: .*, nine",
     ),
     "truncated-image": Fault(
-        truncate,
-        f"truncated-image cannot take part: DataError: {UNREADABLE}",
-        r"ward/0/0\.png is not a readable image",
+        truncate, f"truncated-image cannot take part: DataError: {UNREADABLE}", r"ward/0/0\.png is not a readable image"
     ),
     "other-size": Fault(resize, r"other-size +\d+ +online +last reply: round 1 of ten", "query 0: sent site"),
     "no-writing": Fault(make_unwritable, f"no-writing cannot take part: {UNWRITABLE}", "no-writing/state .*written"),

@@ -7,16 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from flwr.app import Context, RecordDict
 
-from client_app.client import Client
 from protofl_common.config.options import SettingsError
 from protofl_common.config.python_names import allow, is_python_name, load
 from protofl_common.models.trained import ModelCard, TrainedModel
 from protofl_common.tools.cli import main
 from protofl_common.tools.cli.arguments import read_assignments
 from protofl_common.tools.inference import Predictor
-from tests.support.harness import run_config
+from tests.support.harness import client_of, run_config
 
 MODULE = """
 from pathlib import Path
@@ -135,5 +133,5 @@ def test_a_site_lends_no_object_of_another_module(precious: Path, tmp_path: Path
     node = {"site-name": "north", "data-dir": str(precious), "allow-python": "planted", "cache-dir": str(tmp_path)}
     node["dataset"] = "planted.vision:rmtree"
     with pytest.raises(SettingsError, match="it lies in shutil"):
-        _ = Client(Context(1, 1, node, RecordDict(), config)).data
+        _ = client_of(config, **node).data
     assert precious.exists()

@@ -5,9 +5,9 @@
   protofl doctor --recipe mine.toml                                                 # is every setting right?
   protofl doctor --port 8000 --port 9094                                            # ports that shall be free
 
-It looks at versions, PyTorch, memory, cores, ports, folders, data and processes that are left. It starts
-nothing, and writes nothing but an empty file, for a moment, into folders that runs write to. protofl site check is for
-machines with data of their own.
+It looks at versions, PyTorch, memory, cores, ports, folders, data and processes that are left. Data of your own are
+read, and stay in the cache for the run. It starts nothing, and writes nothing else but an empty file, for a moment,
+into folders that runs write to. protofl site check is for machines with data of their own.
 """
 
 import argparse
@@ -23,11 +23,11 @@ from pathlib import Path
 
 from packaging.requirements import Requirement
 
+from protofl_common.config.datasets import is_own
 from protofl_common.config.options import SettingsError
 from protofl_common.data import DataError
 from protofl_common.data.raw import described
-from protofl_common.data.sources import source_of
-from protofl_common.data.store import cache_root
+from protofl_common.data.store import cache_root, open_data
 from protofl_common.experiment.settings import Settings, app_folder, default_run_config
 from protofl_common.tools.cli.arguments import add_allow_python, add_json, read_assignments, read_recipe
 from protofl_common.tools.cli.run import checked
@@ -35,7 +35,6 @@ from protofl_common.tools.findings import FACT, WARNING, WRONG, Finding, existin
 
 OF_A_CLIENT = 700e6  # bytes of memory of a simulated client at work
 FEW_BYTES, FEW_SHARED = 2e9, 500e6  # less space, or less shared memory, is too little
-TABLES = ("arrays", "text-csv")  # data that are read now: decoding images takes minutes
 PROC, BIN = Path("/proc"), Path(sys.executable).parent
 RAY_NOTE = Path("/tmp/ray/ray_current_cluster")
 CLIENTS = read_recipe("").federation["num-supernodes"]
@@ -158,8 +157,8 @@ def _settings(asked: argparse.Namespace) -> Found:
     try:
         settings = checked(default_run_config() | asked.settings)
         yield FACT, f"right; the data set {settings.data.dataset} is here", ""
-        if settings.data.dataset in TABLES:
-            data = source_of(settings.data.dataset).read(settings.data)
+        if is_own(settings.data.dataset):
+            data = open_data(settings.data)
             clients = f"; clients: {', '.join(data.domain_names)}" if data.domain_names else ""
             samples = f"{len(data.labels)} samples, {described(data.inputs)}"
             yield FACT, f"{samples}, of {len(data.classes)} classes: {', '.join(data.classes)}{clients}", ""

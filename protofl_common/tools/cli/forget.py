@@ -26,8 +26,9 @@ from protofl_common.maths.gaussian import ClassMoments, GaussianHead
 from protofl_common.models.trained import TrainedModel
 from protofl_common.runs.folder import BEST, WEIGHTS
 from protofl_common.tools.cli.arguments import run_named
+from protofl_common.wire.payloads import StateDict
 from server_app.checkpoint import alone_in, checkpoints, stored_run
-from server_app.strategies.gaussian import Sent, StateDict, pooled, sent_in
+from server_app.strategies.gaussian import Sent, pooled, sent_in
 
 RECORD = "forgotten.jsonl"
 NOTE = ", less forgotten sites; figures are from before that"  # after the run's name on a model's card

@@ -9,6 +9,8 @@ The figures are those of Flower's own `flwr run` to the last bit.
 """
 
 import argparse
+import shlex
+import shutil
 import sys
 import time
 from pathlib import Path
@@ -27,7 +29,6 @@ from protofl_common.runs.folder import RunFolder
 from protofl_common.tools.cli.arguments import add_allow_python, add_json, print_json, read_assignments, read_recipe
 from protofl_common.tools.cli.screen import Screen
 
-NEXT = "protofl run dataset=image-folder data-dir=FOLDER"  # what to type after a run: the own images
 _CLIENTS = "number of clients (the recipe's, else 10, or as many as your data name for partition=natural)"
 
 
@@ -69,7 +70,7 @@ def act(arguments: argparse.Namespace) -> int:
     recipe = read_recipe(arguments.recipe)
     config = default_run_config() | recipe.settings | read_assignments(arguments.settings)
     settings, clients = checked(config), arguments.clients
-    if (own_data := is_own(settings.data.dataset)) or source_of(settings.data.dataset).has_domains:
+    if is_own(settings.data.dataset) or source_of(settings.data.dataset).has_domains:
         data = open_data(settings.data)  # wrong ones are named now, and images are decoded while nobody waits for them
         if settings.data.partition == "natural" and clients is None and not arguments.recipe:
             clients = len(data.domain_names) or None
@@ -83,17 +84,29 @@ def act(arguments: argparse.Namespace) -> int:
         with Screen(quiet=arguments.quiet, console=console) as screen:
             folder, reason = attempt(config, federation, screen)
             if folder:
-                screen.conclude("" if own_data else NEXT)
+                screen.conclude(f"{program()} predict {from_here(folder)}")
     except KeyboardInterrupt:
         if resumable := _resumable(Path(settings.run.out_dir), began):
-            print(f"\nto go on: protofl run --recipe {resumable}", file=sys.stderr)
+            print(f"\nto go on: {program()} run --recipe {from_here(resumable)}", file=sys.stderr)
         raise
     if arguments.json:
         status, summary = "finished:completed" if folder else "failed", RunFolder(folder).summary() if folder else None
         print_json("run", {"status": status, "folder": folder and str(folder), "summary": summary})
     if reason:
-        print(*[reason] * arguments.quiet, "protofl: this run has failed", sep="\n", file=sys.stderr)
+        shown = [*screen.recent, *([reason] if arguments.quiet and reason not in "\n".join(screen.recent) else [])]
+        print(*shown, "protofl: this run has failed", sep="\n", file=sys.stderr)
     return 0 if folder else 1
+
+
+def program() -> str:
+    """Return the words that start this program from here: its name alone where a shell finds that."""
+    file = Path(sys.executable).with_name("protofl")
+    path = shutil.which("protofl")
+    return "protofl" if path and Path(path).samefile(file) else from_here(file)
+
+
+def from_here(path: Path) -> str:
+    return shlex.quote(str(path).replace(f"{Path.cwd()}/", ""))
 
 
 def _resumable(out_dir: Path, since: float) -> Path | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import deque
 from pathlib import Path
 
 from rich.console import Console
@@ -14,6 +15,7 @@ from rich.text import Text
 from protofl_common.basics.text import printable
 
 ROUND = re.compile(r"(\S.*: )?round +(\d+)/\d+ ")
+MOST_RECENT = 40
 RESULT = re.compile(r"(result|results|report): ")
 
 
@@ -29,6 +31,7 @@ class Screen:
         self.console = console or Console(highlight=False, soft_wrap=True)
         self.quiet = quiet
         self.results: list[str] = []
+        self.recent = deque[str](maxlen=MOST_RECENT)  # lines that a quiet screen shows where the run fails
         live = self.console.is_terminal and not quiet
         self._live: Status | None = self.console.status("starting") if live else None
 
@@ -42,7 +45,9 @@ class Screen:
             self._live.stop()
 
     def __call__(self, line: str) -> None:
-        if RESULT.match(line):
+        if self.quiet:
+            self.recent.append(line)
+        if RESULT.match(line) or (self.quiet and line.startswith("warning: ")):
             self.results.append(line.replace(f"{Path.cwd()}/", ""))
             if self._live:
                 self._live.update("drawing the page")

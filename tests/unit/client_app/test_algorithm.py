@@ -6,24 +6,22 @@ from typing import Any
 
 import pytest
 import torch
-from flwr.app import Context, RecordDict
 from safetensors.torch import load_file
 
 from client_app.algorithms.base import ClientAlgorithm, client_half
-from client_app.client import Client
 from client_app.training import FusedStep, Step
 from protofl_common.experiment.catalog import CATALOG
 from protofl_common.wire.payloads import Payload
 from protofl_common.wire.schema import Weights
 from tests.support.declared import DECLARED
-from tests.support.harness import run_config, run_federation
+from tests.support.harness import client_of, run_config, run_federation
 
 SMALL: dict[str, Any] = {"train_samples": 20, "test_samples": 20}
 
 
 def algorithm(tmp_path: Path, algo: str = "local", client: int = 1, **changes: Any) -> ClientAlgorithm[Any]:
     config = run_config(tmp_path, algo=algo, **changes)
-    site = Client(Context(1, 7, {"partition-id": client, "num-partitions": 5}, RecordDict(), config))
+    site = client_of(config, client, 5)
     return client_half(CATALOG[algo])(site, 2)
 
 

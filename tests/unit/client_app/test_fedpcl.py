@@ -5,14 +5,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from flwr.app import Context, RecordDict
 
 from client_app.algorithms.fedpcl import FedPCL
-from client_app.client import Client
 from client_app.training import Batch
 from protofl_common.maths.prototypes import Prototypes
 from protofl_common.wire.payloads import Payload
-from tests.support.harness import run_config
+from tests.support.harness import client_of, run_config
 
 HELD = 7
 """The server has prototypes of classes 0 … 6."""
@@ -20,7 +18,7 @@ HELD = 7
 
 def client(tmp_path: Path, loss: str) -> FedPCL:
     config = run_config(tmp_path, algo="fedpcl", backbones="glyphs", feature_dim=6, fedpcl__loss=loss)
-    found = FedPCL(Client(Context(1, 7, {"partition-id": 1, "num-partitions": 5}, RecordDict(), config)), 2)
+    found = FedPCL(client_of(config, 1, 5), 2)
     means = torch.rand(HELD, 6, generator=torch.Generator().manual_seed(0))
     found.receive(Payload(prototypes=Prototypes(means, torch.arange(HELD))))
     return found

@@ -4,13 +4,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from flwr.app import Context, RecordDict
 
-from client_app.client import Client
 from client_app.protections import PROTECTIONS, names, protections_of
 from client_app.protections.base import Protection
 from protofl_common.experiment.settings import Settings
-from tests.support.harness import run_config
+from tests.support.harness import client_of, run_config
 
 SIMULATED = {"partition-id": 0, "num-partitions": 3}
 SITE = SIMULATED | {"site-name": "north"}
@@ -32,7 +30,7 @@ PRIVATE = {"dp": "sample", "dp_epsilon": 8.0, "norm": "group"}
 def test_the_protections_of_a_client_follow_from_settings_and_node_config(
     node: dict[str, Any], settings: dict[str, Any], wanted: list[str], tmp_path: Path
 ) -> None:
-    client = Client(Context(1, 7, node, RecordDict(), run_config(tmp_path, algo="fedproto", **settings)))
+    client = client_of(run_config(tmp_path, algo="fedproto", **settings), **node)
     assert [protection.name for protection in protections_of(client)] == wanted
 
 

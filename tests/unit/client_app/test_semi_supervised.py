@@ -6,16 +6,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from flwr.app import Context, RecordDict
 
 from client_app.algorithms.base import ClientAlgorithm, client_half
-from client_app.client import Client
 from client_app.training import Batch, LossTerms, labelled_loss, train
 from protofl_common.experiment.catalog import CATALOG
 from protofl_common.maths.losses.positive_unlabelled import positive_unlabelled_risk
 from protofl_common.maths.prototypes import Prototypes
 from protofl_common.wire.payloads import Payload
-from tests.support.harness import run_config, run_federation
+from tests.support.harness import client_of, run_config, run_federation
 
 FEW: dict[str, Any] = {"positive_rate": 0.34, "models": "htcnn-1", "feature_dim": 8}
 """digit-domains gives a client 3 samples of each digit: one of them is labelled."""
@@ -24,7 +22,7 @@ FEW: dict[str, Any] = {"positive_rate": 0.34, "models": "htcnn-1", "feature_dim"
 def algorithm(tmp_path: Path, algo: str = "fedproto", **changes: Any) -> ClientAlgorithm[Any]:
     """Site 1 of 5 in round 2, with global prototypes of classes 0 … 4."""
     config = run_config(tmp_path, algo=algo, **{**FEW, **changes})
-    site = Client(Context(1, 7, {"partition-id": 1, "num-partitions": 5}, RecordDict(), config))
+    site = client_of(config, 1, 5)
     found = client_half(CATALOG[algo])(site, 2)
     if "prototypes" in site.settings.row.exchange.down:
         generator = torch.Generator().manual_seed(0)

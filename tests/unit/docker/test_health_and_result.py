@@ -47,12 +47,7 @@ def address() -> Iterator[str]:
     ],
 )
 def test_all_addresses_must_answer(
-    urls: str,
-    code: int,
-    said: str,
-    address: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    urls: str, code: int, said: str, address: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("HEALTH_URLS", urls.format(address))
     assert health.main() == code

@@ -92,15 +92,6 @@ def test_a_client_that_joins_later_begins_with_the_global_model(tmp_path: Path) 
     plain.assert_close(plain.model_left(outcome.folder, idle), plain.weights_left(outcome))
 
 
-def test_few_labels_and_an_optimizer_that_lives_on(tmp_path: Path) -> None:
-    """A batch without labels, and a last one of one sample, stop nothing; the frozen head stays as it is."""
-    few: dict[str, Any] = {"positive_rate": 0.1, "pu_weight": 1.0, "train_samples": 21, "test_samples": 20}
-    few |= {"keep_optimizer": True, "momentum": 0.9, "batch_size": 5, "head": "orthogonal-shared"}
-    outcome = run_federation(run_config(tmp_path, algo="ditto", backbones="glyphs", **few), plain.CLIENTS)
-    assert all(row["valid"] == plain.CLIENTS for row in outcome.rows)
-    assert outcome.rows[1]["losses"]["unlabelled"] > 0
-
-
 def test_the_proximal_correction_by_hand() -> None:
     """∇ of x·w² is 2xw: from w = 3, c = 1, x = 2, λ = 10, the step is 0.1 · (12 + 10 · 2)."""
     w, c, frozen = (torch.nn.Linear(1, 1, bias=False).double() for _ in "wcf")

@@ -5,13 +5,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from flwr.app import Context, MessageType, RecordDict
+from flwr.app import MessageType, RecordDict
 
 from client_app.algorithms.feddistill import FedDistill
-from client_app.client import Client
 from client_app.training import Batch
 from tests.support import plain
-from tests.support.harness import run_config, run_federation
+from tests.support.harness import client_of, run_config, run_federation
 
 ARCHS = ("cnn4", "htcnn-3", "htcnn-1")
 Outputs = dict[int, torch.Tensor]
@@ -96,7 +95,7 @@ def assert_equal(found: Outputs, wanted: Outputs) -> None:
 def test_outputs_are_summed_up_without_their_graphs(tmp_path: Path) -> None:
     """Which would hold every batch of the round in memory."""
     config = run_config(tmp_path, liars=0, algo="feddistill", models="htcnn-1")
-    site = Client(Context(1, 7, {"partition-id": 1, "num-partitions": 5}, RecordDict(), config))
+    site = client_of(config, 1, 5)
     client, data = FedDistill(site, 1), site.train_set
     features = client.model.body(data.inputs)
     client.loss(Batch(data.inputs, data.labels, torch.arange(len(data)), features, client.model.head(features)))
@@ -109,12 +108,7 @@ def test_its_wire_volume_is_the_formula(tmp_path: Path) -> None:
     small = {"partition": "pathological", "classes_per_client": 3, "feature_dim": 16, "models": "htcnn-1"}
     config = run_config(tmp_path, liars=0, algo="feddistill", feddistill__outputs="logits", test_samples=20, **small)
     outcome = run_federation(config, clients=6)
-    kinds = [(message.metadata.message_type, message.metadata.group_id) for message, _ in outcome.grid.log]
-    sent = [
-        received(reply.content)
-        for (_, reply), kind in zip(outcome.grid.log, kinds, strict=True)
-        if kind == (MessageType.TRAIN, "2")
-    ]
+    sent = [received(reply.content) for _, reply in outcome.exchanged(number=2)]
     known = {label for one in sent for label in one}
     assert [len(one) for one in sent] == [3] * 6
     assert outcome.rows[1]["bytes"] == {"up": 6 * 3 * (4 * 10 + 8), "down": 6 * len(known) * (4 * 10 + 8)}

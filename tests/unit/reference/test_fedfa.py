@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from flwr.app import MessageType
 
 from protofl_common.basics.seeding import derive_seed
 from server_app.network.membership import FederationError
@@ -78,7 +77,7 @@ def test_two_rounds_equal_an_independent_script(probability: float, tmp_path: Pa
     weights = plain.copied(clients[0].model_of("global"))
     gamma = {f"{k}.{kind}": torch.ones(c) for k, c in enumerate(STAGES.values()) for kind in ("mean", "std")}
     for number in (1, 2):
-        check_wire(outcome.grid.log, number, gamma)
+        check_wire(outcome.exchanged(number=number), gamma)
         states, seen = zip(*(client.train(number, weights, gamma) for client in clients), strict=True)
         weights = plain.averaged(list(states), [len(one.y) for one in clients])
         gamma = coefficients(list(seen))
@@ -90,10 +89,8 @@ def test_two_rounds_equal_an_independent_script(probability: float, tmp_path: Pa
     assert outcome.rows[1]["bytes"] == {"up": 4 * plain.CLIENTS * numbers, "down": 4 * plain.CLIENTS * numbers}
 
 
-def check_wire(log: list, number: int, gamma: Table) -> None:
+def check_wire(training: list, gamma: Table) -> None:
     """γ is what goes down, and beside the weights nothing but the averages goes up."""
-    of_round = [pair for pair in log if pair[0].metadata.group_id == str(number)]
-    training = [pair for pair in of_round if pair[0].metadata.message_type == MessageType.TRAIN]
     assert len(training) == plain.CLIENTS
     for message, reply in training:
         assert list(reply.content.array_records) == ["weights", "averages"]

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from flwr.app import ArrayRecord, MessageType
+from flwr.app import ArrayRecord
 
 from protofl_common.basics.seeding import derive_seed
 from protofl_common.models.generator import Generator as TrainedGenerator
@@ -135,12 +135,11 @@ def test_two_rounds_equal_an_independent_script(weight: float, tmp_path: Path) -
     received = {name: value.double() for name, value in read(last["generator"]).items()}
     found = made(received, labels, noise, received["norm.running_mean"], received["norm.running_var"])
     torch.testing.assert_close(found, generator.features(labels, noise), rtol=1e-3, atol=1e-4)
-    for message, reply in outcome.grid.log:
-        if message.metadata.message_type == MessageType.TRAIN:
-            client = clients[message.metadata.dst_node_id - 50]
-            assert list(reply.content.array_records) == ["weights", "label_counts"]
-            assert set(reply.content.array_records["weights"]) == head.keys()
-            assert read(reply.content.array_records["label_counts"])["counts"].tolist() == client.counts.tolist()
+    for message, reply in outcome.exchanged():
+        client = clients[message.metadata.dst_node_id - 50]
+        assert list(reply.content.array_records) == ["weights", "label_counts"]
+        assert set(reply.content.array_records["weights"]) == head.keys()
+        assert read(reply.content.array_records["label_counts"])["counts"].tolist() == client.counts.tolist()
     both_ways = plain.CLIENTS * (4 * (DIM + 1) * CLASSES + 8 * CLASSES)
     theta = 4 * ((NOISE + CLASSES) * DIM + DIM + 4 * DIM + DIM * DIM + DIM) + 8
     assert outcome.rows[1]["bytes"] == {"up": both_ways, "down": both_ways + plain.CLIENTS * theta}
@@ -162,7 +161,7 @@ def test_labels_are_those_of_the_clients_of_the_last_round(tmp_path: Path) -> No
     small: dict[str, Any] = {"models": "htcnn-1", "participation": 0.25, "rounds": 3, "dataset": "digits"}
     small |= {"partition": "pathological", "classes_per_client": 2, "train_samples": 20, "test_samples": 20}
     outcome = run_federation(run_config(tmp_path, liars=0, algo="fedgen", **small), clients=4)
-    training = [pair for pair in outcome.grid.log if pair[0].metadata.message_type == MessageType.TRAIN]
+    training = outcome.exchanged()
     assert len(training) == 3
     for (_, reply), (message, _) in itertools.pairwise(training):
         sent, received = (one.content.array_records["label_counts"]["counts"].data for one in (reply, message))

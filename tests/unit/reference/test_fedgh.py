@@ -44,8 +44,7 @@ def trained(header: plain.State, sets: list[Means], order: list[list[int]], lr: 
 
 def sent(outcome: Outcome, kind: str, number: int) -> list[plain.State]:
     """The weights that each client was sent."""
-    messages = [message for message, _ in outcome.grid.log if message.metadata.message_type == kind]
-    records = [one.content.array_records["weights"] for one in messages if one.metadata.group_id == str(number)]
+    records = [message.content.array_records["weights"] for message, _ in outcome.exchanged(kind, number)]
     return [{name: torch.from_numpy(values_of(array).copy()) for name, array in one.items()} for one in records]
 
 

@@ -11,8 +11,6 @@ from torch import nn
 
 from client_app.algorithms.fedkd import FedKD
 from protofl_common.basics.seeding import derive_seed
-from protofl_common.config.options import SettingsError
-from protofl_common.experiment.settings import Settings, default_run_config
 from tests.support import plain
 from tests.support.attacks import values_of
 from tests.support.harness import run_config, run_federation
@@ -187,16 +185,3 @@ def whole(record: ArrayRecord, name: str) -> np.ndarray:
     if name in record:
         return values_of(record[name]).astype(np.float64).reshape(len(values_of(record[name])), -1)
     return values_of(record[f"{name}:left"]).astype(np.float64) @ values_of(record[f"{name}:right"]).astype(np.float64)
-
-
-def test_an_unknown_student_is_one_line_with_the_choices() -> None:
-    with pytest.raises(SettingsError) as caught:
-        Settings.from_run_config(default_run_config() | {"algo": "fedkd", "fedkd.student": "cnn5"})
-    (line,) = str(caught.value).splitlines()
-    assert line.startswith("fedkd.student = 'cnn5': choose one of '', ")
-
-
-def test_few_labels_and_a_student_with_batch_normalisation(tmp_path: Path) -> None:
-    few = {"positive_rate": 0.1, "pu_weight": 1.0, "train_samples": 24, "test_samples": 20}
-    outcome = run_federation(run_config(tmp_path, liars=0, algo="fedkd", backbones="glyphs", **few), plain.CLIENTS)
-    assert all(row["valid"] == plain.CLIENTS for row in outcome.rows)

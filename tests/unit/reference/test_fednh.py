@@ -5,13 +5,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from flwr.app import Message, MessageType
 from safetensors.torch import load_file
 
 from protofl_common.experiment.settings import Settings
 from server_app.network.membership import FederationError
 from tests.support import plain
-from tests.support.harness import Outcome, run_config, run_federation
+from tests.support.harness import run_config, run_federation
 
 Means = dict[int, tuple[np.ndarray, int]]
 
@@ -61,21 +60,13 @@ def moved(prototypes: np.ndarray, sets: list[Means], rho: float, merging: str) -
     return found
 
 
-def trained(outcome: Outcome, number: int) -> list[tuple[Message, Message]]:
-    return [
-        (message, reply)
-        for message, reply in outcome.grid.log
-        if (message.metadata.message_type, message.metadata.group_id) == (MessageType.TRAIN, str(number))
-    ]
-
-
 @pytest.mark.parametrize(("rho", "scale", "merging"), [(0.9, 1.0, "mean"), (0.3, 4.0, "mean"), (0.5, 2.0, "median")])
 def test_two_rounds_equal_an_independent_script(rho: float, scale: float, merging: str, tmp_path: Path) -> None:
     more = {"feature_dim": 16, "fednh__smoothing": rho, "fednh__scale": scale, "merging": merging}
     outcome, clients = plain.side_by_side(tmp_path, FedNHClient, algo="fednh", **more, **plain.LABEL_SHIFT)
     sizes = [len(one.y) for one in clients]
     weights = plain.copied(clients[0].net)
-    sent = trained(outcome, 1)[0][0].content["prototypes"]["means"]
+    sent = outcome.exchanged(number=1)[0][0].content["prototypes"]["means"]
     first = np.frombuffer(sent.data, "<f4").reshape(10, 16).astype(np.float64)
     np.testing.assert_allclose(first @ first.T, np.eye(10), atol=1e-5)  # evenly spread
     prototypes = first
@@ -103,11 +94,11 @@ def test_prototypes_that_keep_everything_never_move_and_the_wire_carries_the_for
     """Down: all numbers of the body, s and C · D; up: C_i · D instead. Labels and counts are eight bytes each."""
     config = run_config(tmp_path, algo="fednh", models="htcnn-1", feature_dim=8, fednh__smoothing=1.0)
     outcome = run_federation(config | {"test-samples": 20, "partition": "label-shift"}, clients=2)
-    rounds = [trained(outcome, number)[0][0].content["prototypes"]["means"].data for number in (1, 2)]
+    rounds = [outcome.exchanged(number=number)[0][0].content["prototypes"]["means"].data for number in (1, 2)]
     apart = np.frombuffer(rounds[0], "<f4") - np.frombuffer(rounds[1], "<f4")
     assert np.abs(apart).max() < 1e-6
     numbers = sum(value.numel() for value in plain.weights_left(outcome).values())
-    held = [len(reply.content["prototypes"]["labels"].data) // 8 for _, reply in trained(outcome, 2)]
+    held = [len(reply.content["prototypes"]["labels"].data) // 8 for _, reply in outcome.exchanged(number=2)]
     traffic = outcome.rows[1]["bytes"]
     assert traffic["down"] == 2 * (4 * (numbers + 10 * 8) + 8 * 10)
     assert traffic["up"] == 2 * 4 * numbers + sum(held) * (4 * 8 + 2 * 8)

@@ -91,7 +91,7 @@ def test_two_rounds_equal_an_independent_script(
     assert len(labels) < 10  # a class that nobody holds
     wanted = torch.stack([prototypes[label] for label in labels])
     np.testing.assert_allclose(found["means"].numpy(), wanted, rtol=1e-3, atol=1e-4)
-    (last, *_) = [one for one, _ in outcome.grid.log if one.metadata.message_type == MessageType.EVALUATE]
+    last = outcome.exchanged(MessageType.EVALUATE)[0][0]
     sent = np.frombuffer(last.content["anchors"]["means"].data, "<f4").reshape(10, DIM)
     np.testing.assert_allclose(sent, anchors, rtol=1e-3, atol=1e-4)
     for client in clients:

@@ -6,10 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from protofl_common.config.options import SettingsError
-from protofl_common.experiment.settings import Settings, default_run_config
 from tests.support import plain
-from tests.support.harness import run_config, run_federation
 
 PRIVATE, MEME = ("cnn4", "htcnn-3", "htcnn-1"), "htcnn-1"
 
@@ -59,17 +56,3 @@ def test_two_rounds_equal_an_independent_script(alpha: float, beta: float, mutua
     for client in clients:
         plain.assert_close(plain.model_left(tmp_path, client.name), plain.copied(client.model))
     assert len({card["arch"] for card in outcome.summary["clients"].values()}) == len(PRIVATE)
-
-
-def test_an_unknown_meme_is_one_line_with_the_choices() -> None:
-    with pytest.raises(SettingsError) as caught:
-        Settings.from_run_config(default_run_config() | {"algo": "fml", "fml.meme": "cnn5"})
-    (line,) = str(caught.value).splitlines()
-    assert line.startswith("fml.meme = 'cnn5': choose one of '', ")
-    assert "did you mean cnn4?" in line
-
-
-def test_a_batch_with_one_label_does_not_stop_a_meme_with_batch_normalisation(tmp_path: Path) -> None:
-    few = {"positive_rate": 0.1, "pu_weight": 1.0, "train_samples": 24, "test_samples": 20}
-    outcome = run_federation(run_config(tmp_path, liars=0, algo="fml", backbones="glyphs", **few), plain.CLIENTS)
-    assert all(row["valid"] == plain.CLIENTS for row in outcome.rows)

@@ -7,18 +7,17 @@ import numpy as np
 import pytest
 import torch
 from finch import FINCH
-from flwr.app import Context, MessageType, RecordDict
+from flwr.app import MessageType
 from safetensors.torch import load_file
 
 from client_app.algorithms.base import client_half
-from client_app.client import Client
 from client_app.training import Batch
 from protofl_common.experiment.catalog import CATALOG
 from protofl_common.experiment.settings import Settings
 from protofl_common.maths.prototypes import Prototypes
 from protofl_common.wire.payloads import Payload
 from tests.support import plain
-from tests.support.harness import run_config, run_federation
+from tests.support.harness import client_of, run_config, run_federation
 
 SITES = 6
 """As many as it takes for a class to have two clusters."""
@@ -104,7 +103,7 @@ def test_two_rounds_equal_an_independent_script(partition: str, tau: float, cons
 def test_cosines_below_zero_count_as_they_are(tmp_path: Path) -> None:
     """Features behind a projection have signs; Eq. 8 clamps none, so each prototype pushes or pulls (Eq. 8 and 10)."""
     config = run_config(tmp_path, algo="fpl", feature_dim=4, models="htcnn-1", fpl__temperature=0.5, fpl__lambda=1.0)
-    site = Client(Context(1, 7, {"partition-id": 0, "num-partitions": SITES}, RecordDict(), config))
+    site = client_of(config, 0, SITES)
     algorithm = client_half(CATALOG["fpl"])(site, 2)
     means = torch.tensor([[1.0, 0, 0, 0], [-1, 1, 0, 0], [0, 0, -1, 1]])
     algorithm.receive(Payload(prototypes=Prototypes(means, torch.tensor([0, 1, 1]))))
@@ -130,11 +129,3 @@ def test_without_its_terms_it_is_fedavg(off: dict[str, Any], tmp_path: Path) -> 
     found, wanted = (plain.weights_left(run) for run in runs)
     assert found.keys() == wanted.keys()
     assert all(torch.equal(found[name], wanted[name]) for name in wanted)
-
-
-def test_one_class_and_few_labels(tmp_path: Path) -> None:
-    """A batch without labels, and a last one of one sample, stop nothing; features of tables may be negative."""
-    few: dict[str, Any] = {"positive_rate": 0.1, "pu_weight": 1.0, "train_samples": 21, "test_samples": 20}
-    outcome = run_federation(run_config(tmp_path, algo="fpl", backbones="glyphs", batch_size=5, **few), 3)
-    assert all(row["valid"] == 3 for row in outcome.rows)
-    assert {"contrast", "consistency", "unlabelled"} <= outcome.rows[1]["losses"].keys()

@@ -6,18 +6,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from flwr.app import Context, Message, RecordDict
+from flwr.app import Message
 from numpy.typing import NDArray
 from safetensors.torch import load_file
 
-from client_app.client import Client
 from protofl_common.maths.gaussian import ClassMoments
 from protofl_common.models.trained import TrainedModel
 from protofl_common.privacy.release import private_moments
 from protofl_common.wire.payloads import array_record
 from server_app.network.membership import FederationError
 from tests.support.attacks import values_of
-from tests.support.harness import Outcome, run_config, run_federation
+from tests.support.harness import Outcome, client_of, run_config, run_federation
 
 Numbers = NDArray[np.float64]
 C = 10
@@ -37,7 +36,7 @@ def federation(folder: Path, clients: int, **settings: Any) -> tuple[Outcome, Nu
     sets = []
     for client in range(clients):
         node = {"partition-id": client, "num-partitions": clients}
-        sets.append(Client(Context(1, 7, node, RecordDict(), config)).train_set)
+        sets.append(client_of(config, **node).train_set)
     x = np.concatenate([one.in_memory.numpy() for one in sets]).astype(np.float64)
     return outcome, x, np.concatenate([one.labels.numpy() for one in sets])
 
@@ -138,11 +137,9 @@ def test_a_client_without_a_large_class_hears_of_it_before_the_first_round(secag
 def test_small_classes_stay_away(tmp_path: Path) -> None:
     settings = {"partition": "dirichlet", "alpha": 0.3, "total_samples": 600, "min_class_samples": 5}
     outcome, *_ = federation(tmp_path, 3, **settings)
-    replies = [reply for message, reply in outcome.grid.log if message.metadata.message_type == "train"]
     some = False
-    for client, reply in enumerate(replies):
-        node = {"partition-id": client, "num-partitions": 3}
-        labels = Client(Context(1, 7, node, RecordDict(), outcome.grid.run_config)).data.train_labels
+    for client, (_, reply) in enumerate(outcome.exchanged()):
+        labels = client_of(outcome.grid.run_config, client).data.train_labels
         large = np.bincount(labels, minlength=C) >= 5
         shares = values_of(reply.content["moments"]["shares"])
         assert ((shares > 0) == large).all()

@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from flwr.app import MessageType
 
 from protofl_common.models.build import build_model
 from protofl_common.wire.payloads import part_of
@@ -29,8 +28,7 @@ def test_two_rounds_equal_an_independent_script(tmp_path: Path) -> None:
     unequal = {"partition": "dirichlet", "alpha": 0.5, "train_samples": 0, "total_samples": 100, "liars": 0}
     more = {"feature_dim": 16, "test_samples": 20, **unequal}
     outcome, clients = plain.side_by_side(tmp_path, LGClient, ARCHS, algo="lg-fedavg", **more)
-    sent = next(message for message, _ in outcome.grid.log if message.metadata.message_type == MessageType.TRAIN)
-    first = sent.content.array_records["weights"]
+    first = outcome.exchanged()[0][0].content.array_records["weights"]
     head = {name: torch.from_numpy(values_of(array).copy()) for name, array in first.items()}
     for number in (1, 2):
         head = plain.averaged([client.train(number, head) for client in clients], [len(one.y) for one in clients])

@@ -85,16 +85,6 @@ def test_a_large_beta_leaves_batch_normalisation_a_mean(tmp_path: Path) -> None:
     assert {name for name in one if torch.equal(one[name], far[name])} == buffers
 
 
-def test_few_labels_and_an_optimizer_that_lives_on(tmp_path: Path) -> None:
-    """A batch without labels, and a last one of one sample, stop nothing; nor does a client that joins later."""
-    few: dict[str, Any] = {"positive_rate": 0.1, "pu_weight": 1.0, "train_samples": 21, "test_samples": 20}
-    few |= {"keep_optimizer": True, "momentum": 0.5, "batch_size": 5, "participation": 0.67, "rounds": 3}
-    few |= {"head": "orthogonal-shared", "lr": 0.01}
-    outcome = run_federation(run_config(tmp_path, algo="pfedme", backbones="glyphs", **few), plain.CLIENTS)
-    assert [row["valid"] for row in outcome.rows] == [2, 2, 2, 3]
-    assert outcome.rows[1]["losses"]["unlabelled"] > 0
-
-
 @pytest.mark.parametrize(("features", "numbers"), [(512, 133_632), (3 * 512, 395_776)])
 def test_a_round_costs_what_fedpcl_says(features: int, numbers: int) -> None:
     """NeurIPS 2022, Table 2: 256 features of one backbone or three; the paper counts no biases and no normalisation."""

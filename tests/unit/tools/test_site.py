@@ -382,12 +382,7 @@ def test_a_site_with_demands_starts_and_can_be_checked_and_cleared(
     [
         ("both", 'allow-algorithms="fedtgp"', {}, "secagg = true: fedtgp needs single uploads"),
         ("dp", 'allow-algorithms="mpft"', {}, "dp = 'sample': mpft sends prototypes, which it does not cover"),
-        (
-            "dp",
-            "",
-            {"rounds": 1},
-            "part only with dp = 'sample', dp-epsilon at most 8 and dp-delta at most 1e-05",
-        ),
+        ("dp", "", {"rounds": 1}, "part only with dp = 'sample', dp-epsilon at most 8 and dp-delta at most 1e-05"),
         ("secagg", "", {"rounds": 1}, r"only (node config: require-secagg); set secagg = true"),
     ],
 )

@@ -82,8 +82,7 @@ def test_networks_stay_frozen(images: Images) -> None:
 
 
 @pytest.mark.parametrize(
-    "images",
-    [np.zeros((2, 3, 8, 8)), np.zeros((2, 2, 8, 8), dtype=np.uint8), np.zeros((2, 8, 8), dtype=np.uint8)],
+    "images", [np.zeros((2, 3, 8, 8)), np.zeros((2, 2, 8, 8), dtype=np.uint8), np.zeros((2, 8, 8), dtype=np.uint8)]
 )
 def test_other_arrays_are_refused(images: np.ndarray) -> None:
     with pytest.raises(SettingsError, match=r"see images, uint8 \[1 or 3, H, W\]"):

@@ -79,11 +79,14 @@ def test_defaults_suit_every_algorithm_and_survive_a_round_trip(algo: str) -> No
         ("fedproto.lambda", -1, "must be a number at least 0"),
         ("alpha", -0.1, "must be a number above 0"),
         ("min-replies", 0, "must be a number at least 1"),
+        ("fml.meme", "cnn5", "choose one of '', mnist-cnn, "),
+        ("fedkd.student", "cnn5", "choose one of '', mnist-cnn, "),
     ],
 )
 def test_a_bad_value_is_named_with_what_would_be_right(key: str, value: object, said: str) -> None:
+    algo = {"algo": key.partition(".")[0]} if "." in key else {}
     with pytest.raises(SettingsError) as caught:
-        Settings.from_run_config(default_run_config() | {key: value})
+        Settings.from_run_config(default_run_config() | algo | {key: value})
     (line,) = str(caught.value).splitlines()
     assert line.startswith((f"{key} = {value!r}: ", f"{key} = {str(value).lower()}: "))
     assert said in line

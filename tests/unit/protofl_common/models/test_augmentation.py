@@ -21,10 +21,7 @@ STAGES: dict[str, tuple[tuple[int, ...], dict[str, int]]] = {
     "resnet10": ((3, 32, 32), {"0.layer1.0": 64, "0.layer2.0": 128, "0.layer3.0": 256, "0.layer4.0": 512}),
     "resnet6-imagenet-stem": ((1, 28, 28), {"0.layer1.0": 64, "0.layer4": 128}),
     "resnet10-imagenet-stem": ((1, 32, 32), {"0.layer1.0": 64, "0.layer2.0": 128, "0.layer3.0": 256}),
-    "mobilenet-v2": (
-        (3, 32, 32),
-        {"1.features.1": 16, "1.features.3": 24, "1.features.6": 32, "1.features.13": 96},
-    ),
+    "mobilenet-v2": ((3, 32, 32), {"1.features.1": 16, "1.features.3": 24, "1.features.6": 32, "1.features.13": 96}),
     "signal-cnn": ((12, 29), {"0.3": 128}),
     "text-cnn": ((20,), {"1.3": 128}),
     "signal-transformer": ((12, 29), {}),

@@ -14,13 +14,7 @@ from protofl_common.models.split import SplitModel
 
 def build(arch: str, head: str, seed: int = 0, head_seed: int | None = None, classes: int = 10) -> SplitModel:
     return build_model(
-        arch,
-        input_shape=(1, 28, 28),
-        num_classes=classes,
-        feature_dim=512,
-        seed=seed,
-        head=head,
-        head_seed=head_seed,
+        arch, input_shape=(1, 28, 28), num_classes=classes, feature_dim=512, seed=seed, head=head, head_seed=head_seed
     )
 
 

@@ -5,13 +5,7 @@ import sys
 
 import pytest
 
-from protofl_common.config.architectures import (
-    ARCHITECTURES,
-    BODIES,
-    GROUPS,
-    architecture_of,
-    body_and_hidden,
-)
+from protofl_common.config.architectures import ARCHITECTURES, BODIES, GROUPS, architecture_of, body_and_hidden
 from protofl_common.models.vectors import SIGNAL, TABLE, TEXT
 from protofl_common.models.vision import VISION
 

@@ -55,6 +55,7 @@ from protofl_common.wire.schema import (
     Weights,
     statistics_declared,
 )
+from tests.support.attacks import raw
 from tests.support.declared import DECLARED
 
 UP: Declared = {"prototypes": Vectors(counts=True)}
@@ -175,53 +176,24 @@ def test_prototypes_cost_four_bytes_a_number_plus_labels_and_counts() -> None:
     assert payload_bytes(honest()) == 2 * 3 * 4 + 2 * 8 + 2 * 8
 
 
-def raw(values: np.ndarray) -> Array:
-    return Array(dtype=str(values.dtype), shape=values.shape, stype=RAW, data=values.tobytes())
-
-
-def with_array(name: str, values: np.ndarray) -> Callable[[RecordDict], None]:
+def with_array(name: str, values: np.ndarray | Array) -> Callable[[RecordDict], None]:
     def change(content: RecordDict) -> None:
-        content.array_records["prototypes"][name] = raw(values)
+        content.array_records["prototypes"][name] = values if isinstance(values, Array) else raw(values)
 
     return change
-
-
-def bad_stype(content: RecordDict) -> None:
-    content.array_records["prototypes"]["means"] = Array(np.zeros((2, 3), np.float32))
-
-
-def short_data(content: RecordDict) -> None:
-    content.array_records["prototypes"]["means"] = Array("float32", (2, 3), RAW, b"1234")
-
-
-def negative_shape(content: RecordDict) -> None:
-    content.array_records["prototypes"]["means"] = Array("float32", (-2, 3), RAW, b"")
-
-
-def huge_shape(content: RecordDict) -> None:
-    content.array_records["prototypes"]["means"] = Array("float32", (10**9, 3), RAW, b"1234")
-
-
-def extra_array(content: RecordDict) -> None:
-    content.array_records["prototypes"]["secret"] = raw(np.zeros(3, np.float32))
-
-
-def smuggled_weights(content: RecordDict) -> None:
-    content["weights"] = ArrayRecord({"w": raw(np.zeros(3, np.float32))})
-
-
-def no_prototypes(content: RecordDict) -> None:
-    del content["prototypes"]
 
 
 BAD_PAYLOADS: dict[str, tuple[Callable[[RecordDict], None], str]] = {
     "wrong dimension": (with_array("means", np.zeros((2, 4), np.float32)), "shape 2×4 instead of 2×3"),
     "wrong rank": (with_array("means", np.zeros(6, np.float32)), "shape 6 instead of 6×3"),
     "wrong dtype": (with_array("means", np.zeros((2, 3), np.float64)), "float64"),
-    "numpy file format": (bad_stype, "numpy.ndarray"),
-    "truncated": (short_data, "4 bytes do not fill"),
-    "negative shape": (negative_shape, "-2 prototypes, not from 1 to 10"),
-    "absurd shape": (huge_shape, "1000000000 prototypes, not from 1 to 10"),
+    "numpy file format": (with_array("means", Array(np.zeros((2, 3), np.float32))), "numpy.ndarray"),
+    "truncated": (with_array("means", Array("float32", (2, 3), RAW, b"1234")), "4 bytes do not fill"),
+    "negative shape": (with_array("means", Array("float32", (-2, 3), RAW, b"")), "-2 prototypes, not from 1 to 10"),
+    "absurd shape": (
+        with_array("means", Array("float32", (10**9, 3), RAW, b"1234")),
+        f"{10**9} prototypes, not from 1",
+    ),
     "NaN": (with_array("means", np.full((2, 3), np.nan, np.float32)), "NaN or infinity"),
     "infinity": (with_array("means", np.full((2, 3), np.inf, np.float32)), "NaN or infinity"),
     "huge norm": (with_array("means", np.full((2, 3), 1e6, np.float32)), "max-prototype-norm"),
@@ -232,9 +204,12 @@ BAD_PAYLOADS: dict[str, tuple[Callable[[RecordDict], None], str]] = {
     "labels of another length": (with_array("labels", np.array([1, 2, 3])), "shape 3 instead of 2"),
     "zero count": (with_array("counts", np.array([0, 3])), "count below 1"),
     "no rows": (with_array("means", np.zeros((0, 3), np.float32)), "0 prototypes, not from 1 to 10"),
-    "undeclared array": (extra_array, "secret"),
-    "undeclared weights": (smuggled_weights, "undeclared array record 'weights'"),
-    "missing prototypes": (no_prototypes, "no prototypes"),
+    "undeclared array": (with_array("secret", np.zeros(3, np.float32)), "secret"),
+    "undeclared weights": (
+        lambda content: content.update({"weights": ArrayRecord({"w": raw(np.zeros(3, np.float32))})}),
+        "undeclared array record 'weights'",
+    ),
+    "missing prototypes": (lambda content: content.pop("prototypes"), "no prototypes"),
 }
 
 

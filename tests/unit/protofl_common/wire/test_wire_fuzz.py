@@ -238,29 +238,28 @@ def assert_last_reason_is_fit_for_a_log() -> None:
     assert reason.isprintable()
 
 
+def assert_taken_or_refused(content: RecordDict, algo: str, training: bool, level: str = "none") -> None:
+    taken = take(content, algo, training, level)
+    event("accepted" if taken else "refused")
+    if taken:
+        assert_proper(content, *taken, algo, training, level)
+    else:
+        assert_last_reason_is_fit_for_a_log()
+
+
 ALGOS = st.sampled_from(sorted(DECLARED))
 
 
 @given(st.data(), ALGOS, st.booleans())
 def test_replies(data: st.DataObject, algo: str, training: bool) -> None:
     content = data.draw(replies(algo, training))
-    taken = take(content, algo, training)
-    event("accepted" if taken else "refused")
-    if taken:
-        assert_proper(content, *taken, algo, training)
-    else:
-        assert_last_reason_is_fit_for_a_log()
+    assert_taken_or_refused(content, algo, training)
 
 
 @given(st.data(), st.sampled_from(["summary", "features"]))
 def test_final_replies_with_what_the_report_may_show(data: st.DataObject, level: str) -> None:
     content = data.draw(replies("fedpcl", False, level))
-    taken = take(content, "fedpcl", False, level)
-    event("accepted" if taken else "refused")
-    if taken:
-        assert_proper(content, *taken, "fedpcl", False, level)
-    else:
-        assert_last_reason_is_fit_for_a_log()
+    assert_taken_or_refused(content, "fedpcl", False, level)
 
 
 def with_bytes(text: bytes, changes: list[tuple[float, int]]) -> bytes:
@@ -287,12 +286,7 @@ def test_replies_with_wrong_bytes(data: st.DataObject, algo: str) -> None:
     except Exception:  # Flower's own refusal
         event("not for Flower")
         return
-    taken = take(read, algo, True)
-    event("accepted" if taken else "refused")
-    if taken:
-        assert_proper(read, *taken, algo, True)
-    else:
-        assert_last_reason_is_fit_for_a_log()
+    assert_taken_or_refused(read, algo, True)
 
 
 PLAUSIBLE: dict[type, st.SearchStrategy[Any]] = {

@@ -54,6 +54,11 @@ def a_file_in_the_place_of_a_folder(patch: pytest.MonkeyPatch, folder: Path) -> 
     return [f"out-dir={folder / 'runs'}"]
 
 
+def unreadable_data(patch: pytest.MonkeyPatch, folder: Path) -> list[str]:
+    (folder / "bad.csv").write_text("a,label\n1,x\nfoo,y\n")
+    return ["dataset=arrays", f"data-dir={folder / 'bad.csv'}", f"cache-dir={folder}"]
+
+
 def ray_note(patch: pytest.MonkeyPatch, folder: Path) -> list[str]:
     (folder / "ray_current_cluster").write_text("10.0.0.1:6379")
     patch.setattr(doctor, "RAY_NOTE", folder / "ray_current_cluster")
@@ -116,6 +121,12 @@ FAULTS: dict[str, tuple[Plant, str, str, str]] = {
         asked("dataset=image-folder", "data-dir=FOLDER/none"),
         "wrong",
         "there is no such folder",
+        "correct that setting",
+    ),
+    "data that cannot be read": (
+        unreadable_data,
+        "wrong",
+        "bad.csv, line 3, column 'a': 'foo' is not a finite number",
         "correct that setting",
     ),
     "a wrong setting": (asked("lr=fast"), "wrong", "lr = 'fast': must be a number above 0", "correct that setting"),

@@ -89,10 +89,7 @@ def test_the_table_of_groups(tmp_path: Path, capsys: pytest.CaptureFixture[str])
 
 @pytest.mark.parametrize(
     ("other", "first", "note"),
-    [
-        ({"alpha": 0.5}, 1, "not paired: other data, or divided otherwise"),
-        ({}, 11, "not paired: no seed in common"),
-    ],
+    [({"alpha": 0.5}, 1, "not paired: other data, or divided otherwise"), ({}, 11, "not paired: no seed in common")],
 )
 def test_what_does_not_pair_is_said(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], other: dict[str, Scalar], first: int, note: str

@@ -54,8 +54,7 @@ def test_what_crosses_the_wire_is_said(capsys: pytest.CaptureFixture[str]) -> No
 
 def test_a_part_and_another_module_are_named_too(capsys: pytest.CaptureFixture[str]) -> None:
     row = replace(
-        CATALOG["fedavg"],
-        exchange=Exchange(up={"weights": Weights(parts=("body.",)), "critic": Weights(of="critic")}),
+        CATALOG["fedavg"], exchange=Exchange(up={"weights": Weights(parts=("body.",)), "critic": Weights(of="critic")})
     )
     with mock.patch.dict(CATALOG, {"mine": row}):
         main(["list", "algorithms"])

@@ -1,5 +1,6 @@
 """``protofl run``: what it runs, and errors before anything starts."""
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -31,11 +32,13 @@ def attempts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Attempt]:
     return seen
 
 
-def test_settings_go_over_the_defaults(attempts: list[Attempt], capsys: pytest.CaptureFixture[str]) -> None:
+def test_settings_go_over_the_defaults(
+    attempts: list[Attempt], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     assert main(["run", "algo=fedplvm", "--clients", "20", "rounds=20", "models=cnn4"]) == 0
     config = default_run_config() | {"algo": "fedplvm", "rounds": 20, "models": "cnn4"}
     assert attempts == [(config, {"num-supernodes": 20, "client-resources-num-cpus": 1})]
-    assert capsys.readouterr().out.splitlines() == ["a line of the run", f"next: {run.NEXT}"]
+    assert capsys.readouterr().out.splitlines() == ["a line of the run", f"next: {run.program()} predict {tmp_path}"]
 
 
 def test_without_settings_the_defaults_run_with_ten_clients(attempts: list[Attempt]) -> None:
@@ -55,15 +58,11 @@ def test_a_recipe_with_settings_and_the_settings_win(attempts: list[Attempt]) ->
     words = ["dataset=digits", "partition=iid", "test-from=split", "rounds=3", "--clients", "2", "--gpus", "0.5"]
     assert main(["run", "--recipe", "fedproto-mnist-3way", *words]) == 0
     ((config, federation),) = attempts
-    assert federation == {
-        "num-supernodes": 2,
-        "client-resources-num-cpus": 1,
-        "client-resources-num-gpus": 0.5,
-    }
+    assert federation == {"num-supernodes": 2, "client-resources-num-cpus": 1, "client-resources-num-gpus": 0.5}
     assert (config["rounds"], config["fedproto.distance"]) == (3, "mse")
 
 
-def test_own_data_are_read_before_anything_starts_and_nothing_is_said_of_own_data_then(
+def test_own_data_are_read_before_anything_starts(
     attempts: list[Attempt], capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     file = tmp_path / "mine.npz"
@@ -74,14 +73,23 @@ def test_own_data_are_read_before_anything_starts_and_nothing_is_said_of_own_dat
     assert attempts == []
     np.savez(file, inputs=np.ones((4, 3)), labels=np.arange(4))
     assert main(words) == 0
-    assert "next:" not in capsys.readouterr().out
 
 
 def test_a_failed_run_exits_with_1(attempts: list[Attempt], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", "run-name=bad"]) == 1
     assert capsys.readouterr().err == "protofl: this run has failed\n"
     assert main(["run", "run-name=bad", "--quiet"]) == 1
-    assert capsys.readouterr().err == "why\nprotofl: this run has failed\n"
+    assert capsys.readouterr().err == "a line of the run\nwhy\nprotofl: this run has failed\n"
+
+
+def test_the_program_is_named_so_that_a_shell_finds_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """In an environment that is not activated, as after ``make run``, by its path."""
+    file = Path(sys.executable).with_name("protofl")
+    monkeypatch.chdir(file.parents[2])
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert run.program() == str(file.relative_to(file.parents[2]))
+    monkeypatch.setenv("PATH", str(file.parent))
+    assert run.program() == "protofl"
 
 
 @pytest.mark.parametrize(

@@ -128,11 +128,7 @@ def test_it_asks(
     assert main(["runs", "--prune", "--older-than", "15"]) == 0
     assert (
         capsys.readouterr().out.splitlines()
-        == [
-            "older: clients/ and checkpoints/, 2.0 kB",
-            "1 of 4 runs, 2.0 kB to free",
-            "Remove this? [y/N] ",
-        ]
+        == ["older: clients/ and checkpoints/, 2.0 kB", "1 of 4 runs, 2.0 kB to free", "Remove this? [y/N] "]
         or not answer.strip()
     )
     assert heavy(runs)["older"] == left

@@ -36,6 +36,18 @@ def test_quiet_shows_the_result_only(capsys: pytest.CaptureFixture[str]) -> None
     assert seen(GOOD, capsys, quiet=True) == RESULT
 
 
+def test_quiet_shows_doubts_too_and_keeps_what_a_failure_refers_to(capsys: pytest.CaptureFixture[str]) -> None:
+    doubt = "warning: accuracy by head is 50.0 %, no better than a guess"
+    assert seen([*GOOD[:6], doubt], capsys, quiet=True) == []
+    screen = Screen(quiet=True)
+    for number in range(50):
+        screen(f"line {number}")
+    screen(doubt)
+    screen.conclude("")
+    assert capsys.readouterr().out == f"{doubt}\n"
+    assert [*screen.recent][-2:] == ["line 49", doubt]
+
+
 @pytest.mark.parametrize("no_color", [False, True])
 def test_a_terminal_has_one_live_line_and_a_box(no_color: bool) -> None:
     console = Console(force_terminal=True, width=100, no_color=no_color, highlight=False)

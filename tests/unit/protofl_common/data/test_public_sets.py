@@ -1,0 +1,163 @@
+"""Public data sets by name, from tiny files in the layout in which they are published."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+from scipy.io import savemat
+
+from protofl_common.data import DataError
+from protofl_common.data.public import PUBLIC, SIGNALS
+from protofl_common.data.store import StoredData, open_data
+from tests.unit.protofl_common.data.conftest import MakeSettings, OpenAll
+
+
+def image(file: Path, grey: int = 90) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    Image.new("RGB", (9, 9), (grey, 0, 0)).save(file)
+
+
+def pacs(root: Path) -> dict[str, Any]:
+    for domain in (*PUBLIC["pacs"].files, "kfold-lists"):
+        for name in ("dog", "house"):
+            image(root / "PACS" / domain / name / "pic_001.jpg")
+    return {"clients": ("art_painting", "cartoon", "photo", "sketch"), "classes": ("dog", "house"), "split": [0] * 8}
+
+
+def tiny_imagenet(root: Path) -> dict[str, Any]:
+    for name in ("n01", "n02"):
+        image(root / "tiny-imagenet-200" / "train" / name / "images" / f"{name}_0.JPEG")
+        image(root / "tiny-imagenet-200" / "val" / "images" / f"val_{name}.JPEG")
+    marks = "val_n02.JPEG\tn02\t0\t0\t9\t9\nval_n01.JPEG\tn01\t0\t0\t9\t9\n"
+    (root / "tiny-imagenet-200" / "val" / "val_annotations.txt").write_text(marks)
+    return {"clients": (), "classes": ("n01", "n02"), "labels": [0, 1, 1, 0], "split": [0, 0, 1, 1]}
+
+
+def fed_isic(root: Path) -> dict[str, Any]:
+    rows = ["image,MEL,target,center,fold,fold2"]
+    for i, (target, centre, fold) in enumerate([(1, 0, "train"), (0, 3, "test"), (1, 3, "train")]):
+        rows.append(f"ISIC_{i},0.0,{target},{centre},{fold},{fold}_{centre}")
+        image(root / "fed_isic2019" / "ISIC_2019_Training_Input_preprocessed" / f"ISIC_{i}.jpg")
+    (root / "fed_isic2019" / "train_test_split").write_text("\n".join(rows) + "\n")
+    return {"clients": ("0", "3"), "classes": ("0", "1"), "labels": [1, 0, 1], "split": [0, 1, 0]}
+
+
+HEART = {
+    "cleveland": "63.0,1.0,1.0,145.0,233.0,1.0,2.0,150.0,0.0,2.3,3.0,0,6.0,0\n67.0,1.0,4.0,1,2,0,2,3,1,1.5,?,?,?,2\n",
+    "hungarian": "28,1,2,130,132,0,2,185,0,0,?,?,?,0\n29,1,2,140,?,0,0,170,0,0,?,?,?,0\n",
+    "switzerland": "32,1,1,95,0,?,0,127,0,.7,1,?,?,1\n38,0,4,1,2,0,1,3,0,.7,1,?,?,1\n",
+    "va": "63,1,4,140,260,0,1,112,1,3,2,?,?,2\n",
+}
+
+
+def fed_heart(root: Path) -> dict[str, Any]:
+    for name, text in HEART.items():
+        (root / f"processed.{name}.data").write_text(text)
+    clients = ("cleveland", "hungarian", "switzerland", "va")
+    return {"clients": clients, "classes": ("healthy", "sick"), "labels": [0, 1, 0, 1, 1], "split": [0] * 5}
+
+
+def har(root: Path) -> dict[str, Any]:
+    home = root / "UCI HAR Dataset"
+    for part, people in (("train", [3, 11]), ("test", [2])):
+        (home / part / "Inertial Signals").mkdir(parents=True)
+        for number, signal in enumerate(SIGNALS):
+            rows = [" ".join(f" {person + number / 10:.7e}" for _ in range(128)) for person in people]
+            (home / part / "Inertial Signals" / f"{signal}_{part}.txt").write_text("\n".join(rows) + "\n")
+        (home / part / f"subject_{part}.txt").write_text("".join(f"{person}\n" for person in people))
+        (home / part / f"y_{part}.txt").write_text("".join(f"{person % 2 + 1}\n" for person in people))
+    (home / "activity_labels.txt").write_text("1 WALKING\n2 LAYING\n")
+    return {"clients": ("02", "03", "11"), "classes": ("WALKING", "LAYING"), "labels": [1, 1, 0], "split": [0, 0, 1]}
+
+
+SETS = {"pacs": pacs, "tiny-imagenet": tiny_imagenet, "fed-isic": fed_isic, "fed-heart": fed_heart, "har": har}
+
+
+def read(data_settings: MakeSettings, name: str, root: Path, **changes: Any) -> StoredData:
+    return open_data(data_settings(dataset=name, data_dir=str(root), **changes))
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_a_public_set_has_its_natural_clients_classes_and_split(
+    name: str, data_settings: MakeSettings, tmp_path: Path
+) -> None:
+    wanted = SETS[name](tmp_path)
+    data = read(data_settings, name, tmp_path)
+    assert (data.domain_names, data.classes) == (wanted["clients"], wanted["classes"])
+    assert data.official.tolist() == wanted["split"]
+    assert data.labels.tolist() == wanted.get("labels", data.labels.tolist())
+    folder = PUBLIC[name].folder
+    if (tmp_path / folder).is_dir():  # which data-dir may be itself
+        assert read(data_settings, name, tmp_path / folder).labels.tolist() == data.labels.tolist()
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_what_is_missing_is_named_with_where_to_fetch_it(
+    name: str, data_settings: MakeSettings, tmp_path: Path
+) -> None:
+    *there, last = PUBLIC[name].files
+    for file in there:
+        (tmp_path / file).mkdir()
+    with pytest.raises(DataError) as caught:
+        read(data_settings, name, tmp_path)
+    assert f"dataset = '{name}': {last} is neither in data-dir = " in str(caught.value)
+    assert PUBLIC[name].origin in str(caught.value)
+
+
+def test_hearts_with_gaps_stay_where_they_are_filled(
+    data_settings: MakeSettings, open_all: OpenAll, tmp_path: Path
+) -> None:
+    fed_heart(tmp_path)
+    few, all_ = read(data_settings, "fed-heart", tmp_path), read(data_settings, "fed-heart", tmp_path, impute="mean")
+    assert (few.inputs.shape, all_.inputs.shape) == ((5, 15), (7, 15))
+    assert few.inputs[0].tolist() == [63, 1, 1, 0, 0, 0, 145, 233, 1, 0, 0, 1, 150, 0, np.float32(2.3)]
+    assert not np.isnan(few.inputs).any()
+    assert np.isnan(all_.inputs).sum(axis=0).nonzero()[0].tolist() == [7, 8]  # chol and fbs
+
+
+def test_images_of_skin_that_are_not_there_are_counted(data_settings: MakeSettings, tmp_path: Path) -> None:
+    fed_isic(tmp_path)
+    (tmp_path / "fed_isic2019" / PUBLIC["fed-isic"].files[1] / "ISIC_1.jpg").unlink()
+    with pytest.raises(DataError, match=r"1 images are not there, such as .*ISIC_1\.jpg"):
+        read(data_settings, "fed-isic", tmp_path)
+
+
+def test_signals_of_people_keep_their_channels(data_settings: MakeSettings, tmp_path: Path) -> None:
+    har(tmp_path)
+    data = read(data_settings, "har", tmp_path)
+    assert data.inputs.shape == (3, 9, 128)
+    np.testing.assert_allclose(data.inputs[:, :, 5], np.array([[3], [11], [2]]) + np.arange(9) / 10, rtol=1e-6)
+
+
+def test_digit5_takes_the_domains_that_are_there_and_says_which_are_not(
+    data_settings: MakeSettings, usps_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = read(data_settings, "digit5", usps_dir)
+    assert data.domain_names == ("mnist", "usps")
+    assert [int(((data.domains == d) & (data.official == o)).sum()) for d in (0, 1) for o in (0, 1)] == [
+        400,
+        100,
+        40,
+        20,
+    ]
+    assert data.inputs.shape[1:] == (3, 32, 32)
+    assert "digit5 without mnist-m, svhn, synth-digits, not in data-dir" in capsys.readouterr().err
+    for part in ("train", "test"):
+        image(usps_dir / "mnist_m" / f"mnist_m_{part}" / "00000000.png", 200)
+        (usps_dir / "mnist_m" / f"mnist_m_{part}_labels.txt").write_text("00000000.png 7\n")
+        pixels = np.full((32, 32, 3, 2), 30, np.uint8)
+        savemat(usps_dir / f"synth_{part}_32x32.mat", {"X": pixels, "y": np.array([[10], [4]])})
+    more = read(data_settings, "digit5", usps_dir / "." / ".." / usps_dir.name)
+    assert more.domain_names == ("mnist", "mnist-m", "usps", "synth-digits")
+    assert more.labels[more.domains == 1].tolist() == [7, 7]
+    assert more.labels[more.domains == 3].tolist() == [0, 4, 0, 4]
+    assert (more.inputs[more.domains == 3] == 30).all()
+
+
+def test_digit5_needs_two_domains(data_settings: MakeSettings, mnist_dir: Path) -> None:
+    with pytest.raises(DataError, match=r"must have two of mnist, mnist-m, .* mnist_m/mnist_m_train, .*synth_train"):
+        read(data_settings, "digit5", mnist_dir)
