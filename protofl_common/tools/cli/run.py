@@ -70,9 +70,10 @@ def act(arguments: argparse.Namespace) -> int:
     recipe = read_recipe(arguments.recipe)
     config = default_run_config() | recipe.settings | read_assignments(arguments.settings)
     settings, clients = checked(config), arguments.clients
-    if is_own(settings.data.dataset) or source_of(settings.data.dataset).has_domains:
+    natural = settings.data.partition == "natural" and clients is None and not arguments.recipe
+    if is_own(settings.data.dataset) or (natural and source_of(settings.data.dataset).has_domains):
         data = open_data(settings.data)  # wrong ones are named now, and images are decoded while nobody waits for them
-        if settings.data.partition == "natural" and clients is None and not arguments.recipe:
+        if natural:
             clients = len(data.domain_names) or None
     federation = with_resources(recipe.federation, arguments, clients)
     from protofl_common.tools.local import attempt, workers_for  # PyTorch and Flower, two seconds
