@@ -78,6 +78,7 @@ class Client:
             partition=self.node.partition,
             num_partitions=max(1, self.node.num_partitions),
             domain=self.node.domain,
+            shared_scale=settings.privacy.dp != "none",  # a scale of one's own would tell of one's samples
         )
         if own and is_own(settings.data.dataset) and not settings.data.classes:
             names = f'classes="{",".join(data.classes)}"'

@@ -48,21 +48,28 @@ class ClientData:
 
 
 def open_client_data(
-    settings: DataSettings, *, seed: int, partition: int, num_partitions: int, domain: str = ""
+    settings: DataSettings,
+    *,
+    seed: int,
+    partition: int,
+    num_partitions: int,
+    domain: str = "",
+    shared_scale: bool = False,
 ) -> ClientData:
     """The data of client ``partition`` of ``num_partitions``; the same arguments give the same samples.
 
     ``domain`` comes from the client's own configuration. With the partitions ``own``, ``feature-shift`` and
     ``feature-label-shift`` the client then gets that domain as if it were its only client, whatever its partition id.
-    The first call on a machine decodes the data set into the cache; later ones take milliseconds.
+    With ``shared_scale`` all clients standardise alike. The first call on a machine decodes the data set into the
+    cache; later ones take milliseconds.
     """
     check_data_settings(settings)
     data = open_data(settings)
     client, clients = placed(settings, partition, num_partitions, domain)
     share_of = partial(client_share, data, settings, seed=seed, clients=clients, domain=domain)
-    share, all_clients = share_of(client=client), range(clients if settings.standardise == "pooled" else 0)
-    fitted_on = np.unique(np.concatenate([share.train, *(share_of(client=each).train for each in all_clients)]))
-    fill, mean, std = _fitted(data, settings, fitted_on)
+    share, pooled = share_of(client=client), shared_scale or settings.standardise == "pooled"
+    others = [share_of(client=each).train for each in range(clients if pooled else 0)]
+    fill, mean, std = _fitted(data, settings, np.unique(np.concatenate([share.train, *others])))
     hiding = np.random.default_rng(derive_seed(seed, "labelled", client, domain))
     return ClientData(
         train_inputs=_rows(data.inputs, share.train, fill),

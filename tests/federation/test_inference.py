@@ -119,7 +119,6 @@ def test_the_card_says_what_the_model_is(tmp_path: Path) -> None:
         "Chosen on these same test samples: that it predicts by",
         "and the limit above which an input is unknown",
         "What was chosen on test data makes these figures a little too high.",
-        f"| best-accuracy head mean | {run.summary['best-accuracy']['head']['mean']:.4g} |",
     ):
         assert said in about
     assert "cache-dir" not in about

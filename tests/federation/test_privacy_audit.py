@@ -111,7 +111,7 @@ def neighbours(part: str) -> tuple[ClientData, ClientData]:
         its[part][0] = first
         none = np.zeros((0, 4), np.float32), np.zeros(0, np.int64)
         of_parts = its["train"], labels["train"], its["test"], labels["test"], *none
-        found.append(ClientData(*of_parts, ("no", "yes"), "", (0.0,) * 4, (1.0,) * 4, 180))
+        found.append(ClientData(*of_parts, ("no", "yes"), "", (0.0,) * 4, (1.0,) * 4, (), (), 180))
     return found[0], found[1]
 
 

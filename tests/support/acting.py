@@ -17,6 +17,7 @@ FEW_LABELS = {"positive_rate": 0.5, "train_samples": 20}
 UNEQUAL = {"partition": "dirichlet", "alpha": 0.5, "train_samples": 0, "test_samples": 0, "total_samples": 200}
 VALIDATED = {"validation_fraction": 0.3, "train_samples": 30}
 CLUSTERS = {"algo": "fedplvm", "train_samples": 40}
+NEED_AN_EARLIER_RUN = {"gaussian.revocable", "gaussian.start-from"}  # they act in tests/federation/test_forget.py
 CASES: dict[str, tuple[dict[str, Any], Any]] = {
     "algo": ({}, "fedavg"),
     "rounds": ({}, 3),

@@ -27,6 +27,8 @@ def some_data(labels: list[int]) -> ClientData:
         "",
         (0.2, 0.5),
         (0.3, 0.25),
+        (),
+        (),
         len(labels),
     )
 
