@@ -151,9 +151,9 @@ class Visit:
         client, algorithm = self.client, self.algorithm
         with self.timed("train"):
             losses = algorithm.fit()
-            algorithm.privacy.check_covered(algorithm.privacy.has_trained or algorithm.settings.row.one_shot)
         with self.timed("prototypes"):
             upload = algorithm.upload()
+        algorithm.privacy.check_answer()
         with self.timed("save"):
             if tensors := algorithm.packed_state():
                 client.states.save(client.instructions.round, client.arch, tensors)

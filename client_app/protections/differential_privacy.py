@@ -25,9 +25,14 @@ from protofl_common.data.raw import Ints
 from protofl_common.experiment.settings import Settings
 from protofl_common.maths.gaussian import ClassMoments
 from protofl_common.maths.prototypes import Prototypes, class_means
-from protofl_common.privacy import release
 from protofl_common.privacy.plan import Mechanism, Plan, epsilon
-from protofl_common.privacy.release import fresh_draw, private_class_means, private_counts, private_hits
+from protofl_common.privacy.release import (
+    fresh_draw,
+    private_class_means,
+    private_counts,
+    private_hits,
+    private_moments,
+)
 from protofl_common.wire.records import Report
 
 Spending = Counter[tuple[float, float]]  # (q, σ) -> how many times
@@ -93,13 +98,17 @@ class DifferentialPrivacy(Protection):
             moments.measure(features_NF, labels_N)
             return
         clip, noise = self.client.settings.privacy.dp_feature_clip, self._table_noise(round_number)
-        release.private_moments(moments, features_NF, labels_N, clip, noise, fresh_draw())
+        private_moments(moments, features_NF, labels_N, clip, noise, fresh_draw())
 
     def check_training(self, step: Step, as_charged: bool) -> None:
         """SettingsError for a second training, for steps that are not private, and for more or larger batches."""
         covered = isinstance(step, PrivateStep) and as_charged and not self.has_trained
         self.has_trained = True
         self.check_covered(covered)
+
+    def check_answer(self) -> None:
+        """SettingsError unless a round's answer is of private training or, in one shot, of a table with noise."""
+        self.check_covered(self.tables_made > 0 if self.client.settings.row.one_shot else self.has_trained)
 
     def check_covered(self, covered: bool) -> None:
         """SettingsError under differential privacy, unless the ledger covers what this client is about to do."""

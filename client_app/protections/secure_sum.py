@@ -28,12 +28,7 @@ from protofl_common.privacy.masks import KEY, OWN, PAIR, SEALED, masked, new_sec
 from protofl_common.privacy.shamir import FEWEST, SHARE, needed, points_of, split
 from protofl_common.privacy.sums import MASKED, figure_names, to_sums, to_whole, weighted_figures, without_figures
 from protofl_common.wire.payloads import Payload, pack_payload
-from protofl_common.wire.records import (
-    FINAL,
-    Report,
-    pack_by_site,
-    unpack_by_site,
-)
+from protofl_common.wire.records import FINAL, Report, pack_by_site, unpack_by_site
 from protofl_common.wire.schema import Limits, RefusedMessage
 
 _ORDER = ("advertise", "share", "mask", "unmask")

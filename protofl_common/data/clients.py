@@ -4,7 +4,7 @@ import math
 import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache
 from typing import Any, cast
 
 import numpy as np
@@ -66,10 +66,13 @@ def open_client_data(
     check_data_settings(settings)
     data = open_data(settings)
     client, clients = placed(settings, partition, num_partitions, domain)
-    share_of = partial(client_share, data, settings, seed=seed, clients=clients, domain=domain)
-    share, pooled = share_of(client=client), shared_scale or settings.standardise == "pooled"
-    others = [share_of(client=each).train for each in range(clients if pooled else 0)]
-    fill, mean, std = _fitted(data, settings, np.unique(np.concatenate([share.train, *others])))
+    share = client_share(data, settings, seed=seed, client=client, clients=clients, domain=domain)
+    if settings.standardise == "auto" and are_images(data.inputs):
+        fill, mean, std = Floats(), data.mean, data.std
+    elif shared_scale or settings.standardise == "pooled":
+        fill, mean, std = _pooled_scale(settings, data.key, seed, clients, domain)
+    else:
+        fill, mean, std = _fitted(data, settings, share.train)
     hiding = np.random.default_rng(derive_seed(seed, "labelled", client, domain))
     return ClientData(
         train_inputs=_rows(data.inputs, share.train, fill),
@@ -123,10 +126,18 @@ def hide_labels(labels: Ints, rate: float, rng: Generator) -> Ints:
     return hidden
 
 
+@lru_cache(maxsize=8)
+def _pooled_scale(
+    settings: DataSettings, key: str, seed: int, clients: int, domain: str
+) -> tuple[Floats, Floats, Floats]:
+    """`_fitted` on the training samples of all clients, once per process; ``key``: that of the stored data."""
+    data = open_data(settings)
+    shares = (client_share(data, settings, seed=seed, client=n, clients=clients, domain=domain) for n in range(clients))
+    return _fitted(data, settings, np.unique(np.concatenate([share.train for share in shares])))
+
+
 def _fitted(data: StoredData, settings: DataSettings, rows: Ints) -> tuple[Floats, Floats, Floats]:
     """Return what stands in the place of missing values, the mean and the deviation, all made of these ``rows``."""
-    if settings.standardise == "auto" and are_images(data.inputs):
-        return (), data.mean, data.std
     fill, inputs = Floats(), _rows(data.inputs, rows)
     if settings.impute != "none" and np.issubdtype(inputs.dtype, np.floating):
         middle = np.nanmedian if settings.impute == "median" else np.nanmean

@@ -95,7 +95,7 @@ def as_markdown(run: Run) -> str:
     versions = ", ".join(f"{name} {number}" for name, number in summary.get("versions", {}).items())
     sizes, lost, seconds = totals(run.rows)
     accuracy = {kind: run.evaluations(kind)[-1]["accuracy"][kind] for kind in run.kinds}
-    best = {kind: best_text(best_round) for kind in run.kinds if (best_round := best_of(run.rows, kind))}
+    best = {kind: best_text(result) for kind in run.kinds if (result := best_of(run.rows, kind))}
     heads = ("", "mean, %", *list(MEASURES.values())[1:], "best mean")
     lines = [
         f"### {in_markdown(run.title)}",

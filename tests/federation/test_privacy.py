@@ -279,6 +279,18 @@ def test_a_run_spends_its_epsilon_and_says_so(tmp_path: Path) -> None:
         assert epsilon(mechanisms, 1e-5) == pytest.approx(spent[-1])
 
 
+def test_what_is_sent_in_one_shot_without_a_table_of_the_ledger_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        DifferentialPrivacy, "measure", lambda _, moments, features, labels, number: moments.measure(features, labels)
+    )
+    config = run_config(tmp_path, algo="gaussian", **SMALL | BEHIND | {"rounds": 1})
+    reasons = [why for row in rows_without_a_reply(config, 2) for why in row["failed"].values()]
+    assert reasons
+    assert all("the privacy ledger does not cover" in why for why in reasons)
+
+
 def test_a_run_that_was_resumed_counts_the_round_that_it_repeats(tmp_path: Path) -> None:
     """Its last round has no budget left; the final evaluation has."""
     config = run_config(tmp_path, algo="fedproto", run_name="r", **SMALL | {"rounds": 5})

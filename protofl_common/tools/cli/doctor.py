@@ -156,9 +156,9 @@ def _folders(asked: argparse.Namespace) -> Found:
 def _settings(asked: argparse.Namespace) -> Found:
     try:
         settings = checked(default_run_config() | asked.settings)
+        data = open_data(settings.data) if is_own(settings.data.dataset) else None
         yield FACT, f"right; the data set {settings.data.dataset} is here", ""
-        if is_own(settings.data.dataset):
-            data = open_data(settings.data)
+        if data:
             clients = f"; clients: {', '.join(data.domain_names)}" if data.domain_names else ""
             samples = f"{len(data.labels)} samples, {described(data.inputs)}"
             yield FACT, f"{samples}, of {len(data.classes)} classes: {', '.join(data.classes)}{clients}", ""
