@@ -49,7 +49,7 @@ coverage: $(BIN)/.installed  ## the lines that `make test` does not run
 
 docs: $(BIN)/.installed  ## the references anew, from the code; the site in site/, where a warning is an error
 	$(BIN)/python -m tests.bench.reference
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 test-gpu: $(BIN)/.installed  ## on a machine with a CUDA device: every algorithm, graphs, seeds, resuming, memory
 	$(BIN)/python -m pytest tests/federation/test_cuda.py -n 0 --durations=15
