@@ -134,7 +134,8 @@ class Visit:
         return self.evaluated
 
     def _evaluated(self, data: Samples, prototypes: Prototypes | None) -> Evaluation:
-        algorithm, settings = self.algorithm, self.client.settings
+        algorithm, settings, client = self.algorithm, self.client.settings, self.client
+        adds_balanced = client.data.uneven and not client.node.is_site
         return evaluate(
             algorithm.evaluation_model(),
             data,
@@ -142,8 +143,8 @@ class Visit:
             prototypes,
             similarity=algorithm.similarity,
             with_head=algorithm.predicts_with_head,
-            metrics=settings.metrics,
-            num_classes=self.client.num_classes,
+            metrics=settings.reported_metrics if adds_balanced else settings.metrics,
+            num_classes=client.num_classes,
         )
 
     def fit(self) -> tuple[Payload, dict[str, float], Declared]:

@@ -178,7 +178,7 @@ class Client:
 
     @property
     def metrics(self) -> set[str]:
-        return declared_metrics(self.settings.metrics, self.num_classes)
+        return declared_metrics(self.settings.reported_metrics, self.num_classes)
 
     def limits(self, weights: Mapping[str, Template]) -> Limits:
         """Return the limits of a payload from the server; ``weights``: the arrays of each declared entry of weights."""

@@ -137,5 +137,5 @@ def _expected(strategy: Strategy, number: int, declared: Declared, training: boo
         longest=settings.privacy.dp_feature_clip,
     )
     losses = strategy.row.reported_losses if training else ()
-    metrics = declared_metrics(settings.metrics, strategy.num_classes)
+    metrics = declared_metrics(settings.reported_metrics, strategy.num_classes)
     return Expected(number, declared, limits, losses, metrics, complete=training, counts_samples=training)

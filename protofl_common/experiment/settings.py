@@ -23,7 +23,7 @@ from protofl_common.experiment.catalog import CATALOG, Algorithm, FedPCLHparams,
 from protofl_common.experiment.node import NODE_KEYS, REQUIRE_SUMS, instead, is_site, refusals, required_dp
 from protofl_common.experiment.plugins import algorithm_named, read_hparams
 from protofl_common.privacy.plan import Plan, plan_of
-from protofl_common.runs.evaluation_metrics import metric_names
+from protofl_common.runs.evaluation_metrics import BALANCED, metric_names
 from protofl_common.runs.folder import KINDS
 from protofl_common.wire.schema import Declared, Exchange, vectors_in, weights_in
 
@@ -95,6 +95,12 @@ class Settings(Sections):
     @property
     def metrics(self) -> tuple[str, ...]:
         return metric_names(self.run.metrics)
+
+    @property
+    def reported_metrics(self) -> tuple[str, ...]:
+        """Return them with balanced accuracy, which simulated clients may add where the server sees their figures."""
+        hidden = self.privacy.sums_only or self.privacy.dp != "none"
+        return self.metrics if hidden or BALANCED in self.metrics else (*self.metrics, BALANCED)
 
     @property
     def backbones(self) -> tuple[str, ...]:

@@ -12,10 +12,9 @@ from protofl_common.basics.tensorfile import write_tensors
 from protofl_common.basics.text import in_order
 from protofl_common.config.options import SettingsError
 from protofl_common.experiment.settings import to_run_config
-from protofl_common.runs.doubts import doubts_of_outcome
 from protofl_common.runs.figures import totals
 from protofl_common.runs.folder import KINDS, METRICS, SUMMARY, Accuracies, ClientRow, RoundRow, Summary
-from protofl_common.runs.metrics import best_of, over_clients
+from protofl_common.runs.metrics import best_of, doubts_of_outcome, over_clients
 from protofl_common.wire.records import Report
 from server_app.callbacks.base import Callback, Run
 from server_app.log import say

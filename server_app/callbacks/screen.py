@@ -8,7 +8,6 @@ from protofl_common.basics.text import in_order
 from protofl_common.config.sections import DataSettings, protections
 from protofl_common.experiment.settings import Settings, to_run_config
 from protofl_common.maths.aggregation import FEWEST
-from protofl_common.runs.doubts import doubts_of_data
 from protofl_common.runs.figures import (
     HIDDEN,
     MEASURES,
@@ -24,7 +23,7 @@ from protofl_common.runs.figures import (
     side_by_side,
 )
 from protofl_common.runs.folder import KINDS, SITES, RoundRow, Summary, troubles
-from protofl_common.runs.metrics import human_bytes, human_seconds
+from protofl_common.runs.metrics import doubts_of_data, human_bytes, human_seconds
 from protofl_common.wire.records import SiteCard
 from server_app.callbacks.base import Callback, Run
 from server_app.log import say

@@ -47,7 +47,8 @@ def test_hostile_names_are_shown_as_they_are_and_do_nothing(tmp_path: Path) -> N
     assert [cells[0] for cells in page.table("client", "domain")] == in_order(sites)
     assert ["2", "refused", sites[0], HOSTILE[1]] in page.table("round", "what")
     assert ["2", "missing", sites[2], "no answer in time"] in page.table("round", "what")
-    assert {"backbones", "accuracy-of-domains", "distribution", "prototypes-tsne"} <= set(page.figures)
+    assert {"accuracy-of-domains", "distribution", "prototypes-map"} <= set(page.figures)
+    assert all(cells[-2:] == ["0.50", "-0.50"] for cells in page.table("client", "domain"))
     losses, clients = page.data["losses"], [line[0] for line in page.data["distribution"][1:]]
     assert losses[0] == ["round", "total (loss)", "cross-entropy (loss)", "prototype (loss)", f"{HOSTILE[0]} (loss)"]
     assert losses[1:] == [["1", "1", "0.5", "0.5", ""], ["2", "0.5", "0.25", "0.25", ""], ["3", *losses[3][1:4], "1"]]
@@ -110,7 +111,7 @@ def test_a_run_of_an_older_version_lacks_what_was_not_recorded(tmp_path: Path) -
     page = Page(write_report(folder))
     page.assert_self_contained()
     assert page.table("client", "domain") == [["a", "–", "cnn4", "9", "–", "–", "0.5", "1.0"]]
-    assert not {"distribution", "margins-by-class", "prototypes-tsne"} & set(page.figures)
+    assert not {"distribution", "margins-by-class", "prototypes-map"} & set(page.figures)
 
 
 @pytest.mark.parametrize("damage", ["client-prototypes.safetensors", "sites.json", "prototypes.jsonl", "summary.json"])
@@ -141,7 +142,7 @@ def test_the_same_run_gives_the_same_page(tmp_path: Path, monkeypatch: pytest.Mo
     folder = write(tmp_path / "run", [row(number, ["a", "b"]) for number in (1, 2)])
     write_prototypes(folder, ["a", "b"], ["x", "y", "z"], 2)
     first = Page(write_report(folder))
-    assert {"prototypes-tsne", "features-tsne"} <= set(first.figures)
+    assert {"prototypes-map", "features-map"} <= set(first.figures)
     assert write_report(folder).read_text() == first.source
 
 
