@@ -51,7 +51,7 @@ docs: $(BIN)/.installed  ## the references anew, from the code; the site in site
 	$(BIN)/python -m tests.bench.reference
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
-test-gpu: $(BIN)/.installed  ## on a machine with a CUDA device: every algorithm, graphs, seeds, resuming, memory
+test-gpu: $(BIN)/.installed  ## on a machine with a CUDA device: every algorithm, seeds, resuming, memory
 	$(BIN)/python -m pytest tests/federation/test_cuda.py -n 0 --durations=15
 
 fuzz: $(BIN)/.installed  ## 10,000 random messages for each decoder, and for a site that is watched: half an hour
