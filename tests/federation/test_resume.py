@@ -11,7 +11,7 @@ from flwr.app import MessageType
 from safetensors.torch import save_file
 
 from protofl_common.basics.code_version import code_version
-from protofl_common.basics.tensorfile import TensorFileError
+from protofl_common.basics.files import TensorFileError
 from protofl_common.config.options import SettingsError
 from protofl_common.experiment.catalog import CATALOG
 from protofl_common.experiment.settings import Settings, default_run_config

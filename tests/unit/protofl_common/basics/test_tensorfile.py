@@ -7,7 +7,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from protofl_common.basics.tensorfile import TensorFileError, read_tensors, write_tensors
+from protofl_common.basics.files import TensorFileError
+from protofl_common.basics.tensorfile import read_tensors, write_tensors
 from tests.support.accidents import flip_a_bit
 
 CPU = torch.device("cpu")

@@ -215,8 +215,33 @@ def test_a_finished_run_keeps_its_models_only_on_request(keep: bool, small: Path
 def test_off_a_terminal_every_run_says_that_it_has_ended(small: Path) -> None:
     table, said = read_table(small), StringIO()
     runs, console = Runs(small.parent / "runs"), Console(file=said, width=200)
-    execute([(table, plan(table, seeds=(2,), only=("Local",)))], runs, Launcher(), small.parent, {}, console)
-    assert said.getvalue().splitlines()[0].startswith("  done: local-digits-s2-")
+    cells = plan(table, seeds=(2,), only=("Local",))
+    execute([(table, cells)], runs, Launcher(), small.parent, {}, console)
+    name = runs_of(cells)[0].name
+    assert said.getvalue().splitlines()[:2] == [f"  {name}: round 1/2", f"  done: {name}"]
+
+
+def test_a_run_that_another_process_makes_is_left_to_it(small: Path) -> None:
+    table, said, launcher = read_table(small), StringIO(), Launcher()
+    runs, cells = Runs(small.parent / "runs"), plan(table, seeds=(1,), only=("Local",))
+    other, mine = runs_of(cells)
+    with runs.lock(other.name):
+        planned, console = [(table, cells)], Console(file=said, width=200)
+        assert execute(planned, runs, launcher, small.parent, {}, console) == 0
+    assert launcher.launched == [mine.name]
+    assert f"  another process makes {other.name}" in said.getvalue().splitlines()
+    assert "| Local | … | 98.26 ± 0.40 |" in (small.parent / "small.md").read_text(encoding="utf-8")
+
+
+def test_shards_are_all_runs_and_share_none(small: Path) -> None:
+    launched = []
+    for number in range(3):
+        launcher, table = Launcher(), read_table(small)
+        here, cells = small.parent / str(number), plan(table)
+        runs, console = Runs(here / "runs"), Console(quiet=True)
+        execute([(table, cells)], runs, launcher, here, {}, console, shard=slice(number, None, 3))
+        launched += launcher.launched
+    assert sorted(launched) == sorted(run.name for run in runs_of(plan(read_table(small))))
 
 
 def test_a_run_of_other_settings_in_the_same_place_is_repeated(small: Path) -> None:
@@ -234,6 +259,13 @@ def test_a_run_of_other_settings_in_the_same_place_is_repeated(small: Path) -> N
 def test_the_result_as_markdown_and_csv(small: Path) -> None:
     assert run_table(small, Launcher()) == 1
     assert (small.parent / "small.md").read_text(encoding="utf-8") == MARKDOWN
+    latex = (small.parent / "small.tex").read_text(encoding="utf-8").splitlines()
+    assert latex[3:6] == [
+        r"\begin{tabular}{lrrrrrr}",
+        r"\toprule",
+        r" & all & paper & first & paper & few & paper \\",
+    ]
+    assert latex[7] == r"Local & 51.50 $\pm$ 0.71 & 98.26 $\pm$ 0.40 & 51.50 $\pm$ 0.71 &  & 51.50 $\pm$ 0.71 & 90 \\"
     lines = (small.parent / "small.csv").read_text(encoding="utf-8").splitlines()
     assert lines[0] == "row,column,state,mean,std,seeds,paper,figure,values,reason,chosen"
     assert lines[1] == "Local,all,done,51.5000,0.7071,2,98.26 ± 0.40,final head,1:51.0000 2:52.0000,,"
