@@ -179,6 +179,7 @@ def _compared(summary: Summary) -> Compared:
         clients={
             site: by_kind.get("head", by_kind.get("prototype", 0.0))
             for site, by_kind in summary["accuracy-of-clients"].items()
+            if by_kind
         },
     )
 
