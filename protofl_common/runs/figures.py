@@ -190,7 +190,7 @@ def _compared(summary: Summary) -> Compared:
         worst=100 * accuracy["worst-10%"] if "worst-10%" in accuracy else None,
         bytes=sum(summary["bytes"].values()),
         models=counted(client["arch"] for client in summary["clients"].values()),
-        clients={site: own.get("head", own.get("prototype", 0.0)) for site, own in of_clients.items()},
+        clients={site: own.get("head", own.get("prototype", 0.0)) for site, own in of_clients.items() if own},
     )
 
 

@@ -115,9 +115,7 @@ def test_it_is_found_by_its_entry_point(site_packages: Path) -> None:
 
 
 def test_another_name_is_told_with_the_nearest() -> None:
-    with pytest.raises(
-        SettingsError, match=r"algo = 'mooon': choose one of local, .*, moon, fedbn \(did you mean moon\?\)"
-    ):
+    with pytest.raises(SettingsError, match=r"algo = 'mooon': choose one of local, .*, moon \(did you mean moon\?\)"):
         Settings.from_run_config(default_run_config() | {"algo": "mooon"})
 
 
@@ -476,22 +474,3 @@ def test_its_names_are_those_of_the_code() -> None:
     assert settings <= {*known_keys(), *NODE_KEYS}
     for path in re.findall(r"\]\((\.\./[^)]+)\)", PAGE):
         assert (ROOT / "docs" / path).exists(), path
-
-
-# -- a method that is a row alone ------------------------------------------------------------------------------------
-
-
-def test_fedbn_leaves_the_normalisation_layers_at_the_client(tmp_path: Path) -> None:
-    config = run_config(tmp_path, algo="fedbn", models="resnet4-imagenet-stem", rounds=2, test_samples=30, **STRIPES)
-    models = list(models_left(run_federation(config, clients=3)).values())
-    sent = set(load_file(next(tmp_path.rglob("weights.safetensors"))))
-    own = models[0].keys() - sent
-    assert {name.rpartition(".")[2] for name in own} > {"running_mean", "running_var", "num_batches_tracked"}
-    assert not any(name.endswith(("running_mean", "num_batches_tracked")) for name in sent)
-    assert all(torch.equal(models[0][name], other[name]) for other in models[1:] for name in sent)
-    assert not all(torch.equal(models[0][name], models[1][name]) for name in own)
-
-
-def test_an_operator_reads_what_fedbn_sends() -> None:
-    (entry,) = plugins.algorithm_named("fedbn").exchange.up.values()
-    assert entry.words == "all weights of the model but its normalisation layers"

@@ -16,7 +16,10 @@ from server_app.protections.bounds import bounds_of
 from server_app.replies import Upload
 from server_app.strategies.fesem import FeSEM
 from tests.support import plain
+from tests.support.declaration import Declared
 from tests.support.harness import Outcome, run_config, run_federation
+
+DECLARED = Declared(weights=True, acts={"centres": 1})
 
 SITES, K = 4, 2
 Division = list[list[int]]

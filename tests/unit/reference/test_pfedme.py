@@ -9,7 +9,10 @@ import torch
 from protofl_common.config.sections import ModelSettings
 from protofl_common.models.build import initial_model
 from tests.support import plain
+from tests.support.declaration import Declared
 from tests.support.harness import run_config, run_federation
+
+DECLARED = Declared(weights=True, own="personal", acts={"lambda": 1.0, "personal-steps": 1, "eta": 0.01, "beta": 2.0})
 
 
 class PFedMeClient(plain.PlainClient):

@@ -276,6 +276,11 @@ def test_what_always_leaves_follows_from_the_demands(demand: str, told: str) -> 
     assert said == [NAMED + told]
 
 
+def test_an_operator_reads_that_fedbns_normalisation_layers_stay() -> None:
+    listed = [one.text for one in _algorithms(node_config(NODE.replace("fedproto", "fedbn")))]
+    assert "all weights of the model but its normalisation layers: fedbn" in listed
+
+
 @pytest.mark.usefixtures("site")
 def test_a_strict_site_is_not_called_wrong_for_what_runs_ask_by_default() -> None:
     strict = NODE.replace("fedproto", "fedtgp") + " max-epochs=1 max-rounds=2 max-batch-size=3"
