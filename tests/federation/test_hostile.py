@@ -95,22 +95,14 @@ ATTACKS: dict[str, tuple[Change, str]] = {
     "NaN": (prototypes_with(means=lambda m: m * np.float32(np.nan)), "NaN or infinity"),
     "infinity": (prototypes_with(means=lambda m: m + np.float32(np.inf)), "NaN or infinity"),
     "a million prototypes": (many(10**6), "bytes of arrays, where a valid reply has at most 2720"),
-    "a million said, few sent": (
-        prototypes_with(means=lambda m: Array("float32", (10**6, 64), RAW, m.tobytes())),
-        "1000000 prototypes, not from 1 to 10",
-    ),
-    "a shape with a truth value": (
-        prototypes_with(means=lambda m: Array("float32", (len(m), True * 64, True), RAW, m.tobytes())),
-        "a shape of other things",
-    ),
-    "a gigabyte in the prototypes": (
-        prototypes_with(means=lambda m: Array("float32", m.shape, RAW, huge)),
-        "bytes of arrays, where a valid reply",
-    ),
-    "a gigabyte beside them": (
-        extra("more", ArrayRecord({"x": Array("float32", (GIGABYTE // 4,), RAW, huge)})),
-        "bytes of arrays, where a valid reply",
-    ),
+    "a million said, few sent": (prototypes_with(means=lambda m: Array("float32", (10**6, 64), RAW, m.tobytes())),
+        "1000000 prototypes, not from 1 to 10"),
+    "a shape with a truth value": (prototypes_with(means=lambda m: Array("float32", (len(m), True * 64, True), RAW,
+        m.tobytes())), "a shape of other things"),
+    "a gigabyte in the prototypes": (prototypes_with(means=lambda m: Array("float32", m.shape, RAW, huge)),
+        "bytes of arrays, where a valid reply"),
+    "a gigabyte beside them": (extra("more", ArrayRecord({"x": Array("float32", (GIGABYTE // 4,), RAW, huge)})),
+        "bytes of arrays, where a valid reply"),
     "a class it does not hold": (prototypes_with(labels=lacking_class), "did not declare when it joined"),
     "labels flipped to others' classes": (flipped(10), "did not declare when it joined"),
     "scaled by 10^6": (scaled(1e6), "(max-prototype-norm)"),
@@ -127,7 +119,7 @@ ATTACKS: dict[str, tuple[Change, str]] = {
     "a replayed reply": (replayed(), "a reply to round 1 in round"),
     "nothing in it": (lambda message, _: from_node(message, Message(RecordDict(), reply_to=message)), "records other"),
     "weights": (extra("weights", ArrayRecord({"w": raw(np.zeros(3, np.float32))})), "undeclared array record"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("attack", ATTACKS)
@@ -322,18 +314,12 @@ STATISTICSS: dict[str, tuple[Change, str]] = {
     "wrong dimension": (statistics_with(features=lambda z: z[:, 1:].copy()), "instead of 60×64"),
     "fewer labels": (statistics_with(labels=lambda y: y[1:].copy()), "shape 60×64 instead of 59×64"),
     "a label out of range": (statistics_with(labels=lambda y: y + 10), "statistics with a label outside 0..9"),
-    "a million features": (
-        statistics_with(
-            features=lambda z: np.ones((10**6, 64), np.float32), labels=lambda y: np.zeros(10**6, np.int64)
-        ),
-        "bytes of arrays, where a valid reply has at most",
-    ),
-    "a million said": (
-        statistics_with(labels=lambda y: Array("int64", (10**6,), RAW, y.tobytes())),
-        "1000000 statistics, not from 0 to 200",
-    ),
+    "a million features": (statistics_with(features=lambda z: np.ones((10**6, 64), np.float32),
+        labels=lambda y: np.zeros(10**6, np.int64)), "bytes of arrays, where a valid reply has at most"),
+    "a million said": (statistics_with(labels=lambda y: Array("int64", (10**6,), RAW, y.tobytes())),
+        "1000000 statistics, not from 0 to 200"),
     "an array more": (statistics_with(images=lambda _: np.zeros(3, np.float32)), "statistics with the arrays"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("attack", STATISTICSS)
@@ -465,12 +451,8 @@ def test_a_head_that_its_digest_does_not_describe_is_found_out(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Heads are shared by all architectures: only what is built from the claim shows that it is false."""
-    outcome = introduced(
-        tmp_path,
-        first=card_with(arch="resnet34-imagenet-stem+fc512"),
-        algo="lg-fedavg",
-        models="cnn4,htcnn-1,htcnn-3,mnist-cnn,htcnn-2",
-    )
+    outcome = introduced(tmp_path, first=card_with(arch="resnet34-imagenet-stem+fc512"), algo="lg-fedavg",
+        models="cnn4,htcnn-1,htcnn-3,mnist-cnn,htcnn-2")  # fmt: skip
     assert sorted(outcome.summary["clients"]) == [f"site-{n}" for n in range(1, 5)]
     assert "site-0: its arch and input_shape do not give the weights that it claims" in capsys.readouterr().out
 

@@ -140,13 +140,8 @@ def test_a_run_of_separate_machines_says_where_its_models_are(
 
 def test_strange_images_are_unknown_and_the_own_ones_are_not(tmp_path: Path) -> None:
     """Inverted digits, dark on white, among a model's own, white on dark."""
-    settings: dict[str, Any] = {
-        "algo": "fedproto",
-        "rounds": 3,
-        "local_epochs": 5,
-        "dataset": "digits",
-        "partition": "iid",
-    }
+    settings: dict[str, Any] = {"algo": "fedproto", "rounds": 3, "local_epochs": 5, "dataset": "digits",
+        "partition": "iid"}  # fmt: skip
     run = trained(tmp_path, train_samples=300, test_samples=300, **settings)
     model = TrainedModel.read(run.folder / "clients" / "site-0" / WEIGHTS)
     data = site(run, 0).data

@@ -17,16 +17,9 @@ from protofl_common.tools.inference import Predictor
 from tests.support.harness import run_config, run_federation
 
 LONG = "a-folder-with-quite-a-long-name" * 7
-BROKEN: dict[str, bytes] = {
-    "empty.png": b"",
-    "text.jpg": b"no image",
-    "header.png": b"\x89PNG\r\n\x1a\n",
-    "zeros.bmp": bytes(100),
-    "cut.gif": b"GIF89a\x01\x00\x01\x00",
-    "wrong.tif": b"II*\x00\xff\xff\xff\xff",
-    "wrong.webp": b"RIFF\x10\x00\x00\x00WEBPVP8 ",
-    "negative.pgm": b"P5 -1 -1 255\n",
-}
+BROKEN: dict[str, bytes] = {"empty.png": b"", "text.jpg": b"no image", "header.png": b"\x89PNG\r\n\x1a\n",
+    "zeros.bmp": bytes(100), "cut.gif": b"GIF89a\x01\x00\x01\x00", "wrong.tif": b"II*\x00\xff\xff\xff\xff",
+    "wrong.webp": b"RIFF\x10\x00\x00\x00WEBPVP8 ", "negative.pgm": b"P5 -1 -1 255\n"}  # fmt: skip
 
 
 def card_of(shape: tuple[int, ...]) -> Any:

@@ -394,17 +394,14 @@ def test_a_site_keeps_one_account_over_all_runs_and_takes_part_in_nothing_beyond
 @pytest.mark.parametrize(
     ("demand", "changes", "said"),
     [
-        (
-            "epsilon<=8",
-            {"dp": "none"},
-            "dp = 'none': this site takes part only with dp = 'sample', dp-epsilon at most 8 and",
-        ),
+        ("epsilon<=8", {"dp": "none"},
+         "dp = 'none': this site takes part only with dp = 'sample', dp-epsilon at most 8 and"),
         ("epsilon<=8", {"dp": "weights"}, "dp = 'weights': choose one of none, sample"),
         ("epsilon<=2", {"dp": "sample"}, "dp-epsilon = 8.0: this site takes at most 2"),
         ("epsilon<=8", {"dp": "sample", "dp_delta": 0.01}, "dp-delta = 0.01: this site takes at most 1e-05"),
         ("little", {"dp": "sample"}, "node-config: require-dp = 'little': say 'epsilon<=8'"),
     ],
-)
+)  # fmt: skip
 def test_a_site_takes_part_in_nothing_less_than_it_demands(
     demand: str, changes: dict[str, Any], said: str, tmp_path: Path
 ) -> None:

@@ -278,13 +278,8 @@ def test_one_hostile_model_of_ten_takes_the_mean_and_nothing_else(tmp_path: Path
 # -- two of ten are hostile --------------------------------------------------------------------------------------------
 
 
-SHARED: dict[str, Any] = {
-    "arch": "htcnn-3",
-    "initial_weights": "shared",
-    "train_samples": 60,
-    "batch_size": 10,
-    "rounds": 3,
-}
+SHARED: dict[str, Any] = {"arch": "htcnn-3", "initial_weights": "shared", "train_samples": 60, "batch_size": 10,
+    "rounds": 3}  # fmt: skip
 
 
 @pytest.fixture(scope="module")

@@ -437,53 +437,29 @@ TRICKS: dict[str, tuple[str, str, Callable[[Message, Message], BySite], str]] = 
     "unmasking too few": ("train", "query.unmask", sites(0, 1), "an unmasking for 2 sites"),
     "unmasking strangers": ("train", "query.unmask", sites(0, 1, 2, 9), "an unmasking for 4 sites"),
     "an unmasking before its upload": ("query.share", "query.unmask", sites(0, 1, 2), "does not follow 'mask'"),
-    "an upload to the sum of two": (
-        "query.share",
-        "train",
-        lambda message, reply: {"site-1": bytes(SEALED)},
-        "shares of 2 sites, fewer than 3",
-    ),
-    "a sum of two": (
-        "query.advertise",
-        "query.share",
-        lambda message, reply: own_keys(reply) | strangers(1),
-        "2 sites for a sum, fewer than 3",
-    ),
-    "its own keys changed": (
-        "query.advertise",
-        "query.share",
-        lambda message, reply: strangers(2) | {"site-0": bytes(3 * KEY)},
-        "keys of which this site's are not its own",
-    ),
-    "one site under two names": (
-        "query.advertise",
-        "query.share",
-        lambda message, reply: own_keys(reply) | strangers(2) | {"x2": strangers(1)["x0"]},
-        "or two sites' are the same",
-    ),
-}
+    "an upload to the sum of two": ("query.share", "train", lambda message, reply: {"site-1": bytes(SEALED)},
+        "shares of 2 sites, fewer than 3"),
+    "a sum of two": ("query.advertise", "query.share", lambda message, reply: own_keys(reply) | strangers(1),
+        "2 sites for a sum, fewer than 3"),
+    "its own keys changed": ("query.advertise", "query.share", lambda message,
+        reply: strangers(2) | {"site-0": bytes(3 * KEY)}, "keys of which this site's are not its own"),
+    "one site under two names": ("query.advertise", "query.share", lambda message,
+        reply: own_keys(reply) | strangers(2) | {"x2": strangers(1)["x0"]}, "or two sites' are the same"),
+}  # fmt: skip
 
 
 FINAL_TRICKS: dict[str, tuple[str, str, str]] = {
-    "the final evaluation under a round's keys": (
-        *("query.share", "evaluate"),
-        "does not follow 'share' of the final evaluation after round 1",
-    ),
-    "training under the final evaluation's keys": (
-        *("query.share_final", "train"),
-        "does not follow 'share' of round 1",
-    ),
+    "the final evaluation under a round's keys": (*("query.share", "evaluate"),
+        "does not follow 'share' of the final evaluation after round 1"),
+    "training under the final evaluation's keys": (*("query.share_final", "train"),
+        "does not follow 'share' of round 1"),
     "a round's unmasking in the final evaluation": (*("evaluate", "query.unmask"), "does not follow 'mask' of round 1"),
     "a second final evaluation": ("evaluate", "evaluate", "does not follow 'share'"),
-    "keys for a second final evaluation": (
-        *("evaluate", "query.advertise_final"),
-        "keys asked for the final evaluation after round 1, after the upload of the final evaluation",
-    ),
-    "keys for training after the final evaluation": (
-        *("evaluate", "query.advertise"),
-        "keys asked for round 1, after the upload of the final evaluation after round 1",
-    ),
-}
+    "keys for a second final evaluation": (*("evaluate", "query.advertise_final"),
+        "keys asked for the final evaluation after round 1, after the upload of the final evaluation"),
+    "keys for training after the final evaluation": (*("evaluate", "query.advertise"),
+        "keys asked for round 1, after the upload of the final evaluation after round 1"),
+}  # fmt: skip
 """After which stage which message comes, and what the client says of it."""
 
 
@@ -590,11 +566,8 @@ def test_what_needs_single_uploads_is_refused_by_name(algo: str) -> None:
 @pytest.mark.parametrize(
     ("key", "value", "said"),
     [
-        (
-            "merging",
-            "median",
-            "merging = 'median': secagg = true hides the single uploads that it needs; choose 'mean'",
-        ),
+        ("merging", "median",
+         "merging = 'median': secagg = true hides the single uploads that it needs; choose 'mean'"),
         ("max-update-ratio", 2.0, "max-update-ratio = 2.0: secagg = true hides the single uploads that it needs"),
         ("statistics", "summary", "statistics = 'summary': secagg = true hides"),
         ("metrics", "auc,recall", "metrics = 'recall': it tells which classes a client has"),
@@ -603,7 +576,7 @@ def test_what_needs_single_uploads_is_refused_by_name(algo: str) -> None:
         ("baselines", "fedtgp", ""),
         ("secagg-threshold", 0.5, "secagg-threshold = 0.5: must be a number above 0.5 and at most 1"),
     ],
-)
+)  # fmt: skip
 def test_what_would_tell_what_it_hides_is_refused(key: str, value: Any, said: str, tmp_path: Path) -> None:
     if key != "baselines":
         assert refusal({"secagg": True, key: value}).startswith(said)

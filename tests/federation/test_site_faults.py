@@ -64,44 +64,22 @@ def fill_the_disk(three: Three, patch: pytest.MonkeyPatch) -> None:
 
 
 LEFT_OUT: dict[str, tuple[Callable[[Three, pytest.MonkeyPatch], None], dict[str, Any], str, str]] = {
-    "misspelt class, named so by its operator": (
-        name_the_misspelt,
-        {},
+    "misspelt class, named so by its operator": (name_the_misspelt, {},
         r"south: the sites differ in classes; .*\n +benign, mali.*: east, north\n.*: south",
-        "query 0: sent site, 0 bytes of arrays; its classes: benign, malingant\n",
-    ),
-    "misspelt class": (
-        misspell,
-        {},
-        r"south cannot take part: DataError \(classes\): ",
-        "does not list the folder 'malingant'",
-    ),
-    "truncated image": (
-        truncate,
-        {},
-        "south cannot take part: DataError: its data cannot be read",
-        "benign/0.png is not a readable image",
-    ),
+        "query 0: sent site, 0 bytes of arrays; its classes: benign, malingant\n"),
+    "misspelt class": (misspell, {}, r"south cannot take part: DataError \(classes\): ",
+        "does not list the folder 'malingant'"),
+    "truncated image": (truncate, {}, "south cannot take part: DataError: its data cannot be read",
+        "benign/0.png is not a readable image"),
     "no data": (lose_the_data, {}, r"south cannot take part: DataError \(data-dir\)", "there is no such folder"),
-    "unwritable folder": (
-        make_the_folder_unwritable,
-        {},
+    "unwritable folder": (make_the_folder_unwritable, {},
         r"south cannot take part: StateError \(state-dir\): its model of this run cannot be read or written",
-        "south/state cannot be written",
-    ),
-    "full disk": (
-        fill_the_disk,
-        {},
-        r"south cannot take part: StateError \(state-dir\)",
-        "south/state cannot be written .*No space left on device",
-    ),
-    "full disk of the cache": (
-        fill_the_cache,
-        {},
-        r"south cannot take part: DataError \(cache-dir\)",
-        "cannot be written .*No space left on device.*; set cache-dir to a folder with room",
-    ),
-}
+        "south/state cannot be written"),
+    "full disk": (fill_the_disk, {}, r"south cannot take part: StateError \(state-dir\)",
+        "south/state cannot be written .*No space left on device"),
+    "full disk of the cache": (fill_the_cache, {}, r"south cannot take part: DataError \(cache-dir\)",
+        "cannot be written .*No space left on device.*; set cache-dir to a folder with room"),
+}  # fmt: skip
 """What is done -> (how, settings of the run, what the server says, what the site's log says)."""
 
 

@@ -49,12 +49,8 @@ def answer(node: dict[str, Any], config: dict[str, Any], message: Message | None
 
 # -- what an error tells ----------------------------------------------------------------------------------------------
 
-SOURCES = {
-    "json": "file:small:{file}",
-    "safetensors": "file:resnet18:{file}",
-    "pth": "file:resnet18:{file}",
-    "image": "",
-}
+SOURCES = {"json": "file:small:{file}", "safetensors": "file:resnet18:{file}", "pth": "file:resnet18:{file}",
+    "image": ""}  # fmt: skip
 
 
 @pytest.mark.parametrize("suffix", SOURCES)

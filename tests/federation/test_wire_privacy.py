@@ -443,14 +443,8 @@ def test_recalls_of_classes_with_few_test_samples_do_not_leave(least: int, tmp_p
 @pytest.mark.parametrize("least", [2, 25])
 def test_no_figure_of_few_samples_leaves_and_the_run_does_without(least: int, tmp_path: Path) -> None:
     """With 20 of them where ``min-class-samples`` is less; test and validation samples each for themselves."""
-    more = {
-        "validation_fraction": 0.3,
-        "metrics": "auc",
-        "keep_best": True,
-        "report": True,
-        "rounds": 2,
-        "total_samples": 900,
-    }
+    more = {"validation_fraction": 0.3, "metrics": "auc", "keep_best": True, "report": True, "rounds": 2,
+        "total_samples": 900}  # fmt: skip
     outcome = unequal(tmp_path, "fedproto", least, test_samples=19 if least == 2 else 24, **more)
     assert not any(outcome.summary["trouble"].values())
     assert outcome.summary["accuracy"] == outcome.summary["metrics"] == {}
@@ -612,40 +606,20 @@ def sends_a_sample(honest: Pack) -> Pack:
 
 FEATURES = raw(np.zeros((30, 64), np.float32))
 MORE: dict[str, tuple[Any, str, Callable[[Pack], Pack], str]] = {
-    "a record": (
-        client_module,
-        "pack_payload",
-        packs(lambda one: one.update({"features": ArrayRecord({"z": FEATURES})})),
-        "bytes beyond the declared values",
-    ),
-    "an array": (
-        client_module,
-        "pack_payload",
-        packs(lambda one: one["prototypes"].update({"features": FEATURES})),
-        "an undeclared array",
-    ),
+    "a record": (client_module, "pack_payload",
+        packs(lambda one: one.update({"features": ArrayRecord({"z": FEATURES})})), "bytes beyond the declared values"),
+    "an array": (client_module, "pack_payload", packs(lambda one: one["prototypes"].update({"features": FEATURES})),
+        "an undeclared array"),
     "bytes after an array": (client_module, "pack_payload", packs(more_bytes), "bytes beyond the shape"),
-    "a text": (
-        client_module,
-        "pack_payload",
-        packs(lambda one: one.update({"note": ConfigRecord({"from": "here"})})),
-        "bytes beyond the declared values",
-    ),
-    "a number": (
-        records,
-        "pack_report",
-        packs(lambda one: one.update({"losses.first-feature": 0.25})),
-        "an undeclared number losses.first-feature",
-    ),
-    "a list in place of a number": (
-        records,
-        "pack_report",
-        packs(lambda one: one.update({"train_samples": [10, 20]})),
-        "not a single number",
-    ),
+    "a text": (client_module, "pack_payload", packs(lambda one: one.update({"note": ConfigRecord({"from": "here"})})),
+        "bytes beyond the declared values"),
+    "a number": (records, "pack_report", packs(lambda one: one.update({"losses.first-feature": 0.25})),
+        "an undeclared number losses.first-feature"),
+    "a list in place of a number": (records, "pack_report", packs(lambda one: one.update({"train_samples": [10, 20]})),
+        "not a single number"),
     "a path in the introduction": (records, "pack_site_card", tells_a_path, "a path"),
     "a sample in place of a mean": (ClientAlgorithm, "local_prototypes", sends_a_sample, "of a single sample"),
-}
+}  # fmt: skip
 UNSEEN = ("a path in the introduction", "a sample in place of a mean")
 """What the server cannot tell from an honest reply."""
 

@@ -79,125 +79,60 @@ DECLARED: dict[str, Declared] = {
     "local": Declared(),
     "fedavg": Declared(weights=True),
     "fedproto": Declared(COUNTED, losses=("cross-entropy", "prototype")),
-    "fedtgp": Declared(
-        PLAIN,
-        losses=("cross-entropy", "prototype"),
-        acts={
-            "lambda": 3.0,
-            "distance": "l1",
-            "granularity": "sample",
-            "margin": "fixed",
-            "margin-threshold": 0.001,
-            "transform": False,
-            "server-epochs": 3,
-            "server-lr": 0.5,
-            "server-batch-size": 4,
-        },
-    ),
+    "fedtgp": Declared(PLAIN, losses=("cross-entropy", "prototype"), acts={"lambda": 3.0, "distance": "l1",
+        "granularity": "sample", "margin": "fixed", "margin-threshold": 0.001, "transform": False, "server-epochs": 3,
+        "server-lr": 0.5, "server-batch-size": 4}),
     "fedpcl": Declared(
         COUNTED,
         losses=("contrast", "global", "local", "cross-entropy", "prototype"),
         minimised=("global", "local"),  # the others are ablations
         acts={"temperature": 0.5, "prototypes": "global", "loss": "ce-protodist", "denominator": "all"},
     ),
-    "mpft": Declared(
-        PLAIN, several=True, frozen=True, losses=(), acts={"server-epochs": 3, "server-lr": 0.1, "server-batch-size": 4}
-    ),
-    "gaussian": Declared(
-        beside={"moments": "moments"}, trains=False, losses=(), acts={"head": "naive-bayes", "shrinkage": 1.0}
-    ),
+    "mpft": Declared(PLAIN, several=True, frozen=True, losses=(), acts={"server-epochs": 3, "server-lr": 0.1,
+        "server-batch-size": 4}),
+    "gaussian": Declared(beside={"moments": "moments"}, trains=False, losses=(), acts={"head": "naive-bayes",
+        "shrinkage": 1.0}),
     "fedplvm": Declared(PLAIN, weights=True, several=True, losses=("cross-entropy", "contrast", "correction")),
-    "fpl": Declared(
-        PLAIN,
-        weights=True,
-        losses=("cross-entropy", "contrast", "consistency"),
-        acts={"lambda": 3.0, "temperature": 0.5, "contrast": False, "consistency": "squared-l2"},
-    ),
+    "fpl": Declared(PLAIN, weights=True, losses=("cross-entropy", "contrast", "consistency"), acts={"lambda": 3.0,
+        "temperature": 0.5, "contrast": False, "consistency": "squared-l2"}),
     "protofed": Declared(PLAIN, weights=True, acts={"prototypes": "every-round"}),
-    "fedproto-avg": Declared(
-        COUNTED,
-        weights=True,
-        losses=("cross-entropy", "prototype"),
-        acts={"lambda": 3.0, "distance": "l1", "granularity": "class"},
-    ),
+    "fedproto-avg": Declared(COUNTED, weights=True, losses=("cross-entropy", "prototype"), acts={"lambda": 3.0,
+        "distance": "l1", "granularity": "class"}),
     "fednh": Declared(COUNTED, weights=True, acts={"smoothing": 0.5, "scale": 5.0}),
-    "fedorgp": Declared(
-        PLAIN,
-        losses=("cross-entropy", "prototype"),
-        acts={"lambda": 9.0, "gamma": 0.0, "server-epochs": 3, "server-lr": 0.5, "server-batch-size": 4},
-    ),
-    "fedsa": Declared(
-        PLAIN,
-        keeps=("own_prototypes",),
-        losses=("cross-entropy", "regularization", "contrast", "calibration"),
-        acts={"regularization": 5.0, "contrast": 0.0, "calibration": 0.0, "smoothing": 0.5},
-    ),
+    "fedorgp": Declared(PLAIN, losses=("cross-entropy", "prototype"), acts={"lambda": 9.0, "gamma": 0.0,
+        "server-epochs": 3, "server-lr": 0.5, "server-batch-size": 4}),
+    "fedsa": Declared(PLAIN, keeps=("own_prototypes",), losses=("cross-entropy", "regularization", "contrast",
+        "calibration"), acts={"regularization": 5.0, "contrast": 0.0, "calibration": 0.0, "smoothing": 0.5}),
     "fedprox": Declared(weights=True, losses=("cross-entropy", "proximal"), acts={"mu": 1.0}),
     "scaffold": Declared(weights=True, beside={"control": "control"}, keeps=("own",), acts={"server-lr": 0.5}),
     "fedper": Declared(weights=True, stays=("head.",), acts={"personal-layers": 2}),
     "lg-fedavg": Declared(weights=True, stays=("body.",)),
     "fedrep": Declared(weights=True, stays=("head.",), acts={"head-epochs": 2}),
-    "feddistill": Declared(
-        PLAIN,
-        record="outputs",
-        probabilities=True,
-        losses=("cross-entropy", "distillation"),
-        acts={"gamma": 3.0, "outputs": "logits"},
-    ),
-    "fml": Declared(
-        weights=True,
-        of="meme",
-        losses=("cross-entropy", "mutual", "meme-cross-entropy", "meme-mutual"),
-        acts={"alpha": 0.9, "beta": 0.9, "meme": "htcnn-1", "mutual": "coupled"},
-    ),
+    "feddistill": Declared(PLAIN, record="outputs", probabilities=True, losses=("cross-entropy", "distillation"),
+        acts={"gamma": 3.0, "outputs": "logits"}),
+    "fml": Declared(weights=True, of="meme", losses=("cross-entropy", "mutual", "meme-cross-entropy", "meme-mutual"),
+        acts={"alpha": 0.9, "beta": 0.9, "meme": "htcnn-1", "mutual": "coupled"}),
     "fedgh": Declared(PLAIN, acts={"server-epochs": 3, "server-lr": 0.5, "server-batch-size": 4}),
-    "fedgen": Declared(
-        weights=True,
-        label_counts=True,
-        stays=("body.",),
-        losses=("cross-entropy", "generated"),
-        acts={"lambda": 5.0, "noise-dim": 8, "server-steps": 5, "server-lr": 0.5, "server-batch-size": 4},
-    ),
+    "fedgen": Declared(weights=True, label_counts=True, stays=("body.",), losses=("cross-entropy", "generated"),
+        acts={"lambda": 5.0, "noise-dim": 8, "server-steps": 5, "server-lr": 0.5, "server-batch-size": 4}),
     "fesem": Declared(weights=True, acts={"centres": 1}),
-    "fedkd": Declared(
-        weights=True,
-        of="student",
-        since="received",
-        keeps=("projection", "received"),
+    "fedkd": Declared(weights=True, of="student", since="received", keeps=("projection", "received"),
         losses=("cross-entropy", "mutual", "hidden", "student-cross-entropy", "student-mutual", "student-hidden"),
-        acts={"student": "htcnn-1", "energy-start": 0.3, "energy-end": 0.3},
-    ),
+        acts={"student": "htcnn-1", "energy-start": 0.3, "energy-end": 0.3}),
     "fedfa": Declared(weights=True, beside={"averages": "augmentation"}, acts={"probability": 0.9}),
     "per-fedavg": Declared(weights=True, acts={"alpha": 0.1}),
-    "ditto": Declared(
-        weights=True, own="personal", losses=("cross-entropy", "global-cross-entropy"), acts={"lambda": 9.0}
-    ),
-    "pfedme": Declared(
-        weights=True, own="personal", acts={"lambda": 1.0, "personal-steps": 1, "eta": 0.01, "beta": 2.0}
-    ),
-}
+    "ditto": Declared(weights=True, own="personal", losses=("cross-entropy", "global-cross-entropy"),
+        acts={"lambda": 9.0}),
+    "pfedme": Declared(weights=True, own="personal", acts={"lambda": 1.0, "personal-steps": 1, "eta": 0.01,
+        "beta": 2.0}),
+}  # fmt: skip
 MINIMISED = {algo: set(one.minimised or one.losses) for algo, one in DECLARED.items()}
 REPORT = ("round", "train_samples", "test_samples", "validation_samples")
 INFERENCES = ("head", "prototype")
 PHASES = ("load", "evaluate", "train", "prototypes", "save")
-SITE = {
-    "name": str,
-    "partition": int,
-    "num_partitions": int,
-    "domain": str,
-    "arch": str,
-    "input_shape": list,
-    "parameters": int,
-    "train_samples": int,
-    "test_samples": int,
-    "classes": list,
-    "present": list,
-    "weights": str,
-    "device": str,
-    "found": int,
-    "validation_samples": int,
-    "real": bool,
-}
+SITE = {"name": str, "partition": int, "num_partitions": int, "domain": str, "arch": str, "input_shape": list,
+    "parameters": int, "train_samples": int, "test_samples": int, "classes": list, "present": list, "weights": str,
+    "device": str, "found": int, "validation_samples": int, "real": bool}  # fmt: skip
 
 STATISTICS: dict[str, tuple[str, ...]] = {
     "none": (),

@@ -25,15 +25,8 @@ SITES = {"north": ("cnn4", "scanned"), "south": ("htcnn-3", "photo"), "east": ("
 
 def make(target: str, **variables: str) -> subprocess.CompletedProcess[str]:
     """A target of the Makefile, in a compose project of the test's own."""
-    return subprocess.run(
-        ["make", target],
-        cwd=ROOT,
-        env=os.environ | {"PROJECT": PROJECT} | variables,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=3600,
-    )
+    return subprocess.run(["make", target], cwd=ROOT, env=os.environ | {"PROJECT": PROJECT} | variables,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=3600)  # fmt: skip
 
 
 def docker(*arguments: str) -> str:

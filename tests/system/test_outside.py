@@ -86,15 +86,8 @@ def test_the_pages_command_runs_resumes_and_leaves_models_that_predict(
     (site_packages / "holding.py").write_text(HOLDING)
     places = (f"out-dir={folder.parent}", f"run-name={RUN}", "callback=holding:hold")
     command = [*command_of_the_page(), *places]
-    process = subprocess.Popen(
-        [sys.executable, str(BIN / command[0]), *command[1:]],
-        cwd=ROOT,
-        env=env,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        preexec_fn=hear_ctrl_c,
-    )
+    process = subprocess.Popen([sys.executable, str(BIN / command[0]), *command[1:]], cwd=ROOT, env=env,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, preexec_fn=hear_ctrl_c)  # fmt: skip
     wait_for(held, process)
     process.send_signal(signal.SIGINT)
     output, _ = process.communicate(timeout=300)

@@ -162,13 +162,8 @@ def compared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if CHROMIUM is None:
         pytest.skip("no chromium, chromium-browser or google-chrome on this machine")
     small = {"dataset": "digits", "partition": "iid", "total_samples": 90, "rounds": 1, "run_name": "first"}
-    config = run_config(
-        tmp_path_factory.mktemp("compared"),
-        algo="fedproto-avg",
-        baselines="local,fedavg,fedproto",
-        report=True,
-        **small,
-    )
+    config = run_config(tmp_path_factory.mktemp("compared"), algo="fedproto-avg", baselines="local,fedavg,fedproto",
+        report=True, **small)  # fmt: skip
     return run_federation(config, clients=3).folder / "report.html"
 
 

@@ -16,21 +16,8 @@ def some_data(labels: list[int]) -> ClientData:
     rng = np.random.default_rng(0)
     images = rng.integers(0, 256, (len(labels), 2, 4, 4), dtype=np.uint8)
     numbers = np.array(labels)
-    return ClientData(
-        images,
-        numbers,
-        images,
-        numbers,
-        images[:0],
-        numbers[:0],
-        ("a", "b", "c"),
-        "",
-        (0.2, 0.5),
-        (0.3, 0.25),
-        (),
-        (),
-        len(labels),
-    )
+    return ClientData(images, numbers, images, numbers, images[:0], numbers[:0], ("a", "b", "c"), "", (0.2, 0.5),
+        (0.3, 0.25), (), (), len(labels))  # fmt: skip
 
 
 def test_bytes_become_normalised_floats() -> None:

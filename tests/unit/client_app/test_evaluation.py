@@ -56,12 +56,8 @@ def test_own_prototypes_are_those_of_the_training_classes(tmp_path: Path, monkey
         return evaluate(model, data, batch_size, known, **rest)
 
     monkeypatch.setattr("client_app.app.evaluate", noted)
-    few: dict[str, Any] = {
-        "partition": "pathological",
-        "classes_per_client": 4,
-        "test_samples": 2,
-        "models": "mnist-cnn",
-    }
+    few: dict[str, Any] = {"partition": "pathological", "classes_per_client": 4, "test_samples": 2,
+        "models": "mnist-cnn"}  # fmt: skip
     run_federation(run_config(tmp_path, predict_among="own", **few), clients=3)
     *_, (tested, first), (_, second), (_, third) = seen  # the final evaluation of the three clients
     for known in (first, second, third):

@@ -408,14 +408,8 @@ def test_the_page_names_the_algorithms_that_meet_both_demands(site: Path) -> Non
 
 
 def test_the_operator_of_a_strict_site_sees_its_own_numbers(site: Path) -> None:
-    run: dict[str, Any] = {
-        "partition": "own",
-        "image_size": 8,
-        "algo": "fedproto",
-        "norm": "group",
-        "rounds": 1,
-        "local_epochs": 1,
-    }
+    run: dict[str, Any] = {"partition": "own", "image_size": 8, "algo": "fedproto", "norm": "group", "rounds": 1,
+        "local_epochs": 1}  # fmt: skip
     lines = found(node=strict(site, "both"), dp="sample", dp_delta=1e-6, secagg=True, **run)
     assert level_of(lines, "data 12 training and 4 test samples, 2 classes: cat, dog") == ""
 

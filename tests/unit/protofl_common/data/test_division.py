@@ -102,12 +102,8 @@ def test_every_class_as_often_of_what_nobody_trains_on(open_all: OpenAll, mnist_
 
 
 def test_of_ones_own_domain_however_skewed_the_training_share(open_all: OpenAll) -> None:
-    skewed = {
-        "dataset": "digit-domains",
-        "partition": "feature-label-shift",
-        "alpha": 0.3,
-        "clients_per_domain": "2,1,1,1,1",
-    }
+    skewed = {"dataset": "digit-domains", "partition": "feature-label-shift", "alpha": 0.3,
+        "clients_per_domain": "2,1,1,1,1"}  # fmt: skip
     everyone = open_all(6, **skewed, **WHOLE | {"test_from": "balanced", "train_fraction": 0.8})
     for client in everyone:
         trained = np.bincount(client.train_labels, minlength=10)

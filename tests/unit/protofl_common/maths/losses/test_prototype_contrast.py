@@ -41,13 +41,8 @@ def test_against_equations_8_and_9(with_own: bool, arrays: Arrays) -> None:
 
 def test_by_hand() -> None:
     # own prototype along z, the only other one across it: −log(e^(1/τ) / e^0) = −1/τ; with itself: log(1 + e^(−1/τ))
-    arguments = (
-        torch.tensor([[1.0, 0.0]]),
-        torch.tensor([0]),
-        torch.tensor([[[1.0, 0.0], [0.0, 1.0]]]),
-        torch.ones(1, 2, dtype=torch.bool),
-        0.5,
-    )
+    arguments = (torch.tensor([[1.0, 0.0]]), torch.tensor([0]), torch.tensor([[[1.0, 0.0], [0.0, 1.0]]]),
+        torch.ones(1, 2, dtype=torch.bool), 0.5)  # fmt: skip
     assert prototype_contrast(*arguments, with_own=False).item() == pytest.approx(-2.0)
     assert prototype_contrast(*arguments, with_own=True).item() == pytest.approx(math.log(1 + math.exp(-2)))
 
