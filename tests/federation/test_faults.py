@@ -177,8 +177,7 @@ def test_who_takes_the_name_of_a_site_that_is_away_does_not_keep_it(
     """With bind-sites it never has it; without, until the site's own node is back."""
     nodes = four()
     tamper = leaves_and_returns(nodes, {2002: dict(nodes[1002])})
-    config = run_config(tmp_path, bind_sites=bound, **SMALL)
-    outcome = run_federation(config, nodes=nodes, tamper=tamper)
+    outcome = run_federation(run_config(tmp_path, bind_sites=bound, **SMALL), nodes=nodes, tamper=tamper)
     trained = [message.metadata.dst_node_id for message, _ in outcome.grid.log if message.metadata.group_id == "4"]
     assert {1002} == {1002, 2002} & set(trained)
     said = capsys.readouterr().out
@@ -205,8 +204,7 @@ def test_a_resumed_run_knows_whose_the_names_are(tmp_path: Path) -> None:
 
 def test_a_silent_site_rests_and_is_tried_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def tamper(message: Message, reply: Message) -> Message | None:
-        dumb = message.metadata.dst_node_id == 1001 and message.metadata.group_id in ("1", "2")
-        return None if dumb else reply
+        return None if message.metadata.dst_node_id == 1001 and message.metadata.group_id in ("1", "2") else reply
 
     config = run_config(tmp_path, round_timeout=0.5, max_silent_rounds=2, **SMALL | {"rounds": 6})
     outcome = run_federation(config, tamper=tamper)
@@ -255,8 +253,7 @@ def test_a_slow_reply_is_counted_as_late_and_the_round_goes_on(tmp_path: Path) -
         return reply
 
     grids: list[LocalGrid] = []
-    config = run_config(tmp_path, round_timeout=1.0, **SMALL)
-    outcome = run_federation(config, tamper=tamper, on_grid=grids.append)
+    outcome = run_federation(run_config(tmp_path, round_timeout=1.0, **SMALL), tamper=tamper, on_grid=grids.append)
     assert outcome.rows[1]["missing"] == ["site-1"]
     assert outcome.rows[2]["late"] == {"site-1": "its reply to round 2"}
     assert [row["valid"] for row in outcome.rows] == [4, 3, 4, 4, 4]

@@ -174,8 +174,7 @@ def test_more_prototypes_than_samples_are_refused(tmp_path: Path) -> None:
     def labels(sent: np.ndarray) -> np.ndarray:
         return np.resize(np.unique(sent), 50)
 
-    flood = prototypes_with(means=lambda _: means, labels=labels)
-    outcome = federation(tmp_path, flood, "fedplvm")
+    outcome = federation(tmp_path, prototypes_with(means=lambda _: means, labels=labels), "fedplvm")
     assert {row["refused"]["site-3"] for row in outcome.rows[:ROUNDS]} == {"50 prototypes of 30 training samples"}
 
 
@@ -267,8 +266,7 @@ def test_a_reply_that_flower_cannot_read_costs_only_itself(
         assert_unharmed(outcome, without("fedproto"))
         return
     small = {"dataset": "digits", "partition": "iid", "train_samples": 20, "num_clients": 3}
-    config = run_config(tmp_path, rounds=1, **small)
-    outcome = run_federation(config, CLIENTS, tamper=by({HOSTILE: garbled}, kind))
+    outcome = run_federation(run_config(tmp_path, rounds=1, **small), CLIENTS, tamper=by({HOSTILE: garbled}, kind))
     assert sorted(outcome.summary["clients"]) == ["site-0", "site-1", "site-2"]
 
 
@@ -276,8 +274,7 @@ def test_an_error_with_a_long_reason_is_written_down_shortly(tmp_path: Path) -> 
     def shouts(message: Message, reply: Message) -> Message:
         return from_node(message, Message(Error(2, "\x1b[2J" + "x" * 10**6), reply_to=message))
 
-    outcome = federation(tmp_path, shouts)
-    reason = outcome.rows[0]["failed"]["site-3"]
+    reason = federation(tmp_path, shouts).rows[0]["failed"]["site-3"]
     assert reason.startswith("\\x1b[2Jxxx")
     assert reason.endswith("(1000004 characters)")
     assert len(reason) < 600
@@ -330,8 +327,7 @@ def test_a_rubbish_statistics_is_refused_and_no_figure_has_it(attack: str, tmp_p
     outcome = run_federation(config, CLIENTS, tamper=by({HOSTILE: change}, MessageType.EVALUATE))
     assert list(outcome.rows[-1]["refused"]) == ["site-3"]
     assert said in outcome.rows[-1]["refused"]["site-3"]
-    owners = load_file(outcome.folder / "test-features.safetensors")["owners"]
-    assert owners.unique().tolist() == [0, 1, 2]
+    assert load_file(outcome.folder / "test-features.safetensors")["owners"].unique().tolist() == [0, 1, 2]
 
 
 def test_an_statistics_that_nobody_asked_for_is_refused(tmp_path: Path) -> None:

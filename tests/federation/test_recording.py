@@ -29,8 +29,7 @@ def test_margins_of_points_in_the_plane() -> None:
 
 
 def test_prototypes_of_one_class_are_no_neighbours() -> None:
-    found = margins(prototypes([(0, 0), (0, 1), (0, 5)], [0, 0, 1]), 2)
-    np.testing.assert_allclose(found.numpy(), [4, 4])
+    np.testing.assert_allclose(margins(prototypes([(0, 0), (0, 1), (0, 5)], [0, 0, 1]), 2).numpy(), [4, 4])
 
 
 def test_a_single_class_has_no_margin() -> None:
@@ -83,8 +82,7 @@ def test_a_site_that_is_no_part_of_the_division_has_no_counts(tmp_path: Path) ->
         2: {"partition-id": 1, "num-partitions": 2, "domain": "photo"},
         3: {"site-name": "north", "domain": "photo"},
     }
-    config = run_config(tmp_path, algo="fedtgp", num_clients=3, rounds=1)
-    sites = sites_of(run_federation(config, nodes=nodes))
+    sites = sites_of(run_federation(run_config(tmp_path, algo="fedtgp", num_clients=3, rounds=1), nodes=nodes))
     assert {site for site, facts in sites.items() if "train-classes" in facts} == {"site-0"}
 
 

@@ -37,8 +37,7 @@ def fedtgp(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
         tmp_path_factory.mktemp("fedtgp"), **SMALL | data, algo="fedtgp", rounds=3, statistics="features"
     )
     rubbish = scaled(1e9)
-    tamper = by({1003: lambda m, r: rubbish(m, r) if m.metadata.group_id != "1" else r})
-    return run_federation(config, 4, tamper)
+    return run_federation(config, 4, by({1003: lambda m, r: rubbish(m, r) if m.metadata.group_id != "1" else r}))
 
 
 @pytest.fixture(scope="module")
@@ -151,8 +150,7 @@ def test_a_bubble_for_each_client_and_class_that_has_samples(fedtgp: Outcome) ->
     sites = json.loads((fedtgp.folder / "sites.json").read_text())["sites"]
     held = 0
     for index in range(4):
-        node = {"partition-id": index, "num-partitions": 4}
-        data = client_of(fedtgp.grid.run_config, **node).data
+        data = client_of(fedtgp.grid.run_config, **{"partition-id": index, "num-partitions": 4}).data
         assert sites[f"site-{index}"]["train-classes"] == np.bincount(data.train_labels, minlength=10).tolist()
         held += len(np.unique(data.train_labels))
     assert read(fedtgp).marks("distribution")[0] == held == 12
@@ -184,8 +182,7 @@ def test_fedpcl_tells_which_backbone_its_prototypes_rely_on(fedpcl: Outcome) -> 
             told[message.metadata.dst_node_id - 1000] = values_of(record["similarity"])
     wanted = [f"{told[site][row]:.2f}" for row in range(3) for site in range(3)]
     lines = page.figures["backbones"].split("\n")
-    shown = [line.strip() for line in lines if re.fullmatch(r"-?\d\.\d\d", line.strip())]
-    assert shown[: len(wanted)] == wanted
+    assert [line.strip() for line in lines if re.fullmatch(r"-?\d\.\d\d", line.strip())][: len(wanted)] == wanted
     assert all(name in page.figures["backbones"] for name in ("glyphs", "fractals", "scenes", "site-0 · scanned"))
 
 
@@ -208,8 +205,7 @@ def test_without_prototypes_their_section_is_absent(tmp_path: Path) -> None:
 
 
 def test_no_page_where_the_settings_want_none(tmp_path: Path) -> None:
-    outcome = run(tmp_path, 2, algo="local", report=False, rounds=1)
-    assert not (outcome.folder / "report.html").exists()
+    assert not (run(tmp_path, 2, algo="local", report=False, rounds=1).folder / "report.html").exists()
 
 
 def test_a_page_that_cannot_be_drawn_fails_nothing(
@@ -219,8 +215,7 @@ def test_a_page_that_cannot_be_drawn_fails_nothing(
         raise MemoryError("no room for ink")
 
     monkeypatch.setattr("protofl_common.report.page.write_report", broken)
-    outcome = run(tmp_path, 2, algo="local", rounds=1)
-    assert outcome.summary["rounds"] == 1
+    assert run(tmp_path, 2, algo="local", rounds=1).summary["rounds"] == 1
     assert "report: not drawn, MemoryError: no room for ink" in capsys.readouterr().out
 
 

@@ -98,8 +98,7 @@ def test_a_resumed_run_says_from_where(tmp_path: Path, capsys: pytest.CaptureFix
 
 def test_resume_toml_is_all_it_takes(tmp_path: Path) -> None:
     """Also for a run without a run-name, whose name is the folder's."""
-    config = run_config(tmp_path, rounds=3, **SMALL)
-    stop(config, "after the checkpoint", 2)
+    stop(run_config(tmp_path, rounds=3, **SMALL), "after the checkpoint", 2)
     (folder,) = (path for path in (tmp_path / "runs").iterdir() if path.is_dir())
     recipe = read_recipe(str(folder / "resume.toml"))
     assert recipe.federation["num-supernodes"] == CLIENTS

@@ -145,8 +145,7 @@ def test_figures_are_those_of_all_samples_and_of_no_single_client(
 
 def test_early_stopping_takes_the_figures_of_all_sites(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     more: dict[str, Any] = {"early_stopping": 1, "rounds": 9, "train_samples": 20, "lr": 1e-9}
-    found = federation(tmp_path / "with", **more, validation_fraction=0.3)
-    assert len(found.rows) < 9
+    assert len(federation(tmp_path / "with", **more, validation_fraction=0.3).rows) < 9
     assert "stopped early after round" in capsys.readouterr().out
     with pytest.raises(SettingsError, match="early-stopping = 1: no client has validation samples"):
         federation(tmp_path / "without", **more)
@@ -478,8 +477,7 @@ def test_a_client_reveals_no_more_to_a_server_that_tries(tricks: dict[str, Any],
                     more = told(message, reply)
                     content = RecordDict({**records, **(pack_by_site(more) if more else {})})
                 context = Context(4711, 1000, grids[0].nodes[1000], RecordDict(), grids[0].run_config)
-                again = client_app(Message(content, 1000, stage, group_id="1"), context)
-                answers[trick] = str(again.error.reason)
+                answers[trick] = str(client_app(Message(content, 1000, stage, group_id="1"), context).error.reason)
         return reply
 
     config = run_config(tmp_path, rounds=1, secagg=True, **SMALL)
@@ -614,7 +612,6 @@ def test_two_clients_are_too_few(tmp_path: Path) -> None:
 
 
 def test_a_stage_that_the_settings_do_not_ask_for_is_refused(tmp_path: Path) -> None:
-    config = run_config(tmp_path, **SMALL)
-    grid = LocalGrid(config, {7: {"partition-id": 0, "num-partitions": 4}})
+    grid = LocalGrid(run_config(tmp_path, **SMALL), {7: {"partition-id": 0, "num-partitions": 4}})
     grid.push_messages([Message(RecordDict(), 7, "query.advertise", group_id="1")])
     assert "which the run's settings do not ask for" in str(grid.log[0][1].error.reason)

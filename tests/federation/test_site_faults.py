@@ -204,8 +204,7 @@ def test_a_run_logs_what_it_says_with_time_and_level(three: Three) -> None:
         ill = (meta.dst_node_id, meta.message_type) == (3, "train")
         return Message(Error(2, "it rains"), reply_to=message) if ill else reply
 
-    folder = three.run(fails, run_name="mine").folder
-    lines = (folder / "run.log").read_text().splitlines()
+    lines = (three.run(fails, run_name="mine").folder / "run.log").read_text().splitlines()
     assert any(re.fullmatch(rf"{STAMP} WARNING failed: south: it rains", line) for line in lines)
     assert any(re.match(rf"{STAMP} INFO round 1/1 ", line) for line in lines)
 

@@ -133,8 +133,7 @@ class SiteOnDisk:
         for index in range(16):
             path = folder / ("sick", "well")[index % 2] / f"{SECRET}-{index}.png"
             path.parent.mkdir(parents=True, exist_ok=True)
-            pixels = np.random.default_rng(index).integers(0, 255, (8, 8, 3), dtype=np.uint8)
-            Image.fromarray(pixels).save(path)
+            Image.fromarray(np.random.default_rng(index).integers(0, 255, (8, 8, 3), dtype=np.uint8)).save(path)
 
     def _write_model(self) -> dict[Path, bytes]:
         """Of an earlier run, which no server may have, nor destroy."""

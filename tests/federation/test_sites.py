@@ -597,8 +597,7 @@ def test_a_real_site_answers_each_question_once_in_a_flower_run(tmp_path: Path) 
 
 def test_a_question_whose_answer_was_not_ready_may_come_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = run_config(tmp_path, dataset="digits", partition="iid", train_samples=10)
-    node = SITE | SIMULATED | {"state-dir": str(tmp_path / "state")}
-    grid = LocalGrid(config, {7: node}, run_id=5)
+    grid = LocalGrid(config, {7: SITE | SIMULATED | {"state-dir": str(tmp_path / "state")}}, run_id=5)
     with monkeypatch.context() as patch:
         patch.setattr("client_app.app.Visit._report", killed)
         with pytest.raises(KeyboardInterrupt):

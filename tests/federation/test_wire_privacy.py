@@ -270,8 +270,7 @@ def test_every_record_that_a_client_can_send_is_read(asked: dict[str, Outcome]) 
             names, _ = read_anew(algo, kind, text, METRICS)
             seen.setdefault(kind, set()).update(names)
             assert_no_local_paths(outcome, outcome.folder.parent.parent, text)
-    handlers = {name.removesuffix(".default") for name in client_module.app._registered_funcs}
-    assert handlers == set(RECORDS)
+    assert {name.removesuffix(".default") for name in client_module.app._registered_funcs} == set(RECORDS)
     seen[MessageType.TRAIN] |= {name for row in CATALOG.values() for name in row.exchange.up}
     assert seen == RECORDS
 
@@ -364,8 +363,7 @@ def test_nothing_is_told_of_classes_with_few_samples(algo: str, tmp_path: Path) 
     assert not any(outcome.summary["trouble"].values())
     for message, reply in outcome.grid.log:
         node = outcome.grid.nodes[message.metadata.dst_node_id]
-        labels = client_of(outcome.grid.run_config, **node).data.train_labels
-        counts = np.bincount(labels, minlength=10)
+        counts = np.bincount(client_of(outcome.grid.run_config, **node).data.train_labels, minlength=10)
         large = np.flatnonzero(counts >= least).tolist()
         assert (counts[counts < least] > 0).any()
         for item in recorddict_to_proto(reply.content).items:
@@ -404,16 +402,14 @@ def test_a_client_without_a_class_of_enough_samples_says_so_at_once(tmp_path: Pa
 
 
 def test_features_of_single_samples_are_not_told_where_classes_must_have_several(tmp_path: Path) -> None:
-    config = run_config(tmp_path, statistics="features", min_class_samples=2)
-    client = client_of(config)
+    client = client_of(run_config(tmp_path, statistics="features", min_class_samples=2))
     assert statistics_level(client) == "none"
 
 
 def test_the_similarity_of_backbones_says_nothing_of_small_classes(tmp_path: Path) -> None:
     """It is the same where a sample of one small class is of another."""
     facts = {"dataset": "digits", "partition": "dirichlet", "alpha": 0.5, "total_samples": 150, "train_samples": 0}
-    config = run_config(tmp_path, algo="fedpcl", min_class_samples=6, backbones="glyphs,scenes", **facts)
-    client = client_of(config)
+    client = client_of(run_config(tmp_path, algo="fedpcl", min_class_samples=6, backbones="glyphs,scenes", **facts))
     labels = client.train_set.labels.clone()
     small = [label for label in labels.unique().tolist() if label not in client.large_classes]
     algorithm = client_half(client.settings.row)(client, 1)
@@ -598,8 +594,7 @@ def sends_a_sample(honest: Pack) -> Pack:
     def local_prototypes(self: ClientAlgorithm[Any]) -> Prototypes:
         found: Prototypes = honest(self)
         sample = self.model.body(self.client.train_set.inputs[self.client.train_set.labels == found.labels[0]][:1])
-        means = torch.cat([sample.detach(), found.means[1:]])
-        return Prototypes(means, found.labels, found.counts)
+        return Prototypes(torch.cat([sample.detach(), found.means[1:]]), found.labels, found.counts)
 
     return local_prototypes
 

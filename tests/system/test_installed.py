@@ -80,8 +80,7 @@ def test_the_wheel_runs_exports_and_predicts(clean: Clean, tmp_path: Path) -> No
     clean.run("protofl", "run", "--recipe", "digit-domains", *tiny)
     clean.run("protofl", "export", "runs/first", "--site", "site-0", "--out", "model")
     Image.fromarray((load_digits().images[7] * 15.9).astype(np.uint8)).save(clean.folder / "seven.png")
-    told = json.loads(clean.run("protofl", "predict", "model", "seven.png", "--json"))
-    assert told["name"] in "0123456789"
+    assert json.loads(clean.run("protofl", "predict", "model", "seven.png", "--json"))["name"] in "0123456789"
     assert "FedTGP" in clean.run("protofl", "table", "configs/tables/side-by-side.yaml", "--dry-run")
 
 

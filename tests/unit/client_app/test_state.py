@@ -38,7 +38,6 @@ def folder(path: Path, run_history: RunHistory = FIRST) -> StateFolder:
 def loaded(states: StateFolder, before: int) -> int:
     """Return the round of the state."""
     found = states.load(before, "cnn4", CPU)
-    assert found is not None
     assert float(found[0]["model/w"][0, 0]) == found[1]
     return found[1]
 
@@ -52,7 +51,6 @@ def test_round_trip(tmp_path: Path) -> None:
     assert states.load(4, "cnn4", CPU) is None
     states.save(*some_state())
     found = states.load(4, "cnn4", CPU)
-    assert found is not None
     assert found[1] == 3
     assert found[0].keys() == tensors.keys()
     assert all(torch.equal(found[0][name], value) for name, value in tensors.items())
@@ -211,7 +209,6 @@ def test_an_optimizer_goes_on_where_it_stopped(kind: str, tmp_path: Path) -> Non
     steps(through, optimizer, 2)
 
     found = folder(tmp_path).load(2, "linear", CPU)
-    assert found is not None
     stopped, resumed = fresh()
     restore_attributes(Owner(stopped, resumed), KEPT, found[0])
     steps(stopped, resumed, 2)

@@ -39,8 +39,7 @@ def test_everything_is_made_and_private_files_are_private(certs: Path) -> None:
     private = {"ca.key", "server.key", "superexec.secret", "nodes/north"}
     assert contents(certs).keys() == private | {"ca.crt", "server.crt", "nodes/north.pub"}
     for name in contents(certs):
-        mode = stat.S_IMODE((certs / name).stat().st_mode)
-        assert mode == (0o600 if name in private else 0o644), name
+        assert stat.S_IMODE((certs / name).stat().st_mode) == (0o600 if name in private else 0o644), name
 
 
 def test_the_superlinks_folder_has_a_place_for_the_keys_that_sites_bring(tmp_path: Path) -> None:

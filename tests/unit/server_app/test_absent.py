@@ -29,7 +29,6 @@ def test_fedpcl_hands_on_the_last_set_of_a_client_that_was_not_asked() -> None:
     server.merge([upload("site-1", {1: [0.0, 3.0]}, True, None)])
     down = server.payload_down()
     everybody = down.vectors()
-    assert everybody is not None
     assert everybody.means.tolist() == [[1.0, 0.0], [0.0, 3.0]], "class 0, which nobody sent, stays"
     first, second = down.sets("local_sets")
     assert first.means.tolist() == [[1.0, 0.0], [0.0, 3.0]], "its own class 0, completed by the global class 1"
@@ -45,7 +44,6 @@ def test_fedplvm_keeps_the_prototypes_of_a_class_that_nobody_sent() -> None:
     server.merge([upload("site-0", {0: [1.0, 0.0], 1: [0.0, 1.0]}, False, weights)])
     server.merge([upload("site-0", {1: [0.0, 5.0]}, False, weights)])
     kept = server.global_prototypes
-    assert kept is not None
     assert dict(zip(kept.labels.tolist(), kept.means.tolist(), strict=True)) == {0: [1.0, 0.0], 1: [0.0, 5.0]}
 
 

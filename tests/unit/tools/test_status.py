@@ -39,11 +39,9 @@ def federation(*nodes: tuple[int, str, str], **override: Any) -> Federation:
 
 
 def test_sites_are_named_with_their_nodes_and_troubles(tmp_path: Path) -> None:
-    three = Three(tmp_path)
-    three.run(on_round(1, 3, fails), rounds=2, run_name="first")
+    Three(tmp_path).run(on_round(1, 3, fails), rounds=2, run_name="first")
     known = federation((1, "", "online"), (3, "s", "offline"), (9, "west", "online"), rounds=2)
-    told = list(lines(known, runs_in(tmp_path / "runs")))
-    east, south, west, run, certificate = told
+    east, south, west, run, certificate = list(lines(known, runs_in(tmp_path / "runs")))
     assert east.split() == ["east", "1", "online", "last", "reply:", "round", "2", "of", "first"]
     assert south.startswith("south")
     assert "offline     last reply: round 2 of first  1 failed; round 1: " in south

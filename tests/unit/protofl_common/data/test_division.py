@@ -124,8 +124,7 @@ def test_validation_samples_are_taken_from_training_and_change_nothing_else(open
         parts = [images.tobytes() for images in (*client.train_inputs, *client.validation_inputs)]
         assert sorted(parts) == sorted(images.tobytes() for images in before.train_inputs)
         assert set(client.train_labels) == set(before.train_labels)
-    again = open_all(4, **same, **FIFTH)
-    np.testing.assert_array_equal(again[2].validation_inputs, some[2].validation_inputs)
+    np.testing.assert_array_equal(open_all(4, **same, **FIFTH)[2].validation_inputs, some[2].validation_inputs)
     assert numbers_of(open_all(4, seed=7, **same, **FIFTH)) != numbers_of(some)
 
 

@@ -231,8 +231,7 @@ def test_more_prototypes_than_classes_are_refused() -> None:
 def test_several_prototypes_of_a_class_are_limited_where_they_are_allowed() -> None:
     declared = {"prototypes": Vectors(several=True)}
     content = pack_payload(Payload(prototypes=Prototypes(torch.ones(4, 3), torch.tensor([2, 2, 2, 5]))), declared)
-    limits = Limits(10, 3, max_per_class=3)
-    got = unpack_payload(content, declared, limits, required=True)
+    got = unpack_payload(content, declared, Limits(10, 3, max_per_class=3), required=True)
     assert (found := got.vectors()) is not None
     assert found.labels.tolist() == [2, 2, 2, 5]
     with pytest.raises(RefusedMessage, match="3 prototypes with the same label"):
@@ -390,8 +389,6 @@ def test_statistics_are_declared_by_level() -> None:
         pack_payload(Payload(statistics=told), statistics_declared("summary"))
     declared = statistics_declared("features")
     got = unpack_payload(pack_payload(Payload(statistics=told), declared), declared, LIMITS, required=True).statistics()
-    assert got is not None
-    assert got.labels is not None
     assert got.labels.tolist() == [1, 2]
 
 
@@ -536,8 +533,7 @@ SEEN = torch.ones(5, 5, dtype=torch.int64)
 
 def unpack_change(**arrays: torch.Tensor) -> Payload:
     named = {name.replace("__", ":"): value for name, value in arrays.items()}
-    content = pack_payload(Payload(weights=named), CHANGES)
-    return unpack_payload(content, CHANGES, CHANGES_LIMITS, required=True)
+    return unpack_payload(pack_payload(Payload(weights=named), CHANGES), CHANGES, CHANGES_LIMITS, required=True)
 
 
 def test_a_matrix_comes_whole_or_as_the_product_of_its_factors() -> None:

@@ -113,8 +113,7 @@ def well(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def findings(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, list[dict[str, str]]]:
-    status = main(["doctor", *words, "--json"])
-    return status, json.loads(capsys.readouterr().out)["findings"]
+    return main(["doctor", *words, "--json"]), json.loads(capsys.readouterr().out)["findings"]
 
 
 @pytest.mark.parametrize("fault", FAULTS)

@@ -148,8 +148,7 @@ def test_a_table_of_data_of_ones_own_needs_no_recipe(small: Path) -> None:
 
 
 def test_the_data_folder_takes_the_place_of_the_recipes(tmp_path: Path) -> None:
-    here = tmp_path / "office10" / "amazon" / "mug"
-    here.mkdir(parents=True)
+    (tmp_path / "office10" / "amazon" / "mug").mkdir(parents=True)
     table = read_table(ROOT / "configs" / "tables" / "fedplvm-office10.yaml")
     run = plan(table, data_dir=str(tmp_path))[0].runs[1]
     assert run.config["data-dir"] == str(tmp_path / "office10")

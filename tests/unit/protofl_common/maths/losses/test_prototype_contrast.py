@@ -35,8 +35,7 @@ def test_against_equations_8_and_9(with_own: bool, arrays: Arrays) -> None:
                 below = sum(math.exp(sample @ table[c] / TAU) for c in against)
                 of_sets.append(-math.log(math.exp(sample @ table[label] / TAU) / below))
         losses.append(np.mean(of_sets))
-    found = prototype_contrast(*arrays, TAU, with_own)
-    assert found.item() == pytest.approx(np.mean(losses), rel=1e-10)
+    assert prototype_contrast(*arrays, TAU, with_own).item() == pytest.approx(np.mean(losses), rel=1e-10)
 
 
 def test_by_hand() -> None:
