@@ -3,7 +3,7 @@
 import json
 import tracemalloc
 from collections.abc import Callable, Iterable
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from server_app.strategies.fedavg import FedAvg
 from tests.support.attacks import (
     Change,
     by,
+    card_with,
     claims,
     extra,
     flipped,
@@ -40,6 +41,7 @@ from tests.support.sites import real_sites
 
 HOSTILE, CLIENTS, ROUNDS = 1003, 4, 2
 GIGABYTE = 2**30
+DIGITS: dict[str, Any] = {"dataset": "digits", "partition": "iid", "train_samples": 20, "test_samples": 20}
 
 
 def federation(folder: Path, change: Change, algo: str = "fedproto", **settings: Any) -> Outcome:
@@ -178,18 +180,26 @@ def test_more_prototypes_than_samples_are_refused(tmp_path: Path) -> None:
     assert {row["refused"]["site-3"] for row in outcome.rows[:ROUNDS]} == {"50 prototypes of 30 training samples"}
 
 
-def test_a_round_that_would_leave_nan_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def in_round_two(monkeypatch: pytest.MonkeyPatch, happens: Callable[[FedAvg[Any]], None]) -> None:
+    """After FedAvg's server has merged what has come."""
     honest = FedAvg.merge
 
-    def overflowing(self: FedAvg[Any], uploads: list[Upload]) -> dict[str, float]:
+    def merge(self: FedAvg[Any], uploads: list[Upload]) -> dict[str, float]:
         found = honest(self, uploads)
         if uploads[0].report.round == 2:
-            self.weights = {name: value * float("inf") for name, value in self.weights.items()}
+            happens(self)
         return found
 
-    monkeypatch.setattr(FedAvg, "merge", overflowing)
-    small = {"dataset": "digits", "partition": "iid", "train_samples": 20, "models": "htcnn-1"}
-    outcome = run_federation(run_config(tmp_path, algo="fedavg", rounds=3, **small), clients=2)
+    monkeypatch.setattr(FedAvg, "merge", merge)
+
+
+def test_a_round_that_would_leave_nan_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def overflow(server: FedAvg[Any]) -> None:
+        server.weights = {name: value * float("inf") for name, value in server.weights.items()}
+
+    in_round_two(monkeypatch, overflow)
+    config = run_config(tmp_path, algo="fedavg", **DIGITS | {"rounds": 3, "models": "htcnn-1"})
+    outcome = run_federation(config, clients=2)
     assert [row["void"] for row in outcome.rows] == [False, True, False, False]
     assert all(torch.isfinite(value).all() for value in load_file(outcome.folder / "weights.safetensors").values())
     downs = [message.content["weights"] for message, _ in outcome.exchanged()]
@@ -219,8 +229,7 @@ def test_a_late_claim_is_bounded_too(tmp_path: Path, capsys: pytest.CaptureFixtu
             nodes.setdefault(HOSTILE, late)
         return claims(10**12)(message, reply) or reply
 
-    small = {"dataset": "digits", "partition": "iid", "train_samples": 20, "num_clients": 3, "rounds": 2}
-    run_federation(run_config(tmp_path, algo="fedproto", **small), nodes=nodes, tamper=joins)
+    run_federation(run_config(tmp_path, algo="fedproto", num_clients=3, **DIGITS), nodes=nodes, tamper=joins)
     assert "warning: site-3: 1e+12 training samples weigh as 40 (max-samples-lead)" in capsys.readouterr().out
 
 
@@ -265,8 +274,8 @@ def test_a_reply_that_flower_cannot_read_costs_only_itself(
         assert all("a reply that Flower cannot read" in row["failed"]["site-3"] for row in outcome.rows[:ROUNDS])
         assert_unharmed(outcome, without("fedproto"))
         return
-    small = {"dataset": "digits", "partition": "iid", "train_samples": 20, "num_clients": 3}
-    outcome = run_federation(run_config(tmp_path, rounds=1, **small), CLIENTS, tamper=by({HOSTILE: garbled}, kind))
+    config = run_config(tmp_path, rounds=1, num_clients=3, **DIGITS)
+    outcome = run_federation(config, CLIENTS, tamper=by({HOSTILE: garbled}, kind))
     assert sorted(outcome.summary["clients"]) == ["site-0", "site-1", "site-2"]
 
 
@@ -288,19 +297,7 @@ def test_a_rubbish_final_evaluation_is_refused(tmp_path: Path, without: Callable
     assert set(outcome.summary["accuracy-of-clients"]) == {"site-0", "site-1", "site-2"}
 
 
-def statistics_with(**changes: Any) -> Change:
-    """Replace arrays of what it tells for the report by what a function makes of them; None removes one."""
-
-    def change(message: Message, reply: Message) -> Message:
-        record = reply.content.array_records["statistics"]
-        for name, make in changes.items():
-            made = make(values_of(record[name])) if name in record else make(None)
-            record[name] = made if isinstance(made, Array) else raw(made)
-        return reply
-
-    return change
-
-
+statistics_with = partial(prototypes_with, "statistics")
 STATISTICSS: dict[str, tuple[Change, str]] = {
     "another number of classes": (statistics_with(counts=lambda n: n[:-1].copy()), "shape 9 instead of 10"),
     "counts below 0": (statistics_with(counts=lambda n: n - 1), "statistics counts below 0"),
@@ -332,7 +329,7 @@ def test_a_rubbish_statistics_is_refused_and_no_figure_has_it(attack: str, tmp_p
 
 def test_an_statistics_that_nobody_asked_for_is_refused(tmp_path: Path) -> None:
     more = extra("statistics", ArrayRecord({"counts": raw(np.zeros(0, np.int64))}))
-    config = run_config(tmp_path, dataset="digits", partition="iid", train_samples=20, rounds=1)
+    config = run_config(tmp_path, rounds=1, **DIGITS)
     outcome = run_federation(config, CLIENTS, tamper=by({HOSTILE: more}, MessageType.EVALUATE))
     assert outcome.rows[-1]["refused"] == {"site-3": "an undeclared array record 'statistics'"}
 
@@ -371,21 +368,12 @@ def test_moderate_lies_pass_and_do_harm(tmp_path: Path, without: Callable[[str],
 )
 def test_a_rubbish_introduction_keeps_its_site_out(key: str, value: Any, tmp_path: Path) -> None:
     """With ``num-clients`` the others go on without it."""
-
-    def change(message: Message, reply: Message) -> Message:
-        reply.content.config_records["site"][key] = value
-        return reply
-
-    small = {"dataset": "digits", "partition": "iid", "train_samples": 20}
-    config = run_config(tmp_path, rounds=1, num_clients=3, **small)
-    outcome = run_federation(config, CLIENTS, tamper=by({HOSTILE: change}, MessageType.QUERY))
+    tamper = by({HOSTILE: card_with(**{key: value})}, MessageType.QUERY)
+    config = run_config(tmp_path, rounds=1, num_clients=3, **DIGITS)
+    outcome = run_federation(config, CLIENTS, tamper)
     assert sorted(outcome.summary["clients"]) == ["site-0", "site-1", "site-2"]
     with pytest.raises(FederationError, match=r"(1 client|site-\d) cannot take part: an introduction with") as caught:
-        run_federation(
-            config | {"num-clients": 4, "out-dir": str(tmp_path / "all")},
-            CLIENTS,
-            tamper=by({HOSTILE: change}, MessageType.QUERY),
-        )
+        run_federation(config | {"num-clients": 4, "out-dir": str(tmp_path / "all")}, CLIENTS, tamper)
     assert len(str(caught.value)) < 800
 
 
@@ -399,18 +387,6 @@ def test_what_is_written_down_is_plain_json(tmp_path: Path) -> None:
 
 
 # -- the first to answer decides nothing, and one site ends nobody's run -----------------------------------------------
-
-
-DIGITS: dict[str, Any] = {"dataset": "digits", "partition": "iid", "train_samples": 20, "test_samples": 20}
-
-
-def card_with(**values: Any) -> Change:
-    def change(message: Message, reply: Message) -> Message:
-        for key, value in values.items():
-            reply.content.config_records["site"][key] = value
-        return reply
-
-    return change
 
 
 def introduced(tmp_path: Path, *, first: Change, **settings: Any) -> Outcome:
@@ -505,15 +481,10 @@ def test_a_number_of_samples_that_would_overflow_is_no_introduction(
 def test_an_error_in_the_servers_step_costs_sites_a_round_and_ends_a_simulation(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    honest = FedAvg.merge
+    def fail(server: FedAvg[Any]) -> None:
+        raise RuntimeError("value cannot be converted to type int64_t without overflow")
 
-    def failing(self: FedAvg[Any], uploads: list[Upload]) -> dict[str, float]:
-        found = honest(self, uploads)
-        if uploads[0].report.round == 2:
-            raise RuntimeError("value cannot be converted to type int64_t without overflow")
-        return found
-
-    monkeypatch.setattr(FedAvg, "merge", failing)
+    in_round_two(monkeypatch, fail)
     config = run_config(tmp_path, algo="fedavg", **DIGITS | {"rounds": 3, "models": "htcnn-1"})
     outcome = run_federation(config, nodes=real_sites(3))
     assert [row["void"] for row in outcome.rows] == [False, True, False, False]

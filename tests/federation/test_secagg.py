@@ -29,7 +29,7 @@ from protofl_common.wire.records import SECAGG, pack_by_site
 from server_app.network.membership import FederationError
 from tests.support.accidents import Killed, on_message
 from tests.support.anew import bytes_of, read_anew
-from tests.support.attacks import from_node, silent, values_of
+from tests.support.attacks import both, by, from_node, silent, values_of, when
 from tests.support.harness import CACHE, LocalGrid, Outcome, Tamper, run_config, run_federation
 
 CLIENTS = 4
@@ -46,13 +46,7 @@ def federation(folder: Path, tamper: Tamper | None = None, **settings: Any) -> O
 
 def lost(stage: str, *nodes: int, number: int = 1) -> Tamper:
     """These nodes fail in a stage of a round."""
-
-    def tamper(message: Message, reply: Message) -> Message:
-        meta = message.metadata
-        here = meta.message_type == stage and meta.dst_node_id in nodes and meta.group_id == str(number)
-        return silent(message, reply) if here else reply
-
-    return tamper
+    return when(by(dict.fromkeys(nodes, silent), stage), number=number)
 
 
 def tensors(outcome: Outcome) -> dict[str, torch.Tensor]:
@@ -216,14 +210,12 @@ def test_below_the_threshold_a_round_changes_nothing(
 def lies_about_shares(node: int) -> Tamper:
     """What it gives back is not what it was given."""
 
-    def tamper(message: Message, reply: Message) -> Message:
-        if message.metadata.message_type == "query.unmask" and message.metadata.dst_node_id == node:
-            record = reply.content.config_records[SECAGG]
-            for site in record:
-                record[site] = bytes(SHARE - 1) + b"\7"
+    def change(message: Message, reply: Message) -> Message:
+        record = reply.content.config_records[SECAGG]
+        record.update(dict.fromkeys(record, bytes(SHARE - 1) + b"\7"))
         return reply
 
-    return tamper
+    return when(change, "query.unmask", node)
 
 
 @pytest.mark.parametrize("node", [1000, 1002])
@@ -240,14 +232,12 @@ def test_one_wrong_share_is_named_and_the_sum_right(node: int, tmp_path: Path, p
 
 @pytest.mark.parametrize("lie", ["wrong shares", "keys that are none"])
 def test_a_liar_is_out_for_the_rest_of_the_run_and_the_others_go_on(lie: str, tmp_path: Path) -> None:
-    def tamper(message: Message, reply: Message) -> Message:
-        if lie == "wrong shares":
-            return lies_about_shares(1002)(message, reply) or reply
-        if (message.metadata.message_type, message.metadata.dst_node_id) == ("query.advertise", 1002):
-            reply.content.config_records[SECAGG]["site-2"] = bytes(3 * KEY)
+    def no_keys(message: Message, reply: Message) -> Message:
+        reply.content.config_records[SECAGG]["site-2"] = bytes(3 * KEY)
         return reply
 
-    found = federation(tmp_path, tamper, rounds=5)
+    lies = lies_about_shares(1002) if lie == "wrong shares" else when(no_keys, "query.advertise", 1002)
+    found = federation(tmp_path, lies, rounds=5)
     assert [list(row["refused"]) for row in found.rows] == [["site-2"], *5 * [[]]]
     assert "it takes no further part in this run" in found.rows[0]["refused"]["site-2"]
     assert not any(row["void"] for row in found.rows)
@@ -300,11 +290,7 @@ def test_a_site_whose_shares_fit_for_nobody_is_out(tmp_path: Path, monkeypatch: 
 
 def test_too_many_wrong_shares_cost_the_round(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """One is lost, one lies: three shares, of which one is wrong, where three are needed."""
-
-    def tamper(message: Message, reply: Message) -> Message:
-        return lost("train", 1001)(message, lies_about_shares(1002)(message, reply) or reply) or reply
-
-    found = federation(tmp_path, tamper)
+    found = federation(tmp_path, both(lies_about_shares(1002), lost("train", 1001)))
     assert found.rows[0]["void"]
     assert "the shares of site-0's keys do not give them: it, or others that have them, lie" in capsys.readouterr().out
     assert not tensors(found)
@@ -313,13 +299,12 @@ def test_too_many_wrong_shares_cost_the_round(tmp_path: Path, capsys: pytest.Cap
 def test_an_upload_that_is_noise_costs_the_round(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Nobody can tell whose it was."""
 
-    def tamper(message: Message, reply: Message) -> Message:
-        if message.metadata.message_type == MessageType.TRAIN and message.metadata.dst_node_id == 1002:
-            array = reply.content.array_records["masked"]["sum"]
-            array.data = (values_of(array) * 3).tobytes()
+    def noise(message: Message, reply: Message) -> Message:
+        array = reply.content.array_records["masked"]["sum"]
+        array.data = (values_of(array) * 3).tobytes()
         return reply
 
-    assert federation(tmp_path, tamper).rows[0]["void"]
+    assert federation(tmp_path, by({1002: noise})).rows[0]["void"]
     assert "void: secure aggregation: " in capsys.readouterr().out
 
 

@@ -483,27 +483,23 @@ def test_an_statistics_is_told_once_after_the_last_round_and_has_what_its_level_
             assert told["similarity"].shape == (3,)
 
 
-OWN: dict[str, dict[str, Any]] = {
-    "data of its own": {"data-dir": "/srv/ours"},
-    "a refusal": {"statistics": False},
-    "both": {"data-dir": "/srv/ours", "statistics": False},
-}
-
-
-@pytest.mark.parametrize("why", OWN)
-def test_a_site_with_data_of_its_own_and_one_that_refuses_tell_nothing(why: str, tmp_path: Path) -> None:
-    outcome = federation(tmp_path, "fedtgp", OWN[why], statistics="features")
-    assert_private(outcome, tmp_path, "fedtgp")
+@pytest.mark.parametrize(
+    ("node", "asked", "told"),
+    [
+        ({"data-dir": "/srv/ours"}, "features", ()),
+        ({"statistics": False}, "features", ()),
+        ({"data-dir": "/srv/ours", "statistics": False}, "features", ()),
+        ({"data-dir": "/srv/ours", "statistics": True}, "summary", STATISTICS["summary"]),
+        ({"statistics": True}, "none", ()),
+    ],
+)
+def test_a_site_with_data_of_its_own_and_one_that_refuses_tell_nothing(
+    node: dict[str, Any], asked: str, told: tuple[str, ...], tmp_path: Path
+) -> None:
+    """It may allow it; and nobody tells what the run does not ask for."""
+    outcome = federation(tmp_path, "fedtgp", node, statistics=asked)
+    assert_private(outcome, tmp_path, "fedtgp", told)
     assert not any(outcome.summary["trouble"].values())
-
-
-def test_a_site_with_data_of_its_own_may_allow_it(tmp_path: Path) -> None:
-    outcome = federation(tmp_path, "fedtgp", {"data-dir": "/srv/ours", "statistics": True}, statistics="summary")
-    assert_private(outcome, tmp_path, "fedtgp", STATISTICS["summary"])
-
-
-def test_nobody_tells_what_the_run_does_not_ask_for(tmp_path: Path) -> None:
-    assert_private(federation(tmp_path, "fedtgp", {"statistics": True}), tmp_path, "fedtgp")
 
 
 @pytest.mark.parametrize(

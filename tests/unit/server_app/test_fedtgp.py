@@ -2,29 +2,24 @@
 
 import math
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from protofl_common.experiment.settings import Settings, default_run_config
 from protofl_common.maths.losses.margin import largest_distance, largest_nearest_distance, margin_contrast
 from protofl_common.maths.prototypes import Prototypes
 from protofl_common.wire.payloads import Payload
 from protofl_common.wire.records import Report
-from server_app.protections.bounds import Bounds
 from server_app.replies import Upload
 from server_app.strategies.fedtgp import FedTGP
+from tests.support.fakes import server_of
 from tests.support.harness import run_config, run_federation
 
 
 def strategy(**changes: Any) -> FedTGP:
-    named = {f"fedtgp.{key.replace('_', '-')}": value for key, value in changes.items()}
-    settings = Settings.from_run_config(default_run_config() | {"algo": "fedtgp", "feature-dim": 16} | named)
-    card = SimpleNamespace(classes=tuple("abcde"))
-    return FedTGP(SimpleNamespace(settings=settings, reference=card, bounds=Bounds()))  # type: ignore[arg-type]
+    return server_of("fedtgp", "abcde", feature_dim=16, **{f"fedtgp__{key}": value for key, value in changes.items()})
 
 
 def uploads() -> list[Upload]:
