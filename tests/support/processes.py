@@ -34,6 +34,13 @@ def environment(home: Path) -> dict[str, str]:
     return {**os.environ, **extra}
 
 
+def output_of(words: Sequence[str], env: dict[str, str], cwd: Path = ROOT) -> str:
+    """What a command prints, which must succeed."""
+    ended = subprocess.run(words, cwd=cwd, env=env, capture_output=True, text=True, timeout=900)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    return ended.stdout
+
+
 def wait_for(port: int, started: subprocess.Popen[bytes], log: Path) -> None:
     """Until somebody listens on a port, for two minutes at most; the process that shall do so must not end."""
     deadline = time.monotonic() + 120

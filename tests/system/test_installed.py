@@ -21,7 +21,7 @@ from sklearn.datasets import load_digits
 
 from tests.support import ROOT
 from tests.support.machines import copy_checkout
-from tests.support.processes import free_port, process, wait_for
+from tests.support.processes import free_port, output_of, process, wait_for
 
 pytestmark = pytest.mark.system
 SCRIPT = "#!{python}\nimport sys\nfrom {module} import {attr}\nsys.exit({attr}())\n"
@@ -46,12 +46,7 @@ class Clean:
         self.environment = os.environ | own | rest | {"PYTHONPATH": "", "RAY_ADDRESS": "local"}
 
     def run(self, *words: str) -> str:
-        """The output of a command, which must succeed."""
-        ended = subprocess.run(
-            words, cwd=self.folder, env=self.environment, capture_output=True, text=True, timeout=900
-        )
-        assert ended.returncode == 0, ended.stdout + ended.stderr
-        return ended.stdout
+        return output_of(words, self.environment, self.folder)
 
     def finds(self, module: str) -> bool:
         """Whether this Python can import a module."""

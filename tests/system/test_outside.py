@@ -23,7 +23,7 @@ from PIL import Image
 from protofl_common.tools.cli.arguments import read_recipe
 from tests.support import ROOT
 from tests.support.installed import install_into
-from tests.support.processes import BIN, hear_ctrl_c, superlink, supernode
+from tests.support.processes import BIN, hear_ctrl_c, output_of, superlink, supernode
 
 pytestmark = pytest.mark.system
 PAGE = ROOT / "docs" / "extend.md"
@@ -61,13 +61,6 @@ def command_of_the_page() -> list[str]:
     return shlex.split(found[0].replace("\\\n", " "))
 
 
-def done(*words: str, env: dict[str, str]) -> str:
-    """Its output; it must succeed."""
-    ended = subprocess.run(words, cwd=ROOT, env=env, capture_output=True, text=True, timeout=900)
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    return ended.stdout
-
-
 def wait_for(file: Path, process: subprocess.Popen[str]) -> None:
     """Until a run has written it."""
     deadline = time.monotonic() + 600
@@ -95,7 +88,9 @@ def test_the_pages_command_runs_resumes_and_leaves_models_that_predict(
 
     with suppress(ProcessLookupError):  # Flower's simulation may wait for the callback
         os.kill(int(held.read_text()), signal.SIGKILL)
-    resumed = done("protofl", "run", "--recipe", str(folder / "resume.toml"), "--allow-python", "outside_moon", env=env)
+    resumed = output_of(
+        ("protofl", "run", "--recipe", str(folder / "resume.toml"), "--allow-python", "outside_moon"), env
+    )
     assert f"resuming {RUN} after round 1 of 5" in resumed
     summary = json.loads((folder / "summary.json").read_text())
     assert summary["rounds"] == int(read_recipe(str(folder / "resume.toml")).settings["rounds"])
@@ -107,15 +102,15 @@ def test_the_pages_command_runs_resumes_and_leaves_models_that_predict(
     assert all(row["losses"]["contrast"] > 0 for row in rows[1:5])
 
     model, image = tmp_path / "model", tmp_path / "stripes.png"
-    done("protofl", "export", str(folder), "--site", "site-1", "--out", str(model), env=env)
+    output_of(("protofl", "export", str(folder), "--site", "site-1", "--out", str(model)), env)
     card = json.loads((model / "model.json").read_text())
     assert (card["algorithm"], card["arch"], card["classes"]) == ("moon", "outside_moon.net:TinyViT", CLASSES)
     draw = "import sys, outside_moon.data; from PIL import Image; "
     draw += "Image.fromarray(outside_moon.data.stripes('')['inputs'][0, 0]).save(sys.argv[1])"
-    done(sys.executable, "-c", draw, str(image), env=env)
+    output_of((sys.executable, "-c", draw, str(image)), env)
     assert Image.open(image).size == (28, 28)
     words = ("predict", str(model), str(image), "--json", "--allow-python", "outside_moon")
-    told = json.loads(done("protofl", *words, env=env))
+    told = json.loads(output_of(("protofl", *words), env))
     assert told["name"] in CLASSES
     assert 0 < told["probability"] <= 1
 
