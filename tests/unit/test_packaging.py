@@ -51,6 +51,7 @@ def test_an_unpacked_bundle_is_the_same_app(bundle: zipfile.ZipFile, tmp_path: P
     assert again.read(".info/CONTENT") == bundle.read(".info/CONTENT")
 
 
+@pytest.mark.slow
 def test_every_module_loads_from_the_bundle_with_the_embedded_data(bundle: zipfile.ZipFile, tmp_path: Path) -> None:
     bundle.extractall(tmp_path)
     script = """
