@@ -89,6 +89,15 @@ def test_a_reason_is_cut_and_printable() -> None:
         assert reason.isprintable()
 
 
+@pytest.mark.parametrize(("at_site", "lines"), [(True, 2), (False, 1)])
+def test_a_simulation_logs_one_error_of_many_clients_once(
+    capsys: pytest.CaptureFixture[str], at_site: bool, lines: int
+) -> None:
+    for _ in range(2):
+        reason_of(SettingsError("alpha = -7.5: must be above 0"), at_site)
+    assert capsys.readouterr().err.count("alpha = -7.5") == lines
+
+
 def test_a_full_gpu_is_told_with_its_cure() -> None:
     for at_site in (True, False):
         reason = reason_of(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB."), at_site)
