@@ -152,7 +152,6 @@ def time_imports() -> None:
 
 
 def main() -> None:
-    """The command."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--stock", action="store_true", help="Flower's own polling")

@@ -62,7 +62,6 @@ def loop(start: FedTGP, samples_PD: Tensor, labels_P: Tensor, margin: float, epo
 
 
 def main() -> None:
-    """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--clients", type=int, default=20)
     parser.add_argument("--classes", type=int, default=100)

@@ -29,7 +29,6 @@ def card_of(shape: tuple[int, ...]) -> Any:
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of two clients."""
     settings = {"algo": "fedproto", "models": "cnn4", "dataset": "digits", "partition": "iid"}
     config = run_config(tmp_path_factory.mktemp("run"), train_samples=40, test_samples=40, **settings)
     return run_federation(config, 2).folder
@@ -37,7 +36,6 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def model(run: Path) -> Path:
-    """The exported model of one of them."""
     out = run.parent / "model"
     assert main(["export", str(run), "--site", "site-0", "--out", str(out)]) == 0
     return out

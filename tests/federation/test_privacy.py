@@ -131,8 +131,6 @@ class PlainStep(FedAvg[Any]):
 
 
 class PlainLoop(FedAvg[Any]):
-    """Trains in a loop of its own."""
-
     def fit(self) -> dict[str, float]:
         with torch.no_grad():
             for weight in self.model.parameters():
@@ -156,8 +154,6 @@ class ThreeEpochs(FedAvg[Any]):
 
 
 class TwoTables(FedProto[Any]):
-    """Makes two tables in a round."""
-
     def upload(self) -> Payload:
         self.local_prototypes()
         return super().upload()

@@ -38,7 +38,6 @@ SIMULATED: dict[str, Any] = {"partition-id": 0, "num-partitions": 1}
 
 
 def question(config: dict[str, Any]) -> Message:
-    """The question who a client is."""
     return Message(RecordDict({**pack_settings(digest_of(config))}), 7, MessageType.QUERY, group_id="0")
 
 

@@ -30,19 +30,16 @@ def make(target: str, **variables: str) -> subprocess.CompletedProcess[str]:
 
 
 def docker(*arguments: str) -> str:
-    """The output of a docker command."""
     done = subprocess.run(["docker", *arguments], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
 
 def of_the_project(*arguments: str) -> list[str]:
-    """What docker lists of the project."""
     return docker(*arguments, "--filter", f"label=com.docker.compose.project={PROJECT}").split()
 
 
 def container(service: str) -> str:
-    """A service's container."""
     (name,) = of_the_project("ps", "--quiet", "--filter", f"label=com.docker.compose.service={service}")
     return name
 

@@ -30,7 +30,6 @@ CUT = 20.0
 
 
 def ip(*arguments: str) -> None:
-    """The command ``ip``."""
     subprocess.run(["ip", *arguments], check=True, capture_output=True, text=True)
 
 

@@ -49,7 +49,6 @@ class Clean:
         return output_of(words, self.environment, self.folder)
 
     def finds(self, module: str) -> bool:
-        """Whether this Python can import a module."""
         code = f"import importlib.util; print(importlib.util.find_spec({module!r}) is not None)"
         return self.run("python", "-c", code).strip() == "True"
 

@@ -21,7 +21,6 @@ CLIENTS = 3
 
 
 def command(*words: str) -> str:
-    """Its output; it must succeed."""
     with tempfile.TemporaryDirectory(prefix="n-", dir="/tmp", ignore_cleanup_errors=True) as short:
         env = os.environ | {"TMPDIR": short, "PATH": f"{BIN}:{os.environ['PATH']}"}
         return output_of(words, env)

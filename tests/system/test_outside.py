@@ -56,7 +56,6 @@ def env() -> Iterator[dict[str, str]]:
 
 
 def command_of_the_page() -> list[str]:
-    """`protofl run …`, as it stands there."""
     found = re.search(r"^protofl run (?:[^\n]*\\\n)*[^\n]*", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
     return shlex.split(found[0].replace("\\\n", " "))
 

@@ -102,7 +102,6 @@ def keep_an_old_certificate(site: Site) -> None:
 
 
 def renew_the_key(site: Site) -> None:
-    """And tell nobody."""
     site.machines.step("superlink", f"python docker/certificates.py certs --node {site.name} --renew {site.name}")
 
 

@@ -34,7 +34,6 @@ def read(page: str) -> str:
 
 
 def forgotten(algo: str) -> list[str]:
-    """The places that lack something of an algorithm."""
     row, name = CATALOG[algo], algo.replace("-", "_")
     halves = [f"{folder}/{name}.py" for folder in ("client_app/algorithms", "server_app/strategies")]
     proof = PROVED_ELSEWHERE.get(algo, f"tests/unit/reference/test_{name}.py")

@@ -42,7 +42,6 @@ def saved(states: StateFolder, *rounds: int) -> StateFolder:
 
 
 def loaded(states: StateFolder, before: int) -> int:
-    """Return the round of the state."""
     found = states.load(before, "cnn4", CPU)
     assert float(found[0]["model/w"][0, 0]) == found[1]
     return found[1]

@@ -17,7 +17,6 @@ certificates = program("certificates")
 
 
 def make(folder: Path, *arguments: str) -> int:
-    """The command."""
     status: int = certificates.main([str(folder), *arguments])
     return status
 
@@ -31,7 +30,6 @@ def certs(tmp_path: Path) -> Path:
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    """All files."""
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
