@@ -1,6 +1,7 @@
 """The page of hand-made folders: hostile names, runs that go on, runs of older versions, many clients and classes."""
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -139,6 +140,7 @@ def test_any_size_of_run_can_be_drawn(sites: int, classes: int, rounds: int, tmp
 
 def test_the_same_run_gives_the_same_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("protofl_common.report.page.FIGURES", {"Prototypes": FIGURES["Prototypes"]})  # some by chance
+    monkeypatch.setitem(sys.modules, "sklearn.manifold", None)  # a few points are drawn without it: it takes a second
     folder = write(tmp_path / "run", [row(number, ["a", "b"]) for number in (1, 2)])
     write_prototypes(folder, ["a", "b"], ["x", "y", "z"], 2)
     first = Page(write_report(folder))
