@@ -173,6 +173,12 @@ class Client:
         return self.settings.plan(len(self.data.train_labels))
 
     @property
+    def is_new(self) -> bool:
+        """True for a simulated client that never trains in a round (``new-clients``, ``new-domain``)."""
+        drawn, domain = self.settings.new_clients(self.node.num_partitions), self.settings.federation.new_domain
+        return self.node.partition in drawn or self.data.domain == (domain or None)
+
+    @property
     def num_classes(self) -> int:
         return len(self.data.classes)
 

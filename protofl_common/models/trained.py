@@ -11,8 +11,8 @@ from typing import Any, Self, get_args, get_origin, get_type_hints
 import torch
 from torch import Tensor
 
-from protofl_common.basics.files import write_text
-from protofl_common.basics.tensorfile import TensorFileError, read_tensors, write_tensors
+from protofl_common.basics.files import TensorFileError, write_text
+from protofl_common.basics.tensorfile import read_tensors, write_tensors
 from protofl_common.basics.text import LONGEST_NAME, printable
 from protofl_common.config.architectures import ARCHITECTURES, PROJECTION
 from protofl_common.config.options import SettingsError

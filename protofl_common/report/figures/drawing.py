@@ -33,6 +33,7 @@ WIDTH, HEIGHT = 4.8, 3.3  # inches of one column: 10 points can be read on a tel
 STYLE: Any = {
     "svg.fonttype": "none",
     "svg.hashsalt": "protofl",
+    "pdf.fonttype": 42,  # outlines that publishers accept
     "font.sans-serif": ["DejaVu Sans"],
     "text.parse_math": False,
     **dict.fromkeys(("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color"), INK),
