@@ -9,7 +9,7 @@ import pytest
 
 from protofl_common.basics.text import in_order
 from protofl_common.config.options import SettingsError
-from protofl_common.report.figures import clouds, curves
+from protofl_common.report.figures import curves
 from protofl_common.report.page import FIGURES, write_report
 from tests.support.fakes import row, write, write_prototypes
 from tests.support.pages import Page
@@ -130,7 +130,6 @@ def test_a_run_of_an_older_version_lacks_what_was_not_recorded(tmp_path: Path, m
 @pytest.mark.parametrize("damage", ["client-prototypes.safetensors", "sites.json", "prototypes.jsonl", "summary.json"])
 def test_a_damaged_file_costs_its_figures_only(damage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     draw_only(monkeypatch, curves.means, *FIGURES["Data"], *FIGURES["Prototypes"], *FIGURES["Privacy in figures"])
-    monkeypatch.setattr(clouds, "_tsne", lambda values: values[:, :2])
     folder = write(tmp_path / "run", [row(number, ["a", "b"]) for number in (1, 2)])
     write_prototypes(folder, ["a", "b"], ["x", "y", "z"], 2)
     (folder / damage).write_bytes(b'{"half": ')
