@@ -139,8 +139,8 @@ def time(run: Run) -> Iterator[plot.Drawing]:
 def spent(run: Run) -> Iterator[plot.Drawing]:
     after = {row["round"]: row["epsilon"] for row in run.rounds if "epsilon" in row}
     if rows := [row for row in run.rows if row["accuracy"] and row["evaluated-after-round"] in after]:
-        means_of = {kind: (row["accuracy"].get(kind, {}).get("mean") for row in rows) for kind in run.last}
-        lines = {f"{kind}, mean": _percents(shares) for kind, shares in means_of.items()}
+        shares = {kind: [row["accuracy"].get(kind, {}).get("mean") for row in rows] for kind in run.last}
+        lines = {f"{kind}, mean": _percents(of_kind) for kind, of_kind in shares.items()}
         epsilons = [after[row["evaluated-after-round"]] for row in rows]
         caption = (
             "What each evaluation's model has cost: ε of the client that the run costs most, as if it took part in "
