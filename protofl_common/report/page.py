@@ -49,7 +49,7 @@ FIGURES: dict[str, tuple[Callable[[Run], Iterable[Drawing]], ...]] = {
     "Accuracy": (accuracy.curves, accuracy.of_domains, accuracy.of_clients, accuracy.metrics, accuracy.losses),
     "Data": (clouds.samples,),
     "Prototypes": (
-        *(prototypes.margins_by_class, prototypes.margins_over_rounds, clouds.prototypes, clouds.test_features),
+        *(prototypes.margins_by_class, prototypes.margins_over_rounds, clouds.prototypes),
         *(prototypes.numbers_over_rounds, prototypes.similarity),
     ),
     "Privacy in figures": (costs.spent, costs.inversions),
@@ -270,7 +270,7 @@ def _footer(run: Run) -> str:
     texts = ["ProtoFL", ", ".join(f"{name} {number}" for name, number in versions.items())]
     texts += [] if run.rows else ["protofl report draws this page again at any time"]
     if run.settings.get("statistics", "none") == "none" and run.rows:
-        texts.append('statistics = "features" lets clients tell test features, and similarities of frozen backbones')
+        texts.append('statistics = "summary" lets clients tell class counts, and similarities of frozen backbones')
     return " · ".join(filter(None, texts))
 
 

@@ -142,15 +142,11 @@ class Counts(Entry):
 class Statistics(Entry):
     """Statistics of a client's data for the report, in the reply to the final evaluation only.
 
-    Each ``level`` (setting ``statistics``) has what the one before it has. ``summary``: how many training samples of
-    each class it has; with frozen backbones, how much of its prototypes each backbone alone explains (FedPCL, Figure
-    3). ``features``: some of its test features and their labels (FedTGP, Figure 6). The default is ``none``: several
-    papers promise that no class counts cross the wire. In a simulation the report shows the division of the data all
-    the same: the server divides it once more by itself. A site with data of its own sends nothing, whatever the run
-    asks for, unless its node config says ``statistics=true``.
+    How many training samples of each class it has; with frozen backbones, how much of its prototypes each backbone
+    alone explains (FedPCL, Figure 3). By default there are none: several papers promise that no class counts cross the
+    wire. In a simulation the report shows the division of the data all the same: the server divides it once more by
+    itself. A site with data of its own sends nothing unless its node config says ``statistics=true``.
     """
-
-    level: str
 
 
 Declared = Mapping[str, Entry]  # the entries of one direction, by name
@@ -178,5 +174,5 @@ def vectors_in(declared: Declared) -> dict[str, Vectors]:
 
 
 def statistics_declared(level: str) -> Declared:
-    """Return what a reply to the final evaluation may carry, at a level of ``statistics``."""
-    return {} if level == "none" else {"statistics": Statistics(level)}
+    """Return what a reply to the final evaluation may carry, under the setting ``statistics``."""
+    return {} if level == "none" else {"statistics": Statistics()}

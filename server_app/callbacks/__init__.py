@@ -10,7 +10,7 @@ A run's folder has
     ``prototypes.safetensors``   the global prototypes, where the algorithm has them
     ``weights.safetensors``      the global model, where the algorithm has one
     ``clients/``                 in simulation, the clients' private models
-    ``sites.json``, ``prototypes.jsonl``, ``client-prototypes.safetensors``, ``test-features.safetensors``
+    ``sites.json``, ``prototypes.jsonl``, ``client-prototypes.safetensors``
                                  what the report shows beside the metrics (`artifacts.py`)
     ``report.html``, ``report.md``   the page with figures, and a short one as text (`protofl_common/report`)
     ``forgotten.jsonl``          who was taken out of the result, by ``protofl forget``

@@ -8,7 +8,6 @@
                                         of every tenth round): means [P, D], labels [P], owners [P], and in
                                         the metadata the round and, as JSON, the sites that the owners number; beside
                                         them the global ones after that round
-    ``test-features.safetensors``       the same of test features, from clients that tell them (`statistics`)
 
 Nothing here changes the run; it costs the server milliseconds a round.
 """
@@ -28,7 +27,7 @@ from protofl_common.basics.tensorfile import write_tensors
 from protofl_common.config.options import SettingsError
 from protofl_common.data import DataError
 from protofl_common.data.clients import ShareCounts, counts_of_shares
-from protofl_common.maths.prototypes import margins
+from protofl_common.maths.prototypes import Prototypes, margins
 from protofl_common.runs.folder import MARGINS, SITES, MarginRow, RoundRow, SiteFacts, Sites
 from protofl_common.wire.records import SiteCard
 from server_app.callbacks.base import Callback, Run
@@ -59,10 +58,7 @@ class Artifacts(Callback):
             "clients": {site: _numbers(margins(prototypes, classes)) for site, prototypes in sent.items()},
         }
         run.files.add(MARGINS, margins_row)
-        sets = {site: (prototypes.means, prototypes.labels) for site, prototypes in sent.items()}
-        more = {} if owned is None else {"global-means": owned.means, "global-labels": owned.labels}
-        path = run.folder / "client-prototypes.safetensors"
-        self._write = partial(_write_owned, path, "means", sets, result.number, more)
+        self._write = partial(_write_owned, run.folder / "client-prototypes.safetensors", sent, owned, result.number)
         if sum(map(len, sent.values())) <= FEW or result.number % EVERY == 0:
             self._write_prototypes()
 
@@ -74,13 +70,6 @@ class Artifacts(Callback):
             if statistics.similarity is not None:
                 facts[site]["backbone-similarity"] = _numbers(statistics.similarity)
         _write_sites(run, facts)
-        features = {
-            site: (statistics.features, statistics.labels)
-            for site, statistics in result.statistics.items()
-            if statistics.features is not None and statistics.labels is not None and len(statistics.labels)
-        }
-        if features:
-            _write_owned(run.folder / "test-features.safetensors", "features", features, result.number, {})
 
     def _write_prototypes(self) -> None:
         if self._write is not None:
@@ -141,15 +130,8 @@ def _numbers(values: Tensor) -> list[float | None]:
     return [float(f"{value:.5g}") if math.isfinite(value) else None for value in values.tolist()]
 
 
-def _write_owned(
-    path: Path, name: str, sets: Mapping[str, tuple[Tensor, Tensor]], number: int, more: Mapping[str, Tensor]
-) -> None:
-    """Vectors [P, D] under ``name`` with labels [P] and owners [P], and ``more``."""
-    owners = [torch.full((len(labels),), index, dtype=torch.int64) for index, (_, labels) in enumerate(sets.values())]
-    arrays = {
-        name: torch.cat([vectors for vectors, _ in sets.values()]),
-        "labels": torch.cat([labels for _, labels in sets.values()]),
-        "owners": torch.cat(owners),
-        **more,
-    }
-    write_tensors(path, arrays, {"sites": json.dumps(list(sets), ensure_ascii=False), "round": str(number)})
+def _write_owned(path: Path, sent: Mapping[str, Prototypes], merged: Prototypes | None, number: int) -> None:
+    every, sizes = Prototypes.joined(sent.values()), torch.tensor([len(prototypes) for prototypes in sent.values()])
+    arrays = {"means": every.means, "labels": every.labels, "owners": torch.repeat_interleave(sizes)}
+    arrays |= {} if merged is None else {"global-means": merged.means, "global-labels": merged.labels}
+    write_tensors(path, arrays, {"sites": json.dumps(list(sent), ensure_ascii=False), "round": str(number)})

@@ -1,6 +1,6 @@
-"""Clouds of points: who has which training samples (FedTGP, Figures 7 to 11), t-SNE of prototypes and test features.
+"""Clouds of points: who has which training samples (FedTGP, Figures 7 to 11), t-SNE of prototypes.
 
-t-SNE (van der Maaten and Hinton, 2008; FedTGP, Figures 5 and 6) takes few enough points, at random, that the page is
+t-SNE (van der Maaten and Hinton, 2008; FedTGP, Figure 5) takes few enough points, at random, that the page is
 drawn in seconds; all is seeded.
 """
 
@@ -85,24 +85,6 @@ def prototypes(run: Run) -> Iterator[plot.Drawing]:
         owners = [*_owners(own, shown), *["global"] * len(labels)]
         columns = _columns(run, places, owners, np.concatenate([own_labels, labels]))
         yield plot.draw(figure, "prototypes-tsne", "Prototypes of clients and server", caption, columns=columns)
-
-
-def test_features(run: Run) -> Iterator[plot.Drawing]:
-    features = run.test_features
-    if features is None or len(features.labels) < 5:
-        return
-    shown = _chosen(features.labels, MOST_POINTS)
-    labels, places = features.labels[shown], _tsne(features.values[shown])
-    with plot.canvas(plot.WIDTH, 4.3) as (figure, axes):
-        axes.scatter(*places.T, s=11, c=_colours(labels), alpha=0.8, linewidths=0)
-        present = np.unique(labels)
-        _name_classes(run, axes, np.array([np.median(places[labels == label], axis=0) for label in present]), present)
-        caption = (
-            f"t-SNE of {len(shown)} test samples' features from {len(np.unique(features.owners))} clients (FedTGP, "
-            "Figure 6), coloured by class and named at the median of each."
-        )
-        columns = _columns(run, places, _owners(features, shown), labels)
-        yield plot.draw(figure, "features-tsne", "Test features", caption, columns=columns)
 
 
 def _tsne(values_ND: Floats) -> Floats:
