@@ -3,9 +3,7 @@
 import time
 from collections.abc import Mapping
 
-import torch
 from flwr.app import MessageType
-from torch import Tensor
 
 from protofl_common.basics.text import in_order, printable
 from protofl_common.privacy.release import count_noise
@@ -106,7 +104,7 @@ def _merge(strategy: Strategy, uploads: list[Upload], result: RoundResult) -> di
     try:
         metrics = strategy.merge(uploads)
         result.bounded |= strategy.reduced
-        odd = [name for name, value in strategy.present_state().items() if not _is_finite(value)]
+        odd = [name for name, value in strategy.present_state().items() if not value.isfinite().all()]
         why = f"{odd[0]} of the server would no longer be finite" if odd else ""
     except (ArithmeticError, LookupError, RuntimeError, ValueError) as error:
         if strategy.federation.simulated:
@@ -116,10 +114,6 @@ def _merge(strategy: Strategy, uploads: list[Upload], result: RoundResult) -> di
         strategy.restore(before)
         raise VoidRound(why)
     return metrics
-
-
-def _is_finite(value: Tensor) -> bool:  # NaN and infinity show in the smallest or the largest number
-    return not value.numel() or bool(torch.stack(value.aminmax()).isfinite().all())
 
 
 def _expected(strategy: Strategy, number: int, declared: Declared, training: bool) -> Expected:

@@ -58,7 +58,6 @@ class ClientAlgorithm(Generic[H]):
         self.privacy = DifferentialPrivacy(client)
 
     # -- before training -----------------------------------------------------------------------------------------
-
     def restore(self, tensors: Mapping[str, Tensor], last_round: int) -> None:
         """Be as after ``last_round``. It comes before `receive`: here the model is what this client has trained."""
         restore_attributes(self, self.lasting, tensors)
@@ -93,7 +92,6 @@ class ClientAlgorithm(Generic[H]):
         return self.global_prototypes
 
     # -- training ------------------------------------------------------------------------------------------------
-
     @property
     def modules(self) -> Sequence[nn.Module]:
         return tuple(getattr(self, name) for name in self.trains)
@@ -150,7 +148,6 @@ class ClientAlgorithm(Generic[H]):
         return training.train(step, samples, self.training, seed, epochs, batch_size)
 
     # -- after training ------------------------------------------------------------------------------------------
-
     def upload(self) -> Payload:
         """Return what goes to the server after training: prototypes and weights, as far as they are declared and due.
 
@@ -175,7 +172,6 @@ class ClientAlgorithm(Generic[H]):
         return features_of(self.model, data, self.training.eval_batch_size)
 
     # -- what the app asks ---------------------------------------------------------------------------------------
-
     @property
     def lasting(self) -> tuple[str, ...]:
         with_optimizer = self.training.keep_optimizer and not self.settings.row.one_shot

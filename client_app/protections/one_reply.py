@@ -64,6 +64,5 @@ class OneReply(Protection):
             entries = json.loads(self.file.read_text(encoding="utf-8")) if self.file.exists() else {}
             return {str(key): (int(last), int(final)) for key, (last, final) in entries.items()}
         except (OSError, ValueError, TypeError, AttributeError) as error:
-            raise StateError(
-                f"state-dir: {self.file} cannot be read ({error}): what was answered is not known"
-            ) from error
+            why = f"cannot be read ({error}): what was answered is not known"
+            raise StateError(f"state-dir: {self.file} {why}") from error

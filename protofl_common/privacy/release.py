@@ -125,10 +125,7 @@ def bounded_counts(noisy_C: Tensor, samples: int) -> Tensor:
 
 
 def private_hits(correct: Mapping[str, int], samples: int, noise: float, draw: np.random.Generator) -> dict[str, int]:
-    """Numbers of right predictions with Gaussian noise of multiplier ``noise``, from 0 to ``samples``.
-
-    A sample adds at most 1 to each of K = len(correct) numbers, √K to their vector.
-    """
+    """K numbers of right predictions, from 0 to ``samples``, with noise: a sample adds √K to their vector at most."""
     spread = math.sqrt(len(correct)) * noise
     noisy = {kind: hits + spread * draw.standard_normal() for kind, hits in correct.items()}
     return {kind: round(min(max(value, 0.0), samples)) for kind, value in noisy.items()}

@@ -412,8 +412,6 @@ def codec_of(name: str, entry: Entry, limits: Limits) -> Codec:
 
 
 # -- arrays of a message: raw little-endian bytes, no pickle ---------------------------------------------------
-
-
 def array_record(arrays: Mapping[str, Tensor]) -> ArrayRecord:
     return ArrayRecord({name: _array(value) for name, value in arrays.items()})
 

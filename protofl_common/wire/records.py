@@ -70,8 +70,7 @@ class SiteCard:
     train_samples: int
     test_samples: int
     classes: tuple[str, ...]  # names of all classes of the data set, in label order
-    present: tuple[int, ...]
-    """Labels of its training samples, where its uploads will show them; elsewhere none."""
+    present: tuple[int, ...]  # labels of its training samples, where its uploads will show them; elsewhere none
     weights: str  # a digest of names, types and shapes of all weights that it exchanges; "" for none
     device: str  # where it computes: ``"cpu"``, ``"cuda"``, ``"cuda:1"``
     found: int = 0  # samples that its share was taken from, used or not (`ClientData.found`)
@@ -162,10 +161,7 @@ def unpack_site_card(content: RecordDict) -> SiteCard:
 
 
 def pack_report(report: Report, losses: Collection[str], metrics: Collection[str] = ()) -> MetricRecord:
-    """The record ``report`` of a reply: dictionaries become dotted names.
-
-    ValueError for a name that is not declared: one of ``losses``, ``metrics``, `KINDS` and `PHASES`.
-    """
+    """The record ``report`` of a reply: dictionaries become dotted names; ValueError for one that is not declared."""
     names = report_names(losses, metrics)
     for group, declared in names.items():
         if odd := sorted(getattr(report, group).keys() - set(declared)):

@@ -109,10 +109,7 @@ class Weights(Entry):
 
 @dataclass(frozen=True)
 class Update(Weights):
-    """The change of weights in a round: of parameters the difference, and buffers as they are now.
-
-    A matrix may travel as two factors where these are fewer numbers (`low_rank.py`); the receiver gets their product.
-    """
+    """The change of weights in a round, and buffers as they are; two factors may stand for a matrix (`low_rank.py`)."""
 
     @property
     def words(self) -> str:

@@ -105,11 +105,8 @@ def _division(run: Run) -> dict[str, SiteFacts]:
     except (DataError, SettingsError, OSError):  # the server need not have the data, nor a module that reads them
         return {}
     of_site = {site: number for site, number in of_site.items() if number in shares}
-    fitting = {site: shares[number] for site, number in of_site.items() if _fits(cards[site], shares[number])}
-    return {
-        site: {"train-classes": share.train.tolist(), "test-classes": share.test.tolist()}
-        for site, share in fitting.items()
-    }
+    fitting = [(site, shares[number]) for site, number in of_site.items() if _fits(cards[site], shares[number])]
+    return {site: {"train-classes": of.train.tolist(), "test-classes": of.test.tolist()} for site, of in fitting}
 
 
 def _fits(card: SiteCard, share: ShareCounts) -> bool:

@@ -101,15 +101,14 @@ def _without_empty(row: Row) -> Row:
 def _summary(run: Run, final: RoundRow) -> Summary:
     rounds = [row for row in run.rows if row["kind"] == "round"]
     sizes, lost, _ = totals(run.rows)
+    cards = run.federation.cards.items()
+    versions = {"protofl": code_version(), "python": platform.python_version()}
     spent: Summary = {"epsilon": final["epsilon"]} if "epsilon" in final else {}  # type: ignore[typeddict-item]
     return spent | {
         "algorithm": run.strategy.row.title,
         "dataset": run.settings.data.dataset,
         "partition": run.settings.data.partition,
-        "clients": {
-            name: {"arch": card.arch, "domain": card.domain, "parameters": card.parameters}
-            for name, card in run.strategy.federation.cards.items()
-        },
+        "clients": {site: {"arch": of.arch, "domain": of.domain, "parameters": of.parameters} for site, of in cards},
         "rounds": len(rounds),
         "accuracy": final["accuracy"],
         "best-accuracy": {kind: best for kind in final["accuracy"] if (best := best_of(run.rows, kind))},
@@ -126,11 +125,7 @@ def _summary(run: Run, final: RoundRow) -> Summary:
         "resumed-after-rounds": [last for _, last in run.start.run_history.earlier],
         "seconds": time.monotonic() - run.began,
         "seconds-per-round": sum(row["seconds"]["total"] for row in rounds) / max(1, len(rounds)),
-        "versions": {
-            "protofl": code_version(),
-            "python": platform.python_version(),
-            **{name: version(name) for name in ("flwr", "torch", "numpy")},
-        },
+        "versions": versions | {name: version(name) for name in ("flwr", "torch", "numpy")},
         "commit": commit(),
         "machine": machine(),
         "settings": to_run_config(run.settings),

@@ -119,11 +119,10 @@ class MessageExchange:
         errors = {site: str(reply.error.reason) for site, reply in self._replies.items() if reply.has_error()}
         lost = {site: died[1] for site, reason in errors.items() if (died := WORKER_DIED.match(reason))}
         if lost and is_simulated(self.grid):
-            raise FederationError(
-                f"a process that simulates clients has died ({next(iter(lost.values()))}), so that "
-                f"{', '.join(in_order(lost))} did not answer. Most often memory has run out: let fewer clients work at "
-                "once (--cpus). This round does not count; resume.toml in the run's folder lets it go on"
-            )
+            end = f"a process that simulates clients has died ({next(iter(lost.values()))})"
+            cure = "Most often memory has run out: let fewer clients work at once (--cpus)"
+            then = "This round does not count; resume.toml in the run's folder lets it go on"
+            raise FederationError(f"{end}, so that {', '.join(in_order(lost))} did not answer. {cure}. {then}")
 
     def _patience(self, took: dict[str, float]) -> float:
         """Seconds to wait: all, until ``min-replies`` sites have answered, then ``grace`` times what is usual.

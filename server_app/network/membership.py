@@ -68,7 +68,6 @@ class Federation:
         return admission.division_of(self.cards)
 
     # -- before the first round ----------------------------------------------------------------------------------
-
     def gather(self, expected: Iterable[str] = (), divided_among: int = 0) -> None:
         """Wait until the wanted number of sites has connected and introduced itself (``num-clients``).
 
@@ -157,7 +156,6 @@ class Federation:
         return True
 
     # -- between and during rounds -------------------------------------------------------------------------------
-
     def look_around(self) -> None:
         """Greet who is new, and know again who is back under another node id.
 
@@ -210,7 +208,6 @@ class Federation:
                 say(f"  {site}: silent {self._silent[site]} times running; not asked until round {last + 1}")
 
     # -- introductions -------------------------------------------------------------------------------------------
-
     def _look(self) -> None:
         """Ask new nodes who they are, `AT_ONCE` at a time, and take in what was answered by now."""
         self.online = set(self.grid.get_node_ids())
