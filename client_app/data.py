@@ -63,10 +63,8 @@ class Samples:
 
     inputs: Tensor | StoredInputs
     labels: Tensor
-    unlabelled: Tensor | None = None
-    """Further inputs [U, …] without a label (``positive-rate`` below 1); not counted in N."""
-    augment: Augment | None = None
-    """How inputs are changed when a batch to train on is made of them; nothing else sees them changed."""
+    unlabelled: Tensor | None = None  # Further inputs [U, …] without a label (``positive-rate`` below 1), not of N
+    augment: Augment | None = None  # Changes inputs of a batch to train on, and no others
 
     def __len__(self) -> int:
         return len(self.labels)

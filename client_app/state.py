@@ -38,8 +38,7 @@ class StateFolder:
     def __init__(self, folder: Path, name: str, run_history: RunHistory, *, wary: bool = False, use: str = "") -> None:
         self.folder, self.run_history = folder / name, run_history
         self.wary = wary  # Whether only states of the present Flower run may be removed, and never its newest
-        self.use = use
-        """The algorithm and what it exchanges: a private model must not come into the hands of one that uploads it."""
+        self.use = use  # Algorithm and exchange: no private model must come to one that uploads it
 
     @property
     def beginning(self) -> str:

@@ -16,11 +16,7 @@ from protofl_common.wire.schema import Declared, statistics_declared
 
 
 def statistics_level(client: Client) -> str:
-    """Return what the run asks for (`schema.Statistics`), or ``none`` where this client does not send it.
-
-    A site with data of its own sends none unless its node config says ``statistics=true``; with ``statistics=false`` no
-    site does.
-    """
+    """Return what the run asks for; ``none`` where the node config, or of own data its silence, forbids it."""
     settings, allowed = client.settings, client.node.statistics
     if allowed is None:
         allowed = settings.data.partition != "own"

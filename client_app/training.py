@@ -50,8 +50,7 @@ class Batch:
         return Batch(*(value[mask_B] for value in vars(self).values()))
 
 
-Loss = Callable[[Batch], LossTerms]
-"""Named scalar terms of a batch, whose sum is minimised; no terms: there is nothing to learn from it."""
+Loss = Callable[[Batch], LossTerms]  # Named scalar terms, whose sum is minimised; none: nothing to learn
 COMPILER = "torch._dynamo"
 Correction = Callable[[], None]  # Changes the gradients in place, before the optimizer takes its step along them
 

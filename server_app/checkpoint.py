@@ -50,10 +50,6 @@ class Checkpoint:
     code: str = ""
     state: dict[str, Tensor] = field(default_factory=dict)
 
-    @property
-    def resumed(self) -> bool:
-        return bool(self.run_history.earlier)
-
     def write(self, folder: Path) -> None:
         facts: dict[str, Any] = vars(self) | {"run_history": self.run_history.text}
         del facts["state"]

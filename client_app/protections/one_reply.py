@@ -14,8 +14,7 @@ from protofl_common.basics.files import locked, replacing
 from protofl_common.experiment.settings import Settings
 from protofl_common.wire.schema import RefusedMessage
 
-Answers = dict[str, tuple[int, int]]
-"""Flower run and algorithm -> the last training round answered, and the round of the final evaluation; 0 for none."""
+Answers = dict[str, tuple[int, int]]  # Flower run, algorithm -> last round answered, the final evaluation's; 0: none
 MOST = 1000  # Entries in the file; the oldest go. A server that starts as many runs gets more answers from those.
 
 

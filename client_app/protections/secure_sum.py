@@ -43,8 +43,7 @@ class _Progress:
     stage: str  # The last one passed
     secret: bytes = b""
     keys: dict[str, bytes] = field(default_factory=dict)  # The public keys of all sites
-    shares: dict[str, bytes] = field(default_factory=dict)
-    """Site -> this one's shares of its PAIR and of its OWN key, one after the other."""
+    shares: dict[str, bytes] = field(default_factory=dict)  # Site -> shares of its PAIR and of its OWN key
 
 
 class SecureSum:

@@ -23,8 +23,7 @@ from protofl_common.wire.payloads import LARGEST, MOST_SAMPLES, Payload, codec_o
 from protofl_common.wire.records import ROUNDING, Report, is_share, report_names
 from protofl_common.wire.schema import Declared, Limits, RefusedMessage, Weights
 
-Means = dict[str, dict[str, float]]
-"""``correct``, ``metrics``, ``losses`` and ``validation`` -> each figure's mean over all samples."""
+Means = dict[str, dict[str, float]]  # ``correct``, ``metrics``, ``losses``, ``validation`` -> means over all samples
 MASKED: Declared = {"masked": Weights()}  # what is sent instead: one array, ``sum``
 
 

@@ -22,8 +22,7 @@ from protofl_common.wire.schema import Declared, Entry, Limits, RefusedMessage, 
 RAW = "raw-little-endian"
 DTYPES: dict[str, np.dtype[Any]] = {"float32": np.dtype("<f4"), "float64": np.dtype("<f8"), "int64": np.dtype("<i8")}
 MAX_SETS = 10_000  # clients whose prototypes a message may carry
-NOT_NEGATIVE = ("running_var", "num_batches_tracked")
-"""Buffers of batch normalisation; a negative variance makes every feature NaN."""
+NOT_NEGATIVE = ("running_var", "num_batches_tracked")  # Of batch normalisation; a negative variance gives NaN
 NORMALISATION = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm)
 ONE = torch.ones(())
 MOST_SAMPLES, LARGEST = 2.0**20, 2.0**16
@@ -35,8 +34,7 @@ StateDict = dict[str, Tensor]
 @dataclass(frozen=True)
 class ClientStatistics:
     counts: Tensor  # [C] int64: labelled training samples of each class
-    similarity: Tensor | None = None
-    """[K] float32, in [-1, 1]: for each frozen backbone, how alike the prototypes of it alone and of all are."""
+    similarity: Tensor | None = None  # [K] float32: how alike prototypes of one frozen backbone and of all are
 
 
 Value = Prototypes | tuple[Prototypes, ...] | StateDict | Tensor | ClientStatistics
@@ -194,15 +192,11 @@ class Codec(ABC):
         """Refuse labels out of range, vectors that are too long, and more than ``per_class`` of a class."""
         if int(labels_N.min()) < 0 or int(labels_N.max()) >= self.limits.num_classes:
             raise RefusedMessage(f"{self.name} with a label outside 0..{self.limits.num_classes - 1}")
-        if (most := _largest_class(labels_N)) > per_class:
+        if (most := int(labels_N.bincount().max())) > per_class:
             raise RefusedMessage(f"{most} {self.name} with the same label, not at most {per_class}")
         if (norm := float(torch.linalg.vector_norm(vectors_NW.double(), dim=1).max())) > self.limits.max_norm:
             limit = f"above {self.limits.max_norm:g} (max-prototype-norm)"
             raise RefusedMessage(f"{self.name} of norm {norm:.3g}, {limit}")
-
-
-def _largest_class(labels: Tensor) -> int:
-    return int(torch.bincount(labels).max()) if len(labels) else 0
 
 
 class VectorsCodec(Codec):
@@ -222,7 +216,7 @@ class VectorsCodec(Codec):
     def pack(self, value: Prototypes) -> StateDict:
         if value.counts is not None and not self.entry.counts:
             raise ValueError(f"class counts of {self.name} are not declared for this direction")
-        if not self.entry.several and _largest_class(value.labels) > 1:
+        if not self.entry.several and len(value.labels.unique()) < len(value.labels):
             raise ValueError(f"several {self.name} of a class are not declared for this direction")
         counts = {} if value.counts is None else {"counts": value.counts}
         return {"means": value.means, "labels": value.labels, **counts}
@@ -413,15 +407,13 @@ def codec_of(name: str, entry: Entry, limits: Limits) -> Codec:
 
 # -- arrays of a message: raw little-endian bytes, no pickle ---------------------------------------------------
 def array_record(arrays: Mapping[str, Tensor]) -> ArrayRecord:
-    return ArrayRecord({name: _array(value) for name, value in arrays.items()})
-
-
-def _array(value: Tensor) -> Array:
-    dtype = dtype_name(value)
-    if dtype not in DTYPES:
-        raise ValueError(f"cannot send {value.dtype}; the wire carries {', '.join(DTYPES)}")
-    data = value.detach().cpu().contiguous().numpy().astype(DTYPES[dtype], copy=False).tobytes()
-    return Array(dtype=dtype, shape=tuple(value.shape), stype=RAW, data=data)
+    record = ArrayRecord()
+    for name, value in arrays.items():
+        if (dtype := dtype_name(value)) not in DTYPES:
+            raise ValueError(f"cannot send {value.dtype}; the wire carries {', '.join(DTYPES)}")
+        data = value.detach().cpu().contiguous().numpy().astype(DTYPES[dtype], copy=False).tobytes()
+        record[name] = Array(dtype=dtype, shape=tuple(value.shape), stype=RAW, data=data)
+    return record
 
 
 def decoded(array: Array, what: str, dtype: str, shape: tuple[int, ...]) -> Tensor:

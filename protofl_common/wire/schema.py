@@ -41,8 +41,7 @@ class Limits:
 class Entry:
     """An entry describes itself; `wire/payloads.py` packs, checks and sums each kind."""
 
-    of_classes: ClassVar[bool] = False
-    """It shows which classes a client has, so it is noised or refused under differential privacy."""
+    of_classes: ClassVar[bool] = False  # it shows which classes a client has: noised or refused under dp
     of_each_client: ClassVar[bool] = False  # it shows what single clients have sent
     of_all: ClassVar[bool] = False  # a part is of all classes together, of which none can be left out once it has noise
 
@@ -64,8 +63,7 @@ class Vectors(Entry):
     of_classes = True
     width: Literal["features", "classes", "backbones"] = "features"
     """W: ``feature-dim``, the number of classes (mean logits), or of the features of all frozen backbones together."""
-    counts: bool = False
-    """How many samples stand behind each vector, [P], travels too. Some papers promise not to reveal it."""
+    counts: bool = False  # the number of samples behind each vector, [P], travels too; some papers do not reveal it
     several: bool = False  # a class may have several vectors, up to ``max-prototypes-per-class``
     probabilities: bool = False  # each vector is one of class probabilities: no number is below 0, and their sum is 1
 

@@ -14,7 +14,6 @@ Nothing here changes the run; it costs the server milliseconds a round.
 
 import json
 import math
-from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -91,12 +90,8 @@ def _division(run: Run) -> dict[str, SiteFacts]:
     Left out are sites whose introduction does not fit their share: they have data of their own. All are, where the
     server sees sums only.
     """
-    cards = run.federation.cards
-    if run.settings.privacy.sums_only:
-        return {}
-    sizes = Counter(card.num_partitions for card in cards.values() if card.num_partitions)
-    clients = sizes.most_common(1)[0][0] if sizes else 0
-    if not 0 < clients <= MOST_ABSENT * len(cards):
+    cards, clients = run.federation.cards, run.federation.num_partitions
+    if run.settings.privacy.sums_only or not 0 < clients <= MOST_ABSENT * len(cards):
         return {}
     of_site = {site: card.partition for site, card in cards.items() if card.num_partitions == clients}
     chosen = sorted({partition for partition in of_site.values() if partition < clients})
@@ -118,8 +113,7 @@ def _fits(card: SiteCard, share: ShareCounts) -> bool:
 def _facts(card: SiteCard) -> SiteFacts:
     parts = ("train", "test", "validation")
     sizes = {f"{part}-samples": size for part in parts if (size := getattr(card, f"{part}_samples"))}
-    facts = {"arch": card.arch, "domain": card.domain, "parameters": card.parameters, **sizes}
-    return cast(SiteFacts, facts)
+    return cast(SiteFacts, {"arch": card.arch, "domain": card.domain, "parameters": card.parameters, **sizes})
 
 
 def _numbers(values: Tensor) -> list[float | None]:

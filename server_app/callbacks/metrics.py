@@ -30,7 +30,7 @@ class Metrics(Callback):
     """Writes the rows as the run goes on; after a resumption it drops those of rounds that do not count."""
 
     def __init__(self, run: Run) -> None:
-        if not run.start.resumed:
+        if not run.start.run_history.earlier:
             return
         start, rounds, path = run.start, run.settings.run.rounds, run.folder / METRICS
         if not path.exists() or path.stat().st_size < start.metrics_bytes:

@@ -19,12 +19,10 @@ from server_app.network.membership import Federation, FederationError
 from server_app.replies import RoundResult
 
 LOOK_EVERY = 3.0  # Seconds between two looks around for sites that are new or back, while a round waits
-PATIENCE = 30.0
-"""Seconds in which a node that died over its message may come back. Flower takes a minute to notice its death."""
+PATIENCE = 30.0  # Seconds in which a node that died over its message may return; Flower takes 60 to notice
 SILENCE = 2.0  # Seconds that the SuperLink may take to say that there is nothing new, before it is worth a line
 SLOW_LINK = 5e6  # Bytes a second that any link to the SuperLink has
-LEAST_GRACE = 120.0
-"""Seconds that a round waits at least: Flower notices a death after one minute, and `PATIENCE` follows."""
+LEAST_GRACE = 120.0  # Seconds that a round waits at least: Flower takes 60 to notice a death, then `PATIENCE`
 WORKER_DIED = re.compile(r"<class 'ray\.exceptions\.(\w*(?:Died|Unavailable|Crashed|OutOfMemory)\w*)'>")
 """How the error of a simulated client begins whose process is no more."""
 UNREACHABLE = Error(int(ErrorCode.NODE_UNAVAILABLE), "Flower has no node of this site any more")

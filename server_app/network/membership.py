@@ -20,8 +20,7 @@ from server_app.protections.bounds import Bounds, bounds_of
 
 __all__ = ["AT_ONCE", "Federation", "FederationError"]
 
-AT_ONCE = 1000
-"""Sites that are asked at a time who they are, or for the final evaluation: no more messages are in memory."""
+AT_ONCE = 1000  # Sites asked at a time who they are, or for the final evaluation: no more messages in memory
 
 
 class Federation:
@@ -34,8 +33,7 @@ class Federation:
         """``baseline``: the algorithm, where these rounds are of a run's baseline; "" for the run itself."""
         self.cards: dict[str, SiteCard] = {}
         self.node_of: dict[str, int] = {}
-        self.owners = dict(owners)
-        """Site -> the first node that was it; it remains its own, for Flower's authentication ties nodes to keys."""
+        self.owners = dict(owners)  # Site -> its first node, whose it remains: keys tie nodes to sites
         self.online: set[int] = set()
         self.problems: dict[int, str] = {}  # Node -> why it cannot take part
         self.expelled: set[str] = set()  # Sites that were caught lying: they take no further part in the run
@@ -64,7 +62,6 @@ class Federation:
 
     @property
     def num_partitions(self) -> int:
-        """Among how many clients the data set is divided, as most say; 0 where sites bring data of their own."""
         return admission.division_of(self.cards)
 
     # -- before the first round ----------------------------------------------------------------------------------

@@ -30,8 +30,7 @@ class Bounds:
     max_update_ratio: float = math.inf
     max_samples_ratio: float = math.inf
     max_samples_lead: float = math.inf
-    weights: tuple[str, float] = ("mean", 0)
-    """``merging`` and ``trim`` of the functions in `aggregation.py`, for the clients' weights."""
+    weights: tuple[str, float] = ("mean", 0)  # ``merging`` and ``trim`` of `aggregation.py`, for weights
     prototypes: tuple[str, float] = ("mean", 0)  # The same for what they send of classes
 
     def __str__(self) -> str:

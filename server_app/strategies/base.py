@@ -29,10 +29,8 @@ H = TypeVar("H", bound=Hparams)
 class ServerStrategy(Generic[H]):
     """Local: nothing goes down, nothing comes up. Algorithms override what differs."""
 
-    state: tuple[str, ...] = ()
-    """Attributes that a round changes and the next one needs: they make up the checkpoint (`runs/attributes.py`)."""
-    prototypes: Prototypes | None = None
-    """The global prototypes of an algorithm that has them; None before there are any."""
+    state: tuple[str, ...] = ()  # What a round changes and the next one needs: the checkpoint
+    prototypes: Prototypes | None = None  # The global ones of an algorithm that has them; None before there are any
 
     def __init__(self, federation: Federation) -> None:
         self.federation = federation
