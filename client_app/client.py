@@ -134,10 +134,7 @@ class Client:
 
     @property
     def root(self) -> Path:
-        """The folder of what never leaves a client: ``state-dir``; a simulated client's is the folder of results.
-
-        At a real site no name that the server chooses leads from here to the files of another run.
-        """
+        """``state-dir``, the folder of what never leaves, which no server chooses; in simulation, ``out-dir``."""
         return Path(self.settings.machine.state_dir or self.settings.run.out_dir)
 
     def own_file(self, run_name: str, name: str) -> Path:

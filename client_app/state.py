@@ -50,10 +50,7 @@ class StateFolder:
         return f"{begins}, in {run}" + (f"; others of this name stay as they are: {others}" if others else "")
 
     def load(self, before: int, arch: str, device: torch.device) -> tuple[dict[str, Tensor], int] | None:
-        """The last state before the round ``before`` that counts and is not damaged, with its round; None without any.
-
-        StateError if all are damaged, or the file was written for another architecture, algorithm or exchange.
-        """
+        """The last whole state before round ``before`` that counts, with its round; StateError if none can be used."""
         key = self._last(before)
         if key is None:
             return None

@@ -40,9 +40,8 @@ def leave_model(evaluated: Evaluated, name: str, after: int) -> None:
     algorithm, client = evaluated.algorithm, evaluated.algorithm.client
     prototypes = evaluated.prototypes if evaluated.prototypes is not None and len(evaluated.prototypes) else None
     own_distances, temperature = _calibrated(evaluated, prototypes)
-    model = TrainedModel(
-        _card(evaluated, after, temperature), algorithm.evaluation_model().state_dict(), prototypes, own_distances
-    )
+    weights = algorithm.evaluation_model().state_dict()
+    model = TrainedModel(_card(evaluated, after, temperature), weights, prototypes, own_distances)
     path = client.states.folder / name
     try:
         _keep_former(client, path)

@@ -21,10 +21,7 @@ from server_app.strategies.base import Strategy
 
 
 def train_round(strategy: Strategy, number: int, exchange: MessageExchange, more: Records) -> RoundResult:
-    """The sites of the round evaluate what they receive, train and upload; the server merges.
-
-    ``more``: the records that their messages carry beside the payload.
-    """
+    """The sites of the round evaluate, train and upload; the server merges; ``more``: records beside the payload."""
     federation, settings = strategy.federation, strategy.settings.federation
     sites = sample_sites(federation.answering(number), settings.participation, strategy.settings.run.seed, number)
     evaluates = (number - 1) % settings.evaluate_every == 0
@@ -96,10 +93,7 @@ def _enough(uploads: list[Upload], federation: Federation, result: RoundResult) 
 
 
 def _merge(strategy: Strategy, uploads: list[Upload], result: RoundResult) -> dict[str, float]:
-    """The server's step; VoidRound where it fails, or would leave NaN or infinity: the state from before stays.
-
-    An error among simulated clients is the algorithm's own, and ends the run.
-    """
+    """The server's step; VoidRound where it fails or leaves NaN; among simulated clients its error ends the run."""
     before, strategy.reduced = pack_attributes(strategy, strategy.state), set()
     try:
         metrics = strategy.merge(uploads)

@@ -31,9 +31,7 @@ from protofl_common.privacy.release import fresh_draw
 from protofl_common.wire.records import Report
 
 Spending = Counter[tuple[float, float]]  # (q, σ) -> how many times
-Ledger = dict[str, Spending]
-"""By run and Flower run. One that is resumed has a new Flower run, and a server may change the name from message to
-message: what either has spent counts."""
+Ledger = dict[str, Spending]  # By run and Flower run: a server may change either, and what either has spent counts
 
 
 class DifferentialPrivacy(Protection):
@@ -131,11 +129,7 @@ def ledger_of(client: Client, run_name: str) -> Path:
 
 
 def charge(client: Client, run_name: str, costs: Sequence[Mechanism]) -> None:
-    """Enter what the answer to a message of a run will cost.
-
-    SettingsError if it would exceed the run's ``dp-epsilon``, or what this site lets all runs together spend.
-    LedgerError if the ledger cannot be locked, read or written.
-    """
+    """Enter the cost of an answer; SettingsError beyond ``dp-epsilon``, or what this site lets all runs spend."""
     file, privacy, run_id = ledger_of(client, run_name), client.settings.privacy, f" {client.run_id}"
     try:
         with locked(file):  # another run's client may be at work on this machine

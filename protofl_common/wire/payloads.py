@@ -26,8 +26,7 @@ NOT_NEGATIVE = ("running_var", "num_batches_tracked")  # Of batch normalisation;
 NORMALISATION = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm)
 ONE = torch.ones(())
 MOST_SAMPLES, LARGEST = 2.0**20, 2.0**16
-"""As how many samples a client, or a class of it, may weigh in a sum; the magnitude of a number of its model or
-prototypes. What is beyond is cut."""
+"""In a sum, the weight of a client or a class of it, and the magnitude of a number; what is beyond is cut."""
 StateDict = dict[str, Tensor]
 
 

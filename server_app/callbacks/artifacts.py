@@ -32,9 +32,7 @@ from protofl_common.wire.records import SiteCard
 from server_app.callbacks.base import Callback, Run
 from server_app.replies import RoundResult
 
-MOST_ABSENT = 10
-"""The data are divided once more only for up to that many times as many partitions as there are sites: a site that
-claims a million must not keep the server at it."""
+MOST_ABSENT = 10  # Partitions per site up to which the data are divided: who claims a million keeps no server at it
 FEW, EVERY = 2000, 10  # up to so many vectors are written after each round, more of them after every so many rounds
 
 
@@ -85,11 +83,7 @@ def _write_sites(run: Run, facts: Mapping[str, SiteFacts]) -> None:
 
 
 def _division(run: Run) -> dict[str, SiteFacts]:
-    """Each site's samples of each class, by dividing the data set as the clients did.
-
-    Left out are sites whose introduction does not fit their share: they have data of their own. All are, where the
-    server sees sums only.
-    """
+    """Each site's samples of each class, by dividing the data once more; without sites that this does not fit."""
     cards, clients = run.federation.cards, run.federation.num_partitions
     if run.settings.privacy.sums_only or not 0 < clients <= MOST_ABSENT * len(cards):
         return {}

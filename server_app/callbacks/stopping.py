@@ -57,10 +57,7 @@ class EarlyStopping(Callback):
 
 
 class Budget(Callback):
-    """Ends the run where no client has ε left for the next round and the final evaluation.
-
-    A client's own ledger (`client_app`) has the last word: no other client's number of samples can end the run for it.
-    """
+    """Ends the run where no client has ε left for another round; each client's own ledger has the last word."""
 
     def why_stop(self, run: Run, number: int) -> str:
         costs, most = _costs(run, number, True), run.settings.privacy.dp_epsilon

@@ -40,11 +40,7 @@ class _Away:
 
 
 class MessageExchange:
-    """Sends messages and collects the replies.
-
-    A site that died over its message, and is back in time, is asked again, under whatever node id: it starts the round
-    from the same state, so nothing is lost.
-    """
+    """Sends messages, and collects replies; a site that died over one, and is back in time, is asked again."""
 
     def __init__(self, federation: Federation, run_name: str) -> None:
         self.federation, self.grid, self.run_name = federation, federation.grid, run_name
@@ -78,8 +74,6 @@ class MessageExchange:
 
     def __call__(self, messages: Mapping[str, Message], timeout: float) -> dict[str, Message]:
         """The replies by site, in the order of the names; late ones are left out: after ``timeout``, or `_patience`.
-
-        FederationError where a process that simulates clients has died.
 
         Flower's own ``send_and_receive`` looks for replies every 3 seconds; here the pause is 2 % of the time already
         waited, between 10 and 250 ms.

@@ -46,10 +46,7 @@ class Federation:
 
     @property
     def reference(self) -> SiteCard:
-        """The introduction from which the server builds its models: the majority's, whoever answers first.
-
-        Where nothing must be alike, it is that of the most common inputs, and among these of the most common network.
-        """
+        """The introduction from which the server builds its models: the majority's, or of the most common inputs."""
         return self._reference or admission.most_common(self.cards)
 
     @property
@@ -154,11 +151,7 @@ class Federation:
 
     # -- between and during rounds -------------------------------------------------------------------------------
     def look_around(self) -> None:
-        """Greet who is new, and know again who is back under another node id.
-
-        A node that says it is a site that another node is, is that site once the other is gone. A new site takes part
-        from the next round.
-        """
+        """Greet who is new, for the next round, and know again who is back, under whatever node id."""
         cards, problems = set(self.cards), set(self.problems)
         self._look()
         self._resolve()
@@ -237,10 +230,7 @@ class Federation:
             self.cards[card.name], self.node_of[card.name] = card, node
 
     def _resolve(self) -> None:
-        """Give each name to its own node, or to the one that claims it once the other is gone.
-
-        Of two nodes that claim a name before any has been that site, nobody knows which one is right: neither is.
-        """
+        """Give each name to its own node, or once that is gone to its claimant; of two at the start to neither."""
         claimants = defaultdict(list)
         for node, card in self._card_of.items():
             if node in self.online and node not in self.problems:

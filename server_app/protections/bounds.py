@@ -16,8 +16,7 @@ from protofl_common.wire.schema import vectors_in
 from server_app.network.admission import number_asked
 
 RATIOS = {"norm_ratio": 5.0, "update_ratio": 2.0, "samples_ratio": 8.0, "samples_lead": 2.0}
-"""The bounds with liars; an honest site's largest prototype is at most 2.9 times as long as the median, but up to 5.9
-times in the first round of unlike networks."""
+"""The bounds with liars; honest prototypes are up to 2.9 times the median, in round 1 of unlike networks 5.9 times."""
 WIDE_NORM_RATIO = 1000.0  # Without liars: what only a broken client sends
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from protofl_common.report.figures import drawing as plot
-from protofl_common.report.reading import Floats, Ints, Run, Vectors
+from protofl_common.report.reading import Floats, Ints, Run
 
 CLASS_COLOURS = (*plot.COLOURS[:6], "#C9B400", "#7F7F7F", "#8C510A", "#7E5BBF")
 MOST_CLIENTS = 100  # of the figure of training samples; with more it shows the first ones
@@ -82,8 +82,10 @@ def prototypes(run: Run) -> Iterator[plot.Drawing]:
             f"t-SNE of the prototypes{after} (FedTGP, Figure 5): a circle for each client and class, a triangle "
             f"for each global prototype, coloured and named by class.{some}"
         )
-        owners = [*_owners(own, shown), *["global"] * len(labels)]
-        columns = _columns(run, places, owners, np.concatenate([own_labels, labels]))
+        owners = [own.sites[owner] if owner < len(own.sites) else "" for owner in own.owners[shown].tolist()]
+        (x, y), classes = places.T.tolist(), np.concatenate([own_labels, labels]).tolist()
+        columns = {"of": [*owners, *["global"] * len(labels)], "class": [run.class_name(label) for label in classes]}
+        columns |= {"x (no unit)": x, "y (no unit)": y}
         yield plot.draw(figure, "prototypes-tsne", "Prototypes of clients and server", caption, columns=columns)
 
 
@@ -94,16 +96,6 @@ def _tsne(values_ND: Floats) -> Floats:
     spread = float(np.abs(values_ND).max()) or 1.0
     method = TSNE(perplexity=perplexity, init=start, max_iter=500, random_state=SEED)
     return np.asarray(method.fit_transform((values_ND / spread).astype(np.float32)))
-
-
-def _columns(run: Run, places_N2: Floats, owners: list[str], labels: Ints) -> dict[str, list[Any]]:
-    x, y = places_N2.T.tolist()
-    classes = [run.class_name(label) for label in labels.tolist()]
-    return {"of": owners, "class": classes, "x (no unit)": x, "y (no unit)": y}
-
-
-def _owners(vectors: Vectors, shown: Ints) -> list[str]:
-    return [vectors.sites[owner] if owner < len(vectors.sites) else "" for owner in vectors.owners[shown].tolist()]
 
 
 def _chosen(labels: Ints, most: int) -> Ints:
