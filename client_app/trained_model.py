@@ -16,7 +16,7 @@ from client_app.algorithms.base import ClientAlgorithm
 from client_app.answers import log
 from client_app.client import Client
 from client_app.evaluation import Evaluation, features_of
-from protofl_common.basics.tensorfile import TensorFileError
+from protofl_common.basics.files import TensorFileError
 from protofl_common.config.options import SettingsError
 from protofl_common.maths.prototypes import Prototypes, distances
 from protofl_common.models.calibration import class_scores, fit_temperature

@@ -7,7 +7,7 @@ from pathlib import Path
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-from protofl_common.basics.tensorfile import TensorFileError
+from protofl_common.basics.files import TensorFileError
 from protofl_common.basics.text import as_file_name
 from protofl_common.config.options import SettingsError
 from protofl_common.data import DataError, check_data_settings

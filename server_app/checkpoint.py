@@ -19,8 +19,9 @@ from filelock import FileLock, Timeout
 from torch import Tensor
 
 from protofl_common.basics.code_version import code_version
+from protofl_common.basics.files import TensorFileError
 from protofl_common.basics.run_history import RunHistory
-from protofl_common.basics.tensorfile import TensorFileError, read_tensors, write_tensors
+from protofl_common.basics.tensorfile import read_tensors, write_tensors
 from protofl_common.config.options import Scalar, SettingsError
 from protofl_common.config.sections import keys_that_change
 from protofl_common.experiment.settings import Settings, to_run_config

@@ -13,6 +13,11 @@ from protofl_common.runs.folder import TROUBLE, Accuracies, Best, RoundRow, RunF
 from protofl_common.runs.metrics import human_bytes
 
 MEASURES = {"mean": "mean", "weighted": "by samples", "worst-10%": "worst 10 %", "std": "std"}  # over clients -> head
+IN_LATEX = str.maketrans(
+    {character: rf"\{character}" for character in "&%$#_{}"}
+    | {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": "$<$", ">": "$>$"}
+    | {"±": r"$\pm$", "×": r"$\times$", "−": "$-$", "≥": r"$\geq$", "≤": r"$\leq$", "–": "--", "…": r"\ldots{}"}
+)
 HIDDEN = "Over all sites' samples together, also as the mean: secure aggregation hides single sites."
 """Beside figures that are no more than a mean over all samples."""
 
@@ -47,6 +52,15 @@ class Table:
     def as_markdown(self) -> Iterator[str]:
         marks = ["---" if number in self.words else "---:" for number in range(len(self.heads))]
         yield from (_line(self.heads), f"|{'|'.join(marks)}|", *map(_line, self.rows))
+
+    def as_latex(self) -> str:
+        """A ``tabular`` for ``\\input``: with the rules of the package booktabs where that is loaded."""
+        columns = "".join("l" if number in self.words else "r" for number in range(len(self.heads)))
+        lines = ([text.translate(IN_LATEX) for text in row] for row in (self.heads, *self.rows))
+        head, *rows = [" & ".join(line) + r" \\" for line in lines]
+        rules = [rf"\providecommand{{\{name}rule}}{{\hline}}" for name in ("top", "mid", "bottom")]
+        begin, end = rf"\begin{{tabular}}{{{columns}}}", r"\end{tabular}"
+        return "\n".join([*rules, begin, r"\toprule", head, r"\midrule", *rows, r"\bottomrule", end]) + "\n"
 
 
 def _line(texts: Iterable[str]) -> str:
@@ -166,7 +180,7 @@ def compared(folder: Path, baselines: Iterable[str]) -> list[Compared]:
 
 
 def _compared(summary: Summary) -> Compared:
-    by = summary["accuracy"]
+    by, of_clients = summary["accuracy"], summary["accuracy-of-clients"]
     accuracy = by.get("head") or by["prototype"]
     return Compared(
         algo=str(summary["settings"]["algo"]),
@@ -176,10 +190,7 @@ def _compared(summary: Summary) -> Compared:
         worst=100 * accuracy["worst-10%"] if "worst-10%" in accuracy else None,
         bytes=sum(summary["bytes"].values()),
         models=counted(client["arch"] for client in summary["clients"].values()),
-        clients={
-            site: by_kind.get("head", by_kind.get("prototype", 0.0))
-            for site, by_kind in summary["accuracy-of-clients"].items()
-        },
+        clients={site: own.get("head", own.get("prototype", 0.0)) for site, own in of_clients.items() if own},
     )
 
 

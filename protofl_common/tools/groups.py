@@ -15,6 +15,7 @@ from pathlib import Path
 
 from scipy.special import stdtr, stdtrit
 
+from protofl_common.basics.files import replacing, write_text
 from protofl_common.config.datasets import is_own
 from protofl_common.config.options import Config, SettingsError, keys_of
 from protofl_common.config.sections import DataSettings
@@ -146,8 +147,8 @@ def difference(group: Group, reference: Group) -> tuple[Estimate | None, str]:
     return Estimate.of(values.values()), "; ".join(notes)
 
 
-def draw_groups(groups: Sequence[Group], unit: str) -> str:
-    """The means with their intervals and every run's figure, as the SVG of a file."""
+def draw_groups(groups: Sequence[Group], unit: str, file: Path) -> None:
+    """Draw the means with their intervals and every run's figure, as SVG or PDF."""
     from protofl_common.report.figures.drawing import COLOURS, as_file, canvas, draw, short
 
     with canvas(6.4, 1.1 + 0.4 * len(groups)) as (figure, axes):
@@ -166,4 +167,8 @@ def draw_groups(groups: Sequence[Group], unit: str) -> str:
         axes.set_ylim(len(groups) - 0.5, -0.5)
         axes.set_xlabel(unit)
         caption = "Means over seeds with 95 % intervals; a stroke for each run."
-        return as_file(draw(figure, "groups", "Groups of runs", caption))
+        if file.suffix == ".svg":
+            write_text(file, as_file(draw(figure, "groups", "Groups of runs", caption)))
+            return
+        with replacing(file) as beside:
+            figure.savefig(beside, format="pdf", metadata={"CreationDate": None})

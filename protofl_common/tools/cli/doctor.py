@@ -102,7 +102,7 @@ def _torch(asked: argparse.Namespace) -> Found:
 
 def _memory(asked: argparse.Namespace) -> Found:
     facts = dict(line.split(":") for line in (PROC / "meminfo").read_text().splitlines())
-    free, cores = int(facts["MemAvailable"].split()[0]) * 1024, os.cpu_count() or 1
+    free, cores = int(facts["MemAvailable"].split()[0]) * 1024, len(os.sched_getaffinity(0))
     at_once = min(asked.clients, cores)  # one per core, as `protofl run` has it
     needed = at_once * OF_A_CLIENT
     text = f"{free / 1e9:.1f} GB free; {at_once} clients at work at once take {needed / 1e9:.1f} GB"
@@ -119,10 +119,7 @@ def _cores(asked: argparse.Namespace) -> Found:
     threads = os.environ.get("OMP_NUM_THREADS", "1")
     if not threads.isdigit() or int(threads) > cores:
         yield WARNING, f"OMP_NUM_THREADS = {threads!r} on {cores} cores", "unset OMP_NUM_THREADS"
-    if usable < cores:
-        text = f"this process may use {usable} of {cores} cores; protofl run starts a client on each"
-        yield WARNING, text, f"protofl run --cpus {-(-cores // usable)}"
-    yield FACT, f"{usable} cores", ""
+    yield FACT, f"{usable} of {cores} cores", ""
 
 
 def _ports(asked: argparse.Namespace) -> Found:
