@@ -52,7 +52,6 @@ class Run:
         self.client_prototypes = _vectors(sent, "means")
         at_the_end = _vectors(folder / "prototypes.safetensors", "means")
         self.global_prototypes = _vectors(sent, "global-means", "global-labels") or at_the_end
-        self.test_features = _vectors(folder / "test-features.safetensors", "features")
         self.audit = _audit(folder / AUDIT)  # what `protofl audit` found, if it was asked
         self.inversions = _inversions(folder / INVERSION)  # images [n, 3, channels, H, W], and what of
         self.compared = compared(folder.resolve(), baselines) if baselines else []
