@@ -73,9 +73,11 @@ def act(arguments: argparse.Namespace) -> int:
     out, console = Path(arguments.out), Console(stderr=arguments.json)
     runs = Runs(out / "runs", arguments.keep_models)
     trials = Runs(out / "trials", patience=-1) if arguments.search else None
-    if trials:
-        for table, cells in planned:
+    for table, cells in planned:
+        if trials:
             check_search(table, cells)
+        elif table.trials and (out / "trials").is_dir():
+            console.print(f"{table.name}: without --search the settings of {out}/trials do not count", highlight=False)
     if arguments.dry_run:
         show_plan([(table, _searched(table, cells, trials, None)) for table, cells in planned], runs, console)
         return 0
