@@ -10,7 +10,7 @@ import sys
 import traceback
 from collections.abc import Callable
 from datetime import datetime
-from functools import wraps
+from functools import cache, wraps
 
 import torch
 from flwr.app import ConfigRecord, Context, Error, Message, MessageType, RecordDict
@@ -87,7 +87,7 @@ def reason_of(error: Exception, at_site: bool, asked: str = "", private: bool = 
         error = TrainingError(FULL)
     expected = isinstance(error, (*OPEN, *KINDS))
     text = str(error) if expected else f"{type(error).__name__}: {error}"
-    log("ERROR", f"{asked}: {text}" if asked else text)
+    (log if at_site else log_once)("ERROR", f"{asked}: {text}" if asked else text)
     if not expected:
         for line in "".join(traceback.format_exception(error)).splitlines():
             print("   ", printable(line), file=sys.stderr, flush=True)
@@ -103,3 +103,6 @@ def log(level: str, text: str) -> None:
     """One line with its time on standard error, whatever ``text`` has: settings must not write lines of their own."""
     line = f"{datetime.now().astimezone():%Y-%m-%dT%H:%M:%S%z} {level} protofl: {printable(text, LONGEST_IN_LOG)}"
     print(line, file=sys.stderr, flush=True)
+
+
+log_once = cache(log)  # in a simulation hundreds of clients fail for one reason

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Self
 
 import torch
@@ -50,6 +51,8 @@ def train_round(message: Message, context: Context) -> RecordDict:
 def final_evaluation(message: Message, context: Context) -> RecordDict:
     """After the last round: evaluate only, leave the model, and send what the report may show."""
     with Visit(message, context) as visit:
+        if visit.client.is_new:
+            visit.train_late()
         evaluated = visit.evaluate()
         statistics, declared = statistics_of(visit.algorithm)
         with visit.timed("save"):
@@ -134,7 +137,8 @@ class Visit:
         return self.evaluated
 
     def _evaluated(self, data: Samples, prototypes: Prototypes | None) -> Evaluation:
-        algorithm, settings = self.algorithm, self.client.settings
+        algorithm, settings, client = self.algorithm, self.client.settings, self.client
+        adds_balanced = client.data.uneven and not client.node.is_site
         return evaluate(
             algorithm.evaluation_model(),
             data,
@@ -142,9 +146,17 @@ class Visit:
             prototypes,
             similarity=algorithm.similarity,
             with_head=algorithm.predicts_with_head,
-            metrics=settings.metrics,
-            num_classes=self.client.num_classes,
+            metrics=settings.reported_metrics if adds_balanced else settings.metrics,
+            num_classes=client.num_classes,
         )
+
+    def train_late(self) -> None:
+        """Train as in a round, for ``new-client-epochs``; nothing of that leaves a new client but its figures."""
+        settings = self.client.settings
+        if epochs := settings.federation.new_client_epochs:
+            self.algorithm.training = replace(settings.training, local_epochs=epochs, local_steps=0)
+            with self.timed("train"):
+                self.algorithm.fit()
 
     def fit(self) -> tuple[Payload, dict[str, float], Declared]:
         """Train for a round, and store the algorithm's state; what `reply` sends."""

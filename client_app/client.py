@@ -173,12 +173,18 @@ class Client:
         return self.settings.plan(len(self.data.train_labels))
 
     @property
+    def is_new(self) -> bool:
+        """True for a simulated client that never trains in a round (``new-clients``, ``new-domain``)."""
+        drawn, domain = self.settings.new_clients(self.node.num_partitions), self.settings.federation.new_domain
+        return self.node.partition in drawn or self.data.domain == (domain or None)
+
+    @property
     def num_classes(self) -> int:
         return len(self.data.classes)
 
     @property
     def metrics(self) -> set[str]:
-        return declared_metrics(self.settings.metrics, self.num_classes)
+        return declared_metrics(self.settings.reported_metrics, self.num_classes)
 
     def limits(self, weights: Mapping[str, Template]) -> Limits:
         """Return the limits of a payload from the server; ``weights``: the arrays of each declared entry of weights."""

@@ -14,7 +14,7 @@ from protofl_common.privacy.sums import Means
 from protofl_common.runs.folder import Seconds
 from protofl_common.wire.payloads import ClientStatistics, Payload, Value, check_size, unpack_payload
 from protofl_common.wire.records import Report, SiteCard, unpack_report
-from protofl_common.wire.schema import Declared, Limits, RefusedMessage
+from protofl_common.wire.schema import Declared, Entry, Limits, RefusedMessage
 
 
 @dataclass(frozen=True)
@@ -84,9 +84,7 @@ def check_claims(report: Report, payload: Payload, card: SiteCard, training: boo
         if now > before:
             raise RefusedMessage(f"{what} = {now}, but it joined with {before}")
     for name, value in payload.entries.items():
-        if isinstance(value, dict) and (payload.declared or {})[name].of_classes:
-            value = value["shares"]  # of class moments
-        _check_entry(value, report, card)
+        _check_entry((payload.declared or {}).get(name, Entry()).claims(value), report, card)
 
 
 def _check_entry(value: Value, report: Report, card: SiteCard) -> None:

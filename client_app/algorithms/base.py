@@ -43,8 +43,6 @@ class ClientAlgorithm(Generic[H]):
     needs_gradients = False
     """True where the loss or the step looks at weights or gradients (proximal terms, clipping) or uses a layer twice:
     every gradient is then left in place until the optimizer's step."""
-    steps_differ = False
-    """True where the loss draws lots or looks at single numbers: a GPU cannot replay one step as the next."""
     similarity = "l2"  # How prediction compares with prototypes: ``l2`` or ``cosine``
     predicts_with_head = True  # Whether the head is trained, so that its accuracy is worth reporting
     global_prototypes: Prototypes | None = None  # What the server sent, on the device; None where it sent none
@@ -123,11 +121,6 @@ class ClientAlgorithm(Generic[H]):
         """True where algorithm and network are this project's, whose losses and layers are known."""
         return self.settings.run.algo in CATALOG and self.client.arch in ARCHITECTURES
 
-    @property
-    def replayable(self) -> bool:
-        """True where a GPU may replay the steps: not those of few labels, whose batches are chosen by a mask."""
-        return self.of_catalog and not self.steps_differ and self.client.train_set.unlabelled is None
-
     def fit(self) -> dict[str, float]:
         """Train for a round; the mean of each loss term, which the catalog's row names."""
         return self.train(self.step())
@@ -153,7 +146,6 @@ class ClientAlgorithm(Generic[H]):
         """
         self.privacy.check_training(step, as_charged=epochs is None and batch_size is None and data is None)
         seed = derive_seed(self.settings.run.seed, purpose, self.client.name, self.round)
-        step.replayable = self.replayable and not step.private
         samples = self.training_set if data is None else data
         return training.train(step, samples, self.training, seed, epochs, batch_size)
 

@@ -41,11 +41,6 @@ def data_dir_of(settings: DataSettings, *, hint: str = "") -> Path:
     return root
 
 
-def locate_folder(settings: DataSettings) -> tuple[Path]:
-    """The folder ``data-dir``: any change in it counts."""
-    return (data_dir_of(settings),)
-
-
 def read_folder(settings: DataSettings, domains: Sequence[Path] = ()) -> RawData:
     """CLASS/image, or DOMAIN/CLASS/image, below ``data-dir``, or in ``domains``; the names are sorted."""
     root, by_domain = data_dir_of(settings), settings.dataset != "image-folder"
@@ -124,10 +119,8 @@ def square_rgb(image: Any, size: int) -> Images:
     ValueError for pixels of more than 8 bits: PIL would cut them off at 255, and their range is not known.
     """
     if image.mode.startswith(("I", "F")):
-        raise ValueError(
-            f"its pixels have more than 8 bits (mode {image.mode}), whose range nobody says: save it with 8 bits, or "
-            "bring arrays of floating point"
-        )
+        cure = "save it with 8 bits, or bring arrays of floating point"
+        raise ValueError(f"its pixels have more than 8 bits (mode {image.mode}), whose range nobody says: {cure}")
     rgb = image if image.mode == "RGB" else image.convert("RGB")  # which would copy it: half of the time of a photo
     if rgb.size != (size, size):
         rgb = rgb.resize((size, size), resample=2)  # Image.Resampling.BILINEAR

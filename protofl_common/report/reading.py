@@ -43,6 +43,9 @@ class Run:
         files, baselines = RunFolder(folder), names_in(settings.get("baselines"))
         self.name, self.settings = folder.resolve().name, settings
         self.rows, self.summary = files.rows(), files.summary()
+        self.rounds = [row for row in self.rows if row["kind"] == "round"]
+        self.finished = self.summary is not None
+        self.hides_clients = any("std" not in figures for row in self.rows for figures in row["accuracy"].values())
         self.facts, self.margins = files.sites(), files.margins()
         sent = folder / "client-prototypes.safetensors"  # of the last round, with the global ones after it
         self.client_prototypes = _vectors(sent, "means")
@@ -59,10 +62,6 @@ class Run:
         every = introduced | {site: {} for row in self.rows for site in row["clients"] if site not in introduced}
         return {site: every[site] for site in in_order(every)}
 
-    @property
-    def hides_clients(self) -> bool:
-        return any("std" not in figures for row in self.rows for figures in row["accuracy"].values())
-
     @cached_property
     def domains(self) -> dict[str, list[str]]:
         """Domain -> its sites; {} unless there are at least two domains."""
@@ -72,25 +71,18 @@ class Run:
                 domains.setdefault(domain, []).append(site)
         return dict(sorted(domains.items())) if len(domains) > 1 else {}
 
-    @property
-    def rounds(self) -> list[RoundRow]:
-        return [row for row in self.rows if row["kind"] == "round"]
-
-    @property
-    def finished(self) -> bool:
-        return self.summary is not None
-
     def evaluations(self, kind: str) -> list[RoundRow]:
         return [row for row in self.rows if kind in row["accuracy"]]
 
     @cached_property
-    def kinds(self) -> list[str]:
-        return [kind for kind in KINDS if self.evaluations(kind)]
+    def last(self) -> dict[str, RoundRow]:
+        """The last evaluation by each way to predict."""
+        return {kind: rows[-1] for kind in KINDS if (rows := self.evaluations(kind))}
 
     @cached_property
     def better(self) -> str:
         """The way to predict with the better last mean; "" without any."""
-        return max(self.kinds, key=lambda kind: self.evaluations(kind)[-1]["accuracy"][kind]["mean"], default="")
+        return max(self.last, key=lambda kind: self.last[kind]["accuracy"][kind]["mean"], default="")
 
     def class_name(self, label: int) -> str:
         classes = self.facts.get("classes", [])

@@ -182,7 +182,7 @@ def compared(folder: Path, baselines: Iterable[str]) -> list[Compared]:
 
 
 def _compared(summary: Summary) -> Compared:
-    by = summary["accuracy"]
+    by, of_clients = summary["accuracy"], summary["accuracy-of-clients"]
     accuracy = by.get("head") or by["prototype"]
     return Compared(
         algo=str(summary["settings"]["algo"]),
@@ -192,10 +192,7 @@ def _compared(summary: Summary) -> Compared:
         worst=100 * accuracy["worst-10%"] if "worst-10%" in accuracy else None,
         bytes=sum(summary["bytes"].values()),
         models=counted(client["arch"] for client in summary["clients"].values()),
-        clients={
-            site: by_kind.get("head", by_kind.get("prototype", 0.0))
-            for site, by_kind in summary["accuracy-of-clients"].items()
-        },
+        clients={site: own.get("head", own.get("prototype", 0.0)) for site, own in of_clients.items() if own},
     )
 
 

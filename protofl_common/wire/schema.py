@@ -7,7 +7,7 @@ be sent and is not accepted. Which clients must have equal models follows from t
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from protofl_common.basics.text import printable
 
@@ -55,6 +55,10 @@ class Entry:
     def words(self) -> str:
         """The entry in a sentence for a site's operator."""
         return ""
+
+    def claims(self, value: Any) -> Any:
+        """Return what of a value says how many samples a site has, and of which classes."""
+        return value
 
 
 @dataclass(frozen=True)
@@ -128,6 +132,9 @@ class Moments(Weights):
     of_frozen = True
     words = "the share of each class, its mean of frozen features, and their second moments"
     of: str = "moments"
+
+    def claims(self, value: Any) -> Any:
+        return value["shares"]
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,8 @@
 import os
 import platform
 import time
+from collections.abc import Mapping
+from dataclasses import replace
 from importlib.metadata import version
 from itertools import chain
 from typing import TypeVar, cast
@@ -12,10 +14,10 @@ from protofl_common.basics.tensorfile import write_tensors
 from protofl_common.basics.text import in_order
 from protofl_common.config.options import SettingsError
 from protofl_common.experiment.settings import to_run_config
-from protofl_common.runs.doubts import doubts_of_outcome
+from protofl_common.privacy.sums import Means
 from protofl_common.runs.figures import totals
 from protofl_common.runs.folder import KINDS, METRICS, SUMMARY, Accuracies, ClientRow, RoundRow, Summary
-from protofl_common.runs.metrics import best_of, over_clients
+from protofl_common.runs.metrics import best_of, doubts_of_outcome, over_clients
 from protofl_common.wire.records import Report
 from server_app.callbacks.base import Callback, Run
 from server_app.log import say
@@ -61,8 +63,9 @@ class Conclusion(Callback):
 
 def row_of(result: RoundResult, strategy: Strategy) -> RoundRow:
     """Return the line of ``metrics.jsonl`` for a round or the final evaluation."""
-    reports = result.reports
-    accuracy, losses, metrics, validation = _figures(result, strategy.federation.bounds.liars)
+    new = strategy.federation.new_clients if result.final else set()
+    reports = {site: _of_new_client(report) if site in new else report for site, report in result.reports.items()}
+    accuracy, losses, metrics, validation = _figures(reports, result.means, strategy.federation.bounds.liars)
     clients = {site: _client_row(report) for site, report in reports.items()}
     if strategy.row.several_per_class and not result.final:
         for site, sent in result.prototypes.items():
@@ -74,8 +77,8 @@ def row_of(result: RoundResult, strategy: Strategy) -> RoundRow:
         "accuracy": accuracy,
         "losses": losses,
         "bytes": {"up": result.bytes_up, "down": result.bytes_down},
-        "asked": len(result.asked),
-        "valid": len(reports),
+        "asked": len(set(result.asked) - new),
+        "valid": len(reports.keys() - new),
         "void": bool(result.not_merged),
         "failed": result.failed,
         "refused": result.refused,
@@ -152,9 +155,17 @@ def _client_row(report: Report) -> ClientRow:
     return row
 
 
-def _figures(result: RoundResult, liars: int) -> tuple[Accuracies, dict[str, float], Accuracies, Accuracies]:
+def _of_new_client(report: Report) -> Report:
+    """The report of a client that has never trained: its figures have names of their own, ``head/new-clients``."""
+    figures = {kind: correct / max(1, report.test_samples) for kind, correct in report.correct.items()}
+    own = {f"{name}/new-clients": figure for name, figure in (figures | report.metrics).items()}
+    return replace(report, correct={}, metrics=own, validation={})
+
+
+def _figures(
+    reports: Mapping[str, Report], means: Means | None, liars: int
+) -> tuple[Accuracies, dict[str, float], Accuracies, Accuracies]:
     """Accuracies, losses, metrics and validation over the clients, or over all their samples where these are hidden."""
-    reports, means = result.reports, result.means
     if means is not None:
         both = ("mean", "weighted")
         of_all = {group: {name: dict.fromkeys(both, mean) for name, mean in means[group].items()} for group in means}
@@ -164,7 +175,7 @@ def _figures(result: RoundResult, liars: int) -> tuple[Accuracies, dict[str, flo
     return _accuracies(reports, liars), _mean_losses(reports), metrics, validation
 
 
-def _accuracies(reports: dict[str, Report], liars: int) -> Accuracies:
+def _accuracies(reports: Mapping[str, Report], liars: int) -> Accuracies:
     tested = [(report.correct, report.test_samples) for report in reports.values() if report.test_samples]
     figures = _over_clients([({kind: hits / n for kind, hits in correct.items()}, n) for correct, n in tested], liars)
     return {kind: figures[kind] for kind in KINDS if kind in figures}
@@ -181,7 +192,7 @@ def _over_clients(figures: list[tuple[dict[str, float], int]], liars: int) -> Ac
     }
 
 
-def _mean_losses(reports: dict[str, Report]) -> dict[str, float]:
+def _mean_losses(reports: Mapping[str, Report]) -> dict[str, float]:
     """Each loss term, averaged over the clients by training samples."""
     weights = {site: report.train_samples for site, report in reports.items() if report.losses}
     samples = sum(weights.values())

@@ -8,7 +8,6 @@ from protofl_common.basics.text import in_order
 from protofl_common.config.sections import DataSettings, protections
 from protofl_common.experiment.settings import Settings, to_run_config
 from protofl_common.maths.aggregation import FEWEST
-from protofl_common.runs.doubts import doubts_of_data
 from protofl_common.runs.figures import (
     HIDDEN,
     MEASURES,
@@ -23,8 +22,8 @@ from protofl_common.runs.figures import (
     short_best,
     side_by_side,
 )
-from protofl_common.runs.folder import KINDS, SITES, RoundRow, Summary, troubles
-from protofl_common.runs.metrics import human_bytes, human_seconds
+from protofl_common.runs.folder import DROPPED, KINDS, SITES, RoundRow, Summary, troubles
+from protofl_common.runs.metrics import doubts_of_data, human_bytes, human_seconds
 from protofl_common.wire.records import SiteCard
 from server_app.callbacks.base import Callback, Run
 from server_app.log import say
@@ -73,7 +72,8 @@ class Screen(Callback):
     def on_round(self, run: Run, row: RoundRow, result: RoundResult) -> None:
         for kind, site, reason in troubles(row):
             why = f"no answer in {result.waited:.0f} s" if kind == "missing" else reason
-            say(f"  {kind}: {site}: {why}")
+            if why != DROPPED:  # the summary counts them
+                say(f"  {kind}: {site}: {why}")
         for reason in in_order(result.bounded - self.warned):
             say(f"  warning: {reason}")
         self.warned |= result.bounded

@@ -3,7 +3,7 @@
 import math
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -72,6 +72,17 @@ def must_agree(what: str, cards: Mapping[str, Any], value_of: Callable[[Any], st
         raise FederationError(f"the sites differ in {what}; {hint}:\n" + "\n".join(lines))
 
 
+def check_new(settings: Settings, cards: Cards, new: Collection[str]) -> None:
+    """FederationError where no client is of ``new-domain``, or none is left to train."""
+    domain, domains = settings.federation.new_domain, {card.domain for card in cards.values()}
+    if domain and domain not in domains:
+        raise FederationError(
+            f"new-domain = {domain!r}: no client is of it; choose one of {', '.join(sorted(domains))}"
+        )
+    if len(new) == len(cards):
+        raise FederationError(f"new-clients = {settings.federation.new_clients}: no client is left to train")
+
+
 def check_number(settings: Settings, sites: int, liars: int) -> None:
     """FederationError where a round asks fewer sites than it needs replies, or than can outvote one of them."""
     federation, merging = settings.federation, settings.bounds.merging
@@ -99,6 +110,12 @@ def sample_sites(sites: Iterable[str], participation: float, seed: int, server_r
         return ordered
     generator = np.random.default_rng(derive_seed(seed, "sampling", server_round))
     return [ordered[index] for index in sorted(generator.choice(len(ordered), size=number, replace=False))]
+
+
+def drop_outs(sites: Iterable[str], rate: float, seed: int, server_round: int) -> list[str]:
+    """Return the sites that do not answer in a round (``drop-rate``): each draws a lot of its own, in every round."""
+    lots = {site: np.random.default_rng(derive_seed(seed, "drop", site, server_round)).random() for site in sites}
+    return [site for site, lot in lots.items() if lot < rate]
 
 
 def odd_ones(settings: Settings, cards: Cards, divided_among: int, least: int) -> dict[str, str]:

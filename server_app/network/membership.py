@@ -67,6 +67,13 @@ class Federation:
         """Among how many clients the data set is divided, as most say; 0 where sites bring data of their own."""
         return admission.division_of(self.cards)
 
+    @property
+    def new_clients(self) -> set[str]:
+        """The clients that never train, and are evaluated at the end (``new-clients``, ``new-domain``)."""
+        new, domain = self.settings.new_clients(self.num_partitions), self.settings.federation.new_domain or None
+        divided = {name: card for name, card in self.cards.items() if card.num_partitions}
+        return {name for name, card in divided.items() if card.partition in new or card.domain == domain}
+
     # -- before the first round ----------------------------------------------------------------------------------
 
     def gather(self, expected: Iterable[str] = (), divided_among: int = 0) -> None:
@@ -99,7 +106,8 @@ class Federation:
         if self.problems:
             say(admission.explained(self.problems))
         admission.check_fit(self.settings, self.cards, divided_among)
-        admission.check_number(self.settings, len(self.cards), self.bounds.liars)
+        admission.check_new(self.settings, self.cards, self.new_clients)
+        admission.check_number(self.settings, len(self.cards) - len(self.new_clients), self.bounds.liars)
         self._reference = self.reference
         if len(self.cards) < wanted:
             say(f"going on with {len(self.cards)} of {wanted} clients (min-clients)")

@@ -1,13 +1,13 @@
-"""Accuracies over the rounds, of the mean and worst clients, by domain, of every client; and training losses."""
+"""Figures over the rounds: accuracies of the mean, the worst and every client, losses, time, privacy spent."""
 
 import math
-from collections.abc import Iterator, Sequence
-from typing import Any
+import statistics
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 
 from protofl_common.report.figures import drawing as plot
-from protofl_common.report.reading import Floats, Run
+from protofl_common.report.reading import Run
 from protofl_common.runs.evaluation_metrics import RECALL
 from protofl_common.runs.folder import RoundRow
 
@@ -15,11 +15,11 @@ MEANING = {"head": "the classifier", "prototype": "the nearest prototype"}
 MOST_ROWS = 200  # clients of a heat map; with more it shows the first ones
 
 
-def curves(run: Run) -> Iterator[plot.Drawing]:
-    if not run.kinds:
+def means(run: Run) -> Iterator[plot.Drawing]:
+    if not run.last:
         return
     with plot.canvas() as (figure, axes):
-        for index, kind in enumerate(run.kinds):
+        for index, kind in enumerate(run.last):
             rows, colour = run.evaluations(kind), plot.COLOURS[index]
             for name, label, dashes in (("mean", "mean", "-"), ("worst-10%", "worst 10 %", "--")):
                 if name in rows[-1]["accuracy"][kind]:  # with secure aggregation there is only a mean
@@ -32,8 +32,8 @@ def curves(run: Run) -> Iterator[plot.Drawing]:
         validation = any("validation" in row for row in run.rows)
         axes.set_ylabel("accuracy, %" if validation else "test accuracy, %")
         plot.round_axis(axes)
-        plot.legend_below(axes, 2)
-        ways = " and ".join(f"“{kind}” by {MEANING[kind]}" for kind in run.kinds)
+        plot.legend_below(axes)
+        ways = " and ".join(f"“{kind}” by {MEANING[kind]}" for kind in run.last)
         worst = "" if run.hides_clients else "; dashed: the mean of the worst tenth of the clients"
         caption = (
             f"Test accuracy over the clients: {ways}. Solid: the mean{worst}. "
@@ -47,7 +47,7 @@ def of_domains(run: Run) -> Iterator[plot.Drawing]:
     if run.domains and run.better and not run.hides_clients:
         rows = run.evaluations(run.better)
         lines = {
-            domain: [plot.finite_mean(np.array([_accuracy(row, site, run.better) for site in sites])) for row in rows]
+            domain: [float(np.nanmean([_accuracy(row, site, run.better) for site in sites])) for row in rows]
             for domain, sites in run.domains.items()
         }
         caption = f"Mean test accuracy over the clients of each domain, by {MEANING[run.better]}."
@@ -58,33 +58,15 @@ def of_domains(run: Run) -> Iterator[plot.Drawing]:
 def of_clients(run: Run) -> Iterator[plot.Drawing]:
     sites = [] if run.hides_clients else list(run.sites)[:MOST_ROWS]
     shown = f" The first {len(sites)} of {len(run.sites)} clients." if len(sites) < len(run.sites) else ""
-    for kind in run.kinds if sites else ():
+    for kind in run.last if sites else ():
         rows = run.evaluations(kind)
         values = np.array([[_accuracy(row, site, kind) for row in rows] for site in sites])
         caption = (
             f"Test accuracy of every client by {MEANING[kind]}; the lighter, the better. "
             f"Blank: not evaluated then.{shown}"
         )
-        title, unit = f"Every client ({kind})", "test accuracy, %"
-        yield _over_rounds(f"accuracy-of-clients-{kind}", title, caption, unit, sites, _rounds(rows), values)
-
-
-def _over_rounds(
-    name: str, title: str, caption: str, unit: str, names: list[str], rounds: list[int], percent_NR: Floats
-) -> plot.Drawing:
-    with plot.canvas(plot.WIDTH, min(max(plot.HEIGHT, 1.2 + 0.17 * len(names)), 8.0)) as (figure, axes):
-        plot.heat_map(axes, percent_NR, names, unit, vmin=0, vmax=100)
-        _round_columns(axes, rounds)
-        rows = zip(names, percent_NR.round(2).tolist(), strict=True)
-        columns = {"after round": rounds} | {f"{name} ({unit})": values for name, values in rows}
-        return plot.draw(figure, name, title, caption, columns=columns)
-
-
-def _round_columns(axes: Any, rounds: Sequence[int]) -> None:
-    step = next(step * ten for ten in (1, 10, 100, 1000, 10_000) for step in (1, 2, 5) if len(rounds) <= 8 * step * ten)
-    chosen = [position for position, number in enumerate(rounds) if number % step == 0] or [0]
-    axes.set_xticks(chosen, [str(rounds[position]) for position in chosen])
-    axes.set_xlabel("after round")
+        name, title = f"accuracy-of-clients-{kind}", f"Every client ({kind})"
+        yield plot.heat_map(name, title, caption, values, sites, _rounds(rows), "test accuracy, %", "after round")
 
 
 def metrics(run: Run) -> Iterator[plot.Drawing]:
@@ -92,14 +74,15 @@ def metrics(run: Run) -> Iterator[plot.Drawing]:
     names = dict.fromkeys(name for row in rows for name in row["metrics"])
     values = {name: [row["metrics"].get(name, {}).get("mean", math.nan) for row in rows] for name in names}
     if others := {name: values[name] for name in names if f"/{RECALL}/" not in name}:
-        caption, unit = "Metrics that the run asked for: means over the clients.", "mean over the clients"
-        yield plot.line_chart("metrics", "Other metrics", caption, _rounds(rows), others, unit, legend=2)
+        caption, unit = "Metrics beside accuracy: means over the clients.", "mean over the clients"
+        yield plot.line_chart("metrics", "Other metrics", caption, _rounds(rows), others, unit)
     first = f"{run.better}/{RECALL}/"
     if labels := sorted(int(name.removeprefix(first)) for name in names if name.startswith(first)):
         recalls = 100 * np.array([values[f"{first}{label}"] for label in labels])
         caption = f"Recall of each class by {MEANING[run.better]}: the mean over the clients with test samples of it."
         classes = [run.class_name(label) for label in labels]
-        yield _over_rounds("recall", "Recall of each class", caption, "recall, %", classes, _rounds(rows), recalls)
+        name, title = "recall", "Recall of each class"
+        yield plot.heat_map(name, title, caption, recalls, classes, _rounds(rows), "recall, %", "after round")
 
 
 def losses(run: Run) -> Iterator[plot.Drawing]:
@@ -114,7 +97,68 @@ def losses(run: Run) -> Iterator[plot.Drawing]:
     if rows:
         caption = "Mean training loss over the clients' samples in each round, and the terms that it is the sum of."
         rounds = [row["round"] for row in rows]
-        yield plot.line_chart("losses", "Training losses", caption, rounds, lines, "loss", below="round", powers=True)
+        yield plot.line_chart("losses", "Training losses", caption, rounds, lines, "loss", "round")
+
+
+def numbers(run: Run) -> Iterator[plot.Drawing]:
+    rows = [row for row in run.rounds if any("prototypes-of-classes" in client for client in row["clients"].values())]
+    if len(rows) < 2:
+        return
+    few = {site: [site] for site in run.sites} if len(run.sites) <= 8 else {"all clients": [*run.sites]}
+    lines = {name: [_mean_number(row, sites) for row in rows] for name, sites in (run.domains or few).items()}
+    caption = (
+        "Average number of local prototypes per class that a client sends, by domain (FedPLVM, Figure 9). "
+        "Clustering finds more of them where a class looks more varied."
+    )
+    title, unit = "Prototypes per class over the rounds", "prototypes per class"
+    rounds = [row["round"] for row in rows]
+    yield plot.line_chart("prototype-numbers", title, caption, rounds, lines, unit)
+
+
+def _mean_number(row: RoundRow, sites: Iterable[str]) -> float:
+    """The mean over the classes that clients have prototypes of."""
+    clients = [row["clients"][site] for site in sites if site in row["clients"]]
+    numbers = [number for client in clients for number in client.get("prototypes-of-classes", []) if number]
+    return statistics.fmean(numbers) if numbers else math.nan
+
+
+def time(run: Run) -> Iterator[plot.Drawing]:
+    """A round as the server sees it; and a client's part of it, by phase."""
+    if rows := [row for row in run.rounds if row["seconds"].get("clients") and row["valid"]]:
+        phases = dict.fromkeys(phase for row in rows for phase in row["seconds"]["clients"])
+        lines = {"whole round": [row["seconds"].get("total", math.nan) for row in rows]}
+        lines["merging"] = [row["seconds"].get("aggregate", math.nan) for row in rows]
+        lines |= {
+            f"client: {phase}": [row["seconds"]["clients"].get(phase, 0.0) / row["valid"] for row in rows]
+            for phase in phases
+        }
+        caption = (
+            "A round as the server sees it, with the clients' work, which may take turns on one machine; the server's "
+            "own merging; and the phases of a client's part, in the mean over the clients."
+        )
+        rounds = [row["round"] for row in rows]
+        yield plot.line_chart("time-of-a-round", "Time of a round", caption, rounds, lines, "seconds", "round")
+
+
+def spent(run: Run) -> Iterator[plot.Drawing]:
+    after = {row["round"]: row["epsilon"] for row in run.rounds if "epsilon" in row}
+    if not after:
+        return
+    with plot.canvas() as (figure, axes):
+        for index, kind in enumerate(run.last):
+            rows = [row for row in run.evaluations(kind) if row["evaluated-after-round"] in after]
+            epsilons = [after[row["evaluated-after-round"]] for row in rows]
+            means = [100 * row["accuracy"][kind]["mean"] for row in rows]
+            axes.plot(epsilons, means, label=f"{kind}, mean", **plot.line_style(index, len(rows)))
+        axes.set_xlabel("ε spent")
+        axes.set_ylabel("test accuracy, %")
+        plot.legend_below(axes)
+        caption = (
+            "What each evaluation's model has cost: ε of the client that the run costs most, as if it took part in "
+            "every round. With a budget for all rounds, fewer rounds need less noise: the curve is no forecast "
+            "of a run with a smaller budget."
+        )
+        yield plot.draw(figure, "accuracy-against-epsilon", "Accuracy for privacy spent", caption)
 
 
 def _rounds(rows: list[RoundRow]) -> list[int]:
