@@ -135,11 +135,6 @@ def _cell(value: object) -> str:
     return f"'{text}" if text.startswith(("=", "+", "-", "@")) else text
 
 
-def as_file(drawing: Drawing) -> str:
-    begin = '<svg xmlns="http://www.w3.org/2000/svg" style="color:#222;background:#fff" '
-    return drawing.svg.replace("<svg ", begin, 1)
-
-
 def line_style(index: int, points: int) -> dict[str, Any]:
     """Colour, dashes and, for few points, a marker of the ``index``-th line."""
     dashes = DASHES[(index // len(COLOURS) + index) % len(DASHES)]
