@@ -33,7 +33,8 @@ reproduce: $(BIN)/.installed  ## every table for a CPU, in days; start it again 
 	$(BIN)/protofl table $(REPRODUCE:%=configs/tables/%.yaml) --data-dir '$(DATA_DIR)' $(ARGS)
 
 quick: $(BIN)/.installed  ## the unit tests, without the algorithms' independent scripts: under a minute on two cores
-	$(BIN)/python -m pytest -n auto --dist worksteal -m 'not system and not long' tests/unit --ignore=tests/unit/reference
+	$(BIN)/python -m pytest -n auto --dist worksteal -m 'not system and not long and not slow' --hypothesis-profile=few \
+	    tests/unit --ignore=tests/unit/reference
 
 test: $(BIN)/.installed  ## unit tests and in-process federations, on all cores: six minutes on two
 	$(BIN)/python -m pytest -n auto --dist worksteal -m 'not system and not long' --durations=15

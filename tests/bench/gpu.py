@@ -97,7 +97,6 @@ def speed(epoch: Callable[..., None], group: str, name: str, steps: int) -> floa
 
 
 def wait(device: torch.device) -> None:
-    """Until the device has done what it was asked."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
@@ -150,7 +149,6 @@ def server_seconds(device: str, classes: int) -> float:
 
 
 def main() -> None:
-    """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--steps", type=int, default=300)

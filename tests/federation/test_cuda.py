@@ -31,7 +31,6 @@ SETTINGS: list[dict[str, Any]] = [
 
 
 def left_behind(folder: Path, changes: dict[str, Any]) -> object:
-    """Everything of a run but the time it took."""
     wanted = TRAINED | changes
     clients = wanted.pop("clients")
     outcome = run_federation(run_config(folder, **wanted), clients)

@@ -17,16 +17,9 @@ from protofl_common.tools.inference import Predictor
 from tests.support.harness import run_config, run_federation
 
 LONG = "a-folder-with-quite-a-long-name" * 7
-BROKEN: dict[str, bytes] = {
-    "empty.png": b"",
-    "text.jpg": b"no image",
-    "header.png": b"\x89PNG\r\n\x1a\n",
-    "zeros.bmp": bytes(100),
-    "cut.gif": b"GIF89a\x01\x00\x01\x00",
-    "wrong.tif": b"II*\x00\xff\xff\xff\xff",
-    "wrong.webp": b"RIFF\x10\x00\x00\x00WEBPVP8 ",
-    "negative.pgm": b"P5 -1 -1 255\n",
-}
+BROKEN: dict[str, bytes] = {"empty.png": b"", "text.jpg": b"no image", "header.png": b"\x89PNG\r\n\x1a\n",
+    "zeros.bmp": bytes(100), "cut.gif": b"GIF89a\x01\x00\x01\x00", "wrong.tif": b"II*\x00\xff\xff\xff\xff",
+    "wrong.webp": b"RIFF\x10\x00\x00\x00WEBPVP8 ", "negative.pgm": b"P5 -1 -1 255\n"}  # fmt: skip
 
 
 def card_of(shape: tuple[int, ...]) -> Any:
@@ -36,7 +29,6 @@ def card_of(shape: tuple[int, ...]) -> Any:
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of two clients."""
     settings = {"algo": "fedproto", "models": "cnn4", "dataset": "digits", "partition": "iid"}
     config = run_config(tmp_path_factory.mktemp("run"), train_samples=40, test_samples=40, **settings)
     return run_federation(config, 2).folder
@@ -44,7 +36,6 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def model(run: Path) -> Path:
-    """The exported model of one of them."""
     out = run.parent / "model"
     assert main(["export", str(run), "--site", "site-0", "--out", str(out)]) == 0
     return out
@@ -121,7 +112,6 @@ def test_a_large_photo_read_fast_is_nearly_the_same(tmp_path: Path) -> None:
         [one.inputs for one in reading.read_ahead([tmp_path / "photo.jpg"], card_of(shape), fast=fast)]
         for fast in (False, True)
     )
-    assert whole is not None
     assert fast is not None
     assert 0 < np.abs(whole.astype(int) - fast).max() <= 3
 

@@ -36,8 +36,7 @@ def fedtgp(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
         tmp_path_factory.mktemp("fedtgp"), **SMALL | data, algo="fedtgp", rounds=3, statistics="features"
     )
     rubbish = scaled(1e9)
-    tamper = by({1003: lambda m, r: rubbish(m, r) if m.metadata.group_id != "1" else r})
-    return run_federation(config, 4, tamper)
+    return run_federation(config, 4, by({1003: lambda m, r: rubbish(m, r) if m.metadata.group_id != "1" else r}))
 
 
 @pytest.fixture(scope="module")
@@ -196,8 +195,7 @@ def test_without_prototypes_their_section_is_absent(tmp_path: Path) -> None:
 
 
 def test_no_page_where_the_settings_want_none(tmp_path: Path) -> None:
-    outcome = run(tmp_path, 2, algo="local", report=False, rounds=1)
-    assert not (outcome.folder / "report.html").exists()
+    assert not (run(tmp_path, 2, algo="local", report=False, rounds=1).folder / "report.html").exists()
 
 
 def test_a_page_that_cannot_be_drawn_fails_nothing(
@@ -207,8 +205,7 @@ def test_a_page_that_cannot_be_drawn_fails_nothing(
         raise MemoryError("no room for ink")
 
     monkeypatch.setattr("protofl_common.report.page.write_report", broken)
-    outcome = run(tmp_path, 2, algo="local", rounds=1)
-    assert outcome.summary["rounds"] == 1
+    assert run(tmp_path, 2, algo="local", rounds=1).summary["rounds"] == 1
     assert "report: not drawn, MemoryError: no room for ink" in capsys.readouterr().out
 
 

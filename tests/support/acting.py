@@ -4,14 +4,8 @@ from typing import Any
 
 from tests.support.declared import DECLARED
 
-SMALL: dict[str, Any] = {
-    "models": "mnist-cnn",
-    "image_size": 0,
-    "train_samples": 10,
-    "test_samples": 20,
-    "clients": 2,
-    "rounds": 1,
-}
+SMALL: dict[str, Any] = {"models": "mnist-cnn", "image_size": 0, "train_samples": 10, "test_samples": 20, "clients": 2,
+    "rounds": 1}  # fmt: skip
 SHOTS = {"partition": "n-way-k-shot", "train_samples": 0, "shots": 6}
 FEW_LABELS = {"positive_rate": 0.5, "train_samples": 20}
 UNEQUAL = {"partition": "dirichlet", "alpha": 0.5, "train_samples": 0, "test_samples": 0, "total_samples": 200}

@@ -2,6 +2,7 @@
 
 import ast
 import re
+from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -25,6 +26,7 @@ OWN_RULE = ("protections/private_step.py",)
 """Update rules of their own, a `Step` that asks for gradients itself: files of client_app."""
 
 
+@cache
 def modules_in(path: Path) -> set[str]:
     """Every module that a file imports, and every name that it imports from one."""
     names = set()

@@ -21,6 +21,7 @@ from tests.support import ROOT
 PAGES = [ROOT / "CONTRIBUTING.md", *ROOT.glob("README.md"), *ROOT.glob("*/README.md"), *ROOT.glob("docs/**/*.md")]
 
 
+@pytest.mark.slow
 def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
     pytest.importorskip("material")
     pytest.importorskip("mkdocstrings")

@@ -36,7 +36,6 @@ def read(page: str) -> str:
 
 
 def forgotten(algo: str) -> list[str]:
-    """The places that lack something of an algorithm."""
     row, name = CATALOG[algo], algo.replace("-", "_")
     halves = [f"{half.partition(':')[0].replace('.', '/')}.py" for half in (row.client, row.server)]
     proof = PROVED_ELSEWHERE.get(algo, f"tests/unit/reference/test_{name}.py")

@@ -46,7 +46,6 @@ def trained(header: plain.State, sets: list[Means], order: list[list[int]], lr: 
 
 
 def sent(outcome: Outcome, kind: str, number: int) -> list[plain.State]:
-    """The weights that each client was sent."""
     records = [message.content.array_records["weights"] for message, _ in outcome.exchanged(kind, number)]
     return [{name: torch.from_numpy(values_of(array).copy()) for name, array in one.items()} for one in records]
 

@@ -57,7 +57,6 @@ def nearest(models: list[plain.State], centres: list[plain.State]) -> Division:
 
 
 def received(outcome: Outcome, kind: str, number: int) -> dict[int, plain.State]:
-    """Partition -> the weights that its client was sent."""
     found = {}
     for message, _ in outcome.grid.log:
         if (message.metadata.message_type, message.metadata.group_id) == (kind, str(number)):

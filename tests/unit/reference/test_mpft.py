@@ -46,7 +46,6 @@ def federation(folder: Path, **settings: Any) -> tuple[Outcome, dict[str, Any]]:
 
 
 def sent(outcome: Outcome) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Centres and labels of each client's upload."""
     records = [reply.content["prototypes"] for _, reply in outcome.exchanged()]
     return [(values_of(one["means"]), values_of(one["labels"])) for one in records]
 

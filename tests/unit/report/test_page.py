@@ -8,6 +8,7 @@ import pytest
 
 from protofl_common.basics.text import in_order
 from protofl_common.config.options import SettingsError
+from protofl_common.report.figures import accuracy, clouds
 from protofl_common.report.page import FIGURES, write_report
 from tests.support.fakes import row, write, write_prototypes
 from tests.support.pages import Page
@@ -24,7 +25,13 @@ HOSTILE = (
 )
 
 
-def test_the_page_says_why_a_round_was_void(tmp_path: Path) -> None:
+def draw_only(monkeypatch: pytest.MonkeyPatch, *functions: Any) -> None:
+    """Of all figures these: each takes a good part of a second."""
+    monkeypatch.setattr("protofl_common.report.page.FIGURES", {"Figures": functions})
+
+
+def test_the_page_says_why_a_round_was_void(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    draw_only(monkeypatch)
     rows = [row(1, ["a"]), row(2, ["a"]) | {"void": True, "void-because": "weights of the server would be NaN"}]
     page = Page(write_report(write(tmp_path / "run", rows)))
     assert ["2", "void", "all", "weights of the server would be NaN; nothing was merged"] in page.table("round", "what")
@@ -58,7 +65,7 @@ def test_hostile_names_are_shown_as_they_are_and_do_nothing(tmp_path: Path) -> N
 def test_metrics_beside_accuracy_have_a_line_each_and_recalls_a_row_per_class(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("protofl_common.report.page.FIGURES", {"Accuracy": FIGURES["Accuracy"]})
+    draw_only(monkeypatch, accuracy.metrics)
 
     def figures(value: float) -> dict[str, float]:
         return {"mean": value, "weighted": value / 2, "worst-10%": 0.25, "std": 0.125}
@@ -78,7 +85,10 @@ def test_metrics_beside_accuracy_have_a_line_each_and_recalls_a_row_per_class(
     assert "metrics" not in Page(write_report(write(tmp_path / "none", [row(1, ["a"])]))).figures
 
 
-def test_losses_over_many_powers_of_ten_have_plain_numbers_beside_them(tmp_path: Path) -> None:
+def test_losses_over_many_powers_of_ten_have_plain_numbers_beside_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    draw_only(monkeypatch, accuracy.losses)
     rows = [row(number, ["a"]) for number in (1, 2, 3, 4)]
     for index, one in enumerate(rows):
         one["losses"] = {"total": 200 / 10**index}
@@ -87,7 +97,8 @@ def test_losses_over_many_powers_of_ten_have_plain_numbers_beside_them(tmp_path:
     assert "$" not in text
 
 
-def test_a_run_that_goes_on_is_shown_as_far_as_it_is(tmp_path: Path) -> None:
+def test_a_run_that_goes_on_is_shown_as_far_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    draw_only(monkeypatch, accuracy.curves)
     folder = write(tmp_path / "run", [row(1, ["a", "b"]), row(2, ["a", "b"])])
     with (folder / "metrics.jsonl").open("a") as file:
         file.write('{"kind": "round", "rou')
@@ -104,7 +115,8 @@ def test_a_run_before_its_first_row(tmp_path: Path) -> None:
     assert not page.figures
 
 
-def test_a_run_of_an_older_version_lacks_what_was_not_recorded(tmp_path: Path) -> None:
+def test_a_run_of_an_older_version_lacks_what_was_not_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    draw_only(monkeypatch, *FIGURES["Data"], *FIGURES["Prototypes"])
     folder = write(tmp_path / "run", [row(1, ["a"]), row(1, ["a"], "final")])
     summary = {"clients": {"a": {"arch": "cnn4", "domain": "", "parameters": 9}}, "seconds": 61.0}
     (folder / "summary.json").write_text(json.dumps(summary))
@@ -115,7 +127,9 @@ def test_a_run_of_an_older_version_lacks_what_was_not_recorded(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("damage", ["client-prototypes.safetensors", "sites.json", "prototypes.jsonl", "summary.json"])
-def test_a_damaged_file_costs_its_figures_only(damage: str, tmp_path: Path) -> None:
+def test_a_damaged_file_costs_its_figures_only(damage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    draw_only(monkeypatch, accuracy.curves, *FIGURES["Data"], *FIGURES["Prototypes"], *FIGURES["Privacy in figures"])
+    monkeypatch.setattr(clouds, "_tsne", lambda values: values[:, :2])
     folder = write(tmp_path / "run", [row(number, ["a", "b"]) for number in (1, 2)])
     write_prototypes(folder, ["a", "b"], ["x", "y", "z"], 2)
     (folder / damage).write_bytes(b'{"half": ')
@@ -138,7 +152,7 @@ def test_any_size_of_run_can_be_drawn(sites: int, classes: int, rounds: int, tmp
 
 
 def test_the_same_run_gives_the_same_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("protofl_common.report.page.FIGURES", {"Prototypes": FIGURES["Prototypes"]})  # some by chance
+    draw_only(monkeypatch, *FIGURES["Prototypes"])  # some by chance
     folder = write(tmp_path / "run", [row(number, ["a", "b"]) for number in (1, 2)])
     write_prototypes(folder, ["a", "b"], ["x", "y", "z"], 2)
     first = Page(write_report(folder))

@@ -94,8 +94,7 @@ def change_labels(draw: st.DrawFn, content: RecordDict) -> None:
         for name in {"labels", "counts"} & set(record):
             length = len(record[name].data) // 8
             numbers = st.one_of(st.integers(-2, 60), st.integers(-(2**63), 2**63 - 1))
-            values = draw(st.lists(numbers, min_size=length, max_size=length))
-            record[name] = raw(np.array(values, np.int64))
+            record[name] = raw(np.array(draw(st.lists(numbers, min_size=length, max_size=length)), np.int64))
 
 
 def remove_array(draw: st.DrawFn, content: RecordDict) -> None:
@@ -252,14 +251,12 @@ ALGOS = st.sampled_from(sorted(DECLARED))
 
 @given(st.data(), ALGOS, st.booleans())
 def test_replies(data: st.DataObject, algo: str, training: bool) -> None:
-    content = data.draw(replies(algo, training))
-    assert_taken_or_refused(content, algo, training)
+    assert_taken_or_refused(data.draw(replies(algo, training)), algo, training)
 
 
 @given(st.data(), st.sampled_from(["summary", "features"]))
 def test_final_replies_with_what_the_report_may_show(data: st.DataObject, level: str) -> None:
-    content = data.draw(replies("fedpcl", False, level))
-    assert_taken_or_refused(content, "fedpcl", False, level)
+    assert_taken_or_refused(data.draw(replies("fedpcl", False, level)), "fedpcl", False, level)
 
 
 def with_bytes(text: bytes, changes: list[tuple[float, int]]) -> bytes:
@@ -301,12 +298,8 @@ PLAUSIBLE: dict[type, st.SearchStrategy[Any]] = {
 def test_introductions(data: st.DataObject) -> None:
     honest = {"name": "north", "partition": 0, "num_partitions": 3, "domain": "", "arch": "cnn4"}
     honest |= {"input_shape": [1, 8, 8], "parameters": 9, "train_samples": 30, "test_samples": 30}
-    values: dict[str, Any] = honest | {
-        "device": "cpu",
-        "classes": list("abcdef"),
-        "present": [1, 4],
-        "weights": "0f" * 8,
-    }
+    values: dict[str, Any] = honest | {"device": "cpu", "classes": list("abcdef"), "present": [1, 4],
+        "weights": "0f" * 8}  # fmt: skip
     for key in data.draw(st.lists(st.sampled_from(sorted(SITE)), max_size=2)):
         values[key] = data.draw(PLAUSIBLE[SITE[key]] if data.draw(st.booleans()) else VALUES)
     if data.draw(st.integers(0, 5)) == 0:

@@ -229,8 +229,7 @@ def test_search_and_best_round_follow_validation_where_test_data_say_the_opposit
         x = (1 if label else -1) * (1 + number % 7 / 10)
         rows += PLANTED.format(site=number // 8 % 2, split=split, x=x, y=number % 5, label=label ^ (split == "test"))
     (tmp_path / "planted.csv").write_text(rows, encoding="utf-8")
-    text = PLANTED_TABLE.format(file=tmp_path / "planted.csv")
-    (tmp_path / "planted.yaml").write_text(text, encoding="utf-8")
+    (tmp_path / "planted.yaml").write_text(PLANTED_TABLE.format(file=tmp_path / "planted.csv"), encoding="utf-8")
     folders = tmp_path / "one-by-one"
 
     def launch(run: Run, folder: Path, resume: bool, on_round: Callable[[int], None]) -> str:

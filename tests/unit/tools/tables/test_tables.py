@@ -86,9 +86,13 @@ def run_table(path: Path, launcher: Launcher, seeds: tuple[int, ...] = ()) -> in
 
 
 @pytest.mark.parametrize("path", TABLES, ids=[path.stem for path in TABLES])
-def test_every_cell_of_every_table_has_right_settings(path: Path, tmp_path: Path) -> None:
+def test_every_cell_has_right_settings_and_the_rows_of_a_column_have_the_same_clients(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many recipes a table has: the data set, its division and what is tested are not a row's."""
+    monkeypatch.setattr("protofl_common.tools.tables.plan.check_data_are_here", lambda data: None)
     table = read_table(path)
-    cells = plan(table, data_dir=str(tmp_path))
+    cells = plan(table, seeds=(1,))
     assert {cell.column for cell in cells} == set(table.columns)
     of_a_paper = "which is on Digit-5" not in table.source and "no paper's" not in table.source
     assert any(row.paper for row in table.rows.values()) == of_a_paper
@@ -96,18 +100,9 @@ def test_every_cell_of_every_table_has_right_settings(path: Path, tmp_path: Path
         settings = table.base.settings | (row.part.settings if row.part else {})
         assert row.part, f"{name}: nothing runs; the catalog has it"
         assert "algo" in settings
-
-
-@pytest.mark.parametrize("path", TABLES, ids=[path.stem for path in TABLES])
-def test_the_rows_of_a_column_have_the_same_clients(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However many recipes a table has: the data set, its division and what is tested are not a row's."""
-    monkeypatch.setattr("protofl_common.tools.tables.plan.check_data_are_here", lambda data: None)
-    table = read_table(path)
     of_columns: dict[str, dict[str, object]] = {}
-    for cell in plan(table, seeds=(1,)):
-        row = table.rows[cell.row].part
-        assert row is not None
-        run = cell.runs[1]
+    for cell in cells:
+        row, run = table.rows[cell.row].part, cell.runs[1]
         found = asdict(run.settings.data) | {"clients": run.federation["num-supernodes"]}
         first = of_columns.setdefault(cell.column, found)
         differ = {key for key in found if found[key] != first[key]} - {key.replace("-", "_") for key in row.settings}
@@ -148,8 +143,7 @@ def test_a_table_of_data_of_ones_own_needs_no_recipe(small: Path) -> None:
 
 
 def test_the_data_folder_takes_the_place_of_the_recipes(tmp_path: Path) -> None:
-    here = tmp_path / "office10" / "amazon" / "mug"
-    here.mkdir(parents=True)
+    (tmp_path / "office10" / "amazon" / "mug").mkdir(parents=True)
     table = read_table(ROOT / "configs" / "tables" / "fedplvm-office10.yaml")
     run = plan(table, data_dir=str(tmp_path))[0].runs[1]
     assert run.config["data-dir"] == str(tmp_path / "office10")
