@@ -39,11 +39,7 @@ OWN_SEED = 0  # The seed with which a site with data of its own divides them: no
 
 
 class Client:
-    """Built anew for every message that it answers; nothing is read before it is needed.
-
-    SettingsError if the run configuration or this node's ``--node-config`` is wrong. RefusedMessage for a message about
-    a baseline that the run configuration does not name.
-    """
+    """Built anew for every message that it answers; nothing is read before it is needed."""
 
     def __init__(self, context: Context, message: Message | None = None) -> None:
         node, self.content = context.node_config, message.content if message else RecordDict()

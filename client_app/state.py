@@ -89,8 +89,7 @@ class StateFolder:
     def _tidy(self, start: _Key | None) -> None:
         """Remove what is older than ``start``, and what earlier Flower runs left of rounds that do not count.
 
-        A run id that the run history does not name may be of a server that resumed this run meanwhile. Its files
-        are not removed.
+        Files of a run id that the run history does not name stay: a server may have resumed this run meanwhile.
         """
         files, present = self._files(), self.run_history.run_id
         newest = max((key[0] for path, key in files if key[1] == present and path.suffix != ".tmp"), default=0)

@@ -18,8 +18,7 @@ class BestModel(Callback):
 
     def on_end(self, run: Run, row: RoundRow, result: RoundResult) -> None:
         if run.settings.run.keep_best and run.best:
-            sites = in_order(run.federation.answering(result.number))
-            contents = dict.fromkeys(sites, pack_best(run.best, final=True))
+            contents = dict.fromkeys(in_order(run.federation.answering(result.number)), pack_best(run.best, final=True))
             run.exchange.ask("query.best", contents, RoundResult(result.number))
 
 

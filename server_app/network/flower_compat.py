@@ -33,8 +33,7 @@ def find_messages_by_node(grid: Grid) -> None:
     """In simulation, let Flower find the messages for a node without a look at those for all others.
 
     Its engine asks for each node's messages ten times a second, and Flower 1.41 looks through all messages for each
-    answer: 5.9 s of the process that the server shares, for 1,000 messages to 1,000 nodes. A SuperLink on a network,
-    which is asked by the nodes that there are, stays as it is.
+    answer: 5.9 s of the server's process, for 1,000 messages to 1,000 nodes. A SuperLink on a network stays as it is.
     """
     if not is_simulated(grid):
         return

@@ -70,14 +70,10 @@ class Federation:
 
     # -- before the first round ----------------------------------------------------------------------------------
     def gather(self, expected: Iterable[str] = (), divided_among: int = 0) -> None:
-        """Wait until the wanted number of sites has connected and introduced itself (``num-clients``).
+        """Wait until enough sites have introduced themselves; FederationError where too few do, or do not fit.
 
         ``expected`` sites, those of a run that is resumed, are waited for too, but no longer than ``join-timeout``;
         its data set must be ``divided_among`` as many clients as before (0: sites bring data of their own).
-
-        FederationError if fewer than ``min-clients`` do so within ``join-timeout``, if those that cannot take part
-        (wrong settings, missing data) leave fewer, if nobody says how many to wait for, or if the sites do not fit
-        together.
         """
         deadline, absent = time.monotonic() + self.settings.federation.join_timeout, set(expected)
         while time.monotonic() < deadline:
