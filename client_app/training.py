@@ -99,6 +99,8 @@ class Step:
         terms = self.loss(Batch(inputs, labels, index, features, model.head(features)))
         if not terms:
             return {}  # nothing to learn from yet; batch normalisation has seen the batch all the same
+        if odd := [f"{name} has shape {list(term.shape)}" for name, term in terms.items() if term.ndim]:
+            raise ValueError(f"a term of the loss must be a single number, but {odd[0]}")
         total = torch.stack(list(terms.values())).sum() if len(terms) > 1 else next(iter(terms.values()))
         return {**terms, "total": total}
 

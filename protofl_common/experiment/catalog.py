@@ -450,7 +450,7 @@ _ROWS = {
     "fedper": of_private_models(
         "FedPer", "Arivazhagan et al., 2019", server=FEDAVG, hparams=FedPerHparams, exchange=Exchange(BASE, BASE)
     ),
-    "lg-fedavg": of_private_models("LG-FedAvg", "Liang et al., 2020", exchange=Exchange(HEAD, HEAD)),
+    "lg-fedavg": of_private_models("LG-FedAvg", "Liang et al., 2020", client=ALONE, exchange=Exchange(HEAD, HEAD)),
     "fedrep": of_models(
         "FedRep", "Collins et al., ICML 2021", server=FEDAVG, hparams=FedRepHparams, exchange=Exchange(BODY, BODY)
     ),
@@ -474,6 +474,7 @@ _ROWS = {
     "fedgh": of_prototypes(
         "FedGH",
         "Yi et al., ACM Multimedia 2023",
+        client=ALONE,
         hparams=ServerTrainingHparams,
         exchange=Exchange(HEAD, PROTOTYPES),
         losses=("cross-entropy",),

@@ -10,14 +10,16 @@ from pathlib import Path
 from typing import Any
 
 from protofl_common.runs.folder import TROUBLE, Accuracies, Best, RoundRow, RunFolder, Summary, baseline_folder
-from protofl_common.runs.metrics import human_bytes
+from protofl_common.runs.metrics import human_bytes, in_percent
 
 MEASURES = {"mean": "mean", "weighted": "by samples", "worst-10%": "worst 10 %", "std": "std"}  # over clients -> head
 IN_LATEX = str.maketrans(
     {character: rf"\{character}" for character in "&%$#_{}"}
-    | {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": "$<$", ">": "$>$"}
-    | {"±": r"$\pm$", "×": r"$\times$", "−": "$-$", "≥": r"$\geq$", "≤": r"$\leq$", "–": "--", "…": r"\ldots{}"}
+    | {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "[": "{[}", "*": "{*}"}
+    | {"<": "$<$", ">": "$>$", "±": r"$\pm$", "×": r"$\times$", "−": "$-$", "≥": r"$\geq$", "≤": r"$\leq$"}
+    | {"–": "--", "…": r"\ldots{}"}
 )
+"""A row may not begin with [ or *, which would be an option of the row's end before."""
 HIDDEN = "Over all sites' samples together, also as the mean: secure aggregation hides single sites."
 """Beside figures that are no more than a mean over all samples."""
 
@@ -94,9 +96,10 @@ def accuracy_rows(
 
 
 def metric_rows(metrics: Accuracies, digits: int) -> list[list[str]]:
-    """A row for each metric beside accuracy, but for recalls of classes."""
+    """A row for each metric beside accuracy, but for recalls of classes; accuracies of new clients in percent."""
     shown = {name: figures for name, figures in metrics.items() if "/recall/" not in name}
-    return [[name, *cells(figures, factor=1, digits=digits)] for name, figures in shown.items()]
+    scales = {name: (100, 2) if in_percent(name) else (1, digits) for name in shown}
+    return [[name, *cells(figures, MEASURES, *scales[name])] for name, figures in shown.items()]
 
 
 def short_best(best: Best) -> str:

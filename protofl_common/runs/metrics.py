@@ -5,7 +5,7 @@ import statistics
 from collections.abc import Iterator, Sequence
 from typing import Literal
 
-from protofl_common.runs.folder import Accuracies, Best, RoundRow, SiteFacts, Sites
+from protofl_common.runs.folder import KINDS, NEW, Accuracies, Best, RoundRow, SiteFacts, Sites
 
 
 def over_clients(accuracies: Sequence[float], test_samples: Sequence[int], liars: int = 0) -> dict[str, float]:
@@ -103,7 +103,8 @@ def doubts_of_outcome(rows: Sequence[RoundRow], final: RoundRow, sites: Sites) -
     if idle := [row for row in rounds if row["void"]]:
         last = ", the last one among them" if rounds[-1] is idle[-1] else ""
         yield f"{len(idle)} of {len(rounds)} rounds changed nothing{last}: {idle[-1].get('void-because', '')}"
-    shares = [share for site in final["clients"] if (share := majority_share(sites.get("sites", {}).get(site, {})))]
+    tested = [site for site, client in final["clients"].items() if client["accuracy"]]
+    shares = [share for site in tested if (share := majority_share(sites.get("sites", {}).get(site, {})))]
     for kind, figures in final["accuracy"].items() if shares else ():
         if figures["mean"] <= (share := statistics.fmean(shares)) + 1e-9:
             naming = f"always naming each client's most frequent class is right for {100 * share:.1f} %"
@@ -114,6 +115,11 @@ def majority_share(facts: SiteFacts) -> float:
     """Return the share of a client's most frequent class among its test samples; 0 where it is not known."""
     counts = facts.get("test-classes", [])
     return max(counts) / sum(counts) if any(counts) else 0.0
+
+
+def in_percent(name: str) -> bool:
+    """Return whether a figure is an accuracy, of all clients or new ones, on test or validation data."""
+    return name.removeprefix("validation/").removesuffix(NEW) in KINDS
 
 
 def human_bytes(size: float) -> str:

@@ -16,7 +16,7 @@ from protofl_common.config.options import SettingsError
 from protofl_common.experiment.settings import to_run_config
 from protofl_common.privacy.sums import Means
 from protofl_common.runs.figures import totals
-from protofl_common.runs.folder import KINDS, METRICS, SUMMARY, Accuracies, ClientRow, RoundRow, Summary
+from protofl_common.runs.folder import KINDS, METRICS, NEW, SUMMARY, Accuracies, ClientRow, RoundRow, Summary
 from protofl_common.runs.metrics import best_of, doubts_of_outcome, over_clients
 from protofl_common.wire.records import Report
 from server_app.callbacks.base import Callback, Run
@@ -153,7 +153,7 @@ def _client_row(report: Report) -> ClientRow:
 def _of_new_client(report: Report) -> Report:
     """The report of a client that has never trained: its figures have names of their own, ``head/new-clients``."""
     figures = {kind: correct / max(1, report.test_samples) for kind, correct in report.correct.items()}
-    own = {f"{name}/new-clients": figure for name, figure in (figures | report.metrics).items()}
+    own = {name + NEW: figure for name, figure in (figures | report.metrics).items()}
     return replace(report, correct={}, metrics=own, validation={})
 
 

@@ -18,7 +18,8 @@ class BestModel(Callback):
 
     def on_end(self, run: Run, row: RoundRow, result: RoundResult) -> None:
         if run.settings.run.keep_best and run.best:
-            contents = dict.fromkeys(in_order(run.federation.answering(result.number)), pack_best(run.best, final=True))
+            sites = in_order(set(run.federation.answering(result.number)) - run.federation.new_clients)
+            contents = dict.fromkeys(sites, pack_best(run.best, final=True))
             run.exchange.ask("query.best", contents, RoundResult(result.number))
 
 

@@ -8,6 +8,7 @@ from flwr.app import MessageType
 
 from protofl_common.config.options import SettingsError
 from protofl_common.experiment.settings import Settings, default_run_config
+from protofl_common.tools.tables.metrics import Figure
 from server_app.network.membership import FederationError
 from tests.support.harness import run_config, run_federation
 from tests.support.results import digests, without_times
@@ -24,7 +25,9 @@ def sites_asked(outcome: Any, kind: str) -> list[set[str]]:
 
 
 @pytest.mark.parametrize("algo", ["fedavg", "fedproto", "fedrep", "scaffold", "ditto", "gaussian"])
-def test_new_clients_are_asked_at_the_end_only_and_their_figures_stand_apart(algo: str, tmp_path: Path) -> None:
+def test_new_clients_are_asked_at_the_end_only_and_their_figures_stand_apart(
+    algo: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     config = run_config(tmp_path, algo=algo, new_clients=2, new_client_epochs=2, **SMALL)
     outcome = run_federation(config, clients=5)
     trained, *_ = rounds = sites_asked(outcome, MessageType.TRAIN)
@@ -38,6 +41,9 @@ def test_new_clients_are_asked_at_the_end_only_and_their_figures_stand_apart(alg
     new = [final["clients"][site]["metrics"][f"{kind}/new-clients"] for site in clients.keys() - trained]
     assert summary["metrics"][f"{kind}/new-clients"]["mean"] == pytest.approx(sum(new) / 2)
     assert (final["asked"], final["valid"]) == (3, 3)
+    assert Figure(what=f"{kind}/new-clients").read(outcome.folder) == pytest.approx(50 * sum(new))
+    assert Figure(what=kind).read(outcome.folder) == pytest.approx(100 * summary["accuracy"][kind]["mean"])
+    assert f"│ {kind}/new-clients │ {50 * sum(new):>5.2f} │" in capsys.readouterr().out
     assert summary["best-accuracy"][kind]["after-round"] <= 2
 
 

@@ -102,6 +102,11 @@ def test_its_numbers_are_the_runs(fedtgp: Outcome) -> None:
         wanted = [np.mean(shares), final["accuracy"][kind]["weighted"], worst, worst, worst_40, best, np.std(shares)]
         assert cells[:7] == [f"{100 * value:.2f}" for value in wanted]
         assert cells[7] == f"{np.var(100 * np.array(shares)):.1f}"
+    heads, *_, last = page.data["accuracy-curves"]
+    for kind, figures in final["accuracy"].items():
+        for name, label in (("mean", "mean"), ("worst-10%", "worst 10 %")):
+            shown = dict(zip(heads, last, strict=True))[f"{kind}, {label} (test accuracy, %)"]
+            assert shown == f"{100 * figures[name]:.6g}"
     text = "\n".join(page.texts)
     for way in ("up", "down"):
         assert human_bytes(fedtgp.summary["bytes"][way]) in text
