@@ -109,8 +109,7 @@ class Client:
             return to_device(inputs, labels, self.data, self.device)
         key = f"{self.settings.data.dataset}-{self.name}"
         features_NF = cached_features(np.asarray(inputs), names, self.device, cache_root(self.settings.data), key)
-        labels_N = torch.from_numpy(labels.astype(np.int64)).to(self.device)
-        return split_unlabelled(features_NF.to(self.device), labels_N)
+        return split_unlabelled(features_NF.to(self.device), torch.from_numpy(labels.astype(np.int64)).to(self.device))
 
     @cached_property
     def input_shape(self) -> tuple[int, ...]:

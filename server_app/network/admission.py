@@ -162,5 +162,4 @@ def explained(problems: Mapping[int, str]) -> str:
 
 def _who(names: list[str]) -> str:
     others = names.count("")
-    clients = [f"{others} client{'s' * (others > 1)}"] * (others > 0)
-    return ", ".join(in_order(name for name in names if name) + clients)
+    return ", ".join(in_order(filter(None, names)) + [f"{others} client{'s' * (others > 1)}"] * (others > 0))

@@ -18,8 +18,7 @@ from server_app.log import say
 
 __all__ = ["ErrorCode", "copy_for", "find_messages_by_node", "id_of", "is_simulated", "pull_each", "push_each"]
 
-UNREADABLE = (TypeError, ValueError, LookupError, AttributeError, DecodeError)
-"""What Flower raises for an array whose shape is not one, text that is not JSON, a missing part, bad protobuf bytes."""
+UNREADABLE = (TypeError, ValueError, LookupError, AttributeError, DecodeError)  # of shapes, JSON or bytes that are none
 TRIES = 3  # How often messages are sent before a SuperLink that loses them each time ends the run
 
 

@@ -24,13 +24,12 @@ AT_ONCE = 1000  # Sites asked at a time who they are, or for the final evaluatio
 
 
 class Federation:
-    """The sites of a run, known by their own names; Flower's node ids change at every restart."""
+    """The sites of a run, or its ``baseline``, known by their own names; Flower's node ids change at every restart."""
 
     def __init__(
         self, grid: Grid, settings: Settings, run_history: RunHistory, owners: Mapping[str, int], baseline: str = ""
     ) -> None:
         self.grid, self.settings, self.run_history, self.baseline = grid, settings, run_history, baseline
-        """``baseline``: the algorithm, where these rounds are of a run's baseline; "" for the run itself."""
         self.cards: dict[str, SiteCard] = {}
         self.node_of: dict[str, int] = {}
         self.owners = dict(owners)  # Site -> its first node, whose it remains: keys tie nodes to sites
