@@ -27,16 +27,14 @@ from protofl_common.wire.payloads import payload_bytes
 from protofl_common.wire.schema import RefusedMessage
 
 ERROR_CODE = 2  # Flower's code for "the ClientApp raised an exception"
-OPEN = (SettingsError, TrainingError, RefusedMessage)
-"""Their texts are made of settings, of the model's own names, and of what the server sent."""
+OPEN = (SettingsError, TrainingError, RefusedMessage)  # Texts of settings, the model's names, and what the server sent
 FULL = "the GPU has no memory left; let fewer clients share it (protofl run --gpus 1), or take a smaller batch-size"
-KINDS: dict[type[Exception], str] = {
+KINDS: dict[type[Exception], str] = {  # What a site says instead of the text
     DataError: "its data cannot be read or divided as the run asks",
     StateError: "its model of this run cannot be read or written",
     LedgerError: "its privacy ledger cannot be read or written",
     BackboneError: "a frozen backbone cannot be had",
 }
-"""What a site says instead of the text."""
 UNEXPECTED = "an unexpected error"
 
 

@@ -50,8 +50,7 @@ class Batch:
         return Batch(*(value[mask_B] for value in vars(self).values()))
 
 
-Loss = Callable[[Batch], LossTerms]
-"""Named scalar terms of a batch, whose sum is minimised; no terms: there is nothing to learn from it."""
+Loss = Callable[[Batch], LossTerms]  # Named scalar terms, whose sum is minimised; none: nothing to learn
 COMPILER = "torch._dynamo"
 Correction = Callable[[], None]  # Changes the gradients in place, before the optimizer takes its step along them
 
@@ -100,6 +99,8 @@ class Step:
         terms = self.loss(Batch(inputs, labels, index, features, model.head(features)))
         if not terms:
             return {}  # nothing to learn from yet; batch normalisation has seen the batch all the same
+        if odd := [f"{name} has shape {list(term.shape)}" for name, term in terms.items() if term.ndim]:
+            raise ValueError(f"a term of the loss must be a single number, but {odd[0]}")
         total = torch.stack(list(terms.values())).sum() if len(terms) > 1 else next(iter(terms.values()))
         return {**terms, "total": total}
 
@@ -182,10 +183,7 @@ def make_optimizer(modules: Sequence[nn.Module], settings: TrainingSettings) -> 
 
 
 def _without_compiler() -> None:
-    """Give optimizers a stand-in for PyTorch's compiler, which they import only to tell it where to stop: 1.4 s of CPU.
-
-    Whoever asks for more gets the compiler, which then takes its place.
-    """
+    """Give optimizers a stand-in for PyTorch's compiler, whose import takes 1.4 s; who needs it gets the real one."""
 
     def of_compiler(attribute: str) -> Any:
         if attribute.startswith("__") and attribute != "__path__":  # tools that look at all modules ask for these

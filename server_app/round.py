@@ -3,9 +3,7 @@
 import time
 from collections.abc import Mapping
 
-import torch
 from flwr.app import MessageType
-from torch import Tensor
 
 from protofl_common.basics.text import in_order, printable
 from protofl_common.privacy.release import count_noise
@@ -24,10 +22,7 @@ from server_app.strategies.base import Strategy
 
 
 def train_round(strategy: Strategy, number: int, exchange: MessageExchange, more: Records) -> RoundResult:
-    """The sites of the round evaluate what they receive, train and upload; the server merges.
-
-    ``more``: the records that their messages carry beside the payload.
-    """
+    """The sites of the round evaluate, train and upload; the server merges; ``more``: records beside the payload."""
     federation, settings = strategy.federation, strategy.settings.federation
     seed, able = strategy.settings.run.seed, set(federation.answering(number)) - federation.new_clients
     sites = sample_sites(able, settings.participation, seed, number)
@@ -102,15 +97,12 @@ def _enough(uploads: list[Upload], federation: Federation, result: RoundResult) 
 
 
 def _merge(strategy: Strategy, uploads: list[Upload], result: RoundResult) -> dict[str, float]:
-    """The server's step; VoidRound where it fails, or would leave NaN or infinity: the state from before stays.
-
-    An error among simulated clients is the algorithm's own, and ends the run.
-    """
+    """The server's step; VoidRound where it fails or leaves NaN; among simulated clients its error ends the run."""
     before, strategy.reduced = pack_attributes(strategy, strategy.state), set()
     try:
         metrics = strategy.merge(uploads)
         result.bounded |= strategy.reduced
-        odd = [name for name, value in strategy.present_state().items() if not _is_finite(value)]
+        odd = [name for name, value in strategy.present_state().items() if not value.isfinite().all()]
         why = f"{odd[0]} of the server would no longer be finite" if odd else ""
     except (ArithmeticError, LookupError, RuntimeError, ValueError) as error:
         if strategy.federation.simulated:
@@ -120,10 +112,6 @@ def _merge(strategy: Strategy, uploads: list[Upload], result: RoundResult) -> di
         strategy.restore(before)
         raise VoidRound(why)
     return metrics
-
-
-def _is_finite(value: Tensor) -> bool:  # NaN and infinity show in the smallest or the largest number
-    return not value.numel() or bool(torch.stack(value.aminmax()).isfinite().all())
 
 
 def _expected(strategy: Strategy, number: int, declared: Declared, training: bool) -> Expected:

@@ -4,8 +4,7 @@ import re
 
 from protofl_common.config.python_names import PYTHON_NAME
 
-OTHER_DATASETS = re.compile(rf"{PYTHON_NAME.pattern}|hf:[\w./-]+", re.ASCII)
-"""What ``dataset`` may be beside the names below."""
+OTHER_DATASETS = re.compile(rf"{PYTHON_NAME.pattern}|hf:[\w./-]+", re.ASCII)  # what else ``dataset`` may be
 DATASETS: dict[str, str] = {
     "digits": "scikit-learn's 1,797 handwritten digits, 8×8 grey (embedded)",
     "digit-domains": "digits in five looks: scanned, printed, photo, inverted, coloured; 28×28 RGB (embedded)",

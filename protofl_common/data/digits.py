@@ -131,11 +131,6 @@ def _of_domains(parts: list[tuple[Images, Ints]], names: tuple[str, ...]) -> Raw
 # -- looks: ink [28, 28], the domain's other inks -> pixels [28, 28, 3]
 
 
-def _scanned_look(ink: Ink, others: list[Ink], rng: np.random.Generator) -> Pixels:
-    """White strokes on black, as scanned."""
-    return _mixed(ink, np.zeros(3), np.ones(3))
-
-
 def _printed_look(ink: Ink, others: list[Ink], rng: np.random.Generator) -> Pixels:
     """Dark strokes on slightly yellowed paper."""
     paper = np.array([1.0, 0.98, 0.92]) * rng.uniform(0.85, 1.0)
@@ -184,7 +179,7 @@ def _photographs() -> list[Pixels]:
 
 Look = Callable[[Ink, list[Ink], np.random.Generator], Pixels]
 DOMAINS: dict[str, tuple[Look, int, str]] = {
-    "scanned": (_scanned_look, PER_CLASS, ""),
+    "scanned": (lambda ink, *_: _mixed(ink, np.zeros(3), np.ones(3)), PER_CLASS, ""),
     "printed": (_printed_look, 0, PRINTED_FONTS),
     "photo": (_photo_look, PER_CLASS, ""),
     "inverted": (_inverted_look, PER_CLASS, ""),

@@ -48,12 +48,12 @@ def read_manifest(settings: DataSettings) -> RawData:
     Every image is made RGB and stretched to ``image-size`` (64 when 0), as in the folders.
     """
     rows = Rows(file_of(settings, (".csv",)))
-    columns, size = rows.annotations("file", "label"), settings.image_size or DEFAULT_SIZE
+    columns = rows.annotations("file", "label")
     files = [rows.file.parent / name for name in rows.columns["file"]]
     for row, name in enumerate(rows.columns["file"]):
         if not files[row].is_file():
             raise DataError(f"{rows.file}, {rows.place(row)}, column 'file': there is no file {name!r}")
-    columns["inputs"] = read_images(files, size, cache_folder(settings.cache_dir))
+    columns["inputs"] = read_images(files, settings)
     return from_arrays(columns, str(rows.file), settings.classes, rows.place)
 
 

@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from protofl_common.basics.files import cache_folder
 from protofl_common.config.sections import DataSettings
 from protofl_common.data.images import DEFAULT_SIZE, data_dir_of, image_files, read_folder, read_images, square_rgb
 from protofl_common.data.raw import DataError, Images, Ints, RawData, from_arrays
@@ -68,16 +67,12 @@ def _domains(root: Path, settings: DataSettings) -> RawData:
     return read_folder(settings, [root / name for name in PUBLIC[settings.dataset].files])
 
 
-def _images(files: Sequence[Path], settings: DataSettings) -> Images:
-    return read_images(files, settings.image_size or DEFAULT_SIZE, cache_folder(settings.cache_dir))
-
-
 def _tiny_imagenet(root: Path, settings: DataSettings) -> RawData:
     marked = [line.split("\t") for line in (root / "val" / "val_annotations.txt").read_text().splitlines()]
     samples = [(file, file.parents[1].name, "train") for file in image_files(root / "train")]
     samples += [(root / "val" / "images" / line[0], line[1], "test") for line in marked]
     files, labels, split = zip(*samples, strict=True)
-    return from_arrays({"inputs": _images(files, settings), "labels": labels, "split": split}, str(root))
+    return from_arrays({"inputs": read_images(files, settings), "labels": labels, "split": split}, str(root))
 
 
 def _fed_isic(root: Path, settings: DataSettings) -> RawData:
@@ -87,7 +82,7 @@ def _fed_isic(root: Path, settings: DataSettings) -> RawData:
         cure = "fetch them, or take their rows out of train_test_split"
         raise DataError(f"dataset = 'fed-isic': {len(missing)} images are not there, such as {missing[0]}; {cure}")
     wanted = {"labels": "target", "client": "center", "split": "fold"}
-    arrays = {key: rows.columns[name] for key, name in wanted.items()} | {"inputs": _images(files, settings)}
+    arrays = {key: rows.columns[name] for key, name in wanted.items()} | {"inputs": read_images(files, settings)}
     return from_arrays(arrays, str(root), place=rows.place)
 
 
@@ -190,10 +185,10 @@ def read_torchvision(name: str, settings: DataSettings) -> RawData:
             for official, many in enumerate((row.train, row.test))
             for arguments in many
         ]
-        images = [_images_of(dataset, settings.image_size or DEFAULT_SIZE) for dataset, _ in parts]
+        images = [_images(dataset, settings.image_size or DEFAULT_SIZE) for dataset, _ in parts]
     except (RuntimeError, OSError, ValueError, EOFError) as error:
         raise DataError(f"dataset = {name!r}: torchvision cannot read the files in {root} ({error})") from error
-    labels = [_labels_of(dataset) for dataset, _ in parts]
+    labels = [_labels(dataset) for dataset, _ in parts]
     official = [np.full(len(part), flag, np.uint8) for part, (_, flag) in zip(labels, parts, strict=True)]
     arrays = {"inputs": np.concatenate(images), "labels": np.concatenate(labels), "split": np.concatenate(official)}
     return from_arrays(arrays | {"classes": getattr(parts[0][0], "classes", None) or range(10)}, f"dataset = {name!r}")
@@ -214,7 +209,7 @@ def _download(row: TorchvisionSet, root: Path) -> None:
             raise DataError(f"download = true: torchvision could not fetch {row.cls} ({error})") from error
 
 
-def _images_of(dataset: Any, size: int) -> Images:
+def _images(dataset: Any, size: int) -> Images:
     """uint8 [N, channels, H, W] from torchvision's [N, H, W], [N, H, W, 3] or [N, 3, H, W], or from image files."""
     if not hasattr(dataset, "data"):
         return np.stack([square_rgb(image, size) for image, _ in dataset])
@@ -226,6 +221,6 @@ def _images_of(dataset: Any, size: int) -> Images:
     return pixels.transpose(0, 3, 1, 2) if pixels.shape[-1] == 3 else pixels
 
 
-def _labels_of(dataset: Any) -> Ints:
+def _labels(dataset: Any) -> Ints:
     names = ("targets", "labels", "_labels")
     return np.asarray(next(getattr(dataset, name) for name in names if hasattr(dataset, name)), dtype=np.int64)

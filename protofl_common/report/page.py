@@ -36,7 +36,7 @@ BACKBONES = "Behind the accuracies: how alike the prototypes of one frozen backb
 FIGURES: dict[str, tuple[Callable[[Run], Iterable[Drawing]], ...]] = {
     "Accuracy": (curves.means, curves.of_domains, curves.of_clients, curves.metrics, curves.losses),
     "Data": (clouds.samples,),
-    "Prototypes": (clouds.margins, clouds.prototypes, clouds.test_features, curves.numbers),
+    "Prototypes": (clouds.margins, clouds.prototypes, curves.numbers),
     "Privacy in figures": (curves.spent, clouds.inversions),
     "Time": (curves.time,),
 }
@@ -265,7 +265,7 @@ def _footer(run: Run) -> str:
     texts = ["ProtoFL", ", ".join(f"{name} {number}" for name, number in versions.items())]
     texts += [] if run.rows else ["protofl report draws this page again at any time"]
     if run.settings.get("statistics", "none") == "none" and run.rows:
-        texts.append('statistics = "features" lets clients tell test features, and similarities of frozen backbones')
+        texts.append('statistics = "summary" lets clients tell class counts, and similarities of frozen backbones')
     return " · ".join(filter(None, texts))
 
 

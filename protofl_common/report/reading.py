@@ -2,6 +2,7 @@
 
 import json
 import tomllib
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -51,7 +52,6 @@ class Run:
         self.client_prototypes = _vectors(sent, "means")
         at_the_end = _vectors(folder / "prototypes.safetensors", "means")
         self.global_prototypes = _vectors(sent, "global-means", "global-labels") or at_the_end
-        self.test_features = _vectors(folder / "test-features.safetensors", "features")
         self.audit = _audit(folder / AUDIT)  # what `protofl audit` found, if it was asked
         self.inversions = _inversions(folder / INVERSION)  # images [n, 3, channels, H, W], and what of
         self.compared = compared(folder.resolve(), baselines) if baselines else []
@@ -96,32 +96,24 @@ class Run:
 
 
 def _audit(file: Path) -> list[dict[str, Any]]:
-    try:
+    with suppress(OSError, ValueError):
         findings = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return []
-    return findings if isinstance(findings, list) else []
+        return findings if isinstance(findings, list) else []
+    return []
 
 
 def _inversions(file: Path) -> tuple[list[dict[str, Any]], NDArray[np.uint8]] | None:
-    try:
-        with safe_open(file, framework="numpy") as opened:
-            return json.loads(opened.metadata()["rows"]), opened.get_tensor("images")
-    except (OSError, SafetensorError):
-        return None
+    with suppress(OSError, SafetensorError), safe_open(file, framework="numpy") as opened:
+        return json.loads(opened.metadata()["rows"]), opened.get_tensor("images")
+    return None
 
 
 def _vectors(path: Path, name: str, labels_name: str = "labels") -> Vectors | None:
-    try:
-        with safe_open(path, framework="numpy") as file:
-            names, facts = set(file.keys()), dict(file.metadata() or {})
-            if not {name, labels_name} <= names:
-                return None
+    with suppress(OSError, SafetensorError), safe_open(path, framework="numpy") as file:
+        names, facts = set(file.keys()), dict(file.metadata() or {})
+        if {name, labels_name} <= names and len(labels := file.get_tensor(labels_name)):
             values = file.get_tensor(name).astype(np.float64)
-            labels = file.get_tensor(labels_name)
             owners = file.get_tensor("owners") if "owners" in names and labels_name == "labels" else labels * 0
-    except (OSError, SafetensorError):
-        return None
-    if not len(labels):
-        return None
-    return Vectors(values, labels, owners, tuple(json.loads(facts.get("sites", "[]"))), int(facts.get("round", 0)))
+            sites, number = tuple(json.loads(facts.get("sites", "[]"))), int(facts.get("round", 0))
+            return Vectors(values, labels, owners, sites, number)
+    return None

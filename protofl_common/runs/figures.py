@@ -15,9 +15,11 @@ from protofl_common.runs.metrics import human_bytes, in_percent
 MEASURES = {"mean": "mean", "weighted": "by samples", "worst-10%": "worst 10 %", "std": "std"}  # over clients -> head
 IN_LATEX = str.maketrans(
     {character: rf"\{character}" for character in "&%$#_{}"}
-    | {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": "$<$", ">": "$>$"}
-    | {"±": r"$\pm$", "×": r"$\times$", "−": "$-$", "≥": r"$\geq$", "≤": r"$\leq$", "–": "--", "…": r"\ldots{}"}
+    | {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "[": "{[}", "*": "{*}"}
+    | {"<": "$<$", ">": "$>$", "±": r"$\pm$", "×": r"$\times$", "−": "$-$", "≥": r"$\geq$", "≤": r"$\leq$"}
+    | {"–": "--", "…": r"\ldots{}"}
 )
+"""A row may not begin with [ or *, which would be an option of the row's end before."""
 HIDDEN = "Over all sites' samples together, also as the mean: secure aggregation hides single sites."
 """Beside figures that are no more than a mean over all samples."""
 

@@ -32,7 +32,7 @@ class Metrics(Callback):
     """Writes the rows as the run goes on; after a resumption it drops those of rounds that do not count."""
 
     def __init__(self, run: Run) -> None:
-        if not run.start.resumed:
+        if not run.start.run_history.earlier:
             return
         start, rounds, path = run.start, run.settings.run.rounds, run.folder / METRICS
         if not path.exists() or path.stat().st_size < start.metrics_bytes:
@@ -104,15 +104,14 @@ def _without_empty(row: Row) -> Row:
 def _summary(run: Run, final: RoundRow) -> Summary:
     rounds = [row for row in run.rows if row["kind"] == "round"]
     sizes, lost, _ = totals(run.rows)
+    cards = run.federation.cards.items()
+    versions = {"protofl": code_version(), "python": platform.python_version()}
     spent: Summary = {"epsilon": final["epsilon"]} if "epsilon" in final else {}  # type: ignore[typeddict-item]
     return spent | {
         "algorithm": run.strategy.row.title,
         "dataset": run.settings.data.dataset,
         "partition": run.settings.data.partition,
-        "clients": {
-            name: {"arch": card.arch, "domain": card.domain, "parameters": card.parameters}
-            for name, card in run.strategy.federation.cards.items()
-        },
+        "clients": {site: {"arch": of.arch, "domain": of.domain, "parameters": of.parameters} for site, of in cards},
         "rounds": len(rounds),
         "accuracy": final["accuracy"],
         "best-accuracy": {kind: best for kind in final["accuracy"] if (best := best_of(run.rows, kind))},
@@ -129,11 +128,7 @@ def _summary(run: Run, final: RoundRow) -> Summary:
         "resumed-after-rounds": [last for _, last in run.start.run_history.earlier],
         "seconds": time.monotonic() - run.began,
         "seconds-per-round": sum(row["seconds"]["total"] for row in rounds) / max(1, len(rounds)),
-        "versions": {
-            "protofl": code_version(),
-            "python": platform.python_version(),
-            **{name: version(name) for name in ("flwr", "torch", "numpy")},
-        },
+        "versions": versions | {name: version(name) for name in ("flwr", "torch", "numpy")},
         "commit": commit(),
         "machine": machine(),
         "settings": to_run_config(run.settings),

@@ -29,7 +29,10 @@ def check_fit(settings: Settings, cards: Cards, divided_among: int = 0) -> None:
     classes = "set `classes` to the class names in label order"
     must_agree("classes", cards, lambda card: ", ".join(card.classes), classes)
     if one_model:
-        _check_known(settings, cards)
+        named = {*ARCHITECTURES, settings.model.arch, *members_of(settings.model.models)}
+        if own := next((name for name, card in cards.items() if card.arch not in named), ""):
+            network = f"{own} has a network of its own, {cards[own].arch}; {algo} averages weights"
+            raise FederationError(f"{network}: name it in the run's `models`")
         hint = f"{algo} averages weights and needs one architecture on all sites"
         must_agree("arch", cards, lambda card: card.arch, hint)
     if one_model or len({card.weights for card in cards.values()}) > 1:
@@ -48,18 +51,8 @@ def check_division(settings: Settings, cards: Cards, before: int = 0) -> None:
     must_agree("num-partitions", dividing, lambda card: str(card.num_partitions), hint)
     now = next(iter(dividing.values())).num_partitions
     if before and now != before:
-        raise FederationError(
-            f"resume = true: the run's data are divided among {before} clients, not {now}; in simulation give "
-            f"--federation-config 'num-supernodes={before}' (protofl run --clients {before})"
-        )
-
-
-def _check_known(settings: Settings, cards: Cards) -> None:
-    named = {*ARCHITECTURES, settings.model.arch, *members_of(settings.model.models)}
-    for name, card in cards.items():
-        if card.arch not in named:
-            own = f"{name} has a network of its own, {card.arch}; {settings.run.algo} averages weights"
-            raise FederationError(f"{own}: name it in the run's `models`")
+        how = f"in simulation give --federation-config 'num-supernodes={before}' (protofl run --clients {before})"
+        raise FederationError(f"resume = true: the run's data are divided among {before} clients, not {now}; {how}")
 
 
 def must_agree(what: str, cards: Mapping[str, Any], value_of: Callable[[Any], str], hint: str) -> None:

@@ -1,5 +1,6 @@
 """Federations under differential privacy: what is sent, what it costs, and where the account stands."""
 
+import csv
 import json
 import re
 from dataclasses import replace
@@ -260,6 +261,10 @@ def test_a_run_spends_its_epsilon_and_says_so(tmp_path: Path) -> None:
     (figure,) = spent_on_page(Run(outcome.folder))
     assert "ε of the client that the run costs most" in figure.caption
     assert "<path" in figure.svg
+    heads, *_, last = csv.reader(figure.data.splitlines(), "excel-tab")
+    for kind, figures in outcome.summary["accuracy"].items():
+        shown = float(dict(zip(heads, last, strict=True))[f"{kind}, mean (test accuracy, %)"])
+        assert shown == pytest.approx(100 * figures["mean"], rel=1e-5)
     assert "ε in a line is that of the client that the run costs most" in str(protections(outcome.summary["settings"]))
     ledgers = list(outcome.folder.glob("clients/*/privacy.json"))
     assert len(ledgers) == 2

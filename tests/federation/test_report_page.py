@@ -32,9 +32,7 @@ def run(folder: Path, clients: int, **settings: Any) -> Outcome:
 def fedtgp(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
     """Clients with three classes each, one of which sends rubbish from the second round on."""
     data = {"dataset": "digits", "partition": "pathological", "classes_per_client": 3, "fedtgp__server_epochs": 5}
-    config = run_config(
-        tmp_path_factory.mktemp("fedtgp"), **SMALL | data, algo="fedtgp", rounds=3, statistics="features"
-    )
+    config = run_config(tmp_path_factory.mktemp("fedtgp"), **SMALL | data, algo="fedtgp", rounds=3)
     rubbish = scaled(1e9)
     return run_federation(config, 4, by({1003: lambda m, r: rubbish(m, r) if m.metadata.group_id != "1" else r}))
 
@@ -89,11 +87,9 @@ def test_fedtgp_has_every_section_that_a_run_of_prototypes_can_have(fedtgp: Outc
         "distribution",
         "margins-by-class",
         "prototypes-map",
-        "features-map",
         "time-of-a-round",
     ]
     assert "The first two principal components of the prototypes after round 3" in page.figures["prototypes-map"]
-    assert "t-SNE of 160 test samples' features" in page.figures["features-map"]
 
 
 def test_its_numbers_are_the_runs(fedtgp: Outcome) -> None:
@@ -106,6 +102,11 @@ def test_its_numbers_are_the_runs(fedtgp: Outcome) -> None:
         wanted = [np.mean(shares), final["accuracy"][kind]["weighted"], worst, worst, worst_40, best, np.std(shares)]
         assert cells[:7] == [f"{100 * value:.2f}" for value in wanted]
         assert cells[7] == f"{np.var(100 * np.array(shares)):.1f}"
+    heads, *_, last = page.data["accuracy-curves"]
+    for kind, figures in final["accuracy"].items():
+        for name, label in (("mean", "mean"), ("worst-10%", "worst 10 %")):
+            shown = dict(zip(heads, last, strict=True))[f"{kind}, {label} (test accuracy, %)"]
+            assert shown == f"{100 * figures[name]:.6g}"
     text = "\n".join(page.texts)
     for way in ("up", "down"):
         assert human_bytes(fedtgp.summary["bytes"][way]) in text
@@ -140,8 +141,6 @@ def test_its_last_prototypes_are_kept_for_the_map(fedtgp: Outcome) -> None:
     assert np.array_equal(kept["global-means"], merged["means"])
     page = read(fedtgp)
     assert page.marks("prototypes-map")[:2] == [len(kept["labels"]), len(merged["labels"])]
-    told = load_file(fedtgp.folder / "test-features.safetensors")
-    assert page.marks("features-map") == [len(told["labels"])]
 
 
 def test_who_has_which_training_samples(fedtgp: Outcome) -> None:
@@ -165,7 +164,6 @@ def test_who_was_refused_is_told_with_the_reason(fedtgp: Outcome) -> None:
 def test_fedplvm_tells_prototypes_per_class(fedplvm: Outcome) -> None:
     page = read(fedplvm)
     assert {"accuracy-of-domains", "prototype-numbers"} <= set(page.figures)
-    assert "features-map" not in page.figures
     heads, *rounds = page.data["prototype-numbers"]
     shown = dict(zip(heads, rounds[-1], strict=True))
     for site, (_, labels) in sent(fedplvm, 3).items():

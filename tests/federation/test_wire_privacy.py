@@ -239,7 +239,7 @@ def test_every_byte_of_every_reply_is_declared(algo: str, tmp_path: Path) -> Non
 # -- and so is every byte of every record under every protection -------------------------------------------------------
 
 ASKED: dict[str, dict[str, Any]] = {
-    "nothing": {"statistics": "features", "keep_best": True, "baselines": "local"},
+    "nothing": {"statistics": "summary", "keep_best": True, "baselines": "local"},
     "validation": {"validation_fraction": 0.3, "metrics": "auc,recall", "min_class_samples": 3},
     "masks": {"secagg": True},
     "noise": {"dp": "sample", "dp_epsilon": 50.0, "norm": "group", "validation_fraction": 0.3},
@@ -401,11 +401,6 @@ def test_a_client_without_a_class_of_enough_samples_says_so_at_once(tmp_path: Pa
         unequal(tmp_path, "fedproto", 999)
 
 
-def test_features_of_single_samples_are_not_told_where_classes_must_have_several(tmp_path: Path) -> None:
-    client = client_of(run_config(tmp_path, statistics="features", min_class_samples=2))
-    assert statistics_level(client) == "none"
-
-
 def test_the_similarity_of_backbones_says_nothing_of_small_classes(tmp_path: Path) -> None:
     """It is the same where a sample of one small class is of another."""
     facts = {"dataset": "digits", "partition": "dirichlet", "alpha": 0.5, "total_samples": 150, "train_samples": 0}
@@ -458,14 +453,11 @@ def test_no_figure_of_few_samples_leaves_and_the_run_does_without(least: int, tm
 # -- what is told for the report, and by whom --------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("level", ["summary", "features"])
 @pytest.mark.parametrize("algo", ["fedtgp", "fedpcl", "fedplvm", "local"])
-def test_an_statistics_is_told_once_after_the_last_round_and_has_what_its_level_says(
-    algo: str, level: str, tmp_path: Path
-) -> None:
+def test_statistics_are_told_once_after_the_last_round(algo: str, tmp_path: Path) -> None:
     """The training replies are those of a run without: FedTGP's hold no counts."""
-    arrays = (*STATISTICS[level], *(("similarity",) if algo == "fedpcl" else ()))
-    outcome = federation(tmp_path, algo, statistics=level)
+    arrays = (*STATISTICS["summary"], *(("similarity",) if algo == "fedpcl" else ()))
+    outcome = federation(tmp_path, algo, statistics="summary")
     assert_private(outcome, tmp_path, algo, arrays)
     assert not any(outcome.summary["trouble"].values())
     finals = outcome.exchanged(MessageType.EVALUATE)
@@ -476,9 +468,6 @@ def test_an_statistics_is_told_once_after_the_last_round_and_has_what_its_level_
         (record,) = [item for item in recorddict_to_proto(reply.content).items if item.key == "statistics"]
         told = arrays_anew(record.array_record)[1]
         assert told["counts"].tolist() == np.bincount(data.train_labels, minlength=10).tolist()
-        if level == "features":
-            assert told["features"].shape == (min(200, len(data.test_labels)), 64)
-            assert (np.bincount(told["labels"], minlength=10) <= np.bincount(data.test_labels, minlength=10)).all()
         if algo == "fedpcl":
             assert told["similarity"].shape == (3,)
 
@@ -486,9 +475,9 @@ def test_an_statistics_is_told_once_after_the_last_round_and_has_what_its_level_
 @pytest.mark.parametrize(
     ("node", "asked", "told"),
     [
-        ({"data-dir": "/srv/ours"}, "features", ()),
-        ({"statistics": False}, "features", ()),
-        ({"data-dir": "/srv/ours", "statistics": False}, "features", ()),
+        ({"data-dir": "/srv/ours"}, "summary", ()),
+        ({"statistics": False}, "summary", ()),
+        ({"data-dir": "/srv/ours", "statistics": False}, "summary", ()),
         ({"data-dir": "/srv/ours", "statistics": True}, "summary", STATISTICS["summary"]),
         ({"statistics": True}, "none", ()),
     ],
@@ -505,21 +494,21 @@ def test_a_site_with_data_of_its_own_and_one_that_refuses_tell_nothing(
 @pytest.mark.parametrize(
     ("node", "partition", "told"),
     [
-        ({"partition-id": 0, "num-partitions": 3}, "iid", "features"),
+        ({"partition-id": 0, "num-partitions": 3}, "iid", "summary"),
         ({"site-name": "north", "domain": "photo"}, "own", "none"),
         ({"site-name": "north"}, "own", "none"),
         ({"partition-id": 0, "num-partitions": 3}, "own", "none"),
-        ({"site-name": "north", "statistics": True}, "own", "features"),
+        ({"site-name": "north", "statistics": True}, "own", "summary"),
     ],
 )
 def test_what_counts_as_data_of_its_own(node: dict[str, Any], partition: str, told: str, tmp_path: Path) -> None:
-    config = run_config(tmp_path, statistics="features", partition=partition)
+    config = run_config(tmp_path, statistics="summary", partition=partition)
     assert statistics_level(client_of(config, **node)) == told
 
 
 def test_statistics_of_a_node_must_be_true_or_false(tmp_path: Path) -> None:
-    node = {"partition-id": 0, "num-partitions": 3, "statistics": "features"}
-    with pytest.raises(SettingsError, match="node-config: statistics = 'features' must be true or false"):
+    node = {"partition-id": 0, "num-partitions": 3, "statistics": "summary"}
+    with pytest.raises(SettingsError, match="node-config: statistics = 'summary' must be true or false"):
         client_of(run_config(tmp_path), **node)
 
 

@@ -52,12 +52,8 @@ SITE = {
     "real": bool,
 }
 
-STATISTICS: dict[str, tuple[str, ...]] = {
-    "none": (),
-    "summary": ("counts",),
-    "features": ("counts", "features", "labels"),
-}
-"""Arrays of the record ``statistics`` of the final evaluation, by level; with frozen backbones ``similarity`` too."""
+STATISTICS: dict[str, tuple[str, ...]] = {"none": (), "summary": ("counts",)}
+"""Arrays of the record ``statistics`` of the final evaluation, by setting; with frozen backbones ``similarity`` too."""
 
 
 def report_names(algo: str, training: bool, metrics: tuple[str, ...] = ()) -> set[str]:

@@ -154,8 +154,6 @@ def write_prototypes(folder: Path, sites: list[str], classes: list[str], rounds:
     }
     told = {"sites": json.dumps(sites), "round": str(rounds)}
     save_file(arrays, folder / "client-prototypes.safetensors", metadata=told)
-    features = {"features": arrays["means"], "labels": labels, "owners": arrays["owners"]}
-    save_file(features, folder / "test-features.safetensors", metadata=told)
     known = {
         site: {"arch": "cnn4", "domain": "", "train-classes": rng.integers(0, 50, number).tolist(), **facts}
         for site in sites

@@ -96,8 +96,8 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("pages")
     mixed = {"dataset": "digits", "partition": "dirichlet", "alpha": 0.3, "train_samples": 0}
     runs = {
-        "fedtgp": (20, {"rounds": 4, "statistics": "features", "fedtgp__server_epochs": 10, **mixed}),
-        "fedplvm": (4, {"rounds": 3, "statistics": "features", "test_samples": 60}),
+        "fedtgp": (20, {"rounds": 4, "fedtgp__server_epochs": 10, **mixed}),
+        "fedplvm": (4, {"rounds": 3, "test_samples": 60}),
         "fedpcl": (5, {"rounds": 2, "statistics": "summary", "test_samples": 60}),
     }
     found = {}

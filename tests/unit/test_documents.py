@@ -80,3 +80,5 @@ def test_every_mutant_is_of_a_line_that_is_there() -> None:
     assert [one.name for one in MUTANTS if one.line not in (ROOT / one.file).read_text("utf-8")] == []
     paths = {word for one in MUTANTS for word in one.tests.split() if "/" in word}
     assert [path for path in paths if not (ROOT / path).exists()] == []
+    for path, word in (one.tests.split(" -k ") for one in MUTANTS if " -k " in one.tests):
+        assert re.search(rf"def test_\w*{word}", (ROOT / path).read_text("utf-8")), f"{path} has no test of {word}"

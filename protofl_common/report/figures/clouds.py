@@ -1,6 +1,6 @@
 """Who has which training samples (FedTGP, Figures 7 to 11); prototypes: margins, maps, and images made from them.
 
-A map is a t-SNE (van der Maaten and Hinton, 2008; FedTGP, Figures 5 and 6) of few enough points, at random, that the
+A map is a t-SNE (van der Maaten and Hinton, 2008; FedTGP, Figure 5) of few enough points, at random, that the
 page is drawn in seconds; all is seeded. So few points as a t-SNE says nothing of lie by their principal components.
 """
 
@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from protofl_common.report.figures import drawing as plot
-from protofl_common.report.reading import Floats, Ints, Run, Vectors
+from protofl_common.report.reading import Floats, Ints, Run
 
 CLASS_COLOURS = (*plot.COLOURS[:6], "#C9B400", "#7F7F7F", "#8C510A", "#7E5BBF")
 MOST_CLIENTS = 100  # of a heat map; with more it shows the first ones
@@ -67,7 +67,10 @@ def prototypes(run: Run) -> Iterator[plot.Drawing]:
         f"{method} of the prototypes{f' after round {own.round}' if own.round else ''} (FedTGP, Figure 5): a circle "
         f"for each client and class, a triangle for each global prototype, coloured and named by class.{some}"
     )
-    owners, classes = [*_owners(own, shown), *["global"] * len(chosen)], np.concatenate([labels, merged_labels])
+    owners = [own.sites[owner] if owner < len(own.sites) else "" for owner in own.owners[shown].tolist()]
+    (x, y), classes = places.T.tolist(), np.concatenate([labels, merged_labels]).tolist()
+    columns = {"of": [*owners, *["global"] * len(chosen)], "class": [run.class_name(label) for label in classes]}
+    columns |= {"x (no unit)": x, "y (no unit)": y}
     with plot.canvas(plot.WIDTH, 4.3) as (figure, axes):
         clients, server = places[: len(shown)], places[len(shown) :]
         axes.scatter(*clients.T, s=16, c=_colours(labels), alpha=0.75, linewidths=0, label="client prototypes")
@@ -75,25 +78,7 @@ def prototypes(run: Run) -> Iterator[plot.Drawing]:
         axes.scatter(*server.T, s=60, c=_colours(merged_labels), **look)
         _name_classes(run, axes, server, merged_labels)
         figure.legend(loc="outside lower center", ncols=2)
-        columns = _columns(run, places, owners, classes)
         yield plot.draw(figure, "prototypes-map", "Prototypes of clients and server", caption, columns)
-
-
-def test_features(run: Run) -> Iterator[plot.Drawing]:
-    if (features := run.test_features) is None or len(features.labels) < 5:
-        return
-    shown = _chosen(features.labels, MOST_POINTS)
-    labels, (places, method) = features.labels[shown], _map(features.values[shown])
-    present, clients = np.unique(labels), len(np.unique(features.owners))
-    caption = (
-        f"{method} of {len(shown)} test samples' features from {clients} clients (FedTGP, Figure 6), coloured by class "
-        "and named at the median of each."
-    )
-    with plot.canvas(plot.WIDTH, 4.3) as (figure, axes):
-        axes.scatter(*places.T, s=11, c=_colours(labels), alpha=0.8, linewidths=0)
-        _name_classes(run, axes, np.array([np.median(places[labels == label], axis=0) for label in present]), present)
-        columns = _columns(run, places, _owners(features, shown), labels)
-        yield plot.draw(figure, "features-map", "Test features", caption, columns)
 
 
 def inversions(run: Run) -> Iterator[plot.Drawing]:
@@ -141,16 +126,6 @@ def _map(values_ND: Floats) -> tuple[Floats, str]:
     spread = float(np.abs(values_ND).max()) or 1.0
     method = TSNE(perplexity=perplexity, init=start, max_iter=500, random_state=SEED)
     return np.asarray(method.fit_transform((values_ND / spread).astype(np.float32))), "t-SNE"
-
-
-def _columns(run: Run, places_N2: Floats, owners: list[str], labels: Ints) -> dict[str, list[Any]]:
-    x, y = places_N2.T.tolist()
-    classes = [run.class_name(label) for label in labels.tolist()]
-    return {"of": owners, "class": classes, "x (no unit)": x, "y (no unit)": y}
-
-
-def _owners(vectors: Vectors, shown: Ints) -> list[str]:
-    return [vectors.sites[owner] if owner < len(vectors.sites) else "" for owner in vectors.owners[shown].tolist()]
 
 
 def _chosen(labels: Ints, most: int) -> Ints:

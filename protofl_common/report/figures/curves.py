@@ -16,31 +16,27 @@ MOST_ROWS = 200  # clients of a heat map; with more it shows the first ones
 
 
 def means(run: Run) -> Iterator[plot.Drawing]:
-    if not run.last:
+    if not (rows := [row for row in run.rows if row["accuracy"]]):
         return
-    with plot.canvas() as (figure, axes):
-        for index, kind in enumerate(run.last):
-            rows, colour = run.evaluations(kind), plot.COLOURS[index]
-            for name, label, dashes in (("mean", "mean", "-"), ("worst-10%", "worst 10 %", "--")):
-                if name in rows[-1]["accuracy"][kind]:  # with secure aggregation there is only a mean
-                    values = [100 * row["accuracy"][kind][name] for row in rows]
-                    look = {"color": colour, "label": f"{kind}, {label}", **plot.markers(index, len(rows))}
-                    axes.plot(_rounds(rows), values, dashes, **look)
-            if validated := [row for row in rows if kind in row.get("validation", {})]:
-                values = [100 * row["validation"][kind]["mean"] for row in validated]
-                axes.plot(_rounds(validated), values, ":", color=colour, label=f"{kind}, validation")
-        validation = any("validation" in row for row in run.rows)
-        axes.set_ylabel("accuracy, %" if validation else "test accuracy, %")
-        plot.round_axis(axes)
-        plot.legend_below(axes)
-        ways = " and ".join(f"“{kind}” by {MEANING[kind]}" for kind in run.last)
-        worst = "" if run.hides_clients else "; dashed: the mean of the worst tenth of the clients"
-        caption = (
-            f"Test accuracy over the clients: {ways}. Solid: the mean{worst}. "
-            "Measured with what the clients received, after the round that stands below."
-        )
-        caption += " Dotted: the mean on the clients' validation data." if validation else ""
-        yield plot.draw(figure, "accuracy-curves", "Mean and worst clients", caption)
+    lines = {}
+    for kind in run.last:
+        for name, label in (("mean", "mean"), ("worst-10%", "worst 10 %")):
+            if name in run.last[kind]["accuracy"][kind]:  # with secure aggregation there is only a mean
+                lines[f"{kind}, {label}"] = _percents(row["accuracy"].get(kind, {}).get(name) for row in rows)
+        if any(kind in row.get("validation", {}) for row in rows):
+            validation = (row.get("validation", {}).get(kind, {}).get("mean") for row in rows)
+            lines[f"{kind}, validation"] = _percents(validation)
+    ways = " and ".join(f"“{kind}” by {MEANING[kind]}" for kind in run.last)
+    worst = "" if run.hides_clients else ", and that of the worst tenth"
+    measured = "Measured with what the clients received, after the round that stands below."
+    caption = f"Test accuracy over the clients, {ways}: the mean{worst}. {measured}"
+    caption += " Validation: the mean on their validation data." if any("validation" in row for row in rows) else ""
+    title, unit = "Mean and worst clients", "test accuracy, %"
+    yield plot.line_chart("accuracy-curves", title, caption, _rounds(rows), lines, unit)
+
+
+def _percents(shares: Iterable[float | None]) -> list[float]:
+    return [math.nan if share is None else 100 * share for share in shares]
 
 
 def of_domains(run: Run) -> Iterator[plot.Drawing]:
@@ -142,23 +138,17 @@ def time(run: Run) -> Iterator[plot.Drawing]:
 
 def spent(run: Run) -> Iterator[plot.Drawing]:
     after = {row["round"]: row["epsilon"] for row in run.rounds if "epsilon" in row}
-    if not after:
-        return
-    with plot.canvas() as (figure, axes):
-        for index, kind in enumerate(run.last):
-            rows = [row for row in run.evaluations(kind) if row["evaluated-after-round"] in after]
-            epsilons = [after[row["evaluated-after-round"]] for row in rows]
-            means = [100 * row["accuracy"][kind]["mean"] for row in rows]
-            axes.plot(epsilons, means, label=f"{kind}, mean", **plot.line_style(index, len(rows)))
-        axes.set_xlabel("ε spent")
-        axes.set_ylabel("test accuracy, %")
-        plot.legend_below(axes)
+    if rows := [row for row in run.rows if row["accuracy"] and row["evaluated-after-round"] in after]:
+        shares = {kind: [row["accuracy"].get(kind, {}).get("mean") for row in rows] for kind in run.last}
+        lines = {f"{kind}, mean": _percents(of_kind) for kind, of_kind in shares.items()}
+        epsilons = [after[row["evaluated-after-round"]] for row in rows]
         caption = (
             "What each evaluation's model has cost: ε of the client that the run costs most, as if it took part in "
             "every round. With a budget for all rounds, fewer rounds need less noise: the curve is no forecast "
             "of a run with a smaller budget."
         )
-        yield plot.draw(figure, "accuracy-against-epsilon", "Accuracy for privacy spent", caption)
+        name, title = "accuracy-against-epsilon", "Accuracy for privacy spent"
+        yield plot.line_chart(name, title, caption, epsilons, lines, "test accuracy, %", "ε spent")
 
 
 def _rounds(rows: list[RoundRow]) -> list[int]:

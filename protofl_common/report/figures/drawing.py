@@ -65,7 +65,7 @@ def canvas(width: float = WIDTH, height: float = HEIGHT) -> Iterator[tuple[Any, 
 
 
 def draw(figure: Any, name: str, title: str, caption: str, columns: Columns | None = None) -> Drawing:
-    """The figure as SVG in HTML, with ids of its own and no outside references; ``columns``: its data, or its lines."""
+    """The figure as SVG in HTML, with ids of its own and no outside references; ``columns``: its data."""
     for part in (figure, *figure.axes):
         part.patch.set_alpha(0)
     figure.get_layout_engine().execute(figure)  # here once, or `savefig` draws all twice for it
@@ -85,27 +85,29 @@ def draw(figure: Any, name: str, title: str, caption: str, columns: Columns | No
         body = re.sub(old, new, body)
     alt = escape(f"{title}. {caption}", quote=True)
     svg = f'<svg viewBox="{box}" role="img" aria-label="{alt}">{body}'
-    shown = columns or _of_lines(figure.axes[0])
-    rows = [list(shown), *zip(*shown.values(), strict=True)]
+    rows = [list(columns), *zip(*columns.values(), strict=True)] if columns else []
     return Drawing(name, title, caption, svg, as_csv((map(_cell, row) for row in rows), "excel-tab"))
 
 
 def line_chart(
-    name: str, title: str, caption: str, rounds: Sequence[int], lines: Lines, unit: str, below: str = "after round"
+    name: str, title: str, caption: str, places: Sequence[float], lines: Lines, unit: str, below: str = "after round"
 ) -> Drawing:
-    """A line per name over the rounds; wide ranges on a logarithmic axis."""
+    """A line per name over rounds, or other places; losses and times of wide range on a logarithmic axis."""
     with canvas() as (figure, axes):
         for index, (label, values) in enumerate(lines.items()):
-            axes.plot(rounds, values, label=label, **line_style(index, len(rounds)))
+            axes.plot(places, values, label=label, **line_style(index, len(places)))
         positive = [value for values in lines.values() for value in values if value > 0]
-        if positive and max(positive) > 50 * min(positive):
+        if unit in ("loss", "seconds") and positive and max(positive) > 50 * min(positive):
             axes.set_yscale("log")
             axes.yaxis.set_major_formatter("{x:g}")  # the default is a formula, which our figures do not typeset
             axes.yaxis.set_minor_formatter("")
-        axes.set_ylabel(unit)
-        round_axis(axes, below)
-        legend_below(axes)
-        return draw(figure, name, title, caption)
+        axes.set(xlabel=below, ylabel=unit)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=below.endswith("round"), nbins=8))
+        many = 3 if max(map(len, lines)) <= 16 else 2
+        names = [short(label, int(14 * WIDTH) // many) for label in lines]
+        figure.legend(axes.lines, names, loc="outside lower center", ncols=many)
+        columns = {below: places} | {f"{label} ({unit})": values for label, values in lines.items()}
+        return draw(figure, name, title, caption, columns)
 
 
 def heat_map(
@@ -125,13 +127,6 @@ def heat_map(
         return draw(figure, name, title, caption, {below: columns} | cells)
 
 
-def _of_lines(axes: Any) -> Columns:
-    unit, drawn = axes.get_ylabel(), axes.lines
-    lines = [(f"{line.get_label()} ({unit})", dict(zip(*line.get_data(), strict=True))) for line in drawn]
-    places = sorted({place for _, line in lines for place in line})
-    return {axes.get_xlabel(): places} | {name: [line.get(place, math.nan) for place in places] for name, line in lines}
-
-
 def _cell(value: object) -> str:
     """Blank for NaN. Names come from clients: none is a formula of the spreadsheet."""
     if isinstance(value, float):
@@ -140,31 +135,11 @@ def _cell(value: object) -> str:
     return f"'{text}" if text.startswith(("=", "+", "-", "@")) else text
 
 
-def as_file(drawing: Drawing) -> str:
-    begin = '<svg xmlns="http://www.w3.org/2000/svg" style="color:#222;background:#fff" '
-    return drawing.svg.replace("<svg ", begin, 1)
-
-
 def line_style(index: int, points: int) -> dict[str, Any]:
     """Colour, dashes and, for few points, a marker of the ``index``-th line."""
     dashes = DASHES[(index // len(COLOURS) + index) % len(DASHES)]
-    return {"color": COLOURS[index % len(COLOURS)], "linestyle": dashes, **markers(index, points)}
-
-
-def markers(index: int, points: int) -> dict[str, Any]:
-    return {"marker": MARKERS[index % len(MARKERS)], "markevery": max(1, points // 12)} if points <= 60 else {}
-
-
-def legend_below(axes: Any) -> None:
-    handles, names = axes.get_legend_handles_labels()
-    columns = 3 if max(map(len, names)) <= 16 else 2
-    longest = int(14 * axes.figure.get_figwidth()) // columns
-    axes.figure.legend(handles, [short(name, longest) for name in names], loc="outside lower center", ncols=columns)
-
-
-def round_axis(axes: Any, label: str = "after round") -> None:
-    axes.set_xlabel(label)
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8))
+    marks = {"marker": MARKERS[index % len(MARKERS)], "markevery": max(1, points // 12)} if points <= 60 else {}
+    return {"color": COLOURS[index % len(COLOURS)], "linestyle": dashes, **marks}
 
 
 def short(text: str, longest: int = 14) -> str:

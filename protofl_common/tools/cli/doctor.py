@@ -3,9 +3,8 @@
   protofl doctor
   protofl doctor dataset=image-folder data-dir=photos device=cuda --clients 20      # as for protofl run
   protofl doctor --recipe mine.toml                                                 # is every setting right?
-  protofl doctor --port 8000 --port 9094                                            # ports that shall be free
 
-It looks at versions, PyTorch, memory, cores, ports, folders, data and processes that are left. Data of your own are
+It looks at versions, PyTorch, memory, cores, folders, data and processes that are left. Data of your own are
 read, and stay in the cache for the run. It starts nothing, and writes nothing else but an empty file, for a moment,
 into folders that runs write to. protofl site check is for machines with data of their own.
 """
@@ -13,7 +12,6 @@ into folders that runs write to. protofl site check is for machines with data of
 import argparse
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
@@ -44,14 +42,11 @@ def describe(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("settings", nargs="*", metavar="KEY=VALUE", help="settings of the run that shall work")
     parser.add_argument("--recipe", metavar="NAME", help="a TOML file, or one of configs/recipes, below these")
     parser.add_argument("--clients", type=int, default=CLIENTS, metavar="N", help="its clients")
-    parser.add_argument("--port", type=int, action="append", default=[], metavar="N", help="a port that shall be free")
     add_allow_python(parser, "the recipe")
     add_json(parser)
 
 
 def act(arguments: argparse.Namespace) -> int:
-    if odd := [port for port in arguments.port if not 0 < port < 2**16]:
-        raise SettingsError(f"--port {odd[0]}: must be from 1 to 65535")
     if arguments.clients < 1:
         raise SettingsError(f"--clients {arguments.clients}: must be at least 1")
     arguments.settings = read_recipe(arguments.recipe).settings | read_assignments(arguments.settings)
@@ -122,18 +117,6 @@ def _cores(asked: argparse.Namespace) -> Found:
     yield FACT, f"{usable} of {cores} cores", ""
 
 
-def _ports(asked: argparse.Namespace) -> Found:
-    for port in asked.port:
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind(("", port))
-                yield FACT, f"{port}: free", ""
-            except OSError as error:
-                cure = f"another port, or end what `ss -ltnp 'sport = :{port}'` shows"
-                yield WRONG, f"{port}: {error.strerror}", cure
-
-
 def _folders(asked: argparse.Namespace) -> Found:
     settings = default_run_config() | asked.settings
     cache = cache_root(Settings.from_run_config(default_run_config() | {"cache-dir": settings["cache-dir"]}).data)
@@ -182,4 +165,4 @@ def _processes(asked: argparse.Namespace) -> Found:
     yield FACT, f"{len(listed.splitlines())} looked at", ""
 
 
-CHECKS = (_versions, _torch, _memory, _cores, _ports, _folders, _settings, _processes)
+CHECKS = (_versions, _torch, _memory, _cores, _folders, _settings, _processes)

@@ -16,6 +16,7 @@ clients' validation data and other seeds (OUT/trials); then the best ones run wi
 
 import argparse
 import json
+import re
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
@@ -73,9 +74,11 @@ def act(arguments: argparse.Namespace) -> int:
     out, console = Path(arguments.out), Console(stderr=arguments.json)
     runs = Runs(out / "runs", arguments.keep_models)
     trials = Runs(out / "trials", patience=-1) if arguments.search else None
-    if trials:
-        for table, cells in planned:
+    for table, cells in planned:
+        if trials:
             check_search(table, cells)
+        elif table.trials and (out / "trials").is_dir():
+            console.print(f"{table.name}: without --search the settings of {out}/trials do not count", highlight=False)
     if arguments.dry_run:
         show_plan([(table, _searched(table, cells, trials, None)) for table, cells in planned], runs, console)
         return 0
@@ -211,17 +214,13 @@ def _write(table: TableFile, cells: list[Cell], runs: Runs, out: Path, overrides
 
 def _shard(text: str) -> slice:
     """``"3/16"`` -> every 16th from the third on."""
-    number, _, of = text.partition("/")
-    if not (number.isdecimal() and of.isdecimal() and 1 <= int(number) <= int(of)):
+    numbers = re.fullmatch(r"(\d+)/(\d+)", text)
+    if not numbers or not 1 <= int(numbers[1]) <= int(numbers[2]):
         raise SettingsError(f"--shard {text!r}: must be I/N with I from 1 to N, such as 3/16")
-    return slice(int(number) - 1, None, int(of))
+    return slice(int(numbers[1]) - 1, None, int(numbers[2]))
 
 
 def _seeds(text: str) -> tuple[int, ...]:
-    try:
-        seeds = tuple(int(word) for word in text.split(",")) if text else ()
-    except ValueError:
-        seeds = (-1,)
-    if any(seed < 0 for seed in seeds):
+    if not re.fullmatch(r"(\d+(, *\d+)*)?", text):
         raise SettingsError(f"--seeds {text!r}: must be whole numbers of at least 0, such as 1,2,3")
-    return seeds
+    return tuple(int(word) for word in text.split(",") if word)

@@ -183,6 +183,13 @@ def test_terms_are_summed_and_reported_by_name() -> None:
     assert losses["total"] == pytest.approx(losses["a"] + losses["b"], rel=1e-5)
 
 
+@pytest.mark.parametrize("others", [{}, {"a": torch.zeros(())}])
+def test_a_term_that_is_no_single_number_is_named(others: LossTerms) -> None:
+    step = step_of(some_model(), lambda batch: others | {"mine": batch.logits.square().mean(0)}, settings())
+    with pytest.raises(ValueError, match=r"must be a single number, but mine has shape \[\d+\]"):
+        train(step, some_data(), settings(), seed=1)
+
+
 def test_the_same_seed_gives_the_same_model_with_dropout_too() -> None:
     models = [some_model("mnist-cnn") for _ in range(3)]
     for model, seed in zip(models, (4, 4, 5), strict=True):

@@ -239,7 +239,7 @@ def test_a_well_kept_site_has_nothing_to_be_warned_of(site: Path) -> None:
         ([], NODE.replace('"data"', '"nothing"'), "WRONG", "there is none"),
         ([], NODE + " allow-download=true", "warning", "downloads a run may"),
         ([], NODE + ' allow-python="mynets"', "warning", "imported and called: mynets"),
-        ([], NODE + " statistics=true", "warning", "200 test features"),
+        ([], NODE + " statistics=true", "warning", "numbers of samples per class"),
         ([], NODE.replace("fedproto", "all"), "warning", "all weights of the model: fedavg, fedprox"),
         ([], NODE.replace("fedproto", "fedgen"), "warning", "the head weights of the model and how many samples"),
         ([], NODE + ' device="cuda:77"', "WRONG", "device = 'cuda:77': PyTorch cannot use it"),

@@ -380,16 +380,14 @@ def test_counts_have_one_array_and_eight_bytes_a_class() -> None:
         unpack_payload(content, COUNTS, LIMITS, required=True)
 
 
-def test_statistics_are_declared_by_level() -> None:
-    told = ClientStatistics(torch.arange(10), features=torch.randn(2, 3), labels=torch.tensor([1, 2]))
+def test_statistics_are_declared_where_a_run_asks_for_them() -> None:
+    told = ClientStatistics(torch.arange(10))
     assert statistics_declared("none") == {}
     with pytest.raises(ValueError, match="statistics is not declared"):
         pack_payload(Payload(statistics=told), statistics_declared("none"))
-    with pytest.raises(ValueError, match="features is not declared"):
-        pack_payload(Payload(statistics=told), statistics_declared("summary"))
-    declared = statistics_declared("features")
+    declared = statistics_declared("summary")
     got = unpack_payload(pack_payload(Payload(statistics=told), declared), declared, LIMITS, required=True).statistics()
-    assert got.labels.tolist() == [1, 2]
+    assert got.counts.tolist() == list(range(10))
 
 
 @pytest.mark.parametrize(

@@ -2,11 +2,9 @@
 
 import json
 import os
-import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -132,29 +130,9 @@ def test_a_planted_fault_is_found_and_its_cure_named(
     assert status == 1 or level != "wrong"
 
 
-@contextmanager
-def listening() -> Iterator[int]:
-    with socket.socket() as taken:
-        taken.bind(("", 0))
-        taken.listen()
-        yield taken.getsockname()[1]
-
-
-def test_a_port_that_is_taken(capsys: pytest.CaptureFixture[str]) -> None:
-    with listening() as port:
-        status, found = findings(capsys, "--port", str(port))
-        assert status == 1
-        (one,) = [one for one in found if one["topic"] == "ports"]
-        assert one["text"] == f"{port}: Address already in use"
-        assert f"sport = :{port}" in one["cure"]
-    _, found = findings(capsys, "--port", str(port))
-    assert {"level": "ok", "topic": "ports", "text": f"{port}: free", "cure": ""} in found
-
-
-@pytest.mark.parametrize("words", [["--port", "70000"], ["--clients", "0"]])
-def test_a_wrong_number_is_named(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["doctor", *words]) == 1
-    assert f"{words[0]} {words[1]}: must be" in capsys.readouterr().err
+def test_a_wrong_number_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--clients", "0"]) == 1
+    assert "--clients 0: must be" in capsys.readouterr().err
 
 
 def test_what_is_wrong_stands_first_with_its_cure_below(capsys: pytest.CaptureFixture[str]) -> None:

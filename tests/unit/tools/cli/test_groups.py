@@ -11,6 +11,7 @@ import pytest
 from scipy import stats
 
 from protofl_common.config.options import Scalar
+from protofl_common.runs.figures import Table
 from protofl_common.tools.cli import main
 from protofl_common.tools.groups import Estimate, holm
 from tests.support.fakes import write_run
@@ -140,7 +141,7 @@ def test_the_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         ("local", "2", "58", "-2"),
     ]
     svg = figure.read_text(encoding="utf-8")
-    assert svg.startswith('<svg xmlns="http://www.w3.org/2000/svg"')
+    assert 'xmlns="http://www.w3.org/2000/svg"' in svg.partition("<svg ")[2].partition(">")[0]
     assert "local (n = 2)" in svg
     assert "final head worst-10%" in svg
 
@@ -156,6 +157,7 @@ def test_the_files_for_a_paper(tmp_path: Path, capsys: pytest.CaptureFixture[str
         r"\toprule",
         r"group & n & mean & 95 \% interval & difference & 95 \% interval & p &  \\",
     ]
+    assert r"{[}1] & 2 \\" in Table(("a", "b"), [["[1]", "2"]]).as_latex(), "\\[1] would be a space between rows"
     own = r"local models=my\_net:50\%\&\$x & 4 & 55.50 & 47.65 \ldots{} 63.35 & +0.00 & -- & -- & "
     assert own in "\n".join(rows)
     assert rows[-2:] == [r"\bottomrule", r"\end{tabular}"]

@@ -130,6 +130,13 @@ def test_shards_of_a_search_are_whole_cells(table: Path, tmp_path: Path) -> None
     assert parts.with_suffix(".md").read_text() == table.with_suffix(".md").read_text()
 
 
+def test_that_a_search_does_not_count_is_said(table: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    search(table, Launcher())
+    for more, said in (([], True), (["--search"], False)):
+        assert main(["table", str(table), "--out", str(table.parent), "--dry-run", *more]) == 0
+        assert ("tuned: without --search the settings of" in capsys.readouterr().out) is said
+
+
 @pytest.mark.parametrize("stop_at", [2, 17])
 def test_a_search_that_was_stopped_goes_on_as_if_it_had_not_been(stop_at: int, table: Path, tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
