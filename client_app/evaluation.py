@@ -36,10 +36,7 @@ def evaluate(
     metrics: Sequence[str] = (),
     num_classes: int = 0,
 ) -> Evaluation:
-    """Predict ``data`` by the head and, given prototypes, by the nearest one; ``similarity`` as in `distances`.
-
-    ``num_classes`` is needed where there are ``metrics``.
-    """
+    """Predict ``data`` by the head and, given prototypes, by the nearest one; ``similarity`` as in `distances`."""
     model.eval()
     hits: dict[str, Tensor] = {}
     scores: dict[str, list[Tensor]] = {}

@@ -16,8 +16,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from protofl_common.basics.files import TensorFileError
 from protofl_common.basics.run_history import RunHistory
-from protofl_common.basics.tensorfile import TensorFileError, read_tensors, write_tensors
+from protofl_common.basics.tensorfile import read_tensors, write_tensors
 
 FORMAT = "protofl-client-state-3"
 _NAME = re.compile(r"(\d+)-(\d+)\.safetensors(\.\w+\.tmp)?")
@@ -38,8 +39,7 @@ class StateFolder:
     def __init__(self, folder: Path, name: str, run_history: RunHistory, *, wary: bool = False, use: str = "") -> None:
         self.folder, self.run_history = folder / name, run_history
         self.wary = wary  # Whether only states of the present Flower run may be removed, and never its newest
-        self.use = use
-        """The algorithm and what it exchanges: a private model must not come into the hands of one that uploads it."""
+        self.use = use  # Algorithm and exchange: no private model must come to one that uploads it
 
     @property
     def beginning(self) -> str:
@@ -51,10 +51,7 @@ class StateFolder:
         return f"{begins}, in {run}" + (f"; others of this name stay as they are: {others}" if others else "")
 
     def load(self, before: int, arch: str, device: torch.device) -> tuple[dict[str, Tensor], int] | None:
-        """The last state before the round ``before`` that counts and is not damaged, with its round; None without any.
-
-        StateError if all are damaged, or the file was written for another architecture, algorithm or exchange.
-        """
+        """The last whole state before round ``before`` that counts, with its round; StateError if none can be used."""
         key = self._last(before)
         if key is None:
             return None

@@ -15,6 +15,10 @@ from glob import escape
 from pathlib import Path
 
 
+class TensorFileError(RuntimeError):
+    """A file of tensors could not be read or written; the message says which and why."""
+
+
 @contextmanager
 def replacing(path: Path, *, private: bool = False) -> Iterator[Path]:
     """A free name beside ``path``; the file, or folder of files, that is made under it replaces ``path`` in one step.

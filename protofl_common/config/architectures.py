@@ -6,11 +6,10 @@ from typing import Any
 from protofl_common.config.python_names import LIBRARY_NETWORK, PYTHON_NAME
 
 OTHER_NETWORKS = re.compile(f"{LIBRARY_NETWORK.pattern}|{PYTHON_NAME.pattern}", re.ASCII)
-OR_ANOTHER: dict[str, Any] = {
+OR_ANOTHER: dict[str, Any] = {  # what an option may be beside the names below
     "or_like": OTHER_NETWORKS,
     "or_words": "torchvision:NAME, timm:NAME, or MODULE:CLASS of your own",
 }
-"""What an option may be beside the names below."""
 VOCABULARY = 2**14  # number of tokens of the networks for texts; 0 is padding
 BODIES: dict[str, str] = {
     "mnist-cnn": "2 conv (10, 20 channels) + 2 fc: FedProto's CNN for MNIST",

@@ -139,10 +139,8 @@ class _Division:
                 raise DataError(f"{which}: dataset {settings.dataset!r} {has}")
             pool = pool.only(self.domain)
         if settings.partition in DOMAIN_PARTITIONS and not pool.domain_names:
-            raise DataError(
-                f"partition = {settings.partition!r}: the data name no clients or domains; give them a column "
-                "'client', or choose another partition"
-            )
+            without = "the data name no clients or domains; give them a column 'client', or choose another partition"
+            raise DataError(f"partition = {settings.partition!r}: {without}")
         if settings.test_from.startswith("official") and not (self.official == 1).any():
             raise DataError(f"test-from = {settings.test_from!r}: the data mark no test samples; use split or balanced")
         return pool
@@ -185,11 +183,7 @@ class _Division:
         return Share(train, tests, validation)
 
     def _tested(self, train: Ints, tests: Ints, rng: Generator) -> Ints:
-        """The rows among ``tests`` that a client is tested on, given its training rows.
-
-        By ``test-from = "balanced"`` those of its domains, each class as often; where a class has too few, the others
-        have more; with ``test-samples`` 0 all have as many as the rarest.
-        """
+        """The rows among ``tests`` that a client is tested on; ``balanced``: of the domains of its training rows."""
         settings, labels, limit = self.settings, self.labels, self.settings.test_samples
         if settings.test_from == "official-all":
             return tests
@@ -203,19 +197,15 @@ class _Division:
         if settings.test_from == "balanced":
             tests = tests[np.isin(self.domains[tests], self.domains[train])]
             if not len(tests):
-                raise DataError(
-                    "test-from = 'balanced': a client's domain has one sample of each class, and none to test on; "
-                    "use 'split'"
-                )
+                none = "a client's domain has one sample of each class, and none to test on; use 'split'"
+                raise DataError(f"test-from = 'balanced': {none}")
             counts = np.unique(labels[tests], return_counts=True)[1]
             return tests[balanced(labels[tests], limit or len(counts) * min(counts), rng)[0]]
         tests = np.sort(tests[proportional(labels[tests], limit, rng)[0]])
         if not (len(train) and len(tests)):
-            raise DataError(
-                f"partition = {settings.partition!r}, test-from = {settings.test_from!r}: a client has {len(train)} "
-                f"training and {len(tests)} test samples; leave out classes of few samples, or use a larger "
-                "total-samples"
-            )
+            few = f"a client has {len(train)} training and {len(tests)} test samples"
+            cure = "leave out classes of few samples, or use a larger total-samples"
+            raise DataError(f"partition = {settings.partition!r}, test-from = {settings.test_from!r}: {few}; {cure}")
         return tests
 
     def _validated(self, client: int, train: Ints, rows: Ints) -> tuple[Ints, Ints]:
@@ -235,7 +225,6 @@ class _Division:
         return train[stay], train[aside]
 
     def _too_few(self, what: str) -> DataError:
-        return DataError(
-            f"partition = {self.settings.partition!r}: {what} (each needs one for training and one for testing); "
-            "use fewer clients (num-partitions), a larger total-samples or another partition"
-        )
+        cure = "use fewer clients (num-partitions), a larger total-samples or another partition"
+        each = "each needs one for training and one for testing"
+        return DataError(f"partition = {self.settings.partition!r}: {what} ({each}); {cure}")

@@ -53,7 +53,7 @@ def test_validation_figures_stand_beside_those_of_test_data(
         assert text in said
     shown = page(Run(outcome.folder))
     assert "chosen on validation data" in shown
-    assert "Dotted: the mean on the clients' validation data." in unescape(shown)
+    assert "Validation: the mean on their validation data." in unescape(shown)
     assert "<td>head, validation</td>" in shown
 
 

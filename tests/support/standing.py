@@ -40,7 +40,6 @@ class Standing:
         self.groups[part] = self.running.enter_context(process(command, env, log))
 
     def start_superlink(self) -> None:
-        """The SuperLink, with the database it had before."""
         command = ["flower-superlink", "--insecure", "--host", "127.0.0.1", "--port", str(self.port)]
         command += ["--isolation", "process", "--database", str(self.folder / "superlink.db")]
         self.start("superlink", command)
@@ -102,11 +101,9 @@ class Standing:
         assert "uccessfully started run" in output, output + self.logs()
 
     def runs(self) -> list[dict[str, Any]]:
-        """What ``flwr ls`` tells of all runs, the last one first."""
         return list(json.loads(self.flwr("ls", "here", "--format", "json"))["runs"])
 
     def status(self) -> str:
-        """Of the last run, e.g. ``finished:completed``."""
         return str(self.runs()[0]["status"])
 
     def rows(self, run: str) -> list[dict[str, Any]]:
@@ -156,7 +153,6 @@ class Standing:
         return "".join(self.flwr("log", run["run-id"], "here", "--show") for run in reversed(self.runs()))
 
     def logs(self) -> str:
-        """The last lines of every part."""
         return "\n".join(f"== {log.name}\n{log.read_text()[-2500:]}" for log in sorted(self.folder.glob("*.log")))
 
 

@@ -23,7 +23,6 @@ def corpus_of(name: str) -> Corpus:
 
 
 def few_classes(name: str, classes: int = 5) -> Corpus:
-    """The first classes of a corpus."""
     corpus = corpus_of(name)
     return Corpus(corpus.draw, (classes, *corpus.classes[1:]), per_class=6, flips=corpus.flips)
 

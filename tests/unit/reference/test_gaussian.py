@@ -16,7 +16,12 @@ from protofl_common.privacy.release import private_moments
 from protofl_common.wire.payloads import array_record
 from server_app.network.membership import FederationError
 from tests.support.attacks import values_of
+from tests.support.declaration import Declared
 from tests.support.harness import Outcome, client_of, run_config, run_federation
+
+DECLARED = Declared(
+    beside={"moments": "moments"}, trains=False, losses=(), acts={"head": "naive-bayes", "shrinkage": 1.0}
+)
 
 Numbers = NDArray[np.float64]
 C = 10

@@ -9,8 +9,7 @@ from protofl_common.config.backbones import EMBEDDED, BackboneName, parse_backbo
 
 
 def test_lists_keep_their_order_and_lose_spaces() -> None:
-    value = "scenes, glyphs ,torchvision:resnet18"
-    assert parse_backbones(value) == ("scenes", "glyphs", "torchvision:resnet18")
+    assert parse_backbones("scenes, glyphs ,torchvision:resnet18") == ("scenes", "glyphs", "torchvision:resnet18")
 
 
 @pytest.mark.parametrize(
