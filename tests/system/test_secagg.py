@@ -71,8 +71,7 @@ def test_moments_of_four_supernodes_are_those_of_one_place(tmp_path: Path) -> No
             here.start_site(f"site-{index}", index, 4, program="protofl site run")
         finish("plain", 4, **{"gaussian.revocable": True})
         finish("summed", 4, secagg=True)
-        finish("plain-again", 4)
-        finish("summed-again", 4, secagg=True)
+        finish("again", 4)
         _assert_moments(tmp_path, "plain", 0, 1, 2, 3)
         _assert_moments(tmp_path, "summed", 0, 1, 2, 3)
         assert main(["forget", str(tmp_path / "runs" / "plain"), "--site", "site-0"]) == 0
@@ -81,7 +80,7 @@ def test_moments_of_four_supernodes_are_those_of_one_place(tmp_path: Path) -> No
             here.kill(f"site-{index}")
         finish("later", 1, **{"gaussian.start-from": str(tmp_path / "runs" / "plain")})
         _assert_moments(tmp_path, "later", 0, 1, 2, 3)
-    assert seconds["summed-again"] < 2 * seconds["plain-again"]
+    assert seconds["summed"] < 2 * seconds["again"]  # the first run of all waits for imports
 
 
 def _assert_moments(folder: Path, run: str, *partitions: int) -> None:

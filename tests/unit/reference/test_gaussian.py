@@ -110,7 +110,10 @@ def at_tensor(rows: Numbers) -> Any:
     return torch.from_numpy(rows)
 
 
-@pytest.mark.parametrize("division", DIVISIONS)
+@pytest.mark.parametrize(
+    "division",
+    [pytest.param(name, marks=[pytest.mark.long] * (clients > 30)) for name, (clients, _) in DIVISIONS.items()],
+)
 def test_sums_under_secure_aggregation_are_the_same(division: str, tmp_path: Path) -> None:
     clients, settings = DIVISIONS[division]
     plain, *_ = federation(tmp_path / "plain", clients, **settings, total_samples=600)
