@@ -177,6 +177,8 @@ def test_a_run_neither_reads_nor_writes_where_it_wants_on_a_site(
         ({"download": True}, {"allow-download": True}),
         ({"backbones": "torchvision:resnet18@64"}, {"allow-backbones": "torchvision:resnet18@64"}),
         ({"backbones": "torchvision:resnet18@64"}, {"allow-backbones": "torchvision:"}),
+        ({"backbones": "package:efficientnet-lite0"}, {"allow-backbones": "package:efficientnet-lite0"}),
+        ({"backbones": "package:efficientnet-lite0@96"}, {"allow-backbones": "package:"}),
         ({"backbones": "glyphs,timm:hf-hub:any/repo"}, {"allow-backbones": "x:y, timm:hf-hub:any/repo"}),
         ({"backbones": "file:small:/srv/weights/x.json"}, {"allow-backbones": "file:small:/srv/weights/"}),
         ({"arch": "torchvision:resnet18"}, {"allow-arch": "torchvision:"}),
@@ -215,6 +217,7 @@ def test_a_run_says_of_a_sites_table_what_the_operator_says_or_nothing(key: str)
         ("file:small:/srv/x.json", "timm:,torchvision:"),
         ("timm:hf-hub:any/repo", "timm:hf-hub"),
         ("timm:resnet18", ","),
+        ("package:efficientnet-lite0@96", "package:efficientnet-lite0"),
     ],
 )
 def test_a_permission_covers_what_it_says_only(backbones: str, allowed: str) -> None:

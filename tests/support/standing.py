@@ -53,11 +53,19 @@ class Standing:
         """What runs the server's half of each run."""
         self.start("worker", ["flower-superexec", "--insecure", "--runtime-api-address", f"127.0.0.1:{self.port}"])
 
-    def start_site(self, site: str, partition: int, partitions: int, state: Path | None = None) -> None:
+    def start_site(
+        self,
+        site: str,
+        partition: int,
+        partitions: int,
+        state: Path | None = None,
+        *,
+        program: str = "flower-supernode",
+    ) -> None:
         """A SuperNode; its state is kept in ``state``, or under the federation's folder."""
         facts = f'site-name="{site}" partition-id={partition} num-partitions={partitions}'
         facts += f' state-dir="{state or self.folder / "state"}" cache-dir="{self.folder / "cache"}"'
-        command = ["flower-supernode", "--insecure", "--superlink", f"127.0.0.1:{self.port}"]
+        command = [*program.split(), "--insecure", "--superlink", f"127.0.0.1:{self.port}"]
         command += ["--host", "127.0.0.1", "--port", str(free_port()), "--node-config", facts]
         self.start(site, command)
 
