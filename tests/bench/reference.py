@@ -90,8 +90,8 @@ def _what_travels() -> Iterator[str]:
 
 def _beside_others(title: str) -> Iterator[str]:
     """An algorithm's accuracies in ``which.md``, between training alone and FedAvg."""
-    lines = (DOCS / "algorithms" / "which.md").read_text(encoding="utf-8").splitlines()
-    rows = [[cell.strip() for cell in line.split("|")[1:6]] for line in lines if line.startswith("|")]
+    first = re.search(r"(?m)(^\|.*\n)+", _written("which"))  # of its tables
+    rows = [[cell.strip() for cell in line.split("|")[1:6]] for line in first[0].splitlines()] if first else []
     yield from _table(tuple(rows[0]), (tuple(row) for row in rows if row[0] in ("Local", "FedAvg", title)))
 
 
