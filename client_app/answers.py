@@ -78,8 +78,7 @@ def _sent(content: RecordDict) -> str:
 def reason_of(error: Exception, at_site: bool, asked: str = "", private: bool = False) -> str:
     """Log ``error``, and what was ``asked``; the reason for the server: one line, nothing of a site's files.
 
-    With ``private``, under differential privacy, a site does not say of which kind an unexpected error is: single
-    samples may cause it.
+    With ``private`` (dp) a site does not say of which kind an unexpected error is: single samples may cause it.
     """
     if isinstance(error, torch.OutOfMemoryError):
         error = TrainingError(FULL)

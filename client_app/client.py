@@ -39,11 +39,7 @@ OWN_SEED = 0  # The seed with which a site with data of its own divides them: no
 
 
 class Client:
-    """Built anew for every message that it answers; nothing is read before it is needed.
-
-    SettingsError if the run configuration or this node's ``--node-config`` is wrong. RefusedMessage for a message about
-    a baseline that the run configuration does not name.
-    """
+    """Built anew for every message that it answers; nothing is read before it is needed."""
 
     def __init__(self, context: Context, message: Message | None = None) -> None:
         node, self.content = context.node_config, message.content if message else RecordDict()
@@ -113,8 +109,7 @@ class Client:
             return to_device(inputs, labels, self.data, self.device)
         key = f"{self.settings.data.dataset}-{self.name}"
         features_NF = cached_features(np.asarray(inputs), names, self.device, cache_root(self.settings.data), key)
-        labels_N = torch.from_numpy(labels.astype(np.int64)).to(self.device)
-        return split_unlabelled(features_NF.to(self.device), labels_N)
+        return split_unlabelled(features_NF.to(self.device), torch.from_numpy(labels.astype(np.int64)).to(self.device))
 
     @cached_property
     def input_shape(self) -> tuple[int, ...]:

@@ -87,11 +87,7 @@ class StateFolder:
         self._tidy(self._last(last_round + 1))
 
     def _tidy(self, start: _Key | None) -> None:
-        """Remove what is older than ``start``, and what earlier Flower runs left of rounds that do not count.
-
-        A run id that the run history does not name may be of a server that resumed this run meanwhile. Its files
-        are not removed.
-        """
+        """Remove what is older than ``start``, or of rounds that do not count; files of unknown run ids stay."""
         files, present = self._files(), self.run_history.run_id
         newest = max((key[0] for path, key in files if key[1] == present and path.suffix != ".tmp"), default=0)
         for path, (number, run_id) in files:

@@ -105,7 +105,6 @@ def _keep_former(client: Client, path: Path) -> None:
         log("WARNING", f"the model that was there stays, as {aside}")
 
 
-# -- keep-best -----------------------------------------------------------------------------------------------------
 def leave_best(evaluated: Evaluated) -> None:
     """Leave the model as that after the round before, and remove all others but that of the best round so far."""
     client = evaluated.algorithm.client

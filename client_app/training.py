@@ -209,7 +209,6 @@ def train(
     """Train the modules of ``step`` in place for ``epochs`` epochs of batches of ``batch_size`` (None: the settings').
 
     With ``local-steps`` the settings' part ends after as many batches, in the midst of an epoch or after several.
-
     Returns the mean over all samples seen of each loss term and of their ``total``. Raises TrainingError if a weight
     stops being finite, or the loss of a step that is not private.
     """

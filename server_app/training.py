@@ -11,8 +11,7 @@ from protofl_common.config.sections import MachineSettings
 from protofl_common.experiment.catalog import ServerTrainingHparams
 
 SMALL_STEP = 2**24
-"""Multiplications of a forward pass. A second thread does not make a smaller one faster (measured on CPUs), and where
-other processes use the processors, the threads wait for one another: it takes up to forty times as long."""
+"""Multiplications of a forward pass; threads make no smaller one faster, and beside other processes 40 times slower."""
 
 
 def server_device(machine: MachineSettings) -> torch.device:

@@ -17,7 +17,7 @@ from client_app import training
 from client_app.client import Client
 from client_app.data import Samples
 from client_app.evaluation import features_of
-from client_app.protections import protected_step
+from client_app.protections import protections_of
 from client_app.protections.differential_privacy import DifferentialPrivacy
 from client_app.training import Batch, Correction, FusedStep, Loss, LossTerms, Step
 from protofl_common.basics.seeding import derive_seed
@@ -110,7 +110,10 @@ class ClientAlgorithm(Generic[H]):
     def step(self, correction: Correction | None = None) -> Step:
         """The update by one batch: a protection's, where one acts on steps; fused where that is known to be right."""
         kind = FusedStep if self.of_catalog and not self.needs_gradients and correction is None else Step
-        return protected_step(self.client, kind(self.modules, self.optimizer, self.labelled_loss, correction))
+        step: Step = kind(self.modules, self.optimizer, self.labelled_loss, correction)
+        for protection in protections_of(self.client):
+            step = protection.step(step)
+        return step
 
     @property
     def of_catalog(self) -> bool:

@@ -17,8 +17,7 @@ Config = dict[str, Scalar]  # a flat configuration: of a run, or of its federati
 Section = TypeVar("Section")
 _types_of = cache(get_type_hints)
 Affects = Literal["result", "data", "name", "machine", "waiting", "display"]
-"""What a setting changes: the result; the samples themselves, but not how they are divided; the name and place of the
-results; where things are and what computes; who is waited for, and how long; what is shown."""
+"""What a setting changes: results; samples; name and place of results; where things are; who is waited for; display."""
 
 
 class SettingsError(ValueError):

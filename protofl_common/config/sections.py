@@ -11,8 +11,7 @@ from protofl_common.config.options import Affects, Scalar, keys_affecting, optio
 
 TRACKERS = ("mlflow", "tensorboard", "trackio", "wandb")  # experiment trackers (`server_app/callbacks/trackers.py`)
 FEWEST_TESTED = 20
-"""Samples of a figure under ``min-class-samples``, at least. A figure of few samples says of nearly every one whether
-the model is right on it, and a server may ask again with another model."""
+"""Samples of a figure under ``min-class-samples``, at least: one of few says of each whether the model is right."""
 DEVICE = re.compile(r"cuda:\d+|xpu(:\d+)?")
 NOISE = re.compile(r"(gaussian|laplace) \d*\.?\d+ 0*\.?\d+")
 

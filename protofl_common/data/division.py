@@ -5,6 +5,7 @@ validation part aside.
 """
 
 from dataclasses import asdict, dataclass, fields, replace
+from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
 
@@ -46,27 +47,37 @@ def client_share(
         raise DataError(f"num-partitions = {clients}: must say among how many clients the data are divided")
     if not 0 <= client < clients:
         raise DataError(f"partition-id = {client}: must be from 0 to num-partitions - 1 = {clients - 1}")
-    of_the_result = keys_affecting(type(settings), "result")  # the data's own key stands in the file's name
-    shaping = {name: value for name, value in asdict(settings).items() if key_of(name) in of_the_result}
-    key = digest(FORMAT, seed, clients, domain, shaping)
-    file = cache_root(settings) / f"{data.key}-division-{key}.npy"
+    root = cache_root(settings)
+    file = root / _name(data.key, settings, seed, clients, domain)
 
     def build() -> Share | None:
         _write(file, divide(data, settings, seed=seed, clients=clients, domain=domain))
         return _opened(file, client)
 
-    return cached(file, cache_root(settings) / data.key, lambda: _opened(file, client), build)
+    return cached(file, root / data.key, lambda: _opened(file, client), build)
+
+
+@lru_cache(maxsize=16)
+def _name(data_key: str, settings: DataSettings, seed: int, clients: int, domain: str) -> str:
+    of_the_result = keys_affecting(type(settings), "result")  # the data's own key stands in the name already
+    shaping = {name: value for name, value in asdict(settings).items() if key_of(name) in of_the_result}
+    return f"{data_key}-division-{digest(FORMAT, seed, clients, domain, shaping)}.npy"
 
 
 def _opened(file: Path, client: int) -> Share | None:
     """The client's share from the cache file, which is not read whole; None when there is none or it is damaged."""
     try:
-        saved = np.load(file, mmap_mode="r")
-        width = 2 * len(PARTS)
+        saved, width = _mapped(file, (state := file.stat()).st_mtime_ns, state.st_size), 2 * len(PARTS)
         bounds = saved[width * client : width * (client + 1)].reshape(len(PARTS), 2)
         return Share(*(np.array(saved[start:end]) for start, end in bounds))
     except (OSError, ValueError, IndexError, EOFError):
         return None
+
+
+@lru_cache(maxsize=8)
+def _mapped(file: Path, changed: int, size: int) -> Ints:
+    """The file in this state: a process that simulates many clients maps it once."""
+    return np.asarray(np.load(file, mmap_mode="r"))
 
 
 def _write(file: Path, shares: list[Share]) -> None:

@@ -221,11 +221,10 @@ class VectorsCodec(Codec):
         return {"means": value.means, "labels": value.labels, **counts}
 
     def checked(self, arrays: StateDict) -> Prototypes:
-        value = Prototypes(**arrays)
+        value, means = Prototypes(**arrays), arrays["means"]
         self.check_vectors(value.means, value.labels, self._per_class())
         if value.counts is not None and int(value.counts.min()) < 1:
             raise RefusedMessage("a count below 1")
-        means = value.means
         if self.entry.probabilities and not ((means >= 0).all() and torch.allclose(means.sum(1), ONE, atol=1e-3)):
             raise RefusedMessage(f"{self.name} that are no class probabilities")
         return value
@@ -404,7 +403,6 @@ def codec_of(name: str, entry: Entry, limits: Limits) -> Codec:
     return _CODECS[type(entry)](name, entry, limits)
 
 
-# -- arrays of a message: raw little-endian bytes, no pickle ---------------------------------------------------
 def array_record(arrays: Mapping[str, Tensor]) -> ArrayRecord:
     record = ArrayRecord()
     for name, value in arrays.items():

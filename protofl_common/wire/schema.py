@@ -65,8 +65,7 @@ class Vectors(Entry):
     """Vectors of classes, such as prototypes: [P, W] with labels [P]."""
 
     of_classes = True
-    width: Literal["features", "classes", "backbones"] = "features"
-    """W: ``feature-dim``, the number of classes (mean logits), or of the features of all frozen backbones together."""
+    width: Literal["features", "classes", "backbones"] = "features"  # W: D, C (mean logits), or all frozen features
     counts: bool = False  # the number of samples behind each vector, [P], travels too; some papers do not reveal it
     several: bool = False  # a class may have several vectors, up to ``max-prototypes-per-class``
     probabilities: bool = False  # each vector is one of class probabilities: no number is below 0, and their sum is 1

@@ -38,7 +38,7 @@ FEW, EVERY = 2000, 10  # up to so many vectors are written after each round, mor
 
 class Artifacts(Callback):
     def __init__(self) -> None:
-        self._write: Callable[[], None] | None = None
+        self._write: Callable[[], None] = lambda: None  # the last round's prototypes
 
     def on_start(self, run: Run) -> None:
         run.folder.mkdir(parents=True, exist_ok=True)
@@ -57,21 +57,16 @@ class Artifacts(Callback):
         run.files.add(MARGINS, margins_row)
         self._write = partial(_write_owned, run.folder / "client-prototypes.safetensors", sent, owned, result.number)
         if sum(map(len, sent.values())) <= FEW or result.number % EVERY == 0:
-            self._write_prototypes()
+            self._write()
 
     def on_end(self, run: Run, row: RoundRow, result: RoundResult) -> None:
-        self._write_prototypes()
+        self._write()
         facts = _division(run)
         for site, statistics in result.statistics.items():
             facts.setdefault(site, {})["train-classes"] = statistics.counts.tolist()
             if statistics.similarity is not None:
                 facts[site]["backbone-similarity"] = _numbers(statistics.similarity)
         _write_sites(run, facts)
-
-    def _write_prototypes(self) -> None:
-        if self._write is not None:
-            self._write()
-        self._write = None
 
 
 def _write_sites(run: Run, facts: Mapping[str, SiteFacts]) -> None:

@@ -167,13 +167,12 @@ def _figures(
         return of_all["correct"], means["losses"], of_all["metrics"], of_all["validation"]
     metrics = _over_clients([(report.metrics, report.test_samples) for report in reports.values()], liars)
     validation = _over_clients([(report.validation, report.validation_samples) for report in reports.values()], liars)
-    return _accuracies(reports, liars), _mean_losses(reports), metrics, validation
-
-
-def _accuracies(reports: Mapping[str, Report], liars: int) -> Accuracies:
     tested = [(report.correct, report.test_samples) for report in reports.values() if report.test_samples]
-    figures = _over_clients([({kind: hits / n for kind, hits in correct.items()}, n) for correct, n in tested], liars)
-    return {kind: figures[kind] for kind in KINDS if kind in figures}
+    shares = _over_clients([({kind: hits / n for kind, hits in correct.items()}, n) for correct, n in tested], liars)
+    weights = {site: report.train_samples for site, report in reports.items() if report.losses}
+    total = sum(weights.values())
+    losses = _sums([{k: v * weights[site] / total for k, v in reports[site].losses.items()} for site in weights])
+    return {kind: shares[kind] for kind in KINDS if kind in shares}, losses, metrics, validation
 
 
 def _over_clients(figures: list[tuple[dict[str, float], int]], liars: int) -> Accuracies:
@@ -185,13 +184,6 @@ def _over_clients(figures: list[tuple[dict[str, float], int]], liars: int) -> Ac
         for name, pairs in having.items()
         if len(pairs) > 2 * liars
     }
-
-
-def _mean_losses(reports: Mapping[str, Report]) -> dict[str, float]:
-    """Each loss term, averaged over the clients by training samples."""
-    weights = {site: report.train_samples for site, report in reports.items() if report.losses}
-    samples = sum(weights.values())
-    return _sums([{k: v * weights[site] / samples for k, v in reports[site].losses.items()} for site in weights])
 
 
 def _sums(tables: list[dict[str, float]]) -> dict[str, float]:

@@ -69,9 +69,8 @@ def check_new(settings: Settings, cards: Cards, new: Collection[str]) -> None:
     """FederationError where no client is of ``new-domain``, or none is left to train."""
     domain, domains = settings.federation.new_domain, {card.domain for card in cards.values()}
     if domain and domain not in domains:
-        raise FederationError(
-            f"new-domain = {domain!r}: no client is of it; choose one of {', '.join(sorted(domains))}"
-        )
+        choices = ", ".join(sorted(domains))
+        raise FederationError(f"new-domain = {domain!r}: no client is of it; choose one of {choices}")
     if len(new) == len(cards):
         raise FederationError(f"new-clients = {settings.federation.new_clients}: no client is left to train")
 
@@ -163,5 +162,4 @@ def explained(problems: Mapping[int, str]) -> str:
 
 def _who(names: list[str]) -> str:
     others = names.count("")
-    clients = [f"{others} client{'s' * (others > 1)}"] * (others > 0)
-    return ", ".join(in_order(name for name in names if name) + clients)
+    return ", ".join(in_order(filter(None, names)) + [f"{others} client{'s' * (others > 1)}"] * (others > 0))

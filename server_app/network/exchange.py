@@ -117,10 +117,7 @@ class MessageExchange:
             raise FederationError(f"{end}, so that {', '.join(in_order(lost))} did not answer. {cure}. {then}")
 
     def _patience(self, took: dict[str, float]) -> float:
-        """Seconds to wait: all, until ``min-replies`` sites have answered, then ``grace`` times what is usual.
-
-        Usual is the median of this exchange, or the slowest reply before of a site that is still out, if longer.
-        """
+        """Seconds to wait: all until ``min-replies``, then ``grace`` times the median, or a missing site's slowest."""
         settings = self.federation.settings.federation
         if len(took) < settings.min_replies:
             return math.inf

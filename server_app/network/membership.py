@@ -24,13 +24,12 @@ AT_ONCE = 1000  # Sites asked at a time who they are, or for the final evaluatio
 
 
 class Federation:
-    """The sites of a run, known by their own names; Flower's node ids change at every restart."""
+    """The sites of a run, or its ``baseline``, known by their own names; Flower's node ids change at every restart."""
 
     def __init__(
         self, grid: Grid, settings: Settings, run_history: RunHistory, owners: Mapping[str, int], baseline: str = ""
     ) -> None:
         self.grid, self.settings, self.run_history, self.baseline = grid, settings, run_history, baseline
-        """``baseline``: the algorithm, where these rounds are of a run's baseline; "" for the run itself."""
         self.cards: dict[str, SiteCard] = {}
         self.node_of: dict[str, int] = {}
         self.owners = dict(owners)  # Site -> its first node, whose it remains: keys tie nodes to sites
@@ -70,14 +69,10 @@ class Federation:
 
     # -- before the first round ----------------------------------------------------------------------------------
     def gather(self, expected: Iterable[str] = (), divided_among: int = 0) -> None:
-        """Wait until the wanted number of sites has connected and introduced itself (``num-clients``).
+        """Wait until enough sites have introduced themselves; FederationError where too few do, or do not fit.
 
         ``expected`` sites, those of a run that is resumed, are waited for too, but no longer than ``join-timeout``;
         its data set must be ``divided_among`` as many clients as before (0: sites bring data of their own).
-
-        FederationError if fewer than ``min-clients`` do so within ``join-timeout``, if those that cannot take part
-        (wrong settings, missing data) leave fewer, if nobody says how many to wait for, or if the sites do not fit
-        together.
         """
         deadline, absent = time.monotonic() + self.settings.federation.join_timeout, set(expected)
         while time.monotonic() < deadline:

@@ -85,7 +85,6 @@ class ServerStrategy(Generic[H]):
         sets = list(vectors_of(uploads).values())
         return merge_prototypes(sets, weighting, previous, *self.federation.bounds.prototypes) if sets else previous
 
-    # -- checkpoints ---------------------------------------------------------------------------------------------
     def present_state(self) -> dict[str, Tensor]:
         """The attributes in `state`, without copies: the next `merge` may change them."""
         return tensors_of(self, self.state)

@@ -161,7 +161,7 @@ def a_tenth(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def exact_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     """Numbers of right predictions as they are."""
-    monkeypatch.setattr(differential_privacy, "private_hits", lambda correct, *noise: correct)
+    monkeypatch.setattr(differential_privacy.release, "private_hits", lambda correct, *noise: correct)
 
 
 def no_guard_of_tables(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -69,6 +69,7 @@ def test_augmentation_keeps_shape_and_range_and_follows_its_generator() -> None:
     assert torch.equal(images, before)
 
 
+@pytest.mark.slow
 def test_a_few_steps_lower_the_loss_the_same_way_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(train, "BATCH", 20)
     state = torch.get_rng_state()

@@ -50,9 +50,9 @@ def test_own_prototypes_are_those_of_the_training_classes(tmp_path: Path, monkey
     """Of those without a test sample, too: which classes are tested is not known when a client predicts."""
     seen: list[tuple[Samples, Prototypes | None]] = []
 
-    def noted(model: SplitModel, data: Samples, batch_size: int, known: Prototypes | None, **rest: Any) -> Evaluation:
+    def noted(model: SplitModel, data: Samples, batch_size: int, known: Prototypes | None, *how: Any) -> Evaluation:
         seen.append((data, known))
-        return evaluate(model, data, batch_size, known, **rest)
+        return evaluate(model, data, batch_size, known, *how)
 
     monkeypatch.setattr("client_app.app.evaluate", noted)
     few: dict[str, Any] = {"partition": "pathological", "classes_per_client": 4, "test_samples": 2,

@@ -140,7 +140,7 @@ def test_a_damaged_file_costs_its_figures_only(damage: str, tmp_path: Path, monk
 
 @pytest.mark.parametrize(
     ("sites", "classes", "rounds"),
-    [(1, 2, 1), (3, 1, 2), pytest.param(150, 120, 3, marks=pytest.mark.long), (2, 10, 150)],
+    [(1, 2, 1), (3, 1, 2), pytest.param(150, 120, 3, marks=pytest.mark.long), (5, 10, 150)],
 )
 def test_any_size_of_run_can_be_drawn(sites: int, classes: int, rounds: int, tmp_path: Path) -> None:
     names = [f"hospital-number-{index:03d}-of-the-north" for index in range(sites)]
@@ -149,6 +149,7 @@ def test_any_size_of_run_can_be_drawn(sites: int, classes: int, rounds: int, tmp
     page = Page(write_report(folder))
     page.assert_self_contained()
     assert len(page.source) < 3e6
+    assert ("t-SNE of the prototypes" in page.figures.get("prototypes-map", "")) == (sites * classes >= 50)
 
 
 def test_the_same_run_gives_the_same_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
